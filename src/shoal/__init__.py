@@ -57,8 +57,8 @@ _HOMES = {
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
 
-_PACKAGES = ("algorithms", "backend", "fuse", "pack", "reproduce", "schedule", "testing")
-"""What else may be reached without an import of its own: `shoal.schedule.POLICIES`."""
+_PACKAGES = ("algorithms", "backends", "fuse", "pack", "reproduce", "schedule", "testing")
+"""Packages that are imported at their first use as an attribute: `shoal.schedule.POLICIES`."""
 
 __version__ = "0.1.0"
 __all__ = [

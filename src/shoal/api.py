@@ -1,4 +1,4 @@
-"""The face: `tune` starts a study, `resume` goes on with one."""
+"""The main functions of the library: `tune` starts a study, `resume` continues one."""
 
 import pickle
 import signal
@@ -41,16 +41,15 @@ from shoal.journal.check import check_study
 from shoal.journal.requests import pending
 from shoal.journal.view import JournalView
 from shoal.journal.writer import Journal
-from shoal.opaque import RUNNER, TIME_LIMIT, Command, opaque, source_files, structure
+from shoal.opaque import RUNNER, TIME_LIMIT, Command, Opaque, opaque, source_files, structure
 from shoal.paths import absolute, as_given, check_path
 from shoal.planner.grouping import Grouping
 from shoal.planner.packing.base import Packing
 from shoal.planner.packing.registry import make_packing
 from shoal.remedy import command
-from shoal.reporting.progress import progress
+from shoal.reporting.failures import check_results
+from shoal.reporting.progress import batch_text, progress, summary
 from shoal.reporting.snapshot import Snapshot, snapshot
-from shoal.reporting.study_result import check_results
-from shoal.reporting.summary import batch_text, summary
 from shoal.reporting.text import epochs_text
 from shoal.results import Study
 from shoal.schedule.base import Policy
@@ -68,7 +67,7 @@ if TYPE_CHECKING:
 __all__ = ["overridden", "resume", "tune"]
 
 _overrides: dict[str, Any] = {}
-"""Arguments of the next `tune` that the command line gives; they override those of the script."""
+"""Arguments from the command line for the next `tune`; they override those of the script."""
 
 _directories: list[Path] = []
 """Directories of the studies that this process has run, in order."""
@@ -99,36 +98,37 @@ def tune(
     """Search a space for the configuration with which a task does best.
 
     Args:
-        task: what is trained; or a function of a config that trains by itself and calls `shoal.report`, of whatever
-            framework: it has a process of its own, and budgets count its reports.
-        space: names to domains (`shoal.loguniform` ...), lists (each a choice), Optuna distributions, constants, or
+        task: Task to train; or a function of a config that trains by itself in any framework and calls `shoal.report`:
+            it has a process of its own, and budgets count its reports.
+        space: Names -> domains (`shoal.loguniform` ...), lists (each a choice), Optuna distributions, constants, or
             nested mappings of these.
-        metric: the reported value to compare trials by; `valid_loss` is always there. Or several, for `OptunaSearch`.
-        mode: "min" or "max": which end of it is good; of several metrics a list with one for each.
-        algorithm: which configurations are tried and for how long.
-        policy: which job runs where; a name in `shoal.schedule.POLICIES` or a `Policy`.
-        packing: which arrays share a process; a name in `shoal.planner.PACKINGS` or a `Packing`.
-        fuse: whether trials of one structure are trained as one model.
+        metric: Reported value to compare trials by; `valid_loss` is always there. Or several, for `OptunaSearch`.
+        mode: "min" or "max": which end of the metric is good; for several metrics a list with one for each.
+        algorithm: Search algorithm: which configurations are tried and for how long.
+        policy: Scheduling policy: a name in `shoal.schedule.POLICIES` or a `Policy`.
+        packing: Rule for arrays that share a process: a name in `shoal.planner.PACKINGS` or a `Packing`.
+        fuse: Whether trials of one structure are trained as one model.
         devices: "auto" (all GPUs, else all cores), "cpu:2", "cuda", "mig", ["cuda:0", "mig:1"]; see `discover`.
         backend: "local" (a process per job) or "inline" (in this one).
-        sharing: how jobs share a GPU: by NVIDIA's MPS ("mps"), side by side without ("plain"), or as it goes ("auto").
-        directory: of the study; by default a new one below `runs`.
-        seed: of everything that is random.
-        data_seed: of the order of samples, shared by all trials so that they can share batches; "trial" gives each
+        sharing: How jobs share a GPU: with NVIDIA's MPS ("mps"), without it ("plain"), or with MPS if possible
+            ("auto").
+        directory: Directory of the study; by default a new one below `runs`.
+        seed: Seed of everything that is random.
+        data_seed: Seed of the order of samples, shared by all trials so that they can share batches; "trial" gives each
             trial its own, and so an array of its own.
-        retries: how often a trial whose job failed is tried again.
-        checkpoint_seconds: longest wall time between two checkpoints of a running trial.
-        hang_seconds: a job that shows no progress for so long is killed and its trials are tried again; one whose steps
-            are longer is given ten times its longest step, and loading data or compiling ten times as long.
-        time_limit: seconds that a function may take for a report; then its trial has failed.
-        show_progress: on a terminal a table, elsewhere a few lines, on standard error.
+        retries: Number of retries of a trial whose job failed.
+        checkpoint_seconds: Longest wall time between two checkpoints of a running trial.
+        hang_seconds: Time without progress after which a job is killed and its trials are retried; a job with longer
+            steps is given ten times its longest step, and loading data or compiling ten times as long.
+        time_limit: Seconds between two reports of a function, after which its trial has failed.
+        show_progress: Whether to show a table on a terminal, or a few lines elsewhere, on standard error.
 
     Raises:
         StudyExistsError: the directory holds a study.
-        StudyInterrupted: stopped by Ctrl-C or SIGTERM; `resume` goes on.
+        StudyInterrupted: stopped by Ctrl-C or SIGTERM; `resume` continues the study.
         StudyFailedError: all trials failed; or five did, each by itself, of one cause, before any trial reported
             anything: then the others stay open, and `resume` tries them first.
-        ShoalError: something in the arguments or the task is wrong; the message says what.
+        ShoalError: an argument or the task is invalid; the message names it.
     """
     called = time.time()
     chosen: dict[str, Any] = {"policy": policy, "packing": packing, "devices": devices, "backend": backend}
@@ -156,7 +156,7 @@ def tune(
         "paths": [str(absolute(path)) for path in sys.path],
         "shoal": version("shoal"),
     }
-    # All that can be wrong is looked at before there is a directory.
+    # All checks run before the directory is made.
     check(
         algorithm=algorithm,
         metric=metric,
@@ -171,24 +171,18 @@ def tune(
     place = absolute(chosen["directory"] or _new_directory(str(spec["task"])))
     check_whole("retries", retries, least=0)
     check_hang_seconds(hang_seconds)
-    options = _RunOptions(
+    options = _run_options(
         Fleet(discover(chosen["devices"]), chosen["devices"]),
-        make_policy(chosen["policy"]),
-        make_packing(chosen["packing"]),
-        backend_class(chosen["backend"]),
+        chosen["policy"],
+        chosen["packing"],
+        chosen["backend"],
         chosen["sharing"],
         chosen["show_progress"],
     )
-    check_sharing(options.sharing, options.fleet.given, processes=options.backend.concurrent)
     plan = blueprint(algorithm)
     search = bound(plan, spec, Space.from_json(spec["space"]), algorithm)
     spec["totals"] = None if search.totals is None else asdict(search.totals)
-    content = pickled(task) if training is None else pickle.dumps(training)
-    spec["kept"] = is_kept(task)
-    home = type(task).__module__
-    project, files = modules_named(content, home) if training is None else source_files(training)
-    spec["project"], spec["sources"] = project and str(project), sources(files)
-    spec["batches"] = batch_text(space, own_batch_size(task)) if training is None else ""
+    content = _describe_task(spec, task, training, space)
     hand_over(DryRunRequest(spec, content, options.fleet.given, options.packing))
     with closing(Journal.create(place, spec, task=content, algorithm=plan, called=called)) as journal:
         return _run(journal, search, options)
@@ -205,37 +199,33 @@ def resume(
     show_progress: bool = True,
     accept_changes: bool = False,
 ) -> Study:
-    """Go on with a study that was stopped or killed; one that has ended is just returned.
+    """Continue a study that was stopped or killed; one that has ended is just returned.
 
-    One that has ended goes on where failed trials are to be tried again (`Study.retry`). Going on runs code that the
-    study's directory holds: the pickled task and algorithm. docs/resume.md says what else that means.
+    An ended study continues if failed trials are to be retried (`Study.retry`). Resuming runs code from the study's
+    directory: the pickled task and algorithm. docs/resume.md gives the consequences.
 
     Args:
-        directory: of the study.
-        policy: instead of the study's own.
-        packing: instead of the study's own.
-        devices: instead of the study's own, as they were last changed by `shoal devices`.
-        backend: instead of the study's own.
-        sharing: instead of the study's own.
-        show_progress: as of `tune`.
-        accept_changes: go on although files of the task were edited since the study last ran; the journal notes it.
+        directory: Directory of the study.
+        policy: Policy instead of the study's own.
+        packing: Packing instead of the study's own.
+        devices: Devices instead of the study's own, as they were last changed by `shoal devices`.
+        backend: Back end instead of the study's own.
+        sharing: Sharing instead of the study's own.
+        show_progress: As for `tune`.
+        accept_changes: Whether to continue if files of the task were edited since the study last ran; the journal notes
+            it.
 
     Raises:
-        TaskChangedError: they were, and that is not accepted; nothing is changed.
-        JournalError: there is no study, another process is running it, or its journal holds what cannot be gone on
-            with; nothing is changed.
+        TaskChangedError: files of the task were edited, and that is not accepted; nothing is changed.
+        JournalError: there is no study, another process is running it, or its journal cannot be resumed; nothing is
+            changed.
         StudyInterrupted: stopped again.
-        StudyFailedError: as of `tune`.
+        StudyFailedError: as for `tune`.
     """
     called = time.time()
     check_path(directory)
     directory = absolute(directory)
-    with JournalView.read(directory) as now:
-        if now.study.get("paused") and (pid := now.writer()) is not None:
-            raise JournalError(
-                f"the study in {directory} is paused, and process {pid} runs it; let it go on with: "
-                f"{command('study resume', now.directory)}"
-            )
+    _check_not_paused(directory)
     with closing(Journal.open(directory)) as journal:
         check_study(journal)
         spec = journal.study
@@ -244,15 +234,14 @@ def resume(
         sys.path.extend(path for path in spec["paths"] if path not in sys.path)
         search = bound(journal.blob("algorithm"), spec, journal.space)
         record = {"devices": spec["devices"], "added": [], "removed": []} | spec.get("fleet", {})
-        options = _RunOptions(
+        options = _run_options(
             Fleet(discover(devices), devices) if devices else Fleet.again(record, discover),
-            make_policy(policy or strategy_of(spec["policy"])),
-            make_packing(packing or strategy_of(spec["packing"])),
-            backend_class(backend or spec["backend"]),
+            policy or strategy_of(spec["policy"]),
+            packing or strategy_of(spec["packing"]),
+            backend or spec["backend"],
             sharing or spec["sharing"],
             show_progress,
         )
-        check_sharing(options.sharing, options.fleet.given, processes=options.backend.concurrent)
         with journal.transaction():
             journal.begin_run(called)
             if changed:
@@ -262,7 +251,7 @@ def resume(
 
 @contextmanager
 def overridden(**arguments: Any) -> Iterator[list[Path]]:
-    """Within, these arguments of `tune` count instead of what the caller gives.
+    """Within this context, these arguments override those that the caller gives to `tune`.
 
     Yields:
         The directories of the studies that are run within, the last one last; it grows.
@@ -288,6 +277,42 @@ class _RunOptions:
     show_progress: bool
 
 
+def _run_options(
+    fleet: Fleet, policy: str | Policy, packing: str | Packing, backend: str, sharing: str, show_progress: bool
+) -> _RunOptions:
+    """The options with names replaced by the objects that they stand for.
+
+    Raises:
+        ShoalError: a name is unknown, or the devices cannot be shared as `sharing` says.
+    """
+    options = _RunOptions(
+        fleet, make_policy(policy), make_packing(packing), backend_class(backend), sharing, show_progress
+    )
+    check_sharing(sharing, fleet.given, processes=options.backend.concurrent)
+    return options
+
+
+def _describe_task(spec: dict[str, Any], task: object, training: Opaque | None, space: Space) -> bytes:
+    """Add the source files and the batch size of a task to the description of its study, and pickle the task.
+
+    Args:
+        spec: Description of the study, to which entries are added.
+        task: Task as the user gave it.
+        training: Program that trains the task in a process of its own, or None for a `Task`.
+        space: Search space of the study.
+
+    Raises:
+        TaskError: the task is invalid or cannot be pickled.
+    """
+    content = pickled(task) if training is None else pickle.dumps(training)
+    spec["kept"] = is_kept(task)
+    home = type(task).__module__
+    project, files = modules_named(content, home) if training is None else source_files(training)
+    spec["project"], spec["sources"] = project and str(project), sources(files)
+    spec["batches"] = batch_text(space, own_batch_size(task)) if training is None else ""
+    return content
+
+
 def _run(journal: Journal, algorithm: Algorithm, options: _RunOptions) -> Study:
     _directories.append(as_given(journal.directory))
     remove_abandoned()
@@ -301,13 +326,13 @@ def _run(journal: Journal, algorithm: Algorithm, options: _RunOptions) -> Study:
     if spec["opaque"]:
         worker_context = replace(worker_context, runner=RUNNER)
     fleet = options.fleet
-    with closing(options.backend(worker_context)) as carrier:
+    with closing(options.backend(worker_context)) as backend:
         history = History(environment=environment())
         shared = {device.kind for _, device in fleet.given if device.is_cuda and options.backend.concurrent}
-        setting = EngineConfig(
+        config = EngineConfig(
             fleet.given,
             options.policy,
-            carrier,
+            backend,
             history,
             spec["retries"],
             OversubscriptionTuner(kinds=shared),
@@ -320,41 +345,55 @@ def _run(journal: Journal, algorithm: Algorithm, options: _RunOptions) -> Study:
         )
 
         def take() -> Snapshot:
-            return snapshot(journal, time.time(), starting=carrier.starting)
+            return snapshot(journal, time.time(), starting=backend.starting)
 
         display = progress(take, silent=not options.show_progress)
         begun = f"{epochs_text(take())} {'reports' if spec['opaque'] else 'epochs'}" if len(journal.runs()) > 1 else ""
         display.say(summary(spec, [device.name for _, device in fleet.given], as_given(journal.directory), begun))
         if spec.get("paused"):
             display.say([f"the study is paused; it goes on with: {command('study resume', journal.directory)}"])
-        engine = Engine(journal, algorithm, setting, display)
+        engine = Engine(journal, algorithm, config, display)
         engine.replay()
         try:
             with _interruptible(engine):
                 engine.run()
         except ShoalError:
             raise
-        except Exception as bug:  # of an algorithm or a policy
+        except Exception as bug:  # raised by an algorithm or a policy
             again = command("resume", journal.directory)
-            bug.add_note(f"Everything that was reported is recorded. Once this is mended, go on with: {again}")
+            bug.add_note(f"All reports are recorded. After a correction, go on with: {again}")
             raise
     check_results(journal)
     return Study(journal.directory)
 
 
-def _edits(journal: Journal, accepted: bool) -> list[Edit]:
-    """How the task was edited since the study last ran; or refuse that, before anything of the task is run.
+def _check_not_paused(directory: Path) -> None:
+    """Refuse to resume a study that is paused in a running process.
 
     Raises:
-        TaskChangedError: it was, and that is not accepted.
+        JournalError: names the process and the command that lets the study go on.
+    """
+    with JournalView.read(directory) as now:
+        if now.study.get("paused") and (pid := now.writer()) is not None:
+            raise JournalError(
+                f"the study in {directory} is paused, and process {pid} runs it; let it go on with: "
+                f"{command('study resume', now.directory)}"
+            )
+
+
+def _edits(journal: Journal, accepted: bool) -> list[Edit]:
+    """Edits of the task since the study last ran; refused, unless accepted, before any code of the task is run.
+
+    Raises:
+        TaskChangedError: the task was edited, and that is not accepted.
     """
     found = edits(journal.study.get("sources", {}))
     if found and not accepted:
         what = "\n".join(f"{edit.path}:\n{edit.text}" for edit in found)
         raise TaskChangedError(
             f"files of the task were edited since the study in {journal.directory} last ran:\n\n{what}\n\n"
-            "What trials report from now on would be of another task than what they reported before. Undo that; or go "
-            f"on with it, which the journal notes: {command('resume', journal.directory, '--accept-changes')} (in "
+            "Further reports would come from another task than the earlier ones. Undo the edits, or accept them, which "
+            f"the journal notes: {command('resume', journal.directory, '--accept-changes')} (in "
             "Python: accept_changes=True)"
         )
     return found
@@ -362,8 +401,8 @@ def _edits(journal: Journal, accepted: bool) -> list[Edit]:
 
 @contextmanager
 def _interruptible(engine: Engine) -> Iterator[None]:
-    """The first Ctrl-C or SIGTERM lets the engine save and stop; the second does what it always did."""
-    if threading.current_thread() is not threading.main_thread():  # which alone may handle signals
+    """The first Ctrl-C or SIGTERM lets the engine save and stop; the second has its usual effect."""
+    if threading.current_thread() is not threading.main_thread():  # signals need the main thread
         yield
         return
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}

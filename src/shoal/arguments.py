@@ -1,4 +1,4 @@
-"""The arguments of a study: checked, and as its journal keeps them."""
+"""The arguments of `tune`: checks, and their form in the journal."""
 
 import base64
 import copy
@@ -34,13 +34,13 @@ _PICKLED = "pickled:"
 
 
 def pickled(task: object) -> bytes:
-    """The task as workers get it.
+    """Pickle the task for the workers.
 
     Raises:
-        TaskError: it is none, cannot be pickled, its `scheduler_interval` is unknown, or its `step` takes other
+        TaskError: it is no task, cannot be pickled, its `scheduler_interval` is unknown, or its `step` takes other
             arguments than it is given.
     """
-    from shoal.task import Task, check_interval, takes_config  # torch, which a look at a table does not need
+    from shoal.task import Task, check_interval, takes_config  # imports torch, which other commands do not need
 
     if not isinstance(task, Task):
         raise TaskError(
@@ -55,7 +55,7 @@ def pickled(task: object) -> bytes:
 
 
 def is_kept(task: object) -> bool:
-    """Whether the journal keeps the definition of a task, as of what a script or a notebook defines, not its name."""
+    """Whether the pickle holds the definition of a task, as for scripts and notebooks, and not only its name."""
     while isinstance(task, functools.partial):
         task = task.func
     defined = task if hasattr(task, "__qualname__") else type(task)
@@ -63,7 +63,7 @@ def is_kept(task: object) -> bool:
 
 
 def own_batch_size(task: object) -> str | None:
-    """Name of a task that says by itself how many samples a step has; None if the config does."""
+    """Name of a task that overrides `batch_size`; None if the config gives the batch size."""
     from shoal.task import Task
 
     own = isinstance(task, Task) and type(task).batch_size is not Task.batch_size
@@ -71,7 +71,7 @@ def own_batch_size(task: object) -> str | None:
 
 
 def blueprint(algorithm: Algorithm) -> bytes:
-    """The algorithm as the journal keeps it.
+    """Pickle the algorithm for the journal.
 
     Raises:
         AlgorithmError: it serves another study already, or cannot be pickled.
@@ -82,15 +82,15 @@ def blueprint(algorithm: Algorithm) -> bytes:
 
 
 def bound(blueprint: bytes, spec: Mapping[str, Any], space: Space, given: Algorithm | None = None) -> Algorithm:
-    """The algorithm that the journal keeps, with the problem of its study.
+    """Load the algorithm from its pickle and bind it to the problem of the study.
 
     Args:
-        blueprint: as the journal keeps it.
-        spec: what the study is.
-        space: of the study.
-        given: the caller's own, just pickled to the blueprint: then it is a copy of this, whose classes, functions and
-            globals are the caller's. It is in the same state, so a resume decides alike. The object itself would be
-            spent after one study, or be pickled for the next with what it had learnt.
+        blueprint: Pickle of the algorithm.
+        spec: Description of the study.
+        space: Search space of the study.
+        given: Caller's own algorithm, just pickled to the blueprint: the result is then a copy of it, with the caller's
+            classes, functions and globals, in the same state, so that a resume decides alike. The object itself would
+            be spent after one study, or be pickled for the next with its results.
 
     Raises:
         AlgorithmError: it cannot be loaded.
@@ -100,7 +100,7 @@ def bound(blueprint: bytes, spec: Mapping[str, Any], space: Space, given: Algori
     except (Exception, SystemExit) as error:
         raise AlgorithmError(f"the algorithm of the study cannot be loaded: {_cause(error)}") from error
     if given is not None:
-        with suppress(TypeError):  # it holds what can be pickled and not copied, such as a module
+        with suppress(TypeError):  # some attributes can be pickled but not copied, such as modules
             algorithm = copy.deepcopy(given)
     shared = None if spec["data_seed"] == "trial" else spec["data_seed"]
     algorithm.bind(space, metric=spec["metric"], mode=spec["mode"], seed=spec["seed"], data_seed=shared)
@@ -108,7 +108,7 @@ def bound(blueprint: bytes, spec: Mapping[str, Any], space: Space, given: Algori
 
 
 def strategy_text(strategy: str | Policy | Packing) -> str:
-    """A policy or packing as the journal keeps it: its name, or all of an object.
+    """A policy or packing for the journal: its name, or its pickle.
 
     Raises:
         ShoalError: it cannot be pickled.
@@ -121,7 +121,7 @@ def strategy_text(strategy: str | Policy | Packing) -> str:
 
 
 def strategy_of(text: str) -> Any:
-    """The policy or packing that the journal keeps: its name, or the object.
+    """The policy or packing in the journal: its name, or the object.
 
     Raises:
         ShoalError: it cannot be loaded.
@@ -139,7 +139,7 @@ def _cause(error: BaseException) -> str:
 
 
 def single(value: object) -> object:
-    """One metric is itself, also in a list; several are a list."""
+    """A metric alone for a list of one; several metrics as a list."""
     if not isinstance(value, (list, tuple)):
         return value
     return value[0] if len(value) == 1 else list(value)
@@ -157,10 +157,10 @@ def check(
     directory: object,
     show_progress: object,
 ) -> None:
-    """Refuse arguments of `tune` that nothing else checks.
+    """Refuse invalid arguments of `tune` that no other function checks.
 
     Raises:
-        ShoalError: names the argument, its value and what it should be.
+        ShoalError: names the argument, its value and a valid one.
     """
 
     def whole(value: object) -> bool:

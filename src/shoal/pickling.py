@@ -85,6 +85,8 @@ _MOVED = {
     "shoal.cluster.device": "shoal.core.device",
     "shoal.cost.demand": "shoal.core.demand",
     "shoal.study": "shoal.results",
+    "shoal.algorithms.bracketed": "shoal.algorithms.bracket",
+    "shoal.algorithms.kde": "shoal.algorithms.bohb",
     "shoal.planner.carrying_out": "shoal.schedule.check",
     "shoal.planner.limit": "shoal.planner.partition",
     "shoal.planner.promises": "shoal.planner.planning_context",

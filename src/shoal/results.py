@@ -12,12 +12,11 @@ from shoal.journal.check import check_study
 from shoal.journal.rows import TrialRow
 from shoal.journal.view import JournalView
 from shoal.paths import absolute, check_path
-from shoal.reporting.data_frame import dataframe
 from shoal.reporting.grid import StudyGrid, study_grid
-from shoal.reporting.optuna_mirror import mirror
-from shoal.reporting.optuna_study import optuna_study
+from shoal.reporting.optuna_study import mirror, optuna_study
 from shoal.reporting.ranking import front, nobody, ranked
 from shoal.reporting.rerun import Rerun, to_rerun
+from shoal.reporting.table import dataframe
 from shoal.sources import edits
 from shoal.study import requests
 from shoal.study.device_requests import change_devices

@@ -85,9 +85,7 @@ def test_an_algorithm_serves_one_study_but_a_copy_serves_another():
     ids=["next_groups", "observe", "finished"],
 )
 def test_an_algorithm_that_is_not_bound_says_so(use):
-    with pytest.raises(
-        AlgorithmError, match=r"Random\(n=1, epochs=1, gather=\(\)\) does not know its search space yet"
-    ):
+    with pytest.raises(AlgorithmError, match=r"Random\(n=1, epochs=1, gather=\(\)\) has no search space yet"):
         use(Random(n=1, epochs=1))
 
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from shoal.algorithms.kde import Density
+from shoal.algorithms.bohb import Density
 
 NAN = float("nan")
 

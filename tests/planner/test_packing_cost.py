@@ -13,7 +13,7 @@ from shoal.planner.packing import Cost, check_groups, predicted
 from shoal.planner.packing.candidate_order import CandidateOrder
 from shoal.planner.packing.cost import local_search
 from shoal.planner.packing.prediction import makespan
-from shoal.testing.packing_contexts import packing_contexts
+from shoal.testing.strategies import packing_contexts
 
 HALF = [candidate(number, 10.0, 5.0) for number in range(8)]
 """Half of the time is fetching."""

@@ -8,7 +8,7 @@ from report_samples import row
 
 from shoal.core.errors import ShoalError
 from shoal.core.trial import Trial, TrialState
-from shoal.reporting.data_frame import dataframe
+from shoal.reporting.table import dataframe
 
 pd = pytest.importorskip("pandas")
 

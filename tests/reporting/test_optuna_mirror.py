@@ -19,7 +19,7 @@ from shoal.core.job import Job, Purpose
 from shoal.core.space import Space, choice, loguniform
 from shoal.core.trial import Budget, Decision, Report, Trial, TrialGroup, TrialState
 from shoal.journal.writer import Journal
-from shoal.reporting.optuna_mirror import mirror
+from shoal.reporting.optuna_study import mirror
 from shoal.results import Study
 
 SPACE = Space({"lr": loguniform(1e-4, 1), "act": choice(["relu", "tanh"])})

@@ -56,7 +56,7 @@ def test_each_metric_has_its_own_difference_and_one_that_is_missing_is_no_number
         pytest.param(
             replace(ROW, trial=replace(TRIAL, origin=Origin(1, 4))),
             "",
-            "trial 2 began with what trial 1 had learnt by its epoch 4",
+            "trial 2 began from the checkpoint of trial 1 at epoch 4",
             id="an heir",
         ),
         pytest.param(replace(ROW, state=TrialState.FAILED, reason="boom"), "", "trial 2 failed.*boom", id="failed"),

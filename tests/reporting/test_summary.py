@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from shoal.core.space import Space, choice, randint
-from shoal.reporting.summary import batch_text, summary
+from shoal.reporting.progress import batch_text, summary
 
 STUDY = {
     "task": "Digits",

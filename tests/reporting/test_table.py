@@ -14,10 +14,9 @@ from shoal.core.cause import Cause, causes
 from shoal.core.job import Purpose
 from shoal.core.objective import objectives
 from shoal.core.trial import Trial, TrialState
-from shoal.reporting.device_text import cause_lines, failing_json, failing_text
-from shoal.reporting.edits import Edited
+from shoal.reporting.failures import cause_lines, failing_json, failing_text
 from shoal.reporting.ranking import ranked
-from shoal.reporting.snapshot import Best, DeviceUse, Failing, JobUse
+from shoal.reporting.snapshot import Best, DeviceUse, Edited, Failing, JobUse
 from shoal.reporting.table import best_table, snapshot_json, status_table, trial_json, trials_table
 from shoal.reporting.text import best_texts, config_text, duration, edited_text, number, rate_text, rounded, shown
 

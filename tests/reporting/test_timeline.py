@@ -11,8 +11,7 @@ from shoal.core.job import Purpose
 from shoal.core.trial import Trial
 from shoal.journal.rows import JobRow
 from shoal.journal.writer import Journal
-from shoal.reporting.overview import overview
-from shoal.reporting.structures import structure_names
+from shoal.reporting.overview import overview, structure_names
 from shoal.reporting.text import key_text, numbers_text, structure_text
 from shoal.reporting.timeline import TimelineBar, draw_timeline, limit, merged
 

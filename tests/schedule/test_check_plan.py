@@ -192,7 +192,7 @@ def unshrunk():
 @pytest.mark.parametrize(
     ("policy", "message"),
     [
-        (Forgetful, "answers differently"),
+        (Forgetful, "a second call returns another plan"),
         (Lazy, "nothing is started"),
         (Greedy, "illegal"),
         (Meddling, "changed what it was given"),

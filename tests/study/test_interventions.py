@@ -36,8 +36,8 @@ from shoal.core.trial import Origin, TrialState
 from shoal.journal.requests import leave, pending
 from shoal.journal.rows import Intervention, TrialRow
 from shoal.journal.view import JournalView
-from shoal.reporting.interventions import intervention_text
 from shoal.reporting.snapshot import snapshot
+from shoal.reporting.text import intervention_text
 from shoal.results import Study
 from shoal.schedule.action import Plan
 from shoal.schedule.base import JobView

@@ -1,4 +1,4 @@
-"""What to try next, and how far."""
+"""Search algorithms: which configurations to try, and for how many epochs."""
 
 from shoal.algorithms.asha import ASHA
 from shoal.algorithms.base import Algorithm, Totals

@@ -1,4 +1,4 @@
-"""Successive halving, asynchronous."""
+"""ASHA: asynchronous successive halving."""
 
 import math
 from bisect import bisect_left, insort
@@ -23,18 +23,18 @@ __all__ = ["ASHA"]
 VARIANTS = ("promotion", "stopping")
 
 _Standing = tuple[float, int]
-"""A value, the less the better, and the number of its trial, which decides between equals."""
+"""Loss of a trial (less is better) and its number, which breaks ties."""
 
 
 @dataclass
 class _Rung:
-    """The trials that got so far.
+    """State of one rung.
 
     Args:
-        epochs: how far.
-        ranking: all of them, best first; NaN counts as the worst.
-        paused: those that may still go on, best first.
-        going: those that are to go on, in the order in which that was decided.
+        epochs: Budget of the rung.
+        ranking: All trials that reached the rung, best first; NaN counts as the worst.
+        paused: Trials that may still be promoted, best first.
+        going: Numbers of the promoted trials, in the order of the decisions.
     """
 
     epochs: int
@@ -43,7 +43,7 @@ class _Rung:
     going: deque[int] = field(default_factory=deque)
 
     def rank(self, standing: _Standing) -> int:
-        """How many are better."""
+        """Number of better trials on the rung."""
         return bisect_left(self.ranking, standing)
 
 
@@ -52,34 +52,34 @@ class ASHA(ConcurrentAlgorithm):
     """Successive halving that waits for no rung to be complete (Li et al. 2020, Algorithm 2).
 
     Trials are trained for `min_epochs`, then `eta` times as long, and so on up to `max_epochs`: these are the rungs.
-    Who goes on is decided by what is known at the time:
+    Promotions follow from the results known at the time:
 
-    - "promotion": where there is room for a trial, the best of a rung goes on if it is among its top floor(m / eta) of
-      m so far, in the highest rung that has such a one; a new trial begins if none has. A trial that is passed over
-      may be promoted later, as its rung fills.
-    - "stopping": a trial that gets to a rung goes on if it is among the top floor(m / eta) of the m that got there so
+    - "promotion": when there is room for a trial, the best trial of a rung is promoted if it is among its top floor(m /
+      eta) of m so far. The highest rung with such a trial comes first; without any, a new trial begins. A trial that is
+      passed over may be promoted later, as its rung fills.
+    - "stopping": a trial that reaches a rung is promoted if it is among the top floor(m / eta) of the m trials there so
       far, or if m is below eta; else it is stopped at once.
 
-    Beyond the paper, whose search has no last trial: when all have begun and none of them has got to the end, where NaN
-    does not count, or can go on, the best one of the highest rung does.
+    Beyond the paper, whose search has no last trial: when all trials have begun, none can be promoted, and none has
+    reached the end with a number, the best trial of the highest rung is promoted.
 
-    New trials are random, or what an Optuna sampler proposes, which models what the rungs have shown (`Projection`):
-    with "tpe" that is BOHB's model (Falkner et al. 2018) without its waiting and its random third, and with "gp"
-    MOBSTER's idea (Klein et al. 2020).
+    New trials are random, or come from an Optuna sampler that models the results of the rungs (`Projection`): with
+    "tpe" that is BOHB's model (Falkner et al. 2018) without its waiting and its random third, and with "gp" MOBSTER's
+    idea (Klein et al. 2020).
 
     Args:
-        n: number of trials.
-        max_epochs: the longest that a trial is trained; R in the paper.
-        eta: one in so many goes on.
-        min_epochs: how far all trials are trained; r in the paper.
-        concurrency: most trials that are trained at a time, whatever devices there are: the more, the fuller the
-            arrays, and the less is known when it is decided who goes on.
+        n: Number of trials.
+        max_epochs: Longest training of a trial; R in the paper.
+        eta: Reduction factor: one in `eta` trials is promoted.
+        min_epochs: Epochs of the first rung; r in the paper.
+        concurrency: Most trials in training at a time, whatever devices there are. More trials fill the arrays, but
+            leave fewer results for each promotion.
         variant: "promotion", as in the paper, or "stopping".
-        sampler: None: new trials are random. Else a name of `SAMPLERS`, or a function that makes a new Optuna sampler
-            of a seed. "nsga2" and "cmaes" breed generations, of trials that have got to the budget that is modelled;
-            as few do, they learn late.
-        gather: parameters by which each `concurrency` configurations are put in order, so that those which can be one
-            array come together; which configurations there are does not change.
+        sampler: None for random configurations, a name of `SAMPLERS`, or a function that makes a new Optuna sampler of
+            a seed. "nsga2" and "cmaes" breed generations of trials with a value at the modelled budget; few trials get
+            there, so they learn late.
+        gather: Parameters by which each `concurrency` configurations are ordered, so that those which can be one array
+            come together. The set of configurations does not change.
 
     Raises:
         AlgorithmError: a setting is no integer, out of range, no variant, or no sampler.
@@ -104,7 +104,7 @@ class ASHA(ConcurrentAlgorithm):
             check_sampler(self.sampler)
 
     def begin(self, problem: Problem) -> None:
-        """All rungs are empty.
+        """Begin with empty rungs.
 
         Raises:
             SpaceError: the sampler cannot search the space.
@@ -114,14 +114,14 @@ class ASHA(ConcurrentAlgorithm):
         budgets = milestones(self.min_epochs, self.max_epochs, self.eta)
         self._rungs = [_Rung(epochs) for epochs in budgets]
         self._projection = None if self.sampler is None else projection(problem, self.sampler, budgets, self.n)
-        self._arrived = False  # whether a trial has got to the end, and measured a number there
+        self._arrived = False  # whether a trial has measured a number at the end
 
     @property
     def totals(self) -> Totals | None:
-        """`n` trials. How many go on depends on the order in which they report: at most all of them.
+        """`n` trials. The number of promotions depends on the order of the reports: at most all trials are promoted.
 
-        At least those of synchronous successive halving go on, or of the variant "stopping" the first eta - 1 of each
-        rung, as nobody is stopped among fewer than eta.
+        The least is that of synchronous successive halving, or for the variant "stopping" the first eta - 1 trials of
+        each rung, since none of fewer than eta trials is stopped.
         """
         rungs: list[Rung] = []
         for epochs in milestones(self.min_epochs, self.max_epochs, self.eta):
@@ -132,7 +132,7 @@ class ASHA(ConcurrentAlgorithm):
         return Totals(self.n, least.least, self.n * self.max_epochs)
 
     def next_stretch(self) -> tuple[int, int] | None:
-        """Who goes on, looked for from the highest rung down; else a new trial."""
+        """A promoted trial, from the highest rung down; else a new trial."""
         for rung, above in zip(reversed(self._rungs[:-1]), reversed(self._rungs), strict=False):
             if rung.going:
                 return self._goes_on(rung.going.popleft()), above.epochs
@@ -152,25 +152,25 @@ class ASHA(ConcurrentAlgorithm):
         return bool(rung.paused) and rung.rank(rung.paused[0]) < len(rung.ranking) // self.eta
 
     def reached(self, number: int, epoch: int, value: float) -> list[Decision]:
-        """Decide on the trial, and when no trial can go on any more, on all that are left."""
+        """Decide on the trial; when no trial can be promoted any more, decide on all that are left."""
         if self._projection is not None:
             self._projection.saw(number, epoch, (value,))
         rung = next(rung for rung in self._rungs if rung.epochs == epoch)
         return self._rank(number, value, rung) + self._end()
 
     def failed(self, number: int) -> list[Decision]:
-        """Nothing more will be known of it."""
+        """Remove a failed trial from the search."""
         if self._projection is not None:
             self._projection.lost(number)
         return self._end()
 
     def _rank(self, number: int, value: float, rung: _Rung) -> list[Decision]:
-        """A trial has got to a rung."""
+        """Rank a trial on the rung that it has reached."""
         if rung is self._rungs[-1]:
             self._arrived = self._arrived or not math.isnan(value)
             return [Decision(number, TrialState.COMPLETE)]
         lost = math.isnan(value)
-        standing = (math.inf if lost else value if self.problem.mode == "min" else -value, number)
+        standing = (self.problem.loss(value), number)
         insort(rung.ranking, standing)
         if lost:
             reason = f"{self.problem.metric} is nan at epoch {rung.epochs}"
@@ -185,7 +185,7 @@ class ASHA(ConcurrentAlgorithm):
         return [self._stopped(standing, rung)]
 
     def _end(self) -> list[Decision]:
-        """When nothing is being trained and nothing can be: let one go on to the end, or stop what is left."""
+        """When no trial is in training and none can be promoted: promote one to the end, or stop all that are left."""
         if self.training or len(self.trials) < self.n or any(rung.going for rung in self._rungs):
             return []
         if any(map(self._may_promote, self._rungs)):
@@ -204,12 +204,12 @@ class ASHA(ConcurrentAlgorithm):
         places = reached // self.eta
         if places:
             on = "only the best goes on" if places == 1 else f"the best {places} go on"
-        else:  # who went on did so by what is beyond the paper
+        else:  # the promotion was the one beyond the paper
             on = f"of fewer than {self.eta} only so many go on that one gets to the end"
         reason = f"rank {rung.rank(standing) + 1} of {reached} at epoch {rung.epochs}; {on}"
         return Decision(standing[1], TrialState.STOPPED, reason)
 
     @property
     def has_paused(self) -> bool:
-        """Whether anybody on a rung may go on."""
+        """Whether a trial on a rung may still be promoted."""
         return any(rung.paused or rung.going for rung in self._rungs)

@@ -1,4 +1,4 @@
-"""The contract of an algorithm: what to try next, and how far."""
+"""The base class of search algorithms, and its contract with the engine."""
 
 import json
 import math
@@ -14,7 +14,7 @@ from shoal.core.objective import Objective, check_reported, objectives
 from shoal.core.space import Space, flatten
 from shoal.core.trial import Config, Decision, Origin, Report, Trial, TrialGroup, TrialState, derive_seed
 
-__all__ = ["Algorithm", "Problem", "Totals", "call_text", "check_trials", "check_whole"]
+__all__ = ["Algorithm", "Problem", "Totals", "call_text", "check_number", "check_trials", "check_whole"]
 
 _MOST = 10**12
 _MOST_TRIALS = 10**6
@@ -22,12 +22,12 @@ _MOST_TRIALS = 10**6
 
 @dataclass(frozen=True)
 class Totals:
-    """How much an algorithm will ask for in all, where no trial fails and none measures NaN.
+    """Trials and epochs that an algorithm requests in all, if no trial fails and none measures NaN.
 
     Args:
-        trials: how many.
-        least: epochs that they are trained at least, all of them together.
-        most: likewise, at most; equal to `least` where results decide only which trials are trained on, not how many.
+        trials: Number of trials.
+        least: Least sum of the epochs of all trials.
+        most: Greatest sum; equal to `least` if results decide only which trials are promoted, not how many.
 
     Raises:
         ValueError: there is no trial, fewer epochs than trials, or `most` is below `least`.
@@ -44,20 +44,20 @@ class Totals:
 
 @dataclass(frozen=True)
 class Problem:
-    """What a study asks of its algorithm.
+    """The search problem that a study gives its algorithm.
 
     Args:
-        space: where configurations come from.
-        metric: the reported value to compare trials by; of several, the first.
+        space: Search space.
+        metric: Name of the reported value to compare trials by; of several metrics, the first.
         mode: "min" or "max": which end of the metric is good.
-        seed: of the study; with a trial's number it determines that trial.
-        data_seed: shared by all trials; None gives every trial its own.
-        others: the other metrics, for algorithms that take several.
-        gather: parameters, named as `flatten` names them, such as "width" or "optimizer.name". Trials that agree on
-            them can be one array, so random configurations that do come one after the other.
+        seed: Seed of the study; with a trial's number it determines that trial.
+        data_seed: Data seed of all trials; None gives every trial its own.
+        others: Further metrics, for algorithms that take several.
+        gather: Parameters, named as `flatten` names them, such as "width" or "optimizer.name". Trials that agree on
+            them can be one array, so random configurations that agree come one after the other.
 
     Raises:
-        AlgorithmError: `mode` is neither "min" nor "max", or `gather` is no list of names or names what no
+        AlgorithmError: `mode` is neither "min" nor "max", or `gather` is no list of names or has a name that no
             configuration has.
     """
 
@@ -70,7 +70,7 @@ class Problem:
     gather: Sequence[str] = ()
 
     def __post_init__(self) -> None:
-        Objective(self.metric, self.mode)  # which looks at the mode
+        Objective(self.metric, self.mode)  # checks the mode
         if isinstance(self.gather, str):
             raise AlgorithmError(f"`gather` must be a list of names, got {self.gather!r}; write [{self.gather!r}]")
         if not isinstance(self.gather, Sequence) or not all(isinstance(name, str) for name in self.gather):
@@ -86,8 +86,12 @@ class Problem:
         """All metrics with their modes, the first one first."""
         return (Objective(self.metric, self.mode), *self.others)
 
+    def loss(self, value: float) -> float:
+        """A value of the first metric as a loss: less is better, and NaN is infinite."""
+        return math.inf if math.isnan(value) else self.objectives[0].loss(value)
+
     def sample(self, number: int) -> Config:
-        """The random configuration of trial `number`: a function of it and the study's seed alone."""
+        """The random configuration of trial `number`: a function of the number and the study's seed alone."""
         return self.space.sample(derive_seed(self.seed, "config", number))
 
     def samples(self, numbers: Sequence[int]) -> list[Config]:
@@ -115,7 +119,7 @@ class Problem:
         """The metric in a report; of several, the first.
 
         Raises:
-            TaskError: it is not there, or no real number.
+            TaskError: it is missing, or no real number.
         """
         return self.values(report)[0]
 
@@ -123,11 +127,11 @@ class Problem:
         """All metrics in a report.
 
         Raises:
-            TaskError: one of them is not there, or no real number.
+            TaskError: one of them is missing, or no real number.
         """
         check_reported(self.objectives, report.metrics)
         for metric in (objective.metric for objective in self.objectives):
-            if not isinstance(value := report.metrics[metric], (float, Real)):  # the first one is quick to see
+            if not isinstance(value := report.metrics[metric], (float, Real)):  # the first test is fast
                 raise TaskError(
                     f"metric {metric!r} must be a real number, but trial {report.trial} reports {value!r} at epoch "
                     f"{report.epoch}; return a number from the task, NaN where there is none"
@@ -135,14 +139,14 @@ class Problem:
         return tuple(report.metrics[objective.metric] for objective in self.objectives)
 
     def at_end(self, report: Report, target: int | None) -> float | None:
-        """What a trial has come to at the end of its stretch, NaN if it failed; None while that is not known.
+        """The metric of a trial at the end of its stretch: NaN if the trial failed, None before the end.
 
         Args:
-            report: of the trial.
-            target: the epoch up to which it is trained; None if it is not being trained.
+            report: Report of the trial.
+            target: Last epoch of the stretch; None for a trial that is not in training.
 
         Raises:
-            AlgorithmError: it is beyond that epoch.
+            AlgorithmError: the report is beyond that epoch.
             TaskError: the report of a trial that did not fail lacks the metric, whatever epoch it is.
         """
         has_failed = report.state is TrialState.FAILED
@@ -160,48 +164,48 @@ class Problem:
 class Algorithm(ABC):
     """Decides which configurations are tried and for how long.
 
-    The constructor takes the user's settings and checks them; an instance serves one study. One in `ALGORITHMS` is a
-    dataclass: the command line reads its fields `n`, and `epochs` or `max_epochs`.
+    The constructor takes the user's settings and checks them; an instance serves one study. An algorithm in
+    `ALGORITHMS` is a dataclass: the command line reads its fields `n`, and `epochs` or `max_epochs`.
 
     Calls, all from one thread:
 
     1. `tune` calls `bind` once, which calls `begin`; then it reads `totals` once.
     2. The engine reads `finished` and, while it is false, calls `next_groups` in each turn of its loop.
-    3. The engine calls `observe` with every report of a trial of the algorithm, in the order of the journal. Trials
-       that users added, or that failed and were tried again, are kept from the algorithm.
+    3. The engine calls `observe` with every report of a trial of the algorithm, in the order of the journal. It
+       withholds reports of trials that users added, or that failed and were retried.
 
-    What it may return:
+    What an algorithm may return:
 
     - Numbers of trials are given out from 0 on without gaps, each once in the study.
     - A trial is in at most one group that is still being trained. It comes again only after it was PAUSED, as the same
       `Trial` with a greater budget.
     - Every trial that is PAUSED is, in the end, either in a later group or decided on, once, as COMPLETE or STOPPED.
-    - A trial that FAILED is over without a decision and never comes again.
-    - A new trial may go on from where another one stands (`Trial.origin`) that is PAUSED when the new one is proposed,
-      or was ended then.
-    - While no trial is being trained and `finished` is false, `next_groups` returns at least one group.
+    - A trial that FAILED ends without a decision and never comes again.
+    - A new trial may start from the checkpoint of another trial (`Trial.origin`) that is PAUSED when the new one is
+      proposed, or was ended then.
+    - While no trial is in training and `finished` is false, `next_groups` returns at least one group.
 
-    What it may raise: `bind` an `AlgorithmError` or a `SpaceError`, before the study exists; `observe` an
-    `AlgorithmError` or a `TaskError`. Any exception of `next_groups` or `observe` ends the run. All that was reported
-    is recorded, and `resume` goes on.
+    Legal exceptions: `bind` raises `AlgorithmError` or `SpaceError`, before the study exists; `observe` raises
+    `AlgorithmError` or `TaskError`. Any exception of `next_groups` or `observe` ends the run. All reports are recorded
+    by then, and `resume` goes on.
 
-    A study is resumed by building the algorithm anew and repeating the recorded calls. So its groups and decisions
-    follow from its settings, what it was bound to and the reports alone: no clock, no randomness but the seed. A
-    synchronous algorithm does not even depend on the order in which the reports of different trials arrive. A report
-    may come twice; the second time it changes nothing and the answer is empty.
+    Resuming builds the algorithm anew and repeats the recorded calls. So groups and decisions must follow from the
+    settings, the arguments of `bind` and the reports alone: no clock, no randomness but the seed. A synchronous
+    algorithm does not even depend on the order in which the reports of different trials arrive. A report may come
+    twice; the second time it changes nothing and the answer is empty.
 
     `shoal.testing.check_algorithm` checks this contract.
 
-    `tune` works with a deep copy of the object that it is given, which can so be given to further studies; classes,
-    functions and globals of a script or a notebook are the caller's own, so what it prints, counts or collects in a
-    global is there afterwards, and what it sets on itself is not. `resume` works with what was pickled when the study
-    began, and what that writes to such globals reaches nobody.
+    `tune` works with a deep copy of the given object, so the object can be given to further studies. Classes, functions
+    and globals of a script or a notebook are the caller's own: what the algorithm prints, counts or collects in a
+    global is there afterwards, but attributes that it sets on itself are not. `resume` works with the pickle from the
+    beginning of the study; its writes to such globals stay invisible.
     """
 
     takes_several_metrics: ClassVar[bool] = False
-    """Whether it can compare trials by more than one metric."""
+    """Whether the algorithm can compare trials by more than one metric."""
     gather: Sequence[str] = ()
-    """Names of parameters, see `Problem`; a setting of the algorithms that try random configurations or all of them."""
+    """Names of parameters, see `Problem`; a setting of algorithms with random configurations or a grid."""
 
     _problem: Problem | None = None
 
@@ -214,14 +218,14 @@ class Algorithm(ABC):
         seed: int,
         data_seed: int | None = None,
     ) -> None:
-        """Say what is searched.
+        """Set the search problem.
 
         Args:
-            space: where configurations come from.
-            metric: the reported value to compare trials by, or several.
+            space: Search space.
+            metric: Name of the reported value to compare trials by, or several names.
             mode: "min" or "max"; of several metrics one for each.
-            seed: of the study.
-            data_seed: of the order of samples of every trial; None gives each trial its own.
+            seed: Seed of the study.
+            data_seed: Seed of the order of samples of every trial; None gives each trial its own.
 
         Raises:
             AlgorithmError: `mode` or a name in `gather` is unknown, there are more metrics than the algorithm takes, or
@@ -240,7 +244,7 @@ class Algorithm(ABC):
 
     @property
     def problem(self) -> Problem:
-        """What the study asks.
+        """The search problem of the study.
 
         Raises:
             AlgorithmError: `bind` was not called yet.
@@ -258,23 +262,23 @@ class Algorithm(ABC):
             raise AlgorithmError(f"{self!r} serves another study already; make a new one for each study")
 
     def check_bound(self) -> None:
-        """Refuse to answer before `bind`.
+        """Refuse a call before `bind`.
 
         Raises:
-            AlgorithmError: it was not called yet.
+            AlgorithmError: `bind` was not called yet.
         """
         if self._problem is None:
-            raise AlgorithmError(f"{self!r} does not know its search space yet; call bind(...) first")
+            raise AlgorithmError(f"{self!r} has no search space yet; call bind(...) first")
 
     def check_begun(self, number: int, begun: int) -> None:
         """Refuse a report of a trial that has not begun, or any before `bind`.
 
         Args:
-            number: of the trial.
-            begun: how many trials have.
+            number: Number of the trial.
+            begun: Number of trials that have begun.
 
         Raises:
-            AlgorithmError: names it.
+            AlgorithmError: the trial has not begun, or `bind` was not called yet.
         """
         self.check_bound()
         if not 0 <= number < begun:
@@ -282,17 +286,17 @@ class Algorithm(ABC):
 
     @property
     def totals(self) -> Totals | None:
-        """How many trials and epochs will be asked for in all; None where that is not known beforehand.
+        """Trials and epochs of the whole search; None if they are not known beforehand.
 
-        The study asks once, after `bind` and before `next_groups`, and keeps the answer in its journal: the progress,
-        the time left and the summary at the start of a run count against it. With None they count what has been asked
-        for so far. It is a function of the settings and the problem, not of what has been reported.
+        The study reads this once, after `bind` and before `next_groups`, and keeps it in its journal: the progress, the
+        time left and the summary at the start of a run count against it. With None they count the trials and epochs
+        requested so far. The value follows from the settings and the problem, not from reports.
         """
         return None
 
     @abstractmethod
     def begin(self, problem: Problem) -> None:
-        """Get ready to search; `bind` calls it once.
+        """Prepare the search; `bind` calls this once.
 
         Raises:
             SpaceError: the algorithm cannot search the problem's space.
@@ -300,18 +304,19 @@ class Algorithm(ABC):
 
     @abstractmethod
     def next_groups(self, free: int) -> list[TrialGroup]:
-        """What to train next; empty while there is nothing new.
+        """The next trials to train; empty while there are none.
 
         Args:
-            free: how many more trials could start now. A hint: the engine queues what is more than that.
+            free: Number of further trials that could start now. A hint: the engine queues trials beyond it.
         """
 
     @abstractmethod
     def observe(self, report: Report) -> list[Decision]:
-        """Take note of a report and say which trials, of this or of others, it ends.
+        """Process a report and return the decisions that end trials, this one or others.
 
         Args:
-            report: RUNNING after an epoch, PAUSED at the end of the budget, FAILED when the trial ended by itself.
+            report: Report that is RUNNING after an epoch, PAUSED at the end of the budget, FAILED when the trial ended
+                by itself.
 
         Raises:
             AlgorithmError: the trial is not one of this algorithm's, or is beyond its budget.
@@ -321,11 +326,11 @@ class Algorithm(ABC):
     @property
     @abstractmethod
     def finished(self) -> bool:
-        """Whether no trial is outstanding and none will come."""
+        """Whether no trial is outstanding and no further trial will come."""
 
 
 def call_text(algorithm: "Algorithm") -> str:
-    """The call that makes an algorithm, without the settings that are as by default: "Hyperband(max_epochs=9)"."""
+    """The constructor call of an algorithm, without default settings: "Hyperband(max_epochs=9)"."""
     if isinstance(algorithm, type) or not is_dataclass(algorithm):  # a class is refused later, in words
         return repr(algorithm)
     settings = {field.name: getattr(algorithm, field.name) for field in fields(algorithm) if field.init}
@@ -348,12 +353,22 @@ def check_whole(name: str, value: object, least: int = 1) -> None:
         raise AlgorithmError(f"`{name}` must be at most {_MOST}, got {reprlib.repr(value)}")
 
 
+def check_number(name: str, value: object, least: float, most: float) -> None:
+    """Check a setting that is a number, whole or not.
+
+    Raises:
+        AlgorithmError: `value` is no number from `least` to `most`.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
+        raise AlgorithmError(f"`{name}` must be a number from {least:g} to {most:g}, got {value!r}")
+
+
 def check_trials(algorithm: str, trials: int) -> None:
-    """Check how many trials an algorithm draws when it begins.
+    """Check the number of trials that an algorithm draws when it begins.
 
     Args:
-        algorithm: how it was called.
-        trials: their number.
+        algorithm: Constructor call of the algorithm, for the message.
+        trials: Number of trials.
 
     Raises:
         AlgorithmError: there are too many.

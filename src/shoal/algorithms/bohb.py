@@ -1,47 +1,52 @@
-"""Hyperband that proposes where the good configurations are dense."""
+"""BOHB: Hyperband whose configurations come from a kernel density of the good ones."""
 
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from random import Random
-from typing import final
+from typing import TYPE_CHECKING, Any, final
 
-from shoal.algorithms.base import Problem, Totals, check_whole
-from shoal.algorithms.bracket import Bracket, Rung, check_halving, totals_of
-from shoal.algorithms.bracketed import BracketedAlgorithm
+from shoal.algorithms.base import Problem, Totals, check_number, check_whole
+from shoal.algorithms.bracket import Bracket, BracketedAlgorithm, Rung, check_halving, totals_of
 from shoal.algorithms.hyperband import deepest_bracket, rungs
-from shoal.algorithms.kde import Density
 from shoal.core.domain import Choice, Domain
 from shoal.core.errors import AlgorithmError
 from shoal.core.trial import Config, Trial, derive_seed
 
-__all__ = ["BOHB", "SyncBOHB"]
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+__all__ = ["BOHB", "Density", "SyncBOHB"]
+
+_Point = Sequence[float]
+"""A configuration, D numbers: a place in [0, 1], or the position of an option; NaN for a missing parameter."""
 
 
 @dataclass(eq=False)
 class SyncBOHB(BracketedAlgorithm):
     """Hyperband's brackets one after the other, their configurations from a model (Falkner, Klein and Hutter 2018).
 
-    The model is of the longest budget at which at least `min_points` + 2 trials were measured: a density l of the best
-    of them, another one g of the others. Of `samples` draws from l, spread out by `bandwidth_factor`, the one with the
+    The model uses the longest budget at which at least `min_points` + 2 trials were measured: a density l of the best
+    of them and a density g of the others. Of `samples` draws from l, spread out by `bandwidth_factor`, the one with the
     greatest l / g is tried. Trials that failed or measured NaN are the worst of the budget they were to reach.
 
-    Spaces with parameters within options need nothing more: a configuration says nothing about parameters it lacks,
-    and lends a place at random to those.
+    Spaces with parameters within options need nothing more: a configuration adds nothing to the density of a parameter
+    it lacks, and a draw from it takes a random value for that parameter.
 
     Args:
-        max_epochs: the longest that a trial is trained.
-        eta: how many times fewer trials, and more epochs, each rung has.
-        min_epochs: how far all trials are trained.
-        brackets: how many in all; after those of one round of Hyperband, as many as None stands for, comes another.
-        random_fraction: of the trials that are random whatever the model says.
-        good_fraction: of the trials at a budget that count as good, `min_points` at least; q in the paper.
-        samples: candidates for each proposal; N_s in the paper.
-        min_points: fewest trials in either density, which may share some; None is one more than there are parameters.
-        bandwidth_factor: by which candidates spread more than the density that they come from.
-        min_bandwidth: least bandwidth of either density, all values lying between 0 and 1.
-        gather: parameters by which the random configurations of each bracket are put in order, so that those which can
-            be one array come together; which configurations a bracket has does not change.
+        max_epochs: Longest training of a trial.
+        eta: Factor by which each rung has fewer trials, and more epochs.
+        min_epochs: Epochs of the shortest first rung.
+        brackets: Number of brackets; after the brackets of one round of Hyperband comes another round. None is one
+            round.
+        random_fraction: Fraction of random trials, whatever the model proposes.
+        good_fraction: Fraction of the trials at a budget that count as good, `min_points` at least; q in the paper.
+        samples: Candidates for each proposal; N_s in the paper.
+        min_points: Fewest trials in either density, which may share some; None is one more than there are parameters.
+        bandwidth_factor: Factor by which the bandwidths are widened for the candidates.
+        min_bandwidth: Least bandwidth of either density, all values lying between 0 and 1.
+        gather: Parameters by which the random configurations of each bracket are ordered, so that those which can be
+            one array come together. The set of configurations does not change.
 
     Raises:
         AlgorithmError: a setting is no number, or out of range.
@@ -76,16 +81,14 @@ class SyncBOHB(BracketedAlgorithm):
             ("bandwidth_factor", 1e-3, 1e3),
             ("min_bandwidth", 1e-6, 1.0),
         ):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
-                raise AlgorithmError(f"`{name}` must be a number from {least:g} to {most:g}, got {value!r}")
+            check_number(name, getattr(self, name), least, most)
 
     def may_begin(self, training: int) -> bool:
-        """When the bracket before is over."""
+        """Whether the previous bracket has ended."""
         return training == 0
 
     def brackets_for(self, problem: Problem) -> Iterator[Bracket]:
-        """From the one of the most trials to the one of the longest, and again."""
+        """From the bracket with the most trials to the one with the longest, and again."""
         began: list[Bracket] = []
         first = 0
         for table in self._tables():
@@ -107,7 +110,9 @@ class SyncBOHB(BracketedAlgorithm):
             yield rungs(self.max_epochs, self.eta, deepest - index % (deepest + 1), self.min_epochs)
 
     def _proposed(self, problem: Problem, numbers: range, began: Sequence[Bracket]) -> list[Trial]:
-        """Trials of configurations from the model, or random ones where there is none and for a part of them."""
+        """Trials with configurations from the model; random ones without a model, and for `random_fraction` of the
+        trials.
+        """
         model = self._model(problem, began)
         configs: dict[int, Config] = {}
         if model is not None:
@@ -120,7 +125,7 @@ class SyncBOHB(BracketedAlgorithm):
         return [problem.trial(number, configs[number]) for number in numbers]
 
     def _model(self, problem: Problem, began: Sequence[Bracket]) -> "_Model | None":
-        """Of the longest budget that was measured often enough (Falkner et al. 2018, Algorithm 2 and equation 4)."""
+        """A model of the longest budget with enough measurements (Falkner et al. 2018, Algorithm 2 and equation 4)."""
         axes = _Axes(problem)
         least = axes.count + 1 if self.min_points is None else self.min_points
         measured: dict[int, list[tuple[float, int, Config]]] = {}
@@ -128,7 +133,7 @@ class SyncBOHB(BracketedAlgorithm):
             config_of = {trial.number: trial.config for trial in bracket.trials}
             for epochs, results in bracket.results.items():
                 measured.setdefault(epochs, []).extend(
-                    (_loss(value, problem.mode), number, config_of[number]) for number, value in results.items()
+                    (problem.loss(value), number, config_of[number]) for number, value in results.items()
                 )
         known = {epochs: trials for epochs, trials in measured.items() if len(trials) >= least + 2}
         if not known:
@@ -148,13 +153,13 @@ class SyncBOHB(BracketedAlgorithm):
 class BOHB(SyncBOHB):
     """`SyncBOHB` whose next bracket begins as soon as fewer than `concurrency` trials are to be trained.
 
-    So no device waits for the last trials of a bracket. A rung still waits for all of its own, and the model knows
-    those trials that were measured when a bracket begins; Falkner et al. 2018, section 3.4, who ask it anew for each
-    trial of a bracket, as workers become free. Here a bracket begins whole, and its trials can be fused.
+    So no device waits for the last trials of a bracket. A rung still waits for all its trials, and the model uses the
+    trials measured when a bracket begins. Falkner et al. 2018, section 3.4, ask the model anew for each trial of a
+    bracket, as workers become free; here a bracket begins whole, so that its trials can be fused.
 
     Args:
-        concurrency: trials to be trained below which the next bracket begins; about as many as the devices train at a
-            time. All other settings are those of `SyncBOHB`.
+        concurrency: Number of trials to be trained below which the next bracket begins; about as many as the devices
+            train at a time. All other settings are those of `SyncBOHB`.
 
     Raises:
         AlgorithmError: a setting is no number, or out of range.
@@ -167,15 +172,15 @@ class BOHB(SyncBOHB):
         check_whole("concurrency", self.concurrency)
 
     def may_begin(self, training: int) -> bool:
-        """When fewer than `concurrency` trials are to be trained."""
+        """Whether fewer than `concurrency` trials are to be trained."""
         return training < self.concurrency
 
 
 class _Axes:
-    """The parameters of a space that have more than one value, as dimensions of a density.
+    """The parameters of a space with more than one value, as dimensions of a density.
 
     Args:
-        problem: whose space.
+        problem: Search problem with the space.
     """
 
     def __init__(self, problem: Problem) -> None:
@@ -186,11 +191,11 @@ class _Axes:
 
     @property
     def count(self) -> int:
-        """How many there are; d in the paper."""
+        """Number of dimensions; d in the paper."""
         return len(self.options)
 
     def point(self, config: Config) -> list[float]:
-        """Where a configuration lies."""
+        """The point of a configuration."""
         point = [math.nan] * self.count
         for path, (domain, value) in self.space.parameters(config).items():
             if path in self.dimension:
@@ -198,23 +203,100 @@ class _Axes:
         return point
 
 
+@final
+class Density:
+    """The mean of one product kernel around each point (Falkner et al. 2018, section 3.2).
+
+    In a continuous dimension the kernel is a normal density cut off at 0 and 1; in one of c options it is that of
+    Aitchison and Aitken 1976: 1 - h for equal options, h / (c - 1) for different ones. For a point without a parameter,
+    the kernel of that parameter is 1, or 1 / c.
+
+    Bandwidths follow the normal reference rule, h = 1.06 sigma n^(-1 / (4 + D)) for n points that have the parameter.
+    For options, sigma^2 is half the probability that two draws from the points differ: for two options that is their
+    variance as 0 and 1, and it does not depend on the order of the options.
+
+    Args:
+        points: N points, at least one.
+        options: Number of options in each of the D dimensions, 0 for a continuous one.
+        least: Least bandwidth.
+    """
+
+    def __init__(self, points: Sequence[_Point], options: Sequence[int], least: float) -> None:
+        import numpy as np
+
+        self._points = np.asarray(points, dtype=float).reshape(len(points), len(options))
+        self._options = options
+        scale = 1.06
+        self.bandwidths: list[float] = []
+        """Bandwidth of each dimension."""
+        for column, count in zip(self._points.T, options, strict=True):
+            own = column[~np.isnan(column)]
+            sigma = (_spread(own, count) if count else float(own.std())) if len(own) else 0.0
+            bandwidth = max(scale * sigma * max(len(own), 1) ** (-1 / (4 + len(options))), least)
+            self.bandwidths.append(min(bandwidth, _flat(count)) if count else bandwidth)
+
+    def log(self, points: Sequence[_Point]) -> "NDArray[Any]":
+        """The logarithm of the density at M points. Shape [M]."""
+        import numpy as np
+
+        at = np.asarray(points, dtype=float).reshape(len(points), len(self._options))
+        total = np.zeros((len(at), len(self._points)))
+        for dimension, (count, width) in enumerate(zip(self._options, self.bandwidths, strict=True)):
+            centres, values = self._points[:, dimension], at[:, dimension, None]
+            if count:
+                differ = math.log(width / (count - 1)) if count > 1 else 0.0
+                kernel = np.where(values == centres, math.log1p(-width) if count > 1 else 0.0, differ)
+                unknown = -math.log(count)
+            else:
+                inside = [_normal((1 - centre) / width) - _normal(-centre / width) for centre in centres]
+                kernel = -0.5 * ((values - centres) / width) ** 2 - np.log(
+                    np.sqrt(2 * np.pi) * width * np.array(inside)
+                )
+                unknown = 0.0
+            kernel = np.where(np.isnan(centres), unknown, kernel)
+            total += np.where(np.isnan(values), 0.0, kernel)
+        greatest = total.max(axis=1)
+        result: NDArray[Any] = greatest + np.log(np.exp(total - greatest[:, None]).mean(axis=1))
+        return result
+
+    def centre(self, rng: Random) -> list[float]:
+        """One of the points."""
+        chosen: list[float] = self._points[rng.randrange(len(self._points))].tolist()
+        return chosen
+
+    def near(self, centre: _Point, dimension: int, factor: float, rng: Random) -> float:
+        """One coordinate of a draw from the kernel around a point, with the bandwidth times a factor."""
+        own, count = centre[dimension], self._options[dimension]
+        width = factor * self.bandwidths[dimension]
+        if math.isnan(own):
+            return rng.randrange(count) if count else rng.random()
+        if count:
+            if rng.random() >= min(width, _flat(count)):
+                return own
+            other = rng.randrange(count - 1)
+            return other + (other >= own)
+        while not 0 <= (value := rng.gauss(own, width)) <= 1:
+            pass
+        return value
+
+
 @dataclass(frozen=True)
 class _Model:
-    """Where the good configurations are dense, and where the bad."""
+    """Densities of the good and of the bad configurations."""
 
     axes: _Axes
     good: Density
     bad: Density
 
     def proposal(self, samples: int, factor: float, rng: Random) -> Config:
-        """The one of several candidates at which the good are densest beside the bad."""
+        """The candidate with the greatest ratio of the good density to the bad one."""
         candidates = [self._candidate(factor, rng) for _ in range(samples)]
         points = [self.axes.point(config) for config in candidates]
         ratios = self.good.log(points) - self.bad.log(points)
         return candidates[int(ratios.argmax())]
 
     def _candidate(self, factor: float, rng: Random) -> Config:
-        """Near one of the good."""
+        """A configuration near one of the good ones."""
         centre = self.good.centre(rng)
 
         def pick(path: str, domain: Domain) -> object:
@@ -226,6 +308,19 @@ class _Model:
         return self.axes.space.draw(pick)
 
 
-def _loss(value: float, mode: str) -> float:
-    """The less the better; NaN is the worst."""
-    return math.inf if math.isnan(value) else value if mode == "min" else -value
+def _spread(positions: "NDArray[Any]", count: int) -> float:
+    """Sigma of the positions of options."""
+    import numpy as np
+
+    shares = np.bincount(positions.astype(int), minlength=count) / len(positions)
+    return math.sqrt((1 - float((shares**2).sum())) / 2)
+
+
+def _flat(count: int) -> float:
+    """The bandwidth at which all `count` options are equally likely."""
+    return (count - 1) / count
+
+
+def _normal(z: float) -> float:
+    """The cumulative normal distribution."""
+    return 0.5 * math.erfc(-z / math.sqrt(2))

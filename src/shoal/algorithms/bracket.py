@@ -1,41 +1,42 @@
-"""Synchronous successive halving: trials climb from rung to rung, fewer and longer each time."""
+"""Brackets of synchronous successive halving, and the base class of the algorithms that run them."""
 
 import math
+from abc import abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from shoal.algorithms.base import Problem, Totals, check_whole
+from shoal.algorithms.base import Algorithm, Problem, Totals, check_whole
 from shoal.core.errors import AlgorithmError
 from shoal.core.trial import Budget, Decision, Report, Trial, TrialGroup, TrialState
 
-__all__ = ["Bracket", "Rung", "check_halving", "milestones", "totals_of"]
+__all__ = ["Bracket", "BracketedAlgorithm", "Rung", "check_halving", "milestones", "totals_of"]
 
 
 @dataclass(frozen=True)
 class Rung:
-    """How many trials are trained how far, counted from their start."""
+    """Number of trials on a rung, and their epochs counted from the start of each trial."""
 
     trials: int
     epochs: int
 
 
 class Bracket:
-    """One run of successive halving (Jamieson and Talwalkar 2016), with the sizes and budgets of its rungs given.
+    """One run of successive halving (Jamieson and Talwalkar 2016), with given sizes and budgets of its rungs.
 
     When every trial of a rung is PAUSED or FAILED, the best are promoted: as many as the next rung has places, whatever
     has failed, but none whose metric is NaN. Equal metrics are ranked by the trial's number. On the last rung each
     trial is COMPLETE as soon as it gets there.
 
     Args:
-        name: of its groups.
-        rungs: with fewer trials and more epochs from one to the next.
-        trials: those of the first rung.
-        problem: says what is good.
+        name: Name of the bracket's groups.
+        rungs: Rungs with fewer trials and more epochs from one to the next.
+        trials: Trials of the first rung.
+        problem: Search problem of the study.
     """
 
     results: dict[int, dict[int, float]]
-    """Epochs of a rung -> number of a trial that is done with it -> its metric there; NaN if it failed on the way."""
+    """Epochs of a rung -> number of a trial that has reached it -> its metric there; NaN if it failed on the way."""
 
     def __init__(self, name: str, rungs: Sequence[Rung], trials: Sequence[Trial], problem: Problem) -> None:
         self.trials = tuple(trials)
@@ -52,7 +53,7 @@ class Bracket:
 
     @property
     def training(self) -> int:
-        """How many trials have still to get to the rung that is next."""
+        """Number of trials that have not reached the next rung."""
         return len(self._undecided) - len(self._values)
 
     @property
@@ -61,7 +62,7 @@ class Bracket:
         return not self._undecided
 
     def next_group(self) -> TrialGroup | None:
-        """The trials of a rung that has just been reached; None after that."""
+        """The trials of a rung that has just been reached, once; else None."""
         if self._emitted or self.finished:
             return None
         self._emitted = True
@@ -73,11 +74,11 @@ class Bracket:
         return TrialGroup(tuple(self._undecided.values()), Budget(epochs), name, epochs_ahead=ahead, work_ahead=work)
 
     def observe(self, report: Report) -> list[Decision]:
-        """Take note of a report of one of its trials, and say which trials that ends.
+        """Process a report of a trial of the bracket, and return the decisions that follow.
 
         Raises:
             AlgorithmError: the trial is beyond its budget.
-            TaskError: the report lacks the metric; also if it is not the last of its rung, so that a misspelt name
+            TaskError: the report lacks the metric; also before the last epoch of the rung, so that a misspelt name
                 costs one epoch.
         """
         number, budget = report.trial, self._budgets[self._rung]
@@ -123,18 +124,79 @@ class Bracket:
         return decisions
 
     def _ranking(self) -> tuple[list[int], list[int]]:
-        """The trials that measured a number, best first, and those that measured NaN."""
-        sign = 1 if self._problem.mode == "min" else -1
+        """Numbers of the trials that measured a number, best first, and of those that measured NaN."""
         lost = sorted(number for number, value in self._values.items() if math.isnan(value))
         measured = self._values.keys() - lost
-        return sorted(measured, key=lambda number: (sign * self._values[number], number)), lost
+        return sorted(measured, key=lambda number: (self._problem.loss(self._values[number]), number)), lost
+
+
+class BracketedAlgorithm(Algorithm):
+    """Base class of algorithms that run independent brackets; a subclass decides which ones, and when each begins.
+
+    A rung is requested whole, whatever devices are free: more trials at once fill the arrays.
+    """
+
+    @abstractmethod
+    def brackets_for(self, problem: Problem) -> Iterable[Bracket]:
+        """All brackets of a study, their trials numbered from 0 on without gaps; called once.
+
+        The next bracket is taken when it may begin, so a generator can use the results of earlier brackets.
+        """
+
+    def may_begin(self, training: int) -> bool:
+        """Whether the next bracket may begin while `training` trials are to be trained; by default all may."""
+        return True
+
+    def begin(self, problem: Problem) -> None:
+        """Begin the first bracket, and all that may begin beside it."""
+        self._coming = iter(self.brackets_for(problem))
+        self._all_began = False
+        self._brackets: list[Bracket] = []
+        self._home: dict[int, Bracket] = {}
+        self._begin_brackets()
+        self._at_once = self._all_began
+
+    def _begin_brackets(self) -> None:
+        while not self._all_began and self.may_begin(sum(bracket.training for bracket in self._brackets)):
+            bracket = next(self._coming, None)
+            if bracket is None:
+                self._all_began = True
+            else:
+                self._brackets.append(bracket)
+                self._home |= {trial.number: bracket for trial in bracket.trials}
+
+    @property
+    def totals(self) -> Totals | None:
+        """Sums over all brackets if all begin at once; an algorithm with later brackets overrides this."""
+        self.check_bound()
+        return totals_of(bracket.rungs for bracket in self._brackets) if self._at_once else None
+
+    def next_groups(self, free: int) -> list[TrialGroup]:
+        """The rungs reached since the last call, each whole."""
+        self.check_bound()
+        return [group for bracket in self._brackets if (group := bracket.next_group()) is not None]
+
+    def observe(self, report: Report) -> list[Decision]:
+        """Decisions on the trials of at most one rung, see `Bracket`."""
+        self.check_bound()
+        if report.trial not in self._home:
+            raise AlgorithmError(f"trial {report.trial} is unknown; {self!r} has the trials 0 to {len(self._home) - 1}")
+        decisions = self._home[report.trial].observe(report)
+        self._begin_brackets()
+        return decisions
+
+    @property
+    def finished(self) -> bool:
+        """Whether every trial of every bracket has ended."""
+        self.check_bound()
+        return self._all_began and all(bracket.finished for bracket in self._brackets)
 
 
 def totals_of(tables: Iterable[Sequence[Rung]]) -> Totals:
-    """Trials and epochs of brackets, summed.
+    """Sums of the trials and epochs of brackets.
 
     Args:
-        tables: the rungs of each.
+        tables: Rungs of each bracket.
     """
     trials = epochs = 0
     for rungs in tables:

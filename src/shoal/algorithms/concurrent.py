@@ -1,4 +1,4 @@
-"""Algorithms that decide on one trial at a time, as it reports."""
+"""The base class of algorithms that decide on each trial when it reports."""
 
 from abc import abstractmethod
 
@@ -9,7 +9,7 @@ __all__ = ["ConcurrentAlgorithm"]
 
 
 class ConcurrentAlgorithm(Algorithm):
-    """Trains at most `concurrency` trials at a time, `n` in all; who is next is all that such algorithms differ in.
+    """Trains at most `concurrency` trials at a time, `n` in all; a subclass decides which trial is next.
 
     The groups of one call are the trials that train up to the same epoch, the longest first.
     """
@@ -18,29 +18,29 @@ class ConcurrentAlgorithm(Algorithm):
     concurrency: int
 
     def begin(self, problem: Problem) -> None:
-        """Nothing has been tried yet."""
+        """Begin without trials."""
         self.trials: list[Trial] = []
-        """All that have begun, by number."""
+        """All trials that have begun, by number."""
         self.training: dict[int, int] = {}
-        """Number of a trial that is being trained -> the epoch up to which."""
+        """Number of each trial in training -> its target epoch."""
         self._drawn: dict[int, Config] = {}
 
     @abstractmethod
     def next_stretch(self) -> tuple[int, int] | None:
-        """The number of a trial, and the epoch up to which it is to be trained; None while there is nothing new."""
+        """Number and target epoch of the next trial to train; None while there is none."""
 
     @abstractmethod
     def reached(self, number: int, epoch: int, value: float) -> list[Decision]:
-        """A trial has got to the end of its stretch; `value` may be NaN. It is not being trained any more."""
+        """Decide after a trial has reached its target epoch and left training; `value` may be NaN."""
 
     def failed(self, number: int) -> list[Decision]:
-        """A trial has ended by itself."""
+        """Decide after a trial has failed."""
         return []
 
     @property
     @abstractmethod
     def has_paused(self) -> bool:
-        """Whether a trial that is not being trained may go on."""
+        """Whether a trial that is not in training may be trained further."""
 
     def begin_trial(self, config: Config | None = None) -> int:
         """The number of a new trial; its configuration is random unless given."""
@@ -49,14 +49,16 @@ class ConcurrentAlgorithm(Algorithm):
         return number
 
     def _random(self, number: int) -> Config:
-        """Drawn for as many trials at once as are trained at a time, for only those can begin in one array."""
+        """A configuration drawn together with those of the next `concurrency` trials, since only these can begin in one
+        array.
+        """
         if number not in self._drawn:
             numbers = range(number, min(number + self.concurrency, self.n))
             self._drawn = dict(zip(numbers, self.problem.samples(numbers), strict=True))
         return self._drawn[number]
 
     def next_groups(self, free: int) -> list[TrialGroup]:
-        """Who is next, while fewer than `concurrency` are trained."""
+        """The next trials, while fewer than `concurrency` are in training."""
         self.check_bound()
         stretches: dict[int, list[int]] = {}
         while len(self.training) < self.concurrency and (stretch := self.next_stretch()) is not None:
@@ -69,7 +71,7 @@ class ConcurrentAlgorithm(Algorithm):
         ]
 
     def observe(self, report: Report) -> list[Decision]:
-        """Take note of a report; one in the midst of a stretch, or of a trial that is not being trained, says nothing.
+        """Process a report; one before the end of a stretch, or of a trial that is not in training, decides nothing.
 
         Raises:
             AlgorithmError: the trial is unknown, or beyond its budget.

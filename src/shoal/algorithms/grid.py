@@ -4,8 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from shoal.algorithms.base import Problem, check_whole
-from shoal.algorithms.bracket import Bracket, Rung
-from shoal.algorithms.bracketed import BracketedAlgorithm
+from shoal.algorithms.bracket import Bracket, BracketedAlgorithm, Rung
 
 __all__ = ["Grid"]
 
@@ -15,8 +14,8 @@ class Grid(BracketedAlgorithm):
     """Trains every point of the discrete choices of a space to the end; the space's last parameter changes fastest.
 
     Args:
-        epochs: that each trial is trained.
-        gather: parameters by which the points are put in order, so that those which can be one array come together.
+        epochs: Epochs of each trial.
+        gather: Parameters by which the points are ordered, so that those which can be one array come together.
 
     Raises:
         AlgorithmError: `epochs` is no integer of at least 1.
@@ -29,6 +28,6 @@ class Grid(BracketedAlgorithm):
         check_whole("epochs", self.epochs)
 
     def brackets_for(self, problem: Problem) -> list[Bracket]:
-        """One, with a single rung."""
+        """One bracket with a single rung."""
         trials = [problem.trial(number, config) for number, config in enumerate(problem.gathered(problem.space.grid()))]
         return [Bracket("grid", [Rung(len(trials), self.epochs)], trials, problem)]

@@ -1,11 +1,10 @@
-"""Hyperband, synchronous."""
+"""Hyperband, with synchronous brackets."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from shoal.algorithms.base import Problem, check_trials, check_whole
-from shoal.algorithms.bracket import Bracket, Rung
-from shoal.algorithms.bracketed import BracketedAlgorithm
+from shoal.algorithms.bracket import Bracket, BracketedAlgorithm, Rung
 from shoal.core.errors import AlgorithmError
 
 __all__ = ["Hyperband", "deepest_bracket", "rungs"]
@@ -16,15 +15,15 @@ class Hyperband(BracketedAlgorithm):
     """Runs successive halving at every trade-off between many trials and long ones (Li et al. 2018, Algorithm 1).
 
     Bracket s begins with many trials, trained about `max_epochs` / `eta`^s epochs; the best of each rung, about one in
-    `eta`, go on from their checkpoints, and the last reach `max_epochs`. Every bracket costs about the same.
+    `eta`, continue from their checkpoints, and the last reach `max_epochs`. Every bracket costs about the same.
 
     Args:
-        max_epochs: the longest that a trial is trained; R in the paper.
-        eta: how many times fewer trials, and more epochs, each rung has.
-        brackets: how many of the floor(log_eta(R)) + 1 brackets to run, beginning with the one of the most trials;
-            None is all. 1 is plain successive halving.
-        gather: parameters by which the configurations of each bracket are put in order, so that those which can be one
-            array come together; which configurations a bracket has does not change.
+        max_epochs: Longest training of a trial; R in the paper.
+        eta: Factor by which each rung has fewer trials, and more epochs.
+        brackets: Number of the floor(log_eta(R)) + 1 brackets to run, beginning with the one of the most trials; None
+            is all. 1 is plain successive halving.
+        gather: Parameters by which the configurations of each bracket are ordered, so that those which can be one array
+            come together. The set of configurations does not change.
 
     Raises:
         AlgorithmError: a setting is no integer, or out of range.
@@ -53,7 +52,7 @@ class Hyperband(BracketedAlgorithm):
         check_trials(repr(self), sum(rungs(self.max_epochs, self.eta, s)[0].trials for s in self._depths()))
 
     def brackets_for(self, problem: Problem) -> list[Bracket]:
-        """From the one of the most trials to the one of the longest."""
+        """From the bracket with the most trials to the one with the longest."""
         brackets: list[Bracket] = []
         first = 0
         for s in self._depths():
@@ -64,7 +63,7 @@ class Hyperband(BracketedAlgorithm):
         return brackets
 
     def _depths(self) -> range:
-        """How often each bracket halves its trials, from the one of the most."""
+        """Number of halvings of each bracket, from the one with the most trials."""
         deepest = deepest_bracket(self.max_epochs, self.eta)
         count = deepest + 1 if self.brackets is None else self.brackets
         return range(deepest, deepest - count, -1)

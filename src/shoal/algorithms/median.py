@@ -1,4 +1,4 @@
-"""Random search that stops what is worse than the middle."""
+"""Random search with the median stopping rule."""
 
 import math
 from bisect import insort
@@ -16,21 +16,21 @@ __all__ = ["Median"]
 
 @dataclass(eq=False)
 class Median(ConcurrentAlgorithm):
-    """Stops a trial whose best value so far is worse than the median of what the others had on average by then.
+    """Stops a trial whose best value so far is worse than the median of the running means of the other trials.
 
-    The median stopping rule of Golovin et al. 2017, section 3.2.2, asked every `interval` epochs: a trial is stopped if
-    its best value up to there is worse than the median, over all other trials that got so far, of the mean of their
-    values up to there. NaN ends a trial at once, and counts as the worst for the others.
+    The median stopping rule of Golovin et al. 2017, section 3.2.2, applied every `interval` epochs: a trial is stopped
+    if its best value so far is worse than the median, over all other trials that reached this epoch, of the mean of
+    their values so far. NaN ends a trial at once, and counts as the worst for the others.
 
     Args:
-        n: number of trials, of random configurations.
-        epochs: that each is trained unless it is stopped.
-        interval: epochs from one decision to the next.
-        grace: epochs for which no trial is stopped.
-        least: other trials that must have got as far before one is stopped.
-        concurrency: most trials that are trained at a time, whatever devices there are.
-        gather: parameters by which each `concurrency` configurations are put in order, so that those which can be one
-            array come together; which configurations there are does not change.
+        n: Number of trials, of random configurations.
+        epochs: Epochs of each trial that is not stopped.
+        interval: Epochs from one decision to the next.
+        grace: First epoch at which a trial may be stopped.
+        least: Number of other trials that must have reached an epoch before a trial is stopped there.
+        concurrency: Most trials in training at a time, whatever devices there are.
+        gather: Parameters by which each `concurrency` configurations are ordered, so that those which can be one array
+            come together. The set of configurations does not change.
 
     Raises:
         AlgorithmError: a setting is no integer, or out of range.
@@ -51,10 +51,10 @@ class Median(ConcurrentAlgorithm):
             raise AlgorithmError(f"`grace` must be at most `epochs`, {self.epochs}, got {self.grace}")
 
     def begin(self, problem: Problem) -> None:
-        """Nothing has been measured yet."""
+        """Begin without measurements."""
         super().begin(problem)
-        self._values: dict[int, list[float]] = defaultdict(list)  # the less the better; NaN is inf
-        self._means: dict[int, list[float]] = defaultdict(list)  # epoch -> of all trials that got there, rising
+        self._values: dict[int, list[float]] = defaultdict(list)  # losses; inf for NaN
+        self._means: dict[int, list[float]] = defaultdict(list)  # epoch -> means of all trials there, ascending
         self._going: deque[tuple[int, int]] = deque()
 
     @property
@@ -64,16 +64,16 @@ class Median(ConcurrentAlgorithm):
         return Totals(self.n, self.n * first, self.n * self.epochs)
 
     def next_stretch(self) -> tuple[int, int] | None:
-        """Who goes on, in the order in which that was decided; else a new trial."""
+        """The trial whose turn it is to be trained further; else a new trial."""
         if self._going:
             return self._going.popleft()
         return (self.begin_trial(), min(self.interval, self.epochs)) if len(self.trials) < self.n else None
 
     def reached(self, number: int, epoch: int, value: float) -> list[Decision]:
         """Compare the trial with the others."""
-        sign = 1 if self.problem.mode == "min" else -1
+        loss = self.problem.loss
         values = self._values[number]
-        values.append(math.inf if math.isnan(value) else sign * value)
+        values.append(loss(value))
         others = self._means[epoch]
         middle = _middle(others) if len(others) >= self.least else math.inf
         count = len(others)
@@ -84,8 +84,8 @@ class Median(ConcurrentAlgorithm):
             return [Decision(number, TrialState.STOPPED, f"{self.problem.metric} is nan at epoch {epoch}")]
         if epoch >= self.grace and min(values) > middle:
             reason = (
-                f"the best {self.problem.metric} up to epoch {epoch}, {sign * min(values):.4g}, is worse than the "
-                f"median of the means of {count} others, {sign * middle:.4g}"
+                f"the best {self.problem.metric} up to epoch {epoch}, {loss(min(values)):.4g}, is worse than the "
+                f"median of the means of {count} others, {loss(middle):.4g}"
             )
             return [Decision(number, TrialState.STOPPED, reason)]
         self._going.append((number, min(epoch + self.interval, self.epochs)))
@@ -93,23 +93,23 @@ class Median(ConcurrentAlgorithm):
 
     @property
     def has_paused(self) -> bool:
-        """Whether anybody goes on."""
+        """Whether a trial is to be trained further."""
         return bool(self._going)
 
 
 def _mean(values: Sequence[float]) -> float:
-    """Of any values but NaN; with an infinite one it is that, and the worse one of both.
+    """The mean of values without NaN; infinite if one is, and the worse infinity of both.
 
-    Never beyond the values by rounding, so that of equal trials none is worse than the mean of another.
+    It never leaves the range of the values by rounding, so that of equal trials none is worse than the mean of another.
     """
     if not all(map(math.isfinite, values)):
         return math.inf if math.inf in values else -math.inf
-    scale = float(1 << len(values).bit_length())  # a power of two, which rounds nothing: the sum must not overflow
+    scale = float(1 << len(values).bit_length())  # a power of two, so exact; else the sum could overflow
     mean = math.fsum(value / scale for value in values) / len(values) * scale
     return min(max(mean, min(values)), max(values))
 
 
 def _middle(rising: Sequence[float]) -> float:
-    """The median; inf, by which nobody is stopped, where it lies between both infinities."""
+    """The median; inf, by which no trial is stopped, if it lies between both infinities."""
     middle = rising[(len(rising) - 1) // 2] / 2 + rising[len(rising) // 2] / 2
     return math.inf if math.isnan(middle) else middle

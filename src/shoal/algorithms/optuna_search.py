@@ -1,4 +1,4 @@
-"""What any of Optuna's samplers proposes."""
+"""Search with any of Optuna's samplers."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,20 +18,20 @@ __all__ = ["OptunaSearch"]
 
 @dataclass(eq=False)
 class OptunaSearch(ConcurrentAlgorithm):
-    """Trains what an Optuna sampler proposes to the end, and tells it what came of that.
+    """Trains the proposals of an Optuna sampler to the end, and gives the sampler their values.
 
-    Trials that are being trained are known to the sampler as running, so that with `concurrency` above 1 it is for the
-    sampler to keep them apart; "tpe" and "gp" do. Of a trial that fails, or measures NaN, the sampler is told that it
-    failed. Several metrics are taken by all named samplers but "cmaes".
+    The sampler sees trials in training as running ones; with `concurrency` above 1 it must keep its proposals apart, as
+    "tpe" and "gp" do. A trial that fails, or measures NaN, is a failed one to the sampler. All named samplers but
+    "cmaes" take several metrics.
 
     Args:
-        n: number of trials.
-        epochs: that each is trained.
-        sampler: a name of `SAMPLERS`, or a function that makes a new Optuna sampler of a seed. With that seed it must
-            propose the same again when it is told the same, or the study cannot be resumed. By default "tpe", or of
-            several metrics "nsga2", whose first 50 trials are random ones.
-        concurrency: most trials that are trained at a time, whatever devices there are: the more, the fuller the
-            arrays, and the less the sampler knows.
+        n: Number of trials.
+        epochs: Epochs of each trial.
+        sampler: Name of `SAMPLERS`, or a function that makes a new Optuna sampler of a seed. With the same seed and the
+            same values it must repeat its proposals, or the study cannot be resumed. By default "tpe", or for several
+            metrics "nsga2", whose first 50 trials are random.
+        concurrency: Most trials in training at a time, whatever devices there are. More trials fill the arrays, but
+            leave the sampler fewer values.
 
     Raises:
         AlgorithmError: a setting is no integer, or out of range, or there is no such sampler.
@@ -52,7 +52,7 @@ class OptunaSearch(ConcurrentAlgorithm):
             check_sampler(self.sampler)
 
     def begin(self, problem: Problem) -> None:
-        """Nothing is known to the sampler.
+        """Begin with a sampler without values.
 
         Raises:
             SpaceError: the sampler cannot search the space.
@@ -69,26 +69,26 @@ class OptunaSearch(ConcurrentAlgorithm):
         return Totals(self.n, self.n * self.epochs, self.n * self.epochs)
 
     def next_stretch(self) -> tuple[int, int] | None:
-        """What the sampler proposes."""
+        """A new trial that the sampler proposes."""
         return None if len(self.trials) == self.n else (self.begin_trial(self._projection.propose()), self.epochs)
 
     def observe(self, report: Report) -> list[Decision]:
-        """As of all such algorithms; but every metric must be there."""
+        """Process a report as the base class does; every metric must be there."""
         self.check_bound()
         self._values = () if report.state is TrialState.FAILED else self.problem.values(report)
         return super().observe(report)
 
     def reached(self, number: int, epoch: int, value: float) -> list[Decision]:
-        """Tell the sampler what a trial came to."""
+        """Give the sampler the values of a trial."""
         self._projection.saw(number, epoch, self._values)
         return [Decision(number, TrialState.COMPLETE)]
 
     def failed(self, number: int) -> list[Decision]:
-        """Tell the sampler that nothing came of a trial."""
+        """Report a failed trial to the sampler."""
         self._projection.lost(number)
         return []
 
     @property
     def has_paused(self) -> bool:
-        """Never: a trial is trained to the end."""
+        """False: each trial is trained to the end in one stretch."""
         return False

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from shoal.algorithms.base import Algorithm, Problem, Totals, check_whole
+from shoal.algorithms.base import Algorithm, Problem, Totals, check_number, check_whole
 from shoal.core.domain import Choice, Domain, LogRandInt, LogUniform, QUniform, RandInt, Uniform
 from shoal.core.errors import AlgorithmError, SpaceError
 from shoal.core.trial import Budget, Config, Decision, Origin, Report, Trial, TrialGroup, TrialState, derive_seed
@@ -16,28 +16,28 @@ __all__ = ["PBT"]
 
 @dataclass(eq=False)
 class PBT(Algorithm):
-    """A population that is trained together; again and again the worst go on as changed copies of the best (Jaderberg
-    et al. 2017, truncation selection).
+    """A population trained together, in which copies of the best members with changed settings replace the worst
+    (Jaderberg et al. 2017, truncation selection).
 
     Every `interval` epochs the worst floor(n · truncation) members, at least one, are stopped, as are those that failed
-    or measured NaN. For each of them a new trial begins: it *exploits* one of as many that are the best, drawn at
-    random, by starting from its weights and its optimizer's state, and *explores* by changing its configuration. Its
-    learning rate schedule is that of its own configuration, at the epoch where it begins.
+    or measured NaN. For each of them a new trial begins: it *exploits* a random one of equally many best members, by
+    starting from its weights and its optimizer's state, and *explores* by changing its configuration. Its learning rate
+    schedule is that of its own configuration, at the epoch where it begins.
 
-    A parameter that is explored is drawn anew with probability `resample`, else its number is multiplied by 0.8 or 1.2
-    within its domain, or its option is exchanged for one beside it. By default these are all numbers: options often
+    An explored parameter is drawn anew with probability `resample`, else its number is multiplied by 0.8 or 1.2 within
+    its domain, or its option is exchanged for an adjacent one. By default all numbers are explored: options often
     decide the structure of a model, and then no other model's weights fit.
 
-    Members wait for each other, so that the population trains as full arrays, and what comes of it does not depend on
-    which member is faster.
+    Members wait for each other, so that the population trains as full arrays, and the result does not depend on the
+    speed of a member.
 
     Args:
-        n: members.
-        epochs: that the population is trained.
-        interval: epochs from one selection to the next.
-        truncation: share of the population that is replaced, and that is copied; at most a half.
-        resample: probability with which an explored parameter is drawn anew.
-        explored: names of parameters, with dots where they are nested; None: all that are numbers.
+        n: Number of members.
+        epochs: Epochs of the population.
+        interval: Epochs from one selection to the next.
+        truncation: Fraction of the population that is replaced, and that is copied; at most a half.
+        resample: Probability that an explored parameter is drawn anew.
+        explored: Names of parameters, with dots for nested ones; None for all numbers.
 
     Raises:
         AlgorithmError: a setting is out of range.
@@ -55,14 +55,12 @@ class PBT(Algorithm):
         check_whole("epochs", self.epochs)
         check_whole("interval", self.interval)
         for name, most in (("truncation", 0.5), ("resample", 1.0)):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= most:
-                raise AlgorithmError(f"`{name}` must be a number from 0 to {most:g}, got {value!r}")
+            check_number(name, getattr(self, name), 0, most)
         if isinstance(self.explored, str):
             raise AlgorithmError(f"`explored` must be a list of names, got {self.explored!r}; give [{self.explored!r}]")
 
     def begin(self, problem: Problem) -> None:
-        """The first generation is random.
+        """Draw a random first generation.
 
         Raises:
             SpaceError: a parameter that is to be explored does not exist.
@@ -75,15 +73,15 @@ class PBT(Algorithm):
                 )
         self._trials = [problem.trial(number, problem.sample(number)) for number in range(self.n)]
         self._epoch = 0
-        self._values: dict[int, float] = {}  # of those that got to the end of the generation
+        self._values: dict[int, float] = {}  # of the members that reached the end of the generation
         self._training: set[int] = set()
-        self._next = tuple(self._trials)  # of the generation that is to begin
+        self._next = tuple(self._trials)  # members of the next generation
 
     @property
     def totals(self) -> Totals | None:
-        """Sums over all generations, of equal size; each but the first has new trials in the places of the worst.
+        """Sums over all generations, of equal size; in each but the first, new trials replace the worst.
 
-        A member that fails or measures NaN is replaced, too: by one trial more than is said here.
+        A member that fails or measures NaN is replaced, too: by one trial more than this number.
         """
         generations = -(-self.epochs // self.interval)
         trials = self.n + (generations - 1) * (self.n - self._kept(self.n))
@@ -91,15 +89,15 @@ class PBT(Algorithm):
 
     @property
     def _replaced(self) -> int:
-        """How many are replaced and copied."""
+        """Number of members that are replaced, and that are copied."""
         return max(1, int(self.n * self.truncation)) if self.truncation else 0
 
     def _kept(self, sound: int) -> int:
-        """How many go on of those that measured a number."""
+        """Number of members that continue, of `sound` that measured a number."""
         return min(sound, max(1, self._replaced, self.n - self._replaced))
 
     def next_groups(self, free: int) -> list[TrialGroup]:
-        """A generation, whole."""
+        """A whole generation."""
         self.check_bound()
         if not self._next:
             return []
@@ -110,11 +108,11 @@ class PBT(Algorithm):
 
     @property
     def _target(self) -> int:
-        """The epoch at which the generation ends."""
+        """The last epoch of the generation."""
         return min(self._epoch + self.interval, self.epochs)
 
     def observe(self, report: Report) -> list[Decision]:
-        """Select, when the last member of a generation has reported.
+        """Process a report, and select when the last member of a generation has reported.
 
         Raises:
             AlgorithmError: the trial is unknown, or beyond its budget.
@@ -134,11 +132,10 @@ class PBT(Algorithm):
         return [] if self._training else self._select()
 
     def _select(self) -> list[Decision]:
-        """Let the next generation be the better ones, and copies of the best in the places of the others."""
+        """Form the next generation of the better members, and of copies of the best in the places of the others."""
         self._epoch = self._target
-        sign = 1 if self.problem.mode == "min" else -1
         values, self._values = self._values, {}
-        sound = {number: sign * value for number, value in values.items() if not math.isnan(value)}
+        sound = {number: self.problem.loss(value) for number, value in values.items() if not math.isnan(value)}
         ranking = sorted(sound, key=lambda number: (sound[number], number))
         if not ranking:
             reason = f"{self.problem.metric} is nan at epoch {self._epoch}, and so it is for all"
@@ -158,7 +155,7 @@ class PBT(Algorithm):
         ]
 
     def _copy_of(self, best: Sequence[int]) -> Trial:
-        """A new trial that goes on from where one of the best stands."""
+        """A new trial that starts from the checkpoint of one of the best."""
         number = len(self._trials)
         rng = Random(derive_seed(self.problem.seed, "explore", number))
         parent = self._trials[rng.choice(best)]
@@ -189,7 +186,7 @@ class PBT(Algorithm):
 
 
 def _beside(domain: Domain, value: Any, rng: Random) -> Any:
-    """A value near another one; of a choice, positions."""
+    """A value near another one; for a choice, both are positions."""
     up = rng.random() < 0.5
     match domain:
         case Choice(options=options):

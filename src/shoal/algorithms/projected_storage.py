@@ -1,4 +1,4 @@
-"""A study of Optuna's that shows its sampler other states and values than were told."""
+"""An in-memory Optuna study whose trials can change state and values after `Study.tell`."""
 
 import copy
 from collections.abc import Container, Sequence
@@ -12,17 +12,17 @@ __all__ = ["ProjectedStorage", "ProjectedStudy"]
 
 
 class ProjectedStorage(InMemoryStorage):
-    """Keeps every trial as it was asked for, RUNNING, with its sampler's notes; readers see what `show` says.
+    """Stores every trial as it was asked for, RUNNING, with its sampler's notes; readers get the state set by `show`.
 
-    So what a sampler is shown of a trial can change, which Optuna refuses for a trial that was told.
+    Optuna itself refuses to change a trial after `Study.tell`.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self._shown: dict[int, FrozenTrial] = {}  # by number
+        self._shown: dict[int, FrozenTrial] = {}  # by number of the trial
 
     def show(self, trial: FrozenTrial, state: TrialState, values: Sequence[float] | None = None) -> None:
-        """From now on a trial has this state, and these values."""
+        """Set the state and the values that readers get for a trial."""
         shown = copy.copy(trial)
         shown.state = state
         shown.values = values if values is None else list(values)
@@ -30,21 +30,21 @@ class ProjectedStorage(InMemoryStorage):
         self._shown[trial.number] = shown
 
     def get_trial(self, trial_id: int) -> FrozenTrial:
-        """As it is shown."""
+        """The trial as set by `show`."""
         kept = super().get_trial(trial_id)
         return self._shown.get(kept.number, kept)
 
     def get_all_trials(
         self, study_id: int, deepcopy: bool = True, states: Container[TrialState] | None = None
     ) -> list[FrozenTrial]:
-        """As they are shown."""
+        """The trials as set by `show`."""
         kept = super().get_all_trials(study_id, deepcopy=False)
         shown = [self._shown.get(trial.number, trial) for trial in kept]
         seen = [trial for trial in shown if states is None or trial.state in states]
         return copy.deepcopy(seen) if deepcopy else seen
 
     def get_best_trial(self, study_id: int) -> FrozenTrial:
-        """Of those that are shown as COMPLETE.
+        """The best of the trials that readers get as COMPLETE.
 
         Raises:
             ValueError: there is none.
@@ -57,7 +57,7 @@ class ProjectedStorage(InMemoryStorage):
 
 
 class ProjectedStudy(optuna.Study):
-    """How many trials there are is for an algorithm to say, also where a sampler has nothing new to propose."""
+    """A study whose sampler cannot stop it: the algorithm decides the number of trials."""
 
     def stop(self) -> None:
-        """Nothing: Optuna's would raise outside `optimize`."""
+        """Do nothing: Optuna's method would raise outside `optimize`."""

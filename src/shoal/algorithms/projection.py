@@ -1,4 +1,4 @@
-"""What an Optuna sampler is shown of trials whose training is paused and goes on, and what it proposes."""
+"""The view of partly trained trials that an Optuna sampler models, and its proposals."""
 
 import math
 from collections import Counter
@@ -17,39 +17,38 @@ if TYPE_CHECKING:
 __all__ = ["Projection", "projection"]
 
 _STARTUP = 10
-"""Trials without which Optuna's TPE and GP do not model anything; below it, a new budget would make them random."""
+"""Least number of trials for Optuna's TPE and GP to model anything; with fewer, a new budget would make them random."""
 
 _REHEARSED = 12
-"""Proposals of a rehearsal: two more than that, so that a model is made and used."""
+"""Proposals of a rehearsal: two more than `_STARTUP`, so that a model is made and used."""
 
 
 class Projection:
-    """A study of Optuna's in memory, in which trials count by their values at one budget, the modelled one.
+    """An in-memory Optuna study in which trials count by their values at one budget, the modelled one.
 
-    That is, as in BOHB (Falkner et al. 2018, section 3), the highest budget at which there are enough observations;
-    the lowest as long as none has. Enough are d + 3 for d parameters, BOHB's N_min + 2, and at least ten. A trial is
-    shown to the sampler
+    As in BOHB (Falkner et al. 2018, section 3), that is the highest budget with enough observations, or the lowest if
+    none has. Enough are d + 3 for d parameters, BOHB's N_min + 2, and at least ten. The sampler sees a trial
 
     - as COMPLETE with its value at the modelled budget if it has one, whether it is paused, trained further, or ended
-      since. Not as PRUNED: TPE ranks all pruned trials below all complete ones, and the other samplers pass them over;
-    - as COMPLETE too if others went on to that budget and it did not: with its value at the highest budget that it got
-      to, but as no better than the worst at the modelled one, for that is what halving found of it. BOHB leaves these
-      out. Then all that is known of the space is where it is good, and TPE, which looks for places unlike those of all
-      but the very best trials, goes where halving has found nothing;
-    - as RUNNING until it has shown anything at all. TPE counts running trials as bad ones and GP expects of them what
-      it models, both so that trials proposed at a time keep apart (constant liar). Who has got to a budget must not
-      stay so: TPE would be pushed away from the best, which are trained longest;
-    - as WAITING while it goes on towards the modelled budget: it is good, nobody knows how good. Every sampler passes
-      these over, and what is cached of the space (IntersectionSearchSpace) allows for their coming back;
+      since. Not as PRUNED: TPE ranks all pruned trials below all complete ones, and the other samplers ignore them;
+    - as COMPLETE too if other trials were promoted to that budget and it was not: with its value at the highest budget
+      it reached, but as no better than the worst at the modelled one, as halving found. BOHB leaves these trials out.
+      Then the model contains only good regions, and TPE, which looks for places unlike those of all but the very best
+      trials, goes where halving has found nothing;
+    - as RUNNING until it has its first value. TPE counts running trials as bad ones and GP expects of them what it
+      models, both so that concurrent proposals keep apart (constant liar). A trial with a value must not stay RUNNING:
+      TPE would be pushed away from the best trials, which are trained longest;
+    - as WAITING while it is trained towards the modelled budget: it is good, to an unknown degree. Every sampler
+      ignores WAITING trials, and the cache of the space (IntersectionSearchSpace) allows for their return;
     - as FAIL if it failed, or measured NaN, before it had a value at that budget.
 
-    Nothing else goes in, so the same seed and the same observations in the same order give the same proposals.
+    The study gets no other input, so the same seed and the same observations in the same order give the same proposals.
 
     Args:
-        problem: of the study.
-        sampler: proposes; it is used by nobody else.
-        name: of the sampler, for errors.
-        budgets: epochs after which trials show values, rising.
+        problem: Search problem of the study.
+        sampler: Sampler for this study alone.
+        name: Name of the sampler, for errors.
+        budgets: Epochs at which trials have values, rising.
     """
 
     def __init__(
@@ -65,17 +64,17 @@ class Projection:
         with quiet():
             self._id = self._storage.create_new_study(directions(problem.objectives), "projection")
         self._study = ProjectedStudy("projection", self._storage, sampler)
-        self._seen: list[dict[int, Sequence[float]]] = []  # of each trial, epochs -> values
+        self._seen: list[dict[int, Sequence[float]]] = []  # for each trial, epochs -> values
         self._lost: set[int] = set()
-        self._going: set[int] = set()  # that are trained on, beyond what they were seen at
-        self._behind: set[int] = set()  # that have values, and none at the modelled budget
-        self._worst = -math.inf  # loss at the modelled budget, finite ones alone
-        self._reached: Counter[int] = Counter()  # epochs -> trials that have values there
+        self._going: set[int] = set()  # trials in training beyond their last value
+        self._behind: set[int] = set()  # trials with values, but none at the modelled budget
+        self._worst = -math.inf  # greatest finite loss at the modelled budget
+        self._reached: Counter[int] = Counter()  # epochs -> number of trials with values there
         self._said: set[str] = set()
 
     @property
     def metrics(self) -> list[str]:
-        """That trials show the values of."""
+        """Names of the metrics whose values the sampler gets."""
         return [objective.metric for objective in self._problem.objectives]
 
     def propose(self) -> Config:
@@ -96,12 +95,12 @@ class Projection:
         return config
 
     def saw(self, number: int, epochs: int, values: Sequence[float]) -> None:
-        """A trial has got to one of the budgets.
+        """Add the values of a trial at one of the budgets.
 
         Args:
-            number: of the trial, in the order of the proposals.
-            epochs: the budget.
-            values: of the metrics there; with one that is NaN the trial counts as failed.
+            number: Number of the trial, in the order of the proposals.
+            epochs: Budget.
+            values: Values of the metrics; with a NaN the trial counts as failed.
         """
         if any(map(math.isnan, values)):
             self.lost(number)
@@ -130,12 +129,12 @@ class Projection:
             self._show(other)
 
     def goes_on(self, number: int) -> None:
-        """A trial that has got to a budget is trained further."""
+        """Note that a trial is trained further."""
         self._going.add(number)
         self._show(number)
 
     def lost(self, number: int) -> None:
-        """A trial has failed."""
+        """Note that a trial has failed."""
         if not self._seen[number]:
             self._conclude(number, None)
         self._lost.add(number)
@@ -143,7 +142,7 @@ class Projection:
         self._show(number)
 
     def _loss(self, values: Sequence[float]) -> float:
-        """Of the one metric that trials are halved by; -inf for what is infinite, as there is no worse to be told."""
+        """Loss by the one metric of halving; -inf for an infinite loss, which is no worst value."""
         loss = self._problem.objectives[0].loss(values[0])
         return loss if math.isfinite(loss) else -math.inf
 
@@ -161,7 +160,7 @@ class Projection:
             self._storage.show(trial, Shown.COMPLETE, self._left_behind(seen[max(seen)]))
 
     def _left_behind(self, values: Sequence[float]) -> Sequence[float]:
-        """The values of a trial that did not get to the modelled budget, as those who got there make them look."""
+        """The values of a trial that did not reach the modelled budget, at best equal to the worst there."""
         loss = self._problem.objectives[0].loss
         return (loss(max(loss(values[0]), self._worst)),)
 
@@ -169,7 +168,7 @@ class Projection:
         return self._storage.get_trial(self._storage.get_trial_id_from_study_id_trial_number(self._id, number))
 
     def _conclude(self, number: int, values: Sequence[float] | None) -> None:
-        """Tell the sampler once that something came of a trial, or nothing, as `Study.tell` does: some take notes.
+        """Report the first result of a trial to the sampler once, as `Study.tell` does: some samplers take notes.
 
         Raises:
             AlgorithmError: the sampler has failed.
@@ -199,13 +198,13 @@ def projection(
     budgets: Sequence[int],
     n: int,
 ) -> Projection:
-    """An empty one; a sampler that is not ours has been tried out on the problem, with invented values.
+    """Make a projection without trials; a sampler of the user is first tried on the problem, with invented values.
 
     Args:
-        problem: of the study.
-        sampler: a name of `SAMPLERS`, or a function that makes an Optuna sampler of a seed.
-        budgets: epochs after which trials show values, rising.
-        n: number of trials there will be.
+        problem: Search problem of the study.
+        sampler: Name of `SAMPLERS`, or a function that makes an Optuna sampler of a seed.
+        budgets: Epochs at which trials have values, rising.
+        n: Number of trials in all.
 
     Raises:
         SpaceError: the sampler cannot search the space.
@@ -229,7 +228,7 @@ def projection(
 
 
 def _rehearsed(rehearsal: Projection, budget: int, n: int) -> list[Config]:
-    """What a sampler proposes when it is told invented values."""
+    """The proposals of a sampler that is given invented values."""
     proposals = []
     for number in range(min(n, _REHEARSED)):
         proposals.append(rehearsal.propose())
@@ -238,7 +237,7 @@ def _rehearsed(rehearsal: Projection, budget: int, n: int) -> list[Config]:
 
 
 def _suggested(proposal: "optuna.Trial", path: str, domain: Domain) -> Any:
-    """What the sampler picks of a domain; of a choice, the position."""
+    """The sampler's value of a domain; for a choice, the position."""
     from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
     match domain.to_optuna():
@@ -250,4 +249,4 @@ def _suggested(proposal: "optuna.Trial", path: str, domain: Domain) -> Any:
         case CategoricalDistribution(choices=choices) if isinstance(domain, Choice):
             return domain.position(proposal.suggest_categorical(path, choices))
         case other:
-            raise AlgorithmError(f"`{path}`: {domain} is {other} to Optuna, of which no sampler here knows")
+            raise AlgorithmError(f"`{path}`: {domain} is {other} to Optuna, which no sampler here supports")

@@ -4,8 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from shoal.algorithms.base import Problem, check_trials, check_whole
-from shoal.algorithms.bracket import Bracket, Rung
-from shoal.algorithms.bracketed import BracketedAlgorithm
+from shoal.algorithms.bracket import Bracket, BracketedAlgorithm, Rung
 
 __all__ = ["Random"]
 
@@ -15,10 +14,10 @@ class Random(BracketedAlgorithm):
     """Trains `n` random configurations to the end (Bergstra and Bengio 2012).
 
     Args:
-        n: number of trials.
-        epochs: that each is trained.
-        gather: parameters by which the configurations are put in order, so that those which can be one array come
-            together; which configurations there are does not change.
+        n: Number of trials.
+        epochs: Epochs of each trial.
+        gather: Parameters by which the configurations are ordered, so that those which can be one array come together.
+            The set of configurations does not change.
 
     Raises:
         AlgorithmError: a setting is no integer of at least 1.
@@ -34,5 +33,5 @@ class Random(BracketedAlgorithm):
         check_whole("epochs", self.epochs)
 
     def brackets_for(self, problem: Problem) -> list[Bracket]:
-        """One, with a single rung."""
+        """One bracket with a single rung."""
         return [Bracket("random", [Rung(self.n, self.epochs)], problem.random_trials(range(self.n)), problem)]

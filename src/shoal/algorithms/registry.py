@@ -1,4 +1,4 @@
-"""The algorithms by name."""
+"""Registry of the search algorithms by name."""
 
 from shoal.algorithms.asha import ASHA
 from shoal.algorithms.base import Algorithm

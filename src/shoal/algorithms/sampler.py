@@ -1,4 +1,4 @@
-"""Optuna's samplers: made by name or by a function, and asked beforehand whether they can search a space."""
+"""Optuna's samplers: creation by name or function, and checks that they can search a space."""
 
 import logging
 import warnings
@@ -26,22 +26,22 @@ SAMPLERS = {
     "nsga2": "NSGAIISampler",
     "random": "RandomSampler",
 }
-"""Optuna's classes by the names under which they can be asked for."""
+"""Names of samplers -> Optuna's classes."""
 
 _NEEDS = {"gp": ("torch", "scipy"), "cmaes": ("cmaes",), "qmc": ("scipy",)}
-"""Packages that Optuna imports only when such a sampler proposes for the second or the eleventh time."""
+"""Packages that Optuna imports only at the second or the eleventh proposal of such a sampler."""
 
-# Who says once what Optuna would say of every trial anew.
+# Shoal warns once instead of Optuna's warning for every trial.
 _SETTINGS = {"tpe": {"constant_liar": True}} | {name: {"warn_independent_sampling": False} for name in _NEEDS}
 
 _log = logging.getLogger("shoal.algorithms")
 
 
 def check_sampler(sampler: object) -> None:
-    """Refuse what is neither a name nor a function.
+    """Refuse a sampler that is neither a name nor a function.
 
     Raises:
-        AlgorithmError: shows what there is.
+        AlgorithmError: lists the names.
     """
     if not callable(sampler) and (not isinstance(sampler, str) or sampler not in SAMPLERS):
         raise AlgorithmError(
@@ -50,7 +50,7 @@ def check_sampler(sampler: object) -> None:
 
 
 def sampler_text(sampler: "str | Callable[[int], optuna.samplers.BaseSampler]") -> str:
-    """A sampler as errors call it."""
+    """The name of a sampler in error messages."""
     return f"sampler {sampler!r}" if isinstance(sampler, str) else f"the sampler of {sampler!r}"
 
 
@@ -65,7 +65,7 @@ def made(sampler: "str | Callable[[int], optuna.samplers.BaseSampler]", seed: in
 
     if isinstance(sampler, str):
         with warnings.catch_warnings():
-            # Of a class that was asked for by a name of ours, and of which its user knows nothing else.
+            # The user chose a name of Shoal's and cannot act on a warning about the class.
             warnings.simplefilter("ignore", ExperimentalWarning)
             named: samplers.BaseSampler = getattr(samplers, SAMPLERS[sampler])(seed=seed, **_SETTINGS.get(sampler, {}))
         return named
@@ -87,10 +87,10 @@ def made(sampler: "str | Callable[[int], optuna.samplers.BaseSampler]", seed: in
 
 @contextmanager
 def heard(said: set[str]) -> Iterator[None]:
-    """What Optuna warns of within goes to the log "shoal.algorithms", and is no error under any filter of the user's.
+    """Send Optuna's warnings to the log "shoal.algorithms"; no warning filter of the user turns them into errors.
 
     Args:
-        said: what is in the log already, and is not said again; it grows.
+        said: Messages that are in the log already and are not repeated; it grows.
     """
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -104,7 +104,7 @@ def heard(said: set[str]) -> Iterator[None]:
 
 
 def directions(objectives: Sequence[Objective]) -> "list[optuna.study.StudyDirection]":
-    """As Optuna calls them."""
+    """Optuna's directions of the objectives."""
     from optuna.study import StudyDirection
 
     return [StudyDirection.MINIMIZE if objective.mode == "min" else StudyDirection.MAXIMIZE for objective in objectives]
@@ -112,7 +112,7 @@ def directions(objectives: Sequence[Objective]) -> "list[optuna.study.StudyDirec
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Within, Optuna's log has nothing below a warning, such as that there is a new study."""
+    """Within this context, Optuna logs nothing below a warning, such as the creation of a study."""
     import optuna
 
     before = optuna.logging.get_verbosity()
@@ -124,16 +124,15 @@ def quiet() -> Iterator[None]:
 
 
 def check_searchable(sampler: "str | Callable[[int], optuna.samplers.BaseSampler]", problem: Problem) -> None:
-    """Refuse, before anything is trained, what Optuna would do badly without a word, or fail at in the midst.
+    """Refuse, before any training, a space that Optuna would search badly without a warning, or fail at later.
 
-    What the named samplers do was found out with Optuna 5: "tpe" and "random" search every space. The others model
-    only the parameters that every trial has: what exists for some options only is random to them, and to "cmaes" all
-    choices are. That is logged once. With "cmaes" a number that exists for some options only can turn the whole search
-    into a random one: as soon as a trial lacks it, the space has another dimension than the state that CMA-ES goes on
-    from.
+    Observed with Optuna 5: "tpe" and "random" search every space. The others model only the parameters that every trial
+    has: a parameter of some options only is random to them, and to "cmaes" all choices are. That is logged once. With
+    "cmaes" a number that exists for some options only can turn the whole search into a random one: as soon as a trial
+    lacks it, the space and the state of CMA-ES differ in dimension.
 
     Raises:
-        SpaceError: the sampler would propose nothing but random configurations, or may come to that.
+        SpaceError: the sampler would propose only random configurations, or may come to that.
         AlgorithmError: it takes one metric only, or needs a package that is not installed.
     """
     if not isinstance(sampler, str):
@@ -153,7 +152,7 @@ def check_searchable(sampler: "str | Callable[[int], optuna.samplers.BaseSampler
 
 
 def _check_numbers(problem: Problem) -> None:
-    """Whether CMA-ES has something to do."""
+    """Refuse a problem in which CMA-ES has nothing to model."""
     if problem.others:
         metrics = [objective.metric for objective in problem.objectives]
         raise AlgorithmError(f"sampler 'cmaes' takes one metric, got {metrics}; use 'nsga2', 'tpe' or 'gp'")

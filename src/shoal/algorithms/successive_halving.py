@@ -1,11 +1,10 @@
-"""Successive halving, synchronous."""
+"""Successive halving with synchronous rungs."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from shoal.algorithms.base import Problem, check_trials, check_whole
-from shoal.algorithms.bracket import Bracket, Rung, check_halving, milestones
-from shoal.algorithms.bracketed import BracketedAlgorithm
+from shoal.algorithms.bracket import Bracket, BracketedAlgorithm, Rung, check_halving, milestones
 
 __all__ = ["SuccessiveHalving"]
 
@@ -20,12 +19,12 @@ class SuccessiveHalving(BracketedAlgorithm):
     `min_epochs`.
 
     Args:
-        n: number of trials.
-        max_epochs: the longest that a trial is trained.
-        eta: how many times fewer trials, and more epochs, each rung has.
-        min_epochs: how far all trials are trained.
-        gather: parameters by which the configurations are put in order, so that those which can be one array come
-            together; which configurations there are does not change.
+        n: Number of trials.
+        max_epochs: Longest training of a trial.
+        eta: Factor by which each rung has fewer trials, and more epochs.
+        min_epochs: Epochs of the first rung.
+        gather: Parameters by which the configurations are ordered, so that those which can be one array come together.
+            The set of configurations does not change.
 
     Raises:
         AlgorithmError: a setting is no integer, or out of range.
@@ -43,7 +42,7 @@ class SuccessiveHalving(BracketedAlgorithm):
         check_halving(self.min_epochs, self.max_epochs, self.eta)
 
     def brackets_for(self, problem: Problem) -> list[Bracket]:
-        """One."""
+        """One bracket."""
         epochs = milestones(self.min_epochs, self.max_epochs, self.eta)
         rungs = [Rung(max(1, self.n // self.eta**i), each) for i, each in enumerate(epochs)]
         return [Bracket("halving", rungs, problem.random_trials(range(self.n)), problem)]

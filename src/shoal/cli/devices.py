@@ -7,7 +7,7 @@ import typer
 
 from shoal.cli.options import AsJson, Devices, device_list, print_json, print_table, say, say_when
 from shoal.cluster.discover import take_inventory
-from shoal.reporting.devices_table import devices_json, devices_table
+from shoal.reporting.devices import devices_json, devices_table
 from shoal.results import Study
 
 __all__ = ["add", "app", "remove"]

@@ -14,8 +14,7 @@ from shoal.core.errors import ShoalError
 from shoal.cost.history import History, environment, forget, history_path, records
 from shoal.dry_run.request import dry_run_request
 from shoal.reporting.drawing import check_drawing
-from shoal.reporting.dry_run_plot import draw_dry_run
-from shoal.reporting.dry_run_table import DryRunTable, dry_run_json
+from shoal.reporting.dry_run import DryRunTable, draw_dry_run, dry_run_json
 from shoal.reporting.history_table import history_table, origins_table, record_json
 
 __all__ = ["history_app", "profile"]

@@ -1,13 +1,12 @@
-"""What the journal says, for people and programs: progress, tables, a data frame."""
+"""Reports on a study from its journal: progress, tables, grid, data frame."""
 
 from shoal.reporting.axis import Axis
-from shoal.reporting.data_frame import dataframe
 from shoal.reporting.grid import Cell, StudyGrid, grid_json, study_grid
 from shoal.reporting.heat_map import HeatMap
 from shoal.reporting.progress import Progress, progress
 from shoal.reporting.ranking import front, ranked
 from shoal.reporting.snapshot import Best, DeviceUse, Failing, JobUse, Snapshot, snapshot
-from shoal.reporting.table import best_table, snapshot_json, status_table, trial_json, trials_table
+from shoal.reporting.table import best_table, dataframe, snapshot_json, status_table, trial_json, trials_table
 
 __all__ = [
     "Axis",

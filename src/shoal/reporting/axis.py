@@ -1,4 +1,4 @@
-"""One searched parameter as an axis: its values one by one, or its range cut into bins."""
+"""Axes of the study grid: the values of a parameter one by one, or bins of its range."""
 
 import math
 from bisect import bisect_right
@@ -17,25 +17,25 @@ __all__ = ["Axis", "axes"]
 
 _BINS = 6
 _MOST_POINTS = 8
-"""A numeric domain of more values than these is cut into bins."""
+"""Numeric domains with more values are cut into bins."""
 
 _WHOLE_DIGITS = 7
-"""A whole number of more digits is rounded in a label."""
+"""Whole numbers with more digits are rounded in labels."""
 
 _LACKING = "-"
 
 
 @dataclass(frozen=True)
 class Axis:
-    """One searched parameter. The positions on it are its values, then its bins, then the lack of it.
+    """One searched parameter. Its positions are its values, then its bins, then one for trials without the parameter.
 
     Args:
-        name: of the parameter, dotted where it is nested.
-        labels: one for each position, readable.
-        values: that have a position each.
-        edges: of the bins, ascending, one more than there are bins; empty where there are none. A bin holds its lower
+        name: Name of the parameter, dotted if it is nested.
+        labels: Readable label of each position.
+        values: Values with a position each.
+        edges: Edges of the bins, ascending, one more than there are bins; empty without bins. A bin holds its lower
             edge, and the last one both.
-        chooser: name of the choice that decides it, which may decide others too; mostly the parameter itself.
+        chooser: Name of the choice that decides the parameter, and perhaps others; mostly the parameter itself.
     """
 
     name: str
@@ -59,7 +59,7 @@ class Axis:
         return self if self.has_lack else replace(self, labels=(*self.labels, _LACKING))
 
     def position(self, value: Any) -> int:
-        """Where a value belongs; beyond the bins if it belongs nowhere, and then the axis should have a lack.
+        """The position of a value; the one after the bins if there is no other, for which the axis should have a lack.
 
         A number outside the bins belongs to the nearest one.
         """
@@ -73,7 +73,7 @@ class Axis:
 
     @cached_property
     def _positions(self) -> dict[str, int]:
-        # By their text, in which True, 1 and 1.0 differ; and lists have no hash.
+        # Keys are texts: they tell True, 1 and 1.0 apart, and lists have no hash.
         return {repr(value): position for position, value in enumerate(self.values)}
 
 
@@ -85,7 +85,7 @@ def axes(space: Space) -> tuple[Axis, ...]:
 
 @dataclass(frozen=True)
 class _Range:
-    """Numbers from `low` to `high`; of whole ones `high` itself is excluded."""
+    """Numbers from `low` to `high`; for whole numbers, `high` is excluded."""
 
     low: float
     high: float
@@ -111,7 +111,7 @@ def _axis(name: str, leaf: Leaf) -> Axis:
 
 
 def _few_points(value: Any) -> Sequence[Any] | None:
-    """What it can be, if that is little enough to be told one by one."""
+    """The values of a domain, if they are few enough to be listed."""
     if not isinstance(value, Domain):
         return [value]
     points = value.points()
@@ -132,21 +132,21 @@ def _bounds(domain: Any) -> tuple[float, float]:
 
 
 def _cut(ranges: Sequence[_Range]) -> tuple[tuple[float, ...], list[str]]:
-    """Edges and labels of bins that are about equally wide on the scale of the ranges, all of which they cover."""
+    """Edges and labels of bins of about equal width on the scale of the ranges, all of which they cover."""
     low, high = min(each.low for each in ranges), max(each.high for each in ranges)
     log, whole = (all(getattr(each, name) for each in ranges) for name in ("log", "whole"))
     if whole:
         edges = (low, *_whole_cuts(low, high, log), high)
         return edges, [_whole_text(start, end - 1) for start, end in pairwise(edges)]
     exact = (float(low), *_cuts(low, high, log), float(high))
-    # Edges are rounded to what their labels say, with as few digits as leave the bins about equally wide.
+    # Edges are rounded as in their labels, to the fewest digits that keep the bins about equally wide.
     for digits in range(2, 18):
         shown = [float(f"{edge:.{digits}g}") for edge in exact]
         edges = (exact[0], *shown[1:-1], exact[-1])
         if _are_even(edges, log) and all(start < end for start, end in pairwise(shown)):
             texts = [rounded(edge, digits) for edge in exact]
             break
-    else:  # so narrow that few floats are in it
+    else:  # a range with few floats in it
         edges = tuple(sorted(set(exact)))
         texts = [repr(edge) for edge in edges]
     return edges, [f"{start}..{end}" for start, end in pairwise(texts)]
@@ -164,12 +164,12 @@ def _whole_cuts(low: float, high: float, log: bool) -> list[float]:
     if log:
         cuts: list[float] = [round(cut) for cut in _cuts(low, high, log)]
     else:
-        cuts = [low + (high - low) * cut // _BINS for cut in range(1, _BINS)]  # exact, also beyond the floats
+        cuts = [low + (high - low) * cut // _BINS for cut in range(1, _BINS)]  # exact beyond the floats, too
     return sorted({cut for cut in cuts if low < cut < high})
 
 
 def _are_even(edges: Sequence[float], log: bool) -> bool:
-    """Whether rounding has left the bins about equally wide."""
+    """Whether the bins are still about equally wide after rounding."""
     scale = [math.log(edge) if edge > 0 else -math.inf for edge in edges] if log else edges
     widths = [end / _BINS - start / _BINS for start, end in pairwise(scale)]
     return 0 < max(widths) <= 1.25 * min(widths)
@@ -180,5 +180,5 @@ def _whole_text(first: float, last: float) -> str:
         return str(first)
     if max(-first, last) < 10**_WHOLE_DIGITS:
         return f"{first}..{last}"
-    # Decimals, for there are integers beyond the floats.
+    # Decimals, as integers can exceed the floats.
     return "..".join(f"{Decimal(value):.2e}" if value else "0" for value in (first, last))

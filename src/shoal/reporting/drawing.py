@@ -1,4 +1,4 @@
-"""What all drawings share: the check of their file, bars that lie side by side, and saving."""
+"""Shared parts of the matplotlib drawings: check of the file, lanes of concurrent bars, saving."""
 
 import os
 from collections.abc import Sequence
@@ -14,19 +14,19 @@ if TYPE_CHECKING:
 __all__ = ["PICTURES", "check_drawing", "lanes", "literal", "save"]
 
 PICTURES = (".png", ".svg")
-"""Endings of the files that can be drawn."""
+"""Suffixes of the files that can be drawn."""
 
 
 class TimeInterval(Protocol):
-    """Something that lasts."""
+    """An interval of time."""
 
     @property
     def begin(self) -> float:
-        """Seconds."""
+        """Start in seconds."""
 
     @property
     def end(self) -> float:
-        """Seconds."""
+        """End in seconds."""
 
 
 S = TypeVar("S", bound=TimeInterval)
@@ -36,24 +36,24 @@ def check_drawing(path: Path, what: str, extra: str, endings: Sequence[str] = PI
     """Refuse a file that could not be drawn, before there is anything to draw.
 
     Args:
-        path: the file.
-        what: is drawn: "a plot".
-        extra: of Shoal's, that brings matplotlib.
-        endings: of files that it can be.
+        path: File to draw.
+        what: Name of the drawing, such as "a plot".
+        extra: Extra of Shoal that installs matplotlib.
+        endings: Legal suffixes of the file.
 
     Raises:
-        ShoalError: matplotlib is not installed, the file is of another kind, or its folder cannot be written to.
+        ShoalError: matplotlib is not installed, the suffix is another one, or the folder cannot be written to.
     """
     if path.suffix.lower() not in endings:
         raise ShoalError(f"{what} is a {' or '.join(endings)} file, got {path}")
     if not os.access(path.parent, os.W_OK):
-        raise ShoalError(f"{path} cannot be written: there is no folder {path.parent} that one may write to")
+        raise ShoalError(f"{path} cannot be written: {path.parent} is no writable folder")
     if find_spec("matplotlib") is None:
         raise ShoalError(f"{what} needs matplotlib. Install it with: pip install 'shoal[{extra}]'")
 
 
 def lanes(stays: Sequence[S]) -> list[tuple[int, int, S]]:
-    """A lane of the device's row for every stay, so that none covers another, and how many lanes there are."""
+    """A lane of the device's row for each interval, so that none covers another, and the number of lanes."""
     free: list[float] = []
     placed: list[tuple[int, S]] = []
     for stay in sorted(stays, key=lambda stay: (stay.begin, stay.end)):
@@ -68,7 +68,7 @@ def lanes(stays: Sequence[S]) -> list[tuple[int, int, S]]:
 
 
 def literal(text: str) -> str:
-    """A text that is drawn as it is, though it may hold what matplotlib takes for mathematics."""
+    """The text with characters escaped that matplotlib takes for mathematics."""
     return text.replace("$", r"\$")
 
 
@@ -76,10 +76,10 @@ def save(figure: "Figure", path: Path, what: str, dots_per_inch: int = 110) -> N
     """Write a drawing.
 
     Args:
-        figure: it.
-        path: a file that `check_drawing` accepts.
-        what: it is: "the plot".
-        dots_per_inch: of a picture made of dots.
+        figure: Figure to write.
+        path: File that `check_drawing` accepts.
+        what: Name of the drawing, such as "the plot".
+        dots_per_inch: Resolution of a raster image.
 
     Raises:
         ShoalError: the file cannot be written.

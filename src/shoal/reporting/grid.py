@@ -1,4 +1,4 @@
-"""The grid of a study: how its trials fill the space that is searched."""
+"""The grid of a study: its trials by the values of the searched parameters."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,17 +18,17 @@ from shoal.reporting.text import finite, state_name
 __all__ = ["Cell", "StudyGrid", "grid_json", "study_grid"]
 
 _ENOUGH = 8
-"""Values by which parameters are compared, at least."""
+"""Least number of values for a comparison of parameters."""
 
 
 @dataclass(frozen=True)
 class Cell:
-    """The trials at one place of a grid.
+    """The trials at one position of a grid.
 
     Args:
-        states: number of trials in each state that occurs, in the order of `TrialState`.
-        best: the best last value of the study's metric among trials that have not failed; None before the first.
-        best_trial: number of the trial that has it.
+        states: Number of trials in each state that occurs, in the order of `TrialState`.
+        best: Best last value of the study's metric among trials that have not failed; None before the first.
+        best_trial: Number of the trial with the best value.
     """
 
     states: Mapping[TrialState, int]
@@ -43,16 +43,16 @@ class Cell:
 
 @dataclass(frozen=True, repr=False)
 class StudyGrid:
-    """The trials of a study by the values of the parameters that are searched.
+    """The trials of a study by the values of the searched parameters.
 
     Args:
-        axes: one for each of these parameters.
-        cells: position on each axis -> the trials there; places without trials are left out.
-        metric: of the study; of several, the first.
-        mode: of that metric, "min" or "max".
-        explained: name of each axis -> share of the variance of the trials' ranks by that metric which the means at its
-            positions explain, corrected for how many there are (Kelley's epsilon squared, 0 to 1); empty as long as
-            there are too few values, or all are equal.
+        axes: Axis of each searched parameter.
+        cells: Position on each axis -> the trials there; positions without trials are left out.
+        metric: Metric of the study; of several, the first.
+        mode: "min" or "max", for that metric.
+        explained: Name of each axis -> share of the variance of the trials' ranks by that metric which the means at its
+            positions explain, corrected for their number (Kelley's epsilon squared, 0 to 1); empty while there are too
+            few values, or all are equal.
     """
 
     axes: tuple[Axis, ...]
@@ -90,7 +90,7 @@ class StudyGrid:
 
     @property
     def main_axes(self) -> tuple[str, ...]:
-        """The two that explain most of the values so far; as long as nothing does, those with the most values or bins.
+        """The two axes that explain most of the values; while none does, those with the most values or bins.
 
         Of axes that one choice decides together only one counts. There may be fewer than two. The longer one is first.
         """
@@ -108,12 +108,12 @@ class StudyGrid:
 
 
 def study_grid(space: Space, rows: Iterable[TrialRow], objective: Objective) -> StudyGrid:
-    """The grid of a study.
+    """Build the grid of a study.
 
     Args:
-        space: that is searched.
-        rows: all its trials, as read from the journal.
-        objective: of the study; of several, the first.
+        space: Search space.
+        rows: All trials, as read from the journal.
+        objective: Objective of the study; of several, the first.
     """
     lines = axes(space)
     gathered = defaultdict(list)
@@ -127,7 +127,7 @@ def study_grid(space: Space, rows: Iterable[TrialRow], objective: Objective) -> 
         for place, line in enumerate(lines)
         if (share := _explained([position[place] for position, _ in scored], ranks)) is not None
     }
-    # A configuration from elsewhere than the space may lack what the space always has.
+    # A configuration from outside the space may lack a parameter that the space always has.
     lines = tuple(
         line.with_lack() if any(position[place] == line.bins.stop for position in gathered) else line
         for place, line in enumerate(lines)
@@ -137,11 +137,11 @@ def study_grid(space: Space, rows: Iterable[TrialRow], objective: Objective) -> 
 
 
 def grid_json(grid: StudyGrid, *, runs: bool = True) -> dict[str, Any]:
-    """A grid as plain values; numbers that JSON has no word for are None.
+    """A grid as plain values; None for NaN and the infinities.
 
     Args:
-        grid: of a study.
-        runs: whether a process runs the study; if none does, what was running is "interrupted".
+        grid: Grid of a study.
+        runs: Whether a process runs the study; without one, running trials are "interrupted".
     """
     return {
         "axes": [
@@ -171,7 +171,7 @@ def _cell(row: TrialRow) -> Cell:
 
 
 def _ranks(values: Sequence[float]) -> list[float]:
-    """The place of each value in ascending order; equal ones share the mean of theirs."""
+    """The rank of each value in ascending order; equal values share the mean of their ranks."""
     ranks = [0.0] * len(values)
     place = 0
     for _, equals in groupby(sorted(range(len(values)), key=values.__getitem__), key=values.__getitem__):
@@ -183,11 +183,11 @@ def _ranks(values: Sequence[float]) -> list[float]:
 
 
 def _explained(positions: Sequence[int], ranks: Sequence[float]) -> float | None:
-    """What the means of groups explain of the variance of ranks: 1 - (1 - eta squared) (n - 1) / (n - k).
+    """Share of the variance of ranks that the means of groups explain: 1 - (1 - eta squared) (n - 1) / (n - k).
 
     Args:
-        positions: the group of each rank; there are n ranks, and k groups.
-        ranks: of trials.
+        positions: Group of each rank; there are n ranks, and k groups.
+        ranks: Ranks of the trials.
 
     Returns:
         At least 0; None if there are too few ranks, or all are equal.

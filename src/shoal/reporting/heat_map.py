@@ -1,4 +1,4 @@
-"""A study's grid on a terminal: one parameter down, one across, and for each cell its best value and its trials."""
+"""A heat map of the study grid for the terminal: the best value and the trials of each pair of parameter values."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,7 +25,9 @@ _SIGNS = {
 }
 _SHADES = ("color(243)", "color(65)", "color(71)", "color(41)", "color(47)")
 _FEW_SHADES = ("bright_black", "green", "bright_green")
-"""From worst to best, the second for terminals of 16 colours: all bear black text, on black terminals and on white."""
+"""From worst to best, the second for terminals of 16 colours: all are legible under black text, on black and white
+terminals.
+"""
 
 _EMPTY = Cell({}, None, None)
 
@@ -36,13 +38,13 @@ _Column = list[Text]
 
 @dataclass(frozen=True)
 class _Form:
-    """How much room a cell takes.
+    """Size of a cell.
 
     Args:
-        digits: of its value.
-        heading: lines of the heading above it; the ends of a bin may stand on two.
-        lines: 1: its trials stand beside its value; 2: below it; 3: those that have ended above the others.
-        longest: heading of a value.
+        digits: Digits of its value.
+        heading: Lines of the heading above it; the ends of a bin may stand on two.
+        lines: 1: its trials stand beside its value; 2: below it; 3: ended trials above the others.
+        longest: Greatest width of the heading of a value.
     """
 
     digits: int
@@ -52,18 +54,18 @@ class _Form:
 
 
 _FORMS = (_Form(4, 1, 1, 14), _Form(4, 2, 1, 14), _Form(3, 2, 1, 14), _Form(4, 2, 2, 14), _Form(3, 2, 3, 8))
-"""From wide to narrow; a map that is too wide even in the last is cut into blocks below each other."""
+"""From wide to narrow; a map that is too wide even in the last form is cut into blocks below each other."""
 
 
 @dataclass(frozen=True)
 class HeatMap:
-    """What rich prints for a grid of one axis or two: the first goes down, the last across.
+    """Rich output of a grid of one axis or two: the first goes down, the last across.
 
-    The better the best value of a cell is among those of the map, the stronger is its colour.
+    A cell with a better best value has a stronger colour.
 
     Args:
-        grid: of a study, projected to one axis or two.
-        runs: whether a process runs the study.
+        grid: Grid of a study, projected to one axis or two.
+        runs: Whether a process runs the study.
     """
 
     grid: StudyGrid
@@ -83,17 +85,17 @@ class HeatMap:
             yield Text(told, "dim")
 
     def _styles(self, shades: Sequence[str]) -> dict[float, Style]:
-        """Each value's colour, by its rank: so one value that is far off leaves the others apart."""
+        """Colour of each value by its rank, so that one outlier does not flatten the others."""
         values = {cell.best for cell in self.grid.cells.values() if cell.best is not None}
         ordered = sorted(values, reverse=self.grid.mode == "max")
-        # The best comes first: of one value alone, too, the colour is the strongest.
+        # The best value comes first, so a single value has the strongest colour, too.
         return {
             value: Style(color="black", bgcolor=shades[-1 - place * len(shades) // len(ordered)])
             for place, value in enumerate(ordered)
         }
 
     def _blocks(self, width: int, styles: Mapping[float, Style]) -> Iterator[list[_Column]]:
-        """Columns that stand beside each other within a width, the labels of the rows first."""
+        """Blocks of columns that fit the width, each with the labels of the rows first."""
         for form in _FORMS:
             side = self._side(form, width // 3)
             columns = [self._column(position, form, styles) for position in range(len(self.grid.axes[-1].labels))]
@@ -141,7 +143,7 @@ class HeatMap:
         return " ".join(signs) or "no trials yet"
 
     def _explained(self) -> str:
-        """How much the parameters of the map explain; nothing as long as that is not known."""
+        """Share of the ranking that the parameters of the map explain; "" while it is unknown."""
         known = self.grid.explained
         parts = [f"{shown(axis.name)} {known[axis.name]:.0%}" for axis in self.grid.axes if axis.name in known]
         return f"explained of the ranking so far: {', '.join(parts)}" if parts else ""
@@ -172,7 +174,7 @@ def _value_text(cell: Cell, digits: int) -> str:
 
 
 def _states_texts(cell: Cell, lines: int) -> list[str]:
-    """How many trials are in each state, on one line, or on two if the cell has three."""
+    """Number of trials in each state, on one line, or on two if the cell has three."""
     signs = [(state, f"{cell.states[state]}{sign}") for state, sign in _SIGNS.items() if state in cell.states]
     if lines < 3:
         return ["".join(text for _, text in signs)]
@@ -180,5 +182,5 @@ def _states_texts(cell: Cell, lines: int) -> list[str]:
 
 
 def _fitted(text: str, width: int) -> str:
-    """The text in just so many columns of the terminal."""
+    """The text in exactly `width` columns of the terminal."""
     return set_cell_size(text, width) if cell_len(text) <= width else set_cell_size(text, width - 1) + "…"

@@ -1,4 +1,4 @@
-"""The job history for the terminal, and as plain values."""
+"""Tables of the job history for `shoal history`, and the same as plain values."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,17 +13,17 @@ from shoal.schedule.ledger import bytes_text
 __all__ = ["history_table", "origins_table", "record_json"]
 
 _STEPS_WIDTH = 9
-"""Of the times of steps, at least: with it all fits into 80 columns, whose widest words are "NVIDIA" and headers."""
+"""Least width of the step times: with it all fits into 80 columns, whose widest words are "NVIDIA" and headers."""
 
 
 def history_table(records: Sequence[Record], mine: str) -> Table:
-    """A row for each record; those of another environment are dim, marked with a star and told of below.
+    """A row for each record; records of another environment are dim, marked with a star and explained below.
 
-    Where one structure was measured with several data, these stand below it, for a column more would not fit.
+    If a structure was measured with several data sets, these stand below it, as another column would not fit.
 
     Args:
-        records: those of one environment together.
-        mine: the environment that a study would have now.
+        records: Records, those of one environment together.
+        mine: Environment that a study would have now.
     """
     others = sorted({record.environment for record in records} - {mine})
     below = "\n".join(f"{_mark(name, mine, others)} measured with {name}: not used now" for name in others)
@@ -48,9 +48,9 @@ def history_table(records: Sequence[Record], mine: str) -> Table:
 
 
 def origins_table(records: Sequence[Record]) -> Table:
-    """A row for each structure and batch size: what it came from, and why no more than one size was measured.
+    """A row for each structure and batch size: its origin, and why only one number of members was measured.
 
-    Of a structure that was measured with several data there is one for each of these.
+    A structure that was measured with several data sets has one row for each.
     """
     table = Table.grid(padding=(0, 2))
     table.add_column(no_wrap=True)
@@ -74,7 +74,7 @@ def _origin(task: str, parameters: Mapping[str, Any]) -> str:
 
 
 def _why_one_size(record: Record) -> str:
-    """Why steps were measured of one number of members only; "" where they were of several."""
+    """Why steps were measured with one number of members only; "" if they were with several."""
     profile = record.profile
     if profile is None or len(profile.step_seconds) != 1:
         return ""
@@ -90,7 +90,7 @@ def _why_one_size(record: Record) -> str:
 
 
 def record_json(record: Record, mine: str) -> dict[str, Any]:
-    """A record as plain values; memory in bytes, steps in seconds. Of one that cannot be read, "profile" is None."""
+    """A record as plain values; memory in bytes, steps in seconds. For an unreadable record, "profile" is None."""
     profile = record.profile
     return {
         "environment": record.environment,
@@ -136,7 +136,7 @@ def _steps(step_seconds: Mapping[int, float]) -> str:
 
 
 def _several(records: Sequence[Record]) -> set[tuple[str, str, str, int]]:
-    """What was measured with several data."""
+    """The structures, with batch size and device, that were measured with several data sets."""
     seen: dict[tuple[str, str, str, int], set[str]] = {}
     for record in records:
         seen.setdefault((record.environment, record.kind, record.structure, record.batch_size), set()).add(record.data)
@@ -144,11 +144,11 @@ def _several(records: Sequence[Record]) -> set[tuple[str, str, str, int]]:
 
 
 def _data_shown(record: Record, several: set[tuple[str, str, str, int]]) -> str:
-    """By what its data is known; "" where its structure was measured with no other."""
+    """Name of a record's data set; "" if its structure was measured with no other."""
     shown = (record.environment, record.kind, record.structure, record.batch_size) in several
     return structure_text(record.data) if shown else ""
 
 
 def _mark(environment: str, mine: str, others: Sequence[str]) -> str:
-    """ "*", "**" ... of another environment than mine."""
+    """ ""*", "**" ... for an environment other than `mine`."""
     return "" if environment == mine else "*" * (1 + others.index(environment))

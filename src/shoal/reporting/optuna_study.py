@@ -1,6 +1,8 @@
-"""The trials of a study as a study of Optuna's, for its dashboard and its plots."""
+"""Export of a study to Optuna, once or continuously, for Optuna's dashboard and plots."""
 
 import json
+import threading
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,12 +16,16 @@ from shoal.core.space import Space
 from shoal.core.trial import Report, TrialState
 from shoal.journal.rows import TrialRow
 from shoal.journal.schema import FILE_NAME
+from shoal.journal.view import JournalView
 from shoal.reporting.ranking import values
 
 if TYPE_CHECKING:
     import optuna
 
-__all__ = ["attributes", "created", "curve", "frozen", "metrics", "opened", "optuna_study", "state"]
+__all__ = ["mirror", "optuna_study"]
+
+_MARK = "shoal"
+"""The attribute by which a mirror recognises its study."""
 
 
 def optuna_study(
@@ -29,38 +35,70 @@ def optuna_study(
     name: str,
     storage: "str | optuna.storages.BaseStorage | None" = None,
 ) -> "optuna.Study":
-    """A new study of Optuna's with all trials that have ended, in the order of their numbers; see `frozen`.
+    """A new Optuna study with all trials that have ended, in the order of their numbers.
 
-    What has not ended is left out.
+    Open trials are left out.
 
     Args:
-        trials: each with its reports.
-        space: that they come from.
-        objectives: to be compared by; their metrics are an attribute of the new study.
-        name: of the new study.
-        storage: as of `opened`; None: in memory.
+        trials: Trials, each with its reports.
+        space: Search space of the study.
+        objectives: Objectives of the study; their metrics become an attribute of the new study.
+        name: Name of the new study.
+        storage: Storage as for `_opened`; None: in memory.
 
     Raises:
         ShoalError: the storage cannot be used.
         optuna.exceptions.DuplicatedStudyError: the storage has a study of that name.
     """
-    study = created(None if storage is None else opened(storage), name, objectives)
-    study.set_user_attr("metric", metrics(objectives))
+    study = _created(None if storage is None else _opened(storage), name, objectives)
+    study.set_user_attr("metric", _metrics(objectives))
     for row, reports in trials:
         if row.state.final:
-            study.add_trial(frozen(row, reports, space, objectives))
+            study.add_trial(_frozen(row, reports, space, objectives))
     return study
 
 
-def opened(storage: "str | optuna.storages.BaseStorage") -> "optuna.storages.BaseStorage":
-    """The storage of an address or a path.
+def mirror(
+    directory: Path | str, storage: "str | optuna.storages.BaseStorage", name: str | None = None, interval: float = 1.0
+) -> "optuna.Study":
+    """Poll a study's journal, and write changes to an Optuna study, until no process runs the study.
+
+    Trials have the same numbers there, so those added by users are left out. All state of a mirror is in the storage,
+    so a new mirror can replace a killed one. There must be one at a time. A failed trial stays failed there, also when
+    it is retried: Optuna changes no trial that has ended.
 
     Args:
-        storage: an address such as "sqlite:///optuna.db", the path of a file for Optuna's JournalStorage, or one of
-            Optuna's storages.
+        directory: Directory of the study.
+        storage: Storage as for `_opened`.
+        name: Name of the study there; by default the name of the directory.
+        interval: Seconds between two polls.
 
     Raises:
-        ShoalError: it cannot be used.
+        JournalError: there is no study.
+        ShoalError: the storage cannot be used, or has another study of that name.
+    """
+    directory = Path(directory)
+    if isinstance(interval, bool) or not isinstance(interval, int | float) or not 0 < interval <= threading.TIMEOUT_MAX:
+        raise ShoalError(f"`interval` must be a number of seconds above 0, got {interval!r}")
+    with JournalView.read(directory) as journal:
+        follower = _Follower(journal, _opened(storage), name or directory.resolve().name)
+        while True:
+            running = journal.writer() is not None  # checked first, so that this call sees the last writes
+            follower.look()
+            if not running:
+                return follower.study
+            time.sleep(interval)
+
+
+def _opened(storage: "str | optuna.storages.BaseStorage") -> "optuna.storages.BaseStorage":
+    """The storage at an address or a path.
+
+    Args:
+        storage: Address such as "sqlite:///optuna.db", path of a file for Optuna's JournalStorage, or an Optuna
+            storage.
+
+    Raises:
+        ShoalError: the storage cannot be used.
     """
     from optuna.storages import BaseStorage, JournalStorage, RDBStorage
     from optuna.storages.journal import JournalFileBackend
@@ -80,18 +118,18 @@ def opened(storage: "str | optuna.storages.BaseStorage") -> "optuna.storages.Bas
         return JournalStorage(JournalFileBackend(storage))
 
 
-def created(
+def _created(
     storage: "optuna.storages.BaseStorage | None",
     name: str,
     objectives: Sequence[Objective],
     *,
     load_if_exists: bool = False,
 ) -> "optuna.Study":
-    """A study of Optuna's, without trials if it is new.
+    """An Optuna study, without trials if it is new.
 
     Raises:
         ShoalError: the storage cannot be used.
-        optuna.exceptions.DuplicatedStudyError: it has a study of that name, and that is not to be loaded.
+        optuna.exceptions.DuplicatedStudyError: it has a study of that name, and `load_if_exists` is false.
     """
     import optuna
 
@@ -103,9 +141,9 @@ def created(
 
 @contextmanager
 def _usable(storage: object) -> Iterator[None]:
-    """Within, a storage that cannot be opened, or is something else, is an error of ours.
+    """Within this context, errors of an unusable storage become a `ShoalError`.
 
-    Optuna raises what its database, its parser of a file, or a missing package does.
+    Optuna passes on the errors of its database, its parser of a file, or a missing package.
     """
     from optuna.exceptions import StorageInternalError
     from sqlalchemy.exc import SQLAlchemyError
@@ -120,23 +158,23 @@ def _usable(storage: object) -> Iterator[None]:
 
 
 def _check_address(address: str) -> None:
-    """Optuna would put its tables beside ours.
+    """Refuse a study's journal, to which Optuna would add its tables.
 
     Raises:
-        ValueError: it is a study's journal.
+        ValueError: the address is that of a journal.
     """
     from sqlalchemy.engine import make_url
 
     if Path(make_url(address).database or "").name == FILE_NAME:
-        raise ValueError(f"{FILE_NAME} is the name of the journal of a study of Shoal's")
+        raise ValueError(f"{FILE_NAME} is the name of a journal of Shoal")
 
 
 def _check_file(path: str) -> None:
-    """Optuna would go on writing at the end of a file whose only line it cannot read.
+    """Refuse a file that is not Optuna's: it would append to a file whose only line it cannot read.
 
     Raises:
-        OSError: it cannot be read.
-        ValueError: it is there and none of Optuna's.
+        OSError: the file cannot be read.
+        ValueError: the file exists and is not Optuna's.
     """
     if not Path(path).exists():
         return
@@ -144,21 +182,21 @@ def _check_file(path: str) -> None:
         line = file.readline()
     record = json.loads(line) if line else {"op_code": None}
     if not isinstance(record, dict) or "op_code" not in record:
-        raise ValueError("the file is none of Optuna's")
+        raise ValueError("the file was not written by Optuna")
 
 
-def metrics(objectives: Sequence[Objective]) -> str | list[str]:
-    """Their names as an attribute of a study."""
+def _metrics(objectives: Sequence[Objective]) -> str | list[str]:
+    """Names of the metrics as an attribute of an Optuna study."""
     names = [objective.metric for objective in objectives]
     return names if len(names) > 1 else names[0]
 
 
-def state(row: TrialRow, objectives: Sequence[Objective]) -> "optuna.trial.TrialState":
-    """Where a trial stands, in Optuna's words.
+def _state(row: TrialRow, objectives: Sequence[Objective]) -> "optuna.trial.TrialState":
+    """The state of a trial in Optuna.
 
-    One that was stopped is PRUNED, one that failed, or whose last value is NaN, is FAIL. One that has begun and not
-    ended is RUNNING, also while it is paused or waits to go on: Optuna has no other word that it can come back from.
-    One that has not begun is WAITING.
+    A stopped trial is PRUNED; a failed trial, or one whose last value is NaN, is FAIL. A trial that has begun and not
+    ended is RUNNING, also while it is paused or pending: no other state of Optuna's can be left again. A trial that has
+    not begun is WAITING.
     """
     from optuna.trial import TrialState as There
 
@@ -169,16 +207,16 @@ def state(row: TrialRow, objectives: Sequence[Objective]) -> "optuna.trial.Trial
     return {TrialState.COMPLETE: There.COMPLETE, TrialState.STOPPED: There.PRUNED}.get(row.state, There.RUNNING)
 
 
-def curve(reports: Iterable[Report], objectives: Sequence[Objective]) -> dict[int, float]:
-    """The metric at the end of each epoch; empty for several metrics, of which Optuna knows no curves."""
+def _curve(reports: Iterable[Report], objectives: Sequence[Objective]) -> dict[int, float]:
+    """The metric at the end of each epoch; empty for several metrics, for which Optuna has no intermediate values."""
     if len(objectives) > 1:
         return {}
     metric = objectives[0].metric
     return {report.epoch: report.metrics[metric] for report in reports if metric in report.metrics}
 
 
-def attributes(row: TrialRow) -> Mapping[str, Any]:
-    """What else there is to say of a trial: user attributes there."""
+def _attributes(row: TrialRow) -> Mapping[str, Any]:
+    """Further facts of a trial, which become user attributes."""
     return {
         "number": row.number,
         "state": str(row.state),
@@ -188,26 +226,26 @@ def attributes(row: TrialRow) -> Mapping[str, Any]:
     }
 
 
-def frozen(
+def _frozen(
     row: TrialRow, reports: Iterable[Report], space: Space, objectives: Sequence[Objective]
 ) -> "optuna.trial.FrozenTrial":
-    """A trial as Optuna has it.
+    """A trial as Optuna stores it.
 
-    Its values at the end of each epoch are intermediate values; parameters are called by their paths, and a choice
-    whose options are no plain values is the position of one. A trial whose config is none of the space, as its user
-    wanted, has no parameters there, but its config as an attribute.
+    Its values at the end of each epoch are intermediate values. Parameters are named by their paths; a choice whose
+    options are no plain values becomes the position of an option. A trial with a config outside the space, added by a
+    user, has no parameters there, but its config as an attribute.
 
     Args:
-        row: the trial.
-        reports: of it.
-        space: that it comes from.
-        objectives: of the study.
+        row: Trial.
+        reports: Reports of the trial.
+        space: Search space of the study.
+        objectives: Objectives of the study.
     """
     import optuna
 
-    outside = bool(space.faults(row.config))  # a user has added it
+    outside = bool(space.faults(row.config))  # a trial that a user has added
     parameters = {} if outside else space.parameters(row.config)
-    there = state(row, objectives)
+    there = _state(row, objectives)
     shown = values(row, objectives) if there.is_finished() else None
     return optuna.trial.create_trial(
         state=there,
@@ -217,6 +255,72 @@ def frozen(
             for path, (domain, value) in parameters.items()
         },
         distributions={path: domain.to_optuna() for path, (domain, _) in parameters.items()},
-        intermediate_values=curve(reports, objectives),
-        user_attrs={**attributes(row), **({"config": dict(row.config)} if outside else {})},
+        intermediate_values=_curve(reports, objectives),
+        user_attrs={**_attributes(row), **({"config": dict(row.config)} if outside else {})},
     )
+
+
+class _Follower:
+    """Writes the changes of a study to the storage.
+
+    Args:
+        journal: Journal of the study.
+        storage: Optuna's storage.
+        name: Name of the study there.
+
+    Raises:
+        ShoalError: the storage has another study of that name.
+    """
+
+    def __init__(self, journal: JournalView, storage: "optuna.storages.BaseStorage", name: str) -> None:
+        self._journal = journal
+        self._goals = journal.objectives
+        self._space = journal.space
+        self._storage = storage
+        first = journal.runs()[0]
+        mark = f"{first.started:.6f} {first.pid}"
+        self.study = _created(storage, name, self._goals, load_if_exists=True)
+        alike = self.study.directions == directions(self._goals)
+        if alike and _MARK not in self.study.user_attrs and not self.study.get_trials(deepcopy=False):
+            self.study.set_user_attr("metric", _metrics(self._goals))
+            self.study.set_user_attr(_MARK, mark)
+        elif self.study.user_attrs.get(_MARK) != mark:
+            raise ShoalError(f"the storage holds another study named {name!r}; choose another name for the mirror")
+        self._id = storage.get_study_id_from_name(name)
+        self._seen: dict[int, tuple[Any, ...]] = {}  # number of a trial -> its facts when it was last written
+
+    def look(self) -> None:
+        """Write the changes since the last call."""
+        rows = (row for row in self._journal.trials() if not row.trial.is_added)
+        news = [row for row in rows if self._seen.get(row.number) != _standing(row)]
+        there = self.study.get_trials(deepcopy=False) if news else []
+        for row in news:
+            if row.number < len(there):
+                self._update(row, there[row.number])
+            else:
+                self.study.add_trial(_frozen(row, self._journal.curve(row.number), self._space, self._goals))
+            self._seen[row.number] = _standing(row)
+
+    def _update(self, row: TrialRow, there: "optuna.trial.FrozenTrial") -> None:
+        """Update a trial in the storage; its state comes last, since an ended trial cannot be changed."""
+        from optuna.trial import TrialState as There
+
+        if there.state.is_finished():
+            return
+        trial, storage = self._storage.get_trial_id_from_study_id_trial_number(self._id, row.number), self._storage
+        now = _state(row, self._goals)
+        if there.state is There.WAITING and now is not There.WAITING:
+            storage.set_trial_state_values(trial, There.RUNNING)
+        for epoch, value in _curve(self._journal.curve(row.number), self._goals).items():
+            if epoch not in there.intermediate_values:
+                storage.set_trial_intermediate_value(trial, epoch, value)
+        for name, value in _attributes(row).items():
+            if there.user_attrs.get(name) != value:
+                storage.set_trial_user_attr(trial, name, value)
+        if now.is_finished():
+            storage.set_trial_state_values(trial, now, values(row, self._goals))
+
+
+def _standing(row: TrialRow) -> tuple[Any, ...]:
+    """The facts of a trial whose change is written."""
+    return row.state, row.epoch, row.reason

@@ -1,37 +1,47 @@
-"""All that a report on a study says: what each device did and when, what was found, what failed."""
+"""The content of a report on a study: use of each device over time, best trials, failures."""
 
 import math
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import Any
 
 from shoal.core.job import Purpose
 from shoal.core.objective import Objective
+from shoal.core.space import flatten
 from shoal.core.trial import TrialState
 from shoal.journal.rows import DeviceRow, JobRow, Reservation, Run, TrialRow
 from shoal.journal.view import JournalView
 from shoal.reporting.ranking import front, ranked
 from shoal.reporting.snapshot import Snapshot, snapshot
-from shoal.reporting.structures import structure_names
+from shoal.reporting.text import key_text, leaf_text
 
-__all__ = ["SHARES", "Bar", "Elapsed", "Overview", "Usage", "overview"]
+__all__ = ["SHARES", "Bar", "Elapsed", "Overview", "Usage", "overview", "structure_names"]
 
 SHARES = "used: share of the time with a job on the device; promised: mean share of its compute that jobs were promised"
-"""What is said of the two numbers of a device."""
+"""Explanation of the two shares of a device."""
+
+_BEST = 10
+"""Most trials among the best."""
+
+_PARAMETERS = 3
+"""Most parameters in the name of a structure."""
+_LACKING = object()
 
 
 class Elapsed:
-    """How long a study has been running at a moment: the time in which nobody ran it does not count.
+    """Running time of a study at a moment, without the time in which no process ran it.
 
     Args:
-        runs: the processes that ran it, at least one.
-        moments: when anything happened, ascending. A process that died ran until the last of its moments.
-        now: if the study is running; else None.
+        runs: Processes that ran the study, at least one.
+        moments: Times of all events, ascending. A process that died ran until the last of its moments.
+        now: Present time if the study is running; else None.
 
     Attributes:
-        breaks: seconds at which it was gone on with.
-        total: seconds.
+        breaks: Seconds at which the study was resumed.
+        total: Seconds in all.
     """
 
     def __init__(self, runs: Sequence[Run], moments: Sequence[float], now: float | None) -> None:
@@ -45,7 +55,7 @@ class Elapsed:
         self.total = max(self(max([runs[-1].started, *moments[-1:]]) if now is None else now), 1e-3)
 
     def __call__(self, moment: float) -> float:
-        """Seconds at a moment, in seconds since 1970."""
+        """Seconds of running time at a moment, given in seconds since 1970."""
         absent = sum(min(moment, end) - begin for begin, end in self._gaps if moment > begin)
         return max(moment - self._begin - absent, 0.0)
 
@@ -55,9 +65,9 @@ class Bar:
     """A job on its device.
 
     Args:
-        job: as the journal has it.
-        begin: seconds that the study had been running.
-        end: likewise; of a job that runs, up to now.
+        job: Job as in the journal.
+        begin: Seconds of running time at its start.
+        end: Seconds of running time at its end; for a running job, up to now.
     """
 
     job: JobRow
@@ -67,15 +77,15 @@ class Bar:
 
 @dataclass(frozen=True)
 class Usage:
-    """What became of a device's time.
+    """How the time of a device was used.
 
     Args:
-        device: as the journal has it.
-        busy: part of the time in which it had a job, "used" in a report.
-        occupancy: mean part of its compute that was promised; a job of which nothing is known has all of it.
-        seconds: by the purpose of its jobs; of several at once, each has its part.
-        jobs: that began on it.
-        failed: of these.
+        device: Device as in the journal.
+        busy: Fraction of the time in which it had a job, "used" in a report.
+        occupancy: Mean fraction of its compute that was reserved; a job without a profile has all of it.
+        seconds: Seconds by the purpose of its jobs; concurrent jobs share them evenly.
+        jobs: Number of jobs that began on it.
+        failed: Number of these jobs that failed.
     """
 
     device: DeviceRow
@@ -91,16 +101,16 @@ class Overview:
     """A study, from its beginning to now or its end.
 
     Args:
-        name: of its directory.
-        objectives: what its trials are compared by.
-        state: at the last moment.
-        elapsed: seconds that it ran at a moment.
-        bars: all jobs, in the order in which they began.
-        curve: (seconds, best value so far of the first metric) each time that one was better.
-        usage: of each device, in order.
-        best: the best trials, the very best first.
-        buried: the trials that have failed for good.
-        structures: a name for each of the keys of its jobs, see `structure_names`.
+        name: Name of its directory.
+        objectives: Objectives of the study.
+        state: Snapshot at the last moment.
+        elapsed: Running time at a moment.
+        bars: All jobs, in the order of their start.
+        curve: (seconds, best value so far of the first metric) at each improvement.
+        usage: Usage of each device, in order.
+        best: Best trials, the very best first.
+        buried: Trials that have failed for good.
+        structures: Name of each fusion key of its jobs, see `structure_names`.
     """
 
     name: str
@@ -116,17 +126,16 @@ class Overview:
 
     @property
     def failures(self) -> list[JobRow]:
-        """The jobs that failed, in the order in which they began."""
+        """The jobs that failed, in the order of their start."""
         return [bar.job for bar in self.bars if bar.job.failed]
 
 
-def overview(journal: JournalView, now: float, best: int = 10) -> Overview:
-    """Read all that a report says from a study's journal.
+def overview(journal: JournalView, now: float) -> Overview:
+    """Read the content of a report from a study's journal.
 
     Args:
-        journal: of the study; may be running.
-        now: seconds since 1970.
-        best: so many trials are named as the best.
+        journal: Journal of the study, which may be running.
+        now: Seconds since 1970.
     """
     state = snapshot(journal, now)
     elapsed = Elapsed(journal.runs(), journal.moments(), now if state.pid is not None else None)
@@ -149,7 +158,7 @@ def overview(journal: JournalView, now: float, best: int = 10) -> Overview:
             _usage(device, [bar for bar in bars if bar.job.device == device.name], promises, elapsed)
             for device in journal.devices(all_runs=True)
         ),
-        best=tuple(row for row in valued if row.state is not TrialState.FAILED)[:best],
+        best=tuple(row for row in valued if row.state is not TrialState.FAILED)[:_BEST],
         buried=tuple(row for row in rows if row.state is TrialState.FAILED),
         structures=structure_names([bar.job for bar in bars], rows),
     )
@@ -161,7 +170,7 @@ def _improvements(
     best = math.inf
     found: list[tuple[float, float]] = []
     for time, value in values:
-        if objective.loss(value) < best:  # false of NaN
+        if objective.loss(value) < best:  # false for NaN
             best = objective.loss(value)
             found.append((elapsed(time), value))
     return found
@@ -177,7 +186,7 @@ class _Sums:
 def _usage(
     device: DeviceRow, bars: Sequence[Bar], promises: Mapping[str, Sequence[Reservation]], elapsed: Elapsed
 ) -> Usage:
-    """Sweep over the moments at which a device's jobs began, ended or were promised something else."""
+    """Sum over the moments at which a device's jobs began, ended or changed their reservation."""
     changes: list[tuple[float, bool, JobRow, float]] = []
     for bar in bars:
         for promise in promises.get(bar.job.id, ()):
@@ -210,3 +219,72 @@ def _add(sums: _Sums, held: Mapping[str, tuple[JobRow, float]], seconds: float) 
     for job, compute in held.values():
         sums.promised += compute * seconds
         sums.seconds[job.purpose] = sums.seconds.get(job.purpose, 0.0) + seconds / len(held)
+
+
+def structure_names(jobs: Iterable[JobRow], rows: Iterable[TrialRow]) -> dict[str, str]:
+    """A name for each structure, from the parameters that its trials agree on and trials of other structures do not.
+
+    A structure without such parameters, or the only one, is named by its digest or its batch size; two with equal
+    parameters have the digest added.
+
+    Args:
+        jobs: Jobs of a study.
+        rows: Trials of the study.
+
+    Returns:
+        `JobRow.keys` -> "width=64"; with the batch size if it differs and is none of the parameters.
+    """
+    configs = {row.number: flatten(row.config) for row in rows}
+    members: dict[str, dict[int, None]] = {}
+    for job in jobs:
+        for key, trials in _members(job).items():
+            members.setdefault(key, {}).update(dict.fromkeys(trials))
+    if len(members) == 1:
+        return {key: f"batches of {_batch_size(key)}" for key in members}
+    agreed = {key: _agreed([configs[trial] for trial in trials if trial in configs]) for key, trials in members.items()}
+    differing = _differing([found for found in agreed.values() if found])
+    same_size = len({_batch_size(key) for key in members}) == 1
+    names = {}
+    for key, found in agreed.items():
+        mine = [name for name in differing if name in found]
+        shown = [f"{name}={leaf_text(found[name])}" for name in mine[:_PARAMETERS]] + ["…"] * (len(mine) > _PARAMETERS)
+        size = "" if same_size or "batch_size" in mine[:_PARAMETERS] else f", batches of {_batch_size(key)}"
+        names[key] = f"{' '.join(shown)}{size}" if shown else key_text(key)
+    count = Counter(names.values())
+    return {key: name if count[name] == 1 else f"{name} ({key_text(key)})" for key, name in names.items()}
+
+
+def _members(job: JobRow) -> Mapping[str, Sequence[int]]:
+    """The trials of each structure of a job; older journals have them only for jobs with one structure."""
+    if job.members:
+        return job.members
+    return dict.fromkeys(job.keys, job.trials if len(job.keys) == 1 else ())
+
+
+def _agreed(configs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The parameters on which all configs agree, with their values."""
+    if not configs:
+        return {}
+    first, *others = configs
+    return {
+        name: value for name, value in first.items() if all(_same(value, other.get(name, _LACKING)) for other in others)
+    }
+
+
+def _differing(structures: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The parameters on which structures differ; floats last, since they seldom decide a structure."""
+    names = dict.fromkeys(name for found in structures for name in found)
+    apart = [
+        name
+        for name in names
+        if not all(_same(structures[0].get(name, _LACKING), found.get(name, _LACKING)) for found in structures)
+    ]
+    return sorted(apart, key=lambda name: any(isinstance(found.get(name), float) for found in structures))
+
+
+def _same(one: object, other: object) -> bool:
+    return type(one) is type(other) and one == other
+
+
+def _batch_size(key: str) -> str:
+    return key.rpartition(" x ")[2]

@@ -1,4 +1,4 @@
-"""A report on a study as one HTML file that needs no other, and the same as plain values."""
+"""The report on a study as one self-contained HTML file, and the same as plain values."""
 
 import base64
 from collections.abc import Iterable, Mapping, Sequence
@@ -8,7 +8,7 @@ from typing import Any
 
 from shoal.core.errors import ShoalError
 from shoal.core.job import Purpose
-from shoal.reporting.device_text import cause_text, failing_json, failing_text
+from shoal.reporting.failures import cause_text, failing_json, failing_text
 from shoal.reporting.overview import SHARES, Overview, Usage
 from shoal.reporting.text import (
     best_text,
@@ -38,16 +38,16 @@ img { max-width: 100%; }
 """
 _WORDS = {Purpose.TRAIN: "training", Purpose.SURVEY: "looking at models", Purpose.PROFILE: "measuring"}
 _FAILURES = 200
-"""Jobs that failed, and trials, that are named at most."""
+"""Most failed jobs, and failed trials, that are listed."""
 
 
 def write_page(study: Overview, picture: bytes, path: Path) -> None:
     """Write the page.
 
     Args:
-        study: what it tells.
-        picture: its timeline, a PNG file.
-        path: where it goes.
+        study: Content of the report.
+        picture: Timeline of the study, a PNG file.
+        path: File to write.
 
     Raises:
         ShoalError: the file cannot be written.
@@ -80,7 +80,7 @@ def page(study: Overview, picture: bytes) -> str:
 
 
 def overview_json(study: Overview) -> dict[str, Any]:
-    """What the page tells beside `snapshot_json`, as plain values; numbers that JSON has no word for are None."""
+    """The page as plain values, without those of `snapshot_json`; None for NaN and the infinities."""
     return {
         "name": study.name,
         "seconds": study.elapsed.total,
@@ -201,19 +201,19 @@ def _by_purpose(seconds: Mapping[Purpose, float]) -> str:
 
 
 def _section(title: str, content: str | Sequence[str]) -> str:
-    """A heading with its content, a table or lines; nothing where there is none."""
+    """A heading with its content, a table or lines; "" without content."""
     if not isinstance(content, str):
         content = "\n".join(f"<p>{_text(line)}</p>" for line in content)
     return f"<h2>{_text(title)}</h2>\n{content}" if content else ""
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[object]], count: int = 0) -> str:
-    """Rows of texts and whole numbers; "" where there are none.
+    """Rows of texts and whole numbers as a table; "" without rows.
 
     Args:
-        head: titles of the columns; without, the first column is one of titles.
-        rows: those that are shown.
-        count: of all rows, if that is more.
+        head: Titles of the columns; without them, the first column holds titles.
+        rows: Rows to show.
+        count: Number of all rows, if it is greater.
     """
     if not rows:
         return ""
@@ -238,5 +238,5 @@ def _cell(value: object, title: bool) -> str:
 
 
 def _text(what: object) -> str:
-    """As HTML may have it, see `shown`."""
+    """Text escaped for HTML, see `shown`."""
     return escape(shown(str(what), lines=True))

@@ -1,55 +1,56 @@
-"""How a running study shows itself on standard error."""
+"""Progress of a running study on standard error: a live table, or lines in a file."""
 
 import sys
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Sequence
-from types import TracebackType
-from typing import Self
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self
 
 from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from shoal.algorithms.base import Totals
 from shoal.core.job import Purpose
-from shoal.reporting.device_text import cause_lines, failing_text, unmeasured_lines
+from shoal.core.objective import objectives
+from shoal.core.space import Space
+from shoal.reporting.failures import cause_lines, failing_text, unmeasured_lines
 from shoal.reporting.snapshot import Best, Snapshot
 from shoal.reporting.table import status_table
 from shoal.reporting.text import best_text, duration, shown, states_text, trials_text
 
-__all__ = ["LineProgress", "LiveProgress", "Progress", "SilentProgress", "progress"]
+__all__ = ["LineProgress", "LiveProgress", "Progress", "SilentProgress", "batch_text", "progress", "summary"]
 
 _PHASES = {Purpose.SURVEY: "looking at the models of", Purpose.PROFILE: "measuring", Purpose.TRAIN: "training"}
 
 
 class Progress(ABC):
-    """Shows a study while it runs.
+    """Base class of the displays of a running study.
 
-    It is told what is begun, in lines that stay. The engine enters it when the study begins, calls `update` in every
-    turn of its loop, and leaves it at the end, also by an exception. A snapshot is taken only when it is about to be
-    looked at.
+    `say` prints lines at the start, which stay. The engine enters the display when the study begins, calls `update` in
+    every turn of its loop, and leaves it at the end, also by an exception. A snapshot is taken only when it is about to
+    be displayed.
     """
 
     @abstractmethod
     def say(self, lines: Sequence[str]) -> None:
-        """Show lines that stay; before it is entered."""
+        """Show lines that stay; called before the display is entered."""
 
     @abstractmethod
     def update(self) -> None:
-        """Look at the study if it is time to."""
+        """Refresh the display if it is due."""
 
     @abstractmethod
     def __enter__(self) -> Self: ...
 
     @abstractmethod
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None: ...
+    def __exit__(self, *exception: object) -> None: ...
 
 
 class SilentProgress(Progress):
-    """Shows nothing and looks at nothing."""
+    """Shows nothing and reads nothing."""
 
     def say(self, lines: Sequence[str]) -> None:
         """Do nothing."""
@@ -60,19 +61,17 @@ class SilentProgress(Progress):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         pass
 
 
 class LiveProgress(Progress):
-    """A table on a terminal that is drawn anew in place, at most four times a second.
+    """A table on a terminal that is redrawn in place, at most four times a second.
 
     Args:
-        take: makes a snapshot of the study as it is.
-        console: a terminal.
-        clock: seconds, never going back.
+        take: Function that makes a snapshot of the study.
+        console: Terminal to draw on.
+        clock: Monotonic clock in seconds.
     """
 
     _PERIOD = 0.25
@@ -87,12 +86,12 @@ class LiveProgress(Progress):
         self._live = Live(console=console, auto_refresh=False, redirect_stdout=sys.stdout.isatty())
 
     def say(self, lines: Sequence[str]) -> None:
-        """Above the table."""
+        """Print lines above the table."""
         for line in lines:
             self._console.print(Text(f"shoal: {shown(line)}"))
 
     def update(self) -> None:
-        """Draw the study anew if the last time is long enough ago."""
+        """Redraw the table if it is due."""
         if (now := self._clock()) >= self._due:
             self._due = now + self._PERIOD
             self._draw()
@@ -102,26 +101,24 @@ class LiveProgress(Progress):
         self.update()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         try:
             self._draw()
         finally:
-            self._live.stop()  # gives the terminal its cursor back
+            self._live.stop()  # restores the cursor of the terminal
 
     def _draw(self) -> None:
         self._live.update(status_table(self._take()), refresh=True)
 
 
 class LineProgress(Progress):
-    """Plain lines for a file or a pipe: one at the start, one for each thing that jobs do for the first time, one for a
-    new best at most every ten seconds, one for each new cause of failures, one for what is unusual, one at the end.
+    """Plain lines for a file or a pipe: one at the start, one for each kind of job when it first runs, one for a new
+    best at most every ten seconds, one for each new cause of failures, one for each note on the task, one at the end.
 
     Args:
-        take: makes a snapshot of the study as it is.
-        console: where the lines go.
-        clock: seconds, never going back.
+        take: Function that makes a snapshot of the study.
+        console: Destination of the lines.
+        clock: Monotonic clock in seconds.
     """
 
     _PERIOD = 1.0
@@ -145,17 +142,17 @@ class LineProgress(Progress):
         self._notes = 0
 
     def say(self, lines: Sequence[str]) -> None:
-        """Like all others."""
+        """Print lines like all others."""
         for line in lines:
             self._print(line)
 
     def update(self) -> None:
-        """Look at the study if the last time is long enough ago, and print what is new."""
+        """Take a snapshot if it is due, and print changes."""
         if (now := self._clock()) < self._due:
             return
         self._due = now + self._PERIOD
         snapshot = self._take()
-        self._tell_phases(snapshot)
+        self._print_phases(snapshot)
         if not self._started and snapshot.trials:
             self._started = True
             self._devices = _devices_text(snapshot)
@@ -163,8 +160,8 @@ class LineProgress(Progress):
         if self._started and (devices := _devices_text(snapshot)) != self._devices:
             self._devices = devices
             self._print(f"{duration(snapshot.elapsed)} goes on with {devices}")
-        self._tell_note(snapshot)
-        self._tell_causes(snapshot)
+        self._print_note(snapshot)
+        self._print_causes(snapshot)
         if now >= self._best_due and self._improved(snapshot):
             self._best_due = now + self._BEST_PERIOD
             self._print(f"{duration(snapshot.elapsed)} best so far: {best_text(snapshot)}")
@@ -173,16 +170,14 @@ class LineProgress(Progress):
         self.update()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         snapshot = self._take()
-        self._tell_note(snapshot)
-        self._tell_causes(snapshot)
+        self._print_note(snapshot)
+        self._print_causes(snapshot)
         self._print(f"{duration(snapshot.elapsed)} {states_text(snapshot)}; best: {best_text(snapshot)}")
 
-    def _tell_phases(self, snapshot: Snapshot) -> None:
-        """What is being done, each thing when it is done for the first time."""
+    def _print_phases(self, snapshot: Snapshot) -> None:
+        """Print each kind of job when it first runs."""
         members = Counter[Purpose]()
         for job in (job for use in snapshot.devices for job in use.jobs):
             members[job.purpose] += job.members
@@ -194,14 +189,14 @@ class LineProgress(Progress):
                 self._phases.add(phase)
                 self._print(f"{duration(snapshot.elapsed)} {phase}{what}")
 
-    def _tell_note(self, snapshot: Snapshot) -> None:
-        """What is unusual in the task, once."""
+    def _print_note(self, snapshot: Snapshot) -> None:
+        """Print each note on the task once."""
         for line in snapshot.note.splitlines()[self._notes :]:
             self._notes += 1
             self._print(f"{duration(snapshot.elapsed)} note: {line}")
 
-    def _tell_causes(self, snapshot: Snapshot) -> None:
-        """Of what profiles and trials failed, each cause once: as it is met, also if a trial is to be tried again."""
+    def _print_causes(self, snapshot: Snapshot) -> None:
+        """Print each cause of failed profiles and trials once, as it occurs, also if the trial is to be retried."""
         unmeasured = zip(snapshot.unmeasured, unmeasured_lines(snapshot.unmeasured), strict=False)
         lost = zip(snapshot.causes, cause_lines(snapshot.causes), strict=False)
         found = {cause.text: line for cause, line in unmeasured}
@@ -213,9 +208,9 @@ class LineProgress(Progress):
                 self._print(f"{duration(snapshot.elapsed)} {line}")
 
     def _improved(self, snapshot: Snapshot) -> bool:
-        """Whether the best is better than the one last printed; it can fall back, since a trial's last value counts.
+        """Whether the best is better than the last one printed; it can get worse, since a trial's last value counts.
 
-        Of several metrics, whether it is not the same trials with the same values that nothing dominates.
+        For several metrics, whether the front has other trials or values.
         """
         if snapshot.best is None or isinstance(snapshot.best.value, tuple):
             changed, self._front = snapshot.front != self._front, snapshot.front
@@ -231,12 +226,12 @@ class LineProgress(Progress):
 
 
 def progress(take: Callable[[], Snapshot], *, silent: bool = False, console: Console | None = None) -> Progress:
-    """The display that suits where it goes.
+    """The display that suits the console.
 
     Args:
-        take: makes a snapshot of the study as it is.
-        silent: show nothing, as when a program reads the output.
-        console: where to show it; standard error if not given.
+        take: Function that makes a snapshot of the study.
+        silent: Whether to show nothing, for output that a program reads.
+        console: Console to show it on; by default standard error.
     """
     if silent:
         return SilentProgress()
@@ -244,8 +239,54 @@ def progress(take: Callable[[], Snapshot], *, silent: bool = False, console: Con
     return LiveProgress(take, console) if console.is_terminal else LineProgress(take, console)
 
 
+def batch_text(space: Space, task: str | None) -> str:
+    """The batch size, as far as the space determines it.
+
+    Args:
+        space: Search space of the study.
+        task: Name of the task if it overrides `batch_size`; else None.
+    """
+    if task is not None:
+        return f"batch size as {task}.batch_size says"
+    leaf = space.leaves().get("batch_size")
+    if leaf is None:
+        return "batch size 32 (default: the config has no batch_size)"
+    values = ", ".join(map(str, leaf.values))
+    missing = ", or 32 (default) where the config has no batch_size" if leaf.optional else ""
+    return f"batch size{'s' if len(leaf.values) > 1 else ''} {values}{missing}"
+
+
+def summary(study: Mapping[str, Any], devices: Sequence[str], directory: Path, done: str = "") -> list[str]:
+    """Lines at the start of a run: task, budget, objectives, batch size, devices; old journals lack some of these.
+
+    Args:
+        study: Description of the study in the journal.
+        devices: Names of the devices.
+        directory: Directory of the study.
+        done: Progress of a resumed study: "25 of 69 epochs".
+    """
+    unit = "reports" if study["opaque"] else "epochs"
+    told = study.get("totals")
+    much = "" if told is None else f" {_much(Totals(**told), unit)}, by"
+    goals = " and ".join(
+        f"{'maximises' if goal.mode == 'max' else 'minimises'} {goal.metric}"
+        for goal in objectives(study["metric"], study["mode"])
+    )
+    batches = f"{study['batches']}; " if study.get("batches") else ""
+    again = f"goes on after {done}; " if done else ""
+    return [
+        f"{study['task']}:{much} {study['algorithm']}; {goals}",
+        f"{batches}{', '.join(devices) or 'no device'}; {again}directory {directory}",
+    ]
+
+
+def _much(totals: Totals, unit: str) -> str:
+    most = f" to {totals.most}" if totals.most > totals.least else ""
+    return f"{trials_text(totals.trials)}, {totals.least}{most} {unit} in all"
+
+
 def _devices_text(snapshot: Snapshot) -> str:
-    """Names of the devices that can be used."""
+    """Names of the usable devices."""
     return (
         ", ".join(use.device.name for use in snapshot.devices if use.device.healthy) or "no device, and waits for one"
     )

@@ -1,4 +1,4 @@
-"""Which trials are the best."""
+"""Ranking of the trials of a study, and the front of several metrics."""
 
 from collections.abc import Sequence, Set
 
@@ -10,11 +10,11 @@ __all__ = ["all_nan", "front", "nobody", "ranked", "values"]
 
 
 def values(row: TrialRow, objectives: Sequence[Objective]) -> tuple[float, ...] | None:
-    """The last values of a study's metrics; None of a trial that lacks one, or that failed.
+    """The last values of a study's metrics; None for a trial that lacks one, or that failed.
 
     Args:
-        row: the trial.
-        objectives: of the study.
+        row: Trial.
+        objectives: Objectives of the study.
     """
     if row.objective is None or row.state is TrialState.FAILED:
         return None
@@ -25,8 +25,8 @@ def front(rows: Sequence[TrialRow], objectives: Sequence[Objective]) -> set[int]
     """The numbers of the trials that no other dominates, by the last values of a study's metrics.
 
     Args:
-        rows: as read from the journal.
-        objectives: of the study; of one alone, these are the best trial and its equals.
+        rows: Trials, as read from the journal.
+        objectives: Objectives of the study; with one alone, the front is the best trial and its equals.
     """
     losses = {}
     for row in rows:
@@ -36,14 +36,14 @@ def front(rows: Sequence[TrialRow], objectives: Sequence[Objective]) -> set[int]
 
 
 def ranked(rows: Sequence[TrialRow], objectives: Sequence[Objective], best: Set[int] | None = None) -> list[TrialRow]:
-    """The best first, by the last value of the study's metric; then those without one and those that failed.
+    """The best trials first, by the last value of the study's metric; then those without a value and the failed ones.
 
-    Of several metrics, those first that no other trial dominates, then the others, both by the first metric.
+    With several metrics, the front comes first, then the others, both by the first metric.
 
     Args:
-        rows: as read from the journal.
-        objectives: of the study.
-        best: their `front`, where that is known already.
+        rows: Trials, as read from the journal.
+        objectives: Objectives of the study.
+        best: The `front` of the trials, if it is known already.
     """
     if best is None:
         best = front(rows, objectives) if len(objectives) > 1 else set()
@@ -58,11 +58,11 @@ def ranked(rows: Sequence[TrialRow], objectives: Sequence[Objective], best: Set[
 
 
 def all_nan(rows: Sequence[TrialRow], objectives: Sequence[Objective]) -> str | None:
-    """The first of the study's metrics that was reported and was never a number; None if there is none.
+    """The first of the study's metrics all of whose reports were NaN; None if there is none.
 
     Args:
-        rows: as read from the journal.
-        objectives: of the study.
+        rows: Trials, as read from the journal.
+        objectives: Objectives of the study.
     """
     for name in (goal.metric for goal in objectives):
         reported = [row for row in rows if name in row.metrics]
@@ -75,8 +75,8 @@ def nobody(rows: Sequence[TrialRow], objectives: Sequence[Objective]) -> str:
     """Why no trial is the best, as the end of a sentence that begins with the study.
 
     Args:
-        rows: as read from the journal, none of them with values.
-        objectives: of the study.
+        rows: Trials, as read from the journal, none of them with values.
+        objectives: Objectives of the study.
     """
     if (name := all_nan(rows, objectives)) is not None:
         return f"has a value of {name!r}: all that were reported are NaN"

@@ -1,4 +1,4 @@
-"""A trial that was trained again, held against what its study recorded."""
+"""Comparison of a rerun trial with the record of its study."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,7 +15,8 @@ from shoal.core.errors import ShoalError
 from shoal.core.trial import Report, Trial, TrialState
 from shoal.journal.rows import TrialRow
 from shoal.journal.view import JournalView
-from shoal.reporting.edits import Edited, edited, edited_json
+from shoal.reporting.snapshot import Edited, edited
+from shoal.reporting.table import edited_json
 from shoal.reporting.text import edited_text, finite, number, rounded
 from shoal.sources import edits
 
@@ -23,15 +24,15 @@ __all__ = ["Difference", "Rerun", "check_rerun", "rerun_json", "rerun_notes", "r
 
 
 def to_rerun(journal: JournalView, number: int, devices: str | Sequence[str] | None = None) -> tuple[TrialRow, Device]:
-    """A trial that can be trained again, and the device for that.
+    """The trial to rerun, and the device for it.
 
     Args:
-        journal: of its study.
-        number: of the trial.
-        devices: as of `shoal.tune`; the first one counts. None: the study's own.
+        journal: Journal of the study.
+        number: Number of the trial.
+        devices: Devices as for `shoal.tune`, of which the first is used. None: the study's own.
 
     Raises:
-        ShoalError: there is no such trial or device; or as of `check_rerun`.
+        ShoalError: there is no such trial or device; or as for `check_rerun`.
     """
     rows = {row.number: row for row in journal.trials()}
     if number not in rows:
@@ -43,14 +44,14 @@ def to_rerun(journal: JournalView, number: int, devices: str | Sequence[str] | N
 
 
 def check_rerun(row: TrialRow, opaque: object) -> None:
-    """Refuse a trial that cannot be trained again, or has nothing to be compared with.
+    """Refuse a trial that cannot be rerun, or has no record to compare with.
 
     Args:
-        row: the trial.
-        opaque: what its study trains if that is a program of the user's.
+        row: Trial.
+        opaque: Program of the user that the study trains, if it trains one.
 
     Raises:
-        ShoalError: says why, and what to do instead.
+        ShoalError: gives the reason and the remedy.
     """
     name, trial = f"trial {row.number}", row.trial
     if opaque:
@@ -60,8 +61,8 @@ def check_rerun(row: TrialRow, opaque: object) -> None:
         )
     if trial.origin is not None:
         raise ShoalError(
-            f"{name} began with what trial {trial.origin.trial} had learnt by its epoch {trial.origin.epoch}, and of "
-            "that trial only the newest checkpoint is kept; train a trial again that began with weights of its own"
+            f"{name} began from the checkpoint of trial {trial.origin.trial} at epoch {trial.origin.epoch}, and of "
+            "that trial only the newest checkpoint is kept; rerun a trial that began with its own weights"
         )
     if row.state is TrialState.FAILED:
         raise ShoalError(f"{name} failed, so there is no whole record to compare with: {row.reason}")
@@ -71,13 +72,13 @@ def check_rerun(row: TrialRow, opaque: object) -> None:
 
 @dataclass(frozen=True)
 class Difference:
-    """How far apart two curves of a metric are where they are farthest apart.
+    """The largest difference of two curves of a metric.
 
     Args:
         relative: |a - b| / max(|a|, |b|); 0 for two NaN, infinite for one.
-        epoch: where that is.
-        recorded: value there that the study recorded.
-        found: value there of the training now.
+        epoch: Epoch of the largest difference.
+        recorded: Value there in the journal.
+        found: Value there in the rerun.
     """
 
     relative: float
@@ -88,15 +89,15 @@ class Difference:
 
 @dataclass(frozen=True)
 class Rerun:
-    """A trial that was trained again.
+    """A rerun trial.
 
     Args:
-        trial: that.
-        device: where.
-        recorded: epoch to the metrics that the study recorded.
-        found: epoch to those of the training now; it has fewer epochs if a loss was no number.
-        changed: paths of files of the task that were edited since the study last ran.
-        edits: each time that the study went on with an edited task after the trial had been proposed.
+        trial: Trial.
+        device: Name of the device.
+        recorded: Epoch -> metrics in the journal.
+        found: Epoch -> metrics of the rerun; it has fewer epochs if a loss was not finite.
+        changed: Paths of files of the task that were edited since the study last ran.
+        edits: Resumes of the study with an edited task after the trial had been proposed.
     """
 
     trial: Trial
@@ -114,14 +115,14 @@ class Rerun:
         found: Sequence[Report],
         study: Mapping[str, Any] = MappingProxyType({}),
     ) -> "Rerun":
-        """The comparison of reports.
+        """Compare reports.
 
         Args:
-            trial: that.
-            device: where.
-            recorded: its curve.
-            found: what it reports now.
-            study: as of `JournalView.study`.
+            trial: Trial.
+            device: Name of the device.
+            recorded: Reports in the journal.
+            found: Reports of the rerun.
+            study: Description of the study, as of `JournalView.study`.
         """
         one, other = ({report.epoch: report.metrics for report in side} for side in (recorded, found))
         changed = tuple(edit.path for edit in edits(study.get("sources", {})))
@@ -129,7 +130,7 @@ class Rerun:
 
     @cached_property
     def differences(self) -> Mapping[str, Difference]:
-        """Metric to the largest difference; an epoch or a metric that only one side has counts as NaN there."""
+        """Metric -> largest difference; an epoch or a metric that only one side has counts as NaN on the other."""
         found: dict[str, Difference] = {}
         for name, difference in self._all():
             if name not in found or difference.relative > found[name].relative:
@@ -160,7 +161,7 @@ def rerun_table(rerun: Rerun) -> Table:
 
 
 def rerun_notes(rerun: Rerun) -> list[str]:
-    """Why the record, or a part of it, may be of another task than what was trained now."""
+    """Reasons why the record, or a part of it, may come from another task than the rerun."""
     notes = [
         f"{edited_text(edit)}; what trial {rerun.trial.number} had reported by then is of the task before"
         for edit in rerun.edits
@@ -171,7 +172,7 @@ def rerun_notes(rerun: Rerun) -> list[str]:
 
 
 def rerun_json(rerun: Rerun) -> dict[str, Any]:
-    """The same as plain values, with both curves; None for NaN and the infinities."""
+    """The comparison as plain values, with both curves; None for NaN and the infinities."""
     return {
         "trial": rerun.trial.number,
         "device": rerun.device,

@@ -1,7 +1,8 @@
-"""A study at one moment, as the display and `shoal status` show it."""
+"""The state of a study at one moment, read from its journal for the display and `shoal status`."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from shoal.algorithms.base import Totals
 from shoal.core.cause import Cause, causes
@@ -10,15 +11,14 @@ from shoal.core.trial import Config, TrialState
 from shoal.journal.check import check_noted
 from shoal.journal.rows import DeviceRow, Intervention, JobRow, TrialRow
 from shoal.journal.view import JournalView
-from shoal.reporting.edits import Edited, edited
 from shoal.reporting.ranking import all_nan, front, ranked, values
 
-__all__ = ["Best", "DeviceUse", "Failing", "JobUse", "Snapshot", "snapshot"]
+__all__ = ["Best", "DeviceUse", "Edited", "Failing", "JobUse", "Snapshot", "edited", "snapshot"]
 
 
 @dataclass(frozen=True)
 class Best:
-    """The best trial so far, by its last value of the study's metric; or one of the best, by those of several."""
+    """The best trial so far, by its last value of the study's metric; or one trial of the front of several metrics."""
 
     trial: int
     config: Config
@@ -27,16 +27,16 @@ class Best:
 
 @dataclass(frozen=True)
 class JobUse:
-    """A job that runs, and what it was promised of its device; None where nothing is known.
+    """A running job and its reservation on the device; None for unknown values.
 
     Args:
-        job: its id.
-        purpose: why it runs.
-        members: trials in it now.
-        compute: fraction of the device.
-        memory: bytes.
-        cores: CPU cores of the node.
-        rate: epochs, or reports, of all its trials together a second, by what it reported lately.
+        job: Id of the job.
+        purpose: Purpose of the job.
+        members: Number of trials in the job now.
+        compute: Reserved fraction of the device.
+        memory: Reserved bytes.
+        cores: Reserved CPU cores of the node.
+        rate: Recent epochs, or reports, per second of all its trials together.
     """
 
     job: str
@@ -50,11 +50,11 @@ class JobUse:
 
 @dataclass(frozen=True)
 class DeviceUse:
-    """What a device runs.
+    """The jobs on a device.
 
     Args:
-        device: as the journal has it.
-        jobs: those on it, in the order in which they began; none when it is idle.
+        device: Device as in the journal.
+        jobs: Jobs on the device, in the order of their start; none if it is idle.
     """
 
     device: DeviceRow
@@ -62,29 +62,29 @@ class DeviceUse:
 
     @property
     def occupancy(self) -> float:
-        """Part of its compute that jobs were promised, above 1 if that is more than it has.
+        """Fraction of its compute that is reserved, above 1 if that is more than it has.
 
-        A job of which nothing is known has all of it, and so has one that was promised even more.
+        A job without a known reservation counts as the whole device, as does one with a larger reservation.
         """
         whole = self.device.compute
         return sum(whole if job.compute is None else min(job.compute, whole) for job in self.jobs) / whole
 
     @property
     def promised(self) -> int | None:
-        """Bytes that jobs were promised; None if that is not known of one of them."""
+        """Reserved bytes; None if those of a job are unknown."""
         memory = [job.memory for job in self.jobs]
         return None if None in memory else sum(filter(None, memory))
 
 
 @dataclass(frozen=True)
 class Failing:
-    """A trial that has failed and is tried again.
+    """A trial that has failed and is retried.
 
     Args:
-        trial: it waits, or runs.
-        job: the newest of its jobs that failed; None where only its array did.
-        retries: how often the study tries a trial again that fails by itself; None if that is not known.
-        runs: whether a process runs the study.
+        trial: Trial, which waits or runs.
+        job: Newest of its failed jobs; None if only its array failed.
+        retries: Number of retries that the study allows a trial that fails by itself; None if unknown.
+        runs: Whether a process runs the study.
     """
 
     trial: TrialRow
@@ -94,38 +94,56 @@ class Failing:
 
 
 @dataclass(frozen=True)
+class Edited:
+    """A resume of the study with edited files of the task, accepted by the user.
+
+    Args:
+        time: Seconds since 1970.
+        files: Path of each file -> its changes, in a line or as a unified diff.
+        open: Numbers of the trials that had not ended.
+        next: Number of the first trial that was proposed afterwards.
+    """
+
+    time: float
+    files: Mapping[str, str]
+    open: tuple[int, ...]
+    next: int
+
+
+@dataclass(frozen=True)
 class Snapshot:
     """A study at one moment.
 
     Args:
-        metric: what it optimises, or several.
+        metric: Name of the metric, or of several.
         mode: "min" or "max", or one for each of several metrics.
-        states: number of trials in each state.
-        waiting: reason to the numbers of the trials that wait for it.
-        best: None before the first value, and of several metrics.
-        epochs_done: of all trials.
-        epochs_asked: `epochs_done` and what the trials that wait or run still have before them. An algorithm may ask
-            for more later.
-        elapsed: seconds since `tune` or `resume` was called in the process that runs it, or ran it last.
-        seconds_left: until `epochs_total` are done, at the pace so far; None while that is unknown, or it is paused.
-        devices: each with what it runs; none when nobody runs the study.
-        pid: of the process that runs it; None when nobody does.
-        front: of several metrics, the trials that no other dominates, by the first metric.
-        failing: the trials that have failed and are tried again.
-        totals: what the algorithm said beforehand that it will ask for, and what users have added; None where that
-            is not known.
-        causes: what trials have failed for good of, the most frequent first.
-        stopped: what its first trials failed of, alike, so that it was stopped; None if it was not, or goes on.
-        epochs_lost: of `totals`, what trials that have failed will not do.
-        edits: each time that it went on with an edited task.
-        starting: whether its workers are being started, and nothing can run before; only its own process knows.
-        unmeasured: what profiles of this run failed of, each with the first trial that it was to measure.
-        unit: what epochs are: "epochs", or "reports" of programs.
-        all_nan: no trial is the best since a metric was never a number.
-        note: what is unusual in the task, a line for each finding; "" if nothing is known to be.
-        interventions: what users asked for, in order, and what came of it.
-        held: numbers of the open trials that a user has paused.
-        paused: whether a user has paused the whole study.
+        states: Number of trials in each state.
+        waiting: Reason -> numbers of the trials that wait for it.
+        best: Best trial; None before the first value, and for several metrics.
+        epochs_done: Epochs done by all trials.
+        epochs_asked: `epochs_done` plus the open epochs of the trials that wait or run. An algorithm may request more
+            later.
+        elapsed: Seconds since `tune` or `resume` was called in the process that runs it, or ran it last.
+        seconds_left: Seconds until `epochs_total` are done, at the rate so far; None if that is unknown, or the study
+            is paused.
+        devices: Devices with their jobs; none if no process runs the study.
+        pid: Process that runs the study; None without one.
+        front: Trials that no other dominates, for several metrics, by the first one.
+        failing: Trials that have failed and are retried.
+        totals: Trials and epochs that the algorithm announced, plus those that users added; None if unknown.
+        causes: Causes of the trials that failed for good, the most frequent first.
+        stopped: Common cause of the first trials' failures, which stopped the study; None if it was not stopped, or was
+            resumed.
+        epochs_lost: Epochs of `totals` that failed trials will not do.
+        edits: Resumes with an edited task.
+        starting: Whether its workers are starting, and nothing can run before; only its own process knows.
+        unmeasured: Causes of failed profiles of this run, each with the first trial of the profile.
+        unit: Unit of progress: "epochs", or "reports" of programs.
+        all_nan: Whether no trial is the best because all values of a metric were NaN.
+        note: Unusual features of the task, one per line; "" if none are known.
+        interventions: Requests of users with their outcomes, in order.
+        held: Numbers of the open trials that a user has paused.
+        paused: Whether a user has paused the whole study.
     """
 
     metric: str | tuple[str, ...]
@@ -157,18 +175,18 @@ class Snapshot:
 
     @property
     def at_rest(self) -> bool:
-        """Whether nothing goes on before a user resumes trials that are paused."""
+        """Whether all waiting trials are paused, and none runs."""
         waiting = {number for numbers in self.waiting.values() for number in numbers}
         return bool(waiting) and not self.states.get(TrialState.RUNNING) and waiting <= set(self.held)
 
     @property
     def epochs_total(self) -> int:
-        """Epochs of all trials of all rungs at the end: what is certain, where results decide how many there are."""
+        """Epochs of all trials of all rungs at the end: the certain number, if results decide how many there are."""
         return self._at_end(None if self.totals is None else self.totals.least)
 
     @property
     def epochs_most(self) -> int:
-        """As `epochs_total`, but what is possible."""
+        """As `epochs_total`, but the greatest possible number."""
         return self._at_end(None if self.totals is None else self.totals.most)
 
     def _at_end(self, told: int | None) -> int:
@@ -177,7 +195,7 @@ class Snapshot:
 
     @property
     def to_come(self) -> int:
-        """Number of trials that the algorithm has still to propose, as far as it said beforehand how many there are."""
+        """Number of trials that the algorithm has announced and not yet proposed."""
         return 0 if self.totals is None or self.finished else max(0, self.totals.trials - self.trials)
 
     @property
@@ -187,7 +205,7 @@ class Snapshot:
 
     @property
     def ended(self) -> int:
-        """Number of trials that never run again."""
+        """Number of trials in a final state."""
         return sum(count for state, count in self.states.items() if state.final)
 
     @property
@@ -200,9 +218,9 @@ def snapshot(journal: JournalView, now: float, *, starting: bool = False) -> Sna
     """Read a study's state from its journal: a few queries, a few milliseconds at 10,000 trials.
 
     Args:
-        journal: of the study; the engine's own, or one opened for reading.
-        now: seconds since 1970.
-        starting: see `Snapshot`.
+        journal: Journal of the study; the engine's own, or one opened for reading.
+        now: Seconds since 1970.
+        starting: Value of `Snapshot.starting`.
     """
     check_noted(journal)
     done, asked = journal.epochs()
@@ -249,6 +267,16 @@ def snapshot(journal: JournalView, now: float, *, starting: bool = False) -> Sna
     rests = pid is None or seen.paused or seen.at_rest
     left = None if rests else _seconds_left(done - run.epochs, seen.epochs_total - done, elapsed)
     return replace(seen, seconds_left=left)
+
+
+def edited(study: Mapping[str, Any]) -> tuple[Edited, ...]:
+    """All resumes of a study with an edited task, in order.
+
+    Args:
+        study: Description of the study, as of `JournalView.study`.
+    """
+    entries = study.get("edits", ())
+    return tuple(Edited(each["time"], each["files"], tuple(each["open"]), each["next"]) for each in entries)
 
 
 def _front(journal: JournalView) -> tuple[Best, ...]:

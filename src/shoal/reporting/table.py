@@ -1,32 +1,31 @@
-"""Tables for the terminal, and the same as plain values for `--json`."""
+"""Tables of trials and of the study's state: for the terminal, as plain values for `--json`, as a pandas data frame."""
 
-from collections.abc import Sequence, Set
+import math
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import asdict
 from itertools import chain
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from shoal.core.errors import ShoalError
 from shoal.core.objective import Objective
 from shoal.core.space import flatten
 from shoal.core.trial import TrialState
-from shoal.journal.rows import TrialRow
-from shoal.reporting.device_text import (
+from shoal.journal.rows import Intervention, TrialRow
+from shoal.reporting.devices import device_json, device_lines
+from shoal.reporting.failures import (
     cause_json,
     cause_line,
     cause_lines,
-    device_json,
-    device_lines,
     failing_json,
     failing_lines,
     unmeasured_lines,
 )
-from shoal.reporting.edits import edited_json
-from shoal.reporting.interventions import intervention_json, intervention_text
 from shoal.reporting.ranking import front, ranked
-from shoal.reporting.snapshot import Best, Snapshot
+from shoal.reporting.snapshot import Best, Edited, Snapshot
 from shoal.reporting.text import (
     best_texts,
     config_text,
@@ -34,6 +33,7 @@ from shoal.reporting.text import (
     edited_text,
     epochs_text,
     finite,
+    intervention_text,
     leaf_text,
     number,
     shown,
@@ -43,19 +43,24 @@ from shoal.reporting.text import (
     trials_text,
 )
 
-__all__ = ["best_table", "snapshot_json", "status_table", "trial_json", "trials_table"]
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = ["best_table", "dataframe", "edited_json", "snapshot_json", "status_table", "trial_json", "trials_table"]
 
 _COLOURS = {
     TrialState.RUNNING: "cyan",
     TrialState.COMPLETE: "green",
     TrialState.FAILED: "red",
 }
+_LAST_COLUMNS = ("epochs", "seconds", "device", "array", "reason")
+"""The last columns of a data frame."""
 _BAR_WIDTH = 30
 _REASONS = 4
 _ASKED = 3
-"""So many interventions of users are shown, the newest."""
+"""Most requests of users that are shown, the newest."""
 _FIRST = 3
-"""So many trials that wait for one reason are named."""
+"""Most trials that are named for one waiting reason."""
 
 
 def trials_table(
@@ -63,13 +68,13 @@ def trials_table(
 ) -> Table:
     """All trials, the best first; below a trial's config the reason for its state, if it has one.
 
-    Of several metrics, each has its columns, and those trials are marked that no other dominates.
+    With several metrics, each has its columns, and the trials of the front are marked.
 
     Args:
-        rows: as read from the journal; all of them, or all that are to be seen.
-        objectives: of the study.
-        best: the `front` of all, where that is known already.
-        runs: whether a process runs the study.
+        rows: Trials, as read from the journal; all of them, or a selection.
+        objectives: Objectives of the study.
+        best: The `front` of all trials, if it is known already.
+        runs: Whether a process runs the study.
     """
     if best is None:
         best = front(rows, objectives) if len(objectives) > 1 else set()
@@ -100,7 +105,7 @@ def trials_table(
 
 
 def _columns_text(objectives: Sequence[Objective]) -> str:
-    """What the columns of all trials say, and by which they are ranked."""
+    """Explanation of the columns and of the ranking."""
     first = objectives[0]
     better = "lower" if first.mode == "min" else "higher"
     ranked_by = f"ranked by {shown(first.metric)}, the last value ({better} is better)"
@@ -113,9 +118,9 @@ def best_table(row: TrialRow, objectives: Sequence[Objective], *, runs: bool = T
     """One trial with its whole config and all its metrics, last and best.
 
     Args:
-        row: the trial.
-        objectives: of the study; their metrics come first.
-        runs: whether a process runs the study.
+        row: Trial.
+        objectives: Objectives of the study; their metrics come first.
+        runs: Whether a process runs the study.
     """
     first = [objective.metric for objective in objectives]
     table = Table(box=None, pad_edge=False, show_header=False)
@@ -131,10 +136,10 @@ def best_table(row: TrialRow, objectives: Sequence[Objective], *, runs: bool = T
 
 
 def status_table(snapshot: Snapshot) -> Table:
-    """A study at one moment: how far, what waits and why, what failed, the best so far, what each device does.
+    """A study at one moment: progress, waiting reasons, failures, best trials, jobs of each device.
 
     Args:
-        snapshot: of the study.
+        snapshot: Snapshot of the study.
     """
     table = Table.grid(padding=(0, 2))
     table.add_column(style="bold", no_wrap=True)
@@ -143,30 +148,29 @@ def status_table(snapshot: Snapshot) -> Table:
     table.add_row("trials", states_text(snapshot))
     if snapshot.starting:
         table.add_row("workers", "are being started")
-    for place, line in enumerate(_waiting(snapshot)):
-        table.add_row("" if place else "waiting", Text(shown(line), style="dim"))
-    for place, line in enumerate(_failed(snapshot)):
-        table.add_row("" if place else "failed", Text(shown(line), style="red"))
-    for place, line in enumerate(snapshot.note.splitlines()):
-        table.add_row("" if place else "note", Text(shown(line), style="yellow"))
-    for place, edit in enumerate(snapshot.edits):
-        table.add_row("" if place else "task", Text(shown(edited_text(edit))))
-    for place, each in enumerate(snapshot.interventions[-_ASKED:]):
-        table.add_row("" if place else "asked", Text(shown(intervention_text(each))))
-    for place, line in enumerate(best_texts(snapshot)):
-        table.add_row("" if place else "best", Text(line))
+    _add_lines(table, "waiting", _waiting(snapshot), "dim")
+    _add_lines(table, "failed", _failed(snapshot), "red")
+    _add_lines(table, "note", snapshot.note.splitlines(), "yellow")
+    _add_lines(table, "task", map(edited_text, snapshot.edits))
+    _add_lines(table, "asked", map(intervention_text, snapshot.interventions[-_ASKED:]))
+    _add_lines(table, "best", best_texts(snapshot))
     for use in snapshot.devices:
-        for place, line in enumerate(device_lines(use, snapshot.unit)):
-            table.add_row(Text("" if place else use.device.name), Text(shown(line)))
+        _add_lines(table, use.device.name, device_lines(use, snapshot.unit))
     return table
 
 
+def _add_lines(table: Table, title: str, lines: Iterable[str], style: str = "") -> None:
+    """Add a row for each line, the first one with the title."""
+    for place, line in enumerate(lines):
+        table.add_row(Text("" if place else title), Text(shown(line), style=style))
+
+
 def trial_json(row: TrialRow, *, runs: bool = True) -> dict[str, Any]:
-    """A trial as plain values; numbers that JSON has no word for (NaN, infinities) are None.
+    """A trial as plain values; None for NaN and the infinities.
 
     Args:
-        row: the trial.
-        runs: whether a process runs the study; if none does, what was running is "interrupted".
+        row: Trial.
+        runs: Whether a process runs the study; without one, running trials are "interrupted".
     """
     return {
         "trial": row.number,
@@ -185,8 +189,55 @@ def trial_json(row: TrialRow, *, runs: bool = True) -> dict[str, Any]:
     }
 
 
+def dataframe(rows: Sequence[TrialRow], *, runs: bool = True) -> "pd.DataFrame":
+    """A pandas data frame with a row for each trial.
+
+    Columns: `trial`, `state`, `config.<dotted name>` for every value in any config, each metric by its name (its last
+    value) and `<name>.best`, `epochs`, `seconds`, `device`, `array`, `reason`. A config value that a trial does not
+    have, like a metric it has not reported, is NaN. A metric whose name is that of another column, or of the best of
+    another metric, is called `metric.<name>`.
+
+    Args:
+        rows: Trials, as read from the journal.
+        runs: Whether a process runs the study; without one, running trials are "interrupted".
+
+    Raises:
+        ShoalError: pandas is not installed.
+    """
+    try:
+        import pandas as pd
+    except ModuleNotFoundError as error:
+        raise ShoalError("a data frame needs pandas. Install it with: pip install 'shoal[report]'") from error
+    configs = [{f"config.{name}": value for name, value in flatten(row.config).items()} for row in rows]
+    columns: dict[str, list[Any]] = {
+        "trial": [row.number for row in rows],
+        "state": [state_name(row.state, runs) for row in rows],
+    }
+    for name in _names(configs):
+        columns[name] = [config.get(name, math.nan) for config in configs]
+    metrics = _names([row.metrics for row in rows])
+    bests = {f"{name}.best" for name in metrics}
+    for name in metrics:
+        column = name
+        while column in columns or column in _LAST_COLUMNS or column in bests or f"{column}.best" in columns:
+            column = f"metric.{column}"
+        columns[column] = [row.metrics.get(name, math.nan) for row in rows]
+        columns[f"{column}.best"] = [row.best.get(name, math.nan) for row in rows]
+    columns["epochs"] = [row.epoch for row in rows]
+    columns["seconds"] = [row.seconds for row in rows]
+    columns["device"] = [row.device for row in rows]
+    columns["array"] = [row.job for row in rows]
+    columns["reason"] = [row.reason for row in rows]
+    return pd.DataFrame(columns)
+
+
+def _names(rows: Sequence[Any]) -> list[str]:
+    """All keys, in the order of their first occurrence."""
+    return list(dict.fromkeys(name for row in rows for name in row))
+
+
 def snapshot_json(snapshot: Snapshot) -> dict[str, Any]:
-    """A study at one moment as plain values; numbers that JSON has no word for are None."""
+    """A study at one moment as plain values; None for NaN and the infinities."""
     several = {} if isinstance(snapshot.metric, str) else {"front": [_best_json(best) for best in snapshot.front]}
     return {
         "metric": snapshot.metric,
@@ -210,11 +261,28 @@ def snapshot_json(snapshot: Snapshot) -> dict[str, Any]:
         "causes": [cause_json(cause) for cause in snapshot.causes],
         "note": snapshot.note,
         "edits": [edited_json(edit) for edit in snapshot.edits],
-        "interventions": [intervention_json(each) for each in snapshot.interventions],
+        "interventions": [_intervention_json(each) for each in snapshot.interventions],
         "paused": {"study": snapshot.paused, "trials": list(snapshot.held)},
         "failing": [failing_json(failing) for failing in snapshot.failing],
         "unmeasured": [cause_json(cause) for cause in snapshot.unmeasured],
         "devices": [device_json(use) for use in snapshot.devices],
+    }
+
+
+def edited_json(edit: Edited) -> dict[str, Any]:
+    """A resume with an edited task as plain values."""
+    return {"time": edit.time, "files": dict(edit.files), "open": list(edit.open), "next": edit.next}
+
+
+def _intervention_json(each: Intervention) -> dict[str, Any]:
+    """A request of a user as plain values."""
+    return {
+        "time": each.time,
+        "verb": each.verb,
+        "trials": list(each.trials),
+        "devices": list(each.devices),
+        "text": each.text,
+        "refused": list(each.refused),
     }
 
 
@@ -224,9 +292,9 @@ def _best_json(best: Best) -> dict[str, Any]:
 
 
 def _waiting(snapshot: Snapshot) -> list[str]:
-    """Why trials wait, a line a reason; the rarest share the last line."""
+    """Waiting reasons, a line each; the rarest share the last line."""
     reasons = list(snapshot.waiting.items())
-    if reasons and snapshot.pid is None:  # what they waited for when it was stopped says nothing any more
+    if reasons and snapshot.pid is None:  # the reasons from before the stop no longer hold
         return [f"{_named(sorted(chain.from_iterable(snapshot.waiting.values())))}: nobody runs the study"]
     lines = [f"{_named(numbers)}: {reason or 'waits for a place in a job'}" for reason, numbers in reasons[:_REASONS]]
     if rest := reasons[_REASONS:]:
@@ -235,7 +303,7 @@ def _waiting(snapshot: Snapshot) -> list[str]:
 
 
 def _failed(snapshot: Snapshot) -> list[str]:
-    """What trials failed of, each cause once, and what becomes of those that are still open."""
+    """Causes of failures, each once, and the next steps of the trials that are still open."""
     stop = () if snapshot.stopped is None else (snapshot.stopped,)
     others = [cause for cause in snapshot.causes if cause.text not in {x.text for x in stop}]
     told = {cause.text for cause in (*stop, *others)}

@@ -1,4 +1,4 @@
-"""Numbers, times and configs in the words of a table."""
+"""Text of numbers, times, configs, states and requests in tables and messages."""
 
 import math
 import re
@@ -11,9 +11,8 @@ from typing import Any
 from shoal.core.request import Request
 from shoal.core.space import flatten
 from shoal.core.trial import Config, TrialState
-from shoal.reporting.edits import Edited
-from shoal.reporting.interventions import asked_text
-from shoal.reporting.snapshot import Best, Snapshot
+from shoal.journal.rows import Intervention
+from shoal.reporting.snapshot import Best, Edited, Snapshot
 
 __all__ = [
     "best_text",
@@ -23,6 +22,7 @@ __all__ = [
     "edited_text",
     "epochs_text",
     "finite",
+    "intervention_text",
     "key_text",
     "leaf_text",
     "number",
@@ -40,42 +40,42 @@ __all__ = [
 ]
 
 _LINES = 4
-"""Of trials that no other dominates."""
+"""Most trials of the front that are shown."""
 _DIGEST = 8
 _CAUSE = 80
-"""Characters of a cause that a line has room for."""
+"""Most characters of a cause in a line."""
 _HEXADECIMAL = re.compile(r"[0-9a-f]{16,}")
 
 
 def number(value: Any) -> str:
-    """Floats to four significant digits, "–" for None, everything else as it is, see `shown`."""
+    """Floats to four significant digits, "–" for None, everything else as text, see `shown`."""
     if value is None:
         return "–"
     return f"{value:.4g}" if isinstance(value, float) else shown(str(value))
 
 
 def shown(text: str, lines: bool = False) -> str:
-    """A text of a user's as a terminal may have it: what would control it, or cannot be written, is escaped.
+    """Text of a user, safe for a terminal: control characters and unencodable ones are escaped.
 
     Args:
-        text: a name, a value, an error.
-        lines: whether it may have several.
+        text: Name, value or error.
+        lines: Whether the text may have several lines.
     """
     return "".join(char if _is_harmless(char, lines) else char.encode("unicode_escape").decode() for char in text)
 
 
 def _is_harmless(char: str, lines: bool) -> bool:
-    """Whether it is neither a control or format character nor half of one; spaces of all kinds are harmless."""
+    """Whether a character is no control character, format character or surrogate; all kinds of spaces are harmless."""
     return char.isprintable() or (lines and char in "\n\t") or unicodedata.category(char) == "Zs"
 
 
 def finite(value: float | None) -> float | None:
-    """A number as JSON can have it: None for NaN and the infinities."""
+    """A number for JSON: None for NaN and the infinities."""
     return value if value is not None and math.isfinite(value) else None
 
 
 def rounded(value: float, digits: int) -> str:
-    """A float to so many digits, in as few characters as read well: "0.083", "170", "3.2e-4"."""
+    """A float to `digits` significant digits, in few characters: "0.083", "170", "3.2e-4"."""
     if not math.isfinite(value):
         return str(value)
     mantissa, exponent = f"{value:.{digits - 1}e}".split("e")
@@ -85,16 +85,16 @@ def rounded(value: float, digits: int) -> str:
 
 
 def shortened(text: str) -> str:
-    """As much of a cause as a line has room for."""
+    """A cause, shortened to fit a line."""
     return text if len(text) <= _CAUSE else text[: _CAUSE - 1] + "…"
 
 
 def rate_text(rate: float, what: str) -> str:
-    """A rate in the unit of time that leaves a number people read well: "12 epochs/s", "4.5 epochs/min".
+    """A rate in the unit of time with the most readable number: "12 epochs/s", "4.5 epochs/min".
 
     Args:
-        rate: so many a second.
-        what: is counted, in the plural.
+        rate: Rate per second.
+        what: Name of the counted unit, in the plural.
     """
     for seconds, unit in ((1, "s"), (60, "min")):
         if rate * seconds >= 1:
@@ -103,7 +103,7 @@ def rate_text(rate: float, what: str) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """Hours, minutes and seconds, "1:02:03"; "–" for what is not known."""
+    """Hours, minutes and seconds, "1:02:03"; "–" for None."""
     if seconds is None:
         return "–"
     minutes, rest = divmod(round(seconds), 60)
@@ -119,7 +119,7 @@ def config_text(config: Config) -> str:
 def best_text(snapshot: Snapshot) -> str:
     """The best trial on one line: "accuracy 0.9812 by trial 7 with lr=0.001"; "–" when there is none.
 
-    Of several metrics, the first of those that no other dominates, and how many more there are.
+    For several metrics, the first trial of the front, and the number of others.
     """
     lines = best_texts(snapshot)
     more = len(snapshot.front) - 1
@@ -127,7 +127,7 @@ def best_text(snapshot: Snapshot) -> str:
 
 
 def best_texts(snapshot: Snapshot) -> list[str]:
-    """The best trial, on a line; of several metrics the first of those that no other dominates, a line each."""
+    """The best trial on a line; for several metrics the first trials of the front, a line each."""
     best = snapshot.front if snapshot.best is None else (snapshot.best,)
     lines = [_best_line(snapshot, each) for each in best[:_LINES]]
     return (
@@ -148,13 +148,13 @@ def _best_line(snapshot: Snapshot, best: Best) -> str:
 
 
 def epochs_text(snapshot: Snapshot) -> str:
-    """Epochs done of all there are: "25 of 69"; where results decide how many there are, "25 of 184 to 1728"."""
+    """Epochs done of all epochs: "25 of 69"; if results decide how many there are, "25 of 184 to 1728"."""
     least, most = snapshot.epochs_total, snapshot.epochs_most
     return f"{snapshot.epochs_done} of {least}" + (f" to {most}" if most > least else "")
 
 
 def states_text(snapshot: Snapshot) -> str:
-    """How many trials are in which state: "3 waiting, 2 running, 7 complete, 20 to come"."""
+    """Number of trials in each state: "3 waiting, 2 running, 7 complete, 20 to come"."""
     runs = snapshot.pid is not None
     parts = [f"{count} {state_text(state, runs)}" for state, count in snapshot.states.items() if count]
     if snapshot.to_come:
@@ -163,21 +163,21 @@ def states_text(snapshot: Snapshot) -> str:
 
 
 def state_text(state: TrialState, runs: bool) -> str:
-    """A state in a user's words.
+    """A state in words for users.
 
     Args:
-        state: of a trial.
-        runs: whether a process runs the study.
+        state: State of a trial.
+        runs: Whether a process runs the study.
     """
     return "waiting" if state is TrialState.PENDING else state_name(state, runs)
 
 
 def state_name(state: TrialState, runs: bool) -> str:
-    """A state as programs read it: what runs while nobody runs the study is "interrupted".
+    """A state for programs: a running trial without a process is "interrupted".
 
     Args:
-        state: of a trial, in the journal.
-        runs: whether a process runs the study.
+        state: State of a trial in the journal.
+        runs: Whether a process runs the study.
     """
     return "interrupted" if state is TrialState.RUNNING and not runs else str(state)
 
@@ -199,7 +199,7 @@ def numbers_text(numbers: Sequence[int]) -> str:
 
 
 def edited_text(edit: Edited) -> str:
-    """In a line: when a task was edited, which files, and which trials were not through by then."""
+    """A line with the time of an edit of the task, its files, and the trials that had not ended."""
     when = time.strftime("%Y-%m-%d %H:%M", time.localtime(edit.time))
     files = ", ".join(Path(path).name for path in edit.files)
     unended = f"trials {numbers_text(edit.open)} had not ended, those" if edit.open else "trials"
@@ -207,16 +207,33 @@ def edited_text(edit: Edited) -> str:
 
 
 def request_text(request: Request) -> str:
-    """What is asked for and was not looked at yet, in words: "clone of trial 3 with lr=0.1 to epoch 9"."""
+    """A request that was not carried out yet, in words: "clone of trial 3 with lr=0.1 to epoch 9"."""
     given = request.given
     text = f"of trial {given['source']} " if "source" in given else ""
     if "config" in given:
         text += f"with {config_text(given['config'])} to epoch {given['epochs']}"
-    return asked_text(request.verb, request.trials, text or given.get("policy", "") or " ".join(request.devices))
+    return _asked_text(request.verb, request.trials, text or given.get("policy", "") or " ".join(request.devices))
+
+
+def intervention_text(each: Intervention) -> str:
+    """A line with the time of a request, its results, and refusals with their reasons."""
+    when = time.strftime("%Y-%m-%d %H:%M", time.localtime(each.time))
+    anything = each.trials or each.devices or each.text or not each.refused
+    done = [_asked_text(each.verb, each.trials, each.text or " ".join(each.devices))] if anything else []
+    return f"{when} {'; '.join([*done, *(f'not done ({each.verb}): {why}' for why in each.refused)])}"
+
+
+def _asked_text(verb: str, trials: Sequence[int], text: str = "") -> str:
+    """A request in words: "pause trials 3, 7", "clone 1000000 of trial 3"."""
+    if verb == "clone":
+        return " ".join(filter(None, [verb, *map(str, trials), text]))
+    named = f" trial{'s' if len(trials) > 1 else ''} {', '.join(map(str, trials))}" if trials else ""
+    said = verb.removesuffix(" trial") if named else verb
+    return f"{said}{named}{f': {text}' if text and named else f' {text}' if text else ''}"
 
 
 def structure_text(structure: str) -> str:
-    """The digest of a structure, as short as people tell digests apart; a name as it is."""
+    """The shortened digest of a structure; a name unchanged."""
     return structure[:_DIGEST] if _HEXADECIMAL.fullmatch(structure) else structure
 
 
@@ -227,5 +244,5 @@ def key_text(steps: str) -> str:
 
 
 def leaf_text(value: Any) -> str:
-    """A value of a config: None is a value like others there."""
+    """A value of a config, of which None is one."""
     return "None" if value is None else number(value)

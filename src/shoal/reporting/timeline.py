@@ -1,4 +1,4 @@
-"""A drawing of what every device did and when, below the best value so far."""
+"""A drawing of the jobs of every device over time, below the best value so far."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -18,38 +18,38 @@ if TYPE_CHECKING:
 __all__ = ["TimelineBar", "draw_timeline", "limit", "merged"]
 
 _WIDTH = 12.0
-"""Inches."""
+"""Width of the drawing in inches."""
 _DOTS = 130
-"""Of a picture, per inch."""
+"""Dots per inch."""
 _CHART = 0.8
-"""Part of the width that the bars have, about."""
+"""Approximate fraction of the width that the bars take."""
 _THIN = 3.0
-"""Dots: narrower bars that touch are drawn as one."""
+"""Width in dots: narrower bars that touch are drawn as one."""
 _TALLEST = 32.0
-"""Inches that all devices share, at most."""
+"""Most inches that all devices take together."""
 
 _PALETTE = ("#4477aa", "#88ccee", "#228833", "#ccbb44", "#aa3377", "#44aa99", "#997700", "#bb88dd")
-"""Colours that people with any eyesight tell apart (after Paul Tol), none of them that of a failure."""
+"""Colours that are distinct under colour blindness (after Paul Tol), none of them that of a failure."""
 _OTHERS = "#777777"
 _BEYOND = 4
-"""Values beyond an axis that are told in so many words."""
+"""Most values beyond an axis that are listed."""
 _ALSO = 3
-"""Structures named that have no colour of their own."""
+"""Most structures without a colour of their own that are named."""
 _FAILED = "#cc3311"
 _PURPOSES = {Purpose.SURVEY: ("looks at models", "#dddddd"), Purpose.PROFILE: ("measures", "#b4b4b4")}
 
 
 @dataclass(frozen=True)
 class TimelineBar:
-    """Something drawn in a lane: a job, or several that are too thin to be told apart.
+    """A bar in a lane: a job, or several that are too thin to be drawn separately.
 
     Args:
-        begin: seconds.
-        end: seconds.
-        colour: of the one that lasted longest.
-        packed: whether that one had several structures.
-        jobs: how many there are.
-        label: texts for it, the best one first.
+        begin: Start in seconds.
+        end: End in seconds.
+        colour: Colour of the longest job.
+        packed: Whether the longest job had several structures.
+        jobs: Number of jobs.
+        label: Texts for the bar, the preferred one first.
     """
 
     begin: float
@@ -61,19 +61,19 @@ class TimelineBar:
 
     @property
     def seconds(self) -> float:
-        """How long it is."""
+        """Length in seconds."""
         return self.end - self.begin
 
 
 def draw_timeline(study: Overview, path: Path) -> None:
     """Draw a row of bars for each device, and above them the best value so far.
 
-    Jobs that ran at once lie in lanes below each other. Bars have the colour of what they train, by the structures that
-    took most of the time; those of several are hatched; those that failed have a cross at their end.
+    Concurrent jobs lie in lanes below each other. Bars have the colour of their structure, for the structures that took
+    most of the time; those of several are hatched; those that failed have a cross at their end.
 
     Args:
-        study: what is drawn.
-        path: a file that `check_drawing` accepts.
+        study: Overview of the study.
+        path: File that `check_drawing` accepts.
 
     Raises:
         ShoalError: the file cannot be written.
@@ -114,14 +114,14 @@ def draw_timeline(study: Overview, path: Path) -> None:
 
 
 def merged(pieces: Sequence[TimelineBar], thin: float) -> list[TimelineBar]:
-    """Those that are drawn in a lane: what is too thin, and touches, becomes one piece.
+    """The bars of a lane, with thin bars that touch merged.
 
     Args:
-        pieces: of one lane, in order.
-        thin: seconds. Shorter pieces become one up to that length, where they are less than a third of it apart.
+        pieces: Bars of one lane, in order.
+        thin: Seconds. Shorter bars merge up to that length if they are less than a third of it apart.
     """
     found: list[TimelineBar] = []
-    longest = 0.0  # of those that became the last piece
+    longest = 0.0  # seconds of the longest bar in the last piece
     for piece in pieces:
         last = found[-1] if found else None
         apart = last is None or piece.begin - last.end >= thin / 3
@@ -138,7 +138,7 @@ def merged(pieces: Sequence[TimelineBar], thin: float) -> list[TimelineBar]:
 
 
 def _heights(counts: Sequence[int]) -> list[float]:
-    """Of the row of each device, in inches, by the lanes in it."""
+    """Height of each device's row in inches, by its number of lanes."""
     least = max(0.2, min(0.5, 4 / max(len(counts), 1)))
     heights = [max(least, min(1.0, 0.14 * count)) for count in counts]
     scale = max(1.0, sum(heights) / _TALLEST)
@@ -146,7 +146,7 @@ def _heights(counts: Sequence[int]) -> list[float]:
 
 
 def _name_devices(axes: "Axes", usage: Sequence[Usage], middles: Sequence[float], height: float) -> None:
-    """Each device's name on the left; on the right for how long it was used, and what of it was promised."""
+    """Name each device on the left; on the right give its used and its promised share."""
     size = 8.0 if height >= 0.18 else max(3.0, 44 * height)
     axes.set_yticks(middles, [_device_text(each, height) for each in usage], fontsize=size)
     axes.tick_params(axis="y", length=0)
@@ -171,7 +171,7 @@ def _name_devices(axes: "Axes", usage: Sequence[Usage], middles: Sequence[float]
 
 @dataclass(frozen=True)
 class _Box:
-    """Where a piece is drawn: inches from the top, and seconds for it."""
+    """Place of a bar: inches from the top, and inches of thickness."""
 
     piece: TimelineBar
     upper: float
@@ -185,7 +185,7 @@ class _Box:
 def _boxes(
     row: Sequence[tuple[int, int, Bar]], top: float, height: float, colours: Mapping[str, str], thin: float
 ) -> list[_Box]:
-    """The pieces of a device's row, between `top` and `height` below it."""
+    """The bars of a device's row, between `top` and `height` below it."""
     found: list[_Box] = []
     for lane, count in sorted({(lane, count) for lane, count, _ in row}):
         thick = 0.92 * height / count
@@ -195,7 +195,7 @@ def _boxes(
 
 
 def _draw_boxes(axes: "Axes", boxes: Sequence[_Box], dot: float, seconds: float) -> None:
-    """All of them, a collection for each look; `dot` is the time that one dot stands for, `seconds` the unit."""
+    """Draw all bars, a collection for each style; `dot` is the time of one dot, `seconds` the unit."""
     from matplotlib.collections import PolyCollection
 
     looks: dict[tuple[str, bool, bool], list[_Box]] = {}
@@ -224,7 +224,7 @@ def _draw_boxes(axes: "Axes", boxes: Sequence[_Box], dot: float, seconds: float)
 def _draw_failures(
     axes: "Axes", row: Sequence[tuple[int, int, Bar]], top: float, height: float, seconds: float
 ) -> None:
-    """A cross at the end of each job of a row that failed."""
+    """Draw a cross at the end of each failed job of a row."""
     crosses = [
         (bar.end / seconds, top + height * (0.04 + 0.92 * (lane + 0.47) / count))
         for lane, count, bar in row
@@ -237,7 +237,7 @@ def _draw_failures(
 
 
 def _label(axes: "Axes", box: _Box, dot: float, seconds: float) -> None:
-    """The best of a piece's texts for which it is wide enough."""
+    """Draw the first of a bar's texts that fits its width."""
     piece = box.piece
     size = min(7.0, 72 * 0.7 * box.thick)
     if size < 4:
@@ -275,14 +275,14 @@ def _piece(bar: Bar, colours: Mapping[str, str]) -> TimelineBar:
 
 
 def _numbers(trials: Sequence[int]) -> tuple[str, ...]:
-    """Which trials, wide and narrow; the first and how many more there are, where all are too many."""
+    """Text of the trials, wide and narrow; if both are too wide, the first ones and an ellipsis."""
     numbers = numbers_text(trials)
     first, *others = numbers.split(", ")
     return (f"trial{'s' * (len(trials) > 1)} {numbers}", numbers, *([f"{first}, …"] if others else []))
 
 
 def _colours(bars: Sequence[Bar]) -> dict[str, str]:
-    """A colour for each of the structures that took most of the time, in the order in which they first came."""
+    """A colour for each of the structures that took most of the time, in the order of their first job."""
     seconds: dict[str, float] = {}
     for bar in bars:
         for key in bar.job.keys[:1]:
@@ -329,14 +329,14 @@ def _draw_curve(axes: "Axes", study: Overview, seconds: float) -> None:
 
 
 def limit(values: Sequence[float]) -> float | None:
-    """Where an axis ends on the bad side, so that a few bad first values do not flatten all that comes after them.
+    """End of an axis on the bad side, so that a few bad first values do not flatten the later ones.
 
     Args:
-        values: the best so far at each improvement, finite; the last one is the best.
+        values: Best value so far at each improvement, finite; the last one is the best.
 
     Returns:
-        None if all are to be seen: where the first is no more than ten times as far from the best as the one after the
-        first third.
+        None if all values fit: the first is no more than ten times as far from the best as the one after the first
+        third.
     """
     if len(values) < 3:
         return None
@@ -347,7 +347,7 @@ def limit(values: Sequence[float]) -> float | None:
 
 
 def _clip(axes: "Axes", curve: Sequence[tuple[float, float]]) -> None:
-    """End the axis where `limit` says so, with an arrow at each value beyond it, and what the first one was."""
+    """End the axis at `limit`, with an arrow at each value beyond it, and list these values."""
     end, best = limit([value for _, value in curve]), curve[-1][1]
     if end is None:
         return

@@ -10,8 +10,8 @@ from shoal.journal.commit import commit
 from shoal.journal.requests import pending
 from shoal.journal.writer import Journal
 from shoal.remedy import command
+from shoal.reporting.failures import first_failed
 from shoal.reporting.progress import Progress
-from shoal.reporting.study_result import first_failed
 from shoal.study.actuation import carry_out
 from shoal.study.config import EngineConfig
 from shoal.study.core import StudyCore

@@ -1,4 +1,4 @@
-"""Conformance suites: what algorithms, policies, packings, back ends and fusion rules must pass to be used by Shoal."""
+"""Conformance suites for algorithms, policies, packings, back ends and fusion rules."""
 
 from typing import TYPE_CHECKING, Any
 

@@ -1,4 +1,4 @@
-"""The conformance suite of algorithms: drives one with invented results and holds it against its contract."""
+"""Conformance suite for search algorithms: runs one on invented results and checks its contract."""
 
 import json
 from collections.abc import Callable
@@ -21,20 +21,20 @@ __all__ = [
 ]
 
 _Objective = Callable[[int, int], float | None]
-"""(number of the trial, epoch) -> value of its metric; None when the trial fails at that epoch."""
+"""(number of the trial, epoch) -> value of its metric; None if the trial fails at that epoch."""
 
 _METRIC = "score"
 _STEPS = 100_000
-"""Epochs of all trials together after which an algorithm is taken for one that never ends."""
+"""Most epochs of all trials together; an algorithm that needs more is taken for one that never ends."""
 
 
 def check_algorithm(make: Callable[[], Algorithm], space: Space, *, synchronous: bool = True) -> None:
     """Run the whole suite on an algorithm.
 
     Args:
-        make: a new instance with the same settings at every call, not bound.
-        space: one that the algorithm can search.
-        synchronous: whether its decisions do not depend on the order in which trials report.
+        make: Factory of new, unbound instances with the same settings.
+        space: Space that the algorithm can search.
+        synchronous: Whether its decisions do not depend on the order of the reports of different trials.
 
     Raises:
         AssertionError: the contract of `shoal.algorithms.Algorithm` is broken; the message says where.
@@ -50,41 +50,47 @@ def check_algorithm(make: Callable[[], Algorithm], space: Space, *, synchronous:
 
 
 def check_failures(make: Callable[[], Algorithm], space: Space) -> None:
-    """The study ends, by the rules, when all goes well, when trials fail or measure NaN, and when all do."""
+    """The study ends, by the rules, if no trial fails, if some fail or measure NaN, and if all do."""
     for mode in ("min", "max"):
         for objective in (_smooth, _noisy, _rarely_fails, _always_fails, _always_nan):
             _Drive(_bound(make, space, mode=mode), objective).run()
 
 
 def check_seeds(make: Callable[[], Algorithm], space: Space) -> None:
-    """A trial follows from the study's seed and its number; data seeds are shared or not, as asked."""
+    """A trial follows from the study's seed and its number; data seeds are shared if one is given."""
     first, again, other = (_proposed(_bound(make, space, seed=seed)) for seed in (1, 1, 2))
     assert first == again, "the same seed gave different trials"
     pairs = list(zip(first, other, strict=False))
     assert all(one.seed != two.seed for one, two in pairs), "trials of another seed start from the same weights"
     assert len({trial.seed for trial in first}) == len(first), "two trials share a seed"
-    assert len({trial.data_seed for trial in first}) == len(first), "two trials share a data seed that nobody gave"
+    assert len({trial.data_seed for trial in first}) == len(first), (
+        "two trials share a data seed, though none was given"
+    )
     shared = {trial.data_seed for trial in _proposed(_bound(make, space, data_seed=7))}
     assert shared == {7}, f"the data seed given was 7, the trials have {sorted(shared)}"
 
 
 def check_totals(make: Callable[[], Algorithm], space: Space) -> None:
-    """What is asked for in all is what `totals` said beforehand, where no trial fails and none measures NaN."""
+    """The trials and epochs match `totals` if no trial fails and none measures NaN."""
     for objective in (_smooth, _random):
         for order in range(2):
             drive = _Drive(_bound(make, space), objective, order=order)
-            told = drive.algorithm.totals
-            if told is None:
+            announced = drive.algorithm.totals
+            if announced is None:
                 return
             trials = len(drive.run().trials)
             epochs = sum(done - drive.trials[number].start for number, done in drive.epochs.items())
-            assert trials == told.trials, f"{told} was said beforehand, {trials} trials were asked for"
-            assert told.least <= epochs <= told.most, f"{told} was said beforehand, {epochs} epochs were asked for"
-            assert drive.algorithm.totals == told, f"{told} was said beforehand, {drive.algorithm.totals} afterwards"
+            assert trials == announced.trials, f"{announced} was announced, {trials} trials were requested"
+            assert announced.least <= epochs <= announced.most, (
+                f"{announced} was announced, {epochs} epochs were requested"
+            )
+            assert drive.algorithm.totals == announced, (
+                f"{announced} was announced, {drive.algorithm.totals} is returned afterwards"
+            )
 
 
 def check_order_does_not_matter(make: Callable[[], Algorithm], space: Space) -> None:
-    """Whichever trial is faster, the same trials are trained as far and decided on alike."""
+    """The order of the reports of different trials changes neither budgets nor decisions."""
     for objective in (_noisy, _rarely_fails):
         outcomes = [_Drive(_bound(make, space), objective, order=order).run() for order in range(4)]
         for order, outcome in enumerate(outcomes):
@@ -92,7 +98,7 @@ def check_order_does_not_matter(make: Callable[[], Algorithm], space: Space) -> 
 
 
 def check_repeated_reports(make: Callable[[], Algorithm], space: Space) -> None:
-    """A report that comes a second time, at once or much later, changes nothing."""
+    """A repeated report, at once or much later, changes nothing."""
     for objective in (_noisy, _rarely_fails):
         once = _Drive(_bound(make, space), objective).run()
         twice = _Drive(_bound(make, space), objective, repeat=True).run()
@@ -100,7 +106,7 @@ def check_repeated_reports(make: Callable[[], Algorithm], space: Space) -> None:
 
 
 def check_replay(make: Callable[[], Algorithm], space: Space) -> None:
-    """A new instance that is given the recorded reports goes on as the old one would have."""
+    """A new instance continues after a replay of the recorded reports as the old one would have."""
     whole = _Drive(_bound(make, space), _noisy)
     expected = whole.run()
     for share in (0.0, 0.3, 0.7, 1.0):
@@ -112,7 +118,7 @@ def check_replay(make: Callable[[], Algorithm], space: Space) -> None:
 
 
 def check_wrong_reports(make: Callable[[], Algorithm], space: Space) -> None:
-    """Reports of trials that do not exist, or without the metric, are refused by name."""
+    """Reports of unknown trials, or without the metric, are refused by name."""
     algorithm = _bound(make, space)
     trial = algorithm.next_groups(free=1)[0].trials[0]
     message = _refusal(algorithm, Report(10**9, 1, {_METRIC: 0.0}), AlgorithmError)
@@ -132,38 +138,38 @@ def _refusal(algorithm: Algorithm, report: Report, kind: type[ShoalError]) -> st
 
 
 def _smooth(number: int, epoch: int) -> float:
-    """Falls towards a limit that depends on the trial; many trials are equal."""
+    """A value that falls towards a limit of the trial; many trials are equal."""
     return number % 5 + 1 / epoch
 
 
 def _noisy(number: int, epoch: int) -> float:
-    """As good as random in [0, 1), but a function of its arguments; every eleventh trial measures NaN."""
+    """A pseudo-random value in [0, 1) that depends on the arguments alone; NaN for every eleventh trial."""
     return float("nan") if number % 11 == 3 else _random(number, epoch)
 
 
 def _random(number: int, epoch: int) -> float:
-    """As good as random in [0, 1), but a function of its arguments."""
+    """A pseudo-random value in [0, 1) that depends on the arguments alone."""
     return derive_seed("noise", number, epoch) / 2**63
 
 
 def _rarely_fails(number: int, epoch: int) -> float | None:
-    """Like `_noisy`, but one epoch in eight ends the trial."""
+    """As `_noisy`, but one epoch in eight fails the trial."""
     return None if derive_seed("fail", number, epoch) % 8 == 0 else _noisy(number, epoch)
 
 
 def _always_fails(number: int, epoch: int) -> None:
-    """Ends every trial in its first epoch."""
+    """Fail every trial in its first epoch."""
 
 
 def _always_nan(number: int, epoch: int) -> float:
-    """Measures nothing but NaN."""
+    """NaN for every trial."""
     return float("nan")
 
 
 def _bound(
     make: Callable[[], Algorithm], space: Space, *, mode: str = "min", seed: int = 0, data_seed: int | None = None
 ) -> Algorithm:
-    """A new instance, ready to be driven."""
+    """A new bound instance."""
     algorithm = make()
     algorithm.bind(space, metric=_METRIC, mode=mode, seed=seed, data_seed=data_seed)
     return algorithm
@@ -177,23 +183,23 @@ def _proposed(algorithm: Algorithm) -> list[Trial]:
 
 @dataclass(frozen=True)
 class _StudyTrace:
-    """All that a study did, in a form that does not depend on when."""
+    """The results of a study, in a form that does not depend on their order."""
 
     stretches: frozenset[tuple[int, Budget]]
-    """Every trial with every budget it was given."""
+    """Every trial with each of its budgets."""
     trials: tuple[Trial, ...]
     decisions: frozenset[Decision]
 
 
 @dataclass
 class _Drive:
-    """Plays the engine to an algorithm, and checks each of its answers.
+    """Runs an algorithm as the engine does, and checks each of its answers.
 
     Args:
-        algorithm: bound, and not used before.
-        objective: what the trials measure.
-        order: seed of the order in which trials get on.
-        repeat: whether every report is given twice, and all earlier ones again whenever a trial pauses.
+        algorithm: Bound algorithm without reports.
+        objective: Values of the trials.
+        order: Seed of the order in which trials advance.
+        repeat: Whether every report is given twice, and all earlier ones again whenever a trial pauses.
     """
 
     algorithm: Algorithm
@@ -215,7 +221,7 @@ class _Drive:
             if self.algorithm.finished:
                 break
             assert self.training, "no trial is being trained and none is proposed, yet the algorithm is not finished"
-            # A function of the position alone, so that a replayed study goes on in the same order.
+            # The position alone decides, so that a replayed study continues in the same order.
             position = derive_seed(self.order, len(self.reports)) % len(self.training)
             self.tell(self.train(sorted(self.training)[position]))
         else:
@@ -233,7 +239,7 @@ class _Drive:
         )
 
     def train(self, number: int) -> Report:
-        """Train a trial for an epoch."""
+        """Train a trial for an epoch and return its report."""
         epoch = self.epochs.get(number, 0) + 1
         value = self.objective(number, epoch)
         if value is None:
@@ -242,7 +248,7 @@ class _Drive:
         return Report(number, epoch, {_METRIC: value}, state=TrialState.PAUSED if paused else TrialState.RUNNING)
 
     def tell(self, report: Report) -> None:
-        """Give the algorithm a report, and ask what is next."""
+        """Give the algorithm a report, and request further groups."""
         self.epochs[report.trial] = report.epoch
         if report.state is TrialState.FAILED:
             self.failed.add(report.trial)
@@ -259,7 +265,7 @@ class _Drive:
         self.ask()
 
     def ask(self) -> None:
-        """Ask the algorithm for groups."""
+        """Request groups from the algorithm."""
         for group in self.algorithm.next_groups(free=4):
             self._take(group)
 
@@ -287,10 +293,10 @@ class _Drive:
         origin = trial.origin
         assert origin is not None
         other = self.trials.get(origin.trial)
-        assert other is not None, f"trial {trial.number} goes on from {origin}, which was never proposed"
-        assert origin.trial not in self.failed, f"trial {trial.number} goes on from {origin}, which failed"
+        assert other is not None, f"trial {trial.number} starts from {origin}, which was never proposed"
+        assert origin.trial not in self.failed, f"trial {trial.number} starts from {origin}, which failed"
         stands = self.epochs.get(origin.trial, other.start)
-        assert stands == origin.epoch, f"trial {trial.number} goes on from {origin}, which stands at epoch {stands}"
+        assert stands == origin.epoch, f"trial {trial.number} starts from {origin}, which is at epoch {stands}"
 
     def _decide(self, decision: Decision) -> None:
         number = decision.trial

@@ -1,4 +1,4 @@
-"""The conformance suite of back ends: gives one scripted jobs and holds what comes of them against the contract."""
+"""Conformance suite for back ends: starts scripted jobs and checks their events."""
 
 import errno
 import time
@@ -39,10 +39,10 @@ __all__ = [
 MakeBackend = Callable[[WorkerContext], Backend]
 
 Script = Callable[[Job, Device, JobControl], Iterator[Event]]
-"""What a scripted job does: `script(job, device, control)` yields its events."""
+"""Behaviour of a scripted job: `script(job, device, control)` yields its events."""
 
 _PATIENCE_SECONDS = 60.0
-"""How long a job of this suite may take before the back end is held to have lost it."""
+"""Longest wait for a job of this suite before it counts as lost."""
 
 _CPU = Device("cpu:0", "cpu", memory=2**30)
 _OTHER_CPU = Device("cpu:1", "cpu", memory=2**30)
@@ -52,8 +52,8 @@ def check_backend(make: MakeBackend, directory: Path) -> None:
     """Run the whole suite on a back end.
 
     Args:
-        make: a new back end for a workplace, at every call.
-        directory: an empty one, for the logs.
+        make: Factory of a new back end for a worker context.
+        directory: Empty directory for the logs.
 
     Raises:
         AssertionError: the contract of `shoal.backends.Backend` is broken; the message says where.
@@ -63,7 +63,7 @@ def check_backend(make: MakeBackend, directory: Path) -> None:
 
 
 def check_events(make: MakeBackend, directory: Path) -> None:
-    """A job's events arrive complete, equal and in order; exactly one `Ended` is there, and it is the last."""
+    """A job's events arrive complete, equal and in order; exactly one is an `Ended`, the last one."""
     job = scripted_job("events")
     with scripted(make, directory, _profiles_and_reports) as backend:
         backend.start(job, _CPU)
@@ -75,7 +75,7 @@ def check_events(make: MakeBackend, directory: Path) -> None:
 
 
 def check_neighbours(make: MakeBackend, directory: Path) -> None:
-    """Jobs run at once: each of two goes on only when both have begun, and neither ends before it is told to."""
+    """Two jobs run at once: both report before either has ended, and neither ends before it is stopped."""
     with scripted(make, directory, _reports_until_stopped) as backend:
         backend.start(scripted_job("one"), _CPU)
         backend.start(scripted_job("two"), _OTHER_CPU)
@@ -91,7 +91,7 @@ def check_neighbours(make: MakeBackend, directory: Path) -> None:
 
 
 def check_failures(make: MakeBackend, directory: Path) -> None:
-    """What a job raises ends that job with the outcome and a message that names the cause and the log."""
+    """An exception of a job ends that job with the outcome and a message that names the cause and the log."""
     with scripted(make, directory, _fails) as backend:
         for name, (error, outcome) in _FAILURES.items():
             backend.start(scripted_job(name), _CPU)
@@ -109,7 +109,7 @@ def check_failures(make: MakeBackend, directory: Path) -> None:
 
 
 def check_stop(make: MakeBackend, directory: Path) -> None:
-    """A job that is asked to stop sees it, does its last work, and ends as stopped; however early it was asked."""
+    """A job that is stopped, however early, does its last work and ends as stopped."""
     with scripted(make, directory, _reports_until_stopped) as backend:
         backend.start(scripted_job("early"), _CPU)
         backend.stop("early")
@@ -125,7 +125,7 @@ def check_stop(make: MakeBackend, directory: Path) -> None:
 
 
 def check_stop_without_effect(make: MakeBackend, directory: Path) -> None:
-    """Stopping a job that has ended, or never was, changes nothing, also for the next job on its device."""
+    """Stopping an ended or unknown job changes nothing, also for the next job on its device."""
     with scripted(make, directory, _profiles_and_reports) as backend:
         backend.stop("unknown")
         for name in ("first", "second"):
@@ -137,7 +137,7 @@ def check_stop_without_effect(make: MakeBackend, directory: Path) -> None:
 
 
 def check_kill(make: MakeBackend, directory: Path) -> None:
-    """A job that is killed ends at once, as crashed, without its last work; its neighbour and the next job are well."""
+    """A killed job ends at once, as crashed, without its last work; its neighbour and the next job are unaffected."""
     with scripted(make, directory, _reports_until_stopped) as backend:
         backend.kill("unknown")
         backend.start(scripted_job("killed"), _CPU)
@@ -162,7 +162,7 @@ def check_kill(make: MakeBackend, directory: Path) -> None:
 
 
 def check_changes(make: MakeBackend, directory: Path) -> None:
-    """Changes reach the job that they are meant for, each once and in order, however early; no other job sees them."""
+    """Changes reach their job, each once and in order, however early; no other job gets them."""
     joining = Member(Trial(7, {"lr": 0.1}, seed=1, data_seed=2), start=0, target=3)
     with scripted(make, directory, _reports_changes) as backend:
         backend.change("unknown", JobUpdate(leave=frozenset({1})))
@@ -192,7 +192,7 @@ def check_changes(make: MakeBackend, directory: Path) -> None:
 
 
 def check_same_job_twice(make: MakeBackend, directory: Path) -> None:
-    """A job cannot be started while it runs, and can be once it has ended."""
+    """A job cannot be started while it runs, but can be after it has ended."""
     with scripted(make, directory, _reports_until_stopped) as backend:
         for _ in range(2):
             backend.start(scripted_job("job"), _CPU)
@@ -203,7 +203,7 @@ def check_same_job_twice(make: MakeBackend, directory: Path) -> None:
 
 
 def check_close(make: MakeBackend, directory: Path) -> None:
-    """Closing ends what runs; it may be repeated; afterwards nothing happens and nothing can be started."""
+    """Closing ends running jobs and may be repeated; a closed back end delivers no event and starts no job."""
     with scripted(make, directory, _reports_until_stopped) as backend:
         backend.start(scripted_job("running"), _CPU)
         _first_events(backend, jobs=1)
@@ -244,7 +244,7 @@ def scripted(make: MakeBackend, directory: Path, script: Script) -> Iterator[Bac
 
 
 def scripted_job(name: str) -> Job:
-    """A job of one trial, for back ends that look at none of it but the id."""
+    """A job of one trial, for back ends that use only its id."""
     member = Member(Trial(0, {"lr": 0.1}, seed=1, data_seed=2), start=0, target=3)
     return Job(name, (Array(FusionKey("structure", "data", 32), (member,)),))
 
@@ -253,7 +253,7 @@ def events_until_ended(backend: Backend, jobs: Sequence[str]) -> dict[str, list[
     """Poll until each of the jobs has ended; their events by job.
 
     Raises:
-        AssertionError: one has not ended in time, or something followed its end.
+        AssertionError: a job has not ended in time, or an event followed its end.
     """
     histories: dict[str, list[Event]] = {job: [] for job in jobs}
     open_jobs = set(jobs)
@@ -269,7 +269,7 @@ def events_until_ended(backend: Backend, jobs: Sequence[str]) -> dict[str, list[
 
 
 def _first_events(backend: Backend, jobs: int) -> list[Event]:
-    """Events up to the first of the last of that many jobs to begin."""
+    """Events until `jobs` different jobs have reported."""
     events: list[Event] = []
     deadline = time.monotonic() + _PATIENCE_SECONDS
     while len({event.job for event in events}) < jobs:
@@ -287,11 +287,11 @@ def _refuses_to_start(backend: Backend) -> bool:
 
 
 _CHECKPOINT = 1000
-"""The epoch that `_reports_until_stopped` reports when it has seen that it is to stop."""
+"""Epoch that `_reports_until_stopped` reports after a request to stop."""
 
 
 _LEFT, _JOINED = 2000, 3000
-"""The epochs that `_reports_changes` reports of trials that leave and join."""
+"""Epochs that `_reports_changes` reports for trials that leave and join."""
 
 
 def _report(job: str, epoch: int) -> Reported:
@@ -327,7 +327,7 @@ def _reports_changes(job: Job, device: Device, control: JobControl) -> Iterator[
 
 
 class OutOfMemoryError(RuntimeError):
-    """Stands for torch's, which is known by its name."""
+    """Stands for torch's error of this name; back ends recognise it by the name."""
 
 
 _FAILURES: dict[str, tuple[BaseException, Outcome]] = {

@@ -1,14 +1,24 @@
-"""What goes wrong when: from a seed."""
+"""Faults of the simulation: their random times, a journal whose disk fills up, a back end whose jobs fail."""
 
 import random
-from collections import Counter
-from collections.abc import Iterator
+from collections import Counter, deque
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
 
-from shoal.core.errors import StorageFullError
+from shoal.backends.base import Ended, Event, Outcome
+from shoal.backends.virtual import Virtual, VirtualJob
+from shoal.cluster.monitor import Condition, Holder
+from shoal.core.device import Cluster, Device
+from shoal.core.errors import BackendError, StorageFullError
+from shoal.core.job import Job, JobUpdate, Purpose, WorkerContext
+from shoal.core.trial import Trial
 from shoal.journal.writer import Journal
+from shoal.testing.invariants import InvariantViolation
+from shoal.testing.random_studies import RandomStudy
 
-__all__ = ["FAULTS", "Faults", "FaultyJournal", "Killed"]
+__all__ = ["FAULTS", "EngineRemains", "Faults", "FaultyBackend", "FaultyInelasticBackend", "FaultyJournal", "Killed"]
 
 FAULTS = {
     "kill": 0.004,
@@ -36,31 +46,34 @@ FAULTS = {
     "pause study": 0.01,
     "end study": 0.002,
 }
-"""What may go wrong, or be asked for, and how likely it is wherever it could be."""
+"""Faults and requests of users, with their probability at each opportunity."""
 
 MOST = 3
-"""Of each, in a study, at most; so it ends."""
+"""Most occurrences of each fault in a study, so that the study ends."""
+
+LONGEST = 20_000
+"""Turns of one engine's loop after which a study counts as endless; some policies ask for one each 5 ms."""
 
 
 class Killed(BaseException):
-    """The process of the engine is gone at once, with all its jobs."""
+    """The engine's process is killed, with all its jobs."""
 
 
 class Faults:
-    """What goes wrong when, from a seed.
+    """Random times of the faults, from a seed.
 
     Args:
-        seed: of the study.
+        seed: Seed of the study.
     """
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(f"faults {seed}")
         self.counted: Counter[str] = Counter()
-        """How often what has gone wrong."""
+        """Number of occurrences of each fault."""
         self._left = {kind: self.random.choice([0, 0, 1, MOST]) for kind in FAULTS}
 
     def strikes(self, kind: str) -> bool:
-        """Whether it happens here and now."""
+        """Whether the fault occurs at this opportunity."""
         if not self._left[kind] or self.random.random() >= FAULTS[kind]:
             return False
         self._left[kind] -= 1
@@ -68,20 +81,20 @@ class Faults:
         return True
 
     def moment(self) -> None:
-        """The engine may be killed here.
+        """Opportunity to kill the engine.
 
         Raises:
-            Killed: it is.
+            Killed: the engine is killed.
         """
         if self.strikes("kill"):
             raise Killed
 
     @contextmanager
     def moments(self) -> Iterator[None]:
-        """The engine may be killed before and after what is done within.
+        """Opportunities to kill the engine before and after the body of this context.
 
         Raises:
-            Killed: it is.
+            Killed: the engine is killed.
         """
         self.moment()
         yield
@@ -89,13 +102,13 @@ class Faults:
 
 
 class FaultyJournal(Journal):
-    """A journal whose disk is full now and then, and whose process is killed before, in and after transactions."""
+    """A journal whose disk is full at times, and whose process is killed before, in and after transactions."""
 
     faults: Faults | None = None
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """As it is; see the class."""
+        """A transaction with the faults of the class."""
         faults = self.faults
         if faults is None or self._connection.in_transaction:
             with super().transaction():
@@ -106,5 +119,210 @@ class FaultyJournal(Journal):
             yield
             faults.moment()
             if faults.strikes("disk full"):
-                raise StorageFullError("the disk is full, as the simulation has it")
+                raise StorageFullError("the disk is full because of a simulated fault")
         faults.moment()
+
+
+@dataclass
+class EngineRemains:
+    """State that an engine leaves to the next one.
+
+    Args:
+        now: Seconds of the virtual clock.
+        checkpoints: Number of a trial -> epochs of its newest checkpoint.
+        conditions: Name of a lost or held device -> end of its condition, and the condition.
+        started: Ids of the started jobs.
+        asked: Names of users' requests.
+    """
+
+    now: float = 0.0
+    checkpoints: dict[int, int] = field(default_factory=dict)
+    conditions: dict[str, tuple[float, Condition]] = field(default_factory=dict)
+    started: set[str] = field(default_factory=set)
+    asked: list[str] = field(default_factory=list)
+
+
+class FaultyBackend(Virtual):
+    """A virtual back end whose jobs crash, hang and run out of memory, whose devices come and go, and whose events are
+    late, repeated and reordered.
+
+    Args:
+        study: Study of the jobs.
+        faults: Times of the faults.
+        remains: State that earlier engines left.
+        directory: Directory of the study.
+    """
+
+    def __init__(
+        self,
+        study: RandomStudy,
+        faults: Faults,
+        remains: EngineRemains,
+        directory: Path,
+    ) -> None:
+        context = WorkerContext(directory, b"", checkpoint_seconds=study.checkpoint_seconds)
+        super().__init__(context, study.workload, remains.checkpoints, remains.now, beat_seconds=1.0)
+        self.open: set[str] = set()
+        """Started jobs whose `Ended` the state machine has not received."""
+        self._faults = faults
+        self._study = study
+        self._remains = remains
+        self._conditions = remains.conditions
+        self._polls = 0
+        self._late: dict[str, tuple[float, deque[Event]]] = {}
+
+    def start(self, job: Job, device: Device) -> None:
+        """Start a job, unless a fault prevents it."""
+        self._faults.moment()
+        if self._faults.strikes("start refused"):
+            raise BackendError(f"{job.id} cannot be started because of a simulated fault")
+        taught = {number: name for name, other in self.jobs.items() for number in other.trials}
+        if twice := taught.keys() & {x.trial.number for x in job.members if job.purpose is Purpose.TRAIN}:
+            raise InvariantViolation(
+                f"trial {min(twice)} is trained by {taught[min(twice)]}, and {job.id} starts with it"
+            )
+        if job.id in self._remains.started:
+            raise InvariantViolation(f"{job.id} starts, and an earlier engine had started another of that id")
+        super().start(job, device)
+        self.open.add(job.id)
+        self._remains.started.add(job.id)
+        if not self._condition(device.name).healthy:
+            self.fail(job.id, Outcome.CRASHED, "its device does not answer")
+        self._faults.moment()
+
+    def change(self, job: str, change: JobUpdate) -> None:
+        """Change a job."""
+        with self._faults.moments():
+            joining = {member.trial.number for array in change.join for member in array.members}
+            for name, other in self.jobs.items():
+                if twice := joining & other.trials:
+                    raise InvariantViolation(f"trial {min(twice)} is trained by {name}, and joins {job}")
+            super().change(job, change)
+
+    def stop(self, job: str) -> None:
+        """Stop a job."""
+        with self._faults.moments():
+            super().stop(job)
+
+    def kill(self, job: str) -> None:
+        """Kill a job."""
+        with self._faults.moments():
+            super().kill(job)
+
+    def vacate(self, device: str) -> None:
+        """Free a device, on which no job may run."""
+        with self._faults.moments():
+            if busy := [name for name, job in self.jobs.items() if device in (job.device.name, *job.job.helpers)]:
+                raise InvariantViolation(f"{device} is freed, and {busy[0]} runs there")
+            super().vacate(device)
+
+    def inherit(self, directory: Path, trial: Trial) -> None:
+        """Copy a checkpoint."""
+        with self._faults.moments():
+            super().inherit(directory, trial)
+
+    def poll(self, timeout: float) -> list[Event]:
+        """The next events, some of them late, repeated, or reordered among jobs; a fault may occur."""
+        self._polls += 1
+        if self._polls > LONGEST:
+            raise InvariantViolation(f"the study has not ended after {LONGEST} turns")
+        self._return_devices()
+        self._disturb()
+        said = self._in_time(super().poll(timeout))
+        if self._faults.strikes("reordered"):
+            said = self._reordered(said)
+        return said
+
+    def watch(self, cluster: Cluster) -> None:
+        """Do nothing: the back end is its own monitor."""
+
+    def look(self, own: Collection[int]) -> Mapping[str, Condition]:
+        """The conditions of the devices."""
+        return {name: condition for name, (_, condition) in self._conditions.items()}
+
+    def _condition(self, device: str) -> Condition:
+        return self._conditions.get(device, (0.0, Condition()))[1]
+
+    def _return_devices(self) -> None:
+        for name in [name for name, (until, _) in self._conditions.items() if until <= self.now]:
+            del self._conditions[name]
+
+    def _disturb(self) -> None:
+        faults, rng = self._faults, self._faults.random
+        working = [job for job in self.jobs.values() if not job.hangs]
+        if working and faults.strikes("crash"):
+            self.fail(self._one(working), Outcome.CRASHED, f"signal {len(faults.counted)}")
+        elif working and faults.strikes("disk full, of a job"):
+            self.fail(self._one(working), Outcome.STORAGE_FULL, "the disk is full because of a simulated fault")
+        elif working and faults.strikes("hang"):
+            self.hang(self._one(working))
+        elif working and faults.strikes("array fails"):
+            self._fail_array(rng.choice(working), Outcome.RAISED)
+        elif working and faults.strikes("out of memory"):
+            self._fail_array(rng.choice(working), Outcome.OUT_OF_MEMORY)
+        healthy = [device for _, device in self._study.cluster if device.name not in self._conditions]
+        if healthy and faults.strikes("device lost"):
+            self._lose(rng.choice(healthy).name)
+        elif healthy and faults.strikes("device held"):
+            device = rng.choice(healthy)
+            held = Condition(holders=(Holder(1, "python", rng.randint(1, device.memory)),))
+            self._conditions[device.name] = (self.now + rng.uniform(1, 8), held)
+
+    def _one(self, working: list[VirtualJob]) -> str:
+        return self._faults.random.choice(working).job.id
+
+    def _fail_array(self, job: VirtualJob, outcome: Outcome) -> None:
+        """Fail an array of a job, not through its trials; or the job, if it has no array."""
+        message = f"failure {sum(self._faults.counted.values())}"
+        lanes = [lane for lane in job.lanes if lane.members]
+        if not lanes:
+            self.fail(job.job.id, outcome, message)
+            return
+        self.fail_array(job.job.id, self._faults.random.choice(lanes).members.keys(), outcome, message)
+
+    def _lose(self, device: str) -> None:
+        """Lose a device for a while; its jobs crash or hang."""
+        rng = self._faults.random
+        lost = Condition(healthy=False, reason="has fallen off the bus")
+        self._conditions[device] = (self.now + rng.uniform(1, 8), lost)
+        for job in [job.job.id for job in self.jobs.values() if job.device.name == device]:
+            if rng.random() < 0.5:
+                self.hang(job)
+            else:
+                self.fail(job, Outcome.CRASHED, "its device does not answer")
+
+    def _in_time(self, said: list[Event]) -> list[Event]:
+        """The events that are delivered now; those of one job keep their order, and its end comes once."""
+        now = [event for until, events in self._late.values() if until <= self.now for event in events]
+        self._late = {job: late for job, late in self._late.items() if late[0] > self.now}
+        for event in said:
+            if event.job not in self._late and self._faults.strikes("late"):
+                self._late[event.job] = (self.now + self._faults.random.uniform(0.1, 2.0), deque())
+            if event.job in self._late:
+                self._late[event.job][1].append(event)
+                continue
+            now.append(event)
+            if not isinstance(event, Ended) and self._faults.strikes("repeated"):
+                now.append(event)
+        return now
+
+    def _reordered(self, said: list[Event]) -> list[Event]:
+        """The events of different jobs in a random order."""
+        by_job: dict[str, deque[Event]] = {}
+        for event in said:
+            by_job.setdefault(event.job, deque()).append(event)
+        order = [event.job for event in said]
+        self._faults.random.shuffle(order)
+        return [by_job[job].popleft() for job in order]
+
+
+class FaultyInelasticBackend(FaultyBackend):
+    """A `FaultyBackend` in which no trial can join a running job."""
+
+    elastic = False
+
+    def change(self, job: str, change: JobUpdate) -> None:
+        """Let ended trials leave; none may join."""
+        if change.join or change.look:
+            raise InvariantViolation(f"{job} cannot be changed, and {change} was asked for")
+        super().change(job, change)

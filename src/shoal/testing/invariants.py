@@ -1,4 +1,4 @@
-"""What has to hold of a study after each step of its state machine, and at its end."""
+"""Invariants of a simulated study after each step of its state machine, and at its end."""
 
 from collections.abc import Collection, Mapping
 from typing import Any
@@ -17,20 +17,20 @@ __all__ = ["InvariantViolation", "check_end", "check_step"]
 
 
 class InvariantViolation(BaseException):
-    """Something did not hold; no code of the study's may catch it."""
+    """An invariant is broken; no code of the study may catch this."""
 
 
 def check_step(state: StudyState, event: Event, world: Mapping[str, VirtualJob], open_: Collection[str]) -> None:
-    """What has to hold after a step.
+    """Check the invariants after a step.
 
     Args:
-        state: of the study, after it.
-        event: what happened in it.
-        world: the jobs that there are, by id.
-        open_: ids of the jobs of whose end the state machine has not been told.
+        state: State of the study after the step.
+        event: Event of the step.
+        world: Jobs of the back end, by id.
+        open_: Ids of the jobs whose `Ended` the state machine has not received.
 
     Raises:
-        Violation: something does not hold.
+        InvariantViolation: an invariant is broken.
     """
     if state.running.keys() != open_:
         odd = min(state.running.keys() ^ set(open_))
@@ -53,7 +53,7 @@ def check_step(state: StudyState, event: Event, world: Mapping[str, VirtualJob],
 
 
 def _check_devices(state: StudyState, world: Mapping[str, VirtualJob]) -> None:
-    """No device holds more than its memory, and no node is asked for more than its cores."""
+    """No device holds more than its memory, and no node has more cores reserved than it has."""
     held: dict[str, int] = {}
     for job in world.values():
         held[job.device.name] = held.get(job.device.name, 0) + job.memory
@@ -61,7 +61,7 @@ def _check_devices(state: StudyState, world: Mapping[str, VirtualJob]) -> None:
     for placed, device in state.running.values():
         began = world.get(placed.id)
         known = began is not None and began.job.demand is not None and began.job.demand.cores
-        if placed.demand is not None and known:  # of others nothing was known when they were let in
+        if placed.demand is not None and known:  # other jobs had no demand when they were admitted
             promised[device.name] = promised.get(device.name, 0.0) + placed.demand.cores
     for node in state.fleet.given.nodes:
         for device in node.devices:
@@ -75,18 +75,18 @@ def _check_devices(state: StudyState, world: Mapping[str, VirtualJob]) -> None:
 
 
 def check_end(journal: JournalView, study: RandomStudy, asked: Collection[str]) -> Mapping[int, Any]:
-    """What has to hold when a study has ended.
+    """Check the invariants at the end of a study.
 
     Args:
-        journal: of the study.
-        study: what it is.
-        asked: names of all requests of people.
+        journal: Journal of the study.
+        study: Study without faults.
+        asked: Names of all requests of users.
 
     Returns:
         Number of each trial -> its configuration, state, epochs and reports.
 
     Raises:
-        Violation: something does not hold.
+        InvariantViolation: an invariant is broken.
     """
     rows = {row.number: row for row in journal.trials()}
     if left := [number for number, row in rows.items() if not row.state.final]:
@@ -100,7 +100,7 @@ def check_end(journal: JournalView, study: RandomStudy, asked: Collection[str]) 
     _check_decisions(journal, study)
     found = {}
     for number, row in rows.items():
-        # of one that failed and was tried again, the report of its failure is ahead of it
+        # the report of a retried trial's failure can be beyond its epoch
         told = [
             x for x in journal.curve(number) if x.metrics and (x.epoch <= row.epoch or x.state is not TrialState.FAILED)
         ]
@@ -126,7 +126,7 @@ def check_end(journal: JournalView, study: RandomStudy, asked: Collection[str]) 
 
 
 def _check_decisions(journal: JournalView, study: RandomStudy) -> None:
-    """The decisions that were recorded are those of the algorithm where it is given the same reports again."""
+    """The recorded decisions are those of the algorithm in a replay of the reports."""
     algorithm = study.algorithm()
     decisions: dict[int, Decision] = {}
     for decision in replay(journal, algorithm, lambda groups: None):
@@ -144,5 +144,5 @@ def _check_decisions(journal: JournalView, study: RandomStudy) -> None:
 
 
 def _stopped(journal: JournalView) -> set[int]:
-    """Numbers of the trials that a user has stopped, of which the algorithm was told that they failed."""
+    """Numbers of the trials that a user has stopped; the algorithm got a failure for each."""
     return {number for each in journal.interventions() if each.verb == "stop" for number in each.trials}

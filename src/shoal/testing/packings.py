@@ -1,4 +1,4 @@
-"""The conformance suite of packings: whatever the candidates, every group keeps the rules."""
+"""Conformance suite for packings: checks the groups of invented arrays."""
 
 import copy
 from collections.abc import Callable, Sequence
@@ -14,19 +14,19 @@ def check_packing(make: Callable[[], Packing], *, examples: int = 200) -> None:
     """Run the whole suite on a packing.
 
     Args:
-        make: a new instance with the same settings at every call.
-        examples: how many contexts, with candidates, to invent.
+        make: Factory of new instances with the same settings.
+        examples: Number of contexts, with candidates, to invent.
 
     Raises:
         AssertionError: the contract of `shoal.planner.packing.Packing` is broken; hypothesis shows the smallest context
-            and candidates with which it is.
+            and candidates that break it.
         ImportError: hypothesis is not installed.
     """
     try:
         from hypothesis import given, settings
     except ImportError as error:
         raise ImportError("check_packing needs hypothesis. Install it with: pip install hypothesis") from error
-    from shoal.testing.packing_contexts import packing_contexts
+    from shoal.testing.strategies import packing_contexts
 
     @settings(max_examples=examples, deadline=None, database=None, report_multiple_bugs=False)
     @given(packing_contexts())
@@ -46,11 +46,11 @@ def _check(make: Callable[[], Packing], candidates: tuple[Candidate, ...], conte
     except PackError as error:
         raise AssertionError(f"the groups are illegal: {error}") from error
     found = _places(groups, candidates)
-    assert _places(packing.pack(candidates, context), candidates) == found, "asked twice, it answers differently"
-    assert _places(make().pack(candidates, context), candidates) == found, "another instance answers differently"
+    assert _places(packing.pack(candidates, context), candidates) == found, "a second call returns other groups"
+    assert _places(make().pack(candidates, context), candidates) == found, "another instance returns other groups"
 
 
 def _places(groups: Sequence[Sequence[Candidate]], candidates: Sequence[Candidate]) -> list[list[int]]:
-    """The groups as places of candidates, which may be equal."""
+    """The groups as positions of candidates, since candidates may be equal."""
     place = {id(candidate): index for index, candidate in enumerate(candidates)}
     return [[place[id(candidate)] for candidate in group] for group in groups]

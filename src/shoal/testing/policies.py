@@ -1,4 +1,4 @@
-"""The conformance suite of policies: whatever the cluster and the jobs, every plan keeps the rules."""
+"""Conformance suite for policies: checks the plans for invented clusters and jobs."""
 
 import copy
 from collections.abc import Callable, Sequence
@@ -17,19 +17,19 @@ def check_policy(make: Callable[[], Policy], *, examples: int = 200) -> None:
     """Run the whole suite on a policy.
 
     Args:
-        make: a new instance with the same settings at every call.
-        examples: how many clusters, with jobs, to invent.
+        make: Factory of new instances with the same settings.
+        examples: Number of clusters, with jobs, to invent.
 
     Raises:
         AssertionError: the contract of `shoal.schedule.Policy` is broken; hypothesis shows the smallest cluster and
-            jobs with which it is.
+            jobs that break it.
         ImportError: hypothesis is not installed.
     """
     try:
         from hypothesis import given, settings
     except ImportError as error:
         raise ImportError("check_policy needs hypothesis. Install it with: pip install hypothesis") from error
-    from shoal.testing.scheduling_problems import scheduling_problems
+    from shoal.testing.strategies import scheduling_problems
 
     @settings(max_examples=examples, deadline=None, database=None, report_multiple_bugs=False)
     @given(scheduling_problems())
@@ -45,8 +45,8 @@ def _check(make: Callable[[], Policy], jobs: tuple[JobView, ...], cluster: Clust
     plan = _plain(policy.plan(jobs, cluster, now))
     assert (jobs, cluster) == before, "the policy changed what it was given"
     _assert_legal(plan, jobs, cluster, now)
-    assert _plain(policy.plan(jobs, cluster, now)) == plan, "asked twice, it answers differently"
-    assert _plain(make().plan(jobs, cluster, now)) == plan, "another instance answers differently"
+    assert _plain(policy.plan(jobs, cluster, now)) == plan, "a second call returns another plan"
+    assert _plain(make().plan(jobs, cluster, now)) == plan, "another instance returns another plan"
     if not plan.actions and not any(job.devices for job in jobs):
         able = [job.id for job in jobs if _could_start(job, cluster)]
         assert not able, f"nothing runs and nothing is started, though {able} could be"
@@ -54,7 +54,9 @@ def _check(make: Callable[[], Policy], jobs: tuple[JobView, ...], cluster: Clust
 
 
 def _check_session(policy: Policy, jobs: Sequence[JobView], cluster: Cluster, now: float) -> None:
-    """Told of a node and the jobs there, then of the rest, then of what came of its plan, it plans as the policy."""
+    """A session plans as the policy does after a node with its jobs, after the rest, and after the start of the plan's
+    jobs.
+    """
     first = Cluster(cluster.nodes[:1])
     inside = {device.name for _, device in first}
     early = next((i for i, job in enumerate(jobs) if not inside.issuperset(job.devices)), len(jobs) // 2)
@@ -82,12 +84,12 @@ def _assert_same(
 ) -> Plan:
     found = _plain(session.plan(changes, now))
     expected = _plain(policy.plan(jobs, cluster, now))
-    assert found == expected, f"told only of {changes}, a session plans {found}, the policy plans {expected}"
+    assert found == expected, f"given only {changes}, a session plans {found}, the policy plans {expected}"
     return expected
 
 
 def _plain(plan: Plan) -> Plan:
-    """With the refusals made, in an order of their own."""
+    """The plan with its refusals evaluated and sorted."""
     return replace(plan, refusals=tuple(sorted(plan.refusals, key=lambda refusal: refusal.job)))
 
 
@@ -99,7 +101,7 @@ def _assert_legal(plan: Plan, jobs: Sequence[JobView], cluster: Cluster, now: fl
 
 
 def _could_start(job: JobView, cluster: Cluster) -> bool:
-    """Whether there is a device that the job fits when it has it to itself."""
+    """Whether a device is large enough for the job alone."""
     for node, device in cluster:
         demand = job.demand.get(device.kind)
         if (

@@ -1,4 +1,4 @@
-"""Studies that are made up from a seed: what they search, on which devices, and what their trials cost and report."""
+"""Random studies from a seed: search space, devices, costs and reports of the trials."""
 
 import random
 from collections.abc import Callable, Mapping, Sequence
@@ -27,25 +27,25 @@ from shoal.schedule.registry import POLICIES
 __all__ = ["IN_ANY_ORDER", "MANY", "POLICY_NAMES", "RandomStudy", "RandomWorkload", "random_study"]
 
 IN_ANY_ORDER = (Grid, Hyperband, PBT, Random, SuccessiveHalving, SyncBOHB)
-"""Algorithms of which nothing depends on the order in which the reports of different trials arrive."""
+"""Algorithms whose results do not depend on the order of the reports of different trials."""
 
 MANY = 100
-"""So many retries that no trial fails that would not by itself."""
+"""A number of retries that exceeds the number of faults."""
 
 _MB = 2**20
 POLICY_NAMES = sorted(POLICIES)
-"""Policies of such studies."""
+"""Policies of random studies."""
 
 
 @dataclass(frozen=True)
 class RandomWorkload(Workload):
-    """Trials that take no work: what they report follows from their configuration, the epoch and a seed.
+    """Trials without work, whose reports follow from their configuration, the epoch and a seed.
 
     Args:
-        seed: of what is random in it.
-        profiles: (structure, kind of device) -> what it costs there.
-        faulty: one in so many trials fails at some epoch, whatever is done.
-        last: epoch at which such a trial fails at the latest.
+        seed: Seed of the randomness.
+        profiles: (structure, kind of device) -> profile there.
+        faulty: One in `faulty` trials fails at some epoch, in spite of retries.
+        last: Last epoch at which such a trial fails.
     """
 
     seed: int
@@ -54,15 +54,15 @@ class RandomWorkload(Workload):
     last: int
 
     def key(self, trial: Trial) -> FusionKey:
-        """Trials of one width can share an array."""
+        """The key of a trial; trials of one width can share an array."""
         return FusionKey(f"net {trial.config['width']}", "data", 32, order=trial.data_seed)
 
     def profile(self, key: FusionKey, kind: str) -> Profile:
-        """As it was made up."""
+        """The invented profile."""
         return self.profiles[key.structure, kind]
 
     def report(self, trial: Trial, epoch: int) -> Report:
-        """A loss that falls; that of some trials is no number at some epoch."""
+        """A report with a falling loss; some trials have no number as a loss at some epoch."""
         noise = derive_seed(self.seed, "noise", trial.number, epoch) / 2**63
         metrics = {"loss": float(trial.config["x"]) + noise / epoch}
         if self._fails(trial, epoch) == "by itself":
@@ -70,12 +70,12 @@ class RandomWorkload(Workload):
         return Report(trial.number, epoch, metrics)
 
     def error(self, trial: Trial, epoch: int) -> str:
-        """The code of some trials raises."""
+        """The exception of a trial whose code raises; "" for others."""
         raises = self._fails(trial, epoch) == "raises"
         return f"ValueError: trial {trial.number} at epoch {epoch}" if raises else ""
 
     def _fails(self, trial: Trial, epoch: int) -> str:
-        """How a trial fails in an epoch; "" if it does not."""
+        """The kind of failure of a trial in an epoch; "" without one."""
         lot = derive_seed(self.seed, "fails", trial.number)
         if not self.faulty or lot % self.faulty or epoch != trial.start + 1 + lot // self.faulty % self.last:
             return ""
@@ -84,18 +84,18 @@ class RandomWorkload(Workload):
 
 @dataclass(frozen=True)
 class RandomStudy:
-    """A study, without what disturbs it.
+    """A study without faults.
 
     Args:
-        seed: that it follows from.
-        algorithm: makes its algorithm, bound.
-        cluster: the devices.
-        policy: by name.
-        workload: its trials.
-        fuse: whether trials may share an array.
-        checkpoint_seconds: between two checkpoints of a trial.
-        elastic: whether the members of a running job can change.
-        retries: how often a trial whose job failed is tried again; `MANY` is more than there are faults.
+        seed: Seed of the study.
+        algorithm: Factory of its bound algorithm.
+        cluster: Devices of the study.
+        policy: Name of the policy.
+        workload: Trials of the study.
+        fuse: Whether trials may share an array.
+        checkpoint_seconds: Seconds between two checkpoints of a trial.
+        elastic: Whether the members of a running job can change.
+        retries: Number of retries of a trial whose job failed; `MANY` exceeds the number of faults.
     """
 
     seed: int
@@ -112,7 +112,7 @@ class RandomStudy:
         """The devices of these names.
 
         Raises:
-            DeviceError: one is not there.
+            DeviceError: one is missing.
         """
         if missing := set(devices) - {device.name for _, device in self.cluster}:
             raise DeviceError(f"device {min(missing)!r} is not there")
@@ -120,7 +120,7 @@ class RandomStudy:
         return Cluster(tuple(node for node in nodes if node.devices))
 
     def undisturbed(self) -> dict[int, tuple[Mapping[str, object], TrialState, int]]:
-        """What becomes of the trials where nothing goes wrong: number -> configuration, state and epochs."""
+        """The end of each trial without faults: number -> configuration, state and epochs."""
         algorithm, epochs = self.algorithm(), dict[int, int]()
         trials: dict[int, Trial] = {}
         states: dict[int, TrialState] = {}
@@ -133,7 +133,7 @@ class RandomStudy:
         return {number: (trial.config, states[number], epochs[number]) for number, trial in trials.items()}
 
     def _trained(self, trial: Trial, start: int, target: int) -> list[Report]:
-        """What a trial reports from after one epoch up to another, or to where it fails."""
+        """The reports of a trial after epoch `start` up to `target`, or up to its failure."""
         reports: list[Report] = []
         for epoch in range(start + 1, target + 1):
             if reason := self.workload.error(trial, epoch):
@@ -147,7 +147,7 @@ class RandomStudy:
 
 
 def random_study(seed: int) -> RandomStudy:
-    """A study that follows from a seed."""
+    """The random study of a seed."""
     rng = random.Random(f"study {seed}")
     widths = [1, 2, 3][: rng.randint(1, 3)]
     kinds = ["small", "large"][: rng.randint(1, 2)]
@@ -178,7 +178,7 @@ def random_study(seed: int) -> RandomStudy:
 
 
 def _algorithm(rng: random.Random) -> tuple[Callable[[], Algorithm], bool]:
-    """What makes an algorithm, and whether it searches a grid."""
+    """A factory of an algorithm, and whether it searches a grid."""
     n, epochs = rng.randint(2, 10), rng.randint(1, 4)
     made: Sequence[Callable[[], Algorithm]] = [
         lambda: Grid(epochs),
@@ -197,7 +197,7 @@ def _algorithm(rng: random.Random) -> tuple[Callable[[], Algorithm], bool]:
 
 
 def _profile(rng: random.Random, width: int, kind: str) -> Profile:
-    """Costs of a structure on a kind of device."""
+    """The profile of a structure on a kind of device."""
     step = rng.uniform(0.02, 0.1) * width * (0.5 if kind == "large" else 1.0)
     gain = rng.choice([1.0, 4.0, 12.0])  # of 16 members at once
     return Profile(
@@ -215,7 +215,7 @@ def _profile(rng: random.Random, width: int, kind: str) -> Profile:
 
 
 def _cluster(rng: random.Random, kinds: Sequence[str]) -> Cluster:
-    """One or two nodes; each device has room for one trial of any structure, at least."""
+    """One or two nodes; each device has memory for one trial of any structure, at least."""
     nodes = []
     for number in range(rng.randint(1, 2)):
         names = [f"gpu:{number}{place}" for place in range(rng.randint(1, 3))]

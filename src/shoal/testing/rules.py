@@ -1,4 +1,4 @@
-"""The conformance suite of fusion rules: whatever is shared and however it lies, members get their own results."""
+"""Conformance suite for fusion rules: compares each member of a fused call with a call of its own."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -21,29 +21,29 @@ from shoal.fuse.stacked import NeedsMemberError, Stacked
 __all__ = ["Case", "check_rule"]
 
 Case = Callable[[Callable[..., Any]], Any]
-"""Calls the function that it is given with arguments of one member: `lambda f: f(torch.randn(4, 3), dim=1)`."""
+"""Calls the given function with arguments of one member: `lambda f: f(torch.randn(4, 3), dim=1)`."""
 
 TOLERANCE = 1e-9
 _FEW = 3
-"""Tensors that are shared in every combination; of more, all but one, one, and none."""
+"""Most tensors that are shared in every combination; of more, all but one, one, and none are shared."""
 _WRONG = (RuntimeError, TypeError, ValueError, IndexError, AttributeError)
-"""What torch raises of arguments that a function does not take."""
+"""Errors of torch for arguments that a function does not take."""
 
 
 def check_rule(rule: Rule, cases: Mapping[str, Case], functions: Sequence[Any] | None = None) -> None:
-    """Compare what a rule gives with what each member gets alone: results, gradients, and what is written to.
+    """Compare the results of a rule with those of each member alone: values, gradients, and arguments written in place.
 
     Floating-point numbers are compared to 1e-9 (let cases use float64), all else must be equal. Each function of the
     rule runs on each case that it accepts: with any of the tensors shared by all members and the others their own (of
     more than three tensors: one, all but one, or all their own), in both memory layouts, for 1, 2 and 5 members, by
-    each lowering. Where the rule declines, what takes its place is compared. Random functions draw from seeds of the
-    members' own. Functions in place that torch has no gradient of are compared without.
+    each lowering. If the rule declines, its replacement is compared. Random functions draw from seeds of the members'
+    own. In-place functions without a gradient in torch are compared without.
 
     Args:
-        rule: registered or not.
-        cases: by a name that says what is particular. Each is called once for each member, torch's generator being
-            seeded by the member's number; the members' tensors must agree in shape.
-        functions: those of the rule that are tried; all by default.
+        rule: Rule, registered or not.
+        cases: Name of each special feature -> case. Each is called once for each member, torch's generator being seeded
+            by the member's number; the members' tensors must agree in shape.
+        functions: Functions of the rule to check; all by default.
 
     Raises:
         AssertionError: the contract of `shoal.fuse.Rule` is broken; names function, case and arguments. Or a function
@@ -60,14 +60,14 @@ def check_rule(rule: Rule, cases: Mapping[str, Case], functions: Sequence[Any] |
                         call.check(func, record)
                     except AssertionError as error:
                         raise AssertionError(f"{name_of(func)}, {name}, {call.settings()}: {error}") from error
-    assert record.covered, f"the rule of {name_of(rule.functions[0])} declines every case, or is never asked"
+    assert record.covered, f"the rule of {name_of(rule.functions[0])} declines every case, or is never called"
 
 
 class _Record:
-    """Runs a rule, and notes what comes of it.
+    """Runs a rule, and records whether it declines or raises.
 
     Args:
-        rule: the rule.
+        rule: Rule to run.
     """
 
     def __init__(self, rule: Rule) -> None:
@@ -77,7 +77,7 @@ class _Record:
         self.raised: Exception | None = None
 
     def run(self, func: Any, *args: Any, **kwargs: Any) -> Any:
-        """As the rule."""
+        """Run the rule."""
         try:
             result = self.rule.run(func, *args, **kwargs)
         except NeedsMemberError:
@@ -92,7 +92,7 @@ class _Record:
 
     @contextmanager
     def in_place_of_the_rule(self) -> Iterator[None]:
-        """Within, functions of the rule come here."""
+        """Within this context, functions of the rule are dispatched to `run`."""
         before = {func: RULES[func] for func in self.rule.functions if func in RULES}
         RULES.update(dict.fromkeys(self.rule.functions, replace(self.rule, run=self.run)))
         try:
@@ -112,7 +112,7 @@ def _arguments(case: Case, seed: int) -> tuple[list[Any], Any]:
 
 
 def _accepts(func: Any, case: Case) -> bool | None:
-    """Whether a function has gradients on a case, or None: it does not accept the case."""
+    """Whether a function has gradients on a case; None if it does not accept the case."""
     leaves, spec = _arguments(case, 0)
     for trained in (True, False):
         try:
@@ -124,7 +124,7 @@ def _accepts(func: Any, case: Case) -> bool | None:
 
 
 def _calls(rule: Rule, case: Case, trained: bool) -> Iterator["_CallVariant"]:
-    """Everything that is tried of a case; lowerings, where there are several, with two members."""
+    """All variants of a case; several lowerings are tried with two members."""
     tensors = sum(isinstance(leaf, Tensor) for leaf in _arguments(case, 0)[0])
     every = (True,) * tensors
     for members in (1, 5):
@@ -138,12 +138,12 @@ def _calls(rule: Rule, case: Case, trained: bool) -> Iterator["_CallVariant"]:
 
 @dataclass(frozen=True)
 class _CallResult:
-    """What came of a call.
+    """Result of a call.
 
     Args:
-        result: what the function returned.
-        after: the arguments' leaves after the call.
-        gradients: of the leaves, by all that the call has changed or returned; None where there is none.
+        result: Return value of the function.
+        after: Leaves of the arguments after the call.
+        gradients: Gradients of the leaves, by all changed or returned values; None for leaves without one.
     """
 
     result: Any
@@ -154,7 +154,7 @@ class _CallResult:
 def _outcome(
     func: Callable[..., Any], leaves: Sequence[Any], own: Sequence[bool], spec: Any, members: int, trained: bool
 ) -> _CallResult:
-    """Call a function with leaves of which some are [B, *shape], `own`; `trained`: compute gradients."""
+    """Call a function on leaves, of which those marked in `own` are [B, *shape]; with gradients if `trained`."""
     inputs = [_leaf(leaf, trained) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
     given = [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in inputs]
     given = [Stacked(leaf) if mine else leaf for leaf, mine in zip(given, own, strict=True)]
@@ -165,7 +165,7 @@ def _outcome(
         if isinstance(leaf, Stacked):
             ends.append(leaf.whole)
         elif isinstance(leaf, Tensor):
-            ends.append(leaf.expand(members, *leaf.shape))  # each member's own is the same
+            ends.append(leaf.expand(members, *leaf.shape))  # the same for each member
     total = [end.cos().sum() for end in ends if end.requires_grad]
     wanted = [leaf for leaf in inputs if isinstance(leaf, Tensor) and leaf.requires_grad]
     found = iter(torch.autograd.grad(torch.stack(total).sum(), wanted, allow_unused=True) if total else [])
@@ -190,12 +190,12 @@ class _CallVariant:
     """One way to call a function for all members.
 
     Args:
-        case: its arguments.
-        own: which of the tensors are each member's own; the others are the first member's.
-        layout: how own tensors of several axes lie in memory.
+        case: Arguments of the call.
+        own: Whether each tensor is each member's own; shared tensors are the first member's.
+        layout: Memory layout of own tensors with several axes.
         members: B.
-        lowering: the rule's; None for the first.
-        trained: compare gradients.
+        lowering: Lowering of the rule; None for the first.
+        trained: Whether to compare gradients.
     """
 
     case: Case
@@ -206,7 +206,7 @@ class _CallVariant:
     trained: bool
 
     def settings(self) -> str:
-        """In a message."""
+        """The variant in words, for a message."""
         which = ", ".join("own" if mine else "shared" for mine in self.own)
         return f"{self.members} members, tensors {which}, {self.layout.value}, lowering {self.lowering or 'by default'}"
 
@@ -256,7 +256,7 @@ class _CallVariant:
         return autotune.off() if self.lowering is None else autotune.forced({name_of(func): self.lowering})
 
     def _check_layout(self, outcome: _CallResult) -> None:
-        """Of images, whose channels are merged for the sake of chains of convolutions."""
+        """Check the layout of image batches, whose channels stay merged along chains of convolutions."""
         first = outcome.after[0]
         for leaf in pytree.tree_leaves(outcome.result) if isinstance(first, Stacked) and first.dim() > 3 else []:
             if isinstance(leaf, Stacked) and leaf.dim() == first.dim():

@@ -1,12 +1,12 @@
-"""Deterministic simulation testing: a seed gives a study and what disturbs it, and all that has to hold is looked at.
+"""Deterministic simulation testing: a seed gives a study and its faults, and all invariants are checked.
 
-The engine, the state machine and the journal are those of every study; the back end, the clock and the faults are made
-up. It stands here, above all rooms, as it needs the engine and nothing needs it.
+The engine, the state machine and the journal are the real ones; the back end, the clock and the faults are simulated.
+The module stands above all rooms, as it needs the engine and no room needs it.
 """
 
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Collection, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,28 +14,31 @@ from typing import Any
 
 from shoal.backends.base import Ended
 from shoal.core.errors import BackendError, DeviceError, ShoalError, StorageFullError, StudyInterrupted
-from shoal.core.trial import TrialState
+from shoal.core.request import Verb
+from shoal.core.trial import FIRST_ADDED, TrialState
 from shoal.cost.history import History
 from shoal.journal.requests import leave, pending
 from shoal.journal.writer import Journal
+from shoal.reporting.progress import SilentProgress
 from shoal.schedule.registry import make_policy
 from shoal.study.config import EngineConfig
 from shoal.study.engine import Engine
 from shoal.study.event import Event
 from shoal.study.fleet import Fleet
-from shoal.testing.fault_injection import EngineRemains, FaultyBackend, FaultyInelasticBackend
-from shoal.testing.faults import Faults, FaultyJournal, Killed
+from shoal.testing.faults import EngineRemains, Faults, FaultyBackend, FaultyInelasticBackend, FaultyJournal, Killed
 from shoal.testing.invariants import InvariantViolation, check_end, check_step
-from shoal.testing.random_interventions import RandomInterventions
-from shoal.testing.random_studies import RandomStudy, random_study
+from shoal.testing.random_studies import POLICY_NAMES, RandomStudy, random_study
 
 __all__ = ["Simulated", "simulate"]
 
 HANG_SECONDS = 3.0
 
+_TRIALS = [*range(12), FIRST_ADDED, FIRST_ADDED + 1]
+"""Numbers of trials in requests: some have ended by then, or are unknown."""
+
 
 class WatchedEngine(Engine):
-    """An engine that may be killed before each event, and after each of which what has to hold is looked at."""
+    """An engine that may be killed before each event, and that checks the invariants after each event."""
 
     faults: Faults
     world: FaultyBackend
@@ -58,7 +61,7 @@ class WatchedEngine(Engine):
                 self._compare()
 
     def _compare(self) -> None:
-        """What the journal says of trials is what the state machine says."""
+        """Compare the trials in the journal with those of the state machine."""
         trials, table = self._core.state.trials, self._journal.trials()
         rows = {x.number: (x.state, x.epoch, x.target, x.failures, _reason(x.reason, x.state)) for x in table}
         mine = {x.number: (x.state, x.epoch, x.target, x.failures, _reason(x.reason, x.state)) for x in trials}
@@ -68,17 +71,82 @@ class WatchedEngine(Engine):
             raise InvariantViolation(f"trial {number} is {mine.get(number)}, and {rows.get(number)} in the journal")
 
 
-@dataclass
-class Simulated:
-    """What came of a seed.
+class _RandomInterventions(SilentProgress):
+    """Random requests of users while a study runs; the engine calls `update` in every turn.
 
     Args:
-        seed: which.
-        violation: the first thing that did not hold; "" if all did.
-        faults: how often what went wrong.
-        steps: of the state machine.
-        lives: engines, one after the other.
-        trials: what became of them, by number; not where something did not hold.
+        faults: Times of the requests.
+        journal: Journal of the study.
+        devices: Names of all devices.
+        asked: Names of all requests; it grows.
+    """
+
+    def __init__(self, faults: Faults, journal: Journal, devices: Collection[str], asked: list[str]) -> None:
+        self.engine: Engine | None = None
+        self._faults = faults
+        self._journal = journal
+        self._devices = devices
+        self._asked = asked
+
+    def update(self) -> None:
+        """Make random requests; removed devices and paused trials are given back after a while."""
+        faults, rng = self._faults, self._faults.random
+        if self.engine is None:
+            return
+        used = self.engine.fleet.used
+        removed = [name for name in self._devices if name not in used]
+        held = self._journal.study.get("held", [])
+        if faults.strikes("interrupt"):
+            self.engine.interrupt()
+        if used and faults.strikes("devices changed"):
+            self._ask("remove devices", devices=rng.sample(used, rng.randint(1, len(used))))
+        elif removed and rng.random() < 0.1:
+            self._ask("add devices", devices=removed[:1])
+        if faults.strikes("devices unknown"):
+            verb: Verb = rng.choice(["add devices", "remove devices"])
+            self._ask(verb, devices=rng.choice([["none such"], [], used[:1] * 2, removed[:1] * 2]))
+        if faults.strikes("retry"):
+            self._ask("retry", trials=_TRIALS)
+        verbs: tuple[Verb, ...] = ("pause", "stop")
+        for each in verbs:
+            if faults.strikes(each):
+                self._ask(each, trials=rng.sample(_TRIALS, 3))
+        if held and rng.random() < 0.1:
+            self._ask("resume", trials=held)
+        if faults.strikes("policy"):
+            self._ask("policy", given={"policy": rng.choice([*POLICY_NAMES, "none such"])})
+        if faults.strikes("add trial"):
+            x, outside = rng.choice([0.5, 2.0]), rng.random() < 0.5  # the space has no 2
+            given = {"config": {"x": x, "width": 1}, "epochs": rng.randint(1, 3), "outside": outside}
+            self._ask("add trial", given=given)
+        rows = [row for row in self._journal.trials() if row.epoch] if faults.strikes("clone") else []
+        if rows:
+            row = rng.choice(rows)
+            origin = {"trial": row.number, "epoch": row.epoch}
+            given = {"config": dict(row.config), "epochs": row.epoch + rng.randint(1, 3), "outside": True}
+            self._ask("clone", given={**given, "source": row.number, "origin": origin})
+        if faults.strikes("pause study"):
+            self._ask("pause study")
+        elif self._journal.study.get("paused") and rng.random() < 0.1:
+            self._ask("resume study")
+        if faults.strikes("end study"):
+            self._ask("end study")
+
+    def _ask(self, verb: Verb, **what: Any) -> None:
+        self._asked.append(leave(self._journal.directory, verb, **what))
+
+
+@dataclass
+class Simulated:
+    """Result of a seed.
+
+    Args:
+        seed: Seed.
+        violation: First broken invariant; "" if none is.
+        faults: Number of occurrences of each fault.
+        steps: Number of steps of the state machine.
+        lives: Number of engines, one after the other.
+        trials: End of each trial, by number; None after a violation.
     """
 
     seed: int
@@ -89,19 +157,18 @@ class Simulated:
     trials: Mapping[int, Any] | None = None
 
 
-def simulate(seed: int, *, base: Path | None = None, make: Callable[[int], RandomStudy] = random_study) -> Simulated:
-    """Run the disturbed study of a seed to its end.
+def simulate(seed: int, *, base: Path | None = None) -> Simulated:
+    """Run the study of a seed, with its faults, to its end.
 
     Args:
-        seed: which.
-        base: directory for the journal while it runs; by default in memory, where the machine has that.
-        make: makes the study.
+        seed: Seed.
+        base: Directory for the journal while it runs; by default in memory, if the machine has such a file system.
     """
     shared = Path("/dev/shm")
     base = base or (shared if shared.is_dir() else None)
     found = Simulated(seed, "", Counter())
     with tempfile.TemporaryDirectory(dir=base, prefix="shoal-simulation-") as folder:
-        run = _StudyRun(make(seed), Faults(seed), Path(folder) / "study", found)
+        run = _StudyRun(random_study(seed), Faults(seed), Path(folder) / "study", found)
         try:
             run.to_the_end()
         except InvariantViolation as broken:
@@ -121,7 +188,7 @@ class _StudyRun:
         found.faults = faults.counted
 
     def to_the_end(self) -> None:
-        """One engine after the other, until the study has ended; then look at what came of it."""
+        """Run one engine after the other until the study has ended, and check the end."""
         names = [device.name for _, device in self._study.cluster]
         spec = {"metric": "loss", "mode": "min", "devices": names, "policy": self._study.policy}
         with closing(
@@ -134,7 +201,7 @@ class _StudyRun:
             self._found.trials = check_end(journal, self._study, self._remains.asked)
 
     def _ended(self) -> bool:
-        """Let an engine run; whether the study has ended."""
+        """Run an engine; whether the study has ended."""
         world: FaultyBackend | None = None
         engine: WatchedEngine | None = None
         try:
@@ -148,7 +215,7 @@ class _StudyRun:
                 )
                 with closing(world):
                     engine, people = self._engine(journal, world)
-                    people.update()  # while nobody runs the study
+                    people.update()  # while no process runs the study
                     engine.replay()
                     engine.run()
             return not pending(self._directory)
@@ -163,12 +230,12 @@ class _StudyRun:
             if engine is not None:
                 self._found.steps += engine.steps
 
-    def _engine(self, journal: Journal, world: FaultyBackend) -> tuple[WatchedEngine, RandomInterventions]:
+    def _engine(self, journal: Journal, world: FaultyBackend) -> tuple[WatchedEngine, _RandomInterventions]:
         study = self._study
         record = {"devices": journal.study["devices"], "added": [], "removed": []} | journal.study.get("fleet", {})
         fleet = Fleet.again(record, study.find)
-        people = RandomInterventions(self._faults, journal, journal.study["devices"], self._remains.asked)
-        setting = EngineConfig(
+        people = _RandomInterventions(self._faults, journal, journal.study["devices"], self._remains.asked)
+        config = EngineConfig(
             fleet.given,
             make_policy(journal.study["policy"]),
             world,
@@ -181,14 +248,14 @@ class _StudyRun:
             monitor=lambda cluster: world,
             clock=world.clock,
         )
-        engine = WatchedEngine(journal, study.algorithm(), setting, people)
+        engine = WatchedEngine(journal, study.algorithm(), config, people)
         engine.faults, engine.world, people.engine = self._faults, world, engine
         return engine, people
 
     def _judge(self, error: ShoalError) -> None:
-        """An end that a fault explains is none of the engine's; the study goes on with all devices."""
+        """Accept an error that a fault explains; the study goes on with all devices."""
         if isinstance(error, BackendError):
-            if "as the simulation has it" not in str(error):
+            if "a simulated fault" not in str(error):
                 raise error
             return
         with closing(Journal.open(self._directory)) as journal:
@@ -199,12 +266,12 @@ class _StudyRun:
 
 
 def _reason(reason: str, state: TrialState) -> str:
-    """Why a trial waits, if it does."""
+    """The reason for which a trial waits; "" if it does not."""
     return reason if state is TrialState.PENDING else ""
 
 
 def _place(error: BaseException) -> str:
-    """Where an error was raised: the innermost line of the library."""
+    """The innermost line of the library where an error was raised."""
     trace, place = error.__traceback__, ""
     while trace is not None:
         file = Path(trace.tb_frame.f_code.co_filename)

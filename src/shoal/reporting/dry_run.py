@@ -1,7 +1,8 @@
-"""The table of a dry run before a search, and the same as plain values for `--json`."""
+"""The results of a dry run: table, plain values for `--json`, and bar chart."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderableType
@@ -10,16 +11,19 @@ from rich.text import Text
 
 from shoal.core.space import flatten
 from shoal.dry_run.result import PLANS, DryRun, PlannedArray, percent
+from shoal.reporting.drawing import literal, save
 from shoal.reporting.text import leaf_text, rounded
 from shoal.schedule.ledger import bytes_text
 
-__all__ = ["DryRunTable", "dry_run_json", "seconds_text", "verdict"]
+__all__ = ["DryRunTable", "draw_dry_run", "dry_run_json", "seconds_text", "verdict"]
 
 _WIDE, _NARROW = 140, 80
-"""Characters from which on reasons stand beside the figures, else below; and that figures need to stand unbroken."""
+"""Least widths of the terminal, in characters, for reasons beside the figures instead of below, and for unbroken
+figures.
+"""
 
 _NAMED = 4
-"""So many trials of an array are named."""
+"""Most trials of an array that are named."""
 
 _FIGURES = ("", "trials", "batch", "ms a step\nalone", "of each\nfused", "memory", "samples")
 _SECONDS = ("s an epoch\nalone", "planned")
@@ -27,7 +31,7 @@ _SECONDS = ("s an epoch\nalone", "planned")
 
 @dataclass(frozen=True)
 class DryRunTable:
-    """What rich prints: a row for each array, those of a job together; the totals; and whether sharing pays."""
+    """Rich output: a row for each array, arrays of a job together; the totals; and whether sharing pays."""
 
     found: DryRun
 
@@ -35,7 +39,7 @@ class DryRunTable:
         wide = options.max_width >= _WIDE
         table = Table(box=None, pad_edge=False, header_style="bold")
         for head in (*_FIGURES, *_SECONDS):
-            # where it is narrow figures are folded, for none is to be cut
+            # on a narrow terminal figures are folded, so that none is cut
             table.add_column(head, justify="right", no_wrap=options.max_width >= _NARROW, overflow="fold")
         if wide:
             table.add_column("what decided", overflow="fold")
@@ -52,10 +56,10 @@ class DryRunTable:
             yield Text(verdict(self.found), style="bold green" if self.found.pays else "bold")
 
     def _rows(self, between: str) -> Iterator[tuple[tuple[str, ...], str]]:
-        """Figures of each array and what decided; those of a job stand in the row of its first array.
+        """Figures of each array and the reason for its size; figures of a job stand in the row of its first array.
 
         Args:
-            between: two figures of a cell; a line break where it is narrow.
+            between: Separator of two figures of a cell; a line break on a narrow terminal.
         """
         arrays = self.found.arrays
         for index, (each, config) in enumerate(zip(arrays, _configs(arrays), strict=True)):
@@ -86,7 +90,7 @@ def verdict(found: DryRun) -> str:
 
 
 def dry_run_json(found: DryRun) -> dict[str, Any]:
-    """All of it as plain values: seconds, bytes, numbers of trials, and of arrays from 1 on as the table has them."""
+    """A dry run as plain values: seconds, bytes, numbers of trials, and numbers of arrays from 1 on as in the table."""
     return {
         "device": found.device.name,
         "kind": found.device.kind,
@@ -98,8 +102,40 @@ def dry_run_json(found: DryRun) -> dict[str, Any]:
     }
 
 
+def draw_dry_run(found: DryRun, path: Path, title: str) -> None:
+    """Draw a bar for each plan.
+
+    Args:
+        found: Dry run with at least one array.
+        path: File that `check_drawing` accepts.
+        title: Title of the chart.
+
+    Raises:
+        ShoalError: the file cannot be written.
+    """
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(10, 3), layout="constrained")
+    axes = figure.subplots()
+    longest = max(found.totals.values())
+    unit, scale = ("s", 1.0) if longest >= 1 else ("ms", 1000.0)
+    for row, name in enumerate(PLANS):
+        seconds = found.totals[name]
+        axes.barh(row, scale * seconds, 0.75, color="#ee8866" if name == "chosen" else "#4477aa")
+        told = "" if name == "apart" else f", IMPV {percent(found.saves(name))}"
+        text = f"{seconds_text(seconds)}{told}"
+        axes.text(scale * (seconds + 0.008 * longest), row, text, va="center", fontsize=9)
+    axes.set_yticks(range(len(PLANS)), list(PLANS.values()), fontsize=9)
+    axes.invert_yaxis()
+    axes.set_xlim(0, 1.22 * scale * longest)
+    axes.set_xlabel(f"{unit} for one epoch of each trial")
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.suptitle(literal(f"{title}\n{verdict(found)}"), fontsize=10, x=0.01, ha="left", wrap=True)
+    save(figure, path, "the plot")
+
+
 def seconds_text(seconds: float) -> str:
-    """As 12.3 s or 45.6 ms."""
+    """A time as 12.3 s or 45.6 ms."""
     return f"{rounded(seconds, 3)} s" if seconds >= 1 else f"{rounded(1000 * seconds, 3)} ms"
 
 
@@ -125,7 +161,7 @@ def _array_json(each: PlannedArray) -> dict[str, Any]:
 
 
 def _figures(each: PlannedArray, between: str) -> tuple[str, ...]:
-    """The cells that come before the seconds, but for the first."""
+    """The cells before the seconds, except the first."""
     several = each.members > 1
     return (
         _trials([member.trial.number for member in each.array.members]),
@@ -138,7 +174,7 @@ def _figures(each: PlannedArray, between: str) -> tuple[str, ...]:
 
 
 def _configs(arrays: Sequence[PlannedArray]) -> list[str]:
-    """What tells each array from others: the parameters of which each array has one value, and not all the same."""
+    """The parameters that distinguish each array: each array has one value of them, and not all the same."""
     values: list[dict[str, set[str]]] = []
     for each in arrays:
         mine: dict[str, set[str]] = {}
@@ -153,7 +189,7 @@ def _configs(arrays: Sequence[PlannedArray]) -> list[str]:
 def _tells(name: str, values: Sequence[Mapping[str, set[str]]], arrays: Sequence[PlannedArray]) -> bool:
     found = [mine.get(name, {""}) for mine in values]
     if all(some == {str(each.array.key.batch_size)} for some, each in zip(found, arrays, strict=True)):
-        return False  # it has a column of its own
+        return False  # the batch size has its own column
     return all(len(some) == 1 for some in found) and len({text for some in found for text in some}) > 1
 
 

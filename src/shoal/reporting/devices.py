@@ -1,0 +1,148 @@
+"""Devices as text, tables and plain values, for `shoal status` (of a study) and `shoal devices` (of the machine)."""
+
+from dataclasses import asdict
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
+
+from shoal.cluster.discover import Inventory
+from shoal.cluster.monitor import Holder
+from shoal.cluster.nvml import Gpu
+from shoal.core.device import Device
+from shoal.core.job import Purpose
+from shoal.reporting.snapshot import DeviceUse, JobUse
+from shoal.reporting.text import rate_text, trials_text
+from shoal.schedule.ledger import bytes_text
+
+__all__ = ["device_json", "device_lines", "devices_json", "devices_table"]
+
+_VERBS = {Purpose.SURVEY: "looks at", Purpose.PROFILE: "measures", Purpose.TRAIN: "trains"}
+_JOBS = 8
+"""Most jobs shown for a device, one line each, the oldest first."""
+
+
+def device_lines(use: DeviceUse, unit: str) -> list[str]:
+    """A device's kind, reserved share and jobs; several jobs stand on lines below.
+
+    Args:
+        use: Use of the device.
+        unit: Unit of progress, see `Snapshot`.
+    """
+    jobs = [_job_text(job, unit) for job in use.jobs]
+    if others := use.jobs[_JOBS:]:
+        jobs[_JOBS:] = [f"{len(others)} more jobs, with {trials_text(sum(job.members for job in others))}"]
+    head = f"{use.device.kind}, {_state(use)}"
+    return [f"{head}: {jobs[0]}"] if len(jobs) == 1 else [head, *jobs]
+
+
+def device_json(use: DeviceUse) -> dict[str, Any]:
+    """A device with its jobs as plain values; None for unknown values."""
+    device = use.device
+    return {
+        "device": device.name,
+        "kind": device.kind,
+        "node": device.node,
+        "healthy": device.healthy,
+        "reason": device.reason,
+        "memory": device.memory,
+        "promised": use.promised,
+        "occupancy": use.occupancy,
+        "jobs": [
+            {
+                "job": job.job,
+                "purpose": str(job.purpose),
+                "members": job.members,
+                "compute": job.compute,
+                "memory": job.memory,
+                "cores": job.cores,
+                "epochs_per_second": job.rate,
+            }
+            for job in use.jobs
+        ],
+    }
+
+
+def devices_table(found: Inventory) -> Table:
+    """A row for each device: kind, capacity, users, and whether it can take jobs.
+
+    Args:
+        found: Devices to show.
+    """
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("device", no_wrap=True)
+    table.add_column("kind", overflow="fold")
+    for title in ("memory", "free", "cores", "busy"):
+        table.add_column(title, justify="right", no_wrap=True)
+    table.add_column("compute mode", overflow="fold")
+    table.add_column("used by", overflow="fold")
+    table.add_column("health", overflow="fold")
+    for _, device in found.cluster:
+        gpu = found.gpus.get(device.name)
+        table.add_row(
+            Text(device.name),
+            Text(device.kind),
+            bytes_text(device.memory) if device.memory else "–",
+            bytes_text(gpu.free) if gpu and gpu.memory else "–",
+            str(device.cores),
+            "–" if gpu is None or gpu.utilisation is None else f"{gpu.utilisation}%",
+            Text((gpu and gpu.compute_mode) or "–"),
+            Text(", ".join(map(_holder_text, gpu.holders)) if gpu and gpu.holders else "–"),
+            Text("ok", style="green") if device.healthy else Text(device.note, style="red"),
+        )
+    return table
+
+
+def devices_json(found: Inventory) -> dict[str, Any]:
+    """The devices as plain values; None for unknown values.
+
+    Args:
+        found: Devices to show.
+    """
+    return {
+        "nodes": [{"name": node.name, "cores": node.cores} for node in found.cluster.nodes],
+        "devices": [
+            {"node": node.name} | _found_json(device, found.gpus.get(device.name)) for node, device in found.cluster
+        ],
+        "no_gpu": found.absence or None,
+    }
+
+
+def _state(use: DeviceUse) -> str:
+    if not use.device.healthy:
+        return f"not in use ({use.device.reason or 'not healthy'})"
+    if not use.jobs:
+        return "idle"
+    memory = "" if use.promised is None else f" and {_of_bytes(use.promised, use.device.memory)}"
+    return f"{use.occupancy:.0%} of it{memory} promised"
+
+
+def _of_bytes(part: int, whole: int) -> str:
+    return f"{bytes_text(part)} of {bytes_text(whole)}"
+
+
+def _job_text(job: JobUse, unit: str) -> str:
+    rate = "" if job.rate is None else f", {rate_text(job.rate, unit)}"
+    return f"{job.job} {_VERBS[job.purpose]} {trials_text(job.members)}{rate}"
+
+
+def _found_json(device: Device, gpu: Gpu | None) -> dict[str, Any]:
+    return {
+        "name": device.name,
+        "kind": device.kind,
+        "uuid": device.uuid or None,
+        "memory": device.memory or None,
+        "free": gpu.free if gpu and gpu.memory else None,
+        "cores": device.cores,
+        "compute_mode": (gpu and gpu.compute_mode) or None,
+        "utilisation": gpu and gpu.utilisation,
+        "used_by": [asdict(holder) for holder in gpu.holders] if gpu else [],
+        "healthy": device.healthy,
+        "reason": device.note or None,
+    }
+
+
+def _holder_text(holder: Holder) -> str:
+    """The name of a process: "python (pid 4711) 70.0 GB"; "pid 4711" for an invisible process."""
+    name = holder.name if holder.name == f"pid {holder.pid}" else f"{holder.name} (pid {holder.pid})"
+    return name if holder.memory is None else f"{name} {bytes_text(holder.memory)}"
