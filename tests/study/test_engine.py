@@ -58,7 +58,7 @@ from shoal.schedule.fifo import Fifo
 from shoal.schedule.oversubscription import OversubscriptionTuner
 from shoal.study.config import EngineConfig
 from shoal.study.engine import Engine
-from shoal.study.study_failures import ALIKE
+from shoal.study.retries import ALIKE
 
 KEY = FusionKey("mlp", "digits", 32)
 PROFILE = Profile({1: 1e-3, 16: 1e-3}, 10, 1, base_memory=0, member_memory=1, compute=0.5, cores=1.0, mixing=1.0)

@@ -15,7 +15,7 @@ from shoal.core.job import Purpose
 from shoal.core.objective import objectives
 from shoal.core.space import Space
 from shoal.core.trial import FIRST_ADDED, Report, TrialState
-from shoal.journal.decoding import intervention_of, job_row, metrics_of, proposal_of, report_of, trial_row
+from shoal.journal.codec import intervention_of, job_row, metrics_of, proposal_of, report_of, trial_row
 from shoal.journal.lock import holder
 from shoal.journal.rows import UNFAILED, DeviceRow, Intervention, JobRow, Proposal, Reservation, Run, TrialRow
 from shoal.journal.schema import FILE_NAME, open_existing, readable, translated

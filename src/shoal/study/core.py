@@ -3,12 +3,13 @@
 import re
 from collections.abc import Collection, Iterable
 
-from shoal.core.command import CopyCheckpoint, Step, StopJob, StudyChanged
+from shoal.core.command import ArrayLeft, CopyCheckpoint, JobEnded, Step, StopJob, StudyChanged, TrialsReported
 from shoal.core.event import (
     ArrayFailed,
     Ended,
     MembersLeft,
     MemoryMeasured,
+    Outcome,
     PackSpeedMeasured,
     Profiled,
     Reported,
@@ -22,10 +23,9 @@ from shoal.study.event import Due, Event, TrialFailed, WindUp
 from shoal.study.failures import drop, end
 from shoal.study.interventions import intervene, let_go, rest
 from shoal.study.planning import ask, check_alive, place, survey
-from shoal.study.reports import learn, observe, report, settle
+from shoal.study.reports import complete_reports, learn, observe, report, settle
 from shoal.study.state import Given, StudyState
 from shoal.study.trials import TrialRecord, retried_through
-from shoal.study.wind_up import note
 
 __all__ = ["MOST_NOTES", "StudyCore"]
 
@@ -63,7 +63,7 @@ class StudyCore:
         """
         state = self.state
         state.step = Step()
-        (_act if state.ending is None else note)(state, event, now)
+        (_act if state.ending is None else _note)(state, event, now)
         return state.step
 
     def enlist(self, groups: Iterable[TrialGroup]) -> None:
@@ -166,3 +166,33 @@ def _hear(state: StudyState, event: JobEvent, now: float) -> None:
             let_go(state, event)
         case Ended():
             end(state, event, now)
+
+
+def _note(state: StudyState, event: Event, now: float) -> None:
+    """Record an event without acting on it."""
+    match event:
+        case Due.LOOK:
+            state.given.devices.look(state.running, now, state.step)
+        case DevicesSeen():
+            state.given.devices.see(event, state.step)
+        case Due() | Request() | TrialFailed() | WindUp():
+            pass  # what was asked for is done when the study goes on
+        case _:
+            _note_of_job(state, state.given.devices.understood(event, state.running))
+    if state.ending is not None and not state.ending.record:
+        state.step.records.clear()
+
+
+def _note_of_job(state: StudyState, event: JobEvent) -> None:
+    match event:
+        case Profiled() | PackSpeedMeasured():
+            learn(state, event)
+        case ArrayFailed():
+            state.step.record(ArrayLeft(event.job, event.trials, event.message, failed=False))
+        case Reported():
+            state.step.record(TrialsReported(event.job, tuple(complete_reports(event.reports, state.given.objectives))))
+        case Ended():
+            state.running.end(event.job)
+            state.step.record(JobEnded(event.job, event.outcome, event.message, failed=False))
+            if event.outcome not in (Outcome.FINISHED, Outcome.STOPPED):
+                state.unsaved.append(f"{event.job} {event.outcome}")

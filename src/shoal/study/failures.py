@@ -2,19 +2,21 @@
 
 from collections.abc import Collection, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from shoal.core.array import Array, Member, remove_members
 from shoal.core.command import ArrayLeft, JobEnded, StoppedOnCommonFailure
-from shoal.core.errors import ShoalError
+from shoal.core.errors import ShoalError, StorageFullError, TaskError, UnusableTaskError
 from shoal.core.event import BLAMELESS, ArrayFailed, Ended, Outcome
 from shoal.core.job import Job, Purpose
 from shoal.cost.store import OutOfMemorySeen
+from shoal.remedy import after_mending, command
 from shoal.study.reports import observe
 from shoal.study.retries import FailureContext
 from shoal.study.state import StudyState
-from shoal.study.study_failures import fatal_failure
+from shoal.study.trials import TrialTable
 
-__all__ = ["drop", "end"]
+__all__ = ["drop", "end", "fatal_failure"]
 
 
 def end(state: StudyState, ended: Ended, now: float) -> None:
@@ -92,3 +94,41 @@ def _fatal(
 ) -> ShoalError | None:
     kept = state.given.study.get("kept", False)
     return fatal_failure(failed, purpose, members, state.trials, state.given.directory, kept=kept)
+
+
+def fatal_failure(
+    failed: Ended | ArrayFailed,
+    purpose: Purpose,
+    members: Sequence[Member],
+    trials: TrialTable,
+    directory: Path,
+    *,
+    kept: bool,
+) -> ShoalError | None:
+    """The error that ends the study, if there is to be one.
+
+    A task that breaks its contract does so for all trials, unless one has got past it. What trials that users have
+    added meet with, whose configs may be unlike all others, is no matter of the others.
+
+    Args:
+        failed: what was said of a job, or of some of its arrays.
+        purpose: of the job.
+        members: of what failed.
+        trials: of the study.
+        directory: of the study.
+        kept: see `after_mending`.
+    """
+    if failed.outcome is Outcome.STORAGE_FULL:
+        return StorageFullError(
+            f"{failed.message}\nEverything recorded is intact; free some space, then: {command('resume', directory)}"
+        )
+    added = [member.trial for member in members if member.trial.is_added]
+    if failed.outcome is Outcome.UNUSABLE and not any(trial.origin for trial in added):
+        return UnusableTaskError(f"{failed.message}\nNothing is lost. {after_mending(directory, kept=kept)}")
+    for_all = purpose is Purpose.SURVEY or not any(x.epoch for x in trials)
+    if failed.outcome is Outcome.REJECTED and for_all and members and not added:
+        first, *others = members
+        company = f" and {len(others)} more" if others else ""
+        config = dict(first.trial.config)
+        return TaskError(f"{failed.message}\nIt was met with trial {first.trial.number}{company}: {config}")
+    return None

@@ -4,15 +4,17 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from shoal.core.array import Array
-from shoal.core.cause import cause_of, log_of
+from shoal.core.cause import Cause, cause_of, causes, log_of
 from shoal.core.device import Device
 from shoal.core.event import ArrayFailed, Ended, Outcome
 from shoal.planner.resource_limit import ResourceLimit
 from shoal.schedule.ledger import bytes_text
-from shoal.study.study_failures import FirstFailures
 from shoal.study.trials import TrialRecord, TrialTable
 
-__all__ = ["FailureContext", "RetryPolicy"]
+__all__ = ["ALIKE", "FailureContext", "FirstFailures", "RetryPolicy"]
+
+ALIKE = 5
+"""So many trials that fail of one cause, each by itself, end a study in which no trial has reported anything."""
 
 
 @dataclass(frozen=True)
@@ -129,3 +131,39 @@ class RetryPolicy:
             f"by itself on {device.name}, which has {bytes_text(device.memory)}; a smaller batch or model, or a "
             "device with more memory, would help"
         ), ""
+
+
+class FirstFailures:
+    """Notices that the first trials of a study fail of one cause: `ALIKE` of them, each by itself.
+
+    Once any trial of the study has reported anything it notices nothing more, and failures are a matter of retries. So
+    are those of trials that it has ended an earlier run on.
+
+    Args:
+        trials: of the study.
+    """
+
+    def __init__(self, trials: TrialTable) -> None:
+        self._trials = trials
+        self._failures: dict[int, str] = {}
+        self._over = False
+
+    def reported(self) -> None:
+        """A trial has reported a value, so not all fail."""
+        self._over = True
+        self._failures.clear()
+
+    def note(self, number: int, message: str) -> None:
+        """A trial has failed, and nothing but the trial itself can be to blame.
+
+        Args:
+            number: the trial's.
+            message: all that was said of it.
+        """
+        if not self._over and number not in self._trials.tried:
+            self._failures[number] = message
+
+    def alike(self) -> Cause | None:
+        """What the study is to end of; None if it is to go on."""
+        most = next(iter(causes(sorted(self._failures.items()))), None)
+        return most if most is not None and len(most.trials) >= ALIKE else None

@@ -1,6 +1,7 @@
 """Where a study stands: all that its events change."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from shoal.core.cause import Cause
 from shoal.core.command import Step
 from shoal.core.device import Device
 from shoal.core.errors import PolicyError
+from shoal.core.job import Job
 from shoal.core.objective import Objective
 from shoal.core.trial import Trial
 from shoal.cost.history import History
@@ -25,11 +27,10 @@ from shoal.study.event import WindUp
 from shoal.study.fleet import Fleet
 from shoal.study.interference import InterferenceTracker
 from shoal.study.retries import RetryPolicy
-from shoal.study.running_jobs import RunningJobs
 from shoal.study.signatures import SignatureRegistry
 from shoal.study.trials import TrialTable
 
-__all__ = ["HORIZON", "Given", "StudyState"]
+__all__ = ["HORIZON", "Given", "RunningJobs", "StudyState"]
 
 HORIZON = 10_000
 """For so many trials is planned in a turn at least: the first that wait, which are all but in large studies."""
@@ -78,6 +79,46 @@ class Given:
     elastic: bool = True
     jobs: int = 0
     find_policy: Callable[[str], Policy] = _no_other
+
+
+class RunningJobs(Mapping[str, tuple[Job, Device]]):
+    """Id of each job that holds a device -> the job and the device, oldest first."""
+
+    def __init__(self) -> None:
+        self.changes = 0
+        """How often a job has begun or ended."""
+        self._all: dict[str, tuple[Job, Device]] = {}
+        self._on: Counter[str] = Counter()
+
+    def __getitem__(self, job: str) -> tuple[Job, Device]:
+        return self._all[job]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._all)
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    def begin(self, job: Job, device: Device) -> None:
+        """A job holds a device from now on."""
+        self._all[job.id] = (job, device)
+        self._on.update((device.name, *job.helpers))
+        self.changes += 1
+
+    def change(self, job: Job) -> None:
+        """A job has other arrays now, or is promised something else."""
+        self._all[job.id] = (job, self._all[job.id][1])
+
+    def end(self, job: str) -> tuple[Job, Device]:
+        """A job holds its device no more."""
+        ended = self._all.pop(job)
+        self._on.subtract((ended[1].name, *ended[0].helpers))
+        self.changes += 1
+        return ended
+
+    def on(self, device: str) -> int:
+        """How many jobs a device holds, those of which it is a helper included."""
+        return self._on[device]
 
 
 class StudyState:
