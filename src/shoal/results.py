@@ -20,7 +20,6 @@ from shoal.reporting.ranking import front, nobody, ranked
 from shoal.reporting.rerun import Rerun, to_rerun
 from shoal.sources import edits
 from shoal.study import requests
-from shoal.study.device_requests import change_devices
 from shoal.worker.files import kept
 
 if TYPE_CHECKING:
@@ -316,7 +315,7 @@ class Study:
             JournalError: as of `pause`.
         """
         wanted = [names] if isinstance(names, str) else list(names)
-        return change_devices(self.directory, "add devices", wanted, patience=patience)
+        return requests.change_devices(self.directory, "add devices", wanted, patience=patience)
 
     def remove_devices(self, names: str | Sequence[str], patience: float = 60.0) -> list[str]:
         """Take devices from the study: at once, or once it is resumed.
@@ -335,7 +334,7 @@ class Study:
             JournalError: as of `pause`.
         """
         wanted = [names] if isinstance(names, str) else list(names)
-        return change_devices(self.directory, "remove devices", wanted, patience=patience)
+        return requests.change_devices(self.directory, "remove devices", wanted, patience=patience)
 
     def pause_study(self) -> None:
         """Have all jobs save their trials and end, and nothing start until `resume_study`; the process goes on.

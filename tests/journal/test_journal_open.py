@@ -51,7 +51,7 @@ def test_a_directory_without_a_study_is_named_and_left_alone(tmp_path, use):
 
 @pytest.mark.parametrize("use", [Journal.open, Journal.read], ids=["open", "read"])
 def test_another_schema_version_names_both(journal, use):
-    journal._rows("PRAGMA user_version = 99")
+    journal.tables.rows("PRAGMA user_version = 99")
     journal.close()
     with pytest.raises(JournalError, match=r"journal version 99, this Shoal reads versions 3 to 5"):
         use(journal.directory)

@@ -47,6 +47,7 @@ from shoal.core.job import Job, JobUpdate, Purpose
 from shoal.core.space import Space, grid, uniform
 from shoal.core.trial import Decision, Report, Trial, TrialState
 from shoal.cost.history import History
+from shoal.journal.statistics import StudyStatistics
 from shoal.journal.writer import Journal
 from shoal.planner.grouping import Grouping
 from shoal.planner.packing import NoPacking, Packing
@@ -772,7 +773,9 @@ def test_profiles_that_raise_alike_end_a_study_as_soon(tmp_path: Path) -> None:
         stage.run(backend(script))
     assert [purpose for purpose, _ in stage.jobs()] == ["survey", *["profile"] * ALIKE]
     with closing(stage.open()) as journal:
-        assert [(cause.text, cause.trials) for cause in causes(journal.unmeasured(0.0))] == [("ValueError: x", (*ALL,))]
+        assert [(cause.text, cause.trials) for cause in causes(StudyStatistics(journal).unmeasured(0.0))] == [
+            ("ValueError: x", (*ALL,))
+        ]
 
 
 def test_profiles_of_trials_that_ended_a_run_do_not_end_the_next(tmp_path: Path) -> None:

@@ -23,8 +23,8 @@ from shoal.journal.rows import TrialRow
 from shoal.journal.writer import Journal
 from shoal.results import Study
 from shoal.schedule.knapsack import WFD
-from shoal.study.device_requests import change_devices
 from shoal.study.fleet import Fleet
+from shoal.study.requests import change_devices
 
 LOST = Condition(healthy=False, reason="has fallen off the bus")
 

@@ -22,7 +22,7 @@ def check_study(journal: JournalView) -> None:
     """
     for key, (test, wanted) in _NEEDED.items():
         if key not in journal.study:
-            raise journal.damaged(f"`{key}` of its study is missing; it must be {wanted}")
+            raise journal.tables.damaged(f"`{key}` of its study is missing; it must be {wanted}")
         _check(journal, key, test, wanted)
     check_noted(journal)
     _ = journal.space
@@ -44,7 +44,7 @@ def check_noted(journal: JournalView) -> None:
 def _check(journal: JournalView, key: str, test: _Test, wanted: str) -> None:
     value = journal.study[key]
     if not test(value):
-        raise journal.damaged(f"`{key}` of its study must be {wanted}, and is {reprlib.repr(value)}")
+        raise journal.tables.damaged(f"`{key}` of its study must be {wanted}, and is {reprlib.repr(value)}")
 
 
 def _is_text(value: object) -> bool:

@@ -39,7 +39,7 @@ class LockedJournal(JournalView):
         self._lock = lock
         self._clock = clock
         # In WAL mode a kill loses nothing under NORMAL; only a power cut may lose the last transactions, whole ones.
-        self._rows("PRAGMA synchronous = NORMAL")
+        self.tables.rows("PRAGMA synchronous = NORMAL")
 
     @classmethod
     def create(
@@ -118,7 +118,7 @@ class LockedJournal(JournalView):
                 now.
         """
         with self.transaction():
-            self._rows(
+            self.tables.rows(
                 "INSERT INTO runs (pid, started, epochs) SELECT ?, ?, coalesce(sum(epoch - start), 0) FROM trials",
                 os.getpid(),
                 self._clock() if called is None else called,
@@ -136,23 +136,23 @@ class LockedJournal(JournalView):
         Raises:
             StorageFullError: the disk is full; nothing of this transaction is recorded.
         """
-        if self._connection.in_transaction:
+        if self.tables.connection.in_transaction:
             yield
             return
-        self._rows("BEGIN IMMEDIATE")
+        self.tables.rows("BEGIN IMMEDIATE")
         try:
             yield
-            self._rows("COMMIT")
+            self.tables.rows("COMMIT")
         except BaseException:
             self._undone()
-            if self._connection.in_transaction:  # SQLite rolls back by itself after some errors
-                self._rows("ROLLBACK")
+            if self.tables.connection.in_transaction:  # SQLite rolls back by itself after some errors
+                self.tables.rows("ROLLBACK")
             raise
 
     def put(self, key: str, value: object) -> None:
         """What the study is has changed in one value, from now on and after a resume."""
         text = encode(value, f"the study's {key!r}")
-        self._rows("INSERT OR REPLACE INTO study (key, value) VALUES (?, ?)", key, text)
+        self.tables.rows("INSERT OR REPLACE INTO study (key, value) VALUES (?, ?)", key, text)
         self.study[key] = json.loads(text)
 
     def _undone(self) -> None:
@@ -160,4 +160,4 @@ class LockedJournal(JournalView):
 
     def _many(self, sql: str, rows: Iterable[tuple[object, ...]]) -> None:
         with self.transaction(), translated(self.directory):
-            self._connection.executemany(sql, rows)
+            self.tables.connection.executemany(sql, rows)

@@ -49,7 +49,7 @@ class Journal(LockedJournal):
         super().__init__(directory, connection, lock, clock)
         self._devices: dict[str, tuple[object, ...]] = {}  # as last recorded by this process
         self._seq: int
-        ((self._seq,),) = self._rows(
+        ((self._seq,),) = self.tables.rows(
             "SELECT coalesce(max(seq), 0) FROM "
             "(SELECT seq FROM asks UNION ALL SELECT seq FROM reports UNION ALL SELECT seq FROM interventions)"
         )
@@ -90,7 +90,7 @@ class Journal(LockedJournal):
         ]
         rows = [_new(trial, group.budget.epochs) for group in groups for trial in group.trials]
         with self.transaction():
-            self._rows(
+            self.tables.rows(
                 "INSERT INTO asks (seq, time, free, proposed) VALUES (?, ?, ?, ?)",
                 self._next(),
                 self._clock(),
@@ -106,7 +106,7 @@ class Journal(LockedJournal):
             trial: a new one.
             target: epochs up to which it is to be trained.
         """
-        self._rows(_NEW, *_new(trial, target))
+        self.tables.rows(_NEW, *_new(trial, target))
 
     def reported(self, job: str, reports: Iterable[Report]) -> list[Report]:
         """Trials of a job have reported.
@@ -125,7 +125,7 @@ class Journal(LockedJournal):
             JournalError: a trial that was never asked for.
         """
         with self.transaction(), translated(self.directory):
-            return record(self._connection, self._next, self._clock(), job, list(reports), self.objectives)
+            return record(self.tables.connection, self._next, self._clock(), job, list(reports), self.objectives)
 
     def decided(self, decisions: Iterable[Decision]) -> None:
         """The algorithm has ended trials; one whose state is final already keeps it."""
@@ -145,7 +145,7 @@ class Journal(LockedJournal):
         Returns:
             Number of each trial that waits again -> epochs that it had reported before it failed.
         """
-        rows = self._rows(
+        rows = self.tables.rows(
             "SELECT number, coalesce((SELECT max(epoch) FROM reports WHERE trial = number AND state <> ?1), start) "
             "FROM trials WHERE state = ?1 AND number IN (SELECT value FROM json_each(?2)) ORDER BY number",
             TrialState.FAILED,
@@ -173,7 +173,7 @@ class Journal(LockedJournal):
     def intervened(self, what: Intervened) -> None:
         """The request of a user is carried out or refused."""
         lists = map(json.dumps, (what.trials, what.devices, [storable(line) for line in what.refused]))
-        self._rows(
+        self.tables.rows(
             "INSERT INTO interventions (seq, time, request, verb, text, trials, devices, refused) "
             "VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
             *(self._next(), self._clock(), what.request, what.verb, storable(what.text), *lists),
@@ -193,7 +193,7 @@ class Journal(LockedJournal):
         numbers = [member.trial.number for member in job.members]
         now = self._clock()
         with self.transaction():
-            self._rows(
+            self.tables.rows(
                 "INSERT INTO jobs (id, purpose, device, trials, started, message, keys) VALUES (?, ?, ?, ?, ?, ?, ?)",
                 job.id,
                 job.purpose,
@@ -214,12 +214,12 @@ class Journal(LockedJournal):
 
     def killing(self, job: str, outcome: Outcome, why: str) -> None:
         """A job is about to be killed, and will have ended so: at the latest in `requeue_running`."""
-        self._rows("UPDATE jobs SET killed = ? WHERE id = ?", storable(f"{outcome}: {why}"), job)
+        self.tables.rows("UPDATE jobs SET killed = ? WHERE id = ?", storable(f"{outcome}: {why}"), job)
 
     def _add(self, job: str, message: str) -> None:
         """One more line of what is to be said of a job."""
         sql = "UPDATE jobs SET message = trim(message || char(10) || ?, char(10)) WHERE id = ?"
-        self._rows(sql, storable(message), job)
+        self.tables.rows(sql, storable(message), job)
 
     def joined(self, job: str, device: str, arrays: Sequence[Array]) -> None:
         """The members of arrays are about to join a running job; they are now RUNNING."""
@@ -281,9 +281,9 @@ class Journal(LockedJournal):
         """
         with self.transaction():
             self._add(job, message)
-            self._rows("UPDATE jobs SET ended = ?, outcome = ? WHERE id = ?", self._clock(), outcome, job)
+            self.tables.rows("UPDATE jobs SET ended = ?, outcome = ? WHERE id = ?", self._clock(), outcome, job)
             return dict(
-                self._rows(
+                self.tables.rows(
                     "UPDATE trials SET state = ?, failures = failures + ? WHERE job = ? AND state = ? "
                     "RETURNING number, failures",
                     TrialState.PENDING,
@@ -309,7 +309,7 @@ class Journal(LockedJournal):
         with self.transaction():
             self._add(job, f"dropped trials {', '.join(map(str, numbers))}: {message}")
             return dict(
-                self._rows(
+                self.tables.rows(
                     "UPDATE trials SET state = ?, failures = failures + ? WHERE job = ? AND state = ? "
                     "AND number IN (SELECT value FROM json_each(?)) RETURNING number, failures",
                     TrialState.PENDING,
@@ -329,7 +329,7 @@ class Journal(LockedJournal):
             cause: what they failed of.
         """
         with self.transaction():
-            self._rows(f"UPDATE trials SET failures = 0 WHERE state NOT IN {_FINAL}")
+            self.tables.rows(f"UPDATE trials SET failures = 0 WHERE state NOT IN {_FINAL}")
             self.put("stopped", {"text": cause.text, "trials": cause.trials, "log": cause.log})
             self.put("tried", sorted({*self.study.get("tried", ()), *cause.trials}))
 
@@ -338,19 +338,19 @@ class Journal(LockedJournal):
 
         A job that was about to be killed has ended as that would have had it: trials of one that hung count a failure.
         """
-        killed = self._rows("SELECT id, killed FROM jobs WHERE ended IS NULL AND killed <> ''")
+        killed = self.tables.rows("SELECT id, killed FROM jobs WHERE ended IS NULL AND killed <> ''")
         with self.transaction():
             for job, text in killed:
                 outcome, _, why = text.partition(": ")
                 self.job_ended(job, outcome, why, failed=outcome not in BLAMELESS)
-            self._rows(
+            self.tables.rows(
                 "UPDATE jobs SET ended = ?, outcome = ?, message = trim(message || char(10) || ?, char(10)) "
                 "WHERE ended IS NULL",
                 self._clock(),
                 Outcome.ORPHANED,
                 "the engine died",
             )
-            self._rows("UPDATE trials SET state = ? WHERE state = ?", TrialState.PENDING, TrialState.RUNNING)
+            self.tables.rows("UPDATE trials SET state = ? WHERE state = ?", TrialState.PENDING, TrialState.RUNNING)
 
     def _promise(self, now: float, demands: Mapping[str, Demand | None]) -> None:
         self._many(

@@ -10,6 +10,7 @@ from shoal.core.job import Purpose
 from shoal.core.objective import Objective
 from shoal.core.trial import TrialState
 from shoal.journal.rows import DeviceRow, JobRow, Reservation, Run, TrialRow
+from shoal.journal.statistics import StudyStatistics
 from shoal.journal.view import JournalView
 from shoal.reporting.ranking import front, ranked
 from shoal.reporting.snapshot import Snapshot, snapshot
@@ -128,8 +129,8 @@ def overview(journal: JournalView, now: float, best: int = 10) -> Overview:
         now: seconds since 1970.
         best: so many trials are named as the best.
     """
-    state = snapshot(journal, now)
-    elapsed = Elapsed(journal.runs(), journal.moments(), now if state.pid is not None else None)
+    state, figures = snapshot(journal, now), StudyStatistics(journal)
+    elapsed = Elapsed(journal.runs(), figures.moments(), now if state.pid is not None else None)
     bars = []
     for job in journal.jobs():
         begin = elapsed(job.started)
@@ -144,7 +145,7 @@ def overview(journal: JournalView, now: float, best: int = 10) -> Overview:
         state=state,
         elapsed=elapsed,
         bars=tuple(bars),
-        curve=tuple(_improvements(journal.values(), goals[0], elapsed)),
+        curve=tuple(_improvements(figures.values(), goals[0], elapsed)),
         usage=tuple(
             _usage(device, [bar for bar in bars if bar.job.device == device.name], promises, elapsed)
             for device in journal.devices(all_runs=True)

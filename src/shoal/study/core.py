@@ -20,10 +20,9 @@ from shoal.core.request import Request
 from shoal.core.trial import Decision, TrialGroup, TrialState
 from shoal.study.devices import DevicesSeen
 from shoal.study.event import Due, Event, TrialFailed, WindUp
-from shoal.study.failures import drop, end
 from shoal.study.interventions import intervene, let_go, rest
+from shoal.study.job_events import complete_reports, drop, end, learn, observe, report, settle
 from shoal.study.planning import ask, check_alive, place, survey
-from shoal.study.reports import complete_reports, learn, observe, report, settle
 from shoal.study.state import Given, StudyState
 from shoal.study.trials import TrialRecord, retried_through
 

@@ -1,21 +1,24 @@
 """The devices of a running study, and which jobs must not go on where they are."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from shoal.cluster.monitor import Condition
+from shoal.cluster.monitor import Condition, Monitor
 from shoal.core.command import DevicesChanged, JobKilled, KillJob, Step, StopJob, StudyChanged, VacateDevice
-from shoal.core.device import Device
+from shoal.core.device import Cluster, Device
 from shoal.core.event import Ended, Event, Outcome
 from shoal.core.job import Job, log_path
 from shoal.study.fleet import Finder, Fleet
 from shoal.study.hangs import HangDetector
 
-__all__ = ["DIED", "DeviceTracker", "DevicesSeen", "Running"]
+__all__ = ["DIED", "DeviceTracker", "DeviceWatch", "DevicesSeen", "Running"]
 
 Running = Mapping[str, tuple[Job, Device]]
 """Id of each running job -> the job and its device."""
+
+MONITOR_SECONDS = 3.0
+"""Between two looks at the devices."""
 
 DIED = frozenset({Outcome.CRASHED, Outcome.RAISED, Outcome.OUT_OF_MEMORY})
 """How a job may end because its device is lost."""
@@ -132,3 +135,40 @@ class DeviceTracker:
             self._killed[job] = outcome, why
             step.record(JobKilled(job, outcome, why))
             step.command(KillJob(job))
+
+
+class DeviceWatch:
+    """Has a monitor look at the devices every few seconds, and at once where there are others than before.
+
+    Args:
+        fleet: the devices.
+        make_monitor: makes what looks at them; None: nobody does.
+        clock: seconds, never going back.
+        pid: Id of this process, whose use of the devices is no use by others.
+    """
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        make_monitor: Callable[[Cluster], Monitor] | None,
+        clock: Callable[[], float],
+        pid: int,
+    ) -> None:
+        self._fleet = fleet
+        self._given = fleet.given
+        self._monitor = make_monitor(self._given) if make_monitor is not None else None
+        self._clock = clock
+        self._pid = pid
+        self._due = clock()
+
+    def look(self, *, at_once: bool = False) -> DevicesSeen | None:
+        """What is seen; None where it is not time to look."""
+        if self._monitor is None:
+            return None
+        if self._given is not self._fleet.given:
+            self._given, at_once = self._fleet.given, True
+            self._monitor.watch(self._given)
+        if not at_once and self._clock() < self._due:
+            return None
+        self._due = self._clock() + MONITOR_SECONDS
+        return DevicesSeen(self._monitor.look({self._pid}))

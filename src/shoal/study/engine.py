@@ -1,5 +1,6 @@
 """The loop of a study: take events, let the state machine step, commit, carry out."""
 
+import os
 from collections import deque
 
 from shoal.algorithms.base import Algorithm
@@ -15,8 +16,7 @@ from shoal.reporting.study_result import first_failed
 from shoal.study.actuation import carry_out
 from shoal.study.config import EngineConfig
 from shoal.study.core import StudyCore
-from shoal.study.device_watch import DeviceWatch
-from shoal.study.devices import DIED
+from shoal.study.devices import DIED, DeviceWatch
 from shoal.study.event import Due, Event, WindUp
 from shoal.study.recovery import recovered
 
@@ -39,7 +39,7 @@ class Engine:
         self._core = StudyCore(setting.given(journal, algorithm))
         self.fleet = self._core.state.fleet
         """The devices."""
-        self._watch = DeviceWatch(self.fleet, setting.monitor, setting.clock)
+        self._watch = DeviceWatch(self.fleet, setting.monitor, setting.clock, os.getpid())
         self._events: deque[Event] = deque()  # polled, not yet handled
         self._interrupted = False
 

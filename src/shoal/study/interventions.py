@@ -23,7 +23,7 @@ from shoal.core.event import MembersLeft
 from shoal.core.job import JobUpdate
 from shoal.core.request import Request
 from shoal.core.trial import Origin, TrialState
-from shoal.study.reports import settle
+from shoal.study.job_events import settle
 from shoal.study.state import StudyState
 from shoal.study.trials import TrialRecord
 

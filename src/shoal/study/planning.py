@@ -27,7 +27,7 @@ from shoal.planner.planner import Placement, Planner
 from shoal.remedy import command
 from shoal.schedule.ledger import no_device
 from shoal.study.interventions import PAUSED, STOPPED, stop
-from shoal.study.reports import observe
+from shoal.study.job_events import observe
 from shoal.study.signatures import surveyed
 from shoal.study.state import StudyState
 from shoal.study.trials import TrialRecord
