@@ -30,7 +30,7 @@ __all__ = ["complete_reports", "drop", "end", "learn", "observe", "report", "set
 
 
 def report(state: StudyState, event: Reported, now: float) -> None:
-    """Trials of a job have finished an epoch, or failed."""
+    """Handle reports of a job: trials have finished an epoch, or failed."""
     state.tracker.on_report(event, now)
     observe(state, event.job, event.reports)
     job, device = state.running[event.job]
@@ -40,15 +40,15 @@ def report(state: StudyState, event: Reported, now: float) -> None:
 
 
 def observe(state: StudyState, job: str, reports: Iterable[Report]) -> None:
-    """Take over reports, and what the algorithm decides after them.
+    """Apply reports, and the decisions of the algorithm that follow.
 
     Args:
-        state: of the study.
-        job: that they came from; "" where the study itself says that a trial failed.
-        reports: in the order in which they came.
+        state: State of the study.
+        job: Id of the job that sent the reports; "" if the study itself fails a trial.
+        reports: Reports in the order of arrival.
 
     Raises:
-        TaskError: they lack a metric of the study, which no trial has reported so far; nothing is recorded.
+        TaskError: a metric of the study is missing, and no trial has reported yet; nothing is recorded.
     """
     reports = [_validated(report, state.given.objectives, state.trials) for report in reports]
     if any(report.metrics for report in reports):
@@ -58,17 +58,17 @@ def observe(state: StudyState, job: str, reports: Iterable[Report]) -> None:
         state.step.record(TrialsReported(job, tuple(news)))
     leaving = settle(state, [decision for report in news for decision in _decide(state, report)])
     for report in reports:
-        if job and report.state is TrialState.FAILED and report.metrics:  # its worker may not know
+        if job and report.state is TrialState.FAILED and report.metrics:  # the worker may not know of the failure
             leaving[job].add(report.trial)
     for running, numbers in leaving.items():
         state.step.command(UpdateJob(running, JobUpdate(leave=frozenset(numbers))))
 
 
 def settle(state: StudyState, decisions: Sequence[Decision]) -> defaultdict[str, set[int]]:
-    """Take over decisions of the algorithm.
+    """Apply decisions of the algorithm.
 
     Returns:
-        Id of a running job -> numbers of those that are to leave it.
+        Id of a running job -> numbers of the trials that must leave it.
     """
     if decisions:
         state.step.record(Decided(tuple(decisions)))
@@ -83,14 +83,14 @@ def settle(state: StudyState, decisions: Sequence[Decision]) -> defaultdict[str,
 
 
 def _decide(state: StudyState, report: Report) -> list[Decision]:
-    """The algorithm's decisions after a report; reports of retried trials are kept from it."""
+    """The algorithm's decisions after a report; the algorithm does not observe reports of retried trials."""
     if report.trial in state.trials.retried:
         return [retried_through(report.trial)] if report.state is TrialState.PAUSED else []
     return [x for x in state.given.algorithm.observe(report) if x.trial not in state.trials.retried]
 
 
 def learn(state: StudyState, found: Profiled | PackSpeedMeasured | MemoryMeasured) -> None:
-    """A job has measured something."""
+    """Handle a measurement of a job."""
     job, device = state.running[found.job]
     state.profiles.observe(found, job, device)
     if isinstance(found, Profiled) and job.purpose is Purpose.PROFILE:
@@ -99,7 +99,7 @@ def learn(state: StudyState, found: Profiled | PackSpeedMeasured | MemoryMeasure
 
 
 def end(state: StudyState, ended: Ended, now: float) -> None:
-    """A job is over; its trials that have not reached their targets wait again."""
+    """Handle the end of a job; its trials that have not reached their targets wait again."""
     job, device = state.running.end(ended.job)
     state.interference.end(job.id)
     error = _fatal(state, ended, job.purpose, job.members)
@@ -121,7 +121,7 @@ def end(state: StudyState, ended: Ended, now: float) -> None:
 
 
 def drop(state: StudyState, dropped: ArrayFailed) -> None:
-    """An array of a job has failed; its trials wait again."""
+    """Handle a failed array of a job; its trials wait again."""
     job, device = state.running[dropped.job]
     present = state.trials.present(job).arrays
     members = [member for member in job.members if member.trial.number in dropped.trials]
@@ -142,7 +142,7 @@ def drop(state: StudyState, dropped: ArrayFailed) -> None:
 def _judge(
     state: StudyState, failed: Ended | ArrayFailed, job: Job, scene: FailureContext, left: Collection[int]
 ) -> None:
-    """Decide how trials that failed go on, and correct what was believed of the memory that they take."""
+    """Decide how failed trials go on, and correct their memory estimate after an out-of-memory error."""
     device = state.fleet.cluster.device(scene.device.name)
     if failed.outcome is Outcome.OUT_OF_MEMORY:
         state.profiles.observe(OutOfMemorySeen(tuple(scene.arrays)), job, device)
@@ -156,9 +156,9 @@ def _judge(
 
 
 def _largest(state: StudyState, arrays: Collection[Array]) -> int:
-    """Bytes of the largest device on which arrays may be tried: of a kind on which they are known, or may yet be.
+    """Bytes of the largest device on which arrays may be tried: of a kind with a profile, or that may get one.
 
-    Nothing is measured for the sake of trials that failed in company.
+    Trials that failed in an array with others are not measured any more.
     """
     healthy = [device for _, device in state.fleet.cluster if device.healthy]
     known = {x.kind for x in healthy if all(state.profiles.estimate(array.key, x.kind) for array in arrays)}
@@ -200,16 +200,18 @@ def _fatal(
 
 
 def complete_reports(reports: Iterable[Report], objectives: Sequence[Objective]) -> list[Report]:
-    """Those that lack no metric of the study, and hold nothing else than numbers by name."""
+    """The reports that have all metrics of the study and hold only valid metrics."""
     return [report for report in reports if _lacks(report, objectives) is None and not _malformed(report)]
 
 
 def _validated(report: Report, objectives: Sequence[Objective], trials: TrialTable) -> Report:
-    """A report with all metrics of the study, or one that its trial has failed since it lacks one, or holds what is no
-    metric. That is left out: the journal could not keep it, or not give it back.
+    """The report itself if it is valid, else a report that its trial has failed.
+
+    A report is invalid if it lacks a metric of the study or holds an invalid metric. Invalid metrics are left out: the
+    journal could not keep or return them.
 
     Raises:
-        TaskError: no trial has reported it so far, so it is the task's fault or the study's.
+        TaskError: a metric is missing, and no trial has trained an epoch: the task or the study names a wrong metric.
     """
     if malformed := _malformed(report):
         sound = {name: value for name, value in report.metrics.items() if not metric_fault(name, value)}
@@ -225,10 +227,10 @@ def _validated(report: Report, objectives: Sequence[Objective], trials: TrialTab
 
 
 def _lacks(report: Report, objectives: Sequence[Objective]) -> str | None:
-    """A metric of the study that a report should have and lacks."""
+    """The first metric of the study that a report lacks; None if it has all, or is a failure."""
     return None if report.state is TrialState.FAILED else missing(objectives, report.metrics)
 
 
 def _malformed(report: Report) -> str:
-    """What a report holds that is no metric, in words; "" if there is nothing."""
+    """The fault of the first invalid metric of a report, in words; "" if all are valid."""
     return next((fault for name, value in report.metrics.items() if (fault := metric_fault(name, value))), "")
