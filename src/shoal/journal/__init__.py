@@ -1,4 +1,4 @@
-"""What happened in a study, in SQLite: every change of state is recorded before it is acted on."""
+"""The journal of a study, in SQLite: every change of state is recorded before it takes effect."""
 
 from shoal.journal.audit import Overcommitment, overcommitments
 from shoal.journal.rows import DeviceRow, JobRow, Proposal, Reservation, Run, TrialRow

@@ -24,10 +24,10 @@ def encode(value: Any, what: str) -> str:
 
     Args:
         value: None, bool, int, float, str, or lists and string-keyed dicts of these.
-        what: names it in an error: "the config of trial 7".
+        what: Name of the value for an error message: "the config of trial 7".
 
     Raises:
-        JournalError: it holds something else.
+        JournalError: the value holds another type.
     """
     try:
         return json.dumps(value)
@@ -39,12 +39,12 @@ def encode(value: Any, what: str) -> str:
 
 
 def storable(text: str) -> str:
-    """A text as SQLite can keep it: half a character, which UTF-8 has no word for, is escaped."""
+    """A text that SQLite can keep: lone surrogates, which UTF-8 cannot encode, are escaped."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 
 def trial_row(row: tuple[Any, ...]) -> TrialRow:
-    """Of a row of the table trials, its columns in the order of `TrialRow`."""
+    """The object of a row of the table trials, its columns in the order of `TrialRow`."""
     (
         number,
         config,
@@ -84,7 +84,7 @@ def trial_row(row: tuple[Any, ...]) -> TrialRow:
 
 
 def job_row(row: tuple[Any, ...]) -> JobRow:
-    """Of a row of the table jobs, with those that joined it and its last promise."""
+    """The object of a row of the table jobs, with the trials that joined it and its last reservation."""
     job, purpose, device, text, started, ended, outcome, message, of_keys, joined, *promise = row
     trials, keys = json.loads(text), json.loads(of_keys)
     if not all(isinstance(key, str) for key in keys):
@@ -108,7 +108,7 @@ def job_row(row: tuple[Any, ...]) -> JobRow:
 
 
 def report_of(row: tuple[Any, ...]) -> Report:
-    """Of a row of the table reports, its `seq` first."""
+    """The object of a row of the table reports, its `seq` first."""
     _, trial, epoch, metrics, seconds, state, reason = row
     return Report(trial, epoch, metrics_of(metrics), seconds, TrialState(state), reason)
 
@@ -121,7 +121,7 @@ def _object(text: str) -> dict[str, Any]:
 
 
 def metrics_of(text: str) -> dict[str, float]:
-    """Name -> value."""
+    """The metrics of a JSON text: name -> value."""
     values = _object(text)
     for name, value in values.items():
         if not is_number(value):
@@ -130,7 +130,7 @@ def metrics_of(text: str) -> dict[str, float]:
 
 
 def proposal_of(free: int, proposed: str, trials: dict[int, Trial]) -> Proposal:
-    """Of a row of the table asks."""
+    """The object of a row of the table asks."""
     groups = tuple(
         TrialGroup(tuple(trials[number] for number in group["trials"]), Budget(group["epochs"]), group["name"])
         for group in json.loads(proposed)
@@ -139,7 +139,7 @@ def proposal_of(free: int, proposed: str, trials: dict[int, Trial]) -> Proposal:
 
 
 def intervention_of(row: tuple[Any, ...]) -> Intervention:
-    """Of a row of the table interventions."""
+    """The object of a row of the table interventions."""
     seq, time, request, verb, trials, devices, text, refused = row
     lists = (tuple(json.loads(trials)), tuple(json.loads(devices)))
     return Intervention(seq, time, request, verb, *lists, text, tuple(json.loads(refused)))
