@@ -43,13 +43,13 @@ class JournalView:
     """A study's journal, read only. Every call sees whole transactions, the newest ones included.
 
     Args:
-        directory: of the study.
-        connection: to its journal.
+        directory: Directory of the study.
+        connection: Connection to its journal.
 
     Attributes:
-        directory: of the study.
-        study: what the study is, as given to `Journal.create`.
-        objectives: what its trials are compared by.
+        directory: Directory of the study.
+        study: Values of the study, as given to `Journal.create` or changed since.
+        objectives: Objectives that trials are compared by.
         tables: SQL access to the journal.
     """
 
@@ -67,7 +67,7 @@ class JournalView:
         """Open the journal of a study for reading.
 
         Raises:
-            JournalError: there is no study, or one that this version cannot read.
+            JournalError: there is no study, or this version cannot read it.
         """
         directory = absolute(directory)
         with ExitStack() as undo:
@@ -86,7 +86,7 @@ class JournalView:
 
     @property
     def space(self) -> Space:
-        """What the study searches."""
+        """Search space of the study."""
         with self.tables.sound("the space of its study"):
             return Space.from_json(self.study["space"])
 
@@ -95,9 +95,9 @@ class JournalView:
         return self.tables.read("trial", trial_row, f"{_TRIAL} ORDER BY number")
 
     def best(self) -> TrialRow | None:
-        """The trial with the best last value of the study's metric that has not failed; the older one of equals.
+        """The trial with the best last value of the study's metric, of those not FAILED; of equals the oldest.
 
-        Of several metrics only the first one is looked at; see `shoal.reporting.ranking.front`.
+        Of several metrics only the first counts; see `shoal.reporting.ranking.front`.
         """
         direction = "ASC" if self.objectives[0].mode == "min" else "DESC"
         rows = self.tables.read(
@@ -109,11 +109,11 @@ class JournalView:
         return rows[0] if rows else None
 
     def curve(self, trial: int) -> list[Report]:
-        """A trial's reports, in the order they came."""
+        """Reports of a trial, in the order of arrival."""
         return self.tables.read("report", report_of, f"{_REPORT} WHERE trial = ? ORDER BY seq", trial)
 
     def reported_states(self) -> dict[int, dict[int, tuple[TrialState, ...]]]:
-        """Of trials that may go on: number -> epoch -> the states with which it was reported, FAILED left out."""
+        """Number of each trial that may go on -> epoch -> states with which it was reported, without FAILED."""
         rows = self.tables.rows(
             "SELECT trial, reports.epoch, reports.state FROM reports JOIN trials ON number = trial "
             "WHERE reports.state <> ?1 AND trials.state NOT IN (?2, ?3) ORDER BY seq",
@@ -129,9 +129,9 @@ class JournalView:
 
     @property
     def retried(self) -> dict[int, int]:
-        """Number of each trial that is or was tried again after it had failed -> the `seq` of its first retry.
+        """Number of each trial that was retried after it had failed -> the `seq` of its first retry.
 
-        Its algorithm has gone on without it, and hears of none of its later reports.
+        The algorithm goes on without such a trial, and does not observe its later reports.
         """
         sql = (
             "SELECT number.value AS trial, min(seq) FROM interventions, json_each(trials) AS number "
@@ -140,23 +140,22 @@ class JournalView:
         return dict(self.tables.rows(sql))
 
     def interventions(self) -> list[Intervention]:
-        """The requests of users that were carried out or refused, in order."""
+        """Requests of users that were carried out or refused, in order."""
         return self.tables.read("intervention", intervention_of, f"{_INTERVENTION} ORDER BY seq")
 
     def intervention(self, request: str) -> Intervention | None:
-        """What came of a request; None while it is pending.
+        """Result of a request; None while it is pending.
 
         Args:
-            request: its name.
+            request: Name of the request.
         """
         found = self.tables.read("intervention", intervention_of, f"{_INTERVENTION} WHERE request = ?", request)
         return found[0] if found else None
 
     def events(self) -> Iterator[Proposal | Report]:
-        """What drove the algorithm, in order: the same calls bring a fresh one into the same state.
+        """Inputs of the algorithm, in order: the same calls bring a new algorithm into the same state.
 
-        Asks that proposed nothing are not among them, nor are reports of trials that were tried again, or that users
-        have added.
+        Asks without a proposal are left out, and so are reports of retried trials and of trials that users added.
         """
         retried = self.retried
         trials = {row.number: row.trial for row in self.trials()}
@@ -175,15 +174,12 @@ class JournalView:
             yield event
 
     def jobs(self, *, running: bool = False) -> list[JobRow]:
-        """All jobs in the order they were started, or only those that have not ended."""
+        """All jobs in the order of their start, or only those that have not ended."""
         where = "WHERE ended IS NULL" if running else ""
         return self.tables.read("job", job_row, f"{_JOB} {where} ORDER BY jobs.rowid")
 
     def failures(self) -> list[tuple[TrialRow, JobRow | None]]:
-        """The trials that wait to be tried again, or are: each with the newest of its jobs that failed.
-
-        None where an array of a job failed, and not the job.
-        """
+        """Open trials with failures, each with its newest failed job; None if an array failed, and not its job."""
         trials = self.tables.read(
             "trial",
             trial_row,
@@ -207,11 +203,11 @@ class JournalView:
         return found
 
     def failed(self) -> list[tuple[int, str]]:
-        """Number of each trial that has failed for good, in order, and why."""
+        """Number and reason of each trial that has failed for good, by number."""
         return self.tables.rows("SELECT number, reason FROM trials WHERE state = ? ORDER BY number", TrialState.FAILED)
 
     def held(self) -> tuple[int, ...]:
-        """Numbers of the trials that a user has paused and that are not over, in order."""
+        """Numbers of the trials that a user has paused and that have not ended, ascending."""
         numbers = self.study.get("held", ())
         if not numbers:
             return ()
@@ -223,17 +219,17 @@ class JournalView:
         return tuple(number for (number,) in rows)
 
     def promises(self) -> dict[str, list[Reservation]]:
-        """Id of each job -> what it was promised, as that changed; the first when it started."""
+        """Id of each job -> its reservations in order, the first from its start."""
         found: dict[str, list[Reservation]] = {}
         for job, *promise in self.tables.rows("SELECT job, time, compute, memory, cores FROM promises ORDER BY rowid"):
             found.setdefault(job, []).append(Reservation(*promise))
         return found
 
     def devices(self, *, all_runs: bool = False) -> list[DeviceRow]:
-        """The devices of the newest run, in order, each as it was last recorded; those that were taken away, too.
+        """Devices of the newest run in order, each as last recorded, removed ones included.
 
         Args:
-            all_runs: those that only earlier runs had, too.
+            all_runs: Whether to include devices that only earlier runs had.
         """
         runs = "" if all_runs else "WHERE run = (SELECT max(run) FROM devices)"
         rows = self.tables.rows(
@@ -248,7 +244,7 @@ class JournalView:
         ]
 
     def runs(self) -> list[Run]:
-        """The processes that ran the study, the last one last."""
+        """All runs of the study, the newest last."""
         runs = [Run(*row) for row in self.tables.rows("SELECT pid, started, epochs FROM runs ORDER BY number")]
         if not runs:
             raise JournalError(
@@ -257,12 +253,12 @@ class JournalView:
         return runs
 
     def writer(self) -> int | None:
-        """The id of the process that is running the study now, or None."""
+        """Id of the process that runs the study now; None if no process does."""
         with readable(self.directory):
             return holder(self.directory)
 
     def close(self) -> None:
-        """Free the file; may be called twice."""
+        """Close the file; may be called twice."""
         self.tables.connection.close()
 
     def __enter__(self) -> Self:
