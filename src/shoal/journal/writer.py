@@ -213,7 +213,7 @@ class Journal(LockedJournal):
             self._add(job, why)
 
     def killing(self, job: str, outcome: Outcome, why: str) -> None:
-        """Record the outcome of a job that is about to be killed; `requeue_running` applies it otherwise."""
+        """Record the outcome of a job before its kill; `requeue_running` applies it if this process dies first."""
         self.tables.rows("UPDATE jobs SET killed = ? WHERE id = ?", storable(f"{outcome}: {why}"), job)
 
     def _add(self, job: str, message: str) -> None:
