@@ -173,13 +173,13 @@ class MemoryMeasured:
 
 @dataclass(frozen=True)
 class ArrayFailed:
-    """One of a job's arrays failed; its trials are not trained there any more, and those of the others go on.
+    """Failure of one of a job's arrays; its trials leave the job, and the other arrays go on.
 
     Args:
-        job: its id.
-        trials: their numbers.
-        outcome: as if it had been a job's.
-        message: likewise.
+        job: Id of the job.
+        trials: Numbers of the trials of the array.
+        outcome: Outcome, as of a job.
+        message: Message, as of a job.
     """
 
     job: str
@@ -190,11 +190,11 @@ class ArrayFailed:
 
 @dataclass(frozen=True)
 class MembersLeft:
-    """Members that were told to leave a job have done so, saved; they report no more.
+    """Members that have left a job by request, after a checkpoint; they report no more.
 
     Args:
-        job: its id.
-        trials: numbers of those that it still trained.
+        job: Id of the job.
+        trials: Numbers of the members that it still trained.
     """
 
     job: str
@@ -203,11 +203,11 @@ class MembersLeft:
 
 @dataclass(frozen=True)
 class Heartbeat:
-    """A job has made progress since it last said so; at most once a second.
+    """Progress of a job since its last heartbeat; at most one a second.
 
     Args:
-        job: its id.
-        settled: whether it only takes steps now, and does not prepare, build or compile anything.
+        job: Id of the job.
+        settled: Whether it only takes steps now, and does not prepare, build or compile anything.
     """
 
     job: str
@@ -216,7 +216,7 @@ class Heartbeat:
 
 @dataclass(frozen=True)
 class Ended:
-    """A job is over and holds its device no more. Exactly one for each started job; the last event of the job."""
+    """End of a job, which has left its device. Exactly one for each started job, and its last event."""
 
     job: str
     outcome: Outcome
