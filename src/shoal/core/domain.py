@@ -86,11 +86,11 @@ class Uniform(Domain):
         return self.at(rng.random())
 
     def at(self, place: float) -> float:
-        """So much of the way from `low` to `high`."""
+        """The value at the quantile: linear between `low` and `high`."""
         return _between(self.low, self.high, place)
 
     def place_of(self, value: float) -> float:
-        """How much of the way from `low` to `high` it is."""
+        """The quantile of the value: linear between `low` and `high`."""
         return _place(self.low, self.high, value)
 
     def holds(self, value: Any) -> bool:
@@ -121,12 +121,12 @@ class LogUniform(Domain):
         return self.at(rng.random())
 
     def at(self, place: float) -> float:
-        """So much of the way from `low` to `high`, by logarithms."""
+        """The value at the quantile: linear in the logarithm."""
         value = math.exp(_between(math.log(self.low), math.log(self.high), place))
         return min(max(value, float(self.low)), float(self.high))
 
     def place_of(self, value: float) -> float:
-        """How much of the way from `low` to `high` it is, by logarithms."""
+        """The quantile of the value: linear in the logarithm."""
         return _place(math.log(self.low), math.log(self.high), math.log(value))
 
     def holds(self, value: Any) -> bool:
