@@ -380,7 +380,7 @@ class Study:
         Returns:
             The `differences` by metric, the `largest` of them, and both curves. In float64 they differ by rounding,
             unless training is chaotic; see docs/fusion.md. `changed` holds files of the task that were edited since the
-            study last ran, `edits` those edited after the trial was proposed and before the study went on.
+            study last ran, `edits` the edits with which it was resumed after the trial was proposed.
 
         Raises:
             ShoalError: the trial does not exist, failed, has no reports, or began with another trial's weights; or a
