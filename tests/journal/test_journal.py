@@ -161,7 +161,7 @@ def test_a_final_state_is_kept(journal):
 
 def test_a_report_of_an_unknown_trial_is_refused_with_all_of_its_step(journal):
     journal.asked(1, [group([0], 3)])
-    with pytest.raises(JournalError, match="trial 9 has reported, but was never asked for"):
+    with pytest.raises(JournalError, match="trial 9 has reported, but the algorithm has not proposed it"):
         journal.reported("1", [report(0, 1), report(9, 1)])
     assert journal.curve(0) == []
 
@@ -216,7 +216,7 @@ def start_and_report_a_stranger(journal):
 
 
 def test_a_transaction_that_raises_leaves_nothing(journal):
-    with pytest.raises(JournalError, match="never asked for"), journal.transaction():
+    with pytest.raises(JournalError, match="has not proposed it"), journal.transaction():
         start_and_report_a_stranger(journal)
     assert journal.trials() == []
     assert journal.jobs() == []

@@ -234,7 +234,7 @@ def test_a_study_of_somebody_else_is_read_whole_and_left_alone(shared, state, fo
     done = subprocess.run(reader, env=environment(), capture_output=True, text=True, check=False)
     found, *refusal = done.stdout.splitlines()
     assert found == f"2 {state == 'being written'}", done.stderr
-    assert "cannot be gone on with, for it cannot be written" in refusal[0]
+    assert "cannot be resumed, because this process may not write its journal" in refusal[0]
     assert {path.name for path in directory.iterdir()} == before
     directory.chmod(0o755)
     journal.close()
@@ -265,7 +265,7 @@ def test_a_study_that_may_not_be_read_is_an_error_that_says_so(shared):
     (shared / "study").chmod(0o600 if os.getuid() else 0o700)
     reader = [sys.executable, "-c", READER, str(shared / "study")]
     done = subprocess.run(reader, env=environment(), capture_output=True, text=True, check=False)
-    assert "journal.sqlite (Permission denied); have its owner let you read its files" in done.stderr
+    assert "journal.sqlite (Permission denied); ask its owner for permission to read its files" in done.stderr
     (shared / "study").chmod(0o755)
 
 

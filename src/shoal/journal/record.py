@@ -64,7 +64,7 @@ def record(
     became: list[tuple[object, ...]] = []
     for report in reports:
         if report.trial not in trials:
-            raise JournalError(f"trial {report.trial} has reported, but was never asked for")
+            raise JournalError(f"trial {report.trial} has reported, but the algorithm has not proposed it")
         before, last, best = trials[report.trial]
         states = seen.setdefault((report.trial, report.epoch), set())
         if before.final or (states and (report.state is TrialState.RUNNING or report.state in states)):

@@ -51,8 +51,8 @@ def leave(
     place = folder if folder.exists() else directory
     if not os.access(place, os.W_OK):
         raise JournalError(
-            f"nothing can be asked of the study in {directory}, for {place} cannot be written; have its owner ask, or "
-            "let you write there"
+            f"the study in {directory} takes no request, because {place} cannot be written; ask its owner for the "
+            "request, or for permission to write there"
         )
     name = f"{time.time_ns():020d}-{secrets.token_hex(4)}"
     partial = folder / f"{name}.partial"

@@ -150,8 +150,8 @@ def open_existing(directory: Path, *, write: bool) -> sqlite3.Connection:
         own = writable(directory)
         if write and not own:
             raise JournalError(
-                f"the study in {directory} cannot be gone on with, for it cannot be written; looking at it needs no "
-                "more than to read it (shoal status), and a copy of the directory can be gone on with"
+                f"the study in {directory} cannot be resumed, because this process may not write its journal; shoal "
+                "status only reads it, and a copy of the directory can be resumed"
             )
         with ExitStack() as undo:
             connection = connect(directory, "rw" if write else "ro") if own else _copied(directory)
@@ -267,8 +267,8 @@ def readable(directory: Path) -> Iterator[None]:
         yield
     except PermissionError as error:
         raise JournalError(
-            f"the study in {directory} cannot be read: {error.filename} ({error.strerror}); have its owner let you "
-            "read its files"
+            f"the study in {directory} cannot be read: {error.filename} ({error.strerror}); ask its owner for "
+            "permission to read its files"
         ) from error
 
 

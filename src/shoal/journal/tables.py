@@ -109,6 +109,4 @@ class JournalTables:
     def damaged(self, how: str) -> JournalError:
         """An error that says how the journal is damaged, with the remedy."""
         file = self.directory / FILE_NAME
-        return JournalError(
-            f"the journal {file} is damaged: {how}; take a copy of it from before that, if there is one"
-        )
+        return JournalError(f"the journal {file} is damaged: {how}; restore an older copy of it, if there is one")

@@ -248,7 +248,7 @@ class JournalView:
         runs = [Run(*row) for row in self.tables.rows("SELECT pid, started, epochs FROM runs ORDER BY number")]
         if not runs:
             raise JournalError(
-                f"nobody has run the study in {self.directory} yet; begin with: {command('resume', self.directory)}"
+                f"no process has run the study in {self.directory} yet; begin with: {command('resume', self.directory)}"
             )
         return runs
 

@@ -31,8 +31,8 @@ def check_hang_seconds(seconds: object) -> None:
     """
     if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not LEAST <= seconds < inf:
         raise ShoalError(
-            f"`hang_seconds` must be a finite number of at least {LEAST:g}, as a job says once a second that it is "
-            f"alive, got {seconds!r}"
+            f"`hang_seconds` must be a finite number of at least {LEAST:g}, because a job sends a heartbeat once a "
+            f"second, got {seconds!r}"
         )
 
 

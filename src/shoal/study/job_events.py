@@ -195,7 +195,7 @@ def _fatal(
         first, *others = members
         company = f" and {len(others)} more" if others else ""
         config = dict(first.trial.config)
-        return TaskError(f"{failed.message}\nIt was met with trial {first.trial.number}{company}: {config}")
+        return TaskError(f"{failed.message}\nIt occurred with trial {first.trial.number}{company}: {config}")
     return None
 
 

@@ -78,8 +78,8 @@ def replay(
         groups = tuple(algorithm.next_groups(event.free))
         if groups != event.groups:
             raise JournalError(
-                f"the algorithm of the study in {journal.directory} proposes other trials than it did; "
-                "go on with the version of shoal that began it, and with a sampler that does the same again"
+                f"the algorithm of the study in {journal.directory} proposes other trials than before; "
+                "resume it with the version of Shoal that began it, and with a deterministic sampler"
             )
         enlist(groups)
     return decisions

@@ -32,8 +32,6 @@ __all__ = [
 _PAUSE_SECONDS = 0.05
 """Seconds between two looks for the result of a request."""
 
-_VERBS: tuple[Literal["add devices"], Literal["remove devices"]] = ("add devices", "remove devices")
-
 
 def pause(directory: Path, numbers: int | Iterable[int]) -> list[int]:
     """Request that trials leave their jobs after a checkpoint, and wait until they are resumed.
@@ -204,8 +202,8 @@ def _check(journal: JournalView, config: Config, epochs: int, outside: bool) -> 
     faults = journal.space.faults(config)
     if faults and not outside:
         raise ShoalError(
-            f"the config is none of the space of the study in {journal.directory}: {'; '.join(faults)}. Mend it, or "
-            "allow it (outside=True, --outside)"
+            f"the config lies outside the space of the study in {journal.directory}: {'; '.join(faults)}. Correct it, "
+            "or allow it (outside=True, --outside)"
         )
 
 
@@ -227,7 +225,9 @@ def changed(config: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, 
         for part in parts:
             place = place.setdefault(part, {}) if isinstance(place, dict) else {}
         if not isinstance(place, dict):
-            raise ShoalError(f"`{path}` cannot be changed, for `{'.'.join(parts)}` is {place!r} and holds no values")
+            raise ShoalError(
+                f"`{path}` cannot be changed, because `{'.'.join(parts)}` is {place!r} and holds no values"
+            )
         place[last] = value
     return changed
 
@@ -326,7 +326,7 @@ def _trial_number(number: Any) -> int:
             return index(number)
     except TypeError:
         pass
-    raise ShoalError(f"a trial is named by its number, such as 3, and two as [3, 7]; got {reprlib.repr(number)}")
+    raise ShoalError(f"name a trial by its number, such as 3, several as a list, [3, 7]; got {reprlib.repr(number)}")
 
 
 def known_text(numbers: Sequence[int]) -> str:
@@ -408,7 +408,7 @@ def change_devices(
             if waited >= patience:
                 raise DeviceError(
                     f"the process that runs the study in {directory} has not changed its devices within {patience:g} "
-                    "s; it is still asked to, look at it with shoal status"
+                    "s; the request stays pending, see shoal status"
                 )
             pause(_PAUSE_SECONDS)
             waited += _PAUSE_SECONDS
@@ -423,10 +423,9 @@ def _expected(journal: JournalView) -> Fleet | None:
     if not fleet.used and not fleet.reduced:
         return None
     for request in pending(journal.directory):
-        for verb in _VERBS:
-            if request.verb == verb:
-                with suppress(DeviceError):
-                    _change(fleet, verb, request.devices)
+        if request.verb in ("add devices", "remove devices"):
+            with suppress(DeviceError):
+                _change(fleet, request.verb, request.devices)
     return fleet
 
 
@@ -447,7 +446,7 @@ def _recorded(journal: JournalView) -> Fleet:
     return fleet
 
 
-def _change(fleet: Fleet, verb: Literal["add devices", "remove devices"], names: Sequence[str]) -> None:
+def _change(fleet: Fleet, verb: Verb, names: Sequence[str]) -> None:
     if verb == "add devices":
         fleet.add(names, _taken_for_granted)
     else:
