@@ -643,7 +643,7 @@ def test_a_kill_while_trials_are_added_changes_nothing(
         ),
         (lambda study: study.clone([1, 9], anew=True), "has no trial 9; its trials are 0-3"),
         (lambda study: study.clone(1, {"x": 7}), "`x` is 7, and the space has choice"),
-        (lambda study: study.clone(1, {"x.y": 7}), "`x.y` cannot be changed, for `x` is 2.0 and holds no values"),
+        (lambda study: study.clone(1, {"x.y": 7}), "`x.y` cannot be changed, because `x` is 2.0 and holds no values"),
         (
             lambda study: study.clone(1),
             "no checkpoint of the end of an epoch now, it is interrupted at epoch 1; clone it",
