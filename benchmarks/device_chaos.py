@@ -32,6 +32,7 @@ from shoal.backends.registry import BACKENDS
 from shoal.core.device import Cluster
 from shoal.core.errors import JournalError
 from shoal.journal.audit import overcommitments
+from shoal.journal.statistics import StudyStatistics
 from shoal.journal.view import JournalView
 
 TURN_SECONDS = 0.05
@@ -110,7 +111,9 @@ def disturbed(directory: Path, kinds: Sequence[str], epochs: int, faults: Faults
 def _waiting(directory: Path) -> str:
     with JournalView.read(directory) as journal:
         running = [f"{job.id} on {job.device} since {job.started}" for job in journal.jobs(running=True)]
-        return "\n".join([*running, *(f"{reason}: {numbers}" for reason, numbers in journal.waiting().items())])
+        return "\n".join(
+            [*running, *(f"{reason}: {numbers}" for reason, numbers in StudyStatistics(journal).waiting().items())]
+        )
 
 
 def promised_too_much(directory: Path, part: float = 1.0) -> list[str]:

@@ -32,6 +32,7 @@ from shoal.core.job import Job, Purpose, WorkerContext
 from shoal.core.space import Space, uniform
 from shoal.core.trial import Report, TrialState, derive_seed
 from shoal.cost.history import History
+from shoal.journal.statistics import StudyStatistics
 from shoal.journal.writer import Journal
 from shoal.reporting.progress import SilentProgress
 from shoal.schedule.registry import make_policy
@@ -109,7 +110,7 @@ def main() -> int:
                 setting = EngineConfig(cluster, make_policy("auto"), backend, history)
                 Engine(journal, algorithm, setting, SilentProgress()).run()
             seconds, took = time.perf_counter() - began, time.process_time() - cpu
-            states = {str(state): count for state, count in journal.states().items() if count}
+            states = {str(state): count for state, count in StudyStatistics(journal).states().items() if count}
             jobs = len(journal.jobs())
             reports = sum(row.epoch for row in journal.trials())
         size = sum(path.stat().st_size for path in directory.glob("journal*"))

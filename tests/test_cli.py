@@ -648,7 +648,7 @@ def test_a_second_ctrl_c_ends_at_once(begin, tmp_path):
         pytest.param("INSERT INTO study VALUES ('note', '5')", "`note` of its study must be a text", id="a note"),
         pytest.param("INSERT INTO study VALUES ('edits', '[1]')", "`edits` of its study must be a", id="edits"),
         pytest.param("UPDATE trials SET epoch = -5", "`epoch` is -5, below 0", id="epochs"),
-        pytest.param("DELETE FROM runs", "nobody has run the study in", id="no run"),
+        pytest.param("DELETE FROM runs", "no process has run the study in", id="no run"),
     ],
 )
 def test_a_journal_with_bad_values_is_an_error_that_names_the_place(begun, change, place):

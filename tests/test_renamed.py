@@ -17,7 +17,7 @@ def there(name: str) -> bool:
     for place, part in enumerate(parts := name.split("."), 1):
         if place == 1:
             continue
-        fields = {each.name for each in dataclasses.fields(found)} if isinstance(found, type) else set()
+        fields = {each.name for each in dataclasses.fields(found)} if dataclasses.is_dataclass(found) else set()
         if part in fields:
             return place == len(parts)
         try:

@@ -12,6 +12,7 @@ from placed.figures import Figures
 from placed.jobs import Pictures, space
 from shoal.core.job import Purpose
 from shoal.core.trial import TrialState
+from shoal.journal.statistics import StudyStatistics
 from shoal.journal.view import JournalView
 from shoal.reporting.overview import overview
 
@@ -81,7 +82,7 @@ def study(row: Row, task: Pictures, devices: str, directory: Path, cache: Path) 
     with JournalView.read(directory) as journal:
         seen = overview(journal, time.time())
         trained = sum(job.purpose is Purpose.TRAIN for job in journal.jobs())
-        failed = journal.states()[TrialState.FAILED]
+        failed = StudyStatistics(journal).states()[TrialState.FAILED]
     spent = {purpose: sum(usage.seconds.get(purpose, 0.0) for usage in seen.usage) for purpose in Purpose}
     return Figures(
         makespan,

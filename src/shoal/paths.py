@@ -1,4 +1,4 @@
-"""Paths as they stay when the working directory changes."""
+"""Absolute paths, which stay valid when the working directory changes."""
 
 import reprlib
 import sys
@@ -9,14 +9,14 @@ from shoal.core.errors import ShoalError
 __all__ = ["absolute", "as_given", "check_path", "here"]
 
 _GIVEN: dict[Path, Path] = {}
-"""Each path that was made whole -> what was given."""
+"""Each path that `absolute` made -> the path that the user gave."""
 
 
 def here() -> Path:
     """The working directory.
 
     Raises:
-        ShoalError: it was removed, or is closed to this user.
+        ShoalError: the working directory was removed, or this user may not enter it.
     """
     try:
         return Path.cwd()
@@ -28,15 +28,15 @@ def here() -> Path:
 
 
 def check_path(path: object) -> None:
-    """Refuse what names no directory, whatever the file system holds.
+    """Check that a value can be the path of a directory, whether or not the directory exists.
 
     Raises:
-        ShoalError: shows it.
+        ShoalError: it cannot be a path.
     """
     try:
         text = str(Path(path)) if path else ""  # type: ignore[arg-type]
         text.encode(sys.getfilesystemencoding(), sys.getfilesystemencodeerrors())
-    except (TypeError, UnicodeEncodeError):  # half of a character
+    except (TypeError, UnicodeEncodeError):  # UnicodeEncodeError: a lone surrogate
         text = ""
     if not text or "\0" in text:
         raise ShoalError(
@@ -46,10 +46,10 @@ def check_path(path: object) -> None:
 
 
 def absolute(path: Path | str) -> Path:
-    """A path that means the same whatever the working directory is later.
+    """The absolute path of a path.
 
     Raises:
-        ShoalError: it is relative, and there is no working directory.
+        ShoalError: the path is relative, and the working directory does not exist.
     """
     path = Path(path)
     if path.is_absolute():
@@ -60,5 +60,5 @@ def absolute(path: Path | str) -> Path:
 
 
 def as_given(path: Path) -> Path:
-    """What `absolute` made of a path, as its user gave it: that is what a shell understands, which went nowhere."""
+    """A path of `absolute` as the user gave it, valid in the user's shell, which has not changed its directory."""
     return _GIVEN.get(path, path)

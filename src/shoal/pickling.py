@@ -1,4 +1,4 @@
-"""What a user gives, as bytes for the journal and for other processes, and what these bytes are in this one."""
+"""Pickling of users' objects for the journal and for other processes."""
 
 import functools
 import hashlib
@@ -20,16 +20,16 @@ _given: dict[bytes, object] = {}
 
 
 def dumped(value: object, what: str, fault: type[ShoalError], remedy: str) -> bytes:
-    """Pickle what a user gave.
+    """Pickle a user's object.
 
     Args:
-        value: that.
-        what: what it is and for whom, as in "the task cannot be pickled for its workers".
-        fault: raised where that cannot be done.
-        remedy: what its user is to do then.
+        value: The object.
+        what: Beginning of the error message, as in "the task cannot be pickled for its workers".
+        fault: Class of the error.
+        remedy: End of the error message, the remedy.
 
     Raises:
-        ShoalError: a `fault`; it cannot be pickled.
+        ShoalError: a `fault`; the object cannot be pickled.
     """
     try:
         content: bytes = cloudpickle.dumps(value)
@@ -39,35 +39,35 @@ def dumped(value: object, what: str, fault: type[ShoalError], remedy: str) -> by
 
 
 def remember(content: bytes, value: object) -> None:
-    """Let `recalled` find the object that this process has pickled to these bytes."""
+    """Register the object that this process has pickled to these bytes, for `recalled`."""
     _given[_digest(content)] = value
 
 
 def recalled(content: bytes) -> Any:
-    """The very object that was pickled, where this process did so and it has not changed since; else as `loaded`.
+    """The original object, if this process pickled it and it has not changed since; else the result of `loaded`.
 
-    The caller of `tune` may so use classes, globals and breakpoints of its own in what runs in its process. Whether an
-    object has changed (an attribute, a class or a function of `__main__`, a global that these read) is seen from its
-    bytes: what was recorded counts.
+    So the caller of `tune` keeps its own classes, globals and breakpoints in code that runs in its process. A change of
+    an attribute, of a class or function of `__main__`, or of a global that these read shows in the bytes of a new
+    pickle. Then the recorded bytes count.
     """
     value = _given.get(_digest(content))
     return value if value is not None and _is_pickled_to(value, content) else loaded(content)
 
 
 def loaded(content: bytes) -> Any:
-    """A new object of these bytes, whose classes are its own where they were pickled by value.
+    """A new object from these bytes. Its classes are new, too, if they were pickled by value.
 
-    cloudpickle would give a class of `__main__` that is in this process already, or that came out of other bytes, the
-    methods that these bytes hold.
+    cloudpickle alone would find a class of `__main__` that this process has already, or has loaded from other bytes,
+    and replace its methods by those of these bytes.
 
     Raises:
-        Exception: whatever the modules raise that the object needs.
+        Exception: any error of the modules that the object needs.
     """
     return _Unpickler(io.BytesIO(content)).load()
 
 
 def why_not_loaded(error: BaseException) -> str:
-    """In a line, what `loaded` raised, and the remedy."""
+    """The error of `loaded` in a line, with the remedy."""
     if isinstance(error, (ImportError, AttributeError)):
         return f"{error}; define it in a module on sys.path or in the script itself"
     return f"{type(error).__name__}: {error}; correct its module"
@@ -123,7 +123,7 @@ _MOVED = {
     **{f"shoal.schedule.{name}": "shoal.schedule.knapsack" for name in ("best_fit", "fifo", "shortest_first")},
     **{f"shoal.schedule.{name}": "shoal.schedule.time_sharing" for name in ("round_robin", "slaq")},
 }
-"""Where what a journal has pickled is now: a script's tasks, algorithms, policies, and all they name."""
+"""Old module -> present module, for objects in the pickles of journals."""
 
 _RENAMED = {
     ("shoal.schedule.promise", "Promise"): ("shoal.schedule.expected_finish", "ExpectedFinish"),
@@ -139,13 +139,13 @@ _RENAMED = {
     ("shoal.planner.packing.random", "Random"): ("shoal.planner.packing.baselines", "RandomPacking"),
     ("shoal.planner.packing.single", "Single"): ("shoal.planner.packing.baselines", "NoPacking"),
 }
-"""Likewise of policies and packings that are called otherwise now."""
+"""Old module and class -> present module and class, for renamed policies and packings."""
 
 _MAKERS = {("cloudpickle.cloudpickle", f"_make_skeleton_{kind}") for kind in ("class", "enum")}
 
 
 def _untracked(make: Callable[..., type]) -> Callable[..., type]:
-    """A maker of classes without the id by which cloudpickle finds one that it has made before."""
+    """A class maker of cloudpickle without the id by which it finds classes made before."""
 
     def made(*arguments: Any) -> type:
         *others, _, extra = arguments
@@ -157,12 +157,12 @@ def _untracked(make: Callable[..., type]) -> Callable[..., type]:
 def _is_pickled_to(value: object, content: bytes) -> bool:
     try:
         return bool(cloudpickle.dumps(value) == content)
-    except (TypeError, pickle.PicklingError):  # it holds what it did not hold then
+    except (TypeError, pickle.PicklingError):  # it now holds something that cannot be pickled
         return False
 
 
 def _culprit(value: object) -> str:
-    """What of a value cannot be pickled, as the beginning of a sentence; "" if that is not known."""
+    """The part of a value that cannot be pickled, as the beginning of a sentence; "" if unknown."""
     for what, part in _parts(value):
         if not _can_be_pickled(part):
             lock = ", a functools.cached_property, which holds a lock before Python 3.12"
@@ -171,12 +171,12 @@ def _culprit(value: object) -> str:
 
 
 def _parts(value: object) -> Iterator[tuple[str, object]]:
-    """What is pickled with a value, each with its name: attributes, those of its classes, what their functions use."""
+    """Parts pickled with a value, by name: its attributes, those of its classes, globals of their functions."""
     for name, part in getattr(value, "__dict__", {}).items():
         yield f"its attribute {name!r}", part
     functions = _functions(value)
     for kind in type(value).__mro__:
-        if _can_be_pickled(kind):  # by its name, or as it is
+        if _can_be_pickled(kind):  # by name or by value
             continue
         for name, part in vars(kind).items():
             if found := _functions(part):
@@ -197,7 +197,7 @@ def _parts(value: object) -> Iterator[tuple[str, object]]:
 
 
 def _functions(value: object) -> list[FunctionType]:
-    """Those that a value is made of: itself, or those of a property, a method of a class or a static one."""
+    """Functions of a value: itself, or those of a property, class method or static method."""
     if isinstance(value, property):
         return [part for part in (value.fget, value.fset, value.fdel) if isinstance(part, FunctionType)]
     inner = value.__func__ if isinstance(value, (classmethod, staticmethod)) else value
@@ -207,7 +207,7 @@ def _functions(value: object) -> list[FunctionType]:
 def _can_be_pickled(value: object) -> bool:
     try:
         cloudpickle.dumps(value)
-    except Exception:  # whatever its own methods raise: what cannot be pickled has been said already
+    except Exception:  # any error of its own methods; `dumped` reports the cause
         return False
     return True
 

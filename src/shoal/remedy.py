@@ -1,4 +1,4 @@
-"""The commands that a message names as the remedy, ready for a shell."""
+"""Remedies in error messages: shell commands to copy."""
 
 import shlex
 from pathlib import Path
@@ -12,22 +12,22 @@ def command(verb: str, directory: Path, *options: str) -> str:
     """A command for a study: "shoal resume 'my runs/one' --accept-changes".
 
     Args:
-        verb: what is to be done: "resume", "trial retry".
-        directory: of the study, which is quoted if it must be.
-        options: of the command, as they are.
+        verb: Subcommand: "resume", "trial retry".
+        directory: Directory of the study; quoted if necessary.
+        options: Options of the command, unquoted.
     """
     return " ".join(["shoal", verb, shlex.quote(str(as_given(directory))), *options])
 
 
 def after_mending(directory: Path, *, kept: bool, lost: bool = False) -> str:
-    """What to do about a task that cannot go on.
+    """The remedy for a task that cannot go on.
 
     Args:
-        directory: of the study.
-        kept: whether the study keeps the task's definition, so that an edit does not reach it.
-        lost: whether trials have failed for good.
+        directory: Directory of the study.
+        kept: Whether the study keeps the task's definition, so that an edit has no effect.
+        lost: Whether trials have failed for good.
     """
-    again = command("resume", directory, "--accept-changes")  # to mend is to edit
+    again = command("resume", directory, "--accept-changes")  # a mended task is an edited task
     if lost:
         again = f"{command('trial retry', directory, '--failed')}, and then {again}"
     if not kept:

@@ -1,4 +1,4 @@
-"""The files that a task is defined in: as they were when its study began, and what has changed in them since."""
+"""Source files of a task: their contents when the study began, and their changes since."""
 
 import ast
 import difflib
@@ -17,23 +17,23 @@ from shoal.paths import absolute, here
 __all__ = ["Edit", "Sources", "edits", "files_named", "followed", "modules_named", "sources"]
 
 Sources = Mapping[str, Mapping[str, str | None]]
-"""Path of each file -> its "digest" and its "text"; None of a text that is none, or too long to be kept."""
+"""Path of a file -> its "digest" and its "text"; the text is None if it is not UTF-8, or too long."""
 
 _LONGEST = 200_000
-"""Bytes of a file whose text is kept, so that it can be said what has changed."""
+"""Most bytes of a file whose text is kept, to show its changes later."""
 _SHOWN = 40
-"""Lines of the difference between two texts that are told."""
+"""Most lines of a diff that are shown."""
 _INSTALLED = {"site-packages", "dist-packages"}
 _STANDARD = Path(sysconfig.get_path("stdlib"))
 
 
 @dataclass(frozen=True)
 class Edit:
-    """A file that has changed.
+    """A changed file.
 
     Args:
-        path: of the file.
-        text: what has changed, in a line or as a unified diff.
+        path: Path of the file.
+        text: The change, in a line or as a unified diff.
     """
 
     path: str
@@ -41,7 +41,7 @@ class Edit:
 
 
 def sources(paths: Iterable[Path]) -> dict[str, dict[str, str | None]]:
-    """Files as they are now; those that cannot be read are left out."""
+    """Present contents of files; unreadable files are left out."""
     found = {}
     for path in paths:
         if (source := _read(path)) is not None:
@@ -50,7 +50,7 @@ def sources(paths: Iterable[Path]) -> dict[str, dict[str, str | None]]:
 
 
 def edits(then: Sources) -> list[Edit]:
-    """What has changed in files since. Nothing is run for that."""
+    """Changes of files since then; runs none of them."""
     found = []
     for path, before in then.items():
         now = _read(Path(path))
@@ -62,16 +62,16 @@ def edits(then: Sources) -> list[Edit]:
 
 
 def modules_named(content: bytes, home: str) -> tuple[Path | None, list[Path]]:
-    """The project of a pickled object; and, in order, the files there of the modules that it names or that its script
-    imports, with those of `followed`.
+    """The project of a pickled object, and the project's files on which the object depends, in order.
 
-    The project is the directory from which the module that defines it is imported, that of the script, or the working
-    directory of a notebook; None of what is installed or of the standard library, which has no files.
+    The project is the directory from which the defining module is imported, the directory of the script, or the working
+    directory of a notebook. It is None for installed packages and the standard library, which have no files here. The
+    files are those of the modules that the pickle names or the script imports, and all that these import.
 
     Args:
-        content: pickled; every name in it of a module that was imported counts.
-        home: name of the module that defines the object. Of "__main__" only what it imports counts: what is defined
-            there is pickled whole.
+        content: Pickled bytes; each name of an imported module in them counts.
+        home: Name of the module that defines the object. Of "__main__" only its imports count: its own definitions are
+            in the pickle.
     """
     path = _file(sys.modules.get(home))
     project = here() if path is None else _project(path, home)
@@ -85,11 +85,11 @@ def modules_named(content: bytes, home: str) -> tuple[Path | None, list[Path]]:
 
 
 def followed(paths: Iterable[Path], project: Path) -> list[Path]:
-    """Files, and those of the modules of a project that they import, anywhere in them, and so on; in order.
+    """Files and, transitively, the files of all modules of a project that they import; in order.
 
     Args:
-        paths: of the files, in the project.
-        project: directory in which modules are found. None of them need be imported.
+        paths: Paths of the files, in the project.
+        project: Directory of the modules, which need not be imported.
     """
     known: set[Path] = set()
     to_do = list(paths)
@@ -104,16 +104,16 @@ def files_named(arguments: Sequence[str], directory: Path) -> list[Path]:
     """The files that a command names, in order: arguments that are paths of files, also after "=".
 
     Args:
-        arguments: the program and its arguments.
-        directory: in which it runs.
+        arguments: The program and its arguments.
+        directory: Working directory of the command.
     """
     named = {text for argument in arguments if "{" not in argument for text in (argument, argument.partition("=")[2])}
     return sorted(path for text in named if text and "\0" not in text and (path := directory / text).is_file())
 
 
 def _project(path: Path, home: str) -> Path:
-    """The directory from which a module is imported, or in which a script is."""
-    spec = sys.modules[home].__spec__  # of `python -m`, which knows it by its name; a script has none
+    """The directory from which a module is imported, or the directory of a script."""
+    spec = sys.modules[home].__spec__  # set by `python -m`; None for a script
     package = (home if spec is None else spec.name).count(".") + (path.name == "__init__.py")
     return path.parents[min(package, len(path.parents) - 1)]
 
@@ -124,14 +124,14 @@ def _file(module: ModuleType | None) -> Path | None:
 
 
 def _files(name: Sequence[str], project: Path) -> Iterator[Path]:
-    """Those of a module and of the packages that it is in, as far as they are there."""
+    """The existing files of a module and of its parent packages."""
     for end in range(1, len(name) + 1):
         place = project.joinpath(*name[:end])
         yield from [file for file in (place / "__init__.py", place.with_name(f"{place.name}.py")) if file.is_file()][:1]
 
 
 def _imports(path: Path, project: Path) -> Iterator[Sequence[str]]:
-    """Names of what a file imports, anywhere in it, in their parts; some are no modules."""
+    """Dotted names that a file imports, split into parts; some are not modules."""
     try:
         found = _imported(path.read_bytes())
     except OSError:
@@ -143,7 +143,7 @@ def _imports(path: Path, project: Path) -> Iterator[Sequence[str]]:
 
 @lru_cache(maxsize=256)
 def _imported(source: bytes) -> list[tuple[int, list[str]]]:
-    """What a text imports, by level, 0 if absolute, and the parts of its name; nothing if it is no Python."""
+    """Imports of a source text: level, 0 if absolute, and parts of the name; empty if it is not Python."""
     try:
         tree = ast.parse(source)
     except (SyntaxError, ValueError):

@@ -14,6 +14,7 @@ from shoal.core.objective import objectives
 from shoal.core.trial import Budget, Decision, Report, Trial, TrialGroup, TrialState
 from shoal.journal.record import lower_is_better, merge_best
 from shoal.journal.rows import JobRow, Proposal, Reservation
+from shoal.journal.statistics import StudyStatistics
 from shoal.journal.writer import Journal
 
 PENDING, RUNNING, PAUSED = TrialState.PENDING, TrialState.RUNNING, TrialState.PAUSED
@@ -39,7 +40,7 @@ def test_a_reader_sees_what_the_study_is(journal):
 
 def test_a_reader_cannot_write(journal):
     with Journal.read(journal.directory) as view, pytest.raises(JournalError, match="readonly"):
-        view._rows("DELETE FROM study")
+        view.tables.rows("DELETE FROM study")
 
 
 def test_a_trial_from_proposal_to_promotion_to_its_end(journal):
@@ -160,7 +161,7 @@ def test_a_final_state_is_kept(journal):
 
 def test_a_report_of_an_unknown_trial_is_refused_with_all_of_its_step(journal):
     journal.asked(1, [group([0], 3)])
-    with pytest.raises(JournalError, match="trial 9 has reported, but was never asked for"):
+    with pytest.raises(JournalError, match="trial 9 has reported, but the algorithm has not proposed it"):
         journal.reported("1", [report(0, 1), report(9, 1)])
     assert journal.curve(0) == []
 
@@ -200,12 +201,12 @@ def test_reasons_of_waiting_are_written_only_for_trials_that_wait(journal):
     journal.asked(3, [group([0, 1, 2], 2)])
     journal.job_started(job("1", [0]), "cpu:0")
     journal.waiting_reasons({0: "late", 1: "its model is being measured", 2: "its model is being measured"})
-    assert journal.waiting() == {"its model is being measured": [1, 2]}
+    assert StudyStatistics(journal).waiting() == {"its model is being measured": [1, 2]}
     assert journal.trials()[0].reason == ""
-    changes = journal._connection.total_changes
+    changes = journal.tables.connection.total_changes
     journal.waiting_reasons({2: "all devices are busy"})
-    assert journal.waiting() == {"all devices are busy": [2], "its model is being measured": [1]}
-    assert journal._connection.total_changes == changes + 1
+    assert StudyStatistics(journal).waiting() == {"all devices are busy": [2], "its model is being measured": [1]}
+    assert journal.tables.connection.total_changes == changes + 1
 
 
 def start_and_report_a_stranger(journal):
@@ -215,7 +216,7 @@ def start_and_report_a_stranger(journal):
 
 
 def test_a_transaction_that_raises_leaves_nothing(journal):
-    with pytest.raises(JournalError, match="never asked for"), journal.transaction():
+    with pytest.raises(JournalError, match="has not proposed it"), journal.transaction():
         start_and_report_a_stranger(journal)
     assert journal.trials() == []
     assert journal.jobs() == []
@@ -237,7 +238,7 @@ def test_epochs_count_what_is_done_and_what_is_still_asked_for(journal):
     journal.job_started(job("1", [0, 1, 2]), "cpu:0")
     journal.reported("1", [report(0, 4, state=PAUSED), report(1, 1), report(2, 2)])
     journal.decided([Decision(2, STOPPED)])
-    assert journal.epochs() == (7, 7 + 3 + 4)
+    assert StudyStatistics(journal).epochs() == (7, 7 + 3 + 4)
 
 
 @pytest.mark.parametrize(("mode", "best"), [("max", 2), ("min", 1)])

@@ -17,7 +17,7 @@ from shoal.journal.writer import Journal
 
 
 def check_whole(view, acknowledged):
-    assert view._rows("PRAGMA integrity_check") == [("ok",)]
+    assert view.tables.rows("PRAGMA integrity_check") == [("ok",)]
     trials = view.trials()
     assert len(trials) in (4 * acknowledged, 4 * acknowledged + 4, 4 * acknowledged + 8)
     for start in range(0, len(trials), 4):
@@ -119,11 +119,11 @@ def test_a_study_that_cannot_begin_for_want_of_space_leaves_nothing_open(tmp_pat
 
 def test_the_database_s_own_word_for_full_is_understood(tmp_path):
     with create(tmp_path) as journal:
-        ((pages,),) = journal._rows("PRAGMA page_count")
-        journal._rows(f"PRAGMA max_page_count = {pages}")
+        ((pages,),) = journal.tables.rows("PRAGMA page_count")
+        journal.tables.rows(f"PRAGMA max_page_count = {pages}")
         with pytest.raises(StorageFullError, match="database or disk is full"):
             journal.asked(1000, [group(range(1000), 1)])
         assert journal.trials() == []
-        journal._rows("PRAGMA max_page_count = 1000000")
+        journal.tables.rows("PRAGMA max_page_count = 1000000")
         journal.asked(1000, [group(range(1000), 1)])
         assert len(journal.trials()) == 1000

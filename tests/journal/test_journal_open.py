@@ -51,7 +51,7 @@ def test_a_directory_without_a_study_is_named_and_left_alone(tmp_path, use):
 
 @pytest.mark.parametrize("use", [Journal.open, Journal.read], ids=["open", "read"])
 def test_another_schema_version_names_both(journal, use):
-    journal._rows("PRAGMA user_version = 99")
+    journal.tables.rows("PRAGMA user_version = 99")
     journal.close()
     with pytest.raises(JournalError, match=r"journal version 99, this Shoal reads versions 3 to 5"):
         use(journal.directory)
@@ -234,7 +234,7 @@ def test_a_study_of_somebody_else_is_read_whole_and_left_alone(shared, state, fo
     done = subprocess.run(reader, env=environment(), capture_output=True, text=True, check=False)
     found, *refusal = done.stdout.splitlines()
     assert found == f"2 {state == 'being written'}", done.stderr
-    assert "cannot be gone on with, for it cannot be written" in refusal[0]
+    assert "cannot be resumed, because this process may not write its journal" in refusal[0]
     assert {path.name for path in directory.iterdir()} == before
     directory.chmod(0o755)
     journal.close()
@@ -265,7 +265,7 @@ def test_a_study_that_may_not_be_read_is_an_error_that_says_so(shared):
     (shared / "study").chmod(0o600 if os.getuid() else 0o700)
     reader = [sys.executable, "-c", READER, str(shared / "study")]
     done = subprocess.run(reader, env=environment(), capture_output=True, text=True, check=False)
-    assert "journal.sqlite (Permission denied); have its owner let you read its files" in done.stderr
+    assert "journal.sqlite (Permission denied); ask its owner for permission to read its files" in done.stderr
     (shared / "study").chmod(0o755)
 
 

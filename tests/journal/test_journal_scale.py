@@ -6,6 +6,7 @@ import pytest
 from journal_samples import create, group, report
 
 from shoal.core.trial import TrialState
+from shoal.journal.statistics import StudyStatistics
 
 N = 10_000
 
@@ -27,7 +28,7 @@ def test_ten_thousand_trials(journal):
     reported = time.perf_counter()
     rows = journal.trials()
     read = time.perf_counter()
-    best, states, epochs = journal.best(), journal.states(), journal.epochs()
+    best, states, epochs = journal.best(), StudyStatistics(journal).states(), StudyStatistics(journal).epochs()
     summed = time.perf_counter()
 
     assert len(rows) == N

@@ -121,7 +121,7 @@ def test_what_people_asked_of_it_becomes_rows_of_the_sequence_in_their_places(tm
         events = list(journal.events())
         assert not any(isinstance(x, Report) and x.trial in (0, 6) and x.metrics for x in events), "failures only"
         assert not {"interventions", "retried"} & journal.study.keys()
-        sequence = journal._rows(
+        sequence = journal.tables.rows(
             "SELECT seq, time FROM asks UNION SELECT seq, time FROM reports UNION SELECT seq, time FROM interventions "
             "ORDER BY seq"
         )

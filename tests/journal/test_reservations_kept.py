@@ -58,8 +58,8 @@ def test_a_job_has_the_keys_of_its_arrays_and_of_those_that_joined(journal):
     journal.job_started(job("2", [3], purpose=Purpose.PROFILE), "cuda:1")
     assert [(row.trials, row.keys) for row in journal.jobs()] == [((0, 1, 2), ("s x 32", "t x 8")), ((3,), ())]
     assert [row.members for row in journal.jobs()] == [{"s x 32": (0,), "t x 8": (1, 2)}, {}]
-    journal._rows("DELETE FROM joins")
-    journal._rows("UPDATE jobs SET keys = ?", '["s x 32", "t x 8"]')  # as an older version wrote it
+    journal.tables.rows("DELETE FROM joins")
+    journal.tables.rows("UPDATE jobs SET keys = ?", '["s x 32", "t x 8"]')  # as an older version wrote it
     assert [(row.keys, row.members) for row in journal.jobs()] == [(("s x 32", "t x 8"), {})] * 2
 
 
@@ -80,11 +80,11 @@ def test_devices_are_as_they_were_last_recorded(journal):
 
 def test_only_changes_of_devices_are_written(journal):
     journal.devices_are(machines("cuda:0", "cuda:1"))
-    changes = journal._connection.total_changes
+    changes = journal.tables.connection.total_changes
     journal.devices_are(machines("cuda:0", "cuda:1"))
     journal.devices_are(machines("cuda:0"))
     journal.devices_are(machines("cuda:0"))
-    assert journal._connection.total_changes == changes + 1
+    assert journal.tables.connection.total_changes == changes + 1
 
 
 def test_each_run_has_its_own_devices(journal):

@@ -58,11 +58,11 @@ def test_status_says_that_going_on_needs_write_access(look: Look) -> None:
 def test_status_says_which_folder_may_not_be_read(look: Look) -> None:
     status, said = look("status", "study", folder="requests", mode=0o000)
     assert status == 1
-    assert "study/requests (Permission denied); have its owner let you read its files" in said
+    assert "study/requests (Permission denied); ask its owner for permission to read its files" in said
 
 
 def test_trials_cannot_be_retried(look: Look) -> None:
     status, said = look("trial", "retry", "study", "--failed", folder="requests")
     assert status == 1
-    assert "nothing can be asked of the study in /" in said
-    assert "/study/requests cannot be written; have its owner" in said
+    assert " takes no request, because /" in said
+    assert "/study/requests cannot be written; ask its owner" in said

@@ -10,6 +10,7 @@ from shoal.core.errors import ShoalError
 from shoal.core.job import Purpose
 from shoal.core.trial import Trial
 from shoal.journal.rows import JobRow
+from shoal.journal.statistics import StudyStatistics
 from shoal.journal.writer import Journal
 from shoal.reporting.overview import overview, structure_names
 from shoal.reporting.text import key_text, numbers_text, structure_text
@@ -17,7 +18,9 @@ from shoal.reporting.timeline import TimelineBar, draw_timeline, limit, merged
 
 
 def drawn(journal, path, now=None):
-    draw_timeline(overview(journal, max(journal.moments(), default=1000.0) if now is None else now), path)
+    draw_timeline(
+        overview(journal, max(StudyStatistics(journal).moments(), default=1000.0) if now is None else now), path
+    )
     return path
 
 

@@ -143,7 +143,9 @@ def test_a_journal_of_bad_values_is_not_gone_on_with_and_loses_nothing(change: s
         connection.execute(change)
         connection.commit()
         before = list(connection.iterdump())
-    with pytest.raises(JournalError, match=f"{re.escape(str(file))} is damaged: .*{words}.*; take a copy of it from"):
+    with pytest.raises(
+        JournalError, match=f"{re.escape(str(file))} is damaged: .*{words}.*; restore an older copy of it"
+    ):
         shoal.resume(directory, show_progress=False)
     with closing(sqlite3.connect(file)) as connection:
         after = [line for line in connection.iterdump() if 'INSERT INTO "runs"' not in line]

@@ -17,6 +17,7 @@ from shoal.core.device import Cluster, Device
 from shoal.core.errors import DeviceError
 from shoal.core.job import Job, Purpose
 from shoal.core.trial import TrialState
+from shoal.journal.statistics import StudyStatistics
 from shoal.schedule.action import JobState, Plan, Refusal, Resume, Start, Stop, Suspend
 from shoal.schedule.base import JobView, Policy
 
@@ -128,7 +129,7 @@ def test_trials_of_a_suspended_job_wait_with_the_policys_reason(tmp_path: Path) 
     with pytest.raises(DeviceError, match="4 trials can never start: is parked"):
         stage.run(backend(), Parks())
     with closing(stage.open()) as journal:
-        assert journal.waiting() == {"is parked": [0, 1, 2, 3]}
+        assert StudyStatistics(journal).waiting() == {"is parked": [0, 1, 2, 3]}
         assert [row.failures for row in journal.trials()] == [0] * 4
     stage.run(backend())
     assert {row[2] for row in stage.outcome()} == {TrialState.COMPLETE}

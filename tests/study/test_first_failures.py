@@ -3,7 +3,7 @@
 import pytest
 
 from shoal.core.cause import Cause
-from shoal.study.study_failures import ALIKE, FirstFailures
+from shoal.study.retries import ALIKE, FirstFailures
 from shoal.study.trials import TrialTable
 
 ALL = range(ALIKE)

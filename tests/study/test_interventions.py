@@ -633,7 +633,7 @@ def test_a_kill_while_trials_are_added_changes_nothing(
 @pytest.mark.parametrize(
     ("ask", "words"),
     [
-        (lambda study: study.add({"x": 9.0}, 2), r"`x` is 9.0, and the space has choice.*Mend it, or allow it"),
+        (lambda study: study.add({"x": 9.0}, 2), r"`x` is 9.0, and the space has choice.*Correct it, or allow it"),
         (lambda study: study.add({}, 2), "`x` is missing"),
         (lambda study: study.add({"x": 1.0, "lr": 1}, 2), "`lr` is not in the space"),
         (lambda study: study.add({"x": 1.0}, 0), "`epochs` must be an integer of at least 1, got 0"),
@@ -643,7 +643,7 @@ def test_a_kill_while_trials_are_added_changes_nothing(
         ),
         (lambda study: study.clone([1, 9], anew=True), "has no trial 9; its trials are 0-3"),
         (lambda study: study.clone(1, {"x": 7}), "`x` is 7, and the space has choice"),
-        (lambda study: study.clone(1, {"x.y": 7}), "`x.y` cannot be changed, for `x` is 2.0 and holds no values"),
+        (lambda study: study.clone(1, {"x.y": 7}), "`x.y` cannot be changed, because `x` is 2.0 and holds no values"),
         (
             lambda study: study.clone(1),
             "no checkpoint of the end of an epoch now, it is interrupted at epoch 1; clone it",
@@ -665,7 +665,7 @@ def test_what_names_no_trial_is_refused_in_words(verb: str, numbers: Any, tmp_pa
     if verb == "retry" and numbers is None:
         pytest.skip("all that have failed")
     stage = half_way(tmp_path)
-    with pytest.raises(ShoalError, match=r"a trial is named by its number, such as 3, and two as \[3, 7\]; got "):
+    with pytest.raises(ShoalError, match=r"name a trial by its number, such as 3, several as a list, \[3, 7\]; got "):
         getattr(Study(stage.directory), verb)(numbers)
     assert not (stage.directory / "requests").exists()
 

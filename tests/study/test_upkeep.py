@@ -23,8 +23,8 @@ from shoal.journal.rows import TrialRow
 from shoal.journal.writer import Journal
 from shoal.results import Study
 from shoal.schedule.knapsack import WFD
-from shoal.study.device_requests import change_devices
 from shoal.study.fleet import Fleet
+from shoal.study.requests import change_devices
 
 LOST = Condition(healthy=False, reason="has fallen off the bus")
 
@@ -357,7 +357,7 @@ def test_a_request_that_its_user_gives_up_is_withdrawn(tmp_path: Path) -> None:
 
 def test_an_engine_that_is_busy_is_still_asked_when_its_user_has_waited_long_enough(tmp_path: Path) -> None:
     stage = guarded(tmp_path / "study")
-    with closing(stage.open()), pytest.raises(DeviceError, match=r"within 0.1 s; it is still asked to"):
+    with closing(stage.open()), pytest.raises(DeviceError, match=r"within 0.1 s; the request stays pending"):
         change_devices(stage.directory, "remove devices", ["cpu:1"], patience=0.1)
     assert [each.verb for each in pending(stage.directory)] == ["remove devices"]
 

@@ -1,1 +1,1 @@
-"""The nouns that every room speaks: trials, arrays, jobs, devices, events."""
+"""The data types that all packages share: trials, arrays, jobs, devices, events, commands."""

@@ -1,4 +1,4 @@
-"""Trials of one structure that are trained as one model."""
+"""Arrays: trials of one structure that are trained as one model, and their fusion keys."""
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, replace
@@ -12,21 +12,21 @@ __all__ = ["Array", "FusionKey", "Member", "add_members", "remove_members"]
 
 @dataclass(frozen=True, slots=True)
 class FusionKey:
-    """Trials that agree on this can be one model.
+    """Trials with equal keys can be trained as one model.
 
-    Trials that differ in `structure` alone and are of one `family` can be one partially fused array, in which the
-    submodules where they differ run member by member.
+    Trials that differ only in `structure` and are of one `family` can be one partially fused array. Submodules that
+    differ between its members run member by member.
 
     Args:
-        structure: digest of modules, shapes, dtypes, and of the optimizer's class if it is none of those whose members
-            can be one array with others'; not of anything fusible.
-        data: digest of the values that the task's `data` read from the config.
-        batch_size: samples per step and member.
-        order: seed of the order of samples; what a trial costs does not depend on it.
-        opaque: whether a program of the user's trains it, of which only reports are seen: it is measured while it runs,
-            and shares no process. `order` is then the number of the trial, so that no two have one key.
-        family: digest of the model's class and its large parameters, which members of a partially fused array share;
-            "" if there is nothing to share.
+        structure: Digest of modules, shapes and dtypes, and of the optimizer's class unless it can be fused with
+            others; it covers nothing that is fusible.
+        data: Digest of the values that the task's `data` read from the config.
+        batch_size: Samples per step and member.
+        order: Seed of the order of samples; the cost of a trial does not depend on it.
+        opaque: Whether a user's program trains it and only reports are visible: it is measured while it runs, and
+            shares no process. `order` is then the number of the trial, so that keys are unique.
+        family: Digest of the model's class and its large parameters, which members of a partially fused array share;
+            "" if there are none.
     """
 
     structure: str
@@ -38,18 +38,18 @@ class FusionKey:
 
     @property
     def of_family(self) -> "FusionKey":
-        """The key of an array of trials that agree in all of this but `structure`."""
+        """Key of a partially fused array, in which members differ in `structure`."""
         return replace(self, structure=self.family, family="")
 
     @property
     def steps(self) -> str:
-        """What the time of a step depends on."""
+        """The part of the key on which the time of a step depends, as a text."""
         return f"{self.structure} x {self.batch_size}"
 
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A trial with the stretch it is to train: from after `start` epochs up to `target` epochs."""
+    """A trial with its next stretch of training: from epoch `start` up to epoch `target`."""
 
     trial: Trial
     start: int
@@ -57,23 +57,23 @@ class Member:
 
     @property
     def epochs(self) -> int:
-        """That it is to train."""
+        """Number of epochs to train."""
         return self.target - self.start
 
 
 @dataclass(frozen=True, slots=True)
 class Array:
-    """Trials of one structure, trained as one model, each from where it stands to its own target.
+    """Trials of one structure, trained as one model, each from its present epoch to its own target.
 
     Args:
-        key: of all members.
-        members: at least one, but none of a job all of whose members are done.
-        profile: what is known of the key where the array runs.
-        pending: epochs that trials of the key have trained and are to train, which bounds what measuring it may take.
-        apart: where it joins a job, it stays an array of its own, though there may be one of its key.
+        key: Key of all members.
+        members: At least one, but none if all members of the job are done.
+        profile: Profile of the key on the device of the array; None if unknown.
+        pending: Epochs that trials of the key have trained and shall train, which bound the cost of measuring it.
+        apart: Whether it stays an array of its own when it joins a job with an array of the same key.
 
     Attributes:
-        epochs: that each member is to train.
+        epochs: Number of epochs that each member shall train.
     """
 
     key: FusionKey
@@ -88,13 +88,13 @@ class Array:
 
 
 def remove_members(arrays: Iterable[Array], trials: Collection[int]) -> tuple[Array, ...]:
-    """Arrays without the members of some trials; those that then have none are left out."""
+    """Arrays without the members of some trials; arrays without members are left out."""
     rest = (replace(x, members=tuple(m for m in x.members if m.trial.number not in trials)) for x in arrays)
     return tuple(array for array in rest if array.members)
 
 
 def add_members(arrays: Iterable[Array], more: Iterable[Array]) -> tuple[Array, ...]:
-    """Arrays with the members of others: in the first of the same key, or as a further one, as `JobUpdate` has it."""
+    """Arrays with further members: each in the first array of its key, or in a new array, as in `JobUpdate`."""
     held = list(arrays)
     for array in more:
         place = next((place for place, mine in enumerate(held) if mine.key == array.key), None)

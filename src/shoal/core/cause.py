@@ -1,4 +1,4 @@
-"""What the message of a failure says of its cause, and what trials failed of."""
+"""Causes of failures: parsed from messages, and counted over trials."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -6,18 +6,18 @@ from dataclasses import dataclass
 __all__ = ["Cause", "cause_of", "causes", "log_of"]
 
 _LOG = "Log: "
-"""Begins the line of a message that names a log."""
+"""Prefix of the line of a message that names a log."""
 
 
 @dataclass(frozen=True)
 class Cause:
-    """What trials have failed of.
+    """A cause of failure, and the trials that failed with it.
 
     Args:
-        text: in a line: what a traceback ends with.
-        trials: their numbers, ascending.
-        log: path of the log of the first that names one; "" if none does.
-        reason: all that is known of the first of them.
+        text: The cause in a line, the last line of a traceback.
+        trials: Numbers of the trials, ascending.
+        log: Path of the first log that a message names; "" if there is none.
+        reason: Whole message of the first trial.
     """
 
     text: str
@@ -27,13 +27,13 @@ class Cause:
 
 
 def cause_of(message: str) -> str:
-    """The line that names the cause, the last one: what a traceback ends with; "" if there is none."""
+    """The line that names the cause, the last one of a traceback; "" if there is none."""
     lines = [line.strip() for line in message.splitlines() if not line.startswith(_LOG)]
     return next((line for line in reversed(lines) if line), "")
 
 
 def log_of(message: str) -> str:
-    """Path of the log that is named last; "" if none is."""
+    """Path of the last log that a message names; "" if there is none."""
     named = (line for line in reversed(message.splitlines()) if line.startswith(_LOG))
     return next(named, "").removeprefix(_LOG)
 
@@ -42,7 +42,7 @@ def causes(failed: Iterable[tuple[int, str]]) -> tuple[Cause, ...]:
     """The distinct causes, the most frequent first.
 
     Args:
-        failed: number of each trial that has failed, ascending, and the message.
+        failed: Number and message of each failed trial, by number.
     """
     alike: dict[str, list[tuple[int, str]]] = {}
     for number, message in failed:

@@ -1,19 +1,18 @@
-"""What the state machine of a study wants done: records for the journal, and commands to the world around it.
+"""Output of the state machine: records for the journal, and commands for the back end and the file system.
 
-The records of a step are committed together, before any of its commands is carried out. Between the two the process may
-be killed, and all jobs with it. A command has a record of its own only where it would lose something otherwise:
+The records of a step are committed together, before any of its commands is carried out. A kill between the two ends the
+process and all jobs. A command has a record of its own only if recovery needs one:
 
-- `StartJob`: `JobStarted`. The job is lost, and its trials wait again.
-- `UpdateJob`: `JobJoined` for those that join. Those that leave are over or paused, which `Decided`, `TrialsStopped` or
-  the study's "held" say. The job has ended with the process; who waits is planned for anew, and models are looked at
-  again.
-- `StopJob`: `JobLeaving` where another job takes the place. Otherwise the study's "held", "paused", "ended" or "fleet"
-  says why, or the process ends. The job has ended, and nothing starts before the reason has been looked at again.
-- `KillJob`: `JobKilled`, as a job that hangs fails its trials, and one that ends with the process does not.
-- `VacateDevice`: none. What was kept on the device was kept by processes that are gone.
-- `CopyCheckpoint`: none but `GroupsProposed`, `TrialAdded` or `Requeued`. Each trial that waits gets its copy again
-  before anything starts; a copy that is there stays as it is.
-- `CloseRequest`: `Intervened`. A pending request that has one is only closed.
+- `StartJob`: `JobStarted`. After a kill the job is lost, and its trials wait again.
+- `UpdateJob`: `JobJoined` for trials that join. Trials that leave have ended or are paused, which `Decided`,
+  `TrialsStopped` or the study's "held" record. After a kill waiting trials are planned and surveyed anew.
+- `StopJob`: `JobLeaving` if another job takes the place. Otherwise the study's "held", "paused", "ended" or "fleet"
+  records the reason, or the process ends. After a kill no job starts before these are read again.
+- `KillJob`: `JobKilled`, since a job that hangs fails its trials, and a job that ends with the process does not.
+- `VacateDevice`: none. The processes that held the device's memory end with the engine.
+- `CopyCheckpoint`: `GroupsProposed`, `TrialAdded` or `Requeued`. Each waiting trial gets its copy again before any job
+  starts; an existing copy is kept.
+- `CloseRequest`: `Intervened`. A pending request with this record is only closed.
 """
 
 from collections.abc import Mapping
@@ -70,7 +69,7 @@ class StartJob:
 
 @dataclass(frozen=True)
 class UpdateJob:
-    """Let members leave a running job, or others join."""
+    """Remove members from a running job, or add others."""
 
     job: str
     update: JobUpdate
@@ -92,21 +91,21 @@ class KillJob:
 
 @dataclass(frozen=True)
 class VacateDevice:
-    """Free what is kept for later jobs on a device that holds none."""
+    """Free the memory and processes kept for later jobs on a device without a job."""
 
     device: str
 
 
 @dataclass(frozen=True)
 class CopyCheckpoint:
-    """Give a trial that begins as a copy the checkpoint of its origin, before that one trains on."""
+    """Copy the checkpoint of its origin for a trial that begins as a copy, before the origin trains on."""
 
     trial: Trial
 
 
 @dataclass(frozen=True)
 class CloseRequest:
-    """The request of a user is carried out or refused, and not pending any more."""
+    """Delete a user's request that is carried out or refused."""
 
     request: str
 
@@ -116,7 +115,7 @@ Command = StartJob | UpdateJob | StopJob | KillJob | VacateDevice | CopyCheckpoi
 
 @dataclass(frozen=True)
 class GroupsProposed:
-    """The algorithm was asked for groups while `free` more trials could start, and returned these."""
+    """Groups that the algorithm returned when asked, while `free` more trials could start."""
 
     free: int
     groups: tuple[TrialGroup, ...]
@@ -124,7 +123,7 @@ class GroupsProposed:
 
 @dataclass(frozen=True)
 class TrialsReported:
-    """Trials of a job have reported what was not known; job "" where the study itself says that a trial failed."""
+    """New reports of the trials of a job; job "" if the study itself fails a trial."""
 
     job: str
     reports: tuple[Report, ...]
@@ -132,21 +131,21 @@ class TrialsReported:
 
 @dataclass(frozen=True)
 class Decided:
-    """The algorithm has ended trials."""
+    """Trials that the algorithm has ended."""
 
     decisions: tuple[Decision, ...]
 
 
 @dataclass(frozen=True)
 class Waiting:
-    """Why trials wait, by number: those of which that has changed."""
+    """Changed waiting reasons, by number of the trial."""
 
     reasons: Mapping[int, str]
 
 
 @dataclass(frozen=True)
 class JobStarted:
-    """A job is about to start on a device; the members of a training job run from now on."""
+    """A job that is about to start on a device; the members of a training job become RUNNING."""
 
     job: Job
     device: str
@@ -154,7 +153,7 @@ class JobStarted:
 
 @dataclass(frozen=True)
 class JobJoined:
-    """The members of arrays are about to join a running job."""
+    """Arrays whose members are about to join a running job."""
 
     job: str
     device: str
@@ -163,14 +162,14 @@ class JobJoined:
 
 @dataclass(frozen=True)
 class ReservationsChanged:
-    """Id of each job -> what it is promised of its device from now on."""
+    """Id of a job -> its new reservation."""
 
     demands: Mapping[str, Demand]
 
 
 @dataclass(frozen=True)
 class JobLeaving:
-    """A job is about to be asked to leave its device."""
+    """A job that will be asked to leave its device, with the reason."""
 
     job: str
     reason: str
@@ -178,12 +177,12 @@ class JobLeaving:
 
 @dataclass(frozen=True)
 class JobKilled:
-    """A job is about to be killed.
+    """A job that is about to be killed.
 
     Args:
-        job: its id.
-        outcome: how it will have ended.
-        reason: why.
+        job: Id of the job.
+        outcome: Outcome of the job after the kill.
+        reason: Reason of the kill.
     """
 
     job: str
@@ -193,13 +192,13 @@ class JobKilled:
 
 @dataclass(frozen=True)
 class JobEnded:
-    """A job is over; its trials that still run wait again.
+    """End of a job; its RUNNING trials wait again.
 
     Args:
-        job: its id.
-        outcome: how it ended.
-        message: what was said of it; "" leaves what was noted of the job before.
-        failed: whether that counts as a failure of the trials that wait again.
+        job: Id of the job.
+        outcome: Outcome of the job.
+        message: Message of the back end; "" adds nothing to the message of the job.
+        failed: Whether this counts as a failure of the trials that wait again.
     """
 
     job: str
@@ -210,13 +209,13 @@ class JobEnded:
 
 @dataclass(frozen=True)
 class ArrayLeft:
-    """A job trains some of its trials no more; those that still run there wait again.
+    """Trials that a job does not train any more; those RUNNING there wait again.
 
     Args:
-        job: its id.
-        trials: their numbers.
-        message: why; it is kept with the job.
-        failed: as of `JobEnded`.
+        job: Id of the job.
+        trials: Numbers of the trials.
+        message: Reason, which is added to the message of the job.
+        failed: As in `JobEnded`.
     """
 
     job: str
@@ -227,14 +226,14 @@ class ArrayLeft:
 
 @dataclass(frozen=True)
 class DevicesChanged:
-    """These are the devices from now on."""
+    """The present devices."""
 
     cluster: Cluster
 
 
 @dataclass(frozen=True)
 class StudyChanged:
-    """What the study is has changed in one value, a JSON value."""
+    """A changed value of the study, a JSON value."""
 
     key: str
     value: Any
@@ -242,18 +241,18 @@ class StudyChanged:
 
 @dataclass(frozen=True)
 class Requeued:
-    """Trials that failed wait again, their failures forgotten; those that did not fail are left alone."""
+    """Failed trials that wait again with their failures cleared; other trials do not change."""
 
     trials: tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class TrialAdded:
-    """A user has added a trial, which waits.
+    """A trial that a user has added; it waits.
 
     Args:
-        trial: a new one.
-        target: epochs up to which it is to be trained.
+        trial: The new trial.
+        target: Epochs up to which it shall train.
     """
 
     trial: Trial
@@ -262,11 +261,11 @@ class TrialAdded:
 
 @dataclass(frozen=True)
 class TrialsStopped:
-    """Trials are STOPPED, whatever they were, and not by the algorithm.
+    """Trials that become STOPPED in any state, and not by the algorithm.
 
     Args:
-        trials: their numbers.
-        reason: why.
+        trials: Numbers of the trials.
+        reason: Reason, for the user.
     """
 
     trials: tuple[int, ...]
@@ -275,15 +274,15 @@ class TrialsStopped:
 
 @dataclass(frozen=True)
 class Intervened:
-    """What came of the request of a user.
+    """Result of a user's request.
 
     Args:
-        request: its name.
-        verb: what was to be done.
-        trials: numbers of those with which it was done.
-        devices: names of those with which it was done.
-        text: what else is to be said of what was done.
-        refused: what was not done, and why, a line each.
+        request: Name of the request.
+        verb: Requested action.
+        trials: Numbers of the trials for which it was carried out.
+        devices: Names of the devices for which it was carried out.
+        text: Further description of the result.
+        refused: Refused parts with their reasons, a line each.
     """
 
     request: str
@@ -296,7 +295,7 @@ class Intervened:
 
 @dataclass(frozen=True)
 class StoppedOnCommonFailure:
-    """The study ends since its first trials fail alike, which does not count against those that are still open."""
+    """The study ends because its first trials failed with one cause; failures of open trials are cleared."""
 
     cause: Cause
 
@@ -325,11 +324,11 @@ Record = (
 
 @dataclass
 class Step:
-    """What one event leads to.
+    """Result of one event.
 
     Args:
-        records: to be committed together, in order.
-        commands: to be carried out after that, in order.
+        records: Records to commit together, in order.
+        commands: Commands to carry out afterwards, in order.
     """
 
     records: list[Record] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""What a job asks of a device, and the measurements it is computed from."""
+"""Demands of jobs on devices, and the profiles from which they are computed."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -8,25 +8,25 @@ from typing import Final, Literal
 __all__ = ["ABREAST", "Demand", "Profile", "Sharing"]
 
 Sharing = Literal["resident", "kept", "window", "batch"]
-"""What trainings on one data set can share in a process.
+"""How trainings on one data set share its samples in a process.
 
-resident: all of it lies on the device. kept: a sample is decoded once, and lies there from then on. window: it is
-decoded once in an epoch for lanes that keep abreast. batch: only lanes of the same batch size share, whole batches.
+resident: all samples lie on the device. kept: a sample is decoded once, and stays on the device. window: a sample is
+decoded once in an epoch, for lanes at the same position. batch: lanes of one batch size share whole batches.
 """
 
 ABREAST: Final = frozenset[Sharing]({"window", "batch"})
-"""Of these, what is shared only by those who are at the same place in the data at the same time."""
+"""The kinds of sharing that need lanes at the same position of the data at the same time."""
 
 
 @dataclass(frozen=True)
 class Demand:
-    """What one job takes of one kind of device (HyperSack: c_p, d_p, q_p).
+    """Demand of one job on one kind of device (HyperSack: c_p, d_p, q_p).
 
     Args:
-        compute: fraction of the device's compute, 1.0 = all of it.
-        memory: peak bytes on the device (of a CPU slot: of the process).
+        compute: Fraction of the device's compute, 1.0 = all of it.
+        memory: Peak bytes on the device (of a CPU slot: of the process).
         cores: CPU cores of the node.
-        seconds: expected run time alone on the device.
+        seconds: Expected run time alone on the device.
     """
 
     compute: float
@@ -45,30 +45,30 @@ class Demand:
 
 @dataclass(frozen=True)
 class Profile:
-    """What a short run of one structure showed on one kind of device.
+    """Measurements of a short run of one structure on one kind of device.
 
     Args:
-        step_seconds: members trained together (B) -> least seconds of one training step of all B.
-        epoch_steps: training steps of one epoch.
-        validation_steps: validation steps of one epoch.
-        base_memory: bytes the process holds before any member.
-        member_memory: bytes each member adds at the peak of a step.
-        compute: fraction of the device in use while it ran.
-        cores: CPU seconds per second of wall time, but for that in which other programs had the core.
-        fuse_seconds: members -> what it takes to build them and make them one array, beside its steps.
-        mixing: how many times as long a step takes in which every member has a batch of its own, because they are at
-            different epochs; None where that cannot be, or was never measured.
-        fused_gain: members -> how many times as fast a step of all at once is as one of member after member.
-        compiled_gain: members -> how many times as fast a compiled step is, measured in one run; of the sizes that were
-            ever compiled, 1 where it could not be.
-        compile_seconds: what compiling took when it was last done; 0 if it never was.
-        crowding: jobs on a device -> how many times as long as alone an epoch took of one of this key among them.
-        spreading: devices -> how many times as long as on one an epoch takes of a job that has them all; of each number
-            up to the most that it may have. Empty where that was not measured: it may have one.
-        fetch_seconds: what it takes to fetch and prepare the samples of a batch that are not at hand.
-        sharing: who can use the samples that were fetched.
-        sample: members for whose sake it was measured; it says little of arrays that are many times as large.
-        pending: epochs that waited for it, if they were too few for measuring all sizes; else None.
+        step_seconds: Members trained together (B) -> least seconds of one training step of all B.
+        epoch_steps: Training steps of one epoch.
+        validation_steps: Validation steps of one epoch.
+        base_memory: Bytes of the process before any member.
+        member_memory: Bytes that each member adds at the peak of a step.
+        compute: Fraction of the device in use during the run.
+        cores: CPU seconds per second of wall time, without the time in which other programs had the core.
+        fuse_seconds: Members -> seconds to build and fuse them, beside the steps.
+        mixing: Slowdown of a step in which every member has a batch of its own, because members are at different
+            epochs; None if that is impossible or was not measured.
+        fused_gain: Members -> speedup of a fused step over steps of one member after another.
+        compiled_gain: Members -> speedup of a compiled step, measured in one run; only sizes that were compiled, 1 if
+            compilation failed.
+        compile_seconds: Seconds of the last compilation; 0 if there was none.
+        crowding: Jobs on a device -> slowdown of an epoch of this key among them, compared with alone.
+        spreading: Devices -> duration of an epoch on all of them, relative to one device; for each number up to the
+            most that a job may have. Empty if not measured: a job may have one device.
+        fetch_seconds: Seconds to fetch and prepare the samples of a batch that are not in memory.
+        sharing: Sharing of the fetched samples.
+        sample: Number of members for which it was measured; it says little about arrays many times as large.
+        pending: Epochs that waited for the measurement, if they were too few to measure all sizes; else None.
     """
 
     step_seconds: Mapping[int, float]

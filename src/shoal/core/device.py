@@ -1,4 +1,4 @@
-"""Frozen views of the machines a study may use."""
+"""Devices, nodes and clusters, as immutable values."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -12,16 +12,15 @@ class Device:
     """A GPU, or a slot of a node's CPU.
 
     Args:
-        name: unique in the cluster: "cuda:0", "mig:2" (an instance of a GPU), "cpu:1", "mps:0", "xpu:0".
-        kind: devices of one kind share measurements: "NVIDIA H200", "cpu".
-        memory: bytes that jobs may use.
+        name: Name, unique in the cluster: "cuda:0", "mig:2" (an instance of a GPU), "cpu:1", "mps:0", "xpu:0".
+        kind: Kind; devices of one kind share measurements: "NVIDIA H200", "cpu".
+        memory: Bytes that jobs may use.
         cores: CPU cores that a job on it may use as threads.
-        compute: capacity in units of a job's `Demand.compute`.
-        oversubscription: how many times its compute may be promised (HyperSack: r).
-        healthy: a device that is not gets no jobs.
-        uuid: by which a process is bound to a GPU or an instance of one ("GPU-...", "MIG-..."); "" of all others.
-        note: what is the matter with it: why it is not healthy, or who else holds how much of it, which is no longer
-            part of `memory`; "" if nothing is.
+        compute: Capacity in units of a job's `Demand.compute`.
+        oversubscription: Factor by which reservations of compute may exceed its compute (HyperSack: r).
+        healthy: Whether it gets jobs.
+        uuid: Id by which a process is bound to a GPU or an instance of one ("GPU-...", "MIG-..."); "" of other devices.
+        note: Reason why it is unhealthy, or the memory that other programs hold, which `memory` excludes; else "".
     """
 
     name: str
@@ -41,22 +40,22 @@ class Device:
 
     @property
     def torch_name(self) -> str:
-        """What torch calls it in a process that sees all devices; of instances of GPUs a process sees but one."""
+        """Name in torch, in a process that sees all devices; of instances of GPUs a process sees only one."""
         if self.is_cuda:
             return self.name if self.name.startswith("cuda:") else "cuda:0"
-        if self.name.startswith("mps:"):  # there is but one
+        if self.name.startswith("mps:"):  # there is only one
             return "mps"
         return self.name if self.name.startswith("xpu:") else "cpu"
 
     @property
     def capacity(self) -> float:
-        """Compute that may be promised to jobs: oversubscription times compute."""
+        """Compute that jobs may reserve: oversubscription times compute."""
         return self.oversubscription * self.compute
 
 
 @dataclass(frozen=True)
 class Node:
-    """A machine: its CPU cores are shared by the jobs on all its devices."""
+    """A machine; the jobs on all its devices share its CPU cores."""
 
     name: str
     cores: float
@@ -65,7 +64,7 @@ class Node:
 
 @dataclass(frozen=True)
 class Cluster:
-    """All nodes, as they were at one moment."""
+    """All nodes at one moment."""
 
     nodes: tuple[Node, ...]
 
@@ -83,5 +82,5 @@ class Cluster:
 
     @cached_property
     def places(self) -> Mapping[str, tuple[Node, Device]]:
-        """Name of each device -> its node and itself."""
+        """Name of each device -> its node and the device."""
         return {place[1].name: place for place in self}

@@ -1,4 +1,4 @@
-"""The values that one hyper-parameter may take."""
+"""Domains: the values of one hyper-parameter and their distribution."""
 
 import math
 import sys
@@ -15,50 +15,50 @@ if TYPE_CHECKING:
 __all__ = ["DOMAINS", "Choice", "Domain", "LogRandInt", "LogUniform", "QUniform", "RandInt", "Uniform", "from_optuna"]
 
 _MOST_STEPPED = 10**6
-"""Points that are steps to Optuna."""
+"""Most points of a domain that Optuna gets with a step."""
 
 _GREATEST_POWER = 700.0
-"""Of e, that is a float."""
+"""A power of e that a float can hold."""
 
 
 @dataclass(frozen=True)
 class Domain(ABC):
-    """The values that one hyper-parameter may take, and how likely each is.
+    """The values of one hyper-parameter and their distribution.
 
-    A domain does not know which parameter it belongs to. So its constructor takes what it is given, and the `Space` it
-    is put into asks for its `fault` and raises an error that says where. The other methods need a domain without fault.
+    A domain does not know its parameter. So its constructor checks nothing; the `Space` that holds the domain reads its
+    `fault` and raises an error with the parameter's path. All other methods need a domain without fault.
     """
 
     name: ClassVar[str]
-    """What a user calls to make one; also its tag in JSON."""
+    """Name of the function that makes the domain; also its tag in JSON."""
 
     @abstractmethod
     def fault(self) -> str | None:
-        """What is wrong with it, in words that a user can act on; None when nothing is."""
+        """The fault of its bounds or options, in words for the user; None if it is valid."""
 
     @abstractmethod
     def sample(self, rng: Random) -> Any:
-        """One value, drawn with `rng`; of a `Choice`, the position of one."""
+        """One value, drawn with `rng`; of a `Choice`, the position of an option."""
 
     @abstractmethod
     def at(self, place: float) -> Any:
-        """The value at a place in [0, 1], in which stretches of one length are equally likely; see `sample`."""
+        """The value at a quantile in [0, 1] of the distribution; of a `Choice`, a position as in `sample`."""
 
     @abstractmethod
     def place_of(self, value: Any) -> float:
-        """Where in [0, 1] a value is, up to rounding: the middle of its stretch, if it has one."""
+        """The quantile of a value in [0, 1], up to rounding; of a discrete value the middle of its interval."""
 
     def points(self) -> Iterable[Any] | None:
-        """Every value, in order; None when they are a continuum, as they are unless a domain says otherwise."""
+        """All values in order; None, the default, for a continuum."""
         return None
 
     def count(self) -> int | None:
-        """How many points there are, however many; None of a continuum."""
+        """Number of values; None for a continuum."""
         return None
 
     @abstractmethod
     def holds(self, value: Any) -> bool:
-        """Whether it is one of the values."""
+        """Whether a value belongs to the domain."""
 
     @abstractmethod
     def to_optuna(self) -> "BaseDistribution":
@@ -86,11 +86,11 @@ class Uniform(Domain):
         return self.at(rng.random())
 
     def at(self, place: float) -> float:
-        """So much of the way from `low` to `high`."""
+        """The value at the quantile: linear between `low` and `high`."""
         return _between(self.low, self.high, place)
 
     def place_of(self, value: float) -> float:
-        """How much of the way from `low` to `high` it is."""
+        """The quantile of the value: linear between `low` and `high`."""
         return _place(self.low, self.high, value)
 
     def holds(self, value: Any) -> bool:
@@ -121,12 +121,12 @@ class LogUniform(Domain):
         return self.at(rng.random())
 
     def at(self, place: float) -> float:
-        """So much of the way from `low` to `high`, by logarithms."""
+        """The value at the quantile: linear in the logarithm."""
         value = math.exp(_between(math.log(self.low), math.log(self.high), place))
         return min(max(value, float(self.low)), float(self.high))
 
     def place_of(self, value: float) -> float:
-        """How much of the way from `low` to `high` it is, by logarithms."""
+        """The quantile of the value: linear in the logarithm."""
         return _place(math.log(self.low), math.log(self.high), math.log(value))
 
     def holds(self, value: Any) -> bool:
@@ -163,11 +163,11 @@ class QUniform(Domain):
         return self._value(rng.randrange(self.count()))
 
     def at(self, place: float) -> float:
-        """The point in whose stretch the place is."""
+        """The point whose interval holds the quantile."""
         return self._value(_index(place, self.count()))
 
     def place_of(self, value: float) -> float:
-        """The middle of the nearest point's stretch."""
+        """The middle of the nearest point's interval."""
         return (2 * self._steps(value) + 1) / (2 * self.count())
 
     def points(self) -> Iterable[float]:
@@ -185,8 +185,8 @@ class QUniform(Domain):
     def to_optuna(self) -> "BaseDistribution":
         """FloatDistribution with a step, ending at the last point, as Optuna wants it.
 
-        Of very many points it has no step: Optuna 5 counts the steps up to a value in floats and wants a whole number
-        up to 1e-8, whatever their number, so it would refuse good values.
+        With very many points it has no step: Optuna 5 counts the steps up to a value in floats and requires an integer
+        up to 1e-8, so it would refuse valid values.
         """
         from optuna.distributions import FloatDistribution
 
@@ -225,11 +225,11 @@ class RandInt(Domain):
         return rng.randrange(self.low, self.high, self.step)
 
     def at(self, place: float) -> int:
-        """The point in whose stretch the place is."""
+        """The point whose interval holds the quantile."""
         return self.low + self.step * _index(place, self.count())
 
     def place_of(self, value: int) -> float:
-        """The middle of the point's stretch."""
+        """The middle of the point's interval."""
         return (2 * ((value - self.low) // self.step) + 1) / (2 * self.count())
 
     def points(self) -> range:
@@ -237,7 +237,7 @@ class RandInt(Domain):
         return range(self.low, self.high, self.step)
 
     def count(self) -> int:
-        """As many as the range has; its `len` would end at sys.maxsize."""
+        """Length of the range; `len` itself fails above sys.maxsize."""
         return (self.high - self.low + self.step - 1) // self.step
 
     def holds(self, value: Any) -> bool:
@@ -268,7 +268,7 @@ class LogRandInt(Domain):
         return self.at(rng.random())
 
     def at(self, place: float) -> int:
-        """The floor of the value that is so much of the way from `low` to `high`, by logarithms."""
+        """The floor of the loguniform value at the quantile."""
         power = _between(math.log(self.low), math.log(self.high), place)
         doublings = max(math.ceil((power - _GREATEST_POWER) / math.log(2)), 0)  # beyond the floats
         value = int(math.exp(power - doublings * math.log(2))) << doublings
@@ -310,22 +310,23 @@ class Choice(Domain):
         return None if self.options else "a choice must have at least one option"
 
     def sample(self, rng: Random) -> int:
-        """The position of one option; what that holds is for the `Space` to sample."""
+        """The position of one option; the `Space` samples the domains inside it."""
         return rng.randrange(len(self.options))
 
     def at(self, place: float) -> int:
-        """The position of the option in whose stretch the place is."""
+        """The position of the option whose interval holds the quantile."""
         return _index(place, len(self.options))
 
     def place_of(self, value: int) -> float:
-        """The middle of the stretch of the option at that position."""
+        """The middle of the interval of the option at that position."""
         return (value + 0.5) / len(self.options)
 
     @property
     def is_plain(self) -> bool:
-        """Whether Optuna can have the options themselves: all are None, bool, int, float or str.
+        """Whether Optuna gets the options themselves, and not their positions.
 
-        And no two are equal but of different types, such as 1, True and 1.0, which Optuna cannot tell apart.
+        So all options are None, bool, int, float or str, and no two are equal but of different types, such as 1, True
+        and 1.0, which Optuna cannot distinguish.
         """
         if not all(option is None or isinstance(option, bool | int | float | str) for option in self.options):
             return False
@@ -333,11 +334,11 @@ class Choice(Domain):
         return all(types.setdefault(option, type(option)) is type(option) for option in self.options)
 
     def shown(self, position: int) -> Any:
-        """An option as Optuna has it."""
+        """The value in Optuna for the option at a position."""
         return self.options[position] if self.is_plain else position
 
     def position(self, shown: Any) -> int:
-        """Where what Optuna has stands; the first of equal options of a type, for True is not 1."""
+        """The position of a value of Optuna; of equal options of one type the first, since True is not 1."""
         if not self.is_plain:
             return int(shown)
         return next(i for i, own in enumerate(self.options) if type(own) is type(shown) and own == shown)
@@ -347,7 +348,7 @@ class Choice(Domain):
         return self.options
 
     def count(self) -> int:
-        """As many as there are options, whatever they hold."""
+        """Number of options, whatever they hold."""
         return len(self.options)
 
     def holds(self, value: Any) -> bool:
@@ -389,7 +390,7 @@ def from_optuna(value: Any) -> Domain | None:
 
 
 def _finite(value: object) -> bool:
-    # NaN, the infinities and integers beyond the floats all fail the comparison.
+    # NaN, infinities and integers beyond the floats fail the comparison.
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 
@@ -419,13 +420,13 @@ def _between(low: float, high: float, fraction: float) -> float:
 
 
 def _place(low: float, high: float, value: float) -> float:
-    # Halves, for the difference of the ends of the widest ranges overflows.
+    # Halves, because the difference of the ends of the widest ranges overflows.
     width = high / 2 - low / 2
     return min(max((value / 2 - low / 2) / width, 0.0), 1.0) if width > 0 else 0.5
 
 
 def _index(place: float, count: int) -> int:
-    # As fractions where there are more points than floats tell apart, or than a float can count.
+    # Fractions for more points than floats distinguish or count.
     return min(int(place * count if count <= sys.maxsize else Fraction(place) * count), count - 1)
 
 

@@ -1,4 +1,4 @@
-"""One base class, and one class for each thing a user can act on."""
+"""Error classes: one base class, and one class for each kind of remedy."""
 
 from pathlib import Path
 
@@ -35,7 +35,7 @@ class SpaceError(ShoalError, ValueError):
 
 
 class AlgorithmError(ShoalError, ValueError):
-    """An algorithm's setting, or what it was asked to do, is impossible."""
+    """A setting of an algorithm, or a request to it, is impossible."""
 
 
 class PolicyError(ShoalError, ValueError):
@@ -43,7 +43,7 @@ class PolicyError(ShoalError, ValueError):
 
 
 class PackError(ShoalError, ValueError):
-    """Models, arrays or a batch that a pack cannot take, or a packing that is none; names which and the remedy."""
+    """Models, arrays or a batch that a pack cannot take, or an invalid packing; names it and the remedy."""
 
 
 class ScenarioError(ShoalError, ValueError):
@@ -51,7 +51,7 @@ class ScenarioError(ShoalError, ValueError):
 
 
 class DeviceError(ShoalError, ValueError):
-    """A device was asked for that this machine does not have."""
+    """A requested device is not available on this machine."""
 
 
 class BackendError(ShoalError, RuntimeError):
@@ -59,23 +59,23 @@ class BackendError(ShoalError, RuntimeError):
 
 
 class MpsError(ShoalError, RuntimeError):
-    """The MPS daemon of a GPU cannot be started, is someone else's or does not answer; names the remedy."""
+    """The MPS daemon of a GPU cannot be started, belongs to another user or does not answer; names the remedy."""
 
 
 class TaskError(ShoalError, ValueError):
-    """A task breaks its contract: a loss that is no scalar, a metric it never reports, no data."""
+    """A task breaks its contract, as by a loss that is not a scalar, a missing metric, or no data."""
 
 
 class MetricNameError(TaskError):
-    """A program names a metric by what is no string; its trial has failed, and others may do well."""
+    """A program gives a metric a name that is not a string; its trial fails, others may succeed."""
 
 
 class TaskChangedError(TaskError):
-    """The files of a task have changed since its study last ran; names what changed and the remedy."""
+    """The files of a task have changed since its study last ran; names the changes and the remedy."""
 
 
 class UnusableTaskError(TaskError):
-    """A task that cannot be loaded, or does not fit what a trial has learnt; no trial can go on, and none is lost."""
+    """A task cannot be loaded, or does not fit a trial's checkpoint; no trial can go on, and none is lost."""
 
 
 class FusionError(ShoalError, ValueError):
@@ -83,11 +83,11 @@ class FusionError(ShoalError, ValueError):
 
 
 class CheckpointError(ShoalError, RuntimeError):
-    """A checkpoint that cannot be read or does not belong to its trial."""
+    """A checkpoint cannot be read or does not belong to its trial."""
 
 
 class JournalError(ShoalError, RuntimeError):
-    """A directory that holds no study, or one that this version cannot read."""
+    """A directory holds no study, or one that this version cannot read."""
 
 
 class StudyExistsError(JournalError):
@@ -95,16 +95,16 @@ class StudyExistsError(JournalError):
 
 
 class StorageFullError(ShoalError, OSError):
-    """No space is left for the journal or a checkpoint; what is recorded is intact."""
+    """No space is left for the journal or a checkpoint; all records are intact."""
 
 
 class StudyFailedError(ShoalError):
-    """All trials of a study failed, or the first ones did, all of one cause; names causes, counts, logs, the remedy.
+    """All trials of a study failed, or the first ones with one cause; names causes, counts, logs and the remedy.
 
-    What is recorded stays, and trials that have not failed for good stay open: `resume` goes on with them.
+    The journal stays, and trials that have not failed for good stay open: `resume` goes on with them.
 
     Attributes:
-        directory: of the study, which `Study` can look at; None where it is not known.
+        directory: Directory of the study, for `Study`; None if it is unknown.
     """
 
     def __init__(self, message: str, directory: Path | None = None) -> None:

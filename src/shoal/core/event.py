@@ -1,4 +1,4 @@
-"""What becomes of a job: the events that workers send and back ends deliver."""
+"""Events of jobs, which workers send and back ends deliver."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -26,17 +26,17 @@ __all__ = [
 
 
 class Outcome(StrEnum):
-    """How a job ended. Those of a STOPPED or SUSPENDED job may go on later; after all others but FINISHED, something
-    is wrong.
+    """How a job ended.
 
-    A back end says CRASHED of a job that it was told to kill; the engine knows whether it was HUNG or LOST.
+    Trials of a STOPPED or SUSPENDED job may go on later. All other outcomes but FINISHED mean a fault. A back end
+    reports CRASHED for a job that it killed; the engine replaces it by HUNG or LOST.
     """
 
     FINISHED = "finished"
     STOPPED = "stopped"
-    """As asked, after a checkpoint."""
+    """By request, after a checkpoint."""
     SUSPENDED = "suspended"
-    """Likewise, and another job will go on with its arrays; back ends say STOPPED, the engine knows what for."""
+    """As STOPPED, and another job goes on with its arrays. Back ends report STOPPED; the engine replaces it."""
     RAISED = "raised"
     """User code raised; the message holds the user's traceback."""
     CRASHED = "crashed"
@@ -45,30 +45,30 @@ class Outcome(StrEnum):
     HUNG = "hung"
     """It showed no progress for too long and was killed."""
     LOST = "device lost"
-    """Its device was, or what lets it share that; no fault of its trials."""
+    """Its device, or the service by which jobs share the device, was lost; no fault of its trials."""
     ORPHANED = "lost"
-    """The process above its worker died, the server of the local back end or the engine; no fault of its trials."""
+    """The parent of its worker died: the server of the local back end or the engine; no fault of its trials."""
     REJECTED = "rejected"
-    """The task breaks its contract (TaskError): every trial would."""
+    """The task breaks its contract (TaskError), for every trial."""
     UNUSABLE = "unusable"
-    """The task cannot be loaded, or what trials have learnt does not fit it (UnusableTaskError): none can go on."""
+    """The task cannot be loaded or does not fit the checkpoints (UnusableTaskError): no trial can go on."""
     STORAGE_FULL = "storage full"
 
 
 BLAMELESS = frozenset({Outcome.FINISHED, Outcome.STOPPED, Outcome.LOST, Outcome.ORPHANED})
-"""Ends of jobs that are no failures of their trials."""
+"""Outcomes that do not count as failures of trials."""
 
 
 @dataclass(frozen=True)
 class TurnStats:
-    """What a job measured in one turn on its device (Hermes: L_j(i)).
+    """Training losses of a job in one turn on its device (Hermes: L_j(i)).
 
     Args:
-        highest: of its training losses.
-        lowest: of its training losses.
-        last: the newest training loss.
-        steps: how many losses there were, |L_j(i)|.
-        seconds: how long it took.
+        highest: Highest training loss.
+        lowest: Lowest training loss.
+        last: Newest training loss.
+        steps: Number of losses, |L_j(i)|.
+        seconds: Duration of the turn.
     """
 
     highest: float
@@ -78,7 +78,7 @@ class TurnStats:
     seconds: float
 
     def followed_by(self, later: "TurnStats | None") -> "TurnStats":
-        """This one and a later one as one."""
+        """These statistics and later ones combined."""
         if later is None:
             return self
         return TurnStats(
@@ -92,13 +92,13 @@ class TurnStats:
 
 @dataclass(frozen=True)
 class Reported:
-    """Some of a job's trials finished an epoch, or failed; or none has, and only its losses are told.
+    """Reports of trials that finished an epoch or failed; without reports, only training losses.
 
     Args:
-        job: its id.
-        reports: of the trials.
-        losses: training losses since the last ones that were told of this array, or None. Of several members that of
-            the best one counts at each step: a job is worth as much as the best of its trials.
+        job: Id of the job.
+        reports: Reports of the trials.
+        losses: Training losses of the array since the last event with losses, or None. Of several members the loss of
+            the best counts at each step: the value of a job is that of its best trial.
     """
 
     job: str
@@ -108,13 +108,13 @@ class Reported:
 
 @dataclass(frozen=True)
 class SignaturesFound:
-    """A survey job found the array keys of its members, or another job those of trials that it was asked to look at.
+    """Fusion keys that a survey job found for its members, or another job for trials by request.
 
     Args:
-        job: its id.
-        keys: trial number -> array key.
-        alone: numbers of trials whose models could not be looked at; their keys are nobody else's.
-        note: what is unusual in the task, in words, so that its user should know; "" if nothing is.
+        job: Id of the job.
+        keys: Number of a trial -> its fusion key.
+        alone: Numbers of trials whose models could not be surveyed; their keys are unique.
+        note: Unusual property of the task that its user should know, in words; "" if there is none.
     """
 
     job: str
@@ -125,13 +125,13 @@ class SignaturesFound:
 
 @dataclass(frozen=True)
 class Profiled:
-    """A profile job measured an array, or a training job found out more of one of its own.
+    """Profile of an array that a profile job measured, or that a training job refined for one of its arrays.
 
     Args:
-        job: its id.
-        key: of the array.
-        profile: what was found.
-        note: why its trials train in plain PyTorch, so that the user should know; "" if they need not.
+        job: Id of the job.
+        key: Key of the array.
+        profile: The profile.
+        note: Reason why its trials train in plain PyTorch, for the user; "" if they are fused.
     """
 
     job: str
@@ -142,13 +142,13 @@ class Profiled:
 
 @dataclass(frozen=True)
 class PackSpeedMeasured:
-    """A training job measured what its arrays cost each other.
+    """Relative speed of the arrays of a training job, run together.
 
     Args:
-        job: its id.
-        keys: of its arrays.
-        pace: seconds that their steps take in the way that was found the fastest, over those that they take array after
-            array; at most 1, as that is one of the ways.
+        job: Id of the job.
+        keys: Keys of its arrays.
+        pace: Seconds of their steps in the fastest way, divided by the seconds of running array after array; at most 1,
+            since that is one of the ways.
     """
 
     job: str
@@ -158,12 +158,12 @@ class PackSpeedMeasured:
 
 @dataclass(frozen=True)
 class MemoryMeasured:
-    """A training job has seen how much memory it takes.
+    """Measured memory of a training job.
 
     Args:
-        job: its id.
-        members: of each of its arrays, when they were most.
-        memory: bytes that its process held on the device (of a CPU slot: in all) at the peak since the job began.
+        job: Id of the job.
+        members: Key of each of its arrays -> largest number of members.
+        memory: Peak bytes of its process on the device (of a CPU slot: in all) since the job began.
     """
 
     job: str
@@ -173,13 +173,13 @@ class MemoryMeasured:
 
 @dataclass(frozen=True)
 class ArrayFailed:
-    """One of a job's arrays failed; its trials are not trained there any more, and those of the others go on.
+    """Failure of one of a job's arrays; its trials leave the job, and the other arrays go on.
 
     Args:
-        job: its id.
-        trials: their numbers.
-        outcome: as if it had been a job's.
-        message: likewise.
+        job: Id of the job.
+        trials: Numbers of the trials of the array.
+        outcome: Outcome, as of a job.
+        message: Message, as of a job.
     """
 
     job: str
@@ -190,11 +190,11 @@ class ArrayFailed:
 
 @dataclass(frozen=True)
 class MembersLeft:
-    """Members that were told to leave a job have done so, saved; they report no more.
+    """Members that have left a job by request, after a checkpoint; they report no more.
 
     Args:
-        job: its id.
-        trials: numbers of those that it still trained.
+        job: Id of the job.
+        trials: Numbers of the members that it still trained.
     """
 
     job: str
@@ -203,11 +203,11 @@ class MembersLeft:
 
 @dataclass(frozen=True)
 class Heartbeat:
-    """A job has made progress since it last said so; at most once a second.
+    """Progress of a job since its last heartbeat; at most one a second.
 
     Args:
-        job: its id.
-        settled: whether it only takes steps now, and does not prepare, build or compile anything.
+        job: Id of the job.
+        settled: Whether it only takes steps now, and does not prepare, build or compile anything.
     """
 
     job: str
@@ -216,7 +216,7 @@ class Heartbeat:
 
 @dataclass(frozen=True)
 class Ended:
-    """A job is over and holds its device no more. Exactly one for each started job; the last event of the job."""
+    """End of a job, which has left its device. Exactly one for each started job, and its last event."""
 
     job: str
     outcome: Outcome

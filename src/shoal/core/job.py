@@ -1,4 +1,4 @@
-"""The jobs that carry arrays, how they are changed while they run, and what a worker is told of its study."""
+"""Jobs, their updates while they run, and the context of the workers that run them."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -16,9 +16,9 @@ class Purpose(StrEnum):
 
     TRAIN = "train"
     SURVEY = "survey"
-    """Looks at the models of its members and finds their array keys."""
+    """Builds the models of its members and finds their fusion keys."""
     PROFILE = "profile"
-    """A few iterations at several sizes; measures and trains nothing."""
+    """Measures a few iterations at several sizes, and keeps no training."""
 
 
 @dataclass(frozen=True)
@@ -26,12 +26,12 @@ class Job:
     """Arrays that share one process, its data and a device.
 
     Args:
-        id: unique in the study.
-        arrays: at least one.
-        purpose: why it runs.
-        demand: what it is promised on its device; None where nothing is known of it.
-        resumes: id of the suspended job that it goes on with; "" of a new one.
-        helpers: names of further devices that it has to itself, beside the one that it is on.
+        id: Id, unique in the study.
+        arrays: At least one array.
+        purpose: Purpose of the job.
+        demand: Reservation on its device; None if its demand is unknown.
+        resumes: Id of the suspended job that it continues; "" of a new job.
+        helpers: Names of further devices that it has exclusively, beside its own device.
     """
 
     id: str
@@ -49,13 +49,13 @@ class Job:
 
 @dataclass(frozen=True)
 class JobUpdate:
-    """Surgery on a job that is being trained: some of its members leave, others join.
+    """Change of a training job: members leave, others join, trials are surveyed.
 
     Args:
-        leave: numbers of trials that are over; they leave before the next step and report no more.
-        join: members by their keys; they come into the job's first array of that key when it ends an epoch, or are a
-            new one, which they always are if they are to be apart.
-        look: trials whose array keys are to be found before the next step.
+        leave: Numbers of trials that leave before the next step; they report no more.
+        join: Arrays whose members join the job's first array of the same key when it ends an epoch. Without such an
+            array, or if `Array.apart` is set, they are a new array.
+        look: Trials whose fusion keys the job finds before the next step.
     """
 
     leave: frozenset[int] = frozenset()
@@ -65,14 +65,14 @@ class JobUpdate:
 
 @dataclass(frozen=True)
 class WorkerContext:
-    """What every worker of a study needs to know.
+    """Settings of a study for all its workers.
 
     Args:
-        directory: the study's directory; workers write checkpoints and logs below it.
-        task: the user's task, as pickled by cloudpickle.
-        runner: "module:function" of the `Runner` that does the work, resolved in the process that runs it.
-        checkpoint_seconds: longest wall time between two checkpoints of a running trial.
-        sharing: how jobs share a GPU: "auto", "mps" or "plain".
+        directory: Directory of the study; workers write checkpoints and logs below it.
+        task: The user's task, pickled by cloudpickle.
+        runner: "module:function" of the `Runner`, resolved in the process that runs it.
+        checkpoint_seconds: Longest wall time between two checkpoints of a running trial.
+        sharing: Way in which jobs share a GPU: "auto", "mps" or "plain".
     """
 
     directory: Path
@@ -83,10 +83,10 @@ class WorkerContext:
 
 
 def log_path(directory: Path, job: str) -> Path:
-    """The file with a job's output and, if it failed, its full traceback.
+    """Path of the file with a job's output and, if it failed, its full traceback.
 
     Args:
-        directory: of the study.
-        job: its id.
+        directory: Directory of the study.
+        job: Id of the job.
     """
     return directory / "logs" / f"{job}.log"

@@ -1,4 +1,4 @@
-"""What is good: the metrics that trials are compared by, and which trials no other beats."""
+"""Objectives: the metrics that trials are compared by, and the Pareto front."""
 
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,10 +12,10 @@ __all__ = ["Objective", "check_reported", "metric_fault", "missing", "named", "o
 
 @dataclass(frozen=True)
 class Objective:
-    """A metric, and which end of it is good.
+    """A metric to minimise or maximise.
 
     Args:
-        metric: the name of a reported value.
+        metric: Name of a reported value.
         mode: "min" or "max".
 
     Raises:
@@ -30,19 +30,19 @@ class Objective:
             raise AlgorithmError(f'`mode` must be "min" or "max", got {self.mode!r}')
 
     def loss(self, value: float) -> float:
-        """The value, turned so that less is better."""
+        """The value, with its sign changed for "max", so that less is better."""
         return value if self.mode == "min" else -value
 
 
 def objectives(metric: str | Sequence[str], mode: str | Sequence[str]) -> tuple[Objective, ...]:
-    """The objectives of a study as `tune` is told of them.
+    """The objectives of a study from the arguments of `tune`.
 
     Args:
-        metric: a name, or several.
-        mode: "min" or "max"; of several metrics one for each.
+        metric: One name, or several.
+        mode: "min" or "max"; for several metrics one for each.
 
     Raises:
-        AlgorithmError: there is no metric, a name comes twice, or the modes are not one for each.
+        AlgorithmError: there is no metric, a name occurs twice, or the number of modes differs.
     """
     if isinstance(metric, str):
         if not isinstance(mode, str):
@@ -60,20 +60,20 @@ def objectives(metric: str | Sequence[str], mode: str | Sequence[str]) -> tuple[
 
 
 def missing(objectives: Iterable[Objective], metrics: Mapping[str, object]) -> str | None:
-    """The first metric of the objectives that is not among those reported; None if all are."""
+    """The first metric of the objectives that is not reported; None if all are."""
     return next((objective.metric for objective in objectives if objective.metric not in metrics), None)
 
 
 def named(metrics: Iterable[str]) -> str:
-    """The names of what is reported, in words."""
+    """The names of reported metrics, in words."""
     return ", ".join(map(repr, sorted(metrics))) or "nothing"
 
 
 def check_reported(objectives: Iterable[Objective], metrics: Mapping[str, object]) -> None:
-    """Refuse what a task reports if a metric is not there.
+    """Check that a task reports all metrics of the objectives.
 
     Raises:
-        TaskError: names it, and those that are.
+        TaskError: a metric is missing; names it and the reported ones.
     """
     if (metric := missing(objectives, metrics)) is not None:
         raise TaskError(
@@ -82,7 +82,7 @@ def check_reported(objectives: Iterable[Objective], metrics: Mapping[str, object
 
 
 def metric_fault(name: object, value: object) -> str:
-    """What is wrong with a reported metric, in words; "" if nothing is. NaN and infinities are numbers."""
+    """The fault of a reported metric, in words; "" if it is valid. NaN and infinities are valid."""
     if not isinstance(name, str):
         return f"a metric is named {name!r}; names must be strings, such as {str(name)!r}"
     if not is_number(value):
@@ -93,19 +93,19 @@ def metric_fault(name: object, value: object) -> str:
 
 
 def undominated(losses: Mapping[int, Iterable[float]]) -> set[int]:
-    """The Pareto front: those that no other dominates, equal ones together.
+    """The Pareto front: the points that no other dominates, equal points included.
 
-    One dominates another if it is at least as good in every objective and better in one.
+    One point dominates another if it is at least as good in every objective and better in one.
 
     Args:
-        losses: of each, by any number; the less the better, none of them NaN.
+        losses: Number of a point -> its losses, less is better, none of them NaN.
     """
-    # In this order nothing is dominated by what comes later, and who is dominated is so by one of the front.
+    # In this order no point is dominated by a later one, and each dominated point is dominated by one of the front.
     ordered = sorted((tuple(values), number) for number, values in losses.items())
     best: list[tuple[float, ...]] = []
     numbers: set[int] = set()
     for values, number in ordered:
-        # Of two objectives the second falls along the front, so that its last one dominates whatever any of it does.
+        # With two objectives the second falls along the front: its last point dominates all that any of it dominates.
         rivals = best if len(values) > 2 else best[-1:]
         if any(_dominates(other, values) for other in rivals):
             continue

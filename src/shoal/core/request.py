@@ -1,4 +1,4 @@
-"""What a person asks of a running study."""
+"""Requests of users to a study."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -24,14 +24,14 @@ Verb = Literal[
 
 @dataclass(frozen=True)
 class Request:
-    """A change of a study that a person asks for.
+    """A change of a study that a user requests.
 
     Args:
-        name: no other request has it; names are in the order in which the requests were made.
-        verb: what is to be done.
-        devices: with which.
-        trials: numbers of the trials.
-        given: what else it says, JSON values.
+        name: Unique name; names sort in the order of the requests.
+        verb: Requested action.
+        devices: Names of the devices.
+        trials: Numbers of the trials.
+        given: Further arguments, JSON values.
     """
 
     name: str

@@ -1,7 +1,7 @@
-"""The search space: what a user writes, checked, sampled and enumerated.
+"""Search space: parsing of a user's parameters, sampling, enumeration and JSON.
 
 Example:
-    A learning rate, a width, and a momentum that exists only where it means something::
+    A learning rate, a width, and a momentum that exists only for one optimizer::
 
         {
             "lr": loguniform(1e-4, 1e-1),
@@ -27,38 +27,38 @@ from shoal.core.errors import SpaceError
 __all__ = ["Constant", "Leaf", "Space", "choice", "flatten", "grid", "loguniform", "quniform", "randint", "uniform"]
 
 _MOST_DIGITS = 4000
-"""Of an integer: Python makes text of no more than 4300."""
+"""Most digits of an integer; Python converts at most 4300 to text."""
 _MOST_BITS = int(_MOST_DIGITS * 3.32)
 _MOST_POINTS = 10**6
-"""Configurations of a grid."""
+"""Most configurations of a grid."""
 
 
 def uniform(low: float, high: float) -> Uniform:
-    """A float between `low` and `high`, every one as likely."""
+    """A float between `low` and `high`, all equally likely."""
     return Uniform(low, high)
 
 
 def loguniform(low: float, high: float) -> LogUniform:
-    """A float between `low` and `high`, both above 0, every order of magnitude as likely."""
+    """A float between `low` and `high`, both above 0, all orders of magnitude equally likely."""
     return LogUniform(low, high)
 
 
 def quniform(low: float, high: float, q: float) -> QUniform:
-    """One of the floats `low`, `low + q`, `low + 2 q`, ... up to and with `high`, every one as likely."""
+    """One of the floats `low`, `low + q`, `low + 2 q`, ... up to `high` inclusive, all equally likely."""
     return QUniform(low, high, q)
 
 
 def randint(low: int, high: int) -> RandInt:
-    """An integer from `low` up to but without `high`, like `range(low, high)`, every one as likely."""
+    """An integer of `range(low, high)`, all equally likely."""
     return RandInt(low, high)
 
 
 def choice(options: Iterable[Any]) -> Choice:
-    """One of the options, every one as likely.
+    """One of the options, all equally likely.
 
     Args:
-        options: in a fixed order, so not a set. An option that is a dict may hold domains of its own; they are sampled
-            only when that option is chosen. So may an option that is a domain. An option that is a list is that list:
+        options: Options in a fixed order, so not a set. An option may be a domain, or a dict that holds domains; they
+            are sampled only if that option is chosen. An option that is a list is that list as a value:
             `choice([[64, 32], [128]])` chooses between two, and `choice([[64, 32]])` is always [64, 32].
 
     Raises:
@@ -70,19 +70,19 @@ def choice(options: Iterable[Any]) -> Choice:
 
 
 def grid(options: Iterable[Any]) -> Choice:
-    """The same as `choice`, under the name for values that are all to be tried.
+    """The same as `choice`, under the usual name for values to enumerate.
 
-    The algorithm `Grid` tries every one, of a `grid` and of a `choice` alike; the other algorithms draw one at random.
+    The algorithm `Grid` tries all options of a `grid` or a `choice`; other algorithms draw one at random.
     """
     return choice(options)
 
 
 @dataclass(frozen=True)
 class Constant:
-    """A value that is not searched, also where it is a list: as a journal and `{value = [64, 32]}` of a file say it.
+    """A value that is not searched, even if it is a list, as in a journal and in `{value = [64, 32]}` of a file.
 
     Args:
-        value: None, bool, int, float or str, or lists or dicts of those.
+        value: None, bool, int, float or str, or lists or dicts of these.
     """
 
     value: Any
@@ -90,13 +90,13 @@ class Constant:
 
 @dataclass(frozen=True)
 class Leaf:
-    """What may stand under one name of a flattened configuration.
+    """Possible values under one name of a flattened configuration.
 
     Args:
-        values: constants and domains other than choices, in the order of the space.
-        optional: whether there are configurations without it.
-        chooser: name of the choice that decides between constants, such as "optimizer" for `optimizer.name`; of all
-            else the leaf's own name, and "" of a constant that nothing decides.
+        values: Constants and domains other than choices, in the order of the space.
+        optional: Whether some configurations lack the name.
+        chooser: Name of the choice between constants, such as "optimizer" for `optimizer.name`; else the leaf's own
+            name, and "" for a constant without a choice.
     """
 
     values: tuple[Any, ...]
@@ -108,13 +108,13 @@ class Space:
     """A search space that can be sampled, enumerated, and kept in a journal.
 
     Args:
-        parameters: names to domains (`uniform`, `choice`, ... or Optuna distributions), to lists, each a choice of its
-            items, to constants, or to dicts of these, nested at will. Configurations are recorded as JSON; so constants
-            and options are None, bool, int, float or str. An option of `choice` may be a list of those, too; a tuple
-            there becomes a list, as it would when it is read back.
+        parameters: Name -> a domain (`uniform`, `choice`, ... or an Optuna distribution), a list, which is a choice of
+            its items, a constant, or a dict of these, nested at will. Configurations are recorded as JSON, so constants
+            and options are None, bool, int, float or str. An option of `choice` may also be a list of these; a tuple
+            there becomes a list, as after reading from JSON.
 
     Raises:
-        SpaceError: a parameter cannot be sampled; the error names its path, its value and the remedy.
+        SpaceError: a parameter cannot be sampled; names its path, its value and the remedy.
     """
 
     def __init__(self, parameters: Mapping[str, Any]) -> None:
@@ -126,28 +126,28 @@ class Space:
             raise SpaceError("a search space is nested too deeply, or a part of it holds itself") from error
 
     def sample(self, seed: int | Random) -> dict[str, Any]:
-        """One configuration; the same for the same seed."""
+        """One configuration; equal for equal seeds."""
         rng = seed if isinstance(seed, Random) else Random(seed)
         return self.draw(lambda path, domain: domain.sample(rng))
 
     def draw(self, pick: Callable[[str, Domain], Any]) -> dict[str, Any]:
-        """One configuration, of values that somebody picks.
+        """One configuration with values that a function picks.
 
         Args:
-            pick: takes the path of a parameter, such as "optimizer[0].momentum", and its domain, and returns a value of
-                it; of a `Choice`, the position of an option. Parameters come in a fixed order, and those within an
-                option only where that was picked.
+            pick: Function of a parameter's path, such as "optimizer[0].momentum", and its domain; returns a value, or
+                for a `Choice` the position of an option. It is called in a fixed order, and for parameters within an
+                option only if that option was picked.
         """
         config: dict[str, Any] = _drawn(self._root, "", pick)
         return config
 
     def parameters(self, config: Mapping[str, Any]) -> dict[str, tuple[Domain, Any]]:
-        """What somebody would have to pick, so that `draw` makes this configuration: path -> domain and value.
+        """The picks with which `draw` makes this configuration: path -> domain and value.
 
-        Of a `Choice` the value is the position of the first option from which the configuration can come.
+        The value of a `Choice` is the position of the first option that can give the configuration.
 
         Raises:
-            SpaceError: it is none of this space.
+            SpaceError: the configuration does not belong to this space.
         """
         found = _traced(self._root, config, "")
         if found is None:
@@ -155,20 +155,20 @@ class Space:
         return found
 
     def faults(self, config: Mapping[str, Any]) -> tuple[str, ...]:
-        """Why a configuration is none of this space, a line for each value that is at fault; none if it is one."""
+        """Reasons why a configuration does not belong to this space, a line for each value; empty if it does."""
         return tuple(_faults(self._root, config, ""))
 
     def constants(self) -> dict[str, Any]:
-        """What every configuration has, nested as it is; what is searched is left out."""
+        """The constants of all configurations, nested as in the space."""
         found: dict[str, Any] = _constants(self._root)
         return found
 
     def domains(self) -> dict[str, tuple[Domain, bool]]:
-        """Every parameter there is: path -> its domain, and whether it exists only where some option is picked."""
+        """All parameters: path -> domain, and whether the parameter exists only under some option."""
         return dict(_parameters(self._root, "", conditional=False))
 
     def grid(self) -> list[dict[str, Any]]:
-        """Every configuration there is; the last parameter changes fastest.
+        """All configurations; the last parameter changes fastest.
 
         Raises:
             SpaceError: a parameter has infinitely many values, or there are more than a million configurations.
@@ -182,11 +182,11 @@ class Space:
         return [copy.deepcopy(point) for point in _enumerated(self._root, "")]
 
     def leaves(self) -> dict[str, Leaf]:
-        """What may stand under each name that `flatten` gives to a value, whichever options are chosen."""
+        """Name in a flattened configuration -> its possible values, over all options."""
         return _leaves(self._root, "", "")
 
     def axes(self) -> dict[str, tuple[Any, ...]]:
-        """The values of each parameter that is chosen from numbers, in ascending order."""
+        """Name of each choice of numbers -> these numbers, ascending."""
         found = {}
         for name, (domain, _) in self.domains().items():
             if isinstance(domain, Choice) and all(is_number(option) for option in domain.options):
@@ -194,15 +194,15 @@ class Space:
         return found
 
     def to_json(self) -> str:
-        """Text from which `from_json` makes an equal space; equal for equal spaces."""
+        """JSON text for `from_json`; equal for equal spaces."""
         return json.dumps(_encoded(self._root), allow_nan=False)
 
     @classmethod
     def from_json(cls, text: str) -> "Space":
-        """The space that `to_json` was called on.
+        """The space of a text of `to_json`.
 
         Raises:
-            SpaceError: the text holds a domain that this version does not know.
+            SpaceError: the text holds an unknown domain.
         """
         return cls(_decoded(json.loads(text)))
 
@@ -217,7 +217,7 @@ class Space:
 
 
 def flatten(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The configuration as one row of a table: {"optimizer": {"name": "sgd"}} gives {"optimizer.name": "sgd"}."""
+    """A configuration as a flat dict: {"optimizer": {"name": "sgd"}} gives {"optimizer.name": "sgd"}."""
     row: dict[str, Any] = {}
     for name, value in config.items():
         if isinstance(value, Mapping):
@@ -262,7 +262,7 @@ def _checked(node: Any, path: str) -> Any:
 
 
 def _option(node: Any, path: str) -> Any:
-    """An option of a choice: as any node, but a list is itself."""
+    """A checked option of a choice: as any node, but a list is a value."""
     return _constant(node, path) if isinstance(node, list | tuple) else _checked(node, path)
 
 
@@ -280,7 +280,7 @@ def _constant(value: Any, path: str) -> Any:
         case None | bool():
             return value
         case str():
-            return str.__str__(value)  # the text also of a string that is a member of an Enum
+            return str.__str__(value)  # the text of a string Enum, too
         case numbers.Integral() if int(value).bit_length() > _MOST_BITS:
             raise SpaceError(
                 f"`{path}`: an integer must be below 10^{_MOST_DIGITS}, as text of which a journal keeps it"
@@ -326,7 +326,7 @@ def _drawn(node: Any, path: str, pick: Callable[[str, Domain], Any]) -> Any:
 
 
 def _traced(node: Any, value: Any, path: str) -> dict[str, tuple[Domain, Any]] | None:
-    """The parameters below a node by which it comes to a value; None if it cannot."""
+    """The picks below a node that give a value; None if there are none."""
     match node:
         case Choice():
             for position, option in enumerate(node.options):
@@ -348,7 +348,7 @@ def _traced(node: Any, value: Any, path: str) -> dict[str, tuple[Domain, Any]] |
 
 
 def _faults(node: Any, value: Any, path: str) -> Iterator[str]:
-    """What is wrong with a value that is to come from a node, in words."""
+    """The faults of a value under a node, in words."""
     if not isinstance(node, dict):
         if _traced(node, value, path) is None:
             yield f"`{path}` is {value!r}, and the space has {node!s}"
@@ -382,7 +382,7 @@ def _parameters(node: Any, path: str, *, conditional: bool) -> Iterator[tuple[st
 
 
 def _counted(node: Any, path: str) -> int:
-    """How many values come of a node."""
+    """Number of values of a node."""
     match node:
         case Choice():
             return sum(_counted(option, f"{path}[{i}]") for i, option in enumerate(node.options))
@@ -401,7 +401,7 @@ def _counted(node: Any, path: str) -> int:
 
 
 def _enumerated(node: Any, path: str) -> Iterator[Any]:
-    """What `_counted` has counted."""
+    """All values of a node."""
     match node:
         case Domain():
             for i, point in enumerate(node.points() or ()):
@@ -430,7 +430,7 @@ def _leaves(node: Any, path: str, chooser: str) -> dict[str, Leaf]:
 
 
 def _either(name: str, leaves: list[Leaf | None]) -> Leaf:
-    """One of these, each of another option; None stands for an option without it."""
+    """The leaf of a name over all options of a choice; None stands for an option without the name."""
     there = [leaf for leaf in leaves if leaf is not None]
     choosers = {leaf.chooser for leaf in there}
     return Leaf(
@@ -471,5 +471,5 @@ def _join(path: str, name: object) -> str:
 
 
 def is_number(value: object) -> bool:
-    """Whether a value is an int or a float, and no truth value."""
+    """Whether a value is an int or a float, but not a bool."""
     return isinstance(value, (int, float)) and not isinstance(value, bool)

@@ -1,4 +1,4 @@
-"""What is tried: a trial, its budget, what it reports, and the groups an algorithm asks for."""
+"""Trials: configurations with their states, budgets, reports, groups and decisions."""
 
 import hashlib
 from collections.abc import Mapping
@@ -16,20 +16,20 @@ Config = Mapping[str, Any]
 
 
 FIRST_ADDED = 1_000_000
-"""Trials that users add to a study are numbered from here on; those of its algorithm have smaller numbers."""
+"""Least number of trials that users add to a study; trials of its algorithm have smaller numbers."""
 
 
 class TrialState(StrEnum):
-    """Where a trial stands; the last three are final."""
+    """State of a trial; the last three are final."""
 
     PENDING = "pending"
     """Proposed or promoted, waiting for a device."""
     RUNNING = "running"
     PAUSED = "paused"
-    """Has reached the budget it was given; its algorithm has not yet said how it goes on."""
+    """Has reached its budget, and waits for a decision or a larger budget of its algorithm."""
     COMPLETE = "complete"
     STOPPED = "stopped"
-    """Ended early by its algorithm."""
+    """Ended early, by its algorithm or by a user."""
     FAILED = "failed"
 
     @property
@@ -39,7 +39,7 @@ class TrialState(StrEnum):
 
 
 def derive_seed(*parts: int | str) -> int:
-    """A seed in [0, 2**63) that depends on every part and on nothing else, on any machine.
+    """A seed in [0, 2**63), a function of the parts alone, equal on all machines.
 
     Example:
         The trial with number 7 of a study with seed 0 starts from ``torch.manual_seed(derive_seed(0, "trial", 7))``.
@@ -52,15 +52,15 @@ def step_seed(seed: int, tick: int) -> int:
     """The seed of torch's, Python's and NumPy's generators as a step begins.
 
     Args:
-        seed: of the order of samples; where torch's own numbers are drawn, of the trial.
-        tick: steps done since the trial began; -1, -2, ... for the batches of a validation.
+        seed: Seed of the order of samples; for torch's own generator, of the trial.
+        tick: Steps taken since the trial began; -1, -2, ... for the batches of a validation.
     """
     return derive_seed(seed, "step", tick)
 
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """How far a trial may train, counted from its start: whole passes over its training data."""
+    """Number of epochs that a trial may train, counted from its start."""
 
     epochs: int
 
@@ -71,11 +71,11 @@ class Budget:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a trial begins that is no new one: with what another trial had learnt.
+    """Checkpoint of another trial with which a trial begins.
 
     Args:
-        trial: number of that one.
-        epoch: how many epochs it had done; the new trial's count from there.
+        trial: Number of the other trial.
+        epoch: Epochs of the checkpoint; the new trial counts its epochs from there.
     """
 
     trial: int
@@ -87,11 +87,11 @@ class Trial:
     """One configuration under a number that is unique in its study.
 
     Args:
-        number: 0, 1, 2, ... in the order of proposal; from `FIRST_ADDED` on of those that users add.
-        config: what the task's methods get.
-        seed: of initial weights and dropout.
-        data_seed: of the order of samples; trials that share it can share their batches.
-        origin: None for a trial that begins with weights of its own.
+        number: 0, 1, 2, ... in the order of proposal; `FIRST_ADDED` and above for trials that users add.
+        config: Configuration for the task's methods.
+        seed: Seed of initial weights and dropout.
+        data_seed: Seed of the order of samples; trials with an equal seed can share their batches.
+        origin: Checkpoint of another trial to begin with; None: new weights.
     """
 
     number: int
@@ -102,28 +102,28 @@ class Trial:
 
     @property
     def start(self) -> int:
-        """Epochs that its weights have behind them when it begins."""
+        """Epochs that its weights were trained before it begins."""
         return 0 if self.origin is None else self.origin.epoch
 
     @property
     def is_added(self) -> bool:
-        """Whether a user has added it to the study, so that no algorithm decides about it."""
+        """Whether a user has added it to the study; the algorithm does not decide about it then."""
         return self.number >= FIRST_ADDED
 
 
 @dataclass(frozen=True, slots=True)
 class TrialGroup:
-    """Trials that an algorithm wants trained up to the same budget, in any order and company (Fluid, section 3).
+    """Trials that an algorithm wants trained up to one budget, in any order and any arrays (Fluid, section 3).
 
     A trial that already ran goes on from its checkpoint.
 
     Args:
-        trials: of the group.
-        budget: of each, counted from its start.
-        name: unique in the study, or empty.
-        epochs_ahead: that the best of them will be trained for beyond the budget, once all of them have got there.
-        work_ahead: that all of them together will be trained for then. No journal has these; groups that differ in
-            nothing else are equal.
+        trials: Trials of the group.
+        budget: Budget of each trial, counted from its start.
+        name: Name, unique in the study, or empty.
+        epochs_ahead: Epochs that the best trial will train beyond the budget, once all have reached it.
+        work_ahead: Epochs that all trials together will train then. Journals do not hold these two fields, and equality
+            of groups ignores them.
     """
 
     trials: tuple[Trial, ...]
@@ -135,15 +135,15 @@ class TrialGroup:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a trial showed at the end of an epoch, or that it failed.
+    """Report of a trial at the end of an epoch, or of its failure.
 
     Args:
-        trial: its number.
-        epoch: epochs finished since the trial began.
-        metrics: name to value, NaN allowed; empty when the trial failed before it measured anything.
-        seconds: this trial's share of the wall time since its previous report.
-        state: RUNNING while it trains on, PAUSED when its budget is reached, FAILED when it ended by itself.
-        reason: why it failed.
+        trial: Number of the trial.
+        epoch: Epochs finished since the trial began.
+        metrics: Name -> value, NaN allowed; empty if the trial failed before any measurement.
+        seconds: The trial's share of the wall time since its previous report.
+        state: RUNNING while it trains on, PAUSED at its budget, FAILED after a failure.
+        reason: Reason of the failure.
     """
 
     trial: int
@@ -156,7 +156,7 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """An algorithm's word on a trial: it is COMPLETE or STOPPED, and why."""
+    """Decision of an algorithm that a trial is COMPLETE or STOPPED, with the reason."""
 
     trial: int
     state: TrialState

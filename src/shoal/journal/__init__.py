@@ -1,7 +1,8 @@
-"""What happened in a study, in SQLite: every change of state is recorded before it is acted on."""
+"""The journal of a study, in SQLite: every change of state is recorded before it takes effect."""
 
 from shoal.journal.audit import Overcommitment, overcommitments
 from shoal.journal.rows import DeviceRow, JobRow, Proposal, Reservation, Run, TrialRow
+from shoal.journal.statistics import StudyStatistics
 from shoal.journal.view import JournalView
 from shoal.journal.writer import Journal
 
@@ -14,6 +15,7 @@ __all__ = [
     "Proposal",
     "Reservation",
     "Run",
+    "StudyStatistics",
     "TrialRow",
     "overcommitments",
 ]

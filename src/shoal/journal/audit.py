@@ -1,4 +1,4 @@
-"""Whether a study ever promised more than there was: a sweep over all that its journal says was promised."""
+"""Audit of reservations: finds every moment at which a study reserved more than its devices have."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -14,23 +14,23 @@ from shoal.journal.view import JournalView
 __all__ = ["Overcommitment", "overcommitments"]
 
 _SLACK = 1e-9
-"""Of its limit by which a sum of floating-point numbers may be above it."""
+"""Relative excess over a limit that counts as floating-point rounding."""
 
 _Change = tuple[float, str, float]
-"""When, whose, and how much from then on."""
+"""Time, job id, and the amount reserved from then on."""
 
 
 @dataclass(frozen=True)
 class Overcommitment:
-    """More was promised than there was.
+    """A moment at which reservations exceeded the capacity.
 
     Args:
-        place: name of the device, or of the node.
+        place: Name of the device, or of the node.
         what: "bytes" of a device, or "cores" of a node.
-        time: when that began, in seconds since 1970.
-        promised: the sum then.
-        limit: what there was.
-        jobs: ids of those that were promised something there.
+        time: Begin of the excess, in seconds since 1970.
+        promised: Sum of the reservations.
+        limit: Capacity of the device or node.
+        jobs: Ids of the jobs with reservations there.
     """
 
     place: str
@@ -50,14 +50,14 @@ class Overcommitment:
 def overcommitments(journal: JournalView, cluster: Cluster) -> list[Overcommitment]:
     """Every moment at which the jobs of a device had more than its memory, or those of a node more than its cores.
 
-    What is not known of a job counts as nothing. A moment is when the sum changed to one that is too large.
+    Unknown demands count as 0. A moment is a change of the sum to a larger excess.
 
     Args:
-        journal: of the study; may be running.
-        cluster: all devices that it ever had.
+        journal: Journal of the study, which may be running.
+        cluster: All devices that the study ever had.
 
     Raises:
-        JournalError: a job ran on a device that is none of them.
+        JournalError: a job ran on another device.
     """
     nodes = {device.name: node for node, device in cluster}
     memory: dict[str, list[_Change]] = {device.name: [] for _, device in cluster}
@@ -82,7 +82,7 @@ def overcommitments(journal: JournalView, cluster: Cluster) -> list[Overcommitme
 def _swept(
     place: str, what: Literal["bytes", "cores"], changes: Iterable[_Change], limit: float
 ) -> Iterable[Overcommitment]:
-    """What is too much after each moment; all that changed at one moment changed at once."""
+    """The excess after each moment; changes at the same time count as one."""
     held: dict[str, float] = {}
     before = 0.0
     for time, at_once in groupby(sorted(changes, key=itemgetter(0)), key=itemgetter(0)):

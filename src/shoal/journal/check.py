@@ -1,4 +1,4 @@
-"""What a study is, looked at before a process goes on with it: SQLite and JSON take any value."""
+"""Validation of a journal's study values before a process uses them: SQLite and JSON take any value."""
 
 import math
 import re
@@ -15,14 +15,14 @@ _Test = Callable[[Any], bool]
 
 
 def check_study(journal: JournalView) -> None:
-    """Refuse a journal whose values nobody can go on with; nothing is written, and no code of the study is run.
+    """Check that a study can be resumed from its journal. Writes nothing, and runs no code of the study.
 
     Raises:
-        JournalError: names the file, the key, its value and the remedy.
+        JournalError: a value is missing or invalid; names the file, the key, the value and the remedy.
     """
     for key, (test, wanted) in _NEEDED.items():
         if key not in journal.study:
-            raise journal.damaged(f"`{key}` of its study is missing; it must be {wanted}")
+            raise journal.tables.damaged(f"`{key}` of its study is missing; it must be {wanted}")
         _check(journal, key, test, wanted)
     check_noted(journal)
     _ = journal.space
@@ -31,10 +31,10 @@ def check_study(journal: JournalView) -> None:
 
 
 def check_noted(journal: JournalView) -> None:
-    """Refuse a journal of which what happened to the study cannot be understood, which a mere look needs, too.
+    """Check the values that only some studies have, which displays need, too.
 
     Raises:
-        JournalError: as of `check_study`.
+        JournalError: a value is invalid, as in `check_study`.
     """
     for key, (test, wanted) in _NOTED.items():
         if key in journal.study:
@@ -44,7 +44,7 @@ def check_noted(journal: JournalView) -> None:
 def _check(journal: JournalView, key: str, test: _Test, wanted: str) -> None:
     value = journal.study[key]
     if not test(value):
-        raise journal.damaged(f"`{key}` of its study must be {wanted}, and is {reprlib.repr(value)}")
+        raise journal.tables.damaged(f"`{key}` of its study must be {wanted}, and is {reprlib.repr(value)}")
 
 
 def _is_text(value: object) -> bool:
@@ -80,7 +80,7 @@ def _list_of(test: _Test) -> _Test:
 
 
 def _fields(**tests: _Test) -> _Test:
-    """An object that has these; what else it has does not matter."""
+    """A test of an object that has these fields; further fields are allowed."""
     return lambda value: (
         isinstance(value, dict) and all(name in value and test(value[name]) for name, test in tests.items())
     )
@@ -121,7 +121,7 @@ _NEEDED: dict[str, tuple[_Test, str]] = {
     "hang_seconds": (_at_least(0), "a number of seconds, at least 0"),
     "paths": (_list_of(_is_text), "a list of paths"),
 }
-"""What every study has, and has had in all versions that can be read."""
+"""Values of every study, in all journal versions that can be read."""
 
 _EDITS = _fields(time=is_number, files=_values(_is_text), open=_list_of(_is_whole), next=_is_whole)
 _ASKED = _fields(
@@ -158,4 +158,4 @@ _NOTED: dict[str, tuple[_Test, str]] = {
         "what its first trials failed of",
     ),
 }
-"""What only some studies have: those of newer versions, or to which something has happened."""
+"""Values of some studies: those of newer versions, or after certain events."""

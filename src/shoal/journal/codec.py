@@ -1,11 +1,22 @@
-"""Configs and settings as JSON text: floats come back to the last bit, NaN and infinities included."""
+"""Encoding and decoding of journal columns.
+
+JSON text keeps floats to the last bit, NaN and infinities included. Decoding a value that a column cannot hold raises
+as Python does.
+"""
 
 import json
 from typing import Any
 
 from shoal.core.errors import JournalError
+from shoal.core.job import Purpose
+from shoal.core.space import is_number
+from shoal.core.trial import Budget, Origin, Report, Trial, TrialGroup, TrialState
+from shoal.journal.rows import Intervention, JobRow, Proposal, Reservation, TrialRow
 
-__all__ = ["encode", "storable"]
+__all__ = [
+    *("encode", "storable"),
+    *("intervention_of", "job_row", "metrics_of", "proposal_of", "report_of", "trial_row"),
+]
 
 
 def encode(value: Any, what: str) -> str:
@@ -13,10 +24,10 @@ def encode(value: Any, what: str) -> str:
 
     Args:
         value: None, bool, int, float, str, or lists and string-keyed dicts of these.
-        what: names it in an error: "the config of trial 7".
+        what: Name of the value for an error message: "the config of trial 7".
 
     Raises:
-        JournalError: it holds something else.
+        JournalError: the value holds another type.
     """
     try:
         return json.dumps(value)
@@ -28,5 +39,107 @@ def encode(value: Any, what: str) -> str:
 
 
 def storable(text: str) -> str:
-    """A text as SQLite can keep it: half a character, which UTF-8 has no word for, is escaped."""
+    """A text that SQLite can keep: lone surrogates, which UTF-8 cannot encode, are escaped."""
     return text.encode("utf-8", "backslashreplace").decode()
+
+
+def trial_row(row: tuple[Any, ...]) -> TrialRow:
+    """The object of a row of the table trials, its columns in the order of `TrialRow`."""
+    (
+        number,
+        config,
+        seed,
+        data_seed,
+        origin,
+        start,
+        state,
+        reason,
+        epoch,
+        target,
+        failures,
+        device,
+        job,
+        seconds,
+        *scores,
+    ) = row
+    metrics, best, objective = scores
+    least = {"start": (start, 0), "epoch": (epoch, start), "target": (target, 1), "failures": (failures, 0)}
+    for name, (value, minimum) in least.items():
+        if value < minimum:
+            raise ValueError(f"`{name}` is {value}, below {minimum}")
+    return TrialRow(
+        trial=Trial(number, _object(config), seed, data_seed, None if origin is None else Origin(origin, start)),
+        state=TrialState(state),
+        reason=reason,
+        epoch=epoch,
+        target=target,
+        failures=failures,
+        device=device,
+        job=job,
+        seconds=seconds,
+        metrics=metrics_of(metrics),
+        best=metrics_of(best),
+        objective=objective,
+    )
+
+
+def job_row(row: tuple[Any, ...]) -> JobRow:
+    """The object of a row of the table jobs, with the trials that joined it and its last reservation."""
+    job, purpose, device, text, started, ended, outcome, message, of_keys, joined, *promise = row
+    trials, keys = json.loads(text), json.loads(of_keys)
+    if not all(isinstance(key, str) for key in keys):
+        raise ValueError(f"the keys {of_keys}")
+    for key, number in json.loads(joined):
+        trials.append(number)
+        keys.setdefault(key, []).append(number)
+    return JobRow(
+        id=job,
+        purpose=Purpose(purpose),
+        device=device,
+        trials=tuple(dict.fromkeys(trials)),
+        started=started,
+        ended=ended,
+        outcome=outcome,
+        message=message,
+        keys=tuple(keys),
+        promise=None if promise[0] is None else Reservation(*promise),
+        members={key: tuple(dict.fromkeys(x)) for key, x in keys.items()} if isinstance(keys, dict) else {},
+    )
+
+
+def report_of(row: tuple[Any, ...]) -> Report:
+    """The object of a row of the table reports, its `seq` first."""
+    _, trial, epoch, metrics, seconds, state, reason = row
+    return Report(trial, epoch, metrics_of(metrics), seconds, TrialState(state), reason)
+
+
+def _object(text: str) -> dict[str, Any]:
+    value = json.loads(text)
+    if not isinstance(value, dict):
+        raise ValueError(f"{value!r} is no JSON object")
+    return value
+
+
+def metrics_of(text: str) -> dict[str, float]:
+    """The metrics of a JSON text: name -> value."""
+    values = _object(text)
+    for name, value in values.items():
+        if not is_number(value):
+            raise ValueError(f"the metric {name!r} is {value!r}")
+    return values
+
+
+def proposal_of(free: int, proposed: str, trials: dict[int, Trial]) -> Proposal:
+    """The object of a row of the table asks."""
+    groups = tuple(
+        TrialGroup(tuple(trials[number] for number in group["trials"]), Budget(group["epochs"]), group["name"])
+        for group in json.loads(proposed)
+    )
+    return Proposal(free, groups)
+
+
+def intervention_of(row: tuple[Any, ...]) -> Intervention:
+    """The object of a row of the table interventions."""
+    seq, time, request, verb, trials, devices, text, refused = row
+    lists = (tuple(json.loads(trials)), tuple(json.loads(devices)))
+    return Intervention(seq, time, request, verb, *lists, text, tuple(json.loads(refused)))

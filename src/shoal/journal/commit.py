@@ -1,4 +1,4 @@
-"""Commits the records of one step of a study: all of them, or after a kill none."""
+"""Commit of a step: writes its records to the journal, all of them or, after a kill, none."""
 
 from collections.abc import Iterable
 
@@ -32,7 +32,7 @@ def commit(journal: Journal, records: Iterable[Record]) -> None:
     """Write records in one transaction, in order.
 
     Raises:
-        StorageFullError: the disk is full; none is written.
+        StorageFullError: the disk is full; no record is written.
     """
     records = list(records)
     if not records:

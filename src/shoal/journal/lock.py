@@ -1,4 +1,4 @@
-"""One writer a study: a lock that vanishes with its process, however that dies, whatever that has forked."""
+"""The writer's lock of a study. It is freed when its process ends in any way, even if forked processes live on."""
 
 import fcntl
 import os
@@ -18,10 +18,10 @@ class WriterLock:
     """An flock on `<directory>/journal.lock`, held from construction until `release`; the file names the process.
 
     Args:
-        directory: of the study; must exist.
+        directory: Directory of the study, which must exist.
 
     Raises:
-        JournalError: another process (or another journal of this one) holds it.
+        JournalError: another process, or another journal of this process, holds the lock.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -33,14 +33,14 @@ class WriterLock:
             raise
 
     def release(self) -> None:
-        """Let another process write; may be called twice."""
+        """Free the lock; may be called twice."""
         self._lock.release()
 
     def _take(self, directory: Path) -> None:
         for attempt in range(_ATTEMPTS):
             if self._lock.exclusive():
                 break
-            # `holder` of a reader takes the lock for an instant; a writer keeps it for good.
+            # `holder` in a reader takes the lock for an instant; a writer keeps it.
             if attempt < _ATTEMPTS - 1:
                 time.sleep(_PAUSE_SECONDS)
         else:
@@ -55,7 +55,7 @@ class WriterLock:
 
 
 def holder(directory: Path) -> int | None:
-    """The id of the process that is running the study, or None when nobody is."""
+    """Id of the process that runs the study; None if no process does."""
     try:
         with _path(directory).open() as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -72,4 +72,4 @@ def _path(directory: Path) -> Path:
 
 def _pid(directory: Path) -> int:
     text = _path(directory).read_text().strip()
-    return int(text) if text else 0  # 0: it has the lock, and is about to write its name
+    return int(text) if text else 0  # 0: the process has the lock, and has not written its id yet

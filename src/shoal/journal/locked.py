@@ -1,4 +1,4 @@
-"""A journal that one process alone may write: how it is begun, opened and closed, and its transactions."""
+"""A journal locked by its one writer: creation, opening, closing and transactions."""
 
 import json
 import os
@@ -21,15 +21,15 @@ __all__ = ["LockedJournal"]
 
 
 class LockedJournal(JournalView):
-    """A study's journal, of which this process is the one writer as long as it is open.
+    """A study's journal that only this process may write while it is open.
 
-    What was recorded before a `kill -9` is there afterwards, transactions in whole.
+    A `kill -9` loses no recorded transaction, and leaves none half recorded.
 
     Args:
-        directory: of the study.
-        connection: to its journal.
-        lock: held on it.
-        clock: seconds since 1970.
+        directory: Directory of the study.
+        connection: Connection to its journal.
+        lock: Writer's lock, held.
+        clock: Clock, in seconds since 1970.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class LockedJournal(JournalView):
         self._lock = lock
         self._clock = clock
         # In WAL mode a kill loses nothing under NORMAL; only a power cut may lose the last transactions, whole ones.
-        self._rows("PRAGMA synchronous = NORMAL")
+        self.tables.rows("PRAGMA synchronous = NORMAL")
 
     @classmethod
     def create(
@@ -52,20 +52,19 @@ class LockedJournal(JournalView):
         clock: Callable[[], float] = time.time,
         called: float | None = None,
     ) -> Self:
-        """Begin a study in a directory, which is made if need be, and its first run.
+        """Create a study and begin its first run.
 
         Args:
-            directory: where the journal is to be.
-            study: what the study is, in JSON values; must hold its "metric" and "mode" ("min" or "max"), or lists of
-                several.
-            task: the pickled task.
-            algorithm: the pickled algorithm, before its first use.
-            clock: seconds since 1970.
-            called: as of `begin_run`.
+            directory: Directory of the study; made if it does not exist.
+            study: Values of the study, JSON values; must hold "metric" and "mode" ("min" or "max"), or lists of them.
+            task: The pickled task.
+            algorithm: The pickled algorithm, before its first use.
+            clock: Clock, in seconds since 1970.
+            called: As in `begin_run`.
 
         Raises:
             StudyExistsError: the directory holds a study.
-            JournalError: the directory cannot be written, or another process is just beginning a study there.
+            JournalError: the directory cannot be written, or another process is creating a study there.
         """
         directory = absolute(directory)
         try:
@@ -89,17 +88,17 @@ class LockedJournal(JournalView):
 
     @classmethod
     def open(cls, directory: Path | str, *, clock: Callable[[], float] = time.time) -> Self:
-        """Go on with a study; nothing of it changes before `begin_run`.
+        """Open a study for writing; only the journal's version changes before `begin_run`.
 
         Args:
-            directory: of the study.
-            clock: seconds since 1970.
+            directory: Directory of the study.
+            clock: Clock, in seconds since 1970.
 
         Raises:
-            JournalError: there is none, another process is running it, or this version cannot read it.
+            JournalError: there is no study, another process is running it, or this version cannot read it.
         """
         directory = absolute(directory)
-        open_existing(directory, write=True).close()  # leave no lock file where there is no study
+        open_existing(directory, write=True).close()  # makes no lock file where there is no study
         with translated(directory), ExitStack() as undo:
             lock = WriterLock(directory)
             undo.callback(lock.release)
@@ -111,53 +110,52 @@ class LockedJournal(JournalView):
         return journal
 
     def begin_run(self, called: float | None = None) -> None:
-        """This process runs the study from now on.
+        """Record that this process runs the study from now on.
 
         Args:
-            called: when the user asked for that, from which the time of the run counts, in seconds since 1970; None:
-                now.
+            called: Start of the run, when the user called, in seconds since 1970; None: now.
         """
         with self.transaction():
-            self._rows(
+            self.tables.rows(
                 "INSERT INTO runs (pid, started, epochs) SELECT ?, ?, coalesce(sum(epoch - start), 0) FROM trials",
                 os.getpid(),
                 self._clock() if called is None else called,
             )
 
     def close(self) -> None:
-        """Free the file and let another process write; may be called twice."""
+        """Close the file and free the writer's lock; may be called twice."""
         super().close()
         self._lock.release()
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """Record what is inside wholly or, after an exception or a kill, not at all; may be nested.
+        """A transaction: all inside is recorded or, after an exception or a kill, nothing; may be nested.
 
         Raises:
             StorageFullError: the disk is full; nothing of this transaction is recorded.
         """
-        if self._connection.in_transaction:
+        if self.tables.connection.in_transaction:
             yield
             return
-        self._rows("BEGIN IMMEDIATE")
+        self.tables.rows("BEGIN IMMEDIATE")
         try:
             yield
-            self._rows("COMMIT")
+            self.tables.rows("COMMIT")
         except BaseException:
             self._undone()
-            if self._connection.in_transaction:  # SQLite rolls back by itself after some errors
-                self._rows("ROLLBACK")
+            if self.tables.connection.in_transaction:  # SQLite rolls back by itself after some errors
+                self.tables.rows("ROLLBACK")
             raise
 
     def put(self, key: str, value: object) -> None:
-        """What the study is has changed in one value, from now on and after a resume."""
+        """Record a changed value of the study."""
         text = encode(value, f"the study's {key!r}")
-        self._rows("INSERT OR REPLACE INTO study (key, value) VALUES (?, ?)", key, text)
+        self.tables.rows("INSERT OR REPLACE INTO study (key, value) VALUES (?, ?)", key, text)
         self.study[key] = json.loads(text)
 
     def _undone(self) -> None:
-        """A transaction was rolled back: what is remembered of it is to be forgotten."""
+        """Discard caches after a rollback."""
 
     def _many(self, sql: str, rows: Iterable[tuple[object, ...]]) -> None:
         with self.transaction(), translated(self.directory):
-            self._connection.executemany(sql, rows)
+            self.tables.connection.executemany(sql, rows)

@@ -1,4 +1,4 @@
-"""What reports do to the tables, those that are news."""
+"""Recording of reports: rows of the reports, and the changes of their trials."""
 
 import json
 import math
@@ -17,7 +17,7 @@ _SEEN = (
     "SELECT trial, epoch, state FROM json_each(?) AS told JOIN reports ON trial = json_extract(told.value, '$[0]') "
     "AND epoch = json_extract(told.value, '$[1]') WHERE state <> ?"
 )
-# A trial that is tried again may fail once more where it did before.
+# A retried trial may fail again at the same epoch.
 _REPORT = "INSERT OR IGNORE INTO reports VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
 _TRIAL = (
     "UPDATE trials SET state = ?, reason = ?, epoch = max(epoch, ?), seconds = seconds + ?, metrics = ?, best = ?, "
@@ -33,23 +33,22 @@ def record(
     reports: Sequence[Report],
     objectives: Sequence[Objective],
 ) -> list[Report]:
-    """Write reports and what follows for their trials.
+    """Write reports, and update their trials.
 
     Args:
-        connection: in a transaction.
-        next_seq: gives a number above that of every ask and report so far.
-        now: seconds since 1970.
-        job: that the reports came from.
-        reports: what was reported, in the order in which it came.
-        objectives: of the study; of several, the first one's value is kept as the trial's if it has all of them.
+        connection: Connection in a transaction.
+        next_seq: Function that returns a number above those of all asks, reports and interventions so far.
+        now: Time in seconds since 1970.
+        job: Id of the job that sent the reports.
+        reports: Reports in the order of arrival.
+        objectives: Objectives of the study. A trial with values of all of them keeps that of the first as its own.
 
     Returns:
-        Those that were news. A report is none when the trial has ended, or when that epoch has been reported and this
-        report does not say for the first time that the trial is PAUSED there, or that it is FAILED. How a trial failed
-        that is tried again is no report of that epoch.
+        The new reports. A report of an ended trial is not new. A report of a reported epoch is new only if it says for
+        the first time that the trial is PAUSED or FAILED there. Earlier FAILED reports of a retried trial do not count.
 
     Raises:
-        JournalError: a trial that was never asked for.
+        JournalError: the algorithm has never proposed the trial.
     """
     numbers = json.dumps([report.trial for report in reports])
     trials = {
@@ -65,7 +64,7 @@ def record(
     became: list[tuple[object, ...]] = []
     for report in reports:
         if report.trial not in trials:
-            raise JournalError(f"trial {report.trial} has reported, but was never asked for")
+            raise JournalError(f"trial {report.trial} has reported, but the algorithm has not proposed it")
         before, last, best = trials[report.trial]
         states = seen.setdefault((report.trial, report.epoch), set())
         if before.final or (states and (report.state is TrialState.RUNNING or report.state in states)):
@@ -91,8 +90,8 @@ def lower_is_better(name: str, objectives: Sequence[Objective]) -> bool:
     """Whether a metric is minimised: the study's by its mode, others if their name ends with "loss" or "error".
 
     Args:
-        name: of the metric asked about.
-        objectives: of the study.
+        name: Name of the metric.
+        objectives: Objectives of the study.
     """
     for objective in objectives:
         if objective.metric == name:
@@ -103,12 +102,12 @@ def lower_is_better(name: str, objectives: Sequence[Objective]) -> bool:
 def merge_best(
     best: Mapping[str, float], metrics: Mapping[str, float], objectives: Sequence[Objective]
 ) -> dict[str, float]:
-    """The best values so far, after one more report; NaN is never one.
+    """The best values after one more report; NaN is never the best.
 
     Args:
-        best: name to best value so far.
-        metrics: name to value, as reported.
-        objectives: of the study.
+        best: Name -> best value so far.
+        metrics: Name -> reported value.
+        objectives: Objectives of the study.
     """
     merged = dict(best)
     for name, value in metrics.items():

@@ -1,8 +1,8 @@
-"""What users ask of a study that another process runs, or none: a file for each request.
+"""Request files: how users change a study that another process runs, or that no process runs yet.
 
-A journal has one writer, so whoever wants its study changed leaves `<directory>/requests/<name>.request`; the engine
-looks for requests in every turn of its loop. Names are of the time, and never used again. A request is kept until a
-process runs the study; what came of it is in the journal then, under its name.
+A journal has one writer, so other processes write requests to `<directory>/requests/<name>.request`. The engine reads
+them in every turn of its loop. A name contains the time and is never used again. A request stays until a process runs
+the study and records the result in the journal, under the request's name.
 """
 
 import json
@@ -32,27 +32,27 @@ def leave(
     trials: Sequence[int] = (),
     given: Mapping[str, Any] = _NOTHING,
 ) -> str:
-    """Have the process that runs a study, now or later, do something; nobody waits for it.
+    """Write a request for the process that runs the study now or later; does not wait for the result.
 
     Args:
-        directory: of the study.
-        verb: what is to be done.
-        devices: with which.
-        trials: numbers of the trials.
-        given: what else is to be said, JSON values.
+        directory: Directory of the study.
+        verb: Action to carry out.
+        devices: Names of the devices.
+        trials: Numbers of the trials.
+        given: Further arguments, JSON values.
 
     Returns:
-        The name of the request.
+        Name of the request.
 
     Raises:
-        JournalError: nothing can be asked of the study, as its directory cannot be written.
+        JournalError: the directory of the study cannot be written.
     """
     folder = directory / "requests"
     place = folder if folder.exists() else directory
     if not os.access(place, os.W_OK):
         raise JournalError(
-            f"nothing can be asked of the study in {directory}, for {place} cannot be written; have its owner ask, or "
-            "let you write there"
+            f"the study in {directory} takes no request, because {place} cannot be written; ask its owner for the "
+            "request, or for permission to write there"
         )
     name = f"{time.time_ns():020d}-{secrets.token_hex(4)}"
     partial = folder / f"{name}.partial"
@@ -60,18 +60,18 @@ def leave(
     with translated(directory):
         folder.mkdir(exist_ok=True)
         partial.write_text(json.dumps(said), encoding="utf-8")
-        partial.rename(folder / f"{name}.request")  # there wholly or not at all
+        partial.rename(folder / f"{name}.request")  # atomic
     return name
 
 
 def carried_out(directory: Path, request: str) -> None:
-    """What was asked for is done: the request of that name is no longer pending."""
+    """Delete a request that is carried out or refused."""
     with translated(directory):
         (directory / "requests" / f"{request}.request").unlink(missing_ok=True)
 
 
 def pending(directory: Path) -> list[Request]:
-    """The requests that nobody has carried out, in order.
+    """The pending requests, in order.
 
     Raises:
         JournalError: this process may not read them.

@@ -1,4 +1,4 @@
-"""What is read from a journal."""
+"""Objects read from a journal: trials, jobs, devices, reservations, interventions, proposals, runs."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,28 +11,28 @@ from shoal.core.trial import Config, Trial, TrialGroup, TrialState
 __all__ = ["UNFAILED", "DeviceRow", "Intervention", "JobRow", "Proposal", "Reservation", "Run", "TrialRow"]
 
 UNFAILED = ("", Outcome.SUSPENDED, *BLAMELESS)
-"""Outcomes of jobs that did not fail: of one that runs, and of those whose device or engine was lost, too."""
+"""Outcomes of jobs that have not failed; "" is that of a running job."""
 
 
 @dataclass(frozen=True)
 class TrialRow:
-    """A trial with all that became of it.
+    """A trial with its state and results.
 
     Args:
-        trial: its number, config and seeds.
-        state: where it stands.
-        reason: why it waits, was stopped or failed.
-        epoch: epochs it has reported.
-        target: epochs its algorithm has asked for.
-        failures: jobs that failed while they trained it.
-        device: where it runs or ran last; "" before.
-        job: id of the one that trains it or trained it last; "" before.
-        seconds: sum over its reports.
-        metrics: name to last value.
-        best: name to best value, NaN never; in the study's direction for the study's metric, and for others the
-            lowest if the name ends with "loss" or "error", else the highest.
-        objective: last value of the study's metric; None before the first and when that is NaN. Of several metrics,
-            that of the first; None until there are all, and when one is NaN.
+        trial: Number, config and seeds.
+        state: State of the trial.
+        reason: Reason why it waits, was stopped or failed.
+        epoch: Epochs reported.
+        target: Epochs requested by its algorithm.
+        failures: Number of jobs that failed while they trained it.
+        device: Name of its present or last device; "" before the first job.
+        job: Id of its present or last job; "" before the first.
+        seconds: Sum of the seconds of its reports.
+        metrics: Name -> last value.
+        best: Name -> best value, never NaN. For the study's metric the mode decides; for others the lowest value is the
+            best if the name ends with "loss" or "error", else the highest.
+        objective: Last value of the study's metric; None before the first value, or if it is NaN. Of several metrics it
+            is the value of the first; None if one is missing or NaN.
     """
 
     trial: Trial
@@ -60,23 +60,23 @@ class TrialRow:
 
     @property
     def seed(self) -> int:
-        """Of the trial's initial weights and dropout."""
+        """Seed of the trial's initial weights and dropout."""
         return self.trial.seed
 
     @property
     def data_seed(self) -> int:
-        """Of the order of its samples."""
+        """Seed of the order of its samples."""
         return self.trial.data_seed
 
 
 @dataclass(frozen=True)
 class Reservation:
-    """What a job is promised of its device from a moment on; None where nothing is known.
+    """What a job reserves of its device from a moment on; None where its demand is unknown.
 
     Args:
-        time: seconds since 1970.
-        compute: fraction of the device.
-        memory: bytes.
+        time: Begin, in seconds since 1970.
+        compute: Fraction of the device.
+        memory: Bytes.
         cores: CPU cores of the node.
     """
 
@@ -91,15 +91,15 @@ class DeviceRow:
     """A device of the study, as it was last recorded.
 
     Args:
-        name: unique in the study.
-        node: the machine it belongs to.
-        node_cores: CPU cores of that machine, which the jobs on all its devices share.
-        kind: devices of one kind share measurements.
-        memory: bytes that jobs may use.
+        name: Name, unique in the study.
+        node: Name of its machine.
+        node_cores: CPU cores of this machine, which the jobs on all its devices share.
+        kind: Kind; devices of one kind share measurements.
+        memory: Bytes that jobs may use.
         cores: CPU cores that a job on it may use as threads.
-        compute: its capacity, in units of a promise's compute.
-        healthy: whether it gets jobs.
-        reason: why not; "" if it does.
+        compute: Capacity, in units of a reservation's compute.
+        healthy: Whether it gets jobs.
+        reason: Reason why it gets none; "" if it is healthy.
     """
 
     name: str
@@ -115,17 +115,17 @@ class DeviceRow:
 
 @dataclass(frozen=True)
 class Intervention:
-    """A request of a person that was carried out or refused.
+    """A user's request that was carried out or refused.
 
     Args:
-        seq: its place in the one sequence of what was asked, reported and requested.
-        time: when it was carried out, in seconds since 1970.
-        request: its name.
-        verb: what was to be done; see `Request`.
-        trials: numbers of those with which it was done.
-        devices: names of those with which it was done.
-        text: what else is to be said of what was done.
-        refused: what was not done, and why, a line each.
+        seq: Position in the one sequence of asks, reports and interventions.
+        time: Time at which it was carried out, in seconds since 1970.
+        request: Name of the request.
+        verb: Requested action; see `Request`.
+        trials: Numbers of the trials for which it was carried out.
+        devices: Names of the devices for which it was carried out.
+        text: Further description of the result.
+        refused: Refused parts with their reasons, a line each.
     """
 
     seq: int
@@ -143,18 +143,18 @@ class JobRow:
     """A job that was started.
 
     Args:
-        id: unique in the study.
-        purpose: training or profiling.
-        device: its name.
-        trials: numbers of its members.
-        started: seconds since 1970.
-        ended: seconds since 1970; None while it runs.
-        outcome: how it ended; "" while it runs.
-        message: what the back end said of its end; before it why it dropped arrays, if it did, or was to leave its
-            device; or with which job it goes on.
-        keys: what each of its arrays is, as in `FusionKey.steps`; none if it is no training job.
-        promise: what it is promised, or was last.
-        members: numbers of the trials of each of `keys`; empty in a journal of an older version.
+        id: Id, unique in the study.
+        purpose: Purpose: training, survey or profiling.
+        device: Name of its device.
+        trials: Numbers of its members.
+        started: Start, in seconds since 1970.
+        ended: End, in seconds since 1970; None while it runs.
+        outcome: Outcome; "" while it runs.
+        message: Message of its end. Lines before it name the suspended job that it goes on with, dropped arrays, or the
+            reason for which it left its device.
+        keys: `FusionKey.steps` of each of its arrays; empty unless it trains.
+        promise: Present or last reservation.
+        members: Key -> numbers of its trials; empty in a journal of an older version.
     """
 
     id: str
@@ -171,23 +171,23 @@ class JobRow:
 
     @property
     def failed(self) -> bool:
-        """Whether it has ended as it should not."""
+        """Whether it has failed."""
         return self.outcome not in UNFAILED
 
     @property
     def cause(self) -> str:
-        """Why it failed, in a line: what a traceback ends with."""
+        """Cause of its failure in a line, the last line of a traceback."""
         return cause_of(self.message)
 
     @property
     def log(self) -> str:
-        """Path of the log that its message names; "" if it names none."""
+        """Path of the log in its message; "" if there is none."""
         return log_of(self.message)
 
 
 @dataclass(frozen=True)
 class Proposal:
-    """The algorithm was asked for groups while `free` more trials could start, and returned these."""
+    """Groups that the algorithm returned when asked, while `free` more trials could start."""
 
     free: int
     groups: tuple[TrialGroup, ...]
@@ -198,9 +198,9 @@ class Run:
     """One process's time as the study's writer.
 
     Args:
-        pid: of the process.
-        started: seconds since 1970.
-        epochs: epochs of all trials that were done before.
+        pid: Id of the process.
+        started: Start, in seconds since 1970.
+        epochs: Epochs of all trials trained before.
     """
 
     pid: int

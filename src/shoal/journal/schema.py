@@ -1,4 +1,4 @@
-"""The tables of a journal, how it is opened and migrated, and what its errors mean to a user."""
+"""Schema of a journal: its tables, opening, migration, and the translation of SQLite's errors."""
 
 import errno
 import json
@@ -25,13 +25,13 @@ _COPIES = 20
 _COPY_PAUSE_SECONDS = 0.05
 
 _JOINS = (
-    # Who has joined a job since it was started, in order.
+    # Trials that joined a job after its start, in order.
     "CREATE TABLE joins (job TEXT NOT NULL, key TEXT NOT NULL, trial INTEGER NOT NULL)",
     "CREATE INDEX joins_of_job ON joins (job, trial)",
 )
 
 _INTERVENTIONS = (
-    # What people asked for and what came of it: a row when it is carried out or refused.
+    # Requests of users and their results: a row when a request is carried out or refused.
     """CREATE TABLE interventions (
         seq INTEGER PRIMARY KEY, time REAL NOT NULL, request TEXT NOT NULL, verb TEXT NOT NULL, trials TEXT NOT NULL,
         devices TEXT NOT NULL, text TEXT NOT NULL, refused TEXT NOT NULL)""",
@@ -39,17 +39,17 @@ _INTERVENTIONS = (
 )
 
 _SCHEMA = (
-    # What the study is: key -> JSON; the pickled task and algorithm.
+    # Values of the study: key -> JSON; the pickled task and algorithm.
     "CREATE TABLE study (key TEXT PRIMARY KEY, value TEXT NOT NULL)",
     "CREATE TABLE blobs (name TEXT PRIMARY KEY, data BLOB NOT NULL)",
-    # What drives the study: `seq` is one increasing number over asks, reports and interventions.
+    # Events of the study: `seq` is one increasing number over asks, reports and interventions.
     "CREATE TABLE asks (seq INTEGER PRIMARY KEY, time REAL NOT NULL, free INTEGER NOT NULL, proposed TEXT NOT NULL)",
     """CREATE TABLE reports (
         seq INTEGER PRIMARY KEY, time REAL NOT NULL, job TEXT NOT NULL, trial INTEGER NOT NULL, epoch INTEGER NOT NULL,
         state TEXT NOT NULL, reason TEXT NOT NULL, seconds REAL NOT NULL, metrics TEXT NOT NULL)""",
     "CREATE UNIQUE INDEX reports_of_trial ON reports (trial, epoch, state)",
     *_INTERVENTIONS,
-    # What follows from it, and what the engine did.
+    # State that follows from the events, and actions of the engine.
     """CREATE TABLE trials (
         number INTEGER PRIMARY KEY, config TEXT NOT NULL, seed INTEGER NOT NULL, data_seed INTEGER NOT NULL,
         origin INTEGER, start INTEGER NOT NULL,
@@ -57,19 +57,19 @@ _SCHEMA = (
         target INTEGER NOT NULL, failures INTEGER NOT NULL DEFAULT 0, device TEXT NOT NULL DEFAULT '',
         job TEXT NOT NULL DEFAULT '', seconds REAL NOT NULL DEFAULT 0, metrics TEXT NOT NULL DEFAULT '{}',
         best TEXT NOT NULL DEFAULT '{}', objective REAL)""",
-    # Of a job as it was started; `keys` is a JSON object: what its arrays are -> the numbers of its trials; once it was
-    # a list of what. `killed` is the outcome that a job has if it is killed, and why: "hung: showed no progress ...".
+    # A job as it was started. `keys` is a JSON object: key of an array -> numbers of its trials; in old journals a list
+    # of keys. `killed` is the outcome after a kill, with its reason: "hung: showed no progress ...".
     """CREATE TABLE jobs (
         id TEXT PRIMARY KEY, purpose TEXT NOT NULL, device TEXT NOT NULL, trials TEXT NOT NULL, started REAL NOT NULL,
         ended REAL, outcome TEXT NOT NULL DEFAULT '', message TEXT NOT NULL DEFAULT '', keys TEXT NOT NULL,
         killed TEXT NOT NULL DEFAULT '')""",
     *_JOINS,
-    # What a job is promised of its device from then on, NULL where that is not known; the first when it starts.
+    # Reservations of a job from a moment on, NULL where unknown; the first at its start.
     "CREATE TABLE promises (job TEXT NOT NULL, time REAL NOT NULL, compute REAL, memory INTEGER, cores REAL)",
     "CREATE INDEX promises_of_job ON promises (job)",
     """CREATE TABLE runs (
         number INTEGER PRIMARY KEY, pid INTEGER NOT NULL, started REAL NOT NULL, epochs INTEGER NOT NULL)""",
-    # The devices from then on, a row each time that one of them is another than before.
+    # Changes of devices, a row for each.
     """CREATE TABLE devices (
         time REAL NOT NULL, run INTEGER NOT NULL, name TEXT NOT NULL, node TEXT NOT NULL, node_cores REAL NOT NULL,
         kind TEXT NOT NULL, memory INTEGER NOT NULL, cores INTEGER NOT NULL, compute REAL NOT NULL,
@@ -79,9 +79,10 @@ _SCHEMA = (
 
 
 def _move_interventions(connection: sqlite3.Connection) -> None:
-    """They were a list in the table study, and retries there a mapping of each trial to the `seq` before its first one.
+    """Move interventions from the table study to their own table.
 
-    Room is made for them between asks and reports.
+    They were a list; retries were a mapping of each trial to the `seq` before its first retry. Asks and reports are
+    renumbered to make room between them.
     """
     keys = "('interventions', 'retried')"
     study = {k: json.loads(v) for k, v in connection.execute(f"SELECT key, value FROM study WHERE key IN {keys}")}
@@ -101,7 +102,7 @@ def _move_interventions(connection: sqlite3.Connection) -> None:
     rows.sort(key=itemgetter(0))
     room = len(rows) + 1
     for table in ("asks", "reports") if rows else ():
-        connection.execute(f"UPDATE {table} SET seq = -seq * {room}")  # no two rows have the same meanwhile
+        connection.execute(f"UPDATE {table} SET seq = -seq * {room}")  # negative first: numbers stay unique
         connection.execute(f"UPDATE {table} SET seq = -seq")
     connection.executemany(
         "INSERT INTO interventions VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
@@ -114,29 +115,33 @@ _MIGRATIONS: Mapping[int, Sequence[str | Callable[[sqlite3.Connection], None]]] 
     3: ("ALTER TABLE trials RENAME COLUMN array TO job", *_JOINS),
     4: ("ALTER TABLE jobs ADD COLUMN killed TEXT NOT NULL DEFAULT ''", *_INTERVENTIONS, _move_interventions),
 }
-"""Version -> what makes the next one of it: statements, and functions of the connection."""
+"""Version -> statements, and functions of the connection, that make the next version of it."""
 
 
 def connect(directory: Path, mode: Literal["ro", "rw", "rwc"]) -> sqlite3.Connection:
-    """A connection in autocommit mode; transactions are begun and ended in so many words.
+    """A connection in autocommit mode; transactions need explicit BEGIN and COMMIT.
 
     Args:
-        directory: of the study.
-        mode: read only, read and write, or create as well.
+        directory: Directory of the study.
+        mode: "ro": read only; "rw": read and write; "rwc": create as well.
     """
     uri = f"{(directory / FILE_NAME).resolve().as_uri()}?mode={mode}"
     return sqlite3.connect(uri, uri=True, timeout=_BUSY_SECONDS, isolation_level=None)
 
 
 def open_existing(directory: Path, *, write: bool) -> sqlite3.Connection:
-    """A connection to a journal that is there, and of this version or, where it is to be written, one to `migrate`.
+    """A connection to an existing journal, of this version or, for writing, of an older one to `migrate`.
 
-    Where this process may not write, what is read is a copy in memory: SQLite reads a journal in WAL mode only with a
-    file beside it, which cannot be made there, or would be in its owner's way afterwards. So is what is read of an
-    older version, for the process that runs the study may be of that version, too.
+    If this process may not write the directory, it reads a copy in memory: SQLite reads a journal in WAL mode only with
+    a further file beside it, which this process cannot make, or which its owner could not write. It reads a copy of an
+    older version, too, since the process that runs the study may be of that version.
+
+    Args:
+        directory: Directory of the study.
+        write: Whether the journal is to be written.
 
     Raises:
-        JournalError: it is not, or may not be read.
+        JournalError: there is no journal, or one that this process or this version cannot read or write.
     """
     nothing = JournalError(f"there is no study in {directory}; name the directory of one, or begin it with shoal run")
     with translated(directory), readable(directory):
@@ -145,8 +150,8 @@ def open_existing(directory: Path, *, write: bool) -> sqlite3.Connection:
         own = writable(directory)
         if write and not own:
             raise JournalError(
-                f"the study in {directory} cannot be gone on with, for it cannot be written; looking at it needs no "
-                "more than to read it (shoal status), and a copy of the directory can be gone on with"
+                f"the study in {directory} cannot be resumed, because this process may not write its journal; shoal "
+                "status only reads it, and a copy of the directory can be resumed"
             )
         with ExitStack() as undo:
             connection = connect(directory, "rw" if write else "ro") if own else _copied(directory)
@@ -168,7 +173,7 @@ def open_existing(directory: Path, *, write: bool) -> sqlite3.Connection:
 
 
 def migrate(connection: sqlite3.Connection) -> None:
-    """Bring a journal of an older version to this one, wholly or, after a kill, not at all."""
+    """Migrate a journal to this version, each step wholly or, after a kill, not at all."""
     for version in range(_version(connection), VERSION):
         connection.execute("BEGIN IMMEDIATE")
         for change in (*_MIGRATIONS[version], f"PRAGMA user_version = {version + 1}"):
@@ -180,17 +185,17 @@ def migrate(connection: sqlite3.Connection) -> None:
 
 
 def fill(directory: Path, connection: sqlite3.Connection, study: Mapping[str, str], blobs: Mapping[str, bytes]) -> None:
-    """Make the tables and say what the study is, wholly or, after a kill, not at all.
+    """Create the tables and write the values of the study, wholly or, after a kill, not at all.
 
     Args:
-        directory: of the study.
-        connection: made with mode "rwc".
-        study: key to JSON text.
-        blobs: name to bytes.
+        directory: Directory of the study.
+        connection: Connection made with mode "rwc".
+        study: Key -> JSON text.
+        blobs: Name -> bytes.
 
     Raises:
-        StudyExistsError: the journal is there already.
-        JournalError: the file holds tables that are not a journal's.
+        StudyExistsError: the journal exists already.
+        JournalError: the file is another database.
     """
     if _version(connection):
         raise StudyExistsError(
@@ -220,10 +225,10 @@ def _copied(directory: Path) -> sqlite3.Connection:
 
 
 def _steady(directory: Path) -> Mapping[Path, bytes]:
-    """What the journal's files hold at one moment: they are read twice, until both times they held the same.
+    """Consistent contents of the journal's files: reads them twice, until both reads are equal.
 
     Raises:
-        JournalError: they never did.
+        JournalError: the two reads were different each time.
     """
     paths = [directory / name for name in (FILE_NAME, f"{FILE_NAME}-wal")]
     for _ in range(_COPIES):
@@ -235,40 +240,40 @@ def _steady(directory: Path) -> Mapping[Path, bytes]:
 
 
 def _there(path: Path) -> bool:
-    """Whether a file is there.
+    """Whether a file exists.
 
     Raises:
-        OSError: that cannot be known, as of one in a directory that this process may not enter.
+        OSError: the directory cannot be searched by this process.
     """
     try:
         return stat.S_ISREG(path.stat().st_mode)
-    except (FileNotFoundError, NotADirectoryError, ValueError):  # a path with a NUL in it
+    except (FileNotFoundError, NotADirectoryError, ValueError):  # ValueError: a NUL in the path
         return False
 
 
 def writable(directory: Path) -> bool:
-    """Whether this process may go on with the study in a directory."""
+    """Whether this process may write the journal in a directory."""
     return all(os.access(path, os.W_OK) for path in (directory, directory / FILE_NAME))
 
 
 @contextmanager
 def readable(directory: Path) -> Iterator[None]:
-    """Say what a file that this process may not read is about.
+    """Translate errors of missing read permission.
 
     Raises:
-        JournalError: there is one.
+        JournalError: this process may not read a file of the study.
     """
     try:
         yield
     except PermissionError as error:
         raise JournalError(
-            f"the study in {directory} cannot be read: {error.filename} ({error.strerror}); have its owner let you "
-            "read its files"
+            f"the study in {directory} cannot be read: {error.filename} ({error.strerror}); ask its owner for "
+            "permission to read its files"
         ) from error
 
 
 def _version(connection: sqlite3.Connection) -> int:
-    """The version its tables have; 0 when there are none."""
+    """Version of the tables; 0 if there are none."""
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     return int(version)
 
@@ -282,20 +287,20 @@ _FULL = {
 
 @contextmanager
 def translated(directory: Path, *, begun: bool = True) -> Iterator[None]:
-    """Turn errors of SQLite and of the file system into what a user can act on.
+    """Translate errors of SQLite and of the file system into errors with a remedy.
 
     Args:
-        directory: of the study.
-        begun: whether there is a study to go on with.
+        directory: Directory of the study.
+        begun: Whether the study exists already and can be resumed.
 
     Raises:
-        StorageFullError: nothing more can be written.
+        StorageFullError: the disk is full.
         JournalError: the journal or its directory cannot be used.
     """
     try:
         yield
     except (sqlite3.IntegrityError, sqlite3.ProgrammingError):
-        raise  # faults of the caller
+        raise  # a bug of the caller
     except sqlite3.DatabaseError as error:
         if getattr(error, "sqlite_errorcode", None) in _FULL:
             raise _full(directory, error, begun) from error

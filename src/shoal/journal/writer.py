@@ -1,4 +1,4 @@
-"""Writing a journal: what the engine records, before it acts on it."""
+"""Writing of a journal: the engine records each change before it carries it out."""
 
 import json
 import sqlite3
@@ -32,32 +32,32 @@ _AGAIN = "state = excluded.state, target = excluded.target, reason = ''"
 
 
 class Journal(LockedJournal):
-    """What the engine records of a study.
+    """A study's journal with the records of its engine.
 
     Each method is a transaction of its own; those called inside `with journal.transaction():` are one together.
 
     Args:
-        directory: of the study.
-        connection: to its journal.
-        lock: held on it.
-        clock: seconds since 1970.
+        directory: Directory of the study.
+        connection: Connection to its journal.
+        lock: Writer's lock, held.
+        clock: Clock, in seconds since 1970.
     """
 
     def __init__(
         self, directory: Path, connection: sqlite3.Connection, lock: WriterLock, clock: Callable[[], float]
     ) -> None:
         super().__init__(directory, connection, lock, clock)
-        self._devices: dict[str, tuple[object, ...]] = {}  # as last recorded by this process
+        self._devices: dict[str, tuple[object, ...]] = {}  # rows as last recorded by this process
         self._seq: int
-        ((self._seq,),) = self._rows(
+        ((self._seq,),) = self.tables.rows(
             "SELECT coalesce(max(seq), 0) FROM "
             "(SELECT seq FROM asks UNION ALL SELECT seq FROM reports UNION ALL SELECT seq FROM interventions)"
         )
 
     def edited(self, edits: Sequence[Edit]) -> None:
-        """The study goes on although files of its task have changed: what they are now counts from here.
+        """Record that the study goes on with changed files of its task; their present contents count from now on.
 
-        `study["edits"]` keeps each time: which files, what changed, and the trials that had not ended.
+        `study["edits"]` gets an entry with the time, the changes by file, and the trials that had not ended.
         """
         trials = self.trials()
         open_ = [row.number for row in trials if not row.state.final]
@@ -74,13 +74,13 @@ class Journal(LockedJournal):
             self.put("sources", sources(followed(files, Path(project)) if project else files))
 
     def asked(self, free: int, groups: Sequence[TrialGroup]) -> None:
-        """The algorithm was asked for groups: their trials are new, or promoted, and wait.
+        """Record groups that the algorithm proposed: their trials are new or promoted, and wait.
 
-        An answer without groups leaves no trace: it is the same to the algorithm whether it was asked.
+        An empty proposal is not recorded, since it does not change the algorithm.
 
         Args:
-            free: what it was told of the trials that could start.
-            groups: what it returned.
+            free: Number of further trials that could start, as passed to the algorithm.
+            groups: Groups that it returned.
         """
         if not groups:
             return
@@ -90,7 +90,7 @@ class Journal(LockedJournal):
         ]
         rows = [_new(trial, group.budget.epochs) for group in groups for trial in group.trials]
         with self.transaction():
-            self._rows(
+            self.tables.rows(
                 "INSERT INTO asks (seq, time, free, proposed) VALUES (?, ?, ?, ?)",
                 self._next(),
                 self._clock(),
@@ -100,52 +100,52 @@ class Journal(LockedJournal):
             self._many(f"{_NEW} ON CONFLICT (number) DO UPDATE SET {_AGAIN}", rows)
 
     def trial_added(self, trial: Trial, target: int) -> None:
-        """A user has added a trial, which waits.
+        """Record a trial that a user has added; it waits.
 
         Args:
-            trial: a new one.
-            target: epochs up to which it is to be trained.
+            trial: The new trial.
+            target: Epochs up to which it shall train.
         """
-        self._rows(_NEW, *_new(trial, target))
+        self.tables.rows(_NEW, *_new(trial, target))
 
     def reported(self, job: str, reports: Iterable[Report]) -> list[Report]:
-        """Trials of a job have reported.
+        """Record reports of a job, without repetitions.
 
-        After a resume a worker may repeat epochs that are recorded. Such a report is no news, unless it says for the
-        first time that the trial is PAUSED or FAILED there. Nor is a report of a trial whose state is final.
+        After a resume a worker may repeat recorded epochs. Such a report is ignored, unless it says for the first time
+        that the trial is PAUSED or FAILED there. A report of a trial in a final state is ignored.
 
         Args:
-            job: its id; "" when the engine itself says that a trial failed.
-            reports: in the order they came.
+            job: Id of the job; "" if the engine itself fails a trial.
+            reports: Reports in the order of arrival.
 
         Returns:
-            Those that are news, for the algorithm to observe in this order.
+            The recorded reports, which the algorithm observes in this order.
 
         Raises:
-            JournalError: a trial that was never asked for.
+            JournalError: the algorithm has never proposed the trial.
         """
         with self.transaction(), translated(self.directory):
-            return record(self._connection, self._next, self._clock(), job, list(reports), self.objectives)
+            return record(self.tables.connection, self._next, self._clock(), job, list(reports), self.objectives)
 
     def decided(self, decisions: Iterable[Decision]) -> None:
-        """The algorithm has ended trials; one whose state is final already keeps it."""
+        """Record decisions of the algorithm; a trial in a final state keeps it."""
         self._many(
             f"UPDATE trials SET state = ?, reason = ? WHERE number = ? AND state NOT IN {_FINAL}",
             [(decision.state, storable(decision.reason), decision.trial) for decision in decisions],
         )
 
     def retry(self, numbers: Iterable[int]) -> dict[int, int]:
-        """Trials that failed wait again, their failures forgotten; those that did not fail are left alone.
+        """Make failed trials wait again with their failures cleared; other trials do not change.
 
-        That an algorithm is told no more of them follows from the intervention; see `retried`.
+        The intervention records that the algorithm does not observe them any more; see `retried`.
 
         Args:
-            numbers: of the trials.
+            numbers: Numbers of the trials.
 
         Returns:
-            Number of each trial that waits again -> epochs that it had reported before it failed.
+            Number of each trial that waits again -> epochs reported before it failed.
         """
-        rows = self._rows(
+        rows = self.tables.rows(
             "SELECT number, coalesce((SELECT max(epoch) FROM reports WHERE trial = number AND state <> ?1), start) "
             "FROM trials WHERE state = ?1 AND number IN (SELECT value FROM json_each(?2)) ORDER BY number",
             TrialState.FAILED,
@@ -159,11 +159,11 @@ class Journal(LockedJournal):
         return epochs
 
     def overruled(self, numbers: Iterable[int], reason: str) -> None:
-        """Trials are STOPPED, whatever they were, and not by the algorithm.
+        """Record trials as STOPPED by a user, in any state.
 
         Args:
-            numbers: of the trials.
-            reason: why.
+            numbers: Numbers of the trials.
+            reason: Reason, for the user.
         """
         self._many(
             "UPDATE trials SET state = ?, reason = ? WHERE number = ?",
@@ -171,29 +171,29 @@ class Journal(LockedJournal):
         )
 
     def intervened(self, what: Intervened) -> None:
-        """The request of a user is carried out or refused."""
+        """Record the result of a user's request."""
         lists = map(json.dumps, (what.trials, what.devices, [storable(line) for line in what.refused]))
-        self._rows(
+        self.tables.rows(
             "INSERT INTO interventions (seq, time, request, verb, text, trials, devices, refused) "
             "VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
             *(self._next(), self._clock(), what.request, what.verb, storable(what.text), *lists),
         )
 
     def waiting_reasons(self, reasons: Mapping[int, str]) -> None:
-        """Why trials wait; of those that do not, nothing is written.
+        """Record waiting reasons; trials that do not wait are left out.
 
         Args:
-            reasons: trial number to reason.
+            reasons: Number of a trial -> reason.
         """
         rows = [(storable(reason), trial) for trial, reason in reasons.items()]
         self._many("UPDATE trials SET reason = ? WHERE number = ? AND state = 'pending'", rows)
 
     def job_started(self, job: Job, device: str) -> None:
-        """A job is about to start on a device; the members of a training job are now RUNNING."""
+        """Record a job that is about to start on a device; the members of a training job become RUNNING."""
         numbers = [member.trial.number for member in job.members]
         now = self._clock()
         with self.transaction():
-            self._rows(
+            self.tables.rows(
                 "INSERT INTO jobs (id, purpose, device, trials, started, message, keys) VALUES (?, ?, ?, ?, ?, ?, ?)",
                 job.id,
                 job.purpose,
@@ -208,21 +208,21 @@ class Journal(LockedJournal):
                 self._train(job.id, device, numbers)
 
     def leaving(self, job: str, why: str) -> None:
-        """A job is about to be asked to leave its device."""
+        """Record the reason for which a job will be asked to leave its device."""
         with self.transaction():
             self._add(job, why)
 
     def killing(self, job: str, outcome: Outcome, why: str) -> None:
-        """A job is about to be killed, and will have ended so: at the latest in `requeue_running`."""
-        self._rows("UPDATE jobs SET killed = ? WHERE id = ?", storable(f"{outcome}: {why}"), job)
+        """Record the outcome of a job before its kill; `requeue_running` applies it if this process dies first."""
+        self.tables.rows("UPDATE jobs SET killed = ? WHERE id = ?", storable(f"{outcome}: {why}"), job)
 
     def _add(self, job: str, message: str) -> None:
-        """One more line of what is to be said of a job."""
+        """Add a line to the message of a job."""
         sql = "UPDATE jobs SET message = trim(message || char(10) || ?, char(10)) WHERE id = ?"
-        self._rows(sql, storable(message), job)
+        self.tables.rows(sql, storable(message), job)
 
     def joined(self, job: str, device: str, arrays: Sequence[Array]) -> None:
-        """The members of arrays are about to join a running job; they are now RUNNING."""
+        """Record arrays whose members are about to join a running job; the members become RUNNING."""
         numbers = [member.trial.number for array in arrays for member in array.members]
         rows = [(job, array.key.steps, member.trial.number) for array in arrays for member in array.members]
         with self.transaction():
@@ -230,19 +230,19 @@ class Journal(LockedJournal):
             self._train(job, device, numbers)
 
     def promised(self, demands: Mapping[str, Demand]) -> None:
-        """Jobs are promised this of their devices from now on.
+        """Record new reservations of jobs.
 
         Args:
-            demands: id of each job -> what it is promised; a memory or cores of 0 say that they are not known.
+            demands: Id of a job -> its reservation; a memory or cores of 0 mean unknown.
         """
         if demands:
             self._promise(self._clock(), demands)
 
     def devices_are(self, cluster: Cluster) -> None:
-        """These are the devices from now on; only what is another than before is written.
+        """Record the present devices; only changes are written.
 
         Args:
-            cluster: all of them. Those that were there and are none of them have been removed.
+            cluster: All devices. Earlier devices that it lacks are recorded as removed.
         """
         rows: dict[str, tuple[object, ...]] = {
             device.name: (
@@ -268,22 +268,22 @@ class Journal(LockedJournal):
         self._devices = rows | gone
 
     def job_ended(self, job: str, outcome: str, message: str = "", *, failed: bool) -> dict[int, int]:
-        """A job is over: its trials that are still RUNNING wait again.
+        """Record the end of a job; its RUNNING trials wait again.
 
         Args:
-            job: its id.
-            outcome: how it ended.
-            message: what the back end said of it; "" leaves what was noted of the job before.
-            failed: count this as a failure of the trials that wait again.
+            job: Id of the job.
+            outcome: Outcome of the job.
+            message: Message of the back end; "" adds nothing to the message of the job.
+            failed: Whether this counts as a failure of the trials that wait again.
 
         Returns:
-            These trials' numbers, each with its count of failures.
+            Number of each trial that waits again -> its count of failures.
         """
         with self.transaction():
             self._add(job, message)
-            self._rows("UPDATE jobs SET ended = ?, outcome = ? WHERE id = ?", self._clock(), outcome, job)
+            self.tables.rows("UPDATE jobs SET ended = ?, outcome = ? WHERE id = ?", self._clock(), outcome, job)
             return dict(
-                self._rows(
+                self.tables.rows(
                     "UPDATE trials SET state = ?, failures = failures + ? WHERE job = ? AND state = ? "
                     "RETURNING number, failures",
                     TrialState.PENDING,
@@ -294,22 +294,22 @@ class Journal(LockedJournal):
             )
 
     def dropped(self, job: str, trials: Iterable[int], message: str = "", *, failed: bool) -> dict[int, int]:
-        """A job trains some of its trials no more: those that are still RUNNING there wait again.
+        """Record trials that a job does not train any more; those RUNNING there wait again.
 
         Args:
-            job: its id.
-            trials: their numbers.
-            message: why; it is kept with the job.
-            failed: as for `job_ended`.
+            job: Id of the job.
+            trials: Numbers of the trials.
+            message: Reason, which is added to the message of the job.
+            failed: As in `job_ended`.
 
         Returns:
-            As of `job_ended`.
+            As in `job_ended`.
         """
         numbers = sorted(trials)
         with self.transaction():
             self._add(job, f"dropped trials {', '.join(map(str, numbers))}: {message}")
             return dict(
-                self._rows(
+                self.tables.rows(
                     "UPDATE trials SET state = ?, failures = failures + ? WHERE job = ? AND state = ? "
                     "AND number IN (SELECT value FROM json_each(?)) RETURNING number, failures",
                     TrialState.PENDING,
@@ -321,36 +321,36 @@ class Journal(LockedJournal):
             )
 
     def stopped(self, cause: Cause) -> None:
-        """The study ends, since its first trials fail alike: that counts not against those that are still open.
+        """Record that the study ends because its first trials failed with one cause; clears failures of open trials.
 
-        `study["tried"]` keeps the trials of all such ends, which others come before when it goes on.
+        `study["tried"]` keeps the trials of all such ends; on resume they wait behind the others.
 
         Args:
-            cause: what they failed of.
+            cause: The common cause.
         """
         with self.transaction():
-            self._rows(f"UPDATE trials SET failures = 0 WHERE state NOT IN {_FINAL}")
+            self.tables.rows(f"UPDATE trials SET failures = 0 WHERE state NOT IN {_FINAL}")
             self.put("stopped", {"text": cause.text, "trials": cause.trials, "log": cause.log})
             self.put("tried", sorted({*self.study.get("tried", ()), *cause.trials}))
 
     def requeue_running(self) -> None:
-        """Nothing runs any more, since the process that ran it is gone: RUNNING trials wait, open jobs are ended.
+        """Record that no job runs, since the process of the jobs has ended: RUNNING trials wait, open jobs end.
 
-        A job that was about to be killed has ended as that would have had it: trials of one that hung count a failure.
+        A job that was about to be killed gets the outcome of the kill: trials of a job that hung count a failure.
         """
-        killed = self._rows("SELECT id, killed FROM jobs WHERE ended IS NULL AND killed <> ''")
+        killed = self.tables.rows("SELECT id, killed FROM jobs WHERE ended IS NULL AND killed <> ''")
         with self.transaction():
             for job, text in killed:
                 outcome, _, why = text.partition(": ")
                 self.job_ended(job, outcome, why, failed=outcome not in BLAMELESS)
-            self._rows(
+            self.tables.rows(
                 "UPDATE jobs SET ended = ?, outcome = ?, message = trim(message || char(10) || ?, char(10)) "
                 "WHERE ended IS NULL",
                 self._clock(),
                 Outcome.ORPHANED,
                 "the engine died",
             )
-            self._rows("UPDATE trials SET state = ? WHERE state = ?", TrialState.PENDING, TrialState.RUNNING)
+            self.tables.rows("UPDATE trials SET state = ? WHERE state = ?", TrialState.PENDING, TrialState.RUNNING)
 
     def _promise(self, now: float, demands: Mapping[str, Demand | None]) -> None:
         self._many(
@@ -376,7 +376,7 @@ class Journal(LockedJournal):
 
 
 def _new(trial: Trial, target: int) -> tuple[object, ...]:
-    """The row of a trial that waits and has reported nothing."""
+    """Row of a waiting trial without reports."""
     config = encode(trial.config, f"the config of trial {trial.number}")
     origin = None if trial.origin is None else trial.origin.trial
     start = trial.start
@@ -384,12 +384,12 @@ def _new(trial: Trial, target: int) -> tuple[object, ...]:
 
 
 def _known(demand: Demand | None) -> tuple[int | None, float | None]:
-    """The memory and cores of a demand, as far as they are known: 0 says that they are not."""
+    """Memory and cores of a demand; None if they are 0, which means unknown."""
     return (None, None) if demand is None else (demand.memory or None, demand.cores or None)
 
 
 def _by_key(arrays: Iterable[Array]) -> dict[str, list[int]]:
-    """What arrays are, and the numbers of the trials of each."""
+    """`FusionKey.steps` of each array -> numbers of its trials."""
     found: dict[str, list[int]] = {}
     for array in arrays:
         found.setdefault(array.key.steps, []).extend(member.trial.number for member in array.members)

@@ -7,6 +7,7 @@ from shoal.core.cause import Cause, causes
 from shoal.core.errors import StudyFailedError
 from shoal.core.event import Outcome
 from shoal.core.trial import TrialState
+from shoal.journal.statistics import StudyStatistics
 from shoal.journal.view import JournalView
 from shoal.remedy import after_mending, command
 from shoal.reporting.snapshot import Failing
@@ -113,8 +114,9 @@ def check_results(journal: JournalView) -> None:
     Raises:
         StudyFailedError: every trial has failed.
     """
-    count = journal.states()[TrialState.FAILED]
-    if not count or count < sum(journal.states().values()):
+    states = StudyStatistics(journal).states()
+    count = states[TrialState.FAILED]
+    if not count or count < sum(states.values()):
         return
     found = causes(journal.failed())
     lines = "\n".join(f"  {line}" for line in cause_lines(found))
@@ -140,7 +142,7 @@ def first_failed(cause: Cause, journal: JournalView) -> StudyFailedError:
         cause,
         "Nothing is lost: the other trials stay open. The study tries those first when it goes on, and ends so again "
         "if as many of them fail alike.",
-        lost=journal.states()[TrialState.FAILED] > 0,
+        lost=StudyStatistics(journal).states()[TrialState.FAILED] > 0,
     )
 
 

@@ -13,6 +13,7 @@ from shoal.core.objective import Objective
 from shoal.core.space import flatten
 from shoal.core.trial import TrialState
 from shoal.journal.rows import DeviceRow, JobRow, Reservation, Run, TrialRow
+from shoal.journal.statistics import StudyStatistics
 from shoal.journal.view import JournalView
 from shoal.reporting.ranking import front, ranked
 from shoal.reporting.snapshot import Snapshot, snapshot
@@ -137,8 +138,8 @@ def overview(journal: JournalView, now: float) -> Overview:
         journal: Journal of the study, which may be running.
         now: Seconds since 1970.
     """
-    state = snapshot(journal, now)
-    elapsed = Elapsed(journal.runs(), journal.moments(), now if state.pid is not None else None)
+    state, figures = snapshot(journal, now), StudyStatistics(journal)
+    elapsed = Elapsed(journal.runs(), figures.moments(), now if state.pid is not None else None)
     bars = []
     for job in journal.jobs():
         begin = elapsed(job.started)
@@ -153,7 +154,7 @@ def overview(journal: JournalView, now: float) -> Overview:
         state=state,
         elapsed=elapsed,
         bars=tuple(bars),
-        curve=tuple(_improvements(journal.values(), goals[0], elapsed)),
+        curve=tuple(_improvements(figures.values(), goals[0], elapsed)),
         usage=tuple(
             _usage(device, [bar for bar in bars if bar.job.device == device.name], promises, elapsed)
             for device in journal.devices(all_runs=True)

@@ -10,6 +10,7 @@ from shoal.core.job import Purpose
 from shoal.core.trial import Config, TrialState
 from shoal.journal.check import check_noted
 from shoal.journal.rows import DeviceRow, Intervention, JobRow, TrialRow
+from shoal.journal.statistics import StudyStatistics
 from shoal.journal.view import JournalView
 from shoal.reporting.ranking import all_nan, front, ranked, values
 
@@ -223,24 +224,25 @@ def snapshot(journal: JournalView, now: float, *, starting: bool = False) -> Sna
         starting: Value of `Snapshot.starting`.
     """
     check_noted(journal)
-    done, asked = journal.epochs()
+    figures = StudyStatistics(journal)
+    done, asked = figures.epochs()
     run = journal.runs()[-1]
     pid = journal.writer()
-    moment = now if pid is not None else max(journal.last_moment() or run.started, run.started)
+    moment = now if pid is not None else max(figures.last_moment() or run.started, run.started)
     elapsed = max(moment - run.started, 0.0)
     goals = journal.objectives
     several = len(goals) > 1
     told, stopped = journal.study.get("totals"), journal.study.get("stopped")
-    with journal.sound("how much its algorithm asks for"):
+    with journal.tables.sound("how much its algorithm asks for"):
         totals = None if told is None else Totals(**told)
-    if totals is not None and (added := journal.added())[0]:
+    if totals is not None and (added := figures.added())[0]:
         totals = Totals(totals.trials + added[0], totals.least + added[1], totals.most + added[1])
     best = None if several else journal.best()
     seen = Snapshot(
         metric=tuple(goal.metric for goal in goals) if several else goals[0].metric,
         mode=tuple(goal.mode for goal in goals) if several else goals[0].mode,
-        states=journal.states(),
-        waiting=journal.waiting(),
+        states=figures.states(),
+        waiting=figures.waiting(),
         best=Best(best.number, best.config, best.objective) if best and best.objective is not None else None,
         epochs_done=done,
         epochs_asked=asked,
@@ -254,9 +256,9 @@ def snapshot(journal: JournalView, now: float, *, starting: bool = False) -> Sna
         causes=causes(journal.failed()),
         edits=edited(journal.study),
         stopped=None if stopped is None else Cause(stopped["text"], tuple(stopped["trials"]), stopped["log"]),
-        epochs_lost=journal.epochs_lost(),
+        epochs_lost=figures.epochs_lost(),
         starting=starting,
-        unmeasured=causes(journal.unmeasured(run.started)),
+        unmeasured=causes(figures.unmeasured(run.started)),
         unit="reports" if journal.study.get("opaque") else "epochs",
         all_nan=best is None and done > 0 and all_nan(journal.trials(), goals) is not None,
         note=journal.study.get("note", ""),
@@ -292,7 +294,8 @@ def _seconds_left(done: int, left: int, elapsed: float) -> float | None:
 
 
 def _devices(journal: JournalView) -> tuple[DeviceUse, ...]:
-    members, rates = journal.training(), journal.rates()
+    figures = StudyStatistics(journal)
+    members, rates = figures.training(), figures.rates()
     uses: dict[str, list[JobUse]] = {}
     for job in journal.jobs(running=True):
         count = members.get(job.id, 0) if job.purpose is Purpose.TRAIN else len(job.trials)

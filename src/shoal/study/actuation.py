@@ -1,4 +1,4 @@
-"""Carries out the commands of a study's state machine."""
+"""Actuation: carries out the commands of a study's state machine."""
 
 from pathlib import Path
 
@@ -25,16 +25,16 @@ def carry_out(command: Command, backend: Backend, directory: Path) -> TrialFaile
     """Carry out a command.
 
     Args:
-        command: what is to be done.
-        backend: runs the jobs.
-        directory: of the study.
+        command: Command of the state machine.
+        backend: Back end of the study.
+        directory: Directory of the study.
 
     Returns:
-        What comes of it at once: a trial whose origin has no checkpoint to be copied fails.
+        The event that follows at once, or None: a trial fails if its origin has no checkpoint to copy.
 
     Raises:
         BackendError: a job cannot be started.
-        StorageFullError: there is no room for a copy.
+        StorageFullError: the disk has no room for a copy.
     """
     match command:
         case StartJob():

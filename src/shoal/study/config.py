@@ -1,4 +1,4 @@
-"""What an engine is configured with."""
+"""Configuration of an engine."""
 
 import time
 from collections.abc import Callable
@@ -28,24 +28,23 @@ __all__ = ["EngineConfig", "opaque_key"]
 
 @dataclass
 class EngineConfig:
-    """What an engine works with.
+    """Settings and collaborators of an engine.
 
     Args:
-        cluster: the devices.
-        policy: decides which job runs where.
-        backend: runs them.
-        history: what is known of jobs, across studies.
-        retries: how often a trial whose job failed is tried again.
-        tuner: finds how many times the compute of the devices may be promised, from what jobs report; by default it
-            leaves all of them as they are.
-        grouping: decides which arrays share a process.
-        fuse: whether trials may share an array.
-        hang_seconds: a job that shows no progress for so long is killed; see `HangDetector`.
-        fleet: the devices, if its user has changed them since the study was begun.
-        find: finds devices that are added while it runs.
-        monitor: makes what looks at the devices; None: nobody does.
-        clock: seconds, never going back.
-        structure: of an opaque training, as the job history knows it; "" of a task.
+        cluster: Devices of the study.
+        policy: Policy that decides which job runs where.
+        backend: Back end that runs the jobs.
+        history: Profiles of jobs, across studies.
+        retries: Number of retries of a trial after its first failed job.
+        tuner: Tuner of the oversubscription of devices, from reports of jobs; the default changes no ratio.
+        grouping: Rule that decides which arrays share a process.
+        fuse: Whether trials may share an array.
+        hang_seconds: Seconds without progress after which a job is killed; see `HangDetector`.
+        fleet: Devices as changed by users since the study began; None if they are those of `cluster`.
+        find: Finder of devices that users add while the study runs.
+        monitor: Constructor of the device monitor; None: devices are not monitored.
+        clock: Monotonic clock, in seconds.
+        structure: Structure of an opaque training in the job history; "" of a task.
     """
 
     cluster: Cluster
@@ -64,15 +63,14 @@ class EngineConfig:
     structure: str = ""
 
     def given(self, journal: JournalView, algorithm: Algorithm) -> Given:
-        """What the state machine of a study is given.
+        """Settings and collaborators of the study's state machine.
 
         Args:
-            journal: of the study.
-            algorithm: of the study.
+            journal: Journal of the study.
+            algorithm: Algorithm of the study.
         """
-        hang_detector = (
-            HangDetector(self.hang_seconds) if self.backend.concurrent else None
-        )  # else nobody could kill a job
+        # A back end without concurrency cannot kill a job.
+        hang_detector = HangDetector(self.hang_seconds) if self.backend.concurrent else None
         fleet = self.fleet or Fleet(self.cluster)
         return Given(
             directory=journal.directory,
@@ -94,5 +92,5 @@ class EngineConfig:
 
 
 def opaque_key(structure: str, trial: Trial) -> FusionKey:
-    """Of a trial that a program of the user's trains: nobody else's, and there is nothing to be looked at."""
+    """Fusion key of a trial that a user's program trains; unique to the trial, and found without a look at a model."""
     return FusionKey(structure, "", 1, order=trial.number, opaque=True)

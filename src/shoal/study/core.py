@@ -1,14 +1,15 @@
-"""The state machine of a study: what an event changes, what is recorded of it, and what is to be done about it."""
+"""The state machine of a study: an event changes the state and gives records and commands."""
 
 import re
 from collections.abc import Collection, Iterable
 
-from shoal.core.command import CopyCheckpoint, Step, StopJob, StudyChanged
+from shoal.core.command import ArrayLeft, CopyCheckpoint, JobEnded, Step, StopJob, StudyChanged, TrialsReported
 from shoal.core.event import (
     ArrayFailed,
     Ended,
     MembersLeft,
     MemoryMeasured,
+    Outcome,
     PackSpeedMeasured,
     Profiled,
     Reported,
@@ -19,55 +20,53 @@ from shoal.core.request import Request
 from shoal.core.trial import Decision, TrialGroup, TrialState
 from shoal.study.devices import DevicesSeen
 from shoal.study.event import Due, Event, TrialFailed, WindUp
-from shoal.study.failures import drop, end
 from shoal.study.interventions import intervene, let_go, rest
+from shoal.study.job_events import complete_reports, drop, end, learn, observe, report, settle
 from shoal.study.planning import ask, check_alive, place, survey
-from shoal.study.reports import learn, observe, report, settle
 from shoal.study.state import Given, StudyState
 from shoal.study.trials import TrialRecord, retried_through
-from shoal.study.wind_up import note
 
 __all__ = ["MOST_NOTES", "StudyCore"]
 
 MOST_NOTES = 3
-"""Findings of workers that the user is shown."""
+"""Number of findings of workers that the user is shown."""
 
 
 class StudyCore:
     """The state machine of a study.
 
-    It has no clock, thread or process, and does nothing itself: `step` returns what to record and, once that is
-    recorded, to do. Another one that is given the same events does the same.
+    It has no clock, thread or process. `step` returns records, and commands to carry out once the records are
+    committed. The same events give the same steps.
 
     Args:
-        given: what it works with.
+        given: Settings and collaborators.
     """
 
     def __init__(self, given: Given) -> None:
         self.state = StudyState(given)
-        """Where the study stands; for reading."""
+        """State of the study; read only."""
 
     def step(self, event: Event, now: float) -> Step:
-        """Let an event happen.
+        """Apply an event to the state.
 
         Args:
-            event: what happened.
-            now: seconds of a clock that never goes back.
+            event: The event.
+            now: Time of a monotonic clock, in seconds.
 
         Returns:
-            What to record, and then to do. Where `state.stopped` is set then, the study ends.
+            Records to commit, then commands to carry out. If `state.stopped` is set afterwards, the study ends.
 
         Raises:
-            ShoalError: the study ends with it; `state.step` is what to record and to do before.
-            Exception: whatever the algorithm or the policy raises, likewise.
+            ShoalError: the study ends with this error; `state.step` must be committed and carried out before.
+            Exception: any error of the algorithm or the policy, with the same rule.
         """
         state = self.state
         state.step = Step()
-        (_act if state.ending is None else note)(state, event, now)
+        (_act if state.ending is None else _note)(state, event, now)
         return state.step
 
     def enlist(self, groups: Iterable[TrialGroup]) -> None:
-        """The algorithm proposed groups before this engine began."""
+        """Register groups that the algorithm proposed in an earlier run."""
         self.state.tracker.enlist(groups)
 
     def restore(
@@ -79,14 +78,14 @@ class StudyCore:
         retried: Collection[int] = (),
         requests: Iterable[str] = (),
     ) -> Step:
-        """Be where a study was when its engine ended; nothing may have run yet.
+        """Restore the state that a study had when its engine ended. Call it before any step.
 
         Args:
-            records: of all trials, none of which runs.
-            decisions: all that the algorithm has taken.
-            reported: whether any trial has reported a metric.
-            retried: numbers of the trials that were tried again after they had failed.
-            requests: names of those of users that were carried out or refused.
+            records: Records of all trials, none of them RUNNING.
+            decisions: All decisions of the algorithm.
+            reported: Whether any trial has reported a metric.
+            retried: Numbers of the trials that were retried after they had failed.
+            requests: Names of the user requests that were carried out or refused.
         """
         state, study = self.state, self.state.given.study
         state.step = Step()
@@ -132,12 +131,13 @@ def _act(state: StudyState, event: Event, now: float) -> None:
         case TrialFailed():
             observe(state, "", [state.trials[event.trial].failed(event.reason)])
         case _:
-            _hear(state, devices.understood(event, state.running), now)
+            _on_job_event(state, devices.understood(event, state.running), now)
 
 
 def _add_note(state: StudyState, note: str) -> None:
-    """Record for the user what a worker found, a line each: the first few, and none that differs in numbers alone, such
-    as those of trials and values.
+    """Record a finding of a worker as one line for the user.
+
+    Only the first `MOST_NOTES` are recorded, and of findings that differ only in numbers one.
     """
     said, line = state.given.study.get("note", "").splitlines(), " ".join(note.split())
     if note and len(said) < MOST_NOTES and _worded(line) not in map(_worded, said):
@@ -148,8 +148,8 @@ def _worded(line: str) -> str:
     return re.sub(r"\d[\d.e+-]*", "", line)
 
 
-def _hear(state: StudyState, event: JobEvent, now: float) -> None:
-    """A job has said something."""
+def _on_job_event(state: StudyState, event: JobEvent, now: float) -> None:
+    """Handle an event of a job."""
     match event:
         case Reported():
             report(state, event, now)
@@ -166,3 +166,33 @@ def _hear(state: StudyState, event: JobEvent, now: float) -> None:
             let_go(state, event)
         case Ended():
             end(state, event, now)
+
+
+def _note(state: StudyState, event: Event, now: float) -> None:
+    """Record an event while the study is wound up; nothing is asked for, planned or retried."""
+    match event:
+        case Due.LOOK:
+            state.given.devices.look(state.running, now, state.step)
+        case DevicesSeen():
+            state.given.devices.see(event, state.step)
+        case Due() | Request() | TrialFailed() | WindUp():
+            pass  # requests stay pending until the study is resumed
+        case _:
+            _note_of_job(state, state.given.devices.understood(event, state.running))
+    if state.ending is not None and not state.ending.record:
+        state.step.records.clear()
+
+
+def _note_of_job(state: StudyState, event: JobEvent) -> None:
+    match event:
+        case Profiled() | PackSpeedMeasured():
+            learn(state, event)
+        case ArrayFailed():
+            state.step.record(ArrayLeft(event.job, event.trials, event.message, failed=False))
+        case Reported():
+            state.step.record(TrialsReported(event.job, tuple(complete_reports(event.reports, state.given.objectives))))
+        case Ended():
+            state.running.end(event.job)
+            state.step.record(JobEnded(event.job, event.outcome, event.message, failed=False))
+            if event.outcome not in (Outcome.FINISHED, Outcome.STOPPED):
+                state.unsaved.append(f"{event.job} {event.outcome}")

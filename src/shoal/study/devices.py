@@ -1,24 +1,27 @@
-"""The devices of a running study, and which jobs must not go on where they are."""
+"""Devices of a running study: their monitoring, and the jobs that must leave them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from shoal.cluster.monitor import Condition
+from shoal.cluster.monitor import Condition, Monitor
 from shoal.core.command import DevicesChanged, JobKilled, KillJob, Step, StopJob, StudyChanged, VacateDevice
-from shoal.core.device import Device
+from shoal.core.device import Cluster, Device
 from shoal.core.event import Ended, Event, Outcome
 from shoal.core.job import Job, log_path
 from shoal.study.fleet import Finder, Fleet
 from shoal.study.hangs import HangDetector
 
-__all__ = ["DIED", "DeviceTracker", "DevicesSeen", "Running"]
+__all__ = ["DIED", "DeviceTracker", "DeviceWatch", "DevicesSeen", "Running"]
 
 Running = Mapping[str, tuple[Job, Device]]
 """Id of each running job -> the job and its device."""
 
+MONITOR_SECONDS = 3.0
+"""Seconds between two looks at the devices."""
+
 DIED = frozenset({Outcome.CRASHED, Outcome.RAISED, Outcome.OUT_OF_MEMORY})
-"""How a job may end because its device is lost."""
+"""Outcomes that a lost device may cause."""
 
 
 @dataclass(frozen=True)
@@ -26,23 +29,22 @@ class DevicesSeen:
     """A monitor has looked at the devices.
 
     Args:
-        conditions: by name of the device; one that is not there is as it was found.
+        conditions: Name of a device -> its condition; a device without an entry is as it was found.
     """
 
     conditions: Mapping[str, Condition]
 
 
 class DeviceTracker:
-    """Knows which devices there are now, and ends jobs that hang or must not go on where they are.
+    """Tracks the devices, and ends jobs that hang or whose device is gone.
 
-    Jobs on a device that is lost, and jobs that hang, are killed; those on a device that was removed are stopped, after
-    a checkpoint.
+    Jobs that hang and jobs on a lost device are killed. Jobs on a removed device are stopped after a checkpoint.
 
     Args:
-        fleet: the devices.
-        find: finds devices that a user adds.
-        hang_detector: knows which jobs hang; None: nothing can be killed that does.
-        directory: of the study.
+        fleet: Devices of the study.
+        find: Finder of devices that users add.
+        hang_detector: Detector of jobs that hang; None if the back end cannot kill jobs.
+        directory: Directory of the study.
     """
 
     def __init__(self, fleet: Fleet, find: Finder, hang_detector: HangDetector | None, directory: Path) -> None:
@@ -55,10 +57,10 @@ class DeviceTracker:
         self._vacated: set[str] = set()
 
     def change(self, names: Sequence[str], step: Step, *, add: bool) -> None:
-        """Change the devices as a user asks.
+        """Add or remove devices, as a user requests.
 
         Raises:
-            DeviceError: that cannot be done; nothing is changed.
+            DeviceError: the request cannot be met; nothing is changed.
         """
         if add:
             self.fleet.add(names, self._find)
@@ -67,17 +69,17 @@ class DeviceTracker:
         step.record(StudyChanged("fleet", self.fleet.record()), DevicesChanged(self.fleet.whole))
 
     def see(self, seen: DevicesSeen, step: Step) -> None:
-        """Take over what a monitor has seen."""
+        """Apply the conditions that a monitor has seen."""
         self.fleet.see(seen.conditions)
         step.record(DevicesChanged(self.fleet.whole))
 
     def look(self, running: Running, now: float, step: Step) -> None:
-        """End the jobs that must not go on; to be called before anything is placed.
+        """End the jobs that must not go on. Call it before placing jobs.
 
         Args:
-            running: the jobs.
-            now: seconds of a clock that never goes back.
-            step: what follows.
+            running: Running jobs.
+            now: Time of a monotonic clock, in seconds.
+            step: Step that gets the records and commands.
         """
         if self._hang_detector is not None:
             for job, seconds in self._hang_detector.look(now):
@@ -98,16 +100,16 @@ class DeviceTracker:
         self._vacated = set(gone - busy)
 
     def kill_again(self) -> None:
-        """A full disk may have kept kills from being carried out: the next look decides them anew."""
+        """Forget kills, so that the next look decides them anew: a full disk may have prevented them."""
         self._killed.clear()
 
     def begin(self, job: Job) -> None:
-        """A job starts."""
+        """Watch a job that starts."""
         if self._hang_detector is not None:
             self._hang_detector.begin(job)
 
     def understood(self, event: Event, running: Running) -> Event:
-        """An event as it is to be understood: a job that died may have been killed, or its device may be lost."""
+        """The event with its true outcome: a job that died may have been killed, or its device may be lost."""
         if self._hang_detector is not None:
             self._hang_detector.on_event(event)
         if not isinstance(event, Ended):
@@ -132,3 +134,40 @@ class DeviceTracker:
             self._killed[job] = outcome, why
             step.record(JobKilled(job, outcome, why))
             step.command(KillJob(job))
+
+
+class DeviceWatch:
+    """Has a monitor look at the devices every few seconds, and at once after devices were added.
+
+    Args:
+        fleet: Devices of the study.
+        make_monitor: Constructor of the monitor; None: devices are not monitored.
+        clock: Monotonic clock, in seconds.
+        pid: Id of this process; the monitor does not count its memory as use by other programs.
+    """
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        make_monitor: Callable[[Cluster], Monitor] | None,
+        clock: Callable[[], float],
+        pid: int,
+    ) -> None:
+        self._fleet = fleet
+        self._given = fleet.given
+        self._monitor = make_monitor(self._given) if make_monitor is not None else None
+        self._clock = clock
+        self._pid = pid
+        self._due = clock()
+
+    def look(self, *, at_once: bool = False) -> DevicesSeen | None:
+        """The conditions of all devices; None before the next look is due."""
+        if self._monitor is None:
+            return None
+        if self._given is not self._fleet.given:
+            self._given, at_once = self._fleet.given, True
+            self._monitor.watch(self._given)
+        if not at_once and self._clock() < self._due:
+            return None
+        self._due = self._clock() + MONITOR_SECONDS
+        return DevicesSeen(self._monitor.look({self._pid}))

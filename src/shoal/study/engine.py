@@ -1,5 +1,6 @@
-"""The loop of a study: take events, let the state machine step, commit, carry out."""
+"""The engine, the loop of a study: take events, step the state machine, commit, carry out."""
 
+import os
 from collections import deque
 
 from shoal.algorithms.base import Algorithm
@@ -15,22 +16,21 @@ from shoal.reporting.progress import Progress
 from shoal.study.actuation import carry_out
 from shoal.study.config import EngineConfig
 from shoal.study.core import StudyCore
-from shoal.study.device_watch import DeviceWatch
-from shoal.study.devices import DIED
+from shoal.study.devices import DIED, DeviceWatch
 from shoal.study.event import Due, Event, WindUp
 from shoal.study.recovery import recovered
 
 __all__ = ["Engine"]
 
 TURN_SECONDS = 0.25
-"""Longest wait for an event, after which the display and an interrupt are looked at."""
+"""Longest wait for an event, in seconds; then the display is updated and interrupts are handled."""
 
 
 class Engine:
     """Runs one study to its end.
 
-    Every change is in the journal before anything is done about it, so an engine that is killed at any moment is
-    followed by another that begins with `replay`.
+    Every change is committed to the journal before its commands are carried out. After a kill at any moment a new
+    engine goes on with `replay`.
     """
 
     def __init__(self, journal: Journal, algorithm: Algorithm, setting: EngineConfig, progress: Progress) -> None:
@@ -38,27 +38,27 @@ class Engine:
         self._backend, self._clock = setting.backend, setting.clock
         self._core = StudyCore(setting.given(journal, algorithm))
         self.fleet = self._core.state.fleet
-        """The devices."""
-        self._watch = DeviceWatch(self.fleet, setting.monitor, setting.clock)
+        """Devices of the study."""
+        self._watch = DeviceWatch(self.fleet, setting.monitor, setting.clock, os.getpid())
         self._events: deque[Event] = deque()  # polled, not yet handled
         self._interrupted = False
 
     def run(self) -> None:
-        """Go on until the algorithm has finished.
+        """Run the study until the algorithm has finished.
 
         Raises:
             StudyInterrupted: `interrupt` was called; everything is saved.
-            StudyFailedError: the first trials all fail of one cause; see `FirstFailures`.
+            StudyFailedError: the first trials all fail with one cause; see `FirstFailures`.
             TaskError: the task breaks its contract.
-            StorageFullError: there is no room for the journal or a checkpoint.
-            Exception: whatever an algorithm or a policy raises; what had been reported is recorded.
+            StorageFullError: the disk has no room for the journal or a checkpoint.
+            Exception: any error of the algorithm or the policy; all reports before it are recorded.
         """
         self._journal.devices_are(self.fleet.whole)
         self._journal.put("stopped", None)
         self._journal.put("finished", False)
         with self._progress:
             try:
-                self._heed()
+                self._handle_requests()
                 while not self._core.state.finished:
                     self._turn()
             except Exception as error:
@@ -70,14 +70,14 @@ class Engine:
         self._journal.put("finished", True)
 
     def interrupt(self) -> None:
-        """Let `run` save everything and stop at its next turn. Safe to call from a signal handler."""
+        """Make `run` save everything and stop at its next turn. Safe to call from a signal handler."""
         self._interrupted = True
 
     def replay(self) -> None:
-        """Bring the algorithm and the state machine to where the journal is; nothing may have run yet.
+        """Bring the algorithm and the state machine to the state of the journal. Call it before `run`.
 
         Raises:
-            JournalError: the algorithm does not do again what it did.
+            JournalError: the algorithm proposes other trials than before.
         """
         self._do(recovered(self._core, self._journal))
 
@@ -86,14 +86,14 @@ class Engine:
         for due in Due:
             self._happen(due)
         self._take(self._core.state.planner.patience(self._clock(), TURN_SECONDS))
-        self._heed()
+        self._handle_requests()
         self._progress.update()
         if self._interrupted:
             again = command("resume", self._journal.directory)
             raise StudyInterrupted(f"stopped; everything is saved. Go on with: {again}")
 
     def _take(self, timeout: float) -> None:
-        """Let happen what the back end says, and what is left of what it said before an error."""
+        """Handle the events of the back end, those left over after an error first."""
         if not self._events:
             self._events.extend(self._backend.poll(timeout))
         while self._events:
@@ -101,8 +101,8 @@ class Engine:
                 self._look_at_devices(at_once=True)
             self._happen(self._events.popleft())
 
-    def _heed(self) -> None:
-        """Let happen what users ask for."""
+    def _handle_requests(self) -> None:
+        """Handle the pending requests of users."""
         for request in pending(self._journal.directory):
             self._happen(request)
 
@@ -110,7 +110,7 @@ class Engine:
         state = self._core.state
         try:
             step = self._core.step(event, self._clock())
-        except Exception:  # what led to it is recorded first, be it a bug of the user's algorithm or policy
+        except Exception:  # an error of the user's algorithm or policy, too: record what led to it
             self._do(state.step)
             raise
         cause, state.stopped = state.stopped, None
@@ -119,7 +119,7 @@ class Engine:
             raise first_failed(cause, self._journal)
 
     def _do(self, step: Step) -> None:
-        """Commit a step, then carry it out; where that fails, jobs that were not started have ended."""
+        """Commit a step, then carry it out. After a failure the jobs that were not started end as ORPHANED."""
         done = -1
         try:
             commit(self._journal, step.records)
@@ -129,7 +129,7 @@ class Engine:
         except Exception:
             never = [x.job.id for x in step.commands[max(done, 0) :] if isinstance(x, StartJob)]
             ends = [self._core.step(Ended(job, Outcome.ORPHANED, "was never started"), self._clock()) for job in never]
-            if done >= 0:  # else the journal has not heard of them
+            if done >= 0:  # else the journal has no record of these jobs
                 commit(self._journal, [record for end in ends for record in end.records])
             raise
 
@@ -138,7 +138,7 @@ class Engine:
             self._happen(seen)
 
     def _wind_up(self, *, record: bool = True) -> None:
-        """However the study ends, let all jobs save their trials and end, and record, if so, what they still say."""
+        """Stop all jobs after a checkpoint; record their last events if `record` is true."""
         self._happen(WindUp(record))
         while self._core.state.running:
             self._look_at_devices()

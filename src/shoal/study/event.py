@@ -1,4 +1,4 @@
-"""What happens to a study beside what its jobs say."""
+"""Events of a study beside those of its jobs."""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -11,14 +11,14 @@ __all__ = ["Due", "Event", "TrialFailed", "WindUp"]
 
 
 class Due(Enum):
-    """What the passing of time leads to; each is due in every turn of the engine's loop, in this order."""
+    """Periodic events; each turn of the engine's loop sends all of them, in this order."""
 
     LOOK = "look"
-    """Jobs that hang, or are where they must not be, are ended."""
+    """End jobs that hang, and jobs on lost or removed devices."""
     ASK = "ask"
-    """The algorithm is asked for trials."""
+    """Ask the algorithm for trials."""
     PLAN = "plan"
-    """What waits is looked at, measured and placed."""
+    """Survey, measure and place waiting trials."""
 
 
 @dataclass(frozen=True)
@@ -31,10 +31,10 @@ class TrialFailed:
 
 @dataclass(frozen=True)
 class WindUp:
-    """The study ends, for whatever reason: jobs save their trials and end, and what they still say is only recorded.
+    """The study ends: jobs save their trials and end, and their last events are only recorded.
 
     Args:
-        record: false where the journal has no room.
+        record: False if the journal has no room.
     """
 
     record: bool = True

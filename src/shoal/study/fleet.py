@@ -1,4 +1,4 @@
-"""The devices of a running study: those it was given, as a monitor sees them and as its user changes them."""
+"""The devices of a study, as a monitor sees them and as users change them."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -12,24 +12,24 @@ from shoal.schedule.ledger import bytes_text
 __all__ = ["REMOVED", "Finder", "Fleet"]
 
 Finder = Callable[[str | Sequence[str]], Cluster]
-"""What a user wrote -> the devices that it means on this machine; DeviceError if there are none such."""
+"""Device names as a user wrote them -> these devices of this machine; DeviceError if there are none."""
 
 REMOVED = "was removed by request"
-"""Why a device that its user took away gets no jobs."""
+"""Reason why a removed device gets no jobs."""
 
 _NAMED = 2
-"""Programs that are named in a reason, those that hold the most."""
+"""Number of programs that a reason names, those with the most memory first."""
 
 
 class Fleet:
-    """Keeps which devices jobs may use now.
+    """The devices that jobs may use now.
 
-    A device that was removed, or that the monitor finds lost, stays in the cluster, unhealthy, as jobs may still be on
-    it and it may come back. What programs of others hold of a device is no part of its memory.
+    A removed or lost device stays in the cluster as unhealthy: jobs may still be on it, and it may come back. The
+    memory of a device excludes what programs of others hold.
 
     Args:
-        cluster: as the study was given it.
-        devices: what its user wrote for that.
+        cluster: Devices as found when the study began.
+        devices: Their names as the user wrote them.
     """
 
     def __init__(self, cluster: Cluster, devices: str | Sequence[str] = "auto") -> None:
@@ -38,14 +38,18 @@ class Fleet:
         self._added: list[str] = []
         self._removed: list[str] = []
         self._conditions: Mapping[str, Condition] = {}
-        self._cluster: Cluster | None = None  # as it is now, unless something has changed since it was asked for
+        self._cluster: Cluster | None = None  # cache of `cluster`, None after a change
 
     @staticmethod
     def again(record: Mapping[str, Any], find: Finder) -> "Fleet":
-        """As it was when it made a record of itself, so far as the devices are still there.
+        """The fleet of a record; removed devices that no longer exist are left out.
+
+        Args:
+            record: Result of `record`.
+            find: Finder of devices.
 
         Raises:
-            DeviceError: one is not there, so others have to be named.
+            DeviceError: a device of the record does not exist any more.
         """
         devices = record["devices"]
         fleet = Fleet(find(devices), devices)
@@ -56,50 +60,50 @@ class Fleet:
         return fleet
 
     def record(self) -> dict[str, Any]:
-        """What `again` needs, in JSON values."""
+        """The fleet as JSON values, for `again`."""
         devices = self._devices if isinstance(self._devices, str) else list(self._devices)
         return {"devices": devices, "added": list(self._added), "removed": list(self._removed)}
 
     @property
     def given(self) -> Cluster:
-        """All devices, as they were found."""
+        """All devices, as they were found, removed ones included."""
         return self._given
 
     @property
     def used(self) -> list[str]:
-        """Names of the devices that were not removed."""
+        """Names of the devices that users have not removed."""
         return [device.name for _, device in self._given if device.name not in self._removed]
 
     @property
     def cluster(self) -> Cluster:
-        """As it is now."""
+        """All devices in their present condition."""
         if self._cluster is None:
             self._cluster = self._each(self._now)
         return self._cluster
 
     @property
     def whole(self) -> Cluster:
-        """As it is now, what programs of others hold included."""
+        """As `cluster`, but the memory includes what programs of others hold."""
         return self._each(lambda device: replace(self._now(device), memory=device.memory))
 
     @property
     def hopeful(self) -> Cluster:
-        """As it would be if all that are lost came back, and programs of others held nothing."""
+        """As `cluster`, if all lost devices came back and programs of others held nothing."""
         return self._each(self._at_best)
 
     @property
     def gone(self) -> frozenset[str]:
-        """Names of devices that no job may be on."""
+        """Names of the unhealthy devices, which no job may use."""
         return frozenset(device.name for _, device in self.cluster if not device.healthy)
 
     @property
     def diminished(self) -> bool:
-        """Whether there may be more of it later: a device is lost, or held by others, or its user took all away."""
+        """Whether capacity may grow later: a device is lost or held by others, or all devices were removed."""
         return self.emptied or self.cluster != self.hopeful
 
     @property
     def reduced(self) -> bool:
-        """Whether its user took devices away, which may be given back."""
+        """Whether users have removed devices, which may be added again."""
         return bool(self._removed)
 
     @property
@@ -108,23 +112,23 @@ class Fleet:
         return not self.used
 
     def is_lost(self, name: str) -> bool:
-        """Whether nothing works on a device, so that its jobs cannot even save their trials."""
+        """Whether a device does not answer, so that its jobs cannot save their trials."""
         return name in self._conditions and not self._conditions[name].healthy
 
     def see(self, conditions: Mapping[str, Condition]) -> None:
-        """Take over what a monitor sees; a device that it says nothing of is as it was found."""
+        """Apply the conditions that a monitor sees; a device without one is as it was found."""
         if self._conditions != conditions:
             self._conditions, self._cluster = dict(conditions), None
 
     def add(self, names: Sequence[str], find: Finder) -> None:
-        """Let jobs use devices that were removed, or that are new.
+        """Add new devices, or removed ones again.
 
         Args:
-            names: of the devices.
-            find: finds those that are new.
+            names: Names of the devices.
+            find: Finder of the new ones.
 
         Raises:
-            DeviceError: one is named twice, used already, or not there; then nothing is added.
+            DeviceError: a device is named twice, in use already, or not there; nothing is added.
         """
         self._check(names)
         known = [device.name for _, device in self._given]
@@ -139,10 +143,10 @@ class Fleet:
         self._cluster = None
 
     def remove(self, names: Sequence[str]) -> None:
-        """Let no job use devices any more.
+        """Remove devices, so that no job uses them.
 
         Raises:
-            DeviceError: one is named twice, or is none of the study's; then nothing is removed.
+            DeviceError: a device is named twice, or the study does not have it; nothing is removed.
         """
         self._check(names)
         known = [device.name for _, device in self._given]
@@ -186,7 +190,7 @@ class Fleet:
 
 
 def _held(holders: Sequence[Holder]) -> str:
-    """Whose programs hold how much: "python (pid 4711) holds 70.0 GB"."""
+    """The programs that hold memory, in words: "python (pid 4711) holds 70.0 GB"."""
     most = sorted(holders, key=lambda holder: -(holder.memory or 0))
     texts = [
         f"{x.name} (pid {x.pid}) holds {'some of it' if x.memory is None else bytes_text(x.memory)}"
@@ -197,10 +201,15 @@ def _held(holders: Sequence[Holder]) -> str:
 
 
 def _only(new: Sequence[str], known: Sequence[str], find: Finder) -> Cluster:
-    """The devices of these names, each with as many cores as if the study had been given all of them at once.
+    """The new devices, each with as many cores as if the study had been given all devices at once.
+
+    Args:
+        new: Names of the new devices.
+        known: Names of the devices that the study has.
+        find: Finder of devices.
 
     Raises:
-        DeviceError: one of them is not there, or is a CPU slot: these are all cut at once.
+        DeviceError: a device is not there, or is a CPU slot: CPU slots are cut all at once.
     """
     for name in new:
         if name.partition(":")[0] in ("auto", "cpu"):
@@ -209,14 +218,14 @@ def _only(new: Sequence[str], known: Sequence[str], find: Finder) -> Cluster:
                 "begins or is resumed, so only one that was removed can come back; stop the study, then: shoal resume "
                 "DIR --devices cpu:N"
             )
-    find(new)  # so that a wrong name is told of, and not the study's own
+    find(new)  # the error of a wrong name does not name the study's own devices
     found = find([*(name for name in known if not name.startswith("cpu:")), *new])
     nodes = (replace(node, devices=tuple(d for d in node.devices if d.name not in known)) for node in found.nodes)
     return Cluster(tuple(node for node in nodes if node.devices))
 
 
 def _joined(one: Cluster, other: Cluster) -> Cluster:
-    """The devices of both; those of nodes of the same name together."""
+    """The devices of both clusters, with nodes of the same name merged."""
     nodes: dict[str, Node] = {node.name: node for node in one.nodes}
     for node in other.nodes:
         mine = nodes.get(node.name, replace(node, devices=()))

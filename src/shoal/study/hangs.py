@@ -1,4 +1,4 @@
-"""How long jobs have shown no progress, and which of them hang."""
+"""Detection of jobs that hang."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,39 +11,39 @@ from shoal.core.job import Job
 __all__ = ["HANG_SECONDS", "HangDetector", "check_hang_seconds"]
 
 HANG_SECONDS = 300.0
-"""A job that takes steps and shows no progress for so long hangs, by default."""
+"""Default limit, in seconds without progress, of a job that takes steps."""
 
 LEAST = 3.0
-"""Fewer seconds would say nothing: a job tells of its progress once a second."""
+"""Least limit in seconds: jobs send a heartbeat once a second."""
 
 PATIENCE = 10
-"""So many times as long as its longest step so far, or as the limit while it prepares, a job may be silent."""
+"""Factor on the longest step so far, or on the limit while a job prepares."""
 
 LONGEST_LOOK = 5.0
-"""What counts at most between two looks, so that nothing hangs because the engine, or the machine, was asleep."""
+"""Seconds that count at most between two looks: the engine or the machine may have been asleep."""
 
 
 def check_hang_seconds(seconds: object) -> None:
-    """Refuse what is no time to wait.
+    """Check the setting `hang_seconds`.
 
     Raises:
-        ShoalError: shows it.
+        ShoalError: the value is not a finite number of at least `LEAST`.
     """
     if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not LEAST <= seconds < inf:
         raise ShoalError(
-            f"`hang_seconds` must be a finite number of at least {LEAST:g}, as a job says once a second that it is "
-            f"alive, got {seconds!r}"
+            f"`hang_seconds` must be a finite number of at least {LEAST:g}, because a job sends a heartbeat once a "
+            f"second, got {seconds!r}"
         )
 
 
 @dataclass
 class _SilentJob:
-    """A job that is watched.
+    """Progress of a watched job.
 
     Args:
-        settled: whether it only takes steps now; until it says so it loads data, builds, or compiles.
-        seconds: without any progress.
-        longest: such time of its steps so far.
+        settled: Whether the job only takes steps now; before that it loads data, builds or compiles.
+        seconds: Seconds since its last progress.
+        longest: Longest such time between steps so far.
     """
 
     settled: bool = False
@@ -54,12 +54,12 @@ class _SilentJob:
 class HangDetector:
     """Watches running jobs by their events, on a clock that is passed in.
 
-    What comes before a job's first step, and whenever it prepares other ones, has no measure of its own: loading data
-    or compiling may take long. So a job that prepares is given `PATIENCE` times the limit, one that takes steps the
-    limit, or `PATIENCE` times its longest step where that is more.
+    Loading data and compiling may take long, and nothing bounds them in advance. So a job that prepares is given
+    `PATIENCE` times the limit. A job that takes steps is given the limit, or `PATIENCE` times its longest step if that
+    is more.
 
     Args:
-        limit: seconds.
+        limit: Seconds without progress.
     """
 
     def __init__(self, limit: float = HANG_SECONDS) -> None:
@@ -68,11 +68,11 @@ class HangDetector:
         self._looked: float | None = None
 
     def begin(self, job: Job) -> None:
-        """A job starts."""
+        """Watch a job that starts."""
         self._jobs[job.id] = _SilentJob()
 
     def on_event(self, event: Event) -> None:
-        """A job said something: it makes progress."""
+        """Note the progress that an event of a job shows."""
         quiet = self._jobs.get(event.job)
         if quiet is None:
             return
@@ -83,14 +83,14 @@ class HangDetector:
             quiet.settled = event.settled
 
     def end(self, job: str) -> None:
-        """A job is over."""
+        """Forget a job that has ended."""
         self._jobs.pop(job, None)
 
     def look(self, now: float) -> Iterator[tuple[str, float]]:
-        """The jobs that hang, each with its seconds without progress; to be called after all that came was heard.
+        """The jobs that hang, each with its seconds without progress. Call it after all events were handled.
 
         Args:
-            now: seconds of a clock that never goes back.
+            now: Time of a monotonic clock, in seconds.
         """
         passed = 0.0 if self._looked is None else min(now - self._looked, LONGEST_LOOK)
         self._looked = now

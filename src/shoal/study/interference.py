@@ -1,4 +1,4 @@
-"""How fast jobs run, alone and where they share a device, as far as their reports tell."""
+"""Interference: how fast jobs run alone and on shared devices, measured from their reports."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -16,28 +16,28 @@ from shoal.schedule.oversubscription import OversubscriptionTuner
 __all__ = ["InterferenceTracker"]
 
 _ROUNDING = 1e-6
-"""Compute; what is less is due to rounding."""
+"""Largest difference of compute that counts as rounding."""
 
 ENOUGH = 2
-"""Epochs alike, of which the shortest counts: a single one may have been disturbed by other programs."""
+"""Number of equal epochs; the shortest counts, since other programs may have disturbed a single one."""
 
 SLACK = 0.1
-"""By how much of it a share may differ from an even part of a device."""
+"""Largest relative difference between a share and an even part of a device."""
 
 _Alike = tuple[FusionKey, int, str]
-"""Key and members of an array, and the kind of its device: what takes as long alone."""
+"""Key, number of members and kind of device of an array: equal values take equal time alone."""
 
 
 @dataclass
 class _ColocatedJob:
-    """A job on a device.
+    """A job on a device, with its epochs since the colocation last changed.
 
     Args:
-        job: which.
-        trials: numbers of those that reported last.
-        reported: whether it has, since its company changed; its next epoch began in this company.
-        times: seconds of its epochs that count, in this company.
-        seen: compute promised to it, and its speed as a fraction of that alone, in its newest epoch that counts.
+        job: The job.
+        trials: Numbers of the trials of its last report.
+        reported: Whether it has reported since the change; its next epoch began after the change.
+        times: Seconds of its epochs that count.
+        seen: Compute promised to it, and its speed as a fraction of that alone, in its newest epoch that counts.
     """
 
     job: Job
@@ -49,21 +49,21 @@ class _ColocatedJob:
 
 @dataclass
 class _Colocation:
-    """The jobs on a device, by id."""
+    """A device, and the jobs on it by id."""
 
     device: Device
     colocated_jobs: dict[str, _ColocatedJob] = field(default_factory=dict)
 
     def change(self) -> None:
-        """What was seen so far does not hold any more."""
+        """Discard the epochs measured so far: the jobs on the device have changed."""
         for colocated in self.colocated_jobs.values():
             colocated.reported, colocated.seen = False, None
             colocated.times.clear()
 
     def promised(self) -> float | None:
-        """Compute, as a fraction of the device's.
+        """Sum of the compute promised to the jobs, as a fraction of the device's.
 
-        None if that is not known of a job, or one has several arrays, or a share, which it has regardless of the ratio.
+        None if it is unknown for a job, or if a job has several arrays or a share, which no ratio changes.
         """
         jobs = [colocated.job for colocated in self.colocated_jobs.values()]
         if any(len(job.arrays) != 1 or _has_share(job) for job in jobs):
@@ -75,7 +75,7 @@ class _Colocation:
 
 
 def _has_share(job: Job) -> bool:
-    """Whether a job of one array was promised another part of its device than it asks for."""
+    """Whether a job of one array was promised another part of its device than it demands."""
     (array,) = job.arrays
     if array.profile is None or job.demand is None:
         return False
@@ -84,63 +84,62 @@ def _has_share(job: Job) -> bool:
 
 @final
 class InterferenceTracker:
-    """Takes from reports what an oversubscription tuner wants to know of jobs that share a device, and what the profile
-    store does: how long epochs take alone, and in company.
+    """Measures epochs of jobs alone and on shared devices, for the oversubscription tuner and the profile store.
 
-    A device is observed when each of its jobs has had an epoch that counts: one after another that it has reported
-    since the jobs on the device, the trials in one of them, or the ratio in force changed. So the epochs in which a job
-    is started or compiled do not count, and jobs that train for one or two are never observed. A job's speed is the
-    least seconds of an epoch, of as many members of its key on a device on which no more was promised than it has, by
-    those that it takes now; no device is observed that holds a job of which that is not known.
+    An epoch counts if the job has reported an earlier one since the last change: of the jobs on the device, of the
+    trials in one of them, or of the ratio. So epochs with a start or a compilation do not count, and jobs of one or two
+    epochs are never measured. A device is observed once each of its jobs has an epoch that counts. A job's speed is the
+    least seconds of an epoch of as many members of its key, on a device without oversubscription, divided by its
+    seconds now. A device is not observed while this speed is unknown for one of its jobs.
 
-    As in a simulation, the tuner is not told of a device while no trial waits, or while it holds more than the ratio
-    allows because that has fallen. Nor is it told of one that holds a job of several arrays, which take turns.
+    As in a simulation, the tuner gets no observation of a device while no trial waits, while the device holds more than
+    a lowered ratio allows, or while it holds a job of several arrays, which take turns.
 
     Args:
-        tuner: is told, and keeps the ratios; on kinds of devices that it leaves alone, company is not looked at.
+        tuner: Oversubscription tuner, which keeps the ratios. Sharing is measured only on the kinds that it tunes.
     """
 
     def __init__(self, tuner: OversubscriptionTuner) -> None:
         self._tuner = tuner
-        self._companies: dict[str, _Colocation] = {}
+        self._by_device: dict[str, _Colocation] = {}
         self._place: dict[str, _Colocation] = {}
         self._alone: dict[_Alike, float] = {}
         self._single: dict[_Alike, float] = {}
 
     def cluster(self, cluster: Cluster) -> Cluster:
-        """With the ratios to use now."""
+        """The cluster with the present oversubscription ratios."""
         return self._tuner.apply(cluster)
 
     def begin(self, job: Job, device: Device) -> None:
-        """A job is on a device from now on."""
+        """Add a job that starts on a device."""
         self.end(job.id)
-        colocation = self._companies.setdefault(device.name, _Colocation(device))
+        colocation = self._by_device.setdefault(device.name, _Colocation(device))
         colocation.colocated_jobs[job.id] = _ColocatedJob(job)
         colocation.change()
         self._place[job.id] = colocation
 
     def end(self, job: str) -> None:
-        """A job has left its device."""
+        """Remove a job that has left its device."""
         if (colocation := self._place.pop(job, None)) is not None:
             del colocation.colocated_jobs[job]
             colocation.change()
 
     def change(self, job: Job) -> None:
-        """A job that is on a device has other members now, or other arrays."""
+        """Update a job whose members or arrays have changed."""
         if (colocation := self._place.get(job.id)) is not None:
             colocation.colocated_jobs[job.id].job = job
             colocation.change()
 
     def epoch(self, event: Reported, has_waiting: Callable[[], bool]) -> EpochTimes | None:
-        """Members of a job have finished an epoch together.
+        """Measure an epoch that members of a job have finished together.
 
         Args:
-            event: their reports.
-            has_waiting: whether trials wait for a device.
+            event: Reports of the members.
+            has_waiting: Whether trials wait for a device.
 
         Returns:
-            What the epochs of this company show; None if that is not known yet, or the job has several arrays, members
-            at different epochs, or a share that is not its part.
+            Times of the epochs with the present jobs on the device; None if too few epochs count yet, or if the job has
+            several arrays, members at different epochs, or a share that is not an even part.
         """
         if (colocation := self._place.get(event.job)) is None or not event.reports:
             return None
@@ -148,7 +147,7 @@ class InterferenceTracker:
         if len(colocated.job.arrays) != 1:  # they take turns, and report in turns
             return None
         trials = frozenset(report.trial for report in event.reports)
-        if trials != colocated.trials:  # it has just been started, or goes on with fewer
+        if trials != colocated.trials:  # the job has just started, or has lost members
             colocated.trials = trials
             colocation.change()
         if not colocated.reported:
@@ -165,7 +164,7 @@ class InterferenceTracker:
         return self._seen(colocation, colocated, seconds)
 
     def _seen(self, colocation: _Colocation, colocated: _ColocatedJob, seconds: float) -> EpochTimes | None:
-        """What epochs show of the company."""
+        """Times of the epochs with the present jobs on the device."""
         alike, jobs = _alike(colocated, colocation.device.kind), len(colocation.colocated_jobs)
         if jobs == 1:
             if _has_share(colocated.job):
@@ -186,14 +185,14 @@ class InterferenceTracker:
         promised: float,
         has_waiting: Callable[[], bool],
     ) -> None:
-        """An epoch of a job counts for the tuner."""
+        """Count an epoch for the tuner."""
         self._note(colocated, colocation.device.kind, seconds, promised)
         seen = [each.seen for each in colocation.colocated_jobs.values() if each.seen is not None]
         if len(seen) == len(colocation.colocated_jobs):
-            self._tell(colocation, seen, promised, has_waiting)
+            self._observe(colocation, seen, promised, has_waiting)
 
     def _note(self, colocated: _ColocatedJob, kind: str, seconds: float, promised: float) -> None:
-        """How fast a job was in an epoch that counts."""
+        """Note the speed of a job in an epoch that counts."""
         (array,) = colocated.job.arrays
         alike = _alike(colocated, kind)
         if promised <= 1 + _ROUNDING:
@@ -201,13 +200,14 @@ class InterferenceTracker:
         if alike in self._alone and array.profile is not None:
             colocated.seen = compute(array.profile), self._alone[alike] / seconds
 
-    def _tell(
+    def _observe(
         self,
         colocation: _Colocation,
         seen: list[tuple[float, float]],
         promised: float,
         has_waiting: Callable[[], bool],
     ) -> None:
+        """Give the tuner an observation of a device, if it may count."""
         kind = colocation.device.kind
         ratio = self._tuner.ratio(kind)
         for colocated in colocation.colocated_jobs.values():
@@ -216,13 +216,13 @@ class InterferenceTracker:
             return
         self._tuner.observe(kind, seen)
         if self._tuner.ratio(kind) != ratio:
-            for each in self._companies.values():
+            for each in self._by_device.values():
                 if each.device.kind == kind:
                     each.change()
 
 
 def _is_part(job: Job, device: Device, jobs: int) -> bool:
-    """Whether a job has as much of its device as if that were divided evenly, or takes what it needs."""
+    """Whether a job has an even part of its device, or all that it demands."""
     if not _has_share(job) or job.demand is None:
         return True
     return abs(job.demand.compute * jobs / device.compute - 1) <= SLACK

@@ -1,4 +1,4 @@
-"""What people ask of a running study."""
+"""Interventions: handlers of users' requests to a running study."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence, Set
@@ -23,7 +23,7 @@ from shoal.core.event import MembersLeft
 from shoal.core.job import JobUpdate
 from shoal.core.request import Request
 from shoal.core.trial import Origin, TrialState
-from shoal.study.reports import settle
+from shoal.study.job_events import settle
 from shoal.study.state import StudyState
 from shoal.study.trials import TrialRecord
 
@@ -37,9 +37,9 @@ STUDY_ENDED = "the study was ended by a user"
 
 
 def intervene(state: StudyState, request: Request) -> None:
-    """Do what a user asks, as far as it makes sense by now, and note what came of it.
+    """Carry out or refuse a request, and record the result.
 
-    What was recorded before a kill is not done twice.
+    A request that was recorded before a kill is not carried out again.
     """
     if request.name not in state.requests:
         state.step.record(_VERBS.get(request.verb, _unknown)(state, request))
@@ -48,24 +48,24 @@ def intervene(state: StudyState, request: Request) -> None:
 
 
 def _release(state: StudyState, numbers: Set[int]) -> None:
-    """Trials are not paused any more."""
+    """Remove trials from the paused ones."""
     if state.trials.held & numbers:
         state.trials.held -= numbers
         state.step.record(StudyChanged("held", sorted(state.trials.held)))
 
 
 def let_go(state: StudyState, left: MembersLeft) -> None:
-    """Members that were told to leave a job have done so; those that are not over wait, or wait again by now."""
+    """Handle members that have left a job on request; those that have not ended wait again."""
     numbers = state.trials.wait_again(left.job, left.trials, failed=False)
     if numbers:
         state.step.record(ArrayLeft(left.job, frozenset(numbers), PAUSED, failed=False))
 
 
 def stop(state: StudyState, trials: Sequence[TrialRecord], reason: str) -> None:
-    """Trials are over, and leave their jobs.
+    """Stop trials; those that run leave their jobs.
 
-    The algorithm goes on as if they had failed. Of one that has reached its budget it has heard all; if it wants that
-    one trained further, it is told then.
+    The algorithm observes a failure of each. A PAUSED trial has reported all of its budget already: its failure is
+    observed only if the algorithm promotes it.
     """
     told = tuple(
         x.failed(reason) for x in trials if x.state is not TrialState.PAUSED and x.number not in state.trials.retried
@@ -86,7 +86,7 @@ def stop(state: StudyState, trials: Sequence[TrialRecord], reason: str) -> None:
 
 
 def rest(state: StudyState) -> None:
-    """Nothing is to run. Once nothing does, a study that is ended is over, and one that is paused frees its devices."""
+    """Keep a study at rest. Once no job runs, an ended study is over, and a paused one frees its devices."""
     why = STUDY_ENDS if state.ended else STUDY_PAUSED
     everyone = (*state.trials.waiting(), *state.trials.held_back())
     if changed := state.trials.explain({x.number: why for x in everyone}):
@@ -131,7 +131,7 @@ def _end_study(state: StudyState, request: Request) -> Intervened:
 
 
 def _stop_jobs(state: StudyState) -> None:
-    """Let all jobs save their trials and end."""
+    """Stop all jobs after a checkpoint."""
     state.planner.wake = math.inf
     state.step.command(*map(StopJob, state.running))
 
@@ -151,7 +151,7 @@ def _policy(state: StudyState, request: Request) -> Intervened:
     try:
         policy = state.given.find_policy(name)
     except PolicyError as error:
-        return Intervened(request.name, request.verb, refused=(str(error),))
+        return _refused(request, str(error))
     state.given.policy = policy
     state.planner.follow(policy)
     state.placed = None
@@ -180,7 +180,7 @@ def _add(state: StudyState, request: Request) -> Intervened:
 
 def _unknown(state: StudyState, request: Request) -> Intervened:
     why = "the version of shoal that runs the study does not know that; stop it, resume it with a newer one, ask again"
-    return Intervened(request.name, request.verb, refused=(why,))
+    return _refused(request, why)
 
 
 def _retry(state: StudyState, request: Request) -> Intervened:
@@ -227,7 +227,7 @@ def _resume(state: StudyState, request: Request) -> Intervened:
 def _sorted_out(
     state: StudyState, request: Request, fault: Callable[[TrialRecord], str]
 ) -> tuple[list[TrialRecord], tuple[str, ...]]:
-    """The trials of a request with which it can be done, and in words why it cannot with the others."""
+    """The trials for which a request can be carried out, and the reasons for refusing the others."""
     trials, refused = [], []
     for number in sorted(set(request.trials)):
         record = state.trials.get(number)
@@ -241,12 +241,12 @@ def _sorted_out(
 
 
 def _over(record: TrialRecord) -> str:
-    """That a trial is over, in words; "" if it is not."""
+    """The final state of a trial, in words; "" if it has not ended."""
     return f"is over, {record.state}" if record.state.final else ""
 
 
 def _leave(state: StudyState, trials: list[TrialRecord]) -> None:
-    """Have trials leave their jobs, saved. A job that trains nobody else then, or cannot be changed, stops."""
+    """Make trials leave their jobs after a checkpoint. A job with no other trials, or without elasticity, stops."""
     held = state.trials.held
     leaving: dict[str, set[int]] = {}
     for record in trials:
@@ -274,4 +274,4 @@ _VERBS: Mapping[str, Callable[[StudyState, Request], Intervened]] = {
     "resume study": _resume_study,
     "end study": _end_study,
 }
-"""What each verb does; it is returned what came of it."""
+"""Verb -> its handler, which returns the result of the request."""

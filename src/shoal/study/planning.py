@@ -1,4 +1,4 @@
-"""Asking for trials, and placing what waits."""
+"""Planning steps of a study: ask the algorithm for trials, survey their models, place them in jobs."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -27,7 +27,7 @@ from shoal.planner.planner import Placement, Planner
 from shoal.remedy import command
 from shoal.schedule.ledger import no_device
 from shoal.study.interventions import PAUSED, STOPPED, stop
-from shoal.study.reports import observe
+from shoal.study.job_events import observe
 from shoal.study.signatures import surveyed
 from shoal.study.state import StudyState
 from shoal.study.trials import TrialRecord
@@ -35,14 +35,14 @@ from shoal.study.trials import TrialRecord
 __all__ = ["ask", "check_alive", "place", "survey"]
 
 SEEN_A_DEVICE = 32
-"""So many more trials are planned for in a turn for each device that is idle."""
+"""Number of further trials in a plan for each idle device."""
 
 BEHIND = "waits for those before it"
-"""Why those wait for whom nothing was planned."""
+"""Waiting reason of trials behind the horizon of the plan."""
 
 
 def ask(state: StudyState) -> None:
-    """Ask the algorithm what it wants next."""
+    """Ask the algorithm for the next groups of trials."""
     if state.given.algorithm.finished:
         return
     idle = len(state.idle())
@@ -59,21 +59,21 @@ def ask(state: StudyState) -> None:
     for group in groups:
         for trial in group.trials:
             record = state.trials.get(trial.number) or TrialRecord(trial, 0, trial.start)
-            if record.state is TrialState.STOPPED:  # by a user, when it had reached its budget
+            if record.state is TrialState.STOPPED:  # by a user, after it had reached its budget
                 over.append(record)
             record.target = group.budget.epochs
             state.trials.move(record, TrialState.PENDING)
             state.step.command(CopyCheckpoint(trial))
     if over:
         stop(state, over, STOPPED)
-        ask(state)  # it may want others in their places
+        ask(state)  # the algorithm may propose others in their places
 
 
 def survey(state: StudyState) -> None:
-    """Have the models of new trials looked at, so that the planner knows which are one structure.
+    """Survey the models of new trials, so that the planner knows their fusion keys.
 
-    Workers do it, as many as there are idle devices: none of them starts later than it must, and user code that
-    crashes does not take the engine along. Where none is idle, those that train do it between two steps.
+    Survey jobs run on all idle devices, so that user code that crashes does not end the engine. If no device is idle,
+    training jobs survey between two steps.
     """
     table, known = state.trials, state.signatures.keys
     table.unknown = {number for number in table.unknown if number not in known}
@@ -93,7 +93,7 @@ def survey(state: StudyState) -> None:
 
 
 def place(state: StudyState, now: float) -> None:
-    """Fuse and place what waits, once surveys have looked at all of it; note why the rest does."""
+    """Plan arrays and jobs for the waiting trials once all are surveyed, and record why the others wait."""
     cluster = state.interference.cluster(state.fleet.cluster)
     held = {x.number: f"{PAUSED}{_company(state, x)}" for x in state.trials.held_back()}
     situation = _situation(state), cluster, held
@@ -126,12 +126,12 @@ def place(state: StudyState, now: float) -> None:
     for job, arrays in placement.joins.items():
         _let_join(state, job, arrays)
     _explain(state, dict.fromkeys(state.trials.untold, BEHIND))
-    if idle and len(everyone) == most and not placement.starts:  # those behind them may fit where these do not
+    if idle and len(everyone) == most and not placement.starts:  # trials behind the horizon may fit where these do not
         state.horizon, state.placed = 2 * state.horizon, None
 
 
 def _company(state: StudyState, held: TrialRecord) -> str:
-    """Who cannot go on before a paused trial has got as far, in words; "" if nobody is known to wait for it."""
+    """The trials of its group that wait for a paused trial, in words; "" if there are none."""
     group = state.tracker.group(held.member)
     if group is None or not group.epochs_ahead:
         return ""
@@ -143,7 +143,7 @@ def _company(state: StudyState, held: TrialRecord) -> str:
 
 
 def _explain(state: StudyState, reasons: Mapping[int, str]) -> None:
-    """Note why trials wait."""
+    """Record changed waiting reasons."""
     if changed := state.trials.explain(reasons):
         state.step.record(Waiting(changed))
 
@@ -155,7 +155,7 @@ def _plan(
     cluster: Cluster,
     now: float,
 ) -> Placement:
-    """What a planner says of all that waits and was looked at."""
+    """The plan for all waiting trials with known keys."""
     return planner.plan(
         waiting,
         [(state.trials.present(job), cluster.device(device.name)) for job, device in state.running.values()],
@@ -168,8 +168,9 @@ def _plan(
 
 
 def _situation(state: StudyState) -> object:
-    """What a plan depends on, but for the devices, the time and how far running trials are: it is another one as soon
-    as a trial has come into another state, a job has begun or ended, or anything was learnt.
+    """Version of all that a plan depends on, except devices, time and the progress of running trials.
+
+    It changes when a trial changes its state, a job begins or ends, or a profile, key or limit is learnt.
     """
     trials, signatures = state.trials, state.signatures
     changes = trials.changes, state.running.changes, state.tracker.changes, state.profiles.learnt
@@ -177,7 +178,7 @@ def _situation(state: StudyState) -> object:
 
 
 def _promise(state: StudyState, promises: Mapping[str, Demand]) -> None:
-    """Note what running jobs are promised from now on, before others are promised what they give back."""
+    """Record new reservations of running jobs, before other jobs get what these give back."""
     if promises:
         state.step.record(ReservationsChanged(promises))
     for number, demand in promises.items():
@@ -185,13 +186,13 @@ def _promise(state: StudyState, promises: Mapping[str, Demand]) -> None:
 
 
 def _let_join(state: StudyState, number: str, arrays: tuple[Array, ...]) -> None:
-    """Let trials join a running job."""
+    """Add trials to a running job."""
     job, device = state.running[number]
     members = [member for array in arrays for member in array.members]
     state.step.record(JobJoined(job.id, device.name, arrays))
     state.step.command(UpdateJob(job.id, JobUpdate(join=arrays)))
     held = remove_members(state.trials.present(job).arrays, {member.trial.number for member in members})
-    job = replace(job, arrays=add_members(held, arrays))  # members that have left are of no account
+    job = replace(job, arrays=add_members(held, arrays))  # without members that have left
     state.running.change(job)
     state.interference.change(job)
     state.trials.begin(job.id, members)
@@ -209,10 +210,14 @@ def _start(state: StudyState, starts: Iterable[tuple[Job, Device]]) -> None:
 
 
 def check_alive(state: StudyState, now: float) -> None:
-    """Nothing runs although there are devices: what waits can never start, and says why.
+    """End a study in which no job runs and no waiting trial can ever start.
 
-    It only waits where it could start if lost devices came back and programs of others went. A trial that ran out of
-    memory and waits for a larger device fails by itself, and the study goes on, unless the user took devices away.
+    The study goes on if trials could start once lost devices come back or programs of others end. A trial that ran out
+    of memory and waits for a larger device fails, and the study goes on, unless users have removed devices.
+
+    Raises:
+        AlgorithmError: the algorithm neither proposes trials nor has finished.
+        DeviceError: the waiting trials can never start; names the most frequent reason.
     """
     if state.running or state.finished or state.planner.sleeps:
         return

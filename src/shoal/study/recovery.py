@@ -1,39 +1,45 @@
-"""Brings a state machine to where the journal of its study is.
+"""Recovery: brings a state machine and its algorithm to the state of the study's journal.
 
-What people asked for, what the algorithm proposed and what trials reported is one sequence in the journal. By that the
-algorithm is brought to where it was: it is given the same calls again. The rest of the state is read from the rows of
-trials, requests and the study, for three reasons:
+Requests of users, proposals of the algorithm and reports of trials are one sequence in the journal. The algorithm is
+restored by the same calls in the same order. The rest of the state is read from the rows of trials, requests and the
+study, for three reasons:
 
-- The rows are the fold. `commit` applies each record of a step to them in the transaction that keeps it, so at any kill
-  they are what all steps so far have led to, and a study of a million trials is resumed without all its events. That
-  they say what the state machine says is looked at in every simulated study (`shoal.testing.simulation`).
-- Steps cannot be taken again. A plan depends on the clock, on devices and on profiles that other studies have
-  measured since, none of which is in the journal; another plan than the one that was carried out would be of no use.
-- Nothing of jobs outlives their process. Which ran, what they were promised and how they slowed each other down ends
-  with it; their trials wait again, as after any job that was lost, and the planner begins anew.
+- The rows are the fold of all steps. `commit` applies each record of a step to the rows in one transaction. So after a
+  kill at any moment the rows are complete, and a study of a million trials is resumed without all its events. Every
+  simulated study checks that the rows agree with the state machine (`shoal.testing.simulation`).
+- Steps cannot be repeated. A plan depends on the clock, on the devices and on profiles measured by other studies, and
+  the journal holds none of them. A plan other than the one carried out would be useless.
+- Jobs end with their process, and so do their reservations and their interference. Their trials wait again, as after
+  any lost job, and the planner begins anew.
 """
 
+from collections.abc import Callable, Sequence
+
+from shoal.algorithms.base import Algorithm
 from shoal.core.command import Step
-from shoal.journal.replay import replay
+from shoal.core.errors import JournalError
+from shoal.core.trial import Decision, TrialGroup
+from shoal.journal.rows import Proposal
+from shoal.journal.view import JournalView
 from shoal.journal.writer import Journal
 from shoal.study.core import StudyCore
 from shoal.study.trials import TrialRecord
 
-__all__ = ["recovered"]
+__all__ = ["recovered", "replay"]
 
 
 def recovered(core: StudyCore, journal: Journal) -> Step:
-    """Have a new state machine, and its algorithm, go on where a study is; the algorithm does again what it did.
+    """Restore a new state machine and its algorithm from the journal of their study.
 
     Args:
-        core: in which nothing has happened.
-        journal: of the study.
+        core: State machine that has taken no step.
+        journal: Journal of the study.
 
     Returns:
-        What follows.
+        The step to commit and carry out.
 
     Raises:
-        JournalError: the algorithm does something else.
+        JournalError: the algorithm proposes other trials than before.
     """
     journal.requeue_running()
     decisions = replay(journal, core.state.given.algorithm, core.enlist)
@@ -46,3 +52,34 @@ def recovered(core: StudyCore, journal: Journal) -> Step:
         retried=journal.retried,
         requests=[x.request for x in journal.interventions()],
     )
+
+
+def replay(
+    journal: JournalView, algorithm: Algorithm, enlist: Callable[[Sequence[TrialGroup]], object]
+) -> list[Decision]:
+    """Replay the proposals and reports of a journal on a new algorithm.
+
+    Args:
+        journal: Journal of the study.
+        algorithm: Algorithm in its state at the beginning of the study.
+        enlist: Function called with all groups, in the order of their proposal.
+
+    Returns:
+        All decisions of the algorithm.
+
+    Raises:
+        JournalError: the algorithm proposes other trials than before.
+    """
+    decisions: list[Decision] = []
+    for event in journal.events():
+        if not isinstance(event, Proposal):
+            decisions += algorithm.observe(event)
+            continue
+        groups = tuple(algorithm.next_groups(event.free))
+        if groups != event.groups:
+            raise JournalError(
+                f"the algorithm of the study in {journal.directory} proposes other trials than before; "
+                "resume it with the version of Shoal that began it, and with a deterministic sampler"
+            )
+        enlist(groups)
+    return decisions

@@ -1,40 +1,47 @@
-"""What people ask of a study: refused at once as far as its journal shows, else left for the engine."""
+"""Requests of users to a study: checked against its journal, then left for the engine that runs it."""
 
 import copy
 import reprlib
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from operator import index
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
 
 from shoal.algorithms.base import check_whole
-from shoal.core.errors import ShoalError
+from shoal.core.device import Cluster, Device, Node
+from shoal.core.errors import DeviceError, ShoalError
 from shoal.core.request import Verb
 from shoal.core.trial import Config, TrialState
 from shoal.journal.codec import encode
-from shoal.journal.requests import leave, pending
+from shoal.journal.requests import carried_out, leave, pending
 from shoal.journal.rows import TrialRow
 from shoal.journal.view import JournalView
 from shoal.reporting.text import numbers_text, state_name
 from shoal.schedule.registry import make_policy
+from shoal.study.fleet import REMOVED, Fleet
 from shoal.worker.files import checkpoints, published
 
 __all__ = [
-    *("add", "changed", "clone", "held", "known_text", "pause", "policy", "resume", "retry", "stop"),
+    *("add", "change_devices", "changed", "clone", "held", "known_text", "pause", "policy", "resume", "retry", "stop"),
     *("end_study", "pause_study", "resume_study"),
 ]
 
+_PAUSE_SECONDS = 0.05
+"""Seconds between two looks for the result of a request."""
+
 
 def pause(directory: Path, numbers: int | Iterable[int]) -> list[int]:
-    """Have trials leave their jobs, saved, and wait until they are resumed.
+    """Request that trials leave their jobs after a checkpoint, and wait until they are resumed.
 
     Returns:
-        Their numbers.
+        Numbers of the trials.
 
     Raises:
-        ShoalError: a number is no trial's, or of one that is over or paused already; or there is none.
-        JournalError: nothing can be asked of the study, as its directory cannot be written.
+        ShoalError: a trial does not exist, has ended or is paused already; or no trial is named.
+        JournalError: the directory of the study cannot be written.
     """
     with JournalView.read(directory) as journal:
         paused = held(journal)
@@ -42,14 +49,14 @@ def pause(directory: Path, numbers: int | Iterable[int]) -> list[int]:
 
 
 def resume(directory: Path, numbers: int | Iterable[int]) -> list[int]:
-    """Let trials go on that were paused.
+    """Request that paused trials go on.
 
     Returns:
-        Their numbers.
+        Numbers of the trials.
 
     Raises:
-        ShoalError: a number is no trial's, or of one that is over or not paused; or there is none.
-        JournalError: as of `pause`.
+        ShoalError: a trial does not exist, has ended or is not paused; or no trial is named.
+        JournalError: as in `pause`.
     """
     with JournalView.read(directory) as journal:
         paused = held(journal)
@@ -57,14 +64,14 @@ def resume(directory: Path, numbers: int | Iterable[int]) -> list[int]:
 
 
 def stop(directory: Path, numbers: int | Iterable[int]) -> list[int]:
-    """End trials.
+    """Request that trials stop for good.
 
     Returns:
-        Their numbers.
+        Numbers of the trials.
 
     Raises:
-        ShoalError: a number is no trial's, or of one that is over or was to be stopped already; or there is none.
-        JournalError: as of `pause`.
+        ShoalError: a trial does not exist, has ended or is to be stopped already; or no trial is named.
+        JournalError: as in `pause`.
     """
     with JournalView.read(directory) as journal:
         asked = {x for each in pending(journal.directory) if each.verb == "stop" for x in each.trials}
@@ -72,14 +79,18 @@ def stop(directory: Path, numbers: int | Iterable[int]) -> list[int]:
 
 
 def retry(directory: Path, numbers: int | Iterable[int] | None = None) -> list[int]:
-    """Have trials that failed tried again; None: all of them.
+    """Request that failed trials are tried again.
+
+    Args:
+        directory: Directory of the study.
+        numbers: Numbers of the trials; None: all failed trials.
 
     Returns:
-        Their numbers.
+        Numbers of the trials.
 
     Raises:
-        ShoalError: a number is no trial's, or of one that has not failed; or there is none.
-        JournalError: as of `pause`.
+        ShoalError: a trial does not exist or has not failed; or no trial has failed.
+        JournalError: as in `pause`.
     """
     with JournalView.read(directory) as journal:
         runs = journal.writer() is not None
@@ -98,32 +109,32 @@ def retry(directory: Path, numbers: int | Iterable[int] | None = None) -> list[i
 
 
 def policy(directory: Path, name: str) -> None:
-    """Have another policy decide which job runs where.
+    """Request another policy.
 
     Raises:
-        PolicyError: there is none of that name.
-        JournalError: as of `pause`.
+        PolicyError: the policy does not exist.
+        JournalError: as in `pause`.
     """
     make_policy(name)
     leave(directory, "policy", given={"policy": name})
 
 
 def add(directory: Path, config: Config, epochs: int, *, outside: bool = False) -> Config:
-    """Have a trial of the user's own trained, beside those of the algorithm.
+    """Request a trial beside those of the algorithm.
 
     Args:
-        directory: of the study.
-        config: of the trial; constants of the space need not be given.
-        epochs: that it is trained.
-        outside: whether the config may be none of the space.
+        directory: Directory of the study.
+        config: Config of the trial; missing constants of the space are filled in.
+        epochs: Number of epochs to train.
+        outside: Whether the config may lie outside the space.
 
     Returns:
         The whole config.
 
     Raises:
-        ShoalError: the config is none of the space, and that is not allowed, or cannot be kept; or `epochs` is no
-            number of epochs.
-        JournalError: as of `pause`.
+        ShoalError: the config lies outside the space though `outside` is false, or cannot be kept in the journal; or
+            `epochs` is not a positive integer.
+        JournalError: as in `pause`.
     """
     with JournalView.read(directory) as journal:
         whole = _filled(journal.space.constants(), config)
@@ -141,24 +152,23 @@ def clone(
     anew: bool = False,
     outside: bool = False,
 ) -> list[Config]:
-    """Have trials trained, each of which is as another one but for some changes.
+    """Request clones of trials with some values changed.
 
     Args:
-        directory: of the study.
-        numbers: of those others.
-        changes: name of a parameter, with dots where it is nested -> its value.
-        epochs: up to which it is trained, counted from where the other began; None: as far as the other.
-        anew: whether it begins with weights of its own, and not with the newest that the other had at the end of an
-            epoch.
-        outside: as of `add`.
+        directory: Directory of the study.
+        numbers: Numbers of the trials to clone.
+        changes: Name of a parameter, with dots where it is nested -> its value.
+        epochs: Budget of each clone, counted from the start of the original; None: the budget of the original.
+        anew: Whether clones begin with new weights, instead of the original's newest checkpoint of the end of an epoch.
+        outside: As in `add`.
 
     Returns:
-        The whole config of each.
+        The whole config of each clone.
 
     Raises:
-        ShoalError: there is no such trial; it has no checkpoint of the end of an epoch; no epochs are left to be
-            trained; or as of `add`.
-        JournalError: as of `pause`.
+        ShoalError: a trial does not exist or has no checkpoint of the end of an epoch; no epochs are left to train; or
+            as in `add`.
+        JournalError: as in `pause`.
     """
     asked = trial_numbers(numbers)
     with JournalView.read(directory) as journal:
@@ -192,13 +202,13 @@ def _check(journal: JournalView, config: Config, epochs: int, outside: bool) -> 
     faults = journal.space.faults(config)
     if faults and not outside:
         raise ShoalError(
-            f"the config is none of the space of the study in {journal.directory}: {'; '.join(faults)}. Mend it, or "
-            "allow it (outside=True, --outside)"
+            f"the config lies outside the space of the study in {journal.directory}: {'; '.join(faults)}. Correct it, "
+            "or allow it (outside=True, --outside)"
         )
 
 
 def _filled(constants: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
-    """A config, and what it lacks of constants."""
+    """A config with the missing constants filled in."""
     whole = dict(constants)
     for name, value in config.items():
         inner = constants.get(name)
@@ -207,7 +217,7 @@ def _filled(constants: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str
 
 
 def changed(config: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """A config with some values exchanged: name, with dots where it is nested -> value."""
+    """A copy of a config with changes applied: name, with dots where it is nested -> value."""
     changed = copy.deepcopy(dict(config))
     for path, value in changes.items():
         *parts, last = path.split(".")
@@ -215,16 +225,18 @@ def changed(config: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, 
         for part in parts:
             place = place.setdefault(part, {}) if isinstance(place, dict) else {}
         if not isinstance(place, dict):
-            raise ShoalError(f"`{path}` cannot be changed, for `{'.'.join(parts)}` is {place!r} and holds no values")
+            raise ShoalError(
+                f"`{path}` cannot be changed, because `{'.'.join(parts)}` is {place!r} and holds no values"
+            )
         place[last] = value
     return changed
 
 
 def _newest_epoch(journal: JournalView, row: TrialRow) -> int:
-    """The newest epoch at whose end a trial was saved.
+    """The newest epoch with a checkpoint at its end.
 
     Raises:
-        ShoalError: there is none.
+        ShoalError: there is no such checkpoint.
     """
     directory = journal.directory
     files = [*checkpoints(directory, row.number), *published(directory, row.number)]
@@ -240,31 +252,31 @@ def _newest_epoch(journal: JournalView, row: TrialRow) -> int:
 
 
 def pause_study(directory: Path) -> None:
-    """Have all jobs save their trials and end, and nothing start until the study is resumed.
+    """Request that all jobs stop after a checkpoint, and that no job starts until the study is resumed.
 
     Raises:
-        ShoalError: it is paused already, or has ended.
-        JournalError: as of `pause`.
+        ShoalError: the study is paused already, or has ended.
+        JournalError: as in `pause`.
     """
     _ask_study(directory, "pause study")
 
 
 def resume_study(directory: Path) -> None:
-    """Let a study go on that was paused.
+    """Request that a paused study goes on.
 
     Raises:
-        ShoalError: it is not paused, or has ended.
-        JournalError: as of `pause`.
+        ShoalError: the study is not paused, or has ended.
+        JournalError: as in `pause`.
     """
     _ask_study(directory, "resume study")
 
 
 def end_study(directory: Path) -> None:
-    """Have all jobs save their trials and end, and the study with them.
+    """Request that all jobs stop after a checkpoint, and that the study ends.
 
     Raises:
-        ShoalError: it has ended, or is to end already.
-        JournalError: as of `pause`.
+        ShoalError: the study has ended, or is to end already.
+        JournalError: as in `pause`.
     """
     _ask_study(directory, "end study")
 
@@ -285,7 +297,7 @@ def _ask_study(directory: Path, verb: Literal["pause study", "resume study", "en
 
 
 def held(journal: JournalView) -> set[int]:
-    """Numbers of the trials that are paused once all is done that was asked for."""
+    """Numbers of the trials that are paused once all pending requests are carried out."""
     numbers = set(journal.study.get("held", ()))
     for request in pending(journal.directory):
         if request.verb == "pause":
@@ -296,13 +308,13 @@ def held(journal: JournalView) -> set[int]:
 
 
 def trial_numbers(numbers: object) -> list[int]:
-    """The trials that a user names, each once and in order.
+    """The trial numbers that a user names, sorted and without duplicates.
 
     Args:
-        numbers: one, or several; of any type of whole numbers, such as NumPy's.
+        numbers: One number or several, of any integer type, NumPy's included.
 
     Raises:
-        ShoalError: it is something else, or holds something else.
+        ShoalError: a value is not an integer.
     """
     several = isinstance(numbers, Iterable) and not isinstance(numbers, str) and getattr(numbers, "shape", None) != ()
     return sorted({_trial_number(each) for each in (numbers if several else [numbers])})  # type: ignore[attr-defined]
@@ -314,11 +326,11 @@ def _trial_number(number: Any) -> int:
             return index(number)
     except TypeError:
         pass
-    raise ShoalError(f"a trial is named by its number, such as 3, and two as [3, 7]; got {reprlib.repr(number)}")
+    raise ShoalError(f"name a trial by its number, such as 3, several as a list, [3, 7]; got {reprlib.repr(number)}")
 
 
 def known_text(numbers: Sequence[int]) -> str:
-    """Which trials there are, in words."""
+    """The existing trials, in words."""
     return f"its trials are {numbers_text(numbers)}" if numbers else "it has none yet"
 
 
@@ -335,10 +347,10 @@ def _ask(directory: Path, verb: Verb, numbers: int | Iterable[int], fault: Calla
 
 
 def _rows(journal: JournalView, numbers: Sequence[int]) -> list[TrialRow]:
-    """The trials of these numbers.
+    """The trials with these numbers.
 
     Raises:
-        ShoalError: there is no such trial, or none is named.
+        ShoalError: a trial does not exist, or no trial is named.
     """
     rows = {row.number: row for row in journal.trials()}
     if not numbers:
@@ -347,3 +359,100 @@ def _rows(journal: JournalView, numbers: Sequence[int]) -> list[TrialRow]:
         if number not in rows:
             raise ShoalError(f"the study in {journal.directory} has no trial {number}; {known_text(list(rows))}")
     return [rows[number] for number in numbers]
+
+
+def change_devices(
+    directory: Path,
+    verb: Literal["add devices", "remove devices"],
+    names: Sequence[str],
+    *,
+    patience: float = 60.0,
+    pause: Callable[[float], None] = time.sleep,
+) -> list[str]:
+    """Request other devices, and wait for the result if a process runs the study.
+
+    Args:
+        directory: Directory of the study.
+        verb: The request.
+        names: Names of the devices.
+        patience: Longest wait in seconds; 0: no wait.
+        pause: Function that waits for so many seconds.
+
+    Returns:
+        Names of the study's devices afterwards; if no process runs the study, those that it will have.
+
+    Raises:
+        DeviceError: the request is impossible or refused, and nothing is changed; or it is not carried out in time, and
+            stays pending.
+        JournalError: as in `pause`.
+    """
+    with JournalView.read(directory) as journal:
+        fleet = _expected(journal)
+        if journal.study.get("finished") and not pending(directory):
+            raise DeviceError(f"the study in {directory} has ended, and needs no other devices")
+    if fleet is not None:
+        _change(fleet, verb, names)
+    request = leave(directory, verb, devices=names)
+    waited = 0.0
+    try:
+        while True:
+            with JournalView.read(directory) as journal:
+                runs = journal.writer() is not None
+                found, now = journal.intervention(request), _recorded(journal)
+            if found is not None:
+                if found.refused:
+                    raise DeviceError(found.refused[0])
+                return now.used
+            if not runs or patience == 0:
+                return now.used if fleet is None else fleet.used
+            if waited >= patience:
+                raise DeviceError(
+                    f"the process that runs the study in {directory} has not changed its devices within {patience:g} "
+                    "s; the request stays pending, see shoal status"
+                )
+            pause(_PAUSE_SECONDS)
+            waited += _PAUSE_SECONDS
+    except KeyboardInterrupt:
+        carried_out(directory, request)
+        raise
+
+
+def _expected(journal: JournalView) -> Fleet | None:
+    """The devices once all pending requests are carried out; None if no process has run the study yet."""
+    fleet = _recorded(journal)
+    if not fleet.used and not fleet.reduced:
+        return None
+    for request in pending(journal.directory):
+        if request.verb in ("add devices", "remove devices"):
+            with suppress(DeviceError):
+                _change(fleet, request.verb, request.devices)
+    return fleet
+
+
+def _recorded(journal: JournalView) -> Fleet:
+    """The devices as last recorded in the journal."""
+    rows = journal.devices()
+    nodes = {row.node: [x for x in rows if x.node == row.node] for row in rows}
+    fleet = Fleet(
+        Cluster(
+            tuple(
+                Node(name, some[0].node_cores, tuple(Device(x.name, x.kind, x.memory) for x in some))
+                for name, some in nodes.items()
+            )
+        )
+    )
+    if removed := [row.name for row in rows if row.reason == REMOVED]:
+        fleet.remove(removed)
+    return fleet
+
+
+def _change(fleet: Fleet, verb: Verb, names: Sequence[str]) -> None:
+    if verb == "add devices":
+        fleet.add(names, _taken_for_granted)
+    else:
+        fleet.remove(names)
+
+
+def _taken_for_granted(names: str | Sequence[str]) -> Cluster:
+    """A cluster of the named devices, unchecked: only the process that runs the study can find them."""
+    return Cluster((Node("", 1, tuple(Device(name, "", 1) for name in names)),))

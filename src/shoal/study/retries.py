@@ -1,30 +1,32 @@
-"""What becomes of the trials of a job that failed: who is tried again, how, and who has failed for good."""
+"""Retries: which trials of a failed job are tried again, and how; which have failed for good."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from shoal.core.array import Array
-from shoal.core.cause import cause_of, log_of
+from shoal.core.cause import Cause, cause_of, causes, log_of
 from shoal.core.device import Device
 from shoal.core.event import ArrayFailed, Ended, Outcome
 from shoal.planner.partition import ResourceLimit
 from shoal.schedule.ledger import bytes_text
-from shoal.study.study_failures import FirstFailures
 from shoal.study.trials import TrialRecord, TrialTable
 
-__all__ = ["FailureContext", "RetryPolicy"]
+__all__ = ["ALIKE", "FailureContext", "FirstFailures", "RetryPolicy"]
+
+ALIKE = 5
+"""Number of trials that end a study by failing alone with one cause, while no trial has reported."""
 
 
 @dataclass(frozen=True)
 class FailureContext:
-    """Where a job failed.
+    """Circumstances of a failure.
 
     Args:
-        arrays: that failed.
-        device: where they ran.
-        company: whether they had more than one member, those that left before included.
-        shared: whether other jobs, or other arrays of this one, are on the device.
-        largest: bytes of the largest device that there is.
+        arrays: The failed arrays.
+        device: Device on which they ran.
+        company: Whether they had more than one member, including members that left before.
+        shared: Whether other jobs, or other arrays of the same job, are on the device.
+        largest: Bytes of the largest device on which the arrays may run.
     """
 
     arrays: tuple[Array, ...]
@@ -35,36 +37,35 @@ class FailureContext:
 
 
 class RetryPolicy:
-    """Judges failures.
+    """Decides how trials go on after a failure.
 
-    - Who failed in company is tried again alone: who is at fault is unknown, so each gets at least one try by itself.
-    - Who ran out of memory is tried again in an array of half the size at most; one that is alone in its array gets a
-      device to itself, then a larger one; where there is none, it has failed.
-    - A trial that has failed by itself more often than it may be retried has failed for good. So has one whose own code
-      raised the same error, by its type and message, at the same epoch twice in a row, both times by itself: it would
-      a third time.
+    - Trials that failed together are tried again alone: any of them may be at fault, so each gets one try by itself.
+    - After an out-of-memory error a trial is tried again in an array of at most half the size. A trial alone in its
+      array gets a device to itself, then a larger device; if there is none, it has failed for good.
+    - A trial that has failed alone more often than `retries` has failed for good. So has a trial whose code raised the
+      same error, by type and message, at the same epoch twice in a row, both times alone.
 
     Args:
-        trials: of the study; what is decided is noted there.
-        retries: how often a trial whose job failed is tried again.
+        trials: Trials of the study, in which the decisions are noted.
+        retries: Number of retries of a trial after its first failure.
     """
 
     def __init__(self, trials: TrialTable, retries: int) -> None:
         self._trials = trials
         self._retries = retries
         self.first = FirstFailures(trials)
-        """Knows whether there is any use in going on."""
+        """Detector of a common failure of the first trials."""
 
     def judge(self, failed: Ended | ArrayFailed, scene: FailureContext, left: Collection[int]) -> Mapping[int, str]:
-        """Decide how trials go on, and note it.
+        """Decide how trials go on, and note the decisions.
 
         Args:
-            failed: what was said of the job, or of some of its arrays.
-            scene: where it was.
-            left: numbers of the trials that wait again.
+            failed: End of the job, or failure of some of its arrays.
+            scene: Circumstances of the failure.
+            left: Numbers of the trials that wait again.
 
         Returns:
-            Number of each trial that has failed for good -> why.
+            Number of each trial that has failed for good -> reason.
         """
         given_up: dict[int, str] = {}
         cause = cause_of(failed.message) or "no reason was given"
@@ -79,7 +80,7 @@ class RetryPolicy:
                 if why is not None:
                     given_up[record.number] = f"{failed.outcome} {why}:\n{failed.message}"
                 if why is not None or not (scene.company or failed.outcome is Outcome.OUT_OF_MEMORY):
-                    self.first.note(record.number, failed.message)  # one that ran out of memory may do well elsewhere
+                    self.first.note(record.number, failed.message)  # after an out-of-memory error it may run elsewhere
                 where = f"; log: {log}" if log else ""
                 record.story = f"failed before ({failed.outcome}: {cause}), is tried again {then}{where}"
         return given_up
@@ -87,14 +88,14 @@ class RetryPolicy:
     def _again(
         self, record: TrialRecord, outcome: Outcome, cause: str, company: bool, with_job: bool
     ) -> tuple[str | None, str]:
-        """Why a trial has failed for good, None if it has not; and how it is tried again.
+        """The reason why a trial has failed for good, or None; and the way in which it is tried again.
 
         Args:
-            record: the trial's.
-            outcome: of its array.
-            cause: of that, in a line.
-            company: whether the array had more members.
-            with_job: whether there was no other array in its process.
+            record: Record of the trial.
+            outcome: Outcome of its array.
+            cause: Cause of the failure, in a line.
+            company: Whether the array had more members.
+            with_job: Whether the whole job failed, and not one of its arrays.
         """
         self._trials.alone.add(record.number)
         tries = 0 if outcome is Outcome.REJECTED else self._retries
@@ -111,7 +112,7 @@ class RetryPolicy:
         return (f"{after}, twice alike at epoch {record.epoch}" if same else None), then
 
     def _short_of_memory(self, record: TrialRecord, size: int, scene: FailureContext) -> tuple[str | None, str]:
-        """As `_again`, of a trial whose array ran out of memory."""
+        """As `_again`, for a trial whose array ran out of memory."""
         limits, number, device = self._trials.limits, record.number, scene.device
         if size > 1:
             limits[number] = ResourceLimit(size // 2)
@@ -123,9 +124,45 @@ class RetryPolicy:
             limits[number] = ResourceLimit(1, device.memory + 1)
             return None, f"on a device of more than {bytes_text(device.memory)}"
         limits[number] = ResourceLimit(1, 0)
-        if record.failures <= self._retries:  # others may have held some of it, and let go
+        if record.failures <= self._retries:  # other programs may have held memory, and freed it since
             return None, "with a device to itself"
         return (
             f"by itself on {device.name}, which has {bytes_text(device.memory)}; a smaller batch or model, or a "
             "device with more memory, would help"
         ), ""
+
+
+class FirstFailures:
+    """Detects that the first `ALIKE` trials of a study fail with one cause, each alone.
+
+    It counts nothing once a trial has reported a value: then retries deal with failures. Nor does it count trials whose
+    failure ended an earlier run.
+
+    Args:
+        trials: Trials of the study.
+    """
+
+    def __init__(self, trials: TrialTable) -> None:
+        self._trials = trials
+        self._failures: dict[int, str] = {}
+        self._over = False
+
+    def reported(self) -> None:
+        """Note that a trial has reported a value, so not all fail."""
+        self._over = True
+        self._failures.clear()
+
+    def note(self, number: int, message: str) -> None:
+        """Count a failure that only the trial itself can have caused.
+
+        Args:
+            number: Number of the trial.
+            message: Whole message of the failure.
+        """
+        if not self._over and number not in self._trials.tried:
+            self._failures[number] = message
+
+    def alike(self) -> Cause | None:
+        """The common cause that ends the study; None if the study goes on."""
+        most = next(iter(causes(sorted(self._failures.items()))), None)
+        return most if most is not None and len(most.trials) >= ALIKE else None

@@ -1,4 +1,4 @@
-"""What is known of the models of trials, and whose have still to be looked at."""
+"""Signatures: the fusion keys of trials, and the trials that must still be surveyed."""
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -16,31 +16,31 @@ _NO_KEY = FusionKey("not looked at", "", 1)
 
 
 class SignatureRegistry:
-    """Keeps array keys, deals out who is to be looked at, and knows whom no job could look at.
+    """Keeps fusion keys, distributes trials over surveys, and remembers the trials that crash them.
 
     Args:
-        kinds: of all devices.
+        kinds: Kinds of all devices.
     """
 
     def __init__(self, kinds: Collection[str]) -> None:
         self.keys: dict[int, FusionKey] = {}
-        """By the number of the trial."""
+        """Number of a trial -> its fusion key."""
         self.unmeasurable: set[tuple[FusionKey, str]] = set()
-        """Keys that cannot be measured on a kind of device."""
+        """Pairs of a key and a kind of device on which it cannot be measured."""
         self._kinds = frozenset(kinds)
         self._trained: Counter[FusionKey] = Counter()
-        self._looks: dict[str, list[set[int]]] = {}  # job -> trials that it was asked to look at beside its training
-        self._unseen: set[int] = set()  # trials that no job can look at beside its training
-        self._suspects: set[int] = set()  # trials of a survey that crashed
+        self._looks: dict[str, list[set[int]]] = {}  # job -> trials that it surveys beside its training, by request
+        self._unseen: set[int] = set()  # trials that training jobs could not survey
+        self._suspects: set[int] = set()  # trials of surveys that crashed
 
     def shares(self, unknown: Sequence[Member], jobs: int) -> list[Array]:
-        """Who is to be looked at by so many survey jobs, some of each; after a crash one suspect by each."""
+        """The trials of each of so many survey jobs; after a crash, one suspect for each job."""
         suspects = [member for member in unknown if member.trial.number in self._suspects]
         chosen = suspects[:jobs] or unknown
         return [Array(_NO_KEY, tuple(share)) for place in range(jobs) if (share := chosen[place::jobs])]
 
     def looks(self, trials: Sequence[Trial], jobs: Sequence[str]) -> Mapping[str, tuple[Trial, ...]]:
-        """Job -> trials that it is to look at beside its training; those that were not asked for yet."""
+        """Training job -> trials that it shall survey beside its training, without those already requested."""
         asked = self._unseen.union(self._suspects, *chain(*self._looks.values()))
         trials = [trial for trial in trials if trial.number not in asked]
         shares = {job: tuple(trials[place :: len(jobs)]) for place, job in enumerate(jobs)}
@@ -50,27 +50,27 @@ class SignatureRegistry:
         return {job: share for job, share in shares.items() if share}
 
     def count(self, trials: Iterable[int]) -> None:
-        """Trials have finished an epoch."""
+        """Count an epoch that trials have finished."""
         self._trained.update(replace(self.keys[number], order=0) for number in trials if number in self.keys)
 
     def trained(self, key: FusionKey) -> int:
-        """Epochs that trials of a key have trained, whatever their order of samples."""
+        """Epochs that trials of a key have trained, with any order of samples."""
         return self._trained[replace(key, order=0)]
 
     def note(self, found: SignaturesFound) -> None:
-        """Take over what a job found."""
+        """Store the keys that a job found."""
         self.keys.update(found.keys)
         if looks := self._looks.get(found.job):
             self._unseen |= looks.pop(0) - found.keys.keys()
         self._give_up_measuring(found.keys[number] for number in found.alone)
 
     def end(self, job: Job, kind: str, *, failed: bool) -> None:
-        """A job is over; if it failed, one that it was still to look at, or to measure, may be why.
+        """Handle the end of a job. After a failure, the trials or keys that it had left are suspects.
 
         Args:
-            job: with the arrays that it still had.
-            kind: of its device.
-            failed: whether it did.
+            job: The job, with the arrays that it had left.
+            kind: Kind of its device.
+            failed: Whether it failed.
         """
         left = set(chain(*self._looks.pop(job.id, [])))
         if not failed:
@@ -82,7 +82,7 @@ class SignatureRegistry:
             self._crashed(job)
 
     def _crashed(self, survey: Job) -> None:
-        """After a survey that crashed: one trial after another, and not again one that crashes alone."""
+        """After a crashed survey, survey its trials one by one; give up a trial that crashes alone."""
         numbers = {member.trial.number for member in survey.members}
         if len(numbers) > 1:
             self._suspects |= numbers
@@ -96,5 +96,5 @@ class SignatureRegistry:
 
 
 def surveyed(jobs: Iterable[Job]) -> set[int]:
-    """The trials that surveys among running jobs are looking at."""
+    """Numbers of the trials in running survey jobs."""
     return {member.trial.number for job in jobs if job.purpose is Purpose.SURVEY for member in job.members}

@@ -1,6 +1,7 @@
-"""Where a study stands: all that its events change."""
+"""The state of a study: everything that its events change."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from shoal.core.cause import Cause
 from shoal.core.command import Step
 from shoal.core.device import Device
 from shoal.core.errors import PolicyError
+from shoal.core.job import Job
 from shoal.core.objective import Objective
 from shoal.core.trial import Trial
 from shoal.cost.history import History
@@ -25,14 +27,13 @@ from shoal.study.event import WindUp
 from shoal.study.fleet import Fleet
 from shoal.study.interference import InterferenceTracker
 from shoal.study.retries import RetryPolicy
-from shoal.study.running_jobs import RunningJobs
 from shoal.study.signatures import SignatureRegistry
 from shoal.study.trials import TrialTable
 
-__all__ = ["HORIZON", "Given", "StudyState"]
+__all__ = ["HORIZON", "Given", "RunningJobs", "StudyState"]
 
 HORIZON = 10_000
-"""For so many trials is planned in a turn at least: the first that wait, which are all but in large studies."""
+"""Least number of waiting trials in a plan, the first in order; only large studies have more."""
 
 
 def _no_other(name: str) -> Policy:
@@ -41,25 +42,25 @@ def _no_other(name: str) -> Policy:
 
 @dataclass
 class Given:
-    """What the state machine of a study is given.
+    """Settings and collaborators of a study's state machine.
 
     Args:
-        directory: of the study; users are told of it.
-        study: what the study is, as its journal has it now; read only.
-        objectives: what trials are compared by.
-        algorithm: says what to try.
-        policy: decides which job runs where.
-        history: profiles of jobs, across studies.
-        devices: those that there are.
-        retries: how often a trial whose job failed is tried again.
-        tuner: finds how many times the compute of devices may be promised.
-        grouping: decides which arrays share a process.
-        fuse: whether trials may share an array.
-        replan_seconds: where nothing has changed but how far trials are, the planner is asked again after these.
-        key: what trials agree on that can share an array, where that is known without a look at their models.
-        elastic: whether the members of a running job can change.
-        jobs: that the study has started so far.
-        find_policy: the policy of a name; PolicyError if there is none. By default there is no other than `policy`.
+        directory: Directory of the study, for messages.
+        study: Values of the study as its journal has them now; read only.
+        objectives: Objectives that trials are compared by.
+        algorithm: Algorithm that proposes trials.
+        policy: Policy that decides which job runs where.
+        history: Profiles of jobs, across studies.
+        devices: Tracker of the devices.
+        retries: Number of retries of a trial after its first failed job.
+        tuner: Tuner of the oversubscription of devices.
+        grouping: Rule that decides which arrays share a process.
+        fuse: Whether trials may share an array.
+        replan_seconds: Seconds until the next plan, if nothing has changed but the progress of trials.
+        key: Function from a trial to its fusion key, if keys are known without surveys.
+        elastic: Whether the members of a running job can change.
+        jobs: Number of jobs that the study has started so far.
+        find_policy: Function from a name to a policy; PolicyError if there is none. The default knows no name.
     """
 
     directory: Path
@@ -80,33 +81,73 @@ class Given:
     find_policy: Callable[[str], Policy] = _no_other
 
 
+class RunningJobs(Mapping[str, tuple[Job, Device]]):
+    """Id of each job that holds a device -> the job and the device, oldest first."""
+
+    def __init__(self) -> None:
+        self.changes = 0
+        """Number of starts and ends of jobs."""
+        self._all: dict[str, tuple[Job, Device]] = {}
+        self._on: Counter[str] = Counter()
+
+    def __getitem__(self, job: str) -> tuple[Job, Device]:
+        return self._all[job]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._all)
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    def begin(self, job: Job, device: Device) -> None:
+        """Add a job that starts on a device."""
+        self._all[job.id] = (job, device)
+        self._on.update((device.name, *job.helpers))
+        self.changes += 1
+
+    def change(self, job: Job) -> None:
+        """Update a job whose arrays or reservation have changed."""
+        self._all[job.id] = (job, self._all[job.id][1])
+
+    def end(self, job: str) -> tuple[Job, Device]:
+        """Remove a job that has left its device."""
+        ended = self._all.pop(job)
+        self._on.subtract((ended[1].name, *ended[0].helpers))
+        self.changes += 1
+        return ended
+
+    def on(self, device: str) -> int:
+        """Number of jobs that hold a device, as their device or as a helper."""
+        return self._on[device]
+
+
 class StudyState:
-    """Where a study stands. Only the functions of this room change it, and only while a step is taken.
+    """State of a study. Only functions of `shoal.study` change it, and only during a step.
 
     Args:
-        given: what it works with.
+        given: Settings and collaborators.
 
     Attributes:
-        step: what the event that is happening leads to.
-        trials: where they stand.
-        running: id of each job that holds a device -> the job and the device.
-        signatures: which trials are of one structure.
-        profiles: what is known of costs.
-        tracker: what jobs have been through.
-        planner: places what waits.
-        interference: how jobs that share a device slow each other down.
-        retries: judges failures.
-        horizon: for so many trials is planned in a turn at least, of those that wait the first ones.
-        placed: what the last plan depended on, if nothing came of it.
-        placed_at: when that was.
-        paused: whether a user has paused the study: nothing is asked for or placed.
-        freed: whether a paused study has let go of its devices.
-        ended: whether a user has ended the study; it is not over before its jobs have saved their trials.
-        over: whether that is done.
-        ending: how the study is wound up; None while it goes on.
-        stopped: what its first trials have failed of, all alike; None while it goes on.
-        requests: names of those of users that were carried out or refused.
-        unsaved: jobs that could not save their trials while the study was wound up, in words.
+        step: Records and commands of the present event.
+        trials: Records of all trials.
+        running: Id of each job that holds a device -> the job and the device.
+        signatures: Fusion keys of trials.
+        profiles: Costs of fusion keys.
+        tracker: History of jobs across suspensions.
+        planner: Planner of jobs.
+        interference: Speeds of jobs on shared devices.
+        retries: Retry policy.
+        horizon: Least number of waiting trials in a plan, the first in order.
+        placed: Version of what the last plan depended on, if the plan started nothing; else None.
+        placed_at: Time of the last plan, in seconds.
+        paused: Whether a user has paused the study: no trials are asked for or placed.
+        freed: Whether a paused study has freed its devices.
+        ended: Whether a user has ended the study; its jobs may still be saving their trials.
+        over: Whether an ended study has no job any more.
+        ending: The event that winds up the study; None before.
+        stopped: Common cause of failure of the first trials, which ends the study; None before.
+        requests: Names of the user requests that were carried out or refused.
+        unsaved: Jobs that could not save their trials while the study was wound up, in words.
     """
 
     def __init__(self, given: Given) -> None:
@@ -132,29 +173,29 @@ class StudyState:
 
     @property
     def fleet(self) -> Fleet:
-        """The devices."""
+        """Devices of the study."""
         return self.given.devices.fleet
 
     @property
     def finished(self) -> bool:
-        """Whether all is decided."""
+        """Whether the algorithm, or a user, has ended the study and no retried trial is open."""
         return (self.given.algorithm.finished or self.over) and not self.trials.retrying()
 
     @property
     def rests(self) -> bool:
-        """Whether nothing is to run, as a user wants it."""
+        """Whether no job may run, at a user's request."""
         return self.paused or (self.ended and not self.over)
 
     def idle(self) -> list[Device]:
-        """Devices that hold no job and may have one."""
+        """Healthy devices without a job."""
         return [device for _, device in self.fleet.cluster if device.healthy and not self.running.on(device.name)]
 
     def make_planner(self, new_id: Callable[[], str], tracker: JobTracker | None = None) -> Planner:
-        """A planner that knows what this study knows of costs."""
+        """A new planner with the settings and costs of this study."""
         mine, known, done = self.given, self.profiles.estimate, self.signatures.trained
         return Planner(mine.policy, known, new_id, mine.elastic, mine.grouping, mine.fuse, done, tracker)
 
     def new_id(self) -> str:
-        """Of a job; no other job of the study has it."""
+        """A new id of a job, unique in the study."""
         self._jobs += 1
         return f"job-{self._jobs:05d}"

@@ -1,4 +1,4 @@
-"""Where the trials of a study stand, at hand: what the journal says of them."""
+"""Records of all trials of a study in memory, and the queue of those that wait."""
 
 from bisect import insort
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -13,24 +13,24 @@ from shoal.planner.partition import ResourceLimit
 __all__ = ["TrialRecord", "TrialTable", "retried_through"]
 
 _NUMBERS = 10**12
-"""Above all numbers of trials."""
+"""Greater than all numbers of trials."""
 
 
 @dataclass(slots=True)
 class TrialRecord:
-    """Where a trial stands.
+    """State and history of a trial.
 
     Args:
-        trial: which.
-        target: epochs up to which it was asked for.
-        epoch: epochs it has reported.
-        state: set by `TrialTable.move` alone.
-        failures: jobs that failed while they trained it.
-        job: id of the one that trains it, or trained it last.
-        story: of its last failure, and how it is tried again; "" before the first one, and once it was well.
-        cause: epochs that it had reported when it last failed by itself, and of what; None if it did not.
-        seen: epoch -> states with which it has reported that epoch, but for FAILED.
-        reason: why it waits, as was told last; "" if it does not, or that was not told yet.
+        trial: The trial.
+        target: Epochs up to which the trial shall train.
+        epoch: Epochs reported.
+        state: State of the trial; only `TrialTable.move` sets it.
+        failures: Number of jobs that failed while they trained it.
+        job: Id of the job that trains it, or trained it last.
+        story: Text on its last failure and its retry; "" before the first failure, and after it reached a target.
+        cause: Epoch and cause of its last failure alone; None if it has not failed alone.
+        seen: Epoch -> states with which it was reported, without FAILED.
+        reason: Last recorded waiting reason; "" if it does not wait, or none was recorded.
     """
 
     trial: Trial
@@ -57,43 +57,43 @@ class TrialRecord:
 
     @property
     def member(self) -> Member:
-        """The stretch that it is to be trained next."""
+        """The trial with its next stretch of epochs."""
         member = self._member
         if member is None or member.start != self.epoch or member.target != self.target:
             member = self._member = Member(self.trial, self.epoch, self.target)
         return member
 
     def failed(self, reason: str) -> Report:
-        """A report that it has failed where it stands."""
+        """A report that the trial has failed at its present epoch."""
         return Report(self.number, self.epoch, state=TrialState.FAILED, reason=reason)
 
 
 class TrialTable:
-    """All trials of a study by their numbers; who waits is known without a look at the others."""
+    """All trials of a study by number, with an index of the waiting ones."""
 
     def __init__(self) -> None:
         self.alone: set[int] = set()
-        """Numbers of trials that failed in company, and are to be trained by themselves."""
+        """Numbers of trials that failed together with others, and must be trained alone."""
         self.limits: dict[int, ResourceLimit] = {}
-        """Number of a trial that ran out of memory -> what it is held to."""
+        """Number of a trial that ran out of memory -> its limits."""
         self.retried: set[int] = set()
-        """Numbers of trials about which no algorithm decides: they were added by a user, or failed and tried again."""
+        """Numbers of trials without decisions of the algorithm: added by a user, or retried after a failure."""
         self.tried: set[int] = set()
-        """Numbers of trials that earlier runs ended on, as they failed alike: others come before them."""
+        """Numbers of trials whose common failure ended earlier runs: they wait behind the others."""
         self.held: set[int] = set()
-        """Numbers of trials that a user has paused: they are not trained until they are resumed."""
+        """Numbers of trials that a user has paused."""
         self.changes = 0
-        """How often a trial came into another state."""
+        """Number of changes of state, of all trials."""
         self.untold: set[int] = set()
-        """Numbers of waiting trials of which nobody has been told why they wait."""
+        """Numbers of waiting trials without a recorded reason."""
         self.unknown: set[int] = set()
-        """Numbers of trials that have begun to wait since somebody last struck out those whose models are known."""
+        """Numbers of waiting trials that may have no fusion key yet; `survey` removes those with a key."""
         self._all: dict[int, TrialRecord] = {}
         self._waiting: set[int] = set()
-        self._line: list[int] = []  # a heap of turns, of all that have begun to wait and are not in front
+        self._line: list[int] = []  # heap of the turns of waiting trials outside `_front`
         self._front: list[int] = []  # the first turns, in order
         self._by_job: dict[str, set[int]] = {}
-        self._present: dict[str, tuple[Job, Job]] = {}  # a job as it is -> with the members it has now, until they move
+        self._present: dict[str, tuple[Job, Job]] = {}  # cache: job -> its present form
 
     def __getitem__(self, number: int) -> TrialRecord:
         return self._all[number]
@@ -102,17 +102,17 @@ class TrialTable:
         return iter(self._all.values())
 
     def get(self, number: int) -> TrialRecord | None:
-        """Where a trial stands; None of one that was never asked for."""
+        """The record of a trial; None if there is no such trial."""
         return self._all.get(number)
 
     def move(self, record: TrialRecord, state: TrialState) -> None:
-        """Let a trial, a new one too, be in a state."""
+        """Put a trial, which may be new, into a state."""
         self._all[record.number] = record
         self._present.pop(record.job, None)
         if record.state is not state or state is TrialState.PENDING:
             self.changes += 1
             record.reason = ""
-        if state is TrialState.RUNNING:  # by a late report, too: its job's end lets it wait again
+        if state is TrialState.RUNNING:  # after a late report, too: the end of its job makes it wait again
             self._by_job.setdefault(record.job, set()).add(record.number)
         elif record.state is TrialState.RUNNING:
             self._by_job.get(record.job, set()).discard(record.number)
@@ -130,24 +130,27 @@ class TrialTable:
             record.seen.clear()
 
     def restore(self, record: TrialRecord) -> None:
-        """A trial stands where it did before its engine ended."""
+        """Add a trial in the state that it had when its engine ended."""
         self.move(record, record.state)
         if record.failures > 0 and record.state is TrialState.PENDING:
             self.alone.add(record.number)
             record.story = f"failed in {record.failures} jobs before, is tried again by itself"
 
     def begin(self, job: str, members: Iterable[Member]) -> None:
-        """A job trains these from now on."""
+        """Put members into state RUNNING, in a job."""
         for member in members:
             record = self._all[member.trial.number]
             record.job = job
             self.move(record, TrialState.RUNNING)
 
     def reported(self, report: Report) -> bool:
-        """Take over a report, if it is news.
+        """Apply a report, unless it is a repetition.
 
-        After a resume a worker may repeat epochs that were reported. Such a report is no news, unless it says for the
-        first time that the trial is PAUSED or FAILED there. Nor is a report of a trial whose state is final.
+        After a resume a worker may repeat reported epochs. Such a report is ignored, unless it says for the first time
+        that the trial is PAUSED or FAILED there. A report of a trial in a final state is ignored.
+
+        Returns:
+            Whether the report was applied.
         """
         record = self._all[report.trial]
         seen = record.seen.get(report.epoch, ())
@@ -162,15 +165,15 @@ class TrialTable:
         return True
 
     def wait_again(self, job: str, trials: Collection[int] | None, *, failed: bool) -> set[int]:
-        """Trials of a job that have not reached their targets are not trained there any more.
+        """Make RUNNING trials of a job wait again.
 
         Args:
-            job: its id.
-            trials: numbers of those that it trains no more; None: of all that it has.
-            failed: whether that counts as a failure of theirs.
+            job: Id of the job.
+            trials: Numbers of the trials; None: all trials of the job.
+            failed: Whether this counts as a failure of the trials.
 
         Returns:
-            Numbers of those that wait again.
+            Numbers of the trials that wait again.
         """
         numbers = self._by_job.get(job, set())
         left = set(numbers) if trials is None else numbers & set(trials)
@@ -183,20 +186,20 @@ class TrialTable:
         return left
 
     def was_well(self, record: TrialRecord) -> None:
-        """A trial has reached its target: it may be in company again."""
+        """Clear the failures of a trial that has reached its target: it may share arrays again."""
         self.alone.discard(record.number)
         self.limits.pop(record.number, None)
         record.story, record.cause = "", None
 
     def try_again(self, record: TrialRecord) -> None:
-        """A trial that has failed waits again from the last epoch that it has reported, as if it had never failed."""
+        """Make a failed trial wait again from its last reported epoch, with its failures cleared."""
         self.was_well(record)
         record.epoch, record.failures = max(record.seen, default=record.trial.start), 0
         self.retried.add(record.number)
         self.move(record, TrialState.PENDING)
 
     def explain(self, reasons: Mapping[int, str]) -> dict[int, str]:
-        """Why trials wait, those that failed with what came of it; of whom that has changed."""
+        """Set waiting reasons, with the last failure of retried trials; returns those that have changed."""
         changed: dict[int, str] = {}
         for number, why in reasons.items():
             record = self._all[number]
@@ -207,7 +210,7 @@ class TrialTable:
         return changed
 
     def present(self, job: Job) -> Job:
-        """A training job with those members that it still trains, from where they are now; any other as it is."""
+        """A training job with its present members at their present epochs; any other job unchanged."""
         if job.purpose is not Purpose.TRAIN:
             return job
         known = self._present.get(job.id)
@@ -223,11 +226,11 @@ class TrialTable:
         return shown
 
     def retrying(self) -> bool:
-        """Whether there are trials that are tried again, or were added, and have not ended."""
+        """Whether a retried or added trial has not ended."""
         return any(not self._all[number].state.final for number in self.retried)
 
     def add(self, record: TrialRecord) -> None:
-        """A trial that a user has added waits."""
+        """Add a trial of a user, which waits."""
         self.retried.add(record.number)
         self.move(record, TrialState.PENDING)
 
@@ -237,18 +240,18 @@ class TrialTable:
         return max((number + 1 for number in self._all if number >= FIRST_ADDED), default=FIRST_ADDED)
 
     def has_waiting(self) -> bool:
-        """Whether any trial waits to be trained that may be."""
+        """Whether a trial waits that is not paused by a user."""
         return len(self._waiting) > len(self._waiting & self.held)
 
     def held_back(self) -> list[TrialRecord]:
-        """The trials that only wait since a user has paused them, by number."""
+        """The waiting trials that a user has paused, by number."""
         return [self._all[number] for number in sorted(self._waiting & self.held)]
 
     def waiting(self, most: int | None = None) -> list[TrialRecord]:
-        """The trials that wait to be trained and may be: those that failed last, else in the order of their numbers.
+        """The waiting trials that are not paused: by failures, ascending, then by number.
 
         Args:
-            most: so many of them, the first ones; None: all.
+            most: Number of trials to return, the first ones; None: all.
         """
         wanted = len(self._waiting) if most is None else most
         front = [turn for turn in self._front if self._waits(turn)]
@@ -261,7 +264,7 @@ class TrialTable:
                 open_ += turn % _NUMBERS not in self.held
                 last = front[-1]
         self._front = list(dict.fromkeys(front))
-        if open_ > 2 * wanted:  # more were asked for before
+        if open_ > 2 * wanted:  # an earlier call asked for more
             self._front, behind = self._front[: 2 * wanted], self._front[2 * wanted :]
             for turn in behind:
                 heappush(self._line, turn)
@@ -269,22 +272,22 @@ class TrialTable:
         return found if most is None else found[:most]
 
     def in_order(self, numbers: Iterable[int]) -> list[TrialRecord]:
-        """Those of some trials that wait and may be trained, in the same order."""
+        """The waiting trials among some numbers, in the order of `waiting`."""
         waiting = (self._all[number] for number in numbers if number in self._waiting and number not in self.held)
         return sorted(waiting, key=self._turn)
 
     def _turn(self, record: TrialRecord) -> int:
-        """Where a trial is in the line, as one number."""
+        """Position of a trial in the queue, as one sortable number."""
         return (2 * record.failures + (record.number in self.tried)) * _NUMBERS + record.number
 
     def _waits(self, turn: int) -> bool:
-        """Whether a trial still waits at that place of the line."""
+        """Whether a trial still waits at this position of the queue."""
         number = turn % _NUMBERS
         return number in self._waiting and self._turn(self._all[number]) == turn
 
 
 def retried_through(number: int) -> Decision:
-    """A trial about which no algorithm decides has come as far as it was to."""
+    """The decision on a retried or added trial that has reached its target."""
     if number >= FIRST_ADDED:
         return Decision(number, TrialState.COMPLETE, "added by a user, up to its budget")
     return Decision(number, TrialState.COMPLETE, "failed and was tried again, up to the budget at which it had failed")

@@ -110,7 +110,7 @@ class FaultyJournal(Journal):
     def transaction(self) -> Iterator[None]:
         """A transaction with the faults of the class."""
         faults = self.faults
-        if faults is None or self._connection.in_transaction:
+        if faults is None or self.tables.connection.in_transaction:
             with super().transaction():
                 yield
             return

@@ -7,9 +7,9 @@ from shoal.backends.virtual import VirtualJob
 from shoal.core.job import Purpose
 from shoal.core.trial import FIRST_ADDED, Decision, TrialState
 from shoal.journal.audit import overcommitments
-from shoal.journal.replay import replay
 from shoal.journal.view import JournalView
 from shoal.study.event import Due, Event
+from shoal.study.recovery import replay
 from shoal.study.state import StudyState
 from shoal.testing.random_studies import IN_ANY_ORDER, MANY, RandomStudy
 

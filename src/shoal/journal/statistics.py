@@ -1,0 +1,113 @@
+"""Counts, sums and moments over a whole study, computed by SQL: what progress displays and reports need."""
+
+from shoal.core.job import Purpose
+from shoal.core.trial import FIRST_ADDED, TrialState
+from shoal.journal.codec import metrics_of
+from shoal.journal.rows import UNFAILED
+from shoal.journal.view import JournalView
+
+__all__ = ["StudyStatistics"]
+
+_LATELY = 500
+"""Number of newest reports, over all jobs, that `StudyStatistics.rates` averages."""
+
+
+class StudyStatistics:
+    """Figures of a study, each one query.
+
+    Args:
+        journal: Journal of the study, which may be running.
+    """
+
+    def __init__(self, journal: JournalView) -> None:
+        self._tables = journal.tables
+        self._metric = journal.objectives[0].metric
+
+    def states(self) -> dict[TrialState, int]:
+        """Number of trials in each state; every state is a key."""
+        with self._tables.sound("the state of a trial"):
+            counts = {
+                TrialState(state): count
+                for state, count in self._tables.rows("SELECT state, count(*) FROM trials GROUP BY state")
+            }
+        return {state: counts.get(state, 0) for state in TrialState}
+
+    def waiting(self) -> dict[str, list[int]]:
+        """Waiting reason -> numbers of its PENDING trials, ascending; the most frequent reason first."""
+        rows = self._tables.rows(
+            "SELECT reason, group_concat(number) FROM trials WHERE state = ? "
+            "GROUP BY reason ORDER BY count(*) DESC, reason",
+            TrialState.PENDING,
+        )
+        return {reason: sorted(map(int, numbers.split(","))) for reason, numbers in rows}
+
+    def training(self) -> dict[str, int]:
+        """Id of each training job -> its present number of trials."""
+        sql = "SELECT job, count(*) FROM trials WHERE state = ? GROUP BY job"
+        return dict(self._tables.rows(sql, TrialState.RUNNING))
+
+    def rates(self) -> dict[str, float]:
+        """Id of each job among the newest reports -> epochs per second of all its trials."""
+        rows = self._tables.rows(
+            "SELECT job, count(*) / sum(seconds) FROM "
+            f"(SELECT job, seconds FROM reports WHERE job <> '' ORDER BY seq DESC LIMIT {_LATELY}) "
+            "WHERE seconds > 0 GROUP BY job"  # a last report that only says that the trial has ended takes none
+        )
+        return dict(rows)
+
+    def epochs(self) -> tuple[int, int]:
+        """Epochs that all trials have trained; and the same plus the epochs that unfinished trials have left."""
+        ((done, open_),) = self._tables.rows(
+            "SELECT coalesce(sum(epoch - start), 0), "
+            "coalesce(sum(CASE WHEN state IN (?, ?) THEN max(target - epoch, 0) END), 0) FROM trials",
+            TrialState.PENDING,
+            TrialState.RUNNING,
+        )
+        return done, done + open_
+
+    def epochs_lost(self) -> int:
+        """Epochs that failed trials have not trained of those asked for."""
+        rows = self._tables.rows("SELECT sum(max(target - epoch, 0)) FROM trials WHERE state = ?", TrialState.FAILED)
+        return rows[0][0] or 0
+
+    def added(self) -> tuple[int, int]:
+        """Number of trials that users have added, and the sum of their budgets in epochs."""
+        ((trials, epochs),) = self._tables.rows(
+            "SELECT count(*), coalesce(sum(target - start), 0) FROM trials WHERE number >= ?", FIRST_ADDED
+        )
+        return trials, epochs
+
+    def values(self) -> list[tuple[float, float]]:
+        """All reported values of the study's first metric, in order: (seconds since 1970, value)."""
+        rows = self._tables.rows("SELECT time, metrics FROM reports ORDER BY seq")
+        with self._tables.sound("the metrics of a report"):
+            return [(time, value) for time, text in rows if (value := metrics_of(text).get(self._metric)) is not None]
+
+    def moments(self) -> list[float]:
+        """Times of all reports, and of all starts and ends of jobs, ascending, in seconds since 1970."""
+        return [
+            moment
+            for (moment,) in self._tables.rows(
+                "SELECT time FROM reports UNION SELECT started FROM jobs "
+                "UNION SELECT ended FROM jobs WHERE ended IS NOT NULL ORDER BY 1"
+            )
+        ]
+
+    def last_moment(self) -> float | None:
+        """Time of the newest report or end of a job, in seconds since 1970; None before the first."""
+        rows = self._tables.rows(
+            "SELECT time FROM (SELECT time FROM reports ORDER BY seq DESC LIMIT 1) UNION SELECT max(ended) FROM jobs"
+        )
+        return max((time for (time,) in rows if time is not None), default=None)
+
+    def unmeasured(self, since: float) -> list[tuple[int, str]]:
+        """First trial and message of each failed profile job, ordered by trial.
+
+        Args:
+            since: Seconds since 1970; jobs that started before are left out.
+        """
+        return self._tables.rows(
+            "SELECT json_extract(trials, '$[0]') AS trial, message FROM jobs WHERE purpose = ? AND started >= ? "
+            f"AND outcome NOT IN ({', '.join('?' * len(UNFAILED))}) ORDER BY trial",
+            *(Purpose.PROFILE, since, *UNFAILED),
+        )
