@@ -85,6 +85,8 @@ _MOVED = {
     "shoal.cluster.device": "shoal.core.device",
     "shoal.cost.demand": "shoal.core.demand",
     "shoal.study": "shoal.results",
+    "shoal.fuse.batch": "shoal.fuse.api",
+    "shoal.fuse.clip": "shoal.fuse.grads",
     "shoal.planner.carrying_out": "shoal.planner.feasibility",
     "shoal.planner.limit": "shoal.planner.resource_limit",
     "shoal.planner.promises": "shoal.planner.reservations",

@@ -14,7 +14,7 @@ from twins import build, close, compare, compare_state
 from shoal.core.errors import FusionError
 from shoal.fuse.api import fuse
 from shoal.fuse.array import ModelArray
-from shoal.fuse.clip import clip_grad_norm_, clip_grad_value_
+from shoal.fuse.grads import clip_grad_norm_, clip_grad_value_
 
 INF = float("inf")
 

@@ -13,12 +13,11 @@ from torch import Tensor, nn
 from twins import build, close, compare, compare_state
 
 from shoal.core.errors import FusionError
-from shoal.fuse.api import fuse
+from shoal.fuse.api import fuse, stack
 from shoal.fuse.array import ModelArray
-from shoal.fuse.batch import stack
 from shoal.fuse.capture import CapturedStep
-from shoal.fuse.inplace_ops import written
 from shoal.fuse.optim.fused import fuse_optimizers
+from shoal.fuse.side_effects import written
 from shoal.fuse.step import TrainingStep
 
 MEMBERS = 3

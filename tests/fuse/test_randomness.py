@@ -15,8 +15,8 @@ from shoal.fuse.api import fuse
 from shoal.fuse.array import ModelArray
 from shoal.fuse.generators import seeded
 from shoal.fuse.optim.fused import fuse_optimizers
-from shoal.fuse.random_ops import draws
 from shoal.fuse.randomness import Randomness, keep_mask, member_keys
+from shoal.fuse.side_effects import draws
 from shoal.fuse.stacked import Stacked
 from shoal.fuse.step import TrainingStep
 

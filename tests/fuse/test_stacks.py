@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adam, Optimizer
 from twins import build, close
 
-from shoal.fuse.api import fuse
-from shoal.fuse.batch import stack
+from shoal.fuse.api import fuse, stack
 from shoal.fuse.optim.fused import fuse_optimizers
 
 SAMPLES = 4

@@ -19,8 +19,7 @@ from twins import build, check, close, compare, compare_state
 
 import shoal
 from shoal.core.demand import Profile
-from shoal.fuse.api import fuse
-from shoal.fuse.batch import stack
+from shoal.fuse.api import fuse, stack
 from shoal.fuse.optim.fused import fuse_optimizers
 from shoal.fuse.structure import structure_digest
 from shoal.worker import run

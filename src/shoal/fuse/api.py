@@ -1,6 +1,7 @@
-"""Arrays made of models, and of other arrays."""
+"""Functions that make arrays of models, join arrays, and stack the members' batches."""
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -9,8 +10,10 @@ from shoal.core.errors import FusionError
 from shoal.fuse.array import ModelArray
 from shoal.fuse.checks import check_members, listed, seeds_of
 from shoal.fuse.frozen import lend_frozen
+from shoal.fuse.stacked import NeedsMemberError, Stacked
+from shoal.fuse.stacked import stack as stack_values
 
-__all__ = ["concat", "fuse"]
+__all__ = ["concat", "fuse", "stack"]
 
 
 def fuse(models: Iterable[nn.Module], seeds: Iterable[int] | Tensor | None = None, strict: bool = True) -> ModelArray:
@@ -63,3 +66,30 @@ def concat(arrays: Iterable[ModelArray]) -> ModelArray:
     )
     joined.ticks = [tick for array in arrays for tick in array.ticks]
     return joined
+
+
+def stack(batches: Sequence[Any] | Tensor) -> Any:
+    """The members' own batches as one, to be given to an array in place of a shared batch.
+
+    Args:
+        batches: one for each member, nested alike, tensors of one shape [N, ...]; or one tensor [B, N, ...], such as
+            what another array has returned, which is not copied.
+
+    Returns:
+        What one member's batch is, its tensors standing for all members'.
+
+    Raises:
+        FusionError: the batches differ in structure, in a tensor's shape or type, or in a value that is no tensor.
+    """
+    if isinstance(batches, Stacked):
+        raise FusionError("these batches are stacked already; give them to the array as they are")
+    if isinstance(batches, Tensor):
+        if batches.dim() == 0:
+            raise FusionError("a tensor to be stacked must have the members as its first axis, got shape ()")
+        return Stacked(batches)
+    if not isinstance(batches, Sequence) or not batches:
+        raise FusionError(f"`batches` must be a sequence with one batch for each member, got {batches!r}")
+    try:
+        return stack_values(list(batches))
+    except NeedsMemberError as reason:
+        raise FusionError(f"the members' batches cannot be one: {reason}") from None

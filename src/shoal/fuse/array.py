@@ -11,17 +11,15 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from shoal.core.errors import FusionError
-from shoal.fuse.attribute_sync import AttributeSync, attributes_of
 from shoal.fuse.bindings import copy_of
 from shoal.fuse.checks import indices_of, modules_apart
-from shoal.fuse.grad_guard import refuse_outer_grad
 from shoal.fuse.intercept import Home, MemberFunctions
-from shoal.fuse.missing_grads import forget
-from shoal.fuse.module_changes import ModuleChangeDetector
+from shoal.fuse.member_changes import AttributeSync, ModuleChangeDetector, attributes_of
 from shoal.fuse.outputs import join, spread
 from shoal.fuse.ownership import take_ownership
-from shoal.fuse.per_member import check_shared, function_of, place_of, run_each, tensors_in
+from shoal.fuse.per_member import check_shared, function_of, place_of, refuse_outer_grad, run_each, tensors_in
 from shoal.fuse.randomness import Randomness, active, member_keys, randomness
+from shoal.fuse.rows import forget
 from shoal.fuse.slot_discovery import find_slots, tensors_within
 from shoal.fuse.slots import Slot, keep, keep_rows
 from shoal.fuse.stacked import NeedsMemberError, SharedWriteError, Stacked, events

@@ -26,6 +26,8 @@ from torch._guards import TracingContext, tracing
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.node import Node
+from torch.nn.modules import module as all_modules
+from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from shoal.core.errors import FusionError
@@ -33,9 +35,8 @@ from shoal.fuse.array import ModelArray
 from shoal.fuse.optim.fused import FusedOptimizer
 from shoal.fuse.optim.traced import TracedStep
 from shoal.fuse.randomness import member_keys
-from shoal.fuse.replay import Replay
+from shoal.fuse.slots import own_memory
 from shoal.fuse.stacked import NeedsMemberError, Stacked
-from shoal.fuse.trace_guard import TraceGuard, hooked, refuse_hooks
 from shoal.fuse.transaction import unchanged
 from shoal.fuse.unfused_module import modules_of
 
@@ -92,12 +93,12 @@ class CapturedStep:
         self._floats = array.floats()
         self._modules = [*array.members[0].modules(), *array.separate.modules()]
         self._modes = self._training()
-        refuse_hooks(self._modules, traced.params)
+        _refuse_hooks(self._modules, traced.params)
         self._device = next((p.device for p in array.parameters()), torch.device("cpu"))
         self._unused: Tensor | None = None
         """Keys of random numbers, where the step draws none."""
         self._function = self._trace(leaves, compiling)
-        self._replay: Replay | None = None
+        self._replay: _Replay | None = None
         if self._device.type == "cuda":
             self._record(leaves)
 
@@ -107,7 +108,7 @@ class CapturedStep:
         self._optimizer.refresh()
         leaves, spec = pytree.tree_flatten(batch)
         same = (self._optimizer.version, self._array.version) == self._versions and self._array.floats() == self._floats
-        same = same and self._training() == self._modes and not hooked(self._modules, self._traced.params)
+        same = same and self._training() == self._modes and not _hooked(self._modules, self._traced.params)
         if self._array.partial:  # a member may have put another tensor in the place of one that it has alone
             same = same and _identities(self._array.tensors()) == self._identities
         if not same or spec != self._spec or _shapes(leaves) != self._shapes:
@@ -161,14 +162,14 @@ class CapturedStep:
         try:
             with torch.no_grad():
                 self._function(*_copies([*self._inputs(), *given]))  # loads what recording may not load
-                self._replay = Replay(self._function, self._inputs(), given)
+                self._replay = _Replay(self._function, self._inputs(), given)
         except RuntimeError as error:
             raise FusionError(f"the step cannot be recorded as a CUDA graph: {error}") from error
 
     def _trace(self, leaves: Sequence[Any], compiling: bool) -> Callable[..., Tensor]:
         example = [*self._inputs(), *self._given(leaves)]
         try:
-            with TraceGuard(), _compiling(), _one_fake_mode():
+            with _TraceGuard(), _compiling(), _one_fake_mode():
                 graph, again = (make_fx(self._step(leaves), tracing_mode="real")(*_copies(example)) for _ in range(2))
             if graph.code != again.code:  # it counts, or draws numbers that are not torch's: a trace would freeze them
                 raise FusionError("two traces of it differ")
@@ -221,7 +222,7 @@ class CapturedStep:
             ]
             with self._standing_in([*live, *idle]), self._array.open(keys) as model:
                 modules = list(modules_of(model))
-                refuse_hooks(modules, ())
+                _refuse_hooks(modules, ())
                 _gather_weights([*modules, *self._array.separate.modules()])
                 with unchanged(model, [self._loss], constants):
                     losses = self._loss(model, batch).whole
@@ -299,3 +300,91 @@ def _copies(tensors: Sequence[Tensor]) -> list[Tensor]:
 
 def _shapes(leaves: Sequence[Any]) -> list[Any]:
     return [(type(leaf), _whole(leaf).shape, leaf.dtype) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+
+
+class _Replay:
+    """Does what a function did when it was recorded, on what then is in its tensors.
+
+    Args:
+        fn: takes tensors on one CUDA device and may change them in place; has run there before, so that libraries are
+            loaded. It is not run: recording only notes its kernels.
+        held: tensors that are the same memory at every call.
+        given: examples of those that are other ones at every call; they are copied.
+    """
+
+    def __init__(self, fn: Callable[..., Tensor], held: Sequence[Tensor], given: Sequence[Tensor]) -> None:
+        self._places = _places(held)
+        self._given = [tensor.clone() for tensor in given]
+        self._graph = torch.cuda.CUDAGraph()
+        torch.cuda.synchronize()
+        with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):  # other threads may go on meanwhile
+            self._result = fn(*held, *self._given)
+
+    def fits(self, held: Sequence[Tensor]) -> bool:
+        """Whether the tensors that are held still lie where they lay."""
+        return _places(held) == self._places
+
+    def __call__(self, given: Sequence[Tensor]) -> Tensor:
+        """Replay with other values in the place of the given tensors."""
+        for place, tensor in zip(self._given, given, strict=True):
+            place.copy_(tensor, non_blocking=True)
+        self._graph.replay()
+        return self._result.clone()
+
+
+def _places(tensors: Sequence[Tensor]) -> list[int]:
+    return [tensor.data_ptr() for tensor in tensors]
+
+
+_VALUES = (Tensor.tolist, Tensor.numpy, Tensor.__array__)
+_HOOKS = (Tensor.register_hook, Tensor.register_post_accumulate_grad_hook)
+_NODE = Tensor.grad_fn.__get__  # type: ignore[union-attr]
+
+
+def _hooked(modules: Iterable[nn.Module], parameters: Iterable[Tensor]) -> bool:
+    """Whether autograd calls user code in the backward pass.
+
+    Args:
+        modules: a model's.
+        parameters: an array's; those that are stacked have a hook of the array's own.
+    """
+    if all_modules._global_backward_hooks or all_modules._global_backward_pre_hooks:
+        return True
+    return any(module._backward_hooks or module._backward_pre_hooks for module in modules) or any(
+        any(hook is not own_memory for hook in (parameter._backward_hooks or {}).values())
+        or parameter._post_accumulate_grad_hooks
+        for parameter in parameters
+    )
+
+
+def _refuse_hooks(modules: Iterable[nn.Module], parameters: Iterable[Tensor]) -> None:
+    """Refuse to trace what is `_hooked`.
+
+    Raises:
+        FusionError: it is.
+    """
+    if _hooked(modules, parameters):
+        raise _frozen_hook()
+
+
+class _TraceGuard(TorchFunctionMode):
+    """Refuses, in user code and in the rules, to make a constant of a tensor's values, or to hook on to autograd."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Every torch function of the step comes through here."""
+        if func in _VALUES:
+            raise FusionError(f"it takes values out of a tensor by `{func.__name__}`")
+        if func in _HOOKS:
+            raise _frozen_hook()
+        result = func(*args, **(kwargs or {}))
+        if func == _NODE and result is not None and not isinstance(args[0], Stacked):
+            raise _frozen_hook()  # of a node; the engine itself asks for that of what is stacked
+        return result
+
+
+def _frozen_hook() -> FusionError:
+    return FusionError(
+        "the step has a hook in the backward pass, which a trace would call once and for all; remove the hook"
+    )

@@ -14,12 +14,11 @@ from torch.utils import _pytree as pytree
 from shoal.core.errors import FusionError
 from shoal.fuse.aliasing import note_copy, one_memory, refuse_stale
 from shoal.fuse.generators import forked
-from shoal.fuse.inplace_ops import WRITES_INSIDE, tracks, written
-from shoal.fuse.random_ops import draws
+from shoal.fuse.patches import HiddenWarning
 from shoal.fuse.randomness import active, current
 from shoal.fuse.rules.table import RULES
+from shoal.fuse.side_effects import WRITES_INSIDE, draws, tracks, written
 from shoal.fuse.stacked import NeedsMemberError, SharedWriteError, Stacked, count, each, refuse_recorded, stack
-from shoal.fuse.warning_filters import HiddenWarning
 
 __all__ = ["dispatch", "loop"]
 

@@ -11,12 +11,11 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from shoal.fuse.dispatch import dispatch
-from shoal.fuse.inplace_ops import TRACKING, tracks, written
-from shoal.fuse.missing_grads import absent, note_row
 from shoal.fuse.patches import stand_in, step_back
-from shoal.fuse.random_ops import DRAWING, draws
 from shoal.fuse.randomness import Randomness, active, randomness
+from shoal.fuse.rows import absent, note_row
 from shoal.fuse.rules.attention import multi_head_parts
+from shoal.fuse.side_effects import DRAWING, TRACKING, draws, tracks, written
 from shoal.fuse.stacked import NeedsMemberError, Ragged, Stacked
 
 __all__ = ["Home", "MemberFunctions", "member_run"]

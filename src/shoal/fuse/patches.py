@@ -1,6 +1,13 @@
-"""Methods of torch that would do harm while an array runs, and what stands in for them."""
+"""Process-wide changes that last while any thread needs them: replaced torch methods and hidden warnings.
 
-from collections.abc import Callable, Sequence
+Python keeps one list of warning filters for all threads. `warnings.catch_warnings` puts back the list of when it was
+entered: of two threads the one that leaves last would leave the other's filter in it for good.
+"""
+
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from threading import Lock
 from typing import Any
 
@@ -13,7 +20,7 @@ from torch.utils.checkpoint import CheckpointFunction
 from shoal.core.errors import FusionError
 from shoal.fuse.randomness import active
 
-__all__ = ["stand_in", "step_back"]
+__all__ = ["HiddenWarning", "stand_in", "step_back"]
 
 _lock = Lock()
 _runs = 0
@@ -76,3 +83,35 @@ def _hand_on(public: Callable[..., Any], relevant: Sequence[Any], *args: Any, **
     if public is F.l1_loss and len(relevant) == 3:
         kwargs["weight"] = relevant[2]
     return handle_torch_function(public, relevant, *args, **kwargs)
+
+
+@dataclass(eq=False)
+class HiddenWarning:
+    """A warning that is hidden within; the first thread to enter adds a filter, and the last one takes it away.
+
+    Args:
+        message: how it begins, a regular expression.
+    """
+
+    message: str
+
+    def __post_init__(self) -> None:
+        self._lock = Lock()
+        self._within = 0
+        self._filter: Any = None
+
+    @contextmanager
+    def __call__(self) -> Iterator[None]:
+        """Hide it."""
+        with self._lock:
+            self._within += 1
+            if self._within == 1:
+                warnings.filterwarnings("ignore", self.message, UserWarning)
+                self._filter = warnings.filters[0]
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._within -= 1
+                if self._within == 0 and self._filter in warnings.filters:  # else someone has put back another list
+                    warnings.filters.remove(self._filter)  # type: ignore[attr-defined]

@@ -1,8 +1,8 @@
-"""Functions that members run by themselves, one after another, as they are."""
+"""Runs of a function on one member after another."""
 
 import traceback
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from types import CodeType
@@ -15,7 +15,6 @@ from torch.utils import _pytree as pytree
 from shoal.core.errors import FusionError
 from shoal.fuse.copy_on_write import lazily_copied
 from shoal.fuse.generators import Drawn, seed_member
-from shoal.fuse.grad_guard import owner_of_row
 from shoal.fuse.intercept import member_run
 from shoal.fuse.randomness import Randomness, member_keys
 from shoal.fuse.rows import rows
@@ -23,7 +22,17 @@ from shoal.fuse.slots import Slot, keep_rows
 from shoal.fuse.stacked import Stacked
 from shoal.fuse.transaction import Transaction
 
-__all__ = ["MemberRunner", "check_shared", "described", "function_of", "own_part", "place_of", "run_each", "tensors_in"]
+__all__ = [
+    "MemberRunner",
+    "check_shared",
+    "described",
+    "function_of",
+    "own_part",
+    "place_of",
+    "refuse_outer_grad",
+    "run_each",
+    "tensors_in",
+]
 
 _TRIES = 3
 """Runs without any random number, after which a function is taken to draw none."""
@@ -112,7 +121,7 @@ def run_each(
         for slot, row in zip(registered, columns, strict=True):
             slot.put(b + 1, _shown(slot, row[b]))
         try:
-            home = partial(owner_of_row, slots, list(zip(registered, columns, strict=True)), b)
+            home = partial(_owner_of_row, slots, list(zip(registered, columns, strict=True)), b)
             with member_run(Randomness(partial(_key, keys, b), alone=True), home):
                 results.append(fn(member, *mine))
             keep_rows(registered, b, [row[b] for row in columns], member)
@@ -187,3 +196,45 @@ def place_of(error: BaseException, fn: Any) -> str:
 
 def _key(keys: Callable[[], list[int]], b: int) -> list[int]:
     return keys()[b : b + 1]
+
+
+_NO_PASS = -1
+"""What autograd says outside of a backward pass."""
+
+
+def _owner_of_row(
+    slots: Iterable[Slot], columns: Sequence[tuple[Slot, Sequence[Tensor]]], b: int, tensor: Tensor
+) -> tuple[Tensor, int] | None:
+    """The stacked tensor of which member b's tensor is a row, and b.
+
+    Args:
+        slots: all of the array.
+        columns: of slots, the rows that stand in the members' places.
+        b: the member that runs.
+        tensor: whose gradient is asked for.
+
+    Raises:
+        FusionError: see `refuse_outer_grad`.
+    """
+    for slot, tensors in columns:
+        if tensors[b] is tensor:
+            return slot.data, b
+    refuse_outer_grad(slots, tensor)
+    return None
+
+
+def refuse_outer_grad(slots: Iterable[Slot], tensor: Tensor) -> None:
+    """Refuse the gradient of what is a parameter outside of the function, and has another in its place within.
+
+    Raises:
+        FusionError: names the remedy.
+    """
+    if torch._C._current_graph_task_id() == _NO_PASS and any(
+        tensor is slot.data or any(tensor is own for own in slot.own)
+        for slot in slots
+        if slot.trainable and not slot.shared
+    ):
+        raise FusionError(
+            "a function asks for the gradient of an array's or a member's parameter, and not through the model that it "
+            "is given, as an optimizer's `step` and `zero_grad` do; call these outside of `map`, or use `TrainingStep`"
+        )

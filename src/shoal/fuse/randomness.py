@@ -3,7 +3,7 @@
 Dropout masks are counter-based: a strong hash of the element's index, mixed with a key per member and call by two
 rounds of multiply and xor-shift (the construction of splitmix and of murmur's finalizer). So a mask does not depend on
 who shares the array, on the dtype or on the device, costs six passes over int32, and can be traced. Any other random
-function runs member by member with torch's default generators seeded by the same key; see `shoal.fuse.random_ops`.
+function runs member by member with torch's default generators seeded by the same key; see `shoal.fuse.side_effects`.
 """
 
 from collections.abc import Callable, Iterator, Sequence

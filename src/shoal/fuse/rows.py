@@ -1,14 +1,18 @@
-"""Stacked tensors and their rows: apart for functions that run member by member, and joined again."""
+"""Rows of stacked tensors: views for single members, joining of members' tensors, rows without a gradient.
 
-from collections.abc import Sequence
+Where members run by themselves, one may leave out a parameter that another uses. Alone its gradient would be None, and
+an optimizer would leave the parameter as it is: no momentum, no weight decay, no count. The stacked gradient has a row
+of zeros for it all the same, and this module notes that the row stands for no gradient.
+"""
+
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
 
-from shoal.fuse.missing_grads import note_backward
-
-__all__ = ["joined", "memory_of", "rows"]
+__all__ = ["absent", "forget", "joined", "memory_of", "missing", "note_row", "rows"]
 
 
 class _Rows(torch.autograd.Function):
@@ -23,7 +27,7 @@ class _Rows(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> Tensor:
         if ctx.leaf is not None:
-            note_backward(ctx.leaf, (b for b, grad in enumerate(grads) if grad is None))
+            _note_backward(ctx.leaf, (b for b, grad in enumerate(grads) if grad is None))
         like = next(grad for grad in grads if grad is not None)
         return torch.stack([torch.zeros_like(like) if grad is None else grad for grad in grads])
 
@@ -73,3 +77,52 @@ def _dense(tensor: Tensor) -> bool:
 def memory_of(tensor: Tensor) -> int:
     """Where a tensor lies; 0 for those that have no memory, as sparse ones and within transforms of `torch.func`."""
     return tensor.untyped_storage().data_ptr() if torch._C._has_storage(tensor) else 0
+
+
+_noted_rows: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+"""Of a stacked parameter: the rows, and the backward pass that noted them last."""
+
+_NO_PASS = -2
+"""Autograd counts its passes from 0, and says -1 outside of one."""
+
+
+def absent(stacked: Tensor) -> frozenset[int]:
+    """The members that have no gradient of a parameter, [B, *shape], of which others have one."""
+    if not _noted_rows or stacked.grad is None:
+        return frozenset()
+    return frozenset(b for b in _noted(stacked)[0] if not stacked.grad[b].any())
+
+
+def missing(parameters: Iterable[Tensor]) -> dict[Tensor, frozenset[int]]:
+    """Of each parameter of which only some members have a gradient, those that have none."""
+    return {parameter: rows for parameter in parameters if (rows := absent(parameter))} if _noted_rows else {}
+
+
+def _note_backward(stacked: Tensor, without: Iterable[int]) -> None:
+    """A backward pass is about to add gradients to those of a parameter, but of these members none."""
+    rows, now = frozenset(without), torch._C._current_graph_task_id()
+    before, task = _noted(stacked)
+    if task == now or stacked.grad is not None:
+        rows &= before
+    _noted_rows[stacked] = rows, now
+
+
+def note_row(stacked: Tensor, b: int, has: bool) -> None:
+    """A member's gradient of a parameter is about to be set, or to be set to None; the others keep what they have."""
+    if stacked.grad is not None:
+        rows, task = _noted(stacked)
+        _noted_rows[stacked] = rows - {b} if has else rows | {b}, task
+    elif has:
+        _noted_rows[stacked] = frozenset(range(len(stacked))) - {b}, _NO_PASS
+
+
+def forget(parameters: Iterable[Tensor]) -> None:
+    """Parameters that have no gradients now begin anew."""
+    if _noted_rows:
+        for parameter in parameters:
+            if parameter.grad is None and parameter in _noted_rows:
+                del _noted_rows[parameter]
+
+
+def _noted(stacked: Tensor) -> tuple[frozenset[int], int]:
+    return _noted_rows.get(stacked, (frozenset(), _NO_PASS))  # type: ignore[no-any-return, no-untyped-call]

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from shoal.core.errors import FusionError
-from shoal.fuse.attribute_sync import OF_EVERY_MODULE
 from shoal.fuse.frozen import lent, note_lent
+from shoal.fuse.member_changes import OF_EVERY_MODULE
 from shoal.fuse.rows import joined, memory_of
 from shoal.fuse.stacked import Numbers, Stacked
 

@@ -13,21 +13,21 @@ takes turns with the fastest so far:
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import inf
 from typing import Any, Literal, get_args
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from shoal.core.errors import FusionError
 from shoal.cost.race import Race
 from shoal.fuse.array import ModelArray
 from shoal.fuse.capture import CapturedStep
+from shoal.fuse.generators import seed_member
 from shoal.fuse.optim.fused import FusedOptimizer
-from shoal.fuse.plain_step import PlainStep
-from shoal.fuse.scalar import one_for_each
+from shoal.fuse.per_member import MemberRunner, own_part
 from shoal.fuse.stacked import Stacked
 
 __all__ = ["TrainingStep", "Way"]
@@ -98,7 +98,7 @@ class TrainingStep:
         self._optimizer = optimizer
         self._loss = loss
         self._device = next((p.device for p in array.parameters()), torch.device("cpu"))
-        self._plain = PlainStep(array, optimizer, loss)
+        self._plain = _PlainStep(array, optimizer, loss)
         if len(array) == 1:
             ways = tuple(way for way in ways if way != "eager") if "plain" in ways else ways
         self._runs: dict[Way, Callable[[Any], Tensor]] = {"eager": self._eager, "plain": self._plain}
@@ -190,7 +190,7 @@ class TrainingStep:
 
     def _eager(self, batch: Any) -> Tensor:
         self._optimizer.zero_grad()
-        losses = one_for_each(self._array.map(self._loss, batch), len(self._array))
+        losses = _one_for_each(self._array.map(self._loss, batch), len(self._array))
         losses.sum().backward()  # type: ignore[no-untyped-call]
         self._optimizer.step()
         return losses.detach()
@@ -216,3 +216,121 @@ def _shapes(batch: Any) -> list[Any]:
         for leaf in pytree.tree_leaves(batch)
         if isinstance(leaf, Tensor)
     ]
+
+
+class _PlainStep:
+    """Loss and backward of each member, which gets gradients of its own, then the members' own optimizers.
+
+    Weights and state are views of the array's and of its optimizer's, so steps of both kinds may follow each other.
+
+    Args:
+        array: the models.
+        optimizer: theirs.
+        loss: takes a model and a batch and returns a scalar.
+    """
+
+    def __init__(self, array: ModelArray, optimizer: FusedOptimizer, loss: Callable[..., Any]) -> None:
+        self._array = array
+        self._optimizer = optimizer
+        self._loss = loss
+        self._device = next((p.device for p in array.parameters()), torch.device("cpu"))
+        self._runs = [MemberRunner(seed, self._device) for seed in array.seeds]
+        self._columns: list[tuple[Tensor, Sequence[Tensor]]] = []
+        """Stacked parameters with the members' own, which may have gradients of the last step."""
+        self._begun = False
+        self.trained: list[Tensor] = []
+        """The array's parameters that a member had a gradient of in the last step."""
+
+    def __call__(self, batch: Any) -> Tensor:
+        """One step; returns the losses, [B], part of no graph.
+
+        Raises:
+            FusionError: as `TrainingStep`; nothing is updated, and there are no gradients then.
+        """
+        array = self._array
+        array.check_free()
+        array.check_batch(batch)
+        array.follow_own()
+        self._optimizer.zero_grad()
+        self._columns = [(stacked, own) for _, stacked, own in array.columns() if isinstance(stacked, nn.Parameter)]
+        self.drop()
+        ticks = array.ticks
+        array.tick += 1
+        losses = []
+        try:
+            for b, (member, run) in enumerate(zip(array.members, self._runs, strict=True)):
+                if b:
+                    seed_member(b)
+                losses.append(self._backward(b, run, ticks[b], member, own_part(batch, b, len(array))))
+        except BaseException as error:
+            self.drop()
+            if isinstance(error, FusionError):
+                self._runs = [MemberRunner(seed, self._device, watched=True) for seed in array.seeds]
+            raise
+        counts = [sum(each.grad is not None for each in own) for _, own in self._columns]
+        self.trained = [stacked for (stacked, _), count in zip(self._columns, counts, strict=True) if count]
+        self.trained += [own for _, _, own in array.apart() if own.grad is not None]
+        self._optimizer.step_each(uneven=any(0 < count < len(array) for count in counts))
+        if not self._begun:
+            array.check_places()
+            self._begun = True
+        return torch.stack(losses)
+
+    def _backward(self, b: int, run: MemberRunner, tick: int, member: Any, batch: Any) -> Tensor:
+        """A member's loss. What it has put in the place of a buffer is taken over last: autograd may have saved the
+        buffer as it was.
+        """
+        try:
+            loss = _one(run(self._loss, tick, member, batch))
+            loss.backward()  # type: ignore[no-untyped-call]
+            self._array.take_over(b)
+        except BaseException:
+            self._array.put_back(b)
+            raise
+        return loss.detach()
+
+    def drop(self) -> None:
+        """Forget the gradients of the members' own parameters; to be called before a step of another kind."""
+        for _, own in self._columns:
+            for parameter in own:
+                parameter.grad = None
+
+
+def _one(returned: Any) -> Tensor:
+    """One member's loss, [].
+
+    Raises:
+        FusionError: it is no scalar, or no parameter has part in it.
+    """
+    if not isinstance(returned, Tensor):
+        raise FusionError(_not_scalar(type(returned).__name__))
+    if returned.numel() != 1:
+        raise FusionError(_not_scalar(f"a tensor of shape {tuple(returned.shape)}"))
+    _check_graph(returned)
+    return returned if returned.dim() == 0 else returned.reshape(())
+
+
+def _one_for_each(returned: Any, members: int) -> Tensor:
+    """The members' losses, [B], out of a tensor of one element for each.
+
+    Raises:
+        FusionError: as `_one`.
+    """
+    if not isinstance(returned, Tensor):
+        raise FusionError(_not_scalar(type(returned).__name__))
+    if returned.numel() != members:
+        raise FusionError(_not_scalar(f"a tensor of shape {tuple(returned.shape[1:])}"))
+    _check_graph(returned)
+    return returned.reshape(members)
+
+
+def _check_graph(loss: Tensor) -> None:
+    if not loss.requires_grad:
+        raise FusionError(
+            "`loss` returned a number in which no parameter has part (by `.item()`, `.detach()`, `torch.no_grad()`, or "
+            "because all are frozen), so there is nothing to go backward from; return the loss itself"
+        )
+
+
+def _not_scalar(found: str) -> str:
+    return f"`loss` must return a scalar tensor for a model and a batch, its mean or sum, got {found}"

@@ -12,9 +12,9 @@ from torch.utils import _pytree as pytree
 from shoal.core.errors import FusionError
 from shoal.fuse.aliasing import one_memory
 from shoal.fuse.frozen import lent, take_own
-from shoal.fuse.inplace_ops import WRITES_INSIDE, written
 from shoal.fuse.intercept import member_run
 from shoal.fuse.randomness import active
+from shoal.fuse.side_effects import WRITES_INSIDE, written
 from shoal.fuse.stacked import NeedsMemberError, Ragged, SharedWriteError, Stacked, each, refuse_recorded, stack
 
 __all__ = ["UnfusedModule", "modules_of", "own_parameters", "own_places", "put_apart"]

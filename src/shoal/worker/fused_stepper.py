@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from shoal.core.demand import Profile
 from shoal.core.errors import FusionError
 from shoal.core.trial import step_seed
-from shoal.fuse.api import fuse
-from shoal.fuse.batch import stack
+from shoal.fuse.api import fuse, stack
 from shoal.fuse.frozen import lent, own_small
 from shoal.fuse.generators import Drawn, OtherGenerators, seeded
 from shoal.fuse.optim.fused import fuse_optimizers

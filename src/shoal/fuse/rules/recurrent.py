@@ -14,11 +14,11 @@ from torch import Tensor
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from shoal.fuse.autotune import fastest
+from shoal.fuse.patches import HiddenWarning
 from shoal.fuse.rules.base import Rule
 from shoal.fuse.rules.dropout import drop
 from shoal.fuse.rules.unroll import CELLS, Weights, cell_input, unroll
 from shoal.fuse.stacked import Stacked, count
-from shoal.fuse.warning_filters import HiddenWarning
 
 __all__ = ["RULES"]
 
