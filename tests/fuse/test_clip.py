@@ -211,7 +211,7 @@ def test_torchs_own_within_a_function(clip: Callable[[nn.Module], Tensor], membe
     x = torch.randn(5, 3, dtype=torch.float64)
     compare(array.map(step, x), [step(model, x) for model in alone])
     compare_state(array, alone)
-    assert bool(array._single) == (apart and members > 1)
+    assert bool(array.state.by_member) == (apart and members > 1)
 
 
 def test_no_gradients() -> None:

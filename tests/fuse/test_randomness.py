@@ -108,7 +108,7 @@ def test_a_member_draws_the_same_at_once_and_one_by_one(name: str) -> None:
     for mine, own in zip(at_once, run(apart, x, fn=_asks), strict=True):
         expected = mine + numbers.view(3, *[1] * (mine.dim() - 1))
         torch.testing.assert_close(own, expected, rtol=1e-9, atol=1e-9)
-    assert apart._single
+    assert apart.state.by_member
 
 
 def test_equal_weights_and_seeds_give_equal_results_and_other_seeds_others() -> None:

@@ -73,7 +73,7 @@ class CapturedStep:
         trained: Sequence[Tensor] | None = None,
     ) -> None:
         array.check_batch(batch)
-        array.catch_up()
+        array.state.catch_up()
         self._array = array
         self._optimizer = optimizer
         self._loss = loss
@@ -85,12 +85,12 @@ class CapturedStep:
         if traced is None:
             raise FusionError("an optimizer without a fused rule cannot be captured")
         self._traced: TracedStep = traced
-        tensors = array.tensors()
+        tensors = array.state.tensors()
         self._identities = _identities(tensors)
         updated = set(map(id, traced.params))
         self._others = [tensor for tensor in tensors if id(tensor) not in updated]
         self._versions = (optimizer.version, array.version)
-        self._floats = array.floats()
+        self._floats = array.state.floats()
         self._modules = [*array.members[0].modules(), *array.separate.modules()]
         self._modes = self._training()
         _refuse_hooks(self._modules, traced.params)
@@ -104,13 +104,14 @@ class CapturedStep:
 
     def fits(self, batch: Any) -> bool:
         """Whether a batch has the captured shapes, and nothing else has changed since."""
-        self._array.follow()
+        state = self._array.state
+        state.follow()
         self._optimizer.refresh()
         leaves, spec = pytree.tree_flatten(batch)
-        same = (self._optimizer.version, self._array.version) == self._versions and self._array.floats() == self._floats
+        same = (self._optimizer.version, state.version) == self._versions and state.floats() == self._floats
         same = same and self._training() == self._modes and not _hooked(self._modules, self._traced.params)
         if self._array.partial:  # a member may have put another tensor in the place of one that it has alone
-            same = same and _identities(self._array.tensors()) == self._identities
+            same = same and _identities(state.tensors()) == self._identities
         if not same or spec != self._spec or _shapes(leaves) != self._shapes:
             return False
         return self._replay is None or self._replay.fits(self._inputs())
@@ -237,7 +238,7 @@ class CapturedStep:
     def _standing_in(self, tensors: Sequence[Tensor]) -> Iterator[None]:
         """Within, the array uses these tensors in place of its own."""
         own = [*self._traced.params, *self._others]
-        with self._array.replaced(dict(zip(map(id, own), tensors, strict=True))):
+        with self._array.state.replaced(dict(zip(map(id, own), tensors, strict=True))):
             yield
 
 

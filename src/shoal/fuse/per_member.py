@@ -13,18 +13,18 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from shoal.core.errors import FusionError
+from shoal.fuse.array_state import ArrayState, check_shared, keep_rows
 from shoal.fuse.copy_on_write import lazily_copied
 from shoal.fuse.generators import Drawn, seed_member
 from shoal.fuse.intercept import member_run
 from shoal.fuse.randomness import Randomness, member_keys
 from shoal.fuse.rows import rows
-from shoal.fuse.slots import Slot, keep_rows
+from shoal.fuse.slots import Slot
 from shoal.fuse.stacked import Stacked
 from shoal.fuse.transaction import Transaction
 
 __all__ = [
     "MemberRunner",
-    "check_shared",
     "described",
     "function_of",
     "own_part",
@@ -93,42 +93,37 @@ class MemberRunner:
 
 
 def run_each(
-    members: Sequence[nn.Module],
-    slots: Sequence[Slot],
-    fn: Callable[..., Any],
-    keys: Callable[[], list[int]],
-    batch: tuple[Any, ...],
+    state: ArrayState, fn: Callable[..., Any], keys: Callable[[], list[int]], batch: tuple[Any, ...]
 ) -> list[Any]:
-    """What `fn` returns for each member; their parameters are rows of the stacked ones, where gradients go.
+    """The results of a function for each member; their parameters are rows of the stacked ones, where gradients go.
 
     Args:
-        members: of an array.
-        slots: of their tensors.
-        fn: as for `ModelArray.map`.
-        keys: makes those of the members' random numbers, one each.
-        batch: as for `ModelArray.map`.
+        state: State of an array.
+        fn: Function as for `ModelArray.map`.
+        keys: Function that makes the keys of the members' random numbers, one each.
+        batch: Arguments as for `ModelArray.map`.
 
     Raises:
-        FusionError: a member has changed a frozen parameter that is kept once for all.
+        FusionError: A member has changed a frozen parameter that is kept once for all.
     """
-    registered = [slot for slot in slots if slot.registered and not slot.shared]
+    registered = state.own_slots()
     columns = [rows(slot.data) for slot in registered]
     results = []
-    for b, member in enumerate(members):
+    for b, member in enumerate(state.members):
         if b:
             seed_member(b)
-        mine = own_part(batch, b, len(members))
+        mine = own_part(batch, b, len(state.members))
         for slot, row in zip(registered, columns, strict=True):
             slot.put(b + 1, _shown(slot, row[b]))
         try:
-            home = partial(_owner_of_row, slots, list(zip(registered, columns, strict=True)), b)
+            home = partial(_owner_of_row, state.slots, list(zip(registered, columns, strict=True)), b)
             with member_run(Randomness(partial(_key, keys, b), alone=True), home):
                 results.append(fn(member, *mine))
             keep_rows(registered, b, [row[b] for row in columns], member)
         finally:
             for slot in registered:
                 slot.put(b + 1, slot.own[b])
-    check_shared(slots)
+    check_shared(state.slots)
     return results
 
 
@@ -138,20 +133,6 @@ def own_part(batch: Any, b: int, members: int) -> Any:
         return batch.copy()  # as most are, and what comes of it below
     mine = pytree.tree_map_only(Stacked, lambda value: value.whole[b], batch)
     return mine if members == 1 else lazily_copied(mine)
-
-
-def check_shared(slots: Sequence[Slot]) -> None:
-    """Refuse what a member has done to a frozen parameter that is kept once for all.
-
-    Raises:
-        FusionError: names it.
-    """
-    for slot in slots:
-        if slot.shared and slot.versions != slot.own_versions():
-            raise FusionError(
-                f"{slot.path!r} is frozen and kept once for all members, and a member has changed it; register it "
-                "as a buffer, or give each member another value"
-            )
 
 
 def _shown(slot: Slot, row: Tensor) -> Tensor:

@@ -1,20 +1,23 @@
-"""One value that the members of an array hold apart, and its places: a parameter, a buffer, a tensor, a float."""
+"""Values that each member of an array holds by itself (parameters, buffers, tensors, floats), and where they stand."""
 
 from collections import deque
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
+from functools import partial
+from itertools import chain
+from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from shoal.core.errors import FusionError
-from shoal.fuse.frozen import lent, note_lent
-from shoal.fuse.member_changes import OF_EVERY_MODULE
-from shoal.fuse.rows import joined, memory_of
+from shoal.fuse.frozen import lent, note_lent, same
+from shoal.fuse.rows import joined
 from shoal.fuse.stacked import Numbers, Stacked
 
-__all__ = ["Slot", "keep", "keep_rows", "own_memory"]
+__all__ = ["Slot", "find_slots", "own_memory", "tensors_within"]
 
 Place = tuple[Any, Any]
 """A container and a key: a module's parameters, its attributes, a list among them."""
@@ -233,75 +236,6 @@ class Slot:
         return (self.data._version, *[own._version for own in self.own]) if self.alike else ()
 
 
-def keep(slots: Sequence[Slot], stage: nn.Module) -> None:
-    """Take over what user code has put in the stage's places, or has done to what all members share.
-
-    Raises:
-        FusionError: it has put another tensor in the place of a parameter, or one of another shape in that of a buffer.
-    """
-    replaced = [(slot, value) for slot in slots if (value := slot.found(0)) is not slot.shown]
-    _check_no_parameters(replaced)
-    for slot, value in _in_memory_of_their_own(replaced, stage):
-        slot.take(value)
-    for slot in slots:
-        slot.keep_alike()
-        if slot.shared:
-            slot.versions = slot.own_versions()
-
-
-def keep_rows(slots: Sequence[Slot], b: int, rows: Sequence[Tensor], member: nn.Module) -> None:
-    """Take over what user code has put in the places of member b, where rows of the stacked tensors or its own stood.
-
-    Raises:
-        FusionError: as `keep`.
-    """
-    found = [(slot, slot.found(b + 1), row) for slot, row in zip(slots, rows, strict=True)]
-    _check_no_parameters((slot, value) for slot, value, row in found if value is not row)
-    changed = [(slot, value) for slot, value, row in found if value is not row or value.data_ptr() != slot.addresses[b]]
-    for slot, value in _in_memory_of_their_own(changed, member):
-        slot.take_row(b, value)
-
-
-def _check_no_parameters(replaced: Iterable[tuple[Slot, Any]]) -> None:
-    for slot, value in replaced:
-        if slot.trainable and isinstance(value, Tensor):
-            raise FusionError(
-                f"{slot.path!r} is a parameter, and a function has put another tensor in its place; change it in place "
-                "(under torch.no_grad()), or register what changes as a buffer"
-            )
-
-
-def _in_memory_of_their_own(replaced: Sequence[tuple[Slot, Any]], model: nn.Module) -> Sequence[tuple[Slot, Any]]:
-    """Values that were put in slots' places; those that lie where another is about to be copied to are copied first, as
-    of buffers that change places. So is what the model has put elsewhere of what stood there: in attributes, or in
-    lists, deques and dicts there.
-    """
-    written = {memory_of(slot.data) for slot, _ in replaced if slot.registered and not slot.shared}
-    if not written:
-        return replaced
-    for attributes in map(vars, model.modules()):
-        own = {name: attributes[name] for name in attributes.keys() - OF_EVERY_MODULE}
-        _copy_from(written, attributes, own.items())
-        for held in own.values():
-            if isinstance(held, (list, deque, dict)):
-                _copy_from(written, held, held.items() if isinstance(held, dict) else enumerate(held))
-    return [(slot, _apart_from(written, value)) for slot, value in replaced]
-
-
-def _copy_from(written: Set[int], container: Any, items: Iterable[tuple[Any, Any]]) -> None:
-    """Copy the tensors among a container's items that lie in some memory."""
-    for key, value in list(items):
-        copied = _apart_from(written, value)
-        if copied is not value:
-            container[key] = copied
-
-
-def _apart_from(written: Set[int], value: Any) -> Any:
-    if isinstance(value, Stacked):
-        return Stacked(value.whole.detach().clone()) if memory_of(value.whole) in written else value
-    return value.detach().clone() if isinstance(value, Tensor) and memory_of(value) in written else value
-
-
 def _descend(root: nn.Module, path: Sequence[str]) -> nn.Module:
     """The module at a path, which is made where it is missing."""
     for part in path:
@@ -329,3 +263,113 @@ def own_memory(grad: Tensor) -> Tensor | None:
     if base is None or base._use_count() <= 2:  # type: ignore[attr-defined]  # `base` here, and the view
         return None
     return grad.clone()
+
+
+def find_slots(stage: nn.Module, members: Sequence[nn.Module], apart: Sequence[str] = ()) -> list[Slot]:
+    """All slots of a model.
+
+    Args:
+        stage: the copy of `members[0]`, holding the same tensors, whose places will be filled.
+        members: models of one structure.
+        apart: paths of submodules that are left out.
+    """
+    names = {id(t): name for name, t in chain(members[0].named_parameters(), members[0].named_buffers())}
+    passive = {id(t) for module in members[0].modules() if not _trains(module) for t in module._buffers.values()}
+    slots: dict[Any, Slot] = {}
+    walks = [list(_walk(model, "", {id(model.get_submodule(path)) for path in apart})) for model in (stage, *members)]
+    if any([place[0] for place in walk] != [place[0] for place in walks[0]] for walk in walks):
+        raise FusionError("the members hold tensors or floats in different places; fuse only models of one structure")
+    for number, columns in enumerate(zip(*walks, strict=True)):
+        path, _, _, first = columns[1]
+        values = [column[3] for column in columns[1:]]
+        if isinstance(first, float):
+            key: Any = number
+            if all(value == first or (value != value and first != first) for value in values):
+                continue
+            slots[key] = Slot(path, [], [[] for _ in columns], numbers=tuple(map(float, values)))
+        else:
+            key = id(first)
+            if key not in slots:
+                if key not in names and (
+                    isinstance(columns[1][1], tuple) or all(same(value, first) for value in values)
+                ):
+                    continue  # what is in tuples was compared as part of the structure
+                slots[key] = slot = Slot(names.get(key, path), values, [[] for _ in columns], registered=key in names)
+                frozen = isinstance(first, nn.Parameter) and not first.requires_grad
+                if slot.registered and len(members) == 1:
+                    slot.shared = frozen and lent(first)
+                elif slot.registered and (frozen or key in passive):
+                    slot.shared = frozen and all(same(value, first) for value in values)
+                    slot.alike = not frozen and all(same(value, first) for value in values)
+        for places, (_, container, name, _) in zip(slots[key].places, columns, strict=True):
+            places.append((container, name))
+        if isinstance(columns[0][1], tuple) or columns[0][1] is columns[1][1]:
+            raise FusionError(f"the members differ in {path!r}, where no value can be put; keep it in a list or dict")
+    return list(slots.values())
+
+
+def tensors_within(model: nn.Module) -> list[Tensor]:
+    """Every tensor that a model holds, registered or not."""
+    return [value for _, _, _, value in _walk(model, "", set()) if isinstance(value, Tensor)]
+
+
+def _trains(module: nn.Module) -> bool:
+    return any(p is not None and p.requires_grad for p in module._parameters.values())
+
+
+def _walk(value: Any, path: str, seen: set[int]) -> Iterator[tuple[str, Any, Any, Any]]:
+    """(path, container, key, value) of every tensor and float that may differ between members, in a fixed order."""
+    if id(value) in seen:
+        return
+    seen.add(id(value))
+    if isinstance(value, nn.Module):
+        for container in (value._parameters, value._buffers):
+            yield from _items(container, container.items(), path, seen)
+        attributes = vars(value)
+        own = [
+            (name, attributes[name]) for name in attributes if name not in _REGISTERED and not name.endswith("_hooks")
+        ]
+        yield from _items(attributes, own, path, seen)
+        for name, child in value._modules.items():
+            yield from _walk(child, _join(path, name), seen)
+    elif isinstance(value, dict):
+        yield from _items(value, value.items(), path, seen)
+    elif isinstance(value, (list, tuple)):
+        yield from _items(value, enumerate(value), path, seen)
+    elif isinstance(value, deque):
+        yield from _items(tuple(value), enumerate(value), path, seen)
+    elif isinstance(value, (set, frozenset)):
+        yield from _items((), enumerate(inner for inner in value if isinstance(inner, Tensor)), path, seen)
+    elif isinstance(value, partial):
+        yield from _items(value.keywords, value.keywords.items(), path, seen)
+        yield from _items(value.args, enumerate(value.args), path, seen)
+    elif not isinstance(value, _OPAQUE):
+        slotted = [name for base in type(value).__mro__ for name in _slots_of(base) if hasattr(value, name)]
+        yield from _items((), [(name, getattr(value, name)) for name in slotted], path, seen)
+        if hasattr(value, "__dict__"):
+            yield from _items(vars(value), vars(value).items(), path, seen)
+
+
+def _items(container: Any, items: Any, path: str, seen: set[int]) -> Iterator[tuple[str, Any, Any, Any]]:
+    for key, value in list(items):
+        if type(value) in _PLAIN:
+            continue
+        if isinstance(value, Tensor) or (isinstance(value, float) and not isinstance(container, tuple)):
+            yield _join(path, key), container, key, value
+        else:
+            yield from _walk(value, _join(path, key), seen)
+
+
+def _slots_of(kind: type) -> Sequence[str]:
+    """The names of what instances of a class hold without a `__dict__`."""
+    names = vars(kind).get("__slots__", ())
+    return [name for name in ([names] if isinstance(names, str) else names) if name not in ("__dict__", "__weakref__")]
+
+
+def _join(path: str, key: Any) -> str:
+    return f"{path}.{key}" if path else str(key)
+
+
+_REGISTERED = {"_parameters", "_buffers", "_modules"}
+_PLAIN = {type(None), bool, int, str}
+_OPAQUE = (type, Enum, FunctionType, MethodType, ModuleType)

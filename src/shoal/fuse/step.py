@@ -250,7 +250,7 @@ class _PlainStep:
         array = self._array
         array.check_free()
         array.check_batch(batch)
-        array.follow_own()
+        array.state.follow_own()
         self._optimizer.zero_grad()
         self._columns = [(stacked, own) for _, stacked, own in array.columns() if isinstance(stacked, nn.Parameter)]
         self.drop()
@@ -272,7 +272,7 @@ class _PlainStep:
         self.trained += [own for _, _, own in array.apart() if own.grad is not None]
         self._optimizer.step_each(uneven=any(0 < count < len(array) for count in counts))
         if not self._begun:
-            array.check_places()
+            array.state.check_places()
             self._begun = True
         return torch.stack(losses)
 
@@ -283,9 +283,9 @@ class _PlainStep:
         try:
             loss = _one(run(self._loss, tick, member, batch))
             loss.backward()  # type: ignore[no-untyped-call]
-            self._array.take_over(b)
+            self._array.state.take_over(b)
         except BaseException:
-            self._array.put_back(b)
+            self._array.state.put_back(b)
             raise
         return loss.detach()
 

@@ -56,11 +56,33 @@ class _Standing(NamedTuple):
     tensor: bool
     within: bool
 
+    @property
+    def inner(self) -> "_Standing":
+        """The same for the entries of a list, the values of a dict and the attributes of an object."""
+        return self._replace(tensor=self.within)
+
+    @property
+    def fixed(self) -> "_Standing":
+        """The same for entries that cannot be replaced: those of a tuple or a set, and the keys of a dict."""
+        return self._replace(number=False, tensor=self == _UNSEEN)
+
+    @property
+    def held(self) -> "_Standing":
+        """The same for values that a function or an opaque object holds."""
+        return _UNSEEN if self == _UNSEEN else _SHUT
+
 
 _OPEN = _Standing(True, True, True)
 _SHUT = _Standing(False, False, False)
 _UNSEEN = _Standing(False, True, True)
 """Within objects that functions hold: these may refer to anything, also to other members, and are not followed."""
+
+
+_CONTAINERS = (Mapping, list, tuple, deque, set, frozenset)
+_CALLABLES = (
+    *(MethodType, FunctionType, CodeType, BuiltinFunctionType),
+    *(partial, property, staticmethod, classmethod),
+)
 
 
 class StructureSerializer:
@@ -111,6 +133,46 @@ class StructureSerializer:
         return f"{tuple(tensor.shape)} {tensor.dtype}{frozen}" + (f" tied to {tied}" if tied != path else "")
 
     def _any(self, value: Any, above: tuple[int, ...], standing: _Standing) -> str:
+        """Write down any value.
+
+        Args:
+            value: The value.
+            above: `id` of the values that it lies in.
+            standing: What another member may have in its place.
+        """
+        if (text := self._simple(value, standing)) is not None:
+            return text
+        if id(value) in above:
+            return "above"
+        above = (*above, id(value))
+        if isinstance(value, Tensor):
+            return self._tensor(value, standing)
+        if isinstance(value, nn.Module):
+            return self._module(value, standing)
+        if isinstance(value, type):
+            return f"class {self.kind(value)}"
+        kind = self.kind(type(value))
+        if isinstance(value, _CONTAINERS):
+            return self._container(value, kind, above, standing)
+        if isinstance(value, _CALLABLES):
+            return self._callable(value, kind, above, standing)
+        if isinstance(value, np.ndarray) and value.dtype == object:
+            return f"{kind} {value.shape} {[self._any(each, above, standing.fixed) for each in value.ravel()]}"
+        if isinstance(value, (np.generic, np.ndarray)):
+            return f"{kind} {value.dtype} {value.tolist()!r}"
+        if isinstance(value, (slice, range)):
+            return repr(value)
+        if isinstance(value, Enum):
+            return f"{kind} {value.name}"
+        if isinstance(value, ReferenceType):
+            return f"{kind} {[self._any(value(), above, standing.held)]}"
+        attributes = getattr(value, "__dict__", None)
+        state = [self._any(each, above, standing.held) for each in _state(value, attributes)]
+        own = [self._attributes(attributes, above, standing.inner)] if attributes else []
+        return " ".join([kind, *own, *state])
+
+    def _simple(self, value: Any, standing: _Standing) -> str | None:
+        """Write down a number, a string or the like; None for any other value."""
         if isinstance(value, float):
             return "float" if standing.number else repr(value)
         if isinstance(value, bytes) and len(value) > _LONG:
@@ -121,63 +183,41 @@ class StructureSerializer:
             return repr(_ADDRESS.sub("0x", value))
         if value is None or isinstance(value, (bool, int, complex, str, bytes, torch.dtype, torch.Size)):
             return repr(value)
-        if isinstance(value, torch.device):
-            return value.type
-        if id(value) in above:
-            return "above"
-        above = (*above, id(value))
+        return value.type if isinstance(value, torch.device) else None
 
-        def inner(values: Iterable[Any], there: _Standing) -> list[str]:
-            return [self._any(inside, above, there) for inside in values]
-
-        within = standing._replace(tensor=standing.within)
-        fixed = standing._replace(number=False, tensor=standing == _UNSEEN)
-        if isinstance(value, Tensor):
-            return self._tensor(value, standing)
-        if isinstance(value, nn.Module):
-            return self._module(value, standing)
-        if isinstance(value, type):
-            return f"class {self.kind(value)}"
-        kind = self.kind(type(value))
+    def _container(self, value: Any, kind: str, above: tuple[int, ...], standing: _Standing) -> str:
+        """Write down a mapping, a sequence or a set."""
         if isinstance(value, Mapping):
-            pairs = zip(inner(value.keys(), fixed), inner(value.values(), within), strict=True)
-            items = [f"{key}: {what}" for key, what in pairs]
+            keys, values = value.keys(), value.values()
+            names = [self._any(key, above, standing.fixed) for key in keys]
+            texts = [self._any(each, above, standing.inner) for each in values]
+            items = [f"{name}: {text}" for name, text in zip(names, texts, strict=True)]
             return f"{kind}{{{', '.join(sorted(items) if self._lasting else items)}}}"
-        if isinstance(value, list):
-            return f"{kind}({', '.join(inner(value, within))})"
-        if isinstance(value, (tuple, deque)):
-            return f"{kind}({', '.join(inner(value, fixed))})"
-        if isinstance(value, (set, frozenset)):
-            return f"{kind}({', '.join(sorted(inner(value, fixed)))})"
-        held = _SHUT if standing != _UNSEEN else _UNSEEN
+        there = standing.inner if isinstance(value, list) else standing.fixed
+        entries = [self._any(each, above, there) for each in value]
+        return f"{kind}({', '.join(sorted(entries) if isinstance(value, (set, frozenset)) else entries)})"
+
+    def _callable(self, value: Any, kind: str, above: tuple[int, ...], standing: _Standing) -> str:
+        """Write down a function, a method, code, or a descriptor that calls functions."""
+        held = standing.held
         if isinstance(value, MethodType):
-            return f"method {inner([value.__func__], held)} of {inner([value.__self__], held)}"
+            function, owner = self._any(value.__func__, above, held), self._any(value.__self__, above, held)
+            return f"method {[function]} of {[owner]}"
         if isinstance(value, FunctionType):
             return f"function {self._function(value, above, held)}"
         if isinstance(value, CodeType):
-            return f"code {digest([value.co_code, value.co_names, inner(value.co_consts, _SHUT)])}"
-        if isinstance(value, partial):
-            named = inner([dict(value.keywords)], standing._replace(number=False))
-            return f"{kind} {inner([value.func, value.args], fixed)} {named}"
-        if isinstance(value, np.ndarray) and value.dtype == object:
-            return f"{kind} {value.shape} {inner(value.ravel(), fixed)}"
-        if isinstance(value, (np.generic, np.ndarray)):
-            return f"{kind} {value.dtype} {value.tolist()!r}"
-        if isinstance(value, (slice, range)):
-            return repr(value)
+            constants = [self._any(each, above, _SHUT) for each in value.co_consts]
+            return f"code {digest([value.co_code, value.co_names, constants])}"
         if isinstance(value, BuiltinFunctionType):
             owner = value.__self__
-            of = "" if owner is None or isinstance(owner, ModuleType) else f" of {inner([owner], held)}"
+            plain = owner is None or isinstance(owner, ModuleType)
+            of = "" if plain else f" of {[self._any(owner, above, held)]}"
             return f"{value.__module__}.{value.__qualname__}{of}"
-        if isinstance(value, Enum):
-            return f"{kind} {value.name}"
-        if isinstance(value, ReferenceType):
-            return f"{kind} {inner([value()], held)}"
-        if isinstance(value, (property, staticmethod, classmethod)):
-            return f"{kind} {inner(_functions(value), held)}"
-        attributes = getattr(value, "__dict__", None)
-        state = inner(_state(value, attributes), held)
-        return " ".join([kind, *([self._attributes(attributes, above, within)] if attributes else []), *state])
+        if isinstance(value, partial):
+            named = self._any(dict(value.keywords), above, standing._replace(number=False))
+            called = [self._any(each, above, standing.fixed) for each in (value.func, value.args)]
+            return f"{kind} {called} {[named]}"
+        return f"{kind} {[self._any(each, above, held) for each in _functions(value)]}"
 
     def _tensor(self, tensor: Tensor, standing: _Standing) -> str:
         own = self._paths.get(id(tensor))
