@@ -43,7 +43,7 @@ class _Fuse(ModuleType):
     ) -> ModelArray:
         return fuse(models, seeds, strict)
 
-    def __reduce__(self) -> tuple[Any, ...]:  # cloudpickle knows how to pickle plain modules only
+    def __reduce__(self) -> tuple[Any, ...]:  # cloudpickle can pickle plain modules only
         return import_module, (self.__name__,)
 
 

@@ -20,14 +20,14 @@ def fuse(models: Iterable[nn.Module], seeds: Iterable[int] | Tensor | None = Non
     """Make one array of models of equal structure; they may differ in values and in float attributes.
 
     Args:
-        models: at least one, each an own object, all on one device, in one mode (training or evaluation). An iterator
-            may make them one by one: of frozen parameters with equal values then only one copy is ever held.
-        seeds: of the members' random numbers; by default drawn from torch's default generator.
-        strict: refuse models that differ in structure; otherwise submodules in which they differ, and whose results
-            agree in shape, run member by member, and the rest as one (partial fusion).
+        models: One or more distinct models on one device, all in one mode (training or evaluation). If an iterator
+            makes them one by one, frozen parameters with equal values are never held twice.
+        seeds: Seeds of the members' random numbers; by default drawn from torch's default generator.
+        strict: Whether to refuse models that differ in structure. If False, submodules in which they differ run member
+            by member, and the rest runs as one (partial fusion); their results should agree in shape.
 
     Raises:
-        FusionError: no models, the same model twice, or models that differ: names the member and the module path.
+        FusionError: There are no models, one is given twice, or they differ; names the member and the module path.
     """
     if isinstance(models, nn.Module):
         raise FusionError(f"`models` must be several torch.nn.Module, got one, a {type(models).__name__}")
@@ -45,12 +45,12 @@ def fuse(models: Iterable[nn.Module], seeds: Iterable[int] | Tensor | None = Non
 
 
 def concat(arrays: Iterable[ModelArray]) -> ModelArray:
-    """One array of the members of several, in order; the arrays themselves are to be dropped.
+    """Join several arrays to one array of all their members, in order; the given arrays cannot be used any more.
 
-    Each member goes on with its own random numbers, however many steps it has behind it.
+    Each member continues its own sequence of random numbers.
 
     Raises:
-        FusionError: their structures differ.
+        FusionError: The structures of the arrays differ.
     """
     arrays = list(listed(arrays, "arrays", "the arrays that `fuse` made"))
     for i, array in enumerate(arrays):
@@ -69,17 +69,17 @@ def concat(arrays: Iterable[ModelArray]) -> ModelArray:
 
 
 def stack(batches: Sequence[Any] | Tensor) -> Any:
-    """The members' own batches as one, to be given to an array in place of a shared batch.
+    """Stack the members' own batches to one batch, which an array takes in place of a shared batch.
 
     Args:
-        batches: one for each member, nested alike, tensors of one shape [N, ...]; or one tensor [B, N, ...], such as
-            what another array has returned, which is not copied.
+        batches: One batch for each member, nested alike, with tensors of one shape [N, ...]; or one tensor [B, N, ...],
+            such as the result of another array, which is not copied.
 
     Returns:
-        What one member's batch is, its tensors standing for all members'.
+        A batch nested like one member's, whose tensors stand for all members'.
 
     Raises:
-        FusionError: the batches differ in structure, in a tensor's shape or type, or in a value that is no tensor.
+        FusionError: The batches differ in structure, in a tensor's shape or type, or in a value that is no tensor.
     """
     if isinstance(batches, Stacked):
         raise FusionError("these batches are stacked already; give them to the array as they are")

@@ -235,10 +235,10 @@ def _keys(seeds: Sequence[int], tick: int, ahead: Sequence[int]) -> list[int]:
 
 
 def check_shared(slots: Sequence[Slot]) -> None:
-    """Refuse what a member has done to a frozen parameter that is kept once for all.
+    """Refuse a change of a frozen parameter that is kept once for all members.
 
     Raises:
-        FusionError: names it.
+        FusionError: Names the parameter.
     """
     for slot in slots:
         if slot.shared and slot.versions != slot.own_versions():
@@ -249,10 +249,10 @@ def check_shared(slots: Sequence[Slot]) -> None:
 
 
 def _keep(slots: Sequence[Slot], stage: nn.Module) -> None:
-    """Take over what user code has put in the stage's places, or has done to what all members share.
+    """Take over values that user code has put in the stage's places, and writes to values that are shown once.
 
     Raises:
-        FusionError: it has put another tensor in the place of a parameter, or one of another shape in that of a buffer.
+        FusionError: A parameter is replaced, or a buffer is replaced by a tensor of another shape.
     """
     replaced = [(slot, value) for slot in slots if (value := slot.found(0)) is not slot.shown]
     _check_no_parameters(replaced)
@@ -265,7 +265,13 @@ def _keep(slots: Sequence[Slot], stage: nn.Module) -> None:
 
 
 def keep_rows(slots: Sequence[Slot], b: int, rows: Sequence[Tensor], member: nn.Module) -> None:
-    """Take over what user code has put in the places of member b, where rows of the stacked tensors or its own stood.
+    """Take over values that user code has put in the places of member b.
+
+    Args:
+        slots: Slots of the array.
+        b: Number of the member.
+        rows: Tensors that stood in the places before: rows of the stacked tensors, or the member's own.
+        member: The member.
 
     Raises:
         FusionError: As `_keep`.
@@ -287,9 +293,10 @@ def _check_no_parameters(replaced: Iterable[tuple[Slot, Any]]) -> None:
 
 
 def _in_memory_of_their_own(replaced: Sequence[tuple[Slot, Any]], model: nn.Module) -> Sequence[tuple[Slot, Any]]:
-    """Values that were put in slots' places; those that lie where another is about to be copied to are copied first, as
-    of buffers that change places. So is what the model has put elsewhere of what stood there: in attributes, or in
-    lists, deques and dicts there.
+    """Copy new values of slots that lie in memory which is about to be overwritten, as where two buffers swap places.
+
+    The same holds for old values of slots that the model keeps elsewhere: in attributes, or in lists, deques and dicts
+    there.
     """
     written = {memory_of(slot.data) for slot, _ in replaced if slot.registered and not slot.shared}
     if not written:
@@ -304,7 +311,7 @@ def _in_memory_of_their_own(replaced: Sequence[tuple[Slot, Any]], model: nn.Modu
 
 
 def _copy_from(written: Set[int], container: Any, items: Iterable[tuple[Any, Any]]) -> None:
-    """Copy the tensors among a container's items that lie in some memory."""
+    """Replace a container's tensors that lie in the written memory by copies."""
     for key, value in list(items):
         copied = _apart_from(written, value)
         if copied is not value:

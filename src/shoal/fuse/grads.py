@@ -17,12 +17,12 @@ __all__ = ["Gradients", "clip_grad_norm_", "clip_grad_value_"]
 
 @dataclass(frozen=True)
 class Gradients:
-    """What `backward` left, to be measured and changed in place.
+    """Gradients after `backward`, to be measured and changed in place.
 
     Args:
-        members: B.
-        stacked: of parameters that count for all members, [B, *shape] each.
-        apart: of parameters that count for some: the member and its gradient, [*shape].
+        members: Number of members, B.
+        stacked: Gradients of parameters that count for all members, [B, *shape] each.
+        apart: Gradients of parameters that count for some members: the member and its gradient, [*shape].
     """
 
     members: int
@@ -31,11 +31,11 @@ class Gradients:
 
     @classmethod
     def of(cls, array: ModelArray, params: Collection[int] | None = None) -> "Gradients":
-        """The gradients that there are.
+        """Collect the existing gradients of an array.
 
         Args:
-            array: the models, after `backward`.
-            params: `id`s of the members' own parameters that count; by default all do.
+            array: Array after `backward`.
+            params: `id` of each member's own parameter that counts; by default all count.
         """
         stacked = []
         apart = [(b, p.grad) for _, b, p in array.apart() if p.grad is not None and (params is None or id(p) in params)]
@@ -77,7 +77,7 @@ class Gradients:
             torch._foreach_mul_(grads, each)
 
     def clamp_(self, limits: Tensor) -> None:
-        """Bring each member's gradients to within plus and minus its limit, [B]."""
+        """Clamp each member's gradients to plus and minus its limit, [B]."""
         grads, each = self._beside(limits)
         if grads:
             bounds = [limit.to(grad.dtype) for limit, grad in zip(each, grads, strict=True)]
@@ -85,7 +85,7 @@ class Gradients:
             torch._foreach_clamp_max_(grads, bounds)
 
     def _beside(self, values: Tensor) -> tuple[list[Tensor], list[Tensor]]:
-        """All gradients, and for each one the members' values, [B], in a shape and place to be combined with it."""
+        """All gradients, and for each one the members' values, [B], in a shape that broadcasts and on its device."""
         grads = [*self.stacked, *(grad for _, grad in self.apart)]
         if grads:
             values = values.to(grads[0].device)
@@ -103,18 +103,18 @@ def clip_grad_norm_(
     """Scale each member's gradients down to a norm, as `torch.nn.utils.clip_grad_norm_` does for one model.
 
     Args:
-        array: the models, after `backward`.
-        max_norm: for all members, or one for each.
-        norm_type: order of the norm; may be `inf`.
-        error_if_nonfinite: raise, before anything is scaled, if a member's norm is not finite.
+        array: Array after `backward`.
+        max_norm: Largest norm, one for all members or one for each.
+        norm_type: Order of the norm; may be `inf`.
+        error_if_nonfinite: Whether to raise, before anything is scaled, if a member's norm is not finite.
 
     Returns:
         Each member's norm before clipping, [B].
 
     Raises:
-        FusionError: `max_norm` has neither one value nor one for each member, or a negative one; or `norm_type` is no
-            number.
-        RuntimeError: a norm is not finite, and `error_if_nonfinite` is set; names the members.
+        FusionError: `max_norm` has neither one value nor one for each member, or has a negative one; or `norm_type` is
+            no number.
+        RuntimeError: A norm is not finite, and `error_if_nonfinite` is set; names the members.
     """
     limits = _limits(array, max_norm, "max_norm")
     gradients = Gradients.of(array)
@@ -128,11 +128,11 @@ def clip_grad_norm_(
 
 @torch.no_grad()
 def clip_grad_value_(array: ModelArray, clip_value: float | Sequence[float] | Tensor) -> None:
-    """Bring each element of a member's gradients to within ±clip_value, as `torch.nn.utils.clip_grad_value_` does.
+    """Clamp each element of a member's gradients to ±clip_value, as `torch.nn.utils.clip_grad_value_` does.
 
     Args:
-        array: the models, after `backward`.
-        clip_value: for all members, or one for each.
+        array: Array after `backward`.
+        clip_value: Limit for all members, or one for each.
 
     Raises:
         FusionError: `clip_value` has neither one value nor one for each member, or a negative one.
@@ -142,7 +142,7 @@ def clip_grad_value_(array: ModelArray, clip_value: float | Sequence[float] | Te
 
 
 def _limits(array: ModelArray, given: float | Sequence[float] | Tensor, name: str) -> Tensor:
-    """What was given as a number for each member, [B] float64."""
+    """The given limits as one number for each member, [B] float64."""
     if not isinstance(array, ModelArray):
         raise FusionError(
             f"`array` must be what `fuse` made, got {type(array).__name__}; for one model there is torch.nn.utils"

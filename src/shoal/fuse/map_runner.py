@@ -152,10 +152,10 @@ _NUMBERS = (bool, int, float, complex, np.number, np.bool_)
 
 
 def _spread(value: Any, members: int) -> Any:
-    """One leaf of what a function returned for all members at once, with a leading axis B.
+    """One leaf of a function's result for all members at once, with a leading axis B.
 
     Raises:
-        NeedsMemberError: it is no tensor, number or None, and may hold something of a member's that cannot be seen.
+        NeedsMemberError: The leaf is no tensor, number or None, so it may hold values that differ between members.
     """
     if isinstance(value, Stacked):
         refuse_recorded([value])
@@ -170,13 +170,13 @@ def _spread(value: Any, members: int) -> Any:
 
 
 def _join(results: list[Any]) -> Any:
-    """The members' own results as one, as if they had run at once.
+    """Join the members' own results, as if the function had run at once.
 
     Returns:
-        One tree, its leaves tensors with a leading axis B, None, and of anything else lists of B values.
+        One tree whose leaves are tensors with a leading axis B, None, or lists of B other values.
 
     Raises:
-        FusionError: the results differ in structure or shape.
+        FusionError: The results differ in structure or shape.
     """
     leaves, specs = zip(*(pytree.tree_flatten(result) for result in results), strict=True)
     for b, spec in enumerate(specs):

@@ -35,20 +35,20 @@ __all__ = [
 ]
 
 _TRIES = 3
-"""Runs without any random number, after which a function is taken to draw none."""
+"""Runs without a random number after which a function is assumed to draw none."""
 
 
 class MemberRunner:
-    """Runs functions on one model by itself, which draws its own random numbers: those that it draws in an array.
+    """Runs functions on one model by itself, with the random numbers that the model would draw in an array.
 
-    To see each torch function of a small model takes a fifth of its step. So a function that has drawn nothing in its
-    first runs is no longer looked at, but for whether torch's generators have moved in the end; unless it changes
-    attributes of the model, which no checkpoint holds, and so would have to be what they were.
+    Intercepting each torch function of a small model takes a fifth of its step. So a function that has drawn nothing in
+    its first runs is no longer intercepted; only torch's generators are compared before and after it. A function that
+    changes attributes of the model, which no checkpoint holds, is always intercepted.
 
     Args:
-        seed: of the model's random numbers.
-        device: of the model.
-        watched: look at all runs.
+        seed: Seed of the model's random numbers.
+        device: Device of the model.
+        watched: Whether to intercept all runs.
     """
 
     def __init__(self, seed: int, device: torch.device, watched: bool = False) -> None:
@@ -56,20 +56,20 @@ class MemberRunner:
         self._device = device
         self._watched = watched
         self._silent: Counter[Any] = Counter()
-        """By function and mode, runs; all of them drew nothing unless all runs are watched."""
+        """(function, mode) -> number of runs; none of them drew a number unless all runs are watched."""
 
     def __call__(self, fn: Callable[..., Any], tick: int, model: nn.Module, *batch: Any) -> Any:
-        """What `fn` returns for the model and a batch.
+        """Call `fn` with the model and a batch.
 
         Args:
-            fn: any function of them.
-            tick: number of the call; its random numbers depend on that and the seed.
-            model: in training or evaluation.
-            batch: the model's own.
+            fn: Function of a model and a batch.
+            tick: Number of the call; its random numbers depend on this number and the seed.
+            model: Model in training or evaluation.
+            batch: The model's own batch.
 
         Raises:
-            FusionError: it draws random numbers though it had drawn none in its first runs. These are not the model's
-                own; from now on all runs are looked at.
+            FusionError: `fn` draws random numbers though it had drawn none in its first runs. These are not the
+                model's own; from now on all runs are intercepted.
         """
         drawn = Drawn(self._device)
         kind = (function_of(fn), model.training)
@@ -128,37 +128,38 @@ def run_each(
 
 
 def own_part(batch: Any, b: int, members: int) -> Any:
-    """Member b's part of a batch: its slice, or what all share, which it may change without the others' seeing it."""
+    """Member b's part of a batch: its slices of stacked tensors, and copies of shared tensors, which it may change."""
     if members == 1 and type(batch) is list and all(type(leaf) is Tensor for leaf in batch):
-        return batch.copy()  # as most are, and what comes of it below
+        return batch.copy()  # the common case, with the result of the code below
     mine = pytree.tree_map_only(Stacked, lambda value: value.whole[b], batch)
     return mine if members == 1 else lazily_copied(mine)
 
 
 def _shown(slot: Slot, row: Tensor) -> Tensor:
-    """What stands for a row of a slot while a function runs: a copy of a buffer, for autograd may save it, and what is
-    put in its place is written to the row before the pass backward.
+    """The tensor in the place of a row while a function runs: a copy of a buffer, else the row.
+
+    Autograd may save the buffer, and its replacement is written to the row before the backward pass.
     """
     copied = torch.is_grad_enabled() and not slot.trainable and not row.requires_grad
     return row.clone() if copied else row
 
 
 def tensors_in(tree: Any) -> list[Tensor]:
-    """Those of a batch; a list or tuple of tensors, such as most are, is known at once."""
+    """All tensors in a batch, without `pytree` for the common case of a list or tuple of tensors."""
     if isinstance(tree, (list, tuple)):
         return [leaf for part in tree for leaf in ([part] if isinstance(part, Tensor) else tensors_in(part))]
     return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor)]
 
 
 def function_of(fn: Any) -> Any:
-    """What stays the same when a lambda or a bound method is made anew at every call."""
+    """The identity of a function, which is equal for a lambda or a bound method made anew at every call."""
     if isinstance(fn, partial):
         return function_of(getattr(fn, "__wrapped__", fn.func))
     return getattr(getattr(fn, "__func__", fn), "__code__", fn)
 
 
 def described(fn: Any) -> str:
-    """A function by its name and where it is written."""
+    """A function's name, file and line."""
     code = function_of(getattr(fn, "__wrapped__", fn))
     if not isinstance(code, CodeType):
         return str(getattr(fn, "__qualname__", fn))
@@ -166,7 +167,7 @@ def described(fn: Any) -> str:
 
 
 def place_of(error: BaseException, fn: Any) -> str:
-    """The function and the line of the user's that an error comes from; of one from nowhere, where `fn` is written."""
+    """The user's function and line that raised an error; the place of `fn` if no frame is the user's."""
     places = [
         f"{frame.f_code.co_qualname} ({Path(frame.f_code.co_filename).name}:{line})"
         for frame, line in traceback.walk_tb(error.__traceback__)
@@ -180,22 +181,22 @@ def _key(keys: Callable[[], list[int]], b: int) -> list[int]:
 
 
 _NO_PASS = -1
-"""What autograd says outside of a backward pass."""
+"""Autograd's number of the current backward pass, outside of one."""
 
 
 def _owner_of_row(
     slots: Iterable[Slot], columns: Sequence[tuple[Slot, Sequence[Tensor]]], b: int, tensor: Tensor
 ) -> tuple[Tensor, int] | None:
-    """The stacked tensor of which member b's tensor is a row, and b.
+    """The stacked tensor of which a tensor of member b is a row, and b; None if it is no row.
 
     Args:
-        slots: all of the array.
-        columns: of slots, the rows that stand in the members' places.
-        b: the member that runs.
-        tensor: whose gradient is asked for.
+        slots: All slots of the array.
+        columns: Slots with the rows that stand in the members' places.
+        b: Number of the member that runs.
+        tensor: Tensor whose gradient is requested.
 
     Raises:
-        FusionError: see `refuse_outer_grad`.
+        FusionError: See `refuse_outer_grad`.
     """
     for slot, tensors in columns:
         if tensors[b] is tensor:
@@ -205,10 +206,10 @@ def _owner_of_row(
 
 
 def refuse_outer_grad(slots: Iterable[Slot], tensor: Tensor) -> None:
-    """Refuse the gradient of what is a parameter outside of the function, and has another in its place within.
+    """Refuse to give a function the gradient of a parameter that another tensor replaces while the function runs.
 
     Raises:
-        FusionError: names the remedy.
+        FusionError: The tensor is such a parameter, and no backward pass runs.
     """
     if torch._C._current_graph_task_id() == _NO_PASS and any(
         tensor is slot.data or any(tensor is own for own in slot.own)

@@ -16,7 +16,7 @@ __all__ = ["absent", "forget", "joined", "memory_of", "missing", "note_row", "ro
 
 
 class _Rows(torch.autograd.Function):
-    """Rows that share memory but are no views to autograd: a member's may be changed in place like any tensor."""
+    """Rows that share memory without being views to autograd, so that each may be changed in place like any tensor."""
 
     @staticmethod
     def forward(ctx: Any, data: Tensor) -> tuple[Tensor, ...]:
@@ -33,20 +33,20 @@ class _Rows(torch.autograd.Function):
 
 
 def rows(data: Tensor) -> tuple[Tensor, ...]:
-    """The members' tensors [*shape] of a stacked one [B, *shape]; their gradients go to it."""
+    """The members' tensors [*shape] of a stacked tensor [B, *shape], to which their gradients go."""
     if len(data) == 1:
         return (data.squeeze(0),)  # a view like any other, and faster
     return _Rows.apply(data) if data.requires_grad else data.unbind(0)  # type: ignore[no-untyped-call]
 
 
 def joined(tensors: Sequence[Tensor], move: bool = False) -> Tensor:
-    """Tensors of one shape and type as one, [B, *shape], whose rows have their strides.
+    """Join tensors of one shape and type to one tensor, [B, *shape], whose rows have their strides.
 
-    A view if they lie one after another in memory, as the rows of a stacked tensor do, or a run of them; else a copy.
+    The result is a view if the tensors lie one after another in memory, as rows of a stacked tensor do; else a copy.
 
     Args:
-        tensors: at least one.
-        move: make each a view of its row as soon as that is copied, so that its own memory is free for the next.
+        tensors: One or more tensors.
+        move: Whether to make each tensor a view of its row once it is copied, which frees its memory for the next.
     """
     first = tensors[0].detach()
     size, strides = first.numel(), first.stride()
@@ -69,37 +69,37 @@ def joined(tensors: Sequence[Tensor], move: bool = False) -> Tensor:
 
 
 def _dense(tensor: Tensor) -> bool:
-    """Does it fill its memory without gaps or overlap, in whatever order of axes?"""
+    """Whether a tensor fills its memory without gaps or overlap, in any order of axes."""
     span = 1 + sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
     return span == tensor.numel()
 
 
 def memory_of(tensor: Tensor) -> int:
-    """Where a tensor lies; 0 for those that have no memory, as sparse ones and within transforms of `torch.func`."""
+    """Address of a tensor's memory; 0 if it has none, as sparse tensors and those within transforms of `torch.func`."""
     return tensor.untyped_storage().data_ptr() if torch._C._has_storage(tensor) else 0
 
 
 _noted_rows: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
-"""Of a stacked parameter: the rows, and the backward pass that noted them last."""
+"""Stacked parameter -> its rows without a gradient, and the backward pass that noted them last."""
 
 _NO_PASS = -2
-"""Autograd counts its passes from 0, and says -1 outside of one."""
+"""No number of a backward pass: autograd counts passes from 0, and gives -1 outside of one."""
 
 
 def absent(stacked: Tensor) -> frozenset[int]:
-    """The members that have no gradient of a parameter, [B, *shape], of which others have one."""
+    """The members without a gradient of a parameter, [B, *shape], of which other members have one."""
     if not _noted_rows or stacked.grad is None:
         return frozenset()
     return frozenset(b for b in _noted(stacked)[0] if not stacked.grad[b].any())
 
 
 def missing(parameters: Iterable[Tensor]) -> dict[Tensor, frozenset[int]]:
-    """Of each parameter of which only some members have a gradient, those that have none."""
+    """Parameter -> the members without a gradient, for each parameter of which only some members have one."""
     return {parameter: rows for parameter in parameters if (rows := absent(parameter))} if _noted_rows else {}
 
 
 def _note_backward(stacked: Tensor, without: Iterable[int]) -> None:
-    """A backward pass is about to add gradients to those of a parameter, but of these members none."""
+    """Record that a backward pass is about to add gradients to a parameter for all members but these."""
     rows, now = frozenset(without), torch._C._current_graph_task_id()
     before, task = _noted(stacked)
     if task == now or stacked.grad is not None:
@@ -108,7 +108,7 @@ def _note_backward(stacked: Tensor, without: Iterable[int]) -> None:
 
 
 def note_row(stacked: Tensor, b: int, has: bool) -> None:
-    """A member's gradient of a parameter is about to be set, or to be set to None; the others keep what they have."""
+    """Record that one member's gradient of a parameter is about to be set (`has`), or to be set to None."""
     if stacked.grad is not None:
         rows, task = _noted(stacked)
         _noted_rows[stacked] = rows - {b} if has else rows | {b}, task
@@ -117,7 +117,7 @@ def note_row(stacked: Tensor, b: int, has: bool) -> None:
 
 
 def forget(parameters: Iterable[Tensor]) -> None:
-    """Parameters that have no gradients now begin anew."""
+    """Drop the records of parameters that have no gradient now."""
     if _noted_rows:
         for parameter in parameters:
             if parameter.grad is None and parameter in _noted_rows:

@@ -22,7 +22,7 @@ WRITES_INSIDE = {
     torch.batch_norm,
     torch.instance_norm,
 }
-"""Functions that write to a table or to statistics, which they do not return."""
+"""Functions that write to an argument (a table, running statistics) that they do not return."""
 
 TRACKING = frozenset({F.batch_norm, F.instance_norm})
 """Functions that may update running statistics."""
@@ -30,17 +30,17 @@ TRACKING = frozenset({F.batch_norm, F.instance_norm})
 _OPERATORS = "add sub mul matmul truediv floordiv mod pow and or xor lshift rshift"
 _DUNDERS = {f"__i{name}__" for name in _OPERATORS.split()} | {"__setitem__", "__set__", "__delitem__"}
 _NEVER = 1_000
-"""A place among the arguments that no function has."""
+"""Position of `inplace` for functions without such an argument: beyond all arguments."""
 
 
 def written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sequence[Any]:
     """The arguments that an in-place function changes and returns: its first one, or `out`.
 
     Raises:
-        NeedsMemberError: a custom operator changes some of its arguments, and returns what it likes.
+        NeedsMemberError: A custom operator changes its arguments; its results are unknown.
     """
     in_place, switch = _kind(func)
-    if not in_place and not kwargs and len(args) <= switch:  # most often
+    if not in_place and not kwargs and len(args) <= switch:  # the common case
         return ()
     changed = []
     if args and (in_place or (len(args) > switch and args[switch])):
@@ -57,7 +57,7 @@ def written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sequenc
 
 
 def tracks(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Does a norm, (input, running mean, running variance, weight, bias, training, ...), update its statistics?"""
+    """Whether a norm, (input, running mean, running variance, weight, bias, training, ...), updates its statistics."""
     if func not in TRACKING:
         return False
     mean = args[1] if len(args) > 1 else kwargs.get("running_mean")
@@ -67,7 +67,7 @@ def tracks(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
 
 @cache
 def _kind(func: Any) -> tuple[bool, int]:
-    """Is it in place by its name, and where does its argument `inplace` stand?"""
+    """Whether a function is in place by its name, and the position of its argument `inplace`."""
     overloads = [func] if isinstance(func, OpOverload) else []
     if isinstance(func, OpOverloadPacket):
         overloads = [getattr(func, name) for name in func.overloads()]  # type: ignore[no-untyped-call]
@@ -89,7 +89,7 @@ _ALWAYS = (
 
 
 def draws(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Does this call take numbers from torch's default generator? One with a generator of its own does not."""
+    """Whether a call draws from torch's default generator; a call with a generator of its own does not."""
     when = _DRAWS.get(func)
     return when is not None and kwargs.get("generator") is None and when(args, kwargs)
 
@@ -97,7 +97,7 @@ def draws(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
 def _rate_and_training(
     rate: int, training: int, names: tuple[str, str] = ("p", "training"), defaults: tuple[float, bool] = (0.5, True)
 ) -> Callable[[tuple[Any, ...], dict[str, Any]], bool]:
-    """Draws when training at a rate above 0; where the two stand among the arguments."""
+    """Make the condition "training, at a rate above 0"; the arguments give the positions of the two."""
 
     def when(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         p = args[rate] if len(args) > rate else kwargs.get(names[0], defaults[0])
@@ -117,7 +117,7 @@ def _attention(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
 
 
 def _recurrent(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """(input, hx, weights, bias, layers, dropout, training, ...), or one place later for packed sequences."""
+    """As `_rate_and_training`, for (input, hx, weights, bias, layers, dropout, training, ...) or a packed sequence."""
     first = next(i for i, arg in enumerate(args) if isinstance(arg, bool))
     p, training = args[first + 2], args[first + 3]
     return bool(training) and (isinstance(p, Stacked) or p > 0)

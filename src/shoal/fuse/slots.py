@@ -20,23 +20,27 @@ from shoal.fuse.stacked import Numbers, Stacked
 __all__ = ["Slot", "find_slots", "own_memory", "tensors_within"]
 
 Place = tuple[Any, Any]
-"""A container and a key: a module's parameters, its attributes, a list among them."""
+"""A container (parameters or attributes of a module, a list among these) and a key in it."""
 
 
 @dataclass(eq=False)
 class Slot:
-    """One value that the members hold apart, and every place of a model where it is looked up.
+    """One value that each member holds by itself, and every place of a model where it stands.
 
     Args:
-        path: of its first place, "layers.0.weight".
-        own: the members' tensors; empty for floats.
-        places: the stage's, then each member's.
-        registered: a parameter or buffer, which moves and is saved with its module.
-        numbers: the members' floats.
-        shared: a frozen parameter with equal values, stored once: [*shape] in place of [B, *shape]. So is that of a
-            lone member whose memory others use, in whatever array they are.
-        alike: a buffer of equal values, shown once: what is computed of it is computed once. Ends when they differ.
-        home: container and key of the stacked tensor, shape [B, *shape].
+        path: Path of its first place, "layers.0.weight".
+        own: The members' tensors; empty for floats.
+        places: Places of the stage, then those of each member.
+        registered: Whether it is a parameter or buffer, which moves and is saved with its module.
+        numbers: The members' floats.
+        shared: Whether it is a frozen parameter with equal values, stored once: [*shape] in place of [B, *shape]. So is
+            a frozen parameter of a lone member whose memory models of other arrays use.
+        alike: Whether it is a buffer with equal values, shown to user code as one plain tensor, so that results of it
+            are computed once. False as soon as the values differ.
+        home: Container and key of the stacked tensor, [B, *shape].
+        shown: Value in the places of the stage.
+        versions: Write counts of the tensors when they were last compared.
+        addresses: Memory addresses of the members' tensors.
     """
 
     path: str
@@ -61,17 +65,17 @@ class Slot:
         return container[key]  # type: ignore[no-any-return]
 
     def settle(self, stacked: nn.Module, frozen: nn.Module) -> None:
-        """Bring the members' tensors together and make theirs views, so that their own memory is free at once.
+        """Stack the members' tensors and make them views of the result, so that their own memory is freed at once.
 
         Args:
-            stacked: gets the stacked tensor, as a parameter or buffer under its path, if the members' are such.
-            frozen: gets the one tensor of a shared slot.
+            stacked: Module that gets the stacked tensor, if registered, as a parameter or buffer under its path.
+            frozen: Module that gets the one tensor of a shared slot.
         """
         if not self.own:
             return
         data = self.own[0].detach() if self.shared else joined(self.own, move=True)
         if self.trainable and not self.shared and any(map(lent, self.own)):
-            data = data.clone()  # they have not been moved, and others use their memory
+            data = data.clone()  # they were not copied, and other models use their memory
         if not self.registered:
             self.home = ({"": data}, "")
         else:
@@ -99,7 +103,7 @@ class Slot:
         self.addresses = [own.data_ptr() for own in self.own]
 
     def rows(self) -> Sequence[Tensor]:
-        """The members' tensors as views, part of no graph."""
+        """Views of the stacked tensor for each member, part of no graph."""
         if not self.own:
             return ()
         data = self.data.detach()
@@ -123,19 +127,19 @@ class Slot:
             container[key] = value
 
     def found(self, which: int) -> Any:
-        """What stands in the first place."""
+        """The value in the first place of the stage (0) or of member `which` - 1."""
         container, key = self.places[which][0]
         return container.get(key) if isinstance(container, dict) else container[key]
 
     def keep_alike(self) -> None:
-        """Do to all members what was done to the one value that was shown."""
+        """Copy writes to the one shown value to all members."""
         if self.alike:
             if not isinstance(self.shown, Stacked) and self.versions != self._versions():
                 self.data[1:].copy_(self.data[0].expand_as(self.data[1:]))
             self.versions = self._versions()
 
     def take(self, value: Any) -> None:
-        """Take over what user code has put in the stage's place."""
+        """Take over a value that user code has put in the stage's place."""
         if self.numbers is not None and isinstance(value, float):
             self.numbers = value.numbers if isinstance(value, Numbers) else (value,) * len(self.numbers)
             for b, number in enumerate(self.numbers, start=1):
@@ -152,23 +156,23 @@ class Slot:
                     self.put(b, row)
 
     def take_row(self, b: int, value: Any) -> None:
-        """Take over what user code has put in the place of member b."""
+        """Take over a value that user code has put in the place of member b."""
         if isinstance(value, Tensor):
             stacked = self.data.data[b]
             _copy(self.path, stacked, value)
             self.own[b].data = stacked
-            self.versions = ()  # it was done behind autograd's back, so whether members are alike is to be looked at
+            self.versions = ()  # autograd did not count the write, so `_still_alike` must compare
         self.put(b + 1, self.own[b])
 
     def part(self, stacked: nn.Module) -> None:
-        """Give each member its own value of what was kept once."""
+        """Give each member its own copy of a shared value."""
         container, key = self.home
         del container[key]
         self.shared = False
         self.settle(stacked, stacked)
 
     def follow(self) -> bool:
-        """Freeze or unfreeze the stacked parameter, or change the numbers, as in the members; whether any changed."""
+        """Take over `requires_grad` and floats from the members; returns whether any has changed."""
         if self.numbers is not None:
             found = tuple(self.found(b + 1) for b in range(len(self.numbers)))
             if found == self.numbers or not all(isinstance(number, float) for number in found):
@@ -184,7 +188,7 @@ class Slot:
         return True
 
     def freeze_members(self) -> bool:
-        """Freeze or unfreeze the members' own parameters as a run has done to the stacked one; whether it has."""
+        """Take over `requires_grad` of the stacked parameter into the members; returns whether it has changed."""
         if not self.trainable or self.shared or self.own[0].requires_grad == self.data.requires_grad:
             return False
         for own in self.own:
@@ -192,10 +196,10 @@ class Slot:
         return True
 
     def check_frozen_alike(self) -> None:
-        """Refuse what is frozen in some members only.
+        """Refuse a parameter that is frozen in some members only.
 
         Raises:
-            FusionError: it is.
+            FusionError: Names the parameter and the members.
         """
         frozen = [b for b, own in enumerate(self.own) if not own.requires_grad]
         if 0 < len(frozen) < len(self.own):
@@ -208,7 +212,7 @@ class Slot:
         """Refuse to unfreeze a parameter that is kept once.
 
         Raises:
-            FusionError: it is.
+            FusionError: It is kept once, and would be unfrozen.
         """
         if self.shared and requires_grad:
             raise FusionError(
@@ -217,19 +221,19 @@ class Slot:
             )
 
     def stand_in(self, tensor: Tensor, versions: tuple[int, ...] | None = None) -> None:
-        """Have another stacked tensor in the place of the slot's own, its members as alike as they are."""
+        """Put another stacked tensor in the place of the slot's own; its members count as alike if the slot's do."""
         self.home[0][self.home[1]] = tensor
         self.versions = self._versions() if versions is None else versions
 
     def _still_alike(self) -> bool:
-        """Whether the members' values are equal, looked at again where anything was written to one of them."""
+        """Whether the members' values are equal; compared again after a write to one of them."""
         if self.versions != self._versions():
             self.versions = self._versions()
             self.alike = bool((self.data == self.data[:1]).all())
         return self.alike
 
     def own_versions(self) -> tuple[int, ...]:
-        """Grow with what is written to the members' own tensors."""
+        """Write counts of the members' own tensors."""
         return tuple(own._version for own in self.own)
 
     def _versions(self) -> tuple[int, ...]:
@@ -237,7 +241,7 @@ class Slot:
 
 
 def _descend(root: nn.Module, path: Sequence[str]) -> nn.Module:
-    """The module at a path, which is made where it is missing."""
+    """The module at a path; missing modules are made."""
     for part in path:
         if part not in root._modules:
             root.add_module(part, nn.Module())
@@ -254,10 +258,10 @@ def _copy(path: str, target: Tensor, value: Tensor) -> None:
 
 
 def own_memory(grad: Tensor) -> Tensor | None:
-    """A parameter's gradient, copied if another parameter's lies in the same memory.
+    """A copy of a parameter's gradient if another parameter's gradient uses the same memory, else None.
 
-    Autograd takes over a gradient that is a view without looking who else holds a view of its base (of a sum `p + q`
-    both are handed the same memory), so what is accumulated or clipped in place for one would be so for the other.
+    Autograd adopts a gradient that is a view without checking for other views of its base: the two parameters of a sum
+    `p + q` get the same memory. Accumulating or clipping one gradient in place would then change the other.
     """
     base = grad._base
     if base is None or base._use_count() <= 2:  # type: ignore[attr-defined]  # `base` here, and the view
@@ -266,12 +270,15 @@ def own_memory(grad: Tensor) -> Tensor | None:
 
 
 def find_slots(stage: nn.Module, members: Sequence[nn.Module], apart: Sequence[str] = ()) -> list[Slot]:
-    """All slots of a model.
+    """Find all slots of a model.
 
     Args:
-        stage: the copy of `members[0]`, holding the same tensors, whose places will be filled.
-        members: models of one structure.
-        apart: paths of submodules that are left out.
+        stage: Copy of `members[0]` with the same tensors, whose places the slots will fill.
+        members: Models of one structure.
+        apart: Paths of submodules that are left out.
+
+    Raises:
+        FusionError: The members hold values in different places, or differ where no value can be put.
     """
     names = {id(t): name for name, t in chain(members[0].named_parameters(), members[0].named_buffers())}
     passive = {id(t) for module in members[0].modules() if not _trains(module) for t in module._buffers.values()}
@@ -293,7 +300,7 @@ def find_slots(stage: nn.Module, members: Sequence[nn.Module], apart: Sequence[s
                 if key not in names and (
                     isinstance(columns[1][1], tuple) or all(same(value, first) for value in values)
                 ):
-                    continue  # what is in tuples was compared as part of the structure
+                    continue  # values in tuples were compared as part of the structure
                 slots[key] = slot = Slot(names.get(key, path), values, [[] for _ in columns], registered=key in names)
                 frozen = isinstance(first, nn.Parameter) and not first.requires_grad
                 if slot.registered and len(members) == 1:
@@ -318,7 +325,7 @@ def _trains(module: nn.Module) -> bool:
 
 
 def _walk(value: Any, path: str, seen: set[int]) -> Iterator[tuple[str, Any, Any, Any]]:
-    """(path, container, key, value) of every tensor and float that may differ between members, in a fixed order."""
+    """Find all tensors and floats that may differ between members, in a fixed order: path, container, key and value."""
     if id(value) in seen:
         return
     seen.add(id(value))
@@ -361,7 +368,7 @@ def _items(container: Any, items: Any, path: str, seen: set[int]) -> Iterator[tu
 
 
 def _slots_of(kind: type) -> Sequence[str]:
-    """The names of what instances of a class hold without a `__dict__`."""
+    """Names of the `__slots__` of a class."""
     names = vars(kind).get("__slots__", ())
     return [name for name in ([names] if isinstance(names, str) else names) if name not in ("__dict__", "__weakref__")]
 

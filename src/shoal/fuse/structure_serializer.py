@@ -1,7 +1,6 @@
-"""What stands in an attribute of a model, written down so that models can be compared.
+"""Descriptions of the attributes of a model, by which models are compared.
 
-Floats and tensors are left open where another member's can be put in their place; everywhere else they are written
-down by value.
+Floats and tensors are left open where another member's can take their place; elsewhere they are described by value.
 """
 
 import hashlib
@@ -29,27 +28,27 @@ _OF_EVERY_CLASS = {
     *("__static_attributes__", "__slotnames__", "_abc_impl"),
 }
 _LONG = 64
-"""Bytes; more of them are written down as their digest."""
+"""Number of bytes above which a bytes object is described by its digest."""
 
 _LARGE = 2**32
-"""What `id` and `hash` give is larger, but for small numbers, which are their own hashes."""
+"""Lower bound for results of `id` and `hash`, except for small numbers, which are their own hashes."""
 
 _ADDRESS = re.compile(r"\b0x[0-9a-f]{6,}\b")
-"""In what `repr` gives of an object that has none of its own."""
+"""An address, as in the default `repr` of an object."""
 
 
 def digest(parts: Iterable[Any]) -> str:
-    """A short name for anything that can be written down."""
+    """A digest of the `repr` of some values."""
     return hashlib.blake2b(repr(list(parts)).encode(), digest_size=12).hexdigest()
 
 
 class _Standing(NamedTuple):
-    """What can be put in the place of a value, or within it, when the array runs.
+    """Which values of another member can be put in the place of a value, or within it, when the array runs.
 
     Args:
-        number: another float.
-        tensor: another tensor.
-        within: other tensors in lists, dicts and objects that the value is made of.
+        number: Whether another float can.
+        tensor: Whether another tensor can.
+        within: Whether other tensors can be put in lists, dicts and objects within the value.
     """
 
     number: bool
@@ -75,7 +74,7 @@ class _Standing(NamedTuple):
 _OPEN = _Standing(True, True, True)
 _SHUT = _Standing(False, False, False)
 _UNSEEN = _Standing(False, True, True)
-"""Within objects that functions hold: these may refer to anything, also to other members, and are not followed."""
+"""Standing within objects that functions hold: these may refer even to other members, and are not followed."""
 
 
 _CONTAINERS = (Mapping, list, tuple, deque, set, frozenset)
@@ -86,13 +85,13 @@ _CALLABLES = (
 
 
 class StructureSerializer:
-    """Writes down one model's attributes.
+    """Describes the attributes of one model.
 
     Args:
-        model: whose modules and tensors are told by their paths.
-        lasting: leave open what may be another in each process though the model is the same: numbers as large as those
-            of `id` and `hash`, addresses in strings, the order of a mapping, which may have been a set's. Classes and
-            functions of a script are told by what they are made of.
+        model: Model whose modules and tensors are described by their paths.
+        lasting: Whether to leave open values that differ between processes for the same model: numbers as large as
+            those of `id` and `hash`, addresses in strings, the order of a mapping, which may come from a set. Classes
+            and functions of a script are described by their contents.
     """
 
     def __init__(self, model: nn.Module, lasting: bool = False) -> None:
@@ -104,20 +103,20 @@ class StructureSerializer:
         self._classes: dict[int, str] = {}
 
     def attribute(self, value: Any) -> str:
-        """What a module holds under a name of its own."""
+        """Describe an attribute of a module."""
         return self._any(value, (), _OPEN)
 
     def hooks(self, value: Mapping[Any, Any]) -> str:
-        """A module's hooks of one kind, whatever their numbers."""
+        """Describe a module's hooks of one kind, without their ids."""
         return str([self._any(hook, (), _SHUT) for hook in value.values()])
 
     def kind(self, value: type) -> str:
-        """The name of a class, and what it is made of if a function has made it, each time another one."""
+        """Describe a class by its name, and by its contents if it cannot be imported by name."""
         name = f"{value.__module__}.{value.__qualname__}"
         if self._is_named(value):
             return name
         if id(value) not in self._classes:
-            self._classes[id(value)] = name  # for what refers to it
+            self._classes[id(value)] = name  # for contents that refer to the class
             made = {k: v for k, v in vars(value).items() if k not in _OF_EVERY_CLASS}
             self._classes[id(value)] = (
                 f"{name} {digest([self._any(made, (), _SHUT), *map(self.kind, value.__bases__)])}"
@@ -125,7 +124,7 @@ class StructureSerializer:
         return self._classes[id(value)]
 
     def tensor(self, tensor: Tensor | None, path: str) -> str:
-        """A tensor's shape and type, and where it was met before."""
+        """Describe a tensor by its shape and type, and by the path of an earlier occurrence."""
         if tensor is None:
             return "none"
         tied = self._first.setdefault(id(tensor), path)
@@ -133,12 +132,12 @@ class StructureSerializer:
         return f"{tuple(tensor.shape)} {tensor.dtype}{frozen}" + (f" tied to {tied}" if tied != path else "")
 
     def _any(self, value: Any, above: tuple[int, ...], standing: _Standing) -> str:
-        """Write down any value.
+        """Describe any value.
 
         Args:
-            value: The value.
-            above: `id` of the values that it lies in.
-            standing: What another member may have in its place.
+            value: Value to describe.
+            above: `id` of the values in which it is nested.
+            standing: Values that another member may have in its place.
         """
         if (text := self._simple(value, standing)) is not None:
             return text
@@ -172,7 +171,7 @@ class StructureSerializer:
         return " ".join([kind, *own, *state])
 
     def _simple(self, value: Any, standing: _Standing) -> str | None:
-        """Write down a number, a string or the like; None for any other value."""
+        """Describe a number, a string or the like; None for any other value."""
         if isinstance(value, float):
             return "float" if standing.number else repr(value)
         if isinstance(value, bytes) and len(value) > _LONG:
@@ -186,7 +185,7 @@ class StructureSerializer:
         return value.type if isinstance(value, torch.device) else None
 
     def _container(self, value: Any, kind: str, above: tuple[int, ...], standing: _Standing) -> str:
-        """Write down a mapping, a sequence or a set."""
+        """Describe a mapping, a sequence or a set."""
         if isinstance(value, Mapping):
             keys, values = value.keys(), value.values()
             names = [self._any(key, above, standing.fixed) for key in keys]
@@ -198,7 +197,7 @@ class StructureSerializer:
         return f"{kind}({', '.join(sorted(entries) if isinstance(value, (set, frozenset)) else entries)})"
 
     def _callable(self, value: Any, kind: str, above: tuple[int, ...], standing: _Standing) -> str:
-        """Write down a function, a method, code, or a descriptor that calls functions."""
+        """Describe a function, a method, code, or a descriptor that calls functions."""
         held = standing.held
         if isinstance(value, MethodType):
             function, owner = self._any(value.__func__, above, held), self._any(value.__self__, above, held)
@@ -237,7 +236,7 @@ class StructureSerializer:
         return f"module {type(module).__qualname__} {digest(tensors)}"
 
     def _attributes(self, attributes: dict[str, Any], above: tuple[int, ...], standing: _Standing) -> str:
-        """Those of an object; of one that cannot be given others, its own numbers and plain tensors by value."""
+        """Describe an object's attributes; numbers and plain tensors by value if no other ones can be put there."""
         if standing.within:
             return self._any(attributes, above, standing)
         plain = {k: v for k, v in attributes.items() if type(v) in (float, Tensor)}
@@ -245,7 +244,7 @@ class StructureSerializer:
         return f"{self._any(plain, above, _SHUT)} {self._any(rest, above, _UNSEEN)}"
 
     def _is_named(self, value: Any) -> bool:
-        """Whether a name is enough of a class or function; one of a script is no such in the script's workers."""
+        """Whether a name identifies a class or function; names of a script do not, since its workers lack them."""
         return _importable(value) and not (self._lasting and value.__module__ == "__main__")
 
     def _function(self, function: FunctionType, above: tuple[int, ...], held: _Standing) -> str:
@@ -257,7 +256,7 @@ class StructureSerializer:
 
 
 def _importable(value: Any) -> bool:
-    """Whether a class or function is the one that its name stands for, and so the same in all members."""
+    """Whether the name of a class or function leads to it, so that it is the same in all members."""
     found: Any = imported.get(value.__module__)
     for name in value.__qualname__.split("."):
         found = getattr(found, name, None)
@@ -265,12 +264,12 @@ def _importable(value: Any) -> bool:
 
 
 def _functions(value: Any) -> Iterator[Any]:
-    """What a property or a static method calls."""
+    """Functions of a property, a class method or a static method."""
     return (f for f in (getattr(value, name, None) for name in ("__func__", "fget", "fset", "fdel")) if f is not None)
 
 
 def _state(value: Any, attributes: dict[str, Any] | None) -> list[Any]:
-    """What pickle would write of an object besides its attributes; nothing of one that cannot be pickled."""
+    """The state of an object that pickle would write besides its attributes; empty if it cannot be pickled."""
     kind = type(value)
     defined = {name for base in kind.__mro__[:-1] for name in vars(base)}
     if attributes is not None and not defined & {"__slots__", "__reduce__", "__reduce_ex__"}:
@@ -294,7 +293,7 @@ def _state(value: Any, attributes: dict[str, Any] | None) -> list[Any]:
 
 
 def _values(tensor: Tensor) -> str:
-    """A digest of a tensor's elements; they are unknown on the device "meta"."""
+    """A digest of a tensor's elements, which are unknown on the device "meta"."""
     if tensor.is_meta:
         return "of unknown values"
     plain = (
