@@ -224,7 +224,8 @@ class CapturedStep:
                 other.detach().requires_grad_() if own.requires_grad else other  # else it would count as frozen since
                 for other, own in zip(others, self._others, strict=True)
             ]
-            with self._standing_in([*live, *idle]), self._array.open(keys) as model:
+            stand_ins = dict(zip(map(id, (*step.params, *self._others)), (*live, *idle), strict=True))
+            with self._array.state.replaced(stand_ins), self._array.open(keys) as model:
                 modules = list(modules_of(model))
                 _refuse_hooks(modules, ())
                 _gather_weights([*modules, *self._array.separate.modules()])
@@ -236,13 +237,6 @@ class CapturedStep:
             return losses.detach()  # type: ignore[no-any-return]
 
         return run
-
-    @contextmanager
-    def _standing_in(self, tensors: Sequence[Tensor]) -> Iterator[None]:
-        """Within, the array uses the given tensors in place of its own."""
-        own = [*self._traced.params, *self._others]
-        with self._array.state.replaced(dict(zip(map(id, own), tensors, strict=True))):
-            yield
 
 
 @contextmanager

@@ -208,9 +208,8 @@ class StructureSerializer:
             constants = [self._any(each, above, _SHUT) for each in value.co_consts]
             return f"code {digest([value.co_code, value.co_names, constants])}"
         if isinstance(value, BuiltinFunctionType):
-            owner = value.__self__
-            plain = owner is None or isinstance(owner, ModuleType)
-            of = "" if plain else f" of {[self._any(owner, above, held)]}"
+            of_module = value.__self__ is None or isinstance(value.__self__, ModuleType)
+            of = "" if of_module else f" of {[self._any(value.__self__, above, held)]}"
             return f"{value.__module__}.{value.__qualname__}{of}"
         if isinstance(value, partial):
             named = self._any(dict(value.keywords), above, standing._replace(number=False))
