@@ -66,6 +66,10 @@ class ModelArray(nn.Module):
         """Seeds of the members' random numbers."""
         return self.state.seeds
 
+    @seeds.setter
+    def seeds(self, seeds: Sequence[int]) -> None:
+        self.state.seeds = tuple(seeds)
+
     @property
     def tick(self) -> int:
         """Number of the next call; members' random numbers depend on it and on their seeds alone."""
