@@ -79,8 +79,8 @@ def refuse_stale(name: str, changed: Sequence[Any]) -> None:
         for group in _copies.groups:
             if memory in group and any(not _gone(other) for other in group - {memory}):
                 raise NeedsMemberError(
-                    f"{name} changes a tensor and its view, of which all members' is a copy; "
-                    "write to a clone of it, or without an in-place function"
+                    f"{name} changes a tensor that shares its memory with a view, which is a copy in the array; write "
+                    "to a clone of it, or use a function that is not in place"
                 )
 
 

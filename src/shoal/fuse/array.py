@@ -215,8 +215,8 @@ class ModelArray(nn.Module):
         """
         if self._left:
             raise FusionError(
-                "the members have left this array by `select`, `concat` or another `fuse`; use the array that came of "
-                "it, and the optimizer that `fuse_optimizers` makes for that array of its members' own"
+                "the members have left this array by `select`, `concat` or another `fuse`; use the array that "
+                "resulted, and the optimizer that `fuse_optimizers` makes for that array of its members' own"
             )
 
     def check_batch(self, batch: Any) -> None:

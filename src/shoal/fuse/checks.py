@@ -127,7 +127,7 @@ def _check_plain(b: int, model: nn.Module) -> None:
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if is_lazy(tensor):
             raise FusionError(
-                f"member {b}: {name!r} is not initialized, its shape being open; call each model on a batch before "
+                f"member {b}: {name!r} is not initialized, so its shape is unknown; call each model on a batch before "
                 "fusing, or name the layer's input size"
             )
 

@@ -181,7 +181,7 @@ def _slices(value: Any, members: int) -> Iterable[Any]:
 def _write_back(tensor: Stacked, rows: list[Tensor]) -> None:
     """Write the members' changed copies back at once: autograd does not distinguish writes to slices of a tensor."""
     if any(row.shape != tensor.shape for row in rows):
-        raise NeedsMemberError(f"a function in place gives a tensor of shape {tuple(tensor.shape)} another one")
+        raise NeedsMemberError(f"an in-place function changes the shape {tuple(tensor.shape)} of a tensor")
     tensor.whole.copy_(torch.stack(rows))
 
 

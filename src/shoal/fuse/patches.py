@@ -31,7 +31,7 @@ _checkpointed = checkpoint._checkpoint_without_reentrant_generator
 
 
 def stand_in() -> None:
-    """Replace the methods, at the begin of a run."""
+    """Replace the methods, at the start of the first run."""
     global _runs, _flatten
     with _lock:
         _runs += 1
@@ -59,7 +59,7 @@ def _refuse(cls: Any, *args: Any) -> Any:
     if active() is None:  # a model that another thread trains by itself
         return super(CheckpointFunction, cls).apply(*args)
     raise FusionError(
-        "torch.utils.checkpoint(use_reentrant=True) runs the model once more behind the array's back; "
+        "torch.utils.checkpoint(use_reentrant=True) runs the model a second time outside of the array; "
         "pass use_reentrant=False"
     )
 
@@ -90,7 +90,7 @@ class HiddenWarning:
     """Hides a warning; the first thread to enter adds a filter, and the last one to leave removes it.
 
     Args:
-        message: Regular expression for the begin of the warning.
+        message: Regular expression for the start of the warning.
     """
 
     message: str

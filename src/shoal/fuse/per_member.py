@@ -79,7 +79,7 @@ class MemberRunner:
                 self._watched = True
                 raise FusionError(
                     f"{described(fn)} had drawn no random numbers and draws some now, which are not the model's own; "
-                    "it is looked at from now on: go back to what was saved before"
+                    "they are intercepted from now on: go back to what was saved before"
                 )
             return result
         before = None if self._watched else Transaction([model])

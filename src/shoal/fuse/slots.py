@@ -204,8 +204,8 @@ class Slot:
         frozen = [b for b, own in enumerate(self.own) if not own.requires_grad]
         if 0 < len(frozen) < len(self.own):
             raise FusionError(
-                f"{self.path!r} is frozen in members {frozen} and not in the others; do alike in all members, or fuse "
-                "them again with strict=False, so that it runs apart"
+                f"{self.path!r} is frozen in members {frozen} and not in the others; freeze it in all or in none, or "
+                "fuse them again with strict=False, so that it runs apart"
             )
 
     def check_requires_grad(self, requires_grad: bool) -> None:

@@ -330,7 +330,7 @@ def _check_graph(loss: Tensor) -> None:
     if not loss.requires_grad:
         raise FusionError(
             "`loss` returned a number in which no parameter has part (by `.item()`, `.detach()`, `torch.no_grad()`, or "
-            "because all are frozen), so there is nothing to go backward from; return the loss itself"
+            "because all are frozen), so there is no gradient to compute; return the loss itself"
         )
 
 

@@ -69,15 +69,11 @@ def obstacle(model: nn.Module, alone: bool) -> str | None:
             return f"the parameter {path!r} has a hook, which would not see its own gradient; train this model alone"
     for path, module in model.named_modules():
         if isinstance(module, torch.jit.ScriptModule):
-            return f"{path or 'the model'!r} is what torch.jit made, of which an array cannot run a copy"
+            return f"{path or 'the model'!r} was made by torch.jit, and an array cannot run a copy of it"
         if "_orig_mod" in module._modules and not alone:
-            return (
-                f"{path or 'the model'!r} is what torch.compile returned; fuse the plain model, and compile its steps"
-            )
+            return f"{path or 'the model'!r} was returned by torch.compile; fuse the plain model, and compile its steps"
     if not alone and (tied := _in_one_memory(model)):
-        return (
-            f"{tied[0]!r} and {tied[1]!r} lie in one memory, which an array would take apart; make them one parameter"
-        )
+        return f"{tied[0]!r} and {tied[1]!r} lie in one memory, which an array would separate; make them one parameter"
     stuck = None if alone else unbindable(model)
     if stuck is not None:
         return (

@@ -76,7 +76,7 @@ class TuningCache:
             except (ValueError, KeyError, TypeError):
                 torn += 1
         if torn:
-            _log.warning("%d lines of %s cannot be read; what they said is measured anew", torn, self.path)
+            _log.warning("%d lines of %s cannot be read; their lowerings are measured anew", torn, self.path)
         return found
 
     def _give_up(self, error: OSError) -> None:
