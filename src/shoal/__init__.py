@@ -21,10 +21,9 @@ if TYPE_CHECKING:
     from shoal.api import resume, tune
     from shoal.core.errors import ShoalError, StudyFailedError, StudyInterrupted
     from shoal.core.space import choice, grid, loguniform, quniform, randint, uniform
-    from shoal.fuse.api import concat, fuse
+    from shoal.fuse.api import concat, fuse, stack
     from shoal.fuse.array import ModelArray
-    from shoal.fuse.batch import stack
-    from shoal.fuse.clip import clip_grad_norm_, clip_grad_value_
+    from shoal.fuse.grads import clip_grad_norm_, clip_grad_value_
     from shoal.fuse.optim import FusedOptimizer, fuse_optimizers
     from shoal.fuse.scaler import GradScaler
     from shoal.fuse.step import TrainingStep

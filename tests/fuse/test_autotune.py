@@ -159,7 +159,7 @@ def test_a_torn_file_costs_its_torn_lines(path: Path, rest: str, caplog: pytest.
         assert last(ways) == "fast"
         assert ways.ran == ["fast"]
         assert last(Ways(slow=8, fast=1), X.float()) == "fast"
-    assert "cannot be read; what they said is measured anew" in caplog.text
+    assert "cannot be read; their lowerings are measured anew" in caplog.text
     found = TuningCache(path)
     assert found.get("half") is None
     assert len([line for line in path.read_text(errors="replace").splitlines() if '"way": "fast"' in line]) == 2

@@ -13,7 +13,7 @@ from twins import build
 from shoal.core.errors import FusionError
 from shoal.fuse.api import concat, fuse
 from shoal.fuse.array import ModelArray
-from shoal.fuse.clip import clip_grad_norm_, clip_grad_value_
+from shoal.fuse.grads import clip_grad_norm_, clip_grad_value_
 from shoal.fuse.optim.fused import FusedOptimizer, fuse_optimizers
 from shoal.fuse.scaler import GradScaler
 from shoal.fuse.step import TrainingStep, Way

@@ -13,7 +13,7 @@ from twins import build, close
 from shoal.core.errors import FusionError
 from shoal.fuse.api import concat, fuse
 from shoal.fuse.array import ModelArray
-from shoal.fuse.clip import clip_grad_norm_
+from shoal.fuse.grads import clip_grad_norm_
 from shoal.fuse.optim.fused import FusedOptimizer, fuse_optimizers
 from shoal.fuse.scaler import GradScaler
 

@@ -14,7 +14,7 @@ from twins import build, close, compare, compare_state
 from shoal.core.errors import FusionError
 from shoal.fuse.api import fuse
 from shoal.fuse.array import ModelArray
-from shoal.fuse.clip import clip_grad_norm_, clip_grad_value_
+from shoal.fuse.grads import clip_grad_norm_, clip_grad_value_
 
 INF = float("inf")
 
@@ -211,7 +211,7 @@ def test_torchs_own_within_a_function(clip: Callable[[nn.Module], Tensor], membe
     x = torch.randn(5, 3, dtype=torch.float64)
     compare(array.map(step, x), [step(model, x) for model in alone])
     compare_state(array, alone)
-    assert bool(array._single) == (apart and members > 1)
+    assert bool(array.state.by_member) == (apart and members > 1)
 
 
 def test_no_gradients() -> None:

@@ -241,7 +241,7 @@ class Compiled(nn.Module):
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
 def test_a_compiled_part_is_refused_by_its_path() -> None:
     check(Compiled, X, members=1)
-    with pytest.raises(FusionError, match=r"member 0: 'second' is what torch\.compile returned; fuse"):
+    with pytest.raises(FusionError, match=r"member 0: 'second' was returned by torch\.compile; fuse"):
         fuse([Compiled(), Compiled()])
 
 

@@ -64,7 +64,7 @@ def compare_with_members_alone(make: Make, x: Tensor, members: int, apart: bool 
             torch.testing.assert_close(together[b], own[0], rtol=1e-9, atol=1e-9)
             for mine, alone in zip(array.parameters(), single.parameters(), strict=True):
                 torch.testing.assert_close(mine.grad[b], alone.grad[0], rtol=1e-9, atol=1e-9)
-    assert bool(array._single) == apart or members == 1
+    assert bool(array.state.by_member) == apart or members == 1
 
 
 @pytest.mark.pairwise

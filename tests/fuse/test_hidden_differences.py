@@ -66,7 +66,7 @@ def check(make: Callable[[int], nn.Module], apart: bool, single: bool = False, s
         compare(result, expected)
         result.cos().sum().backward()
         sum(value.cos().sum() for value in expected).backward()
-    assert bool(array._single) == single
+    assert bool(array.state.by_member) == single
     if apart:
         for path, b, parameter in array.apart():
             close(parameter.grad, twins[b].get_parameter(path).grad, path)

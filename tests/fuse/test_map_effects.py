@@ -13,12 +13,11 @@ from torch import Tensor, nn
 from twins import build, close, compare, compare_state
 
 from shoal.core.errors import FusionError
-from shoal.fuse.api import fuse
+from shoal.fuse.api import fuse, stack
 from shoal.fuse.array import ModelArray
-from shoal.fuse.batch import stack
 from shoal.fuse.capture import CapturedStep
-from shoal.fuse.inplace_ops import written
 from shoal.fuse.optim.fused import fuse_optimizers
+from shoal.fuse.side_effects import written
 from shoal.fuse.step import TrainingStep
 
 MEMBERS = 3
@@ -162,7 +161,7 @@ def test_effects_on_parameters(name: str, members: int, gives_up: bool, gradient
     array, twins = arrays(members, gradients)
     for _ in range(2):
         compare(array.map(fn, X), [fn(twin, X) for twin in twins])
-    assert bool(array._single) == (gives_up and members > 1)
+    assert bool(array.state.by_member) == (gives_up and members > 1)
     compare_state(array, twins)
     for member, twin in zip(array.unfuse(), twins, strict=True):
         for (path, own), expected in zip(member.named_parameters(), twin.parameters(), strict=True):
@@ -216,7 +215,7 @@ def test_attributes_are_as_before_each_attempt() -> None:
 
     array, twins = fuse(models()), models()
     compare(array.map(fn, X), [fn(twin, X) for twin in twins])
-    assert not array._single
+    assert not array.state.by_member
     assert [member.calls for member in array.unfuse()] == [1] * MEMBERS
     compare_state(array, twins)
 
@@ -443,7 +442,7 @@ def test_constants_that_are_kept_do_not_part_the_members() -> None:
         return (m(x) * mask).sum()
 
     compare(array.map(fn, X), [fn(twin, X) for twin in copy.deepcopy(twins)])
-    assert not array._single
+    assert not array.state.by_member
 
 
 def test_a_function_that_keeps_state_is_not_captured() -> None:

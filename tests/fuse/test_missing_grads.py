@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from shoal.fuse.api import fuse
 from shoal.fuse.array import ModelArray
-from shoal.fuse.clip import clip_grad_norm_
+from shoal.fuse.grads import clip_grad_norm_
 from shoal.fuse.optim.fused import FusedOptimizer, fuse_optimizers
 from shoal.fuse.optim.param_group_batch import Lowering
 from shoal.fuse.scaler import GradScaler

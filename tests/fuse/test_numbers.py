@@ -176,7 +176,7 @@ def test_equals_the_members_alone(name: str, members: int) -> None:
         for own in expected:
             total(own).backward()
     compare_state(array, alone)
-    assert name in BY_MEMBER or not array._single
+    assert name in BY_MEMBER or not array.state.by_member
 
 
 DROPOUTS: dict[str, Callable[[float], nn.Module]] = {
@@ -203,7 +203,7 @@ def test_dropout_rates(make: Callable[[float], nn.Module]) -> None:
         for b, own in enumerate(alone):
             for mine, leaf in zip(pytree.tree_leaves(own(SERIES)), result, strict=True):
                 close(leaf[b], mine[0], f"member {b}")
-    assert not array._single
+    assert not array.state.by_member
 
 
 INTEGERS: dict[str, tuple[Callable[[Any], nn.Module], list[Any]]] = {
@@ -250,4 +250,4 @@ def test_integers_and_flags_make_another_structure(name: str) -> None:
         for path, parameter in model.named_parameters():
             grad = columns[path].grad[b] if path in columns else member.get_parameter(path).grad
             close(grad, parameter.grad, f"gradient of {path} of {b}")
-    assert not array._single
+    assert not array.state.by_member

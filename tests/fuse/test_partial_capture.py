@@ -155,7 +155,7 @@ def test_what_differs_in_shape_between_two_modules(name: str) -> None:
             group["lr"] = 0.01 * (b + 1)
     for _ in range(3):
         torch.testing.assert_close(eager(array, fused), torch.cat([eager(*one) for one in alone]), rtol=1e-9, atol=1e-9)
-    assert bool(array._single) == (name != "dropout")  # what needs one member's shape runs member by member
+    assert bool(array.state.by_member) == (name != "dropout")  # what needs one member's shape runs member by member
     for model, twin in zip(models, twins, strict=True):
         for (path, own), its in zip(model.state_dict().items(), twin.state_dict().values(), strict=True):
             torch.testing.assert_close(own, its, rtol=1e-9, atol=1e-9, msg=path)
@@ -173,7 +173,7 @@ def test_frozen_parameters_are_still_kept_once_where_a_function_runs_member_by_m
     assert {path for path, _, _ in array.shared()} == {"first.weight", "first.bias"}
     for _ in range(2):
         eager(array, fused)
-    assert array._single
+    assert array.state.by_member
 
 
 def decayed(model: nn.Module, x: Tensor) -> Tensor:
@@ -205,7 +205,7 @@ def test_a_loss_that_looks_through_a_model_sees_what_its_member_has_alone(fn: An
         losses = array.map(fn, X)
         losses.sum().backward()
         fused.step()
-    assert array._single
+    assert array.state.by_member
     for b, twin in enumerate(twins):
         optimizer = torch.optim.SGD(twin.parameters(), lr=0.01 * (b + 1))
         for _ in range(2):
@@ -285,7 +285,7 @@ def test_what_needs_a_members_own_part_runs_member_by_member(name: str) -> None:
     array = fuse(models, [0, 1], strict=False)
     losses = array.map(fn, X)
     losses.sum().backward()
-    assert array._single
+    assert array.state.by_member
     for b, twin in enumerate(twins):
         torch.testing.assert_close(losses[b], fn(twin, X), rtol=1e-9, atol=1e-9)
         for (path, own), its in zip(models[b].state_dict().items(), twin.state_dict().values(), strict=True):

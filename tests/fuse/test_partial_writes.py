@@ -100,7 +100,7 @@ def test_outputs_and_gradients_equal_those_of_the_members_alone(name: str) -> No
     whole = array(X)
     expected = [twin(X) for twin in twins]
     compare(whole, expected)
-    assert not array._single
+    assert not array.state.by_member
     whole.square().sum().backward()
     apart = {(path, b): parameter.grad for path, b, parameter in array.apart()}
     fused = {path: data.grad for path, data, _ in array.columns()}

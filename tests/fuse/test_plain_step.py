@@ -13,8 +13,7 @@ from torch.optim.lr_scheduler import ExponentialLR
 
 import shoal.fuse.step as step_module
 from shoal.core.errors import FusionError
-from shoal.fuse.api import fuse
-from shoal.fuse.batch import stack
+from shoal.fuse.api import fuse, stack
 from shoal.fuse.capture import CapturedStep
 from shoal.fuse.optim.fused import fuse_optimizers
 from shoal.fuse.optim.own_update import OwnUpdate

@@ -15,8 +15,8 @@ from shoal.fuse.api import fuse
 from shoal.fuse.array import ModelArray
 from shoal.fuse.generators import seeded
 from shoal.fuse.optim.fused import fuse_optimizers
-from shoal.fuse.random_ops import draws
 from shoal.fuse.randomness import Randomness, keep_mask, member_keys
+from shoal.fuse.side_effects import draws
 from shoal.fuse.stacked import Stacked
 from shoal.fuse.step import TrainingStep
 
@@ -108,7 +108,7 @@ def test_a_member_draws_the_same_at_once_and_one_by_one(name: str) -> None:
     for mine, own in zip(at_once, run(apart, x, fn=_asks), strict=True):
         expected = mine + numbers.view(3, *[1] * (mine.dim() - 1))
         torch.testing.assert_close(own, expected, rtol=1e-9, atol=1e-9)
-    assert apart._single
+    assert apart.state.by_member
 
 
 def test_equal_weights_and_seeds_give_equal_results_and_other_seeds_others() -> None:

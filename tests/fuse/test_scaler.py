@@ -10,7 +10,7 @@ from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer, RMSprop
 
 from shoal.core.errors import FusionError
 from shoal.fuse.api import fuse
-from shoal.fuse.clip import clip_grad_norm_
+from shoal.fuse.grads import clip_grad_norm_
 from shoal.fuse.optim.fused import fuse_optimizers
 from shoal.fuse.scaler import GradScaler
 

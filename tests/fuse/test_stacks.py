@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adam, Optimizer
 from twins import build, close
 
-from shoal.fuse.api import fuse
-from shoal.fuse.batch import stack
+from shoal.fuse.api import fuse, stack
 from shoal.fuse.optim.fused import fuse_optimizers
 
 SAMPLES = 4
@@ -355,7 +354,7 @@ def test_a_stack_trains_like_its_members_alone(case: Case) -> None:
         size = (case.members if case.own_inputs else 1, SAMPLES, *case.shape)
         x = torch.randint(7, size) if case.tokens else torch.randn(size, dtype=torch.float64)
         results = array.map(fn, stack(x) if case.own_inputs else x[0])
-        assert not array._single, "ran member by member"
+        assert not array.state.by_member, "ran member by member"
         optimizer.zero_grad()
         results[1].sum().backward()
         grads = {name: p.grad for name, p, _ in array.columns()}

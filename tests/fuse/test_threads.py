@@ -19,8 +19,8 @@ from shoal.fuse.array import ModelArray
 from shoal.fuse.capture import CapturedStep
 from shoal.fuse.intercept import member_run
 from shoal.fuse.optim.fused import fuse_optimizers
+from shoal.fuse.patches import HiddenWarning
 from shoal.fuse.randomness import Randomness
-from shoal.fuse.warning_filters import HiddenWarning
 
 X = torch.randn(3, 5, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
 SECONDS = 20.0

@@ -19,8 +19,7 @@ from twins import build, check, close, compare, compare_state
 
 import shoal
 from shoal.core.demand import Profile
-from shoal.fuse.api import fuse
-from shoal.fuse.batch import stack
+from shoal.fuse.api import fuse, stack
 from shoal.fuse.optim.fused import fuse_optimizers
 from shoal.fuse.structure import structure_digest
 from shoal.worker import run
@@ -236,7 +235,7 @@ def test_dropout_is_that_of_the_same_member_fused_alone(name: str) -> None:
             loss.sum().backward()
     without = fuse(build(model.make, 3)).map(partial(_loss, model.fn))
     assert not torch.isclose(losses, without, rtol=1e-6, atol=0).any(), "nothing was dropped"
-    assert not array._single
+    assert not array.state.by_member
     for b, single in enumerate(singles):
         for (path, mine), other in zip(array.stacked.named_parameters(), single.stacked.parameters(), strict=True):
             if other.grad is not None:

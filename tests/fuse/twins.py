@@ -82,7 +82,8 @@ def check(
             total.backward()
             for own in expected:
                 sum(leaf.cos().sum() for leaf in _differentiable(own)).backward()
-    assert bool(array._single) == (apart and members > 1), "ran member by member" if array._single else "ran at once"
+    by_member = bool(array.state.by_member)
+    assert by_member == (apart and members > 1), "ran member by member" if by_member else "ran at once"
     compare_state(array, twins, tolerance)
     return array
 

@@ -11,10 +11,9 @@ from typing import Any
 
 from torch import nn
 
-from shoal.fuse.api import concat, fuse
+from shoal.fuse.api import concat, fuse, stack
 from shoal.fuse.array import ModelArray
-from shoal.fuse.batch import stack
-from shoal.fuse.clip import clip_grad_norm_, clip_grad_value_
+from shoal.fuse.grads import clip_grad_norm_, clip_grad_value_
 from shoal.fuse.optim.fused import FusedOptimizer, fuse_optimizers
 from shoal.fuse.rules.base import Layout, Rule
 from shoal.fuse.rules.table import register_rule
@@ -44,7 +43,7 @@ class _Fuse(ModuleType):
     ) -> ModelArray:
         return fuse(models, seeds, strict)
 
-    def __reduce__(self) -> tuple[Any, ...]:  # cloudpickle knows how to pickle plain modules only
+    def __reduce__(self) -> tuple[Any, ...]:  # cloudpickle can pickle plain modules only
         return import_module, (self.__name__,)
 
 

@@ -1,8 +1,8 @@
-"""Copies that stand for views.
+"""Copies that stand for views: which tensors of an array share memory in a member alone, but not in the array.
 
-The memory of all members may have to be copied where that of one alone need not be: rows of [N, B*C, ...] are not side
-by side for each member. What is then written to the one would be missing from the other, so it must not be written to
-as long as the other can be read.
+A view of one member's tensor may need a copy of all members' memory: the rows of a member in [N, B*C, ...] are not
+contiguous. A later write to either tensor would be missing from the other. So writes to both are refused as long as
+both can be read.
 """
 
 import threading
@@ -19,7 +19,7 @@ __all__ = ["note_copy", "one_memory", "refuse_stale"]
 
 
 class _Copies(threading.local):
-    """Groups of memory that is one for a member alone; those of which less than two are left are dropped."""
+    """Groups of memory that a member alone would share; a group with fewer than two live memories is dropped."""
 
     def __init__(self) -> None:
         self.groups: list[set[StorageWeakRef]] = []
@@ -29,11 +29,11 @@ _copies = _Copies()
 
 
 def note_copy(source: Tensor, result: Tensor) -> None:
-    """Remember that a result would be a view of its source for a member alone, if it is a copy.
+    """Record that a result would be a view of its source for a member alone, if the result is a copy.
 
     Args:
-        source: data of all members, [B, *shape].
-        result: made of it, [B, *other shape].
+        source: Data of all members, [B, *shape].
+        result: Data computed from the source, [B, *other shape].
     """
     if not _known(source, result):
         return
@@ -51,24 +51,24 @@ def note_copy(source: Tensor, result: Tensor) -> None:
 
 
 def one_memory(x: Tensor, y: Tensor) -> bool:
-    """Whether two tensors are views of one, as far as that can be known."""
+    """Whether two tensors share memory; False for tensors without memory of their own."""
     return _known(x, y) and torch._C._is_alias_of(x, y)  # type: ignore[attr-defined]
 
 
 def _known(*tensors: Tensor) -> bool:
-    """Whether tensors have memory; within a transform of `torch.func` they have none of their own."""
+    """Whether all tensors have memory; within a transform of `torch.func` they have none of their own."""
     return all(map(torch._C._has_storage, tensors))
 
 
 def refuse_stale(name: str, changed: Sequence[Any]) -> None:
-    """Refuse to write to what is a view, or has one, for a member alone, and here is a copy.
+    """Refuse to write to a tensor that shares memory with another one in a member alone, but not in the array.
 
     Args:
-        name: of the function.
-        changed: what it writes to.
+        name: Name of the function.
+        changed: Tensors that the function writes to.
 
     Raises:
-        NeedsMemberError: the other one is still in memory; autograd alone may keep it there.
+        NeedsMemberError: The other tensor is still in memory, perhaps only because autograd keeps it.
     """
     if not _copies.groups:
         return
@@ -79,8 +79,8 @@ def refuse_stale(name: str, changed: Sequence[Any]) -> None:
         for group in _copies.groups:
             if memory in group and any(not _gone(other) for other in group - {memory}):
                 raise NeedsMemberError(
-                    f"{name} changes a tensor and its view, of which all members' is a copy; "
-                    "write to a clone of it, or without an in-place function"
+                    f"{name} changes a tensor that shares its memory with a view, which is a copy in the array; write "
+                    "to a clone of it, or use a function that is not in place"
                 )
 
 

@@ -1,6 +1,7 @@
-"""Arrays made of models, and of other arrays."""
+"""Functions that make arrays of models, join arrays, and stack the members' batches."""
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -9,22 +10,24 @@ from shoal.core.errors import FusionError
 from shoal.fuse.array import ModelArray
 from shoal.fuse.checks import check_members, listed, seeds_of
 from shoal.fuse.frozen import lend_frozen
+from shoal.fuse.stacked import NeedsMemberError, Stacked
+from shoal.fuse.stacked import stack as stack_values
 
-__all__ = ["concat", "fuse"]
+__all__ = ["concat", "fuse", "stack"]
 
 
 def fuse(models: Iterable[nn.Module], seeds: Iterable[int] | Tensor | None = None, strict: bool = True) -> ModelArray:
     """Make one array of models of equal structure; they may differ in values and in float attributes.
 
     Args:
-        models: at least one, each an own object, all on one device, in one mode (training or evaluation). An iterator
-            may make them one by one: of frozen parameters with equal values then only one copy is ever held.
-        seeds: of the members' random numbers; by default drawn from torch's default generator.
-        strict: refuse models that differ in structure; otherwise submodules in which they differ, and whose results
-            agree in shape, run member by member, and the rest as one (partial fusion).
+        models: One or more distinct models on one device, all in one mode (training or evaluation). If an iterator
+            makes them one by one, frozen parameters with equal values are never held twice.
+        seeds: Seeds of the members' random numbers; by default drawn from torch's default generator.
+        strict: Whether to refuse models that differ in structure. If False, submodules in which they differ run member
+            by member, and the rest runs as one (partial fusion); their results should agree in shape.
 
     Raises:
-        FusionError: no models, the same model twice, or models that differ: names the member and the module path.
+        FusionError: There are no models, one is given twice, or they differ; names the member and the module path.
     """
     if isinstance(models, nn.Module):
         raise FusionError(f"`models` must be several torch.nn.Module, got one, a {type(models).__name__}")
@@ -42,12 +45,12 @@ def fuse(models: Iterable[nn.Module], seeds: Iterable[int] | Tensor | None = Non
 
 
 def concat(arrays: Iterable[ModelArray]) -> ModelArray:
-    """One array of the members of several, in order; the arrays themselves are to be dropped.
+    """Join several arrays to one array of all their members, in order; the given arrays cannot be used any more.
 
-    Each member goes on with its own random numbers, however many steps it has behind it.
+    Each member continues its own sequence of random numbers.
 
     Raises:
-        FusionError: their structures differ.
+        FusionError: The structures of the arrays differ.
     """
     arrays = list(listed(arrays, "arrays", "the arrays that `fuse` made"))
     for i, array in enumerate(arrays):
@@ -63,3 +66,30 @@ def concat(arrays: Iterable[ModelArray]) -> ModelArray:
     )
     joined.ticks = [tick for array in arrays for tick in array.ticks]
     return joined
+
+
+def stack(batches: Sequence[Any] | Tensor) -> Any:
+    """Stack the members' own batches to one batch, which an array takes in place of a shared batch.
+
+    Args:
+        batches: One batch for each member, nested alike, with tensors of one shape [N, ...]; or one tensor [B, N, ...],
+            such as the result of another array, which is not copied.
+
+    Returns:
+        A batch nested like one member's, whose tensors stand for all members'.
+
+    Raises:
+        FusionError: The batches differ in structure, in a tensor's shape or type, or in a value that is no tensor.
+    """
+    if isinstance(batches, Stacked):
+        raise FusionError("these batches are stacked already; give them to the array as they are")
+    if isinstance(batches, Tensor):
+        if batches.dim() == 0:
+            raise FusionError("a tensor to be stacked must have the members as its first axis, got shape ()")
+        return Stacked(batches)
+    if not isinstance(batches, Sequence) or not batches:
+        raise FusionError(f"`batches` must be a sequence with one batch for each member, got {batches!r}")
+    try:
+        return stack_values(list(batches))
+    except NeedsMemberError as reason:
+        raise FusionError(f"the members' batches cannot be one: {reason}") from None

@@ -1,36 +1,23 @@
-"""Models of one structure as one model with an axis B."""
+"""`ModelArray`: models of one structure as one model with a leading axis B."""
 
-import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from functools import partial
+from contextlib import AbstractContextManager
 from typing import Any
+from weakref import ref
 
-import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
+from torch.utils.weak import WeakIdKeyDictionary
 
 from shoal.core.errors import FusionError
-from shoal.fuse.attribute_sync import AttributeSync, attributes_of
-from shoal.fuse.bindings import copy_of
-from shoal.fuse.checks import indices_of, modules_apart
-from shoal.fuse.grad_guard import refuse_outer_grad
-from shoal.fuse.intercept import Home, MemberFunctions
-from shoal.fuse.missing_grads import forget
-from shoal.fuse.module_changes import ModuleChangeDetector
-from shoal.fuse.outputs import join, spread
-from shoal.fuse.ownership import take_ownership
-from shoal.fuse.per_member import check_shared, function_of, place_of, run_each, tensors_in
-from shoal.fuse.randomness import Randomness, active, member_keys, randomness
-from shoal.fuse.slot_discovery import find_slots, tensors_within
-from shoal.fuse.slots import Slot, keep, keep_rows
-from shoal.fuse.stacked import NeedsMemberError, SharedWriteError, Stacked, events
-from shoal.fuse.transaction import Transaction
-from shoal.fuse.unfused_module import UnfusedModule, own_parameters, own_places, put_apart
+from shoal.fuse.array_state import ArrayState
+from shoal.fuse.checks import indices_of
+from shoal.fuse.map_runner import MapRunner
+from shoal.fuse.per_member import tensors_in
+from shoal.fuse.randomness import active
+from shoal.fuse.stacked import Stacked
+from shoal.fuse.unfused_module import own_parameters
 
 __all__ = ["ModelArray"]
-
-_log = logging.getLogger("shoal.fuse")
 
 
 class ModelArray(nn.Module):
@@ -41,52 +28,29 @@ class ModelArray(nn.Module):
     once. Submodules in which the members differ run member by member and keep their own tensors.
 
     The members live on as ordinary modules whose tensors are views of those rows, so they are always up to date, and
-    `unfuse` hands them back as they are. A model is a member of one array at a time: fusing it again moves it.
+    `unfuse` returns them as they are. A model is a member of one array at a time: fusing it again moves it.
 
     Args:
-        members: models that `check_members` accepts.
-        seeds: of the members' random numbers (dropout), one each.
-        strict: whether the members must not differ in any submodule.
+        members: Models that `check_members` accepts.
+        seeds: Seeds of the members' random numbers (dropout), one each.
+        strict: Whether to refuse members that differ in a submodule.
     """
 
     members: tuple[nn.Module, ...]
-    _stage: nn.Module
-    _slots: list[Slot]
-    _apart: list[UnfusedModule]
-    _plain: AttributeSync
-    _watch: ModuleChangeDetector
+    state: ArrayState
 
     def __init__(self, members: Sequence[nn.Module], seeds: Sequence[int], strict: bool = True) -> None:
         super().__init__()
-        paths = modules_apart(members, strict)
-        self.__dict__["members"] = tuple(members)  # not submodules: their tensors are views of this module's own
-        self.seeds = tuple(seeds)
-        self.strict = strict
-        self.tick = 0
-        """Number of the next call; members' random numbers depend on it and on their seeds alone."""
-        self._ahead = (0,) * len(members)
-        self.version = 0
-        """Grows when parameters are frozen or unfrozen; a captured step of before is then out of date."""
-        self._single: set[Any] = set()
-        """Functions that run member by member."""
-        self._ran: set[Any] = set()
-        """Functions that have run for all members at once."""
-        self._left = False
         self.stacked, self.frozen = nn.Module(), nn.Module()
-        stage = copy_of(members[0], tensors_within(members[0]))
-        self.__dict__["_apart"] = put_apart(stage, members, paths)
-        own = zip(*(part.own for part in self._apart), strict=True)  # of each member
+        self.strict = strict
+        self.state = ArrayState(members, seeds, strict, self.stacked, self.frozen)
+        self._run = MapRunner(self.state)
+        self.__dict__["members"] = self.state.members  # not submodules: their tensors are views of this module's own
+        own = zip(*(part.own for part in self.state.apart), strict=True)  # of each member
         self.separate = nn.ModuleList(map(nn.ModuleList, own))
-        self.__dict__["_stage"] = stage
-        self.__dict__["_slots"] = find_slots(stage, members, paths)
-        for slot in self._slots:
-            slot.settle(self.stacked, self.frozen)
-        self.__dict__["_plain"] = AttributeSync(
-            stage, members, [place for slot in self._slots for places in slot.places for place in places]
-        )
-        self.__dict__["_watch"] = ModuleChangeDetector(stage, members, self._slots, paths)
         self.training = members[0].training
-        for left in take_ownership(self, members):
+        self._left = False
+        for left in _take_ownership(self, members):
             left._left = True
 
     def __len__(self) -> int:
@@ -98,13 +62,41 @@ class ModelArray(nn.Module):
         return _rebuild, (self.members, self.seeds, self.strict, self.ticks)
 
     @property
+    def seeds(self) -> tuple[int, ...]:
+        """Seeds of the members' random numbers."""
+        return self.state.seeds
+
+    @seeds.setter
+    def seeds(self, seeds: Sequence[int]) -> None:
+        self.state.seeds = tuple(seeds)
+
+    @property
+    def tick(self) -> int:
+        """Number of the next call; members' random numbers depend on it and on their seeds alone."""
+        return self.state.tick
+
+    @tick.setter
+    def tick(self, tick: int) -> None:
+        self.state.tick = tick
+
+    @property
     def ticks(self) -> tuple[int, ...]:
         """`tick` of each member; they differ in members that were not always in one array."""
-        return tuple(self.tick + ahead for ahead in self._ahead)
+        return self.state.ticks
 
     @ticks.setter
     def ticks(self, ticks: Sequence[int]) -> None:
-        self.tick, self._ahead = ticks[0], tuple(tick - ticks[0] for tick in ticks)
+        self.state.ticks = ticks
+
+    @property
+    def version(self) -> int:
+        """Number that grows when parameters are frozen or unfrozen; an older captured step is then out of date."""
+        return self.state.version
+
+    @property
+    def partial(self) -> bool:
+        """Whether members differ in some submodules."""
+        return bool(self.state.apart)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Every member's output, stacked: [B, N, ...] where a member gives [N, ...]. Plain inputs are shared."""
@@ -113,171 +105,38 @@ class ModelArray(nn.Module):
     def map(self, fn: Callable[..., Any], *batch: Any) -> Any:
         """Like `[fn(member, *batch) for member in members]`, at once.
 
-        Where its first call shows that this cannot be, what `fn` has done to parameters, gradients, buffers,
-        attributes, and to lists, dicts and variables that it names is taken back, and it runs member by
-        member. So it does where it returns an object or leaves a tensor in such a list, dict or variable, which then
-        get each member's own.
+        If the first call of `fn` shows that it cannot run at once, its effects on parameters, gradients, buffers,
+        attributes, and on lists, dicts and variables that it names are rolled back, and it runs member by member. The
+        same happens if `fn` returns an object, or leaves a tensor in such a list, dict or variable; these then get
+        each member's own.
 
         Args:
-            fn: takes a model and a batch and returns tensors, nested as it likes. It sees one member's shapes. It may
-                go backward; optimizers that were made outside of it are to step outside of it.
-            batch: shared by all members, or `Stacked`.
+            fn: Function that takes a model and a batch and returns tensors, nested as it likes. It sees the shapes of
+                one member. It may go backward; optimizers that were made outside of it must step outside of it.
+            batch: Arguments that all members share, or that are `Stacked`.
 
         Returns:
-            What `fn` returns, each tensor or number as a tensor with a leading axis B. Anything else in it but None (a
+            The result of `fn`, each tensor or number as a tensor with a leading axis B. Any other leaf but None (a
             string, a numpy array, an object that `torch.utils._pytree` does not know) becomes a list of the members'.
 
         Raises:
-            FusionError: it is called within a function that this array or another one runs, or `fn` asks for the
-                gradients of parameters from outside of the model that it is given, as an optimizer does; or it is no
-                function; or a later call than its first shows that it must run member by member.
+            FusionError: `fn` is no function; `map` is called within a function that this array or another one runs;
+                `fn` asks for the gradients of parameters from outside of the model that it is given, as an optimizer
+                does; or a later call of `fn` than its first shows that it must run member by member.
         """
         if not callable(fn):
             raise FusionError(f"`fn` must be a function of a model and a batch, got {fn!r}")
         self.check_free()
         self.check_batch(batch)
-        keys = self.next_keys()
-        key = (function_of(fn), self.training)
-        if len(self) == 1 or key in self._single or _ALL in self._single:
-            return self._each(fn, keys, batch)
-        if key not in self._ran:
-            return self._first(fn, key, keys, batch)
-        try:
-            return self._at_once(fn, keys, batch)
-        except NeedsMemberError as error:
-            self._single.add(key)
-            raise FusionError(
-                f"{place_of(error, fn)}: {error}, in a later call than the first, and what this one has done is not "
-                "taken back; go back to what was saved before it (from now on the function runs member by member)"
-            ) from error
+        return self._run(fn, self.training, batch)
 
-    def _first(self, fn: Callable[..., Any], key: Any, keys: Callable[[], list[int]], batch: tuple[Any, ...]) -> Any:
-        """The first run of a function: of all members at once, or, where that cannot be and is taken back, of each."""
-        transaction = self._transaction(fn)
-        while True:
-            alike = [slot for slot in self._slots if slot.alike]
-            try:
-                result = self._at_once(fn, keys, batch, transaction)
-            except NeedsMemberError as error:
-                reason = f"{place_of(error, fn)}: {error}"
-                written = self._shared_slot(error)
-            else:
-                self._ran.add(key)
-                return result
-            transaction.restore()
-            if written is not None:
-                written.part(self.stacked)
-                self.version += 1
-                transaction = self._transaction(fn)
-            elif alike:
-                for slot in alike:  # it may be that one of them is to be changed for each member
-                    slot.alike = False
-            else:
-                break
-        self._single.add(key)
-        if key not in _said:
-            _said.add(key)
-            _log.warning("it runs member by member: %s", reason)
-        return self._each(fn, keys, batch)
-
-    def _at_once(
-        self,
-        fn: Callable[..., Any],
-        keys: Callable[[], list[int]],
-        batch: tuple[Any, ...],
-        transaction: Transaction | None = None,
-    ) -> Any:
-        """What `map` returns, of a run of all members as one.
-
-        Raises:
-            NeedsMemberError: that cannot be.
-        """
-        bypassed = events.bypasses
-        try:
-            with self.open(keys, partial(refuse_outer_grad, self._slots)) as model:
-                result = fn(model, *batch)
-                with torch._C.DisableTorchFunction():
-                    result = pytree.tree_map(lambda value: spread(value, len(self)), result)
-                if transaction is not None and (left := transaction.left_of_members()) is not None:
-                    raise NeedsMemberError(left)
-            return result
-        except RuntimeError as error:
-            if events.bypasses == bypassed:
-                raise
-            raise NeedsMemberError(str(error)) from error
-
-    def _transaction(self, fn: Callable[..., Any]) -> Transaction:
-        """All that running a function at once may change."""
-        self.follow()
-        own = [*(slot.data for slot in self._slots if slot.own), *own_places(self._apart)]
-        places = {(id(held), key) for slot in self._slots for held, key in slot.places[0]}
-        return Transaction([self._stage], [fn], tensors=own, places=places)
-
-    def take_over(self, b: int) -> None:
-        """Copy what member b, which ran as it is, has put in the place of its tensors; these stand there again then.
-
-        Raises:
-            FusionError: it has put another tensor in the place of a parameter, one of another shape in that of a
-                buffer, or has changed a frozen parameter that is kept once for all members.
-        """
-        slots = self._own_slots()
-        keep_rows(slots, b, [slot.own[b] for slot in slots], self.members[b])
-        check_shared(self._slots)
-
-    def check_places(self) -> None:
-        """Refuse members whose parameters or buffers are no rows of the array's any more.
-
-        Raises:
-            FusionError: names the member and the tensor.
-        """
-        for b in range(len(self)):
-            self._watch.tensors(b)
-
-    def put_back(self, b: int) -> None:
-        """Member b has its own tensors again, after a function that it ran has failed."""
-        for slot in self._own_slots():
-            slot.put(b + 1, slot.own[b])
-
-    def _own_slots(self) -> list[Slot]:
-        return [slot for slot in self._slots if slot.registered and not slot.shared]
-
-    @contextmanager
-    def open(
-        self, keys: Tensor | Callable[[], list[int]] | None = None, home: Home | None = None
-    ) -> Iterator[nn.Module]:
-        """The members as one model of the user's own class, whose tensors are `Stacked`.
+    def open(self, keys: Tensor | None = None) -> AbstractContextManager[nn.Module]:
+        """Within, the members are one model of the user's own class, whose tensors are `Stacked`.
 
         Args:
-            keys: of the random numbers drawn within, int64 [B], or what makes them; by default those of the next call.
-            home: see `MemberFunctions`.
+            keys: Keys of the random numbers drawn within, int64 [B]; by default those of the next call.
         """
-        if keys is None:
-            keys = self.next_keys()
-        self.follow()
-        self._watch.modules(self.tick % len(self))
-        forget(self.stacked.parameters())
-        for slot in self._slots:
-            slot.show()
-        source = Randomness(keys)
-        try:
-            with randomness(source), MemberFunctions(len(self), source, home):
-                yield self._stage
-            added, removed = self._watch.take_back()
-            if removed:
-                raise FusionError(
-                    f"a function deletes {sorted(removed)} of the model; do so before the models are fused"
-                )
-            if added:
-                self._single.add(_ALL)  # the members then have what the stage does not have
-                raise NeedsMemberError(f"it registers {sorted(added)}")
-            keep(self._slots, self._stage)
-            self.version += sum([slot.freeze_members() for slot in self._slots])
-        except BaseException:
-            self._watch.take_back()
-            for slot in self._slots:
-                slot.keep_alike()
-            raise
-        self._plain.push()
+        return self.state.open(keys)
 
     def unfuse(self) -> list[nn.Module]:
         """The members themselves: their own classes, with their current weights and buffers.
@@ -288,24 +147,24 @@ class ModelArray(nn.Module):
         return list(self.members)
 
     def select(self, indices: Iterable[int] | Tensor) -> "ModelArray":
-        """A new array of some members, in the order given. All members leave this one, which is of no use any more.
+        """A new array of some members, in the order given. All members leave this array, which cannot be used any more.
 
         Args:
-            indices: of members, negative ones from the end; or B truth values.
+            indices: Indices of members, negative ones from the end; or B truth values.
 
         Raises:
-            FusionError: no indices, one that is no member's, or one given twice; or the members have left already.
+            FusionError: There are no indices, one is out of range or given twice, or the members have left already.
         """
         self.check_present()
         chosen = indices_of(indices, len(self))
         array = ModelArray([self.members[i] for i in chosen], [self.seeds[i] for i in chosen], self.strict)
-        array.ticks = [self.ticks[i] for i in chosen]
+        array.ticks = tuple(self.ticks[i] for i in chosen)
         return array
 
     def train(self, mode: bool = True) -> "ModelArray":
         """Set all members, and modules within them, to training or evaluation."""
         self.training = mode
-        self._stage.train(mode)
+        self.state.stage.train(mode)
         for member in self.members:
             member.train(mode)
         return self
@@ -314,88 +173,32 @@ class ModelArray(nn.Module):
         """Freeze or unfreeze all parameters, the members' own with them.
 
         Raises:
-            FusionError: a frozen parameter that is kept once was to be unfrozen.
+            FusionError: A frozen parameter that is kept once would be unfrozen.
         """
-        for slot in self._slots:
+        for slot in self.state.slots:
             slot.check_requires_grad(requires_grad)
         for member in self.members:
             member.requires_grad_(requires_grad)
-        self._follow_slots()
+        self.state.follow_slots()
         return self
 
     def columns(self) -> Iterator[tuple[str, Tensor, list[Tensor]]]:
         """Every stacked tensor with its path and the members' own tensors, which are views of its rows."""
-        for slot in self._slots:
-            if slot.registered and not slot.shared:
-                yield slot.path, slot.data, slot.own
+        return ((slot.path, slot.data, slot.own) for slot in self.state.own_slots())
 
     def shared(self) -> Iterator[tuple[str, Tensor, list[Tensor]]]:
         """Every frozen parameter that is kept once, [*shape], with its path and the members' own."""
-        for slot in self._slots:
-            if slot.shared:
-                yield slot.path, slot.data, slot.own
+        return ((slot.path, slot.data, slot.own) for slot in self.state.slots if slot.shared)
 
     def apart(self) -> Iterator[tuple[str, int, nn.Parameter]]:
-        """Every parameter of a submodule in which the members differ: its path, its member, and itself."""
-        return own_parameters(self._apart)
-
-    def floats(self) -> list[tuple[float, ...]]:
-        """The float attributes in which the members differ, one tuple for each."""
-        return [slot.numbers for slot in self._slots if slot.numbers is not None]
-
-    def tensors(self) -> list[Tensor]:
-        """Every stacked parameter and buffer, and those that members have by themselves."""
-        return [*(stacked for _, stacked, _ in self.columns()), *own_places(self._apart)]
-
-    @contextmanager
-    def replaced(self, tensors: Mapping[int, Tensor]) -> Iterator[None]:
-        """Within, other tensors stand for those of `tensors()`, by the `id` of these; for tracing.
-
-        Raises:
-            FusionError: what runs within puts another tensor in the place of one that a member has by itself.
-        """
-        before = [(slot, slot.data, slot.versions) for slot in self._slots if slot.registered and not slot.shared]
-        places = own_places(self._apart)
-        for slot, own, _ in before:
-            slot.stand_in(tensors[id(own)])
-        for own, where in places.items():
-            for held, name in where:
-                held[name] = tensors[id(own)]
-        try:
-            yield
-            if put := [n for own, where in places.items() for held, n in where if held[n] is not tensors[id(own)]]:
-                raise FusionError(f"another tensor is put in the place of {put[0]!r}, in a submodule that differs")
-        finally:
-            for slot, own, versions in before:
-                slot.stand_in(own, versions)
-            for own, where in places.items():
-                for held, name in where:
-                    held[name] = own
-
-    def next_keys(self) -> Callable[[], list[int]]:
-        """What makes the keys of the members' random numbers in the next call, which is counted."""
-        self.tick += 1
-        return partial(_keys, self.seeds, self.tick - 1, self._ahead)
-
-    def _each(self, fn: Callable[..., Any], keys: Callable[[], list[int]], batch: tuple[Any, ...]) -> Any:
-        """The same by the members themselves, their parameters being rows of the stacked ones."""
-        self.follow_own()
-        attributes = attributes_of(self.members[0]) if len(self) > 1 else {}
-        results = run_each(self.members, self._slots, fn, keys, batch)
-        if len(self) > 1 and any(v is not attributes.get(k) for k, v in attributes_of(self.members[0]).items()):
-            self._single.add(_ALL)  # the members keep state that the stage does not have
-        return join(results)
-
-    def _shared_slot(self, error: BaseException) -> Slot | None:
-        """The frozen parameter, kept once, that was to be changed for each member."""
-        target = error.target if isinstance(error, SharedWriteError) else None
-        return next((slot for slot in self._slots if slot.shared and slot.data is target), None)
+        """Every parameter of a submodule in which the members differ, with its path and its member."""
+        return own_parameters(self.state.apart)
 
     def check_free(self) -> None:
         """Refuse to run within a function that an array runs, or when the members have left.
 
         Raises:
-            FusionError: it is so.
+            FusionError: An array runs in this thread, or the members have left.
         """
         if active() is not None:
             raise FusionError(
@@ -405,62 +208,29 @@ class ModelArray(nn.Module):
         self.check_present()
 
     def check_present(self) -> None:
-        """Refuse to go on with an array, or its optimizer, whose members are in another one.
+        """Refuse to use an array, or its optimizer, whose members are in another array.
 
         Raises:
-            FusionError: they are.
+            FusionError: The members have left.
         """
         if self._left:
             raise FusionError(
-                "the members have left this array by `select`, `concat` or another `fuse`; use the array that came of "
-                "it, and the optimizer that `fuse_optimizers` makes for that array of its members' own"
+                "the members have left this array by `select`, `concat` or another `fuse`; use the array that "
+                "resulted, and the optimizer that `fuse_optimizers` makes for that array of its members' own"
             )
-
-    def follow(self) -> None:
-        """Take over what has been changed in the members since the last run: frozen parameters, modes, numbers.
-
-        Raises:
-            FusionError: it was not changed alike in all members.
-        """
-        self._follow_slots()
-        if self._plain.pull():
-            self.version += 1
-
-    def follow_own(self) -> None:
-        """`follow` before members run as they are; a lone one needs nothing of what runs for all."""
-        if len(self) > 1:
-            self.follow()
-        else:
-            self._follow_slots()
-
-    def _follow_slots(self) -> None:
-        for slot in self._slots:
-            if slot.follow():
-                self.version += 1
-        self._watch.tensors(self.tick % len(self))
-
-    def catch_up(self) -> None:
-        """`follow`, when all members have only run by themselves so far, and have set up what they set up when run."""
-        self.follow()
-        self._plain.catch_up()
 
     def check_batch(self, batch: Any) -> None:
         """Refuse batches that are stacked for another number of members.
 
         Raises:
-            FusionError: names both numbers.
+            FusionError: Names both numbers.
         """
         for leaf in tensors_in(batch):
             if isinstance(leaf, Stacked) and len(leaf.whole) != len(self):
                 raise FusionError(f"{len(leaf.whole)} batches are stacked for an array of {len(self)} members")
 
-    @property
-    def partial(self) -> bool:
-        """Whether members differ in some submodules."""
-        return bool(self._apart)
-
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
-        """Copy what `state_dict` gave into the array, and so into its members.
+        """Copy the tensors of a `state_dict` into the array, and so into its members.
 
         Raises:
             FusionError: `assign` is set, which would part the array from its members.
@@ -476,18 +246,9 @@ class ModelArray(nn.Module):
         if any(fn(one[:0] if one.dim() else one).is_meta and not one.is_meta for one in self.stacked.parameters()):
             raise FusionError("an array cannot be moved to 'meta', where its members would lose their values")
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        for slot in self._slots:
+        for slot in self.state.slots:
             slot.adopt()
         return self
-
-
-_ALL = "every function"
-_said: set[Any] = set()
-"""Functions whose reason to run member by member was logged."""
-
-
-def _keys(seeds: Sequence[int], tick: int, ahead: Sequence[int]) -> list[int]:
-    return member_keys(seeds, [tick + more for more in ahead])
 
 
 def _call(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -498,3 +259,22 @@ def _rebuild(members: Sequence[nn.Module], seeds: Sequence[int], strict: bool, t
     array = ModelArray(members, seeds, strict)
     array.ticks = ticks
     return array
+
+
+_arrays: WeakIdKeyDictionary = WeakIdKeyDictionary()
+"""Weak reference to the array of each model: the last one that the model was fused into."""
+
+
+def _take_ownership(array: ModelArray, members: Iterable[nn.Module]) -> set[Any]:
+    """Record the array of some models.
+
+    Returns:
+        The arrays that the models have left, if these still exist.
+    """
+    before = set()
+    here = ref(array)
+    for member in members:
+        there = _arrays.get(member)  # type: ignore[no-untyped-call]
+        before.add(there() if there is not None else None)
+        _arrays[member] = here
+    return before - {None, array}

@@ -1,14 +1,15 @@
-"""Which of several ways to compute the same thing is the fastest here, found by trying them.
+"""The autotuner: times several ways to compute the same result on this machine, and takes the fastest.
 
-A way is tried on the tensors at hand, forward and, if they ask for it, backward. What is found holds for the same
+A way is timed on the tensors at hand, forward and, if they require gradients, backward. A finding holds for the same
 function, settings, shapes, strides, types and device, and for every later process; see `shoal.fuse.tuning_cache`.
 
-Shapes may be new for ever, as in batches of sentences, and arrays that gain and lose members. So what was found holds,
-in this process alone, for tensors of nearly the same sizes too; and when the time for races is used up
-(`TuningBudget`), for the nearest sizes, however far they are. Only what has no like is still tried then.
-`SHOAL_AUTOTUNE=0` in the environment turns it off: then, and wherever nothing may be measured, the first way is taken.
+Batches of sentences, and arrays that gain and lose members, never stop bringing new shapes. So within this process a
+finding also holds for tensors of nearly the same sizes, and when the time for races is used up (`TuningBudget`), for
+the nearest sizes at any distance. A function without any finding is still timed then. `SHOAL_AUTOTUNE=0` in the
+environment turns the autotuner off: then, and wherever nothing may be measured, the first way is taken.
 """
 
+import contextlib
 import logging
 import math
 import os
@@ -17,6 +18,7 @@ import time
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from threading import Lock
 from types import MappingProxyType
@@ -24,22 +26,30 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
-from shoal.fuse.benchmark import Layouts, benchmark
+from shoal.cost.race import Race, RaceRules, choose_fastest
+from shoal.fuse.generators import undrawn
 from shoal.fuse.tuning_cache import TuningCache
 
-__all__ = ["TuningBudget", "fastest", "forced", "off", "on"]
+__all__ = ["Layouts", "TuningBudget", "fastest", "forced", "off", "on"]
 
 _log = logging.getLogger("shoal.fuse")
 
 T = TypeVar("T")
 
+Layouts = Mapping[str, Callable[..., Sequence[Tensor | None]]]
+"""Way -> function that returns its tensors in the memory layout that suits the way best."""
+
+_RULES = RaceRules(most=9, hopeless=3.0, hopeless_seconds=0.02, margin=1.03, budget_seconds=2.0)
+"""Rules of a race; candidates are given up soon, since training waits for the race."""
+
 _DEVICES = ("cpu", "cuda")
-"""Where it is known how to take the time."""
+"""Kinds of devices on which functions can be timed."""
 
 _NEAR = math.log(1.5)
-"""Tensors of which each has up to 1.5 times the elements, or as many times fewer, are taken to be alike."""
+"""Largest difference of log sizes at which tensors count as nearly the same: a factor of 1.5 in elements."""
 
 _ALLOWANCE_SECONDS = 20.0
 _SHARE = 0.05
@@ -49,11 +59,11 @@ _SHARE = 0.05
 class TuningBudget:
     """Time for races: an allowance, enough for all layers of a large model, then a share of the time that passes.
 
-    It bounds what measuring costs whatever the shapes do. A number of races does not: what is few for a short run on
-    sentences is too few for a model of many different layers.
+    The budget bounds the cost of measuring for any sequence of shapes. A limit on the number of races would be too high
+    for a short run on sentences, or too low for a model of many different layers.
 
     Args:
-        clock: in seconds.
+        clock: Clock in seconds.
     """
 
     clock: Callable[[], float] = time.perf_counter
@@ -61,14 +71,14 @@ class TuningBudget:
     _spent: float = field(default=0.0, init=False)
 
     def left(self) -> bool:
-        """Whether there may be another race; time passes from the first time that this is asked."""
+        """Whether there is time for another race; the first call starts the clock."""
         if self._began is None:
             self._began = self.clock()
         return self._spent < _ALLOWANCE_SECONDS + _SHARE * (self.clock() - self._began)
 
     @contextmanager
     def charged(self) -> Iterator[None]:
-        """What runs within is a race."""
+        """Charge the time spent within to the budget."""
         start = self.clock()
         try:
             yield
@@ -78,15 +88,15 @@ class TuningBudget:
 
 @dataclass(eq=False)
 class _Tuner:
-    """How ways are chosen at the moment.
+    """Settings and findings of the autotuner.
 
     Args:
-        active: by measurement; else always the first.
-        findings: kept on disk.
-        forced: ways by the name of the function, whatever was found.
-        budget: for races.
-        known: found, read or taken over so far, by everything that a finding depends on.
-        sized: what was found or read, by everything but sizes: the logarithm of each tensor's size, and the way.
+        active: Whether ways are chosen by measurement; else the first is taken.
+        findings: Findings on disk.
+        forced: Function name -> way to take, whatever was found.
+        budget: Time for races.
+        known: Everything that a finding depends on -> way, found, read or taken over from near sizes.
+        sized: Everything but sizes -> ways found or read, each with the logarithm of each tensor's size.
     """
 
     active: bool
@@ -98,10 +108,10 @@ class _Tuner:
 
 
 _tuners = [_Tuner(os.environ.get("SHOAL_AUTOTUNE", "1") != "0")]
-"""The last one counts, in all threads: what runs backward does so in threads of autograd's."""
+"""Stack of tuners; the last one counts in all threads, since backward passes run in threads of autograd."""
 
 _racing = Lock()
-"""Races at once would disturb each other. Nobody waits for it: autograd's threads serve the one who holds it."""
+"""Lock of the running race. No thread waits for it: autograd's threads may have to serve the race itself."""
 
 
 def fastest(
@@ -113,22 +123,22 @@ def fastest(
 ) -> T:
     """Run one of several ways that compute the same result from the same tensors.
 
-    It is the one that measured fastest. It is the first where there is no finding and nothing may be measured: with
-    autotuning off, in a trace, in a CUDA graph, on tensors without data, under a transform of `torch.func`, while
-    another thread measures; and always under hooks of saved tensors, because a
-    checkpoint has to save the same tensors when it runs again.
+    The way that measured fastest runs. Without a finding, the first way runs where nothing may be measured: with
+    autotuning off, in a trace, in a CUDA graph, on tensors without data, under a transform of `torch.func`, and while
+    another thread measures. Under hooks of saved tensors the first way always runs, because a checkpoint must save the
+    same tensors when it runs again.
 
     Args:
-        name: of what is computed, "conv2d".
-        ways: functions of `tensors` by name, the default first. They write to none of them and draw no random numbers.
-            Equal names, settings, shapes, strides and types mean equal ways.
-        tensors: all that the ways depend on; plain.
-        settings: whatever else decides about the time; plain values, since their `repr` is kept on disk.
-        layouts: by way, what lays out the tensors in memory as it likes them best, for the race alone: so they come
-            where one such way follows another, and where a compiler writes them.
+        name: Name of the computed function, "conv2d".
+        ways: Functions of `tensors` by name, the default first. They do not write to the tensors and draw no random
+            numbers. Equal names, settings, shapes, strides and types mean equal ways.
+        tensors: All plain tensors that the ways depend on.
+        settings: Other values that the time depends on; plain, since their `repr` is kept on disk.
+        layouts: Ways with a preferred memory layout, which is used in the race: tensors come so laid out where one such
+            way follows another, and where a compiler writes them.
 
     Returns:
-        A tensor, or a tuple of them.
+        A tensor, or a tuple of tensors.
     """
     tuner = _tuners[-1]
     way: str | None = None
@@ -145,7 +155,7 @@ def fastest(
 
 
 def _kind(tensor: Tensor | None) -> Any:
-    """The traits but for sizes: of strides, the order of the axes in memory."""
+    """As `_traits` without sizes: of strides only the order of the axes in memory."""
     if tensor is None:
         return None
     stride = tensor.stride()
@@ -164,7 +174,7 @@ def _traits(tensor: Tensor | None) -> Any:
 
 
 def _autocast() -> Any:
-    """The type that functions compute in, by device, or None."""
+    """Kinds of devices under autocast with the type that functions compute in, or None."""
     if not torch._C._is_any_autocast_enabled():
         return None
     return tuple((kind, torch.get_autocast_dtype(kind)) for kind in _DEVICES if torch.is_autocast_enabled(kind))
@@ -177,7 +187,7 @@ def _find(
     tensors: Sequence[Tensor | None],
     layouts: Layouts,
 ) -> str | None:
-    """What the file says, else what a race says, else what was found for the nearest shape, else None."""
+    """Find the way by the file, else by the nearest sizes, else by a race; None if none of these is possible."""
     given = [tensor for tensor in tensors if tensor is not None]
     text = f"{_environment(given[0].device)}: {key}"
     alike = tuner.sized.setdefault((*key[: -len(tensors)], *map(_kind, tensors)), [])
@@ -194,7 +204,7 @@ def _find(
             return None
         try:
             with tuner.budget.charged():
-                race = benchmark(ways, tensors, layouts)
+                race = _benchmark(ways, tensors, layouts)
         finally:
             _racing.release()
         way, seconds = race.leader, race.seconds
@@ -209,13 +219,13 @@ def _find(
 def _nearest(
     alike: Sequence[tuple[list[float], str]], sizes: list[float], ways: Collection[str], within: float
 ) -> str | None:
-    """The way found where the tensors' numbers of elements are the nearest, by factors; None if none was so near.
+    """The way found for the nearest sizes; None if no finding is within the given distance.
 
     Args:
-        alike: logarithms of sizes, and the way.
-        sizes: logarithms.
-        ways: that may be taken.
-        within: greatest difference of any of them.
+        alike: Findings: logarithms of the tensors' sizes, and the way.
+        sizes: Logarithms of the tensors' sizes.
+        ways: Allowed ways.
+        within: Largest difference of the logarithms of any tensor's size.
     """
     found = [
         (math.dist(sizes, others), way)
@@ -226,7 +236,7 @@ def _nearest(
 
 
 def _measurable(tensors: Sequence[Tensor]) -> bool:
-    """Do these tensors hold numbers, and would functions of them run now, once, unseen?"""
+    """Whether the tensors hold data, and functions of them run at once and unrecorded."""
     if _get_current_dispatch_mode() is not None or torch.compiler.is_compiling():
         return False
     if torch._C._functorch.peek_interpreter_stack() is not None:
@@ -249,11 +259,11 @@ def _with(tuner: _Tuner) -> Iterator[None]:
     try:
         yield
     finally:
-        _tuners.remove(tuner)  # not the last one, maybe: threads need not leave in order
+        _tuners.remove(tuner)  # perhaps not the last one: threads may leave in any order
 
 
 def on(path: Path, budget: TuningBudget | None = None) -> AbstractContextManager[None]:
-    """Within, ways are chosen by measurement, in the time that `budget` gives; findings are kept in the file `path`."""
+    """Within, ways are chosen by measurement, in the time of `budget`; findings are kept in the file `path`."""
     return _with(_Tuner(True, TuningCache(path), budget=budget or TuningBudget()))
 
 
@@ -263,5 +273,79 @@ def off() -> AbstractContextManager[None]:
 
 
 def forced(ways: Mapping[str, str]) -> AbstractContextManager[None]:
-    """Within, nothing is measured and functions go these ways, `{"conv2d": "loop"}`; the first where there is none."""
+    """Within, nothing is measured, and functions take these ways, `{"conv2d": "loop"}`, or else the first."""
     return _with(replace(_tuners[-1], active=False, forced=ways))
+
+
+def _benchmark(ways: Mapping[str, Callable[..., Any]], tensors: Sequence[Tensor | None], layouts: Layouts) -> Race[str]:
+    """Find the fastest of several ways to compute the same thing.
+
+    Args:
+        ways: As for `fastest`. An error of the first way is raised; another way that raises is out of the race.
+        tensors: Arguments of the ways. If gradients are enabled, they are computed for tensors that require one,
+            outside of the tensors' own graph.
+        layouts: As for `fastest`.
+
+    Returns:
+        The finished race.
+    """
+    device = next(tensor.device for tensor in tensors if tensor is not None)
+    given = {name: layouts[name](*tensors) if name in layouts else tensors for name in ways}
+    runs = {name: partial(_pass, way, [_leaf(tensor) for tensor in given[name]], device) for name, way in ways.items()}
+    with _unseen(device):
+        return choose_fastest(runs, _RULES, refusals=(RuntimeError,))
+
+
+def _leaf(tensor: Tensor | None) -> Tensor | None:
+    if tensor is None:
+        return None
+    return tensor.detach().requires_grad_(tensor.requires_grad and torch.is_grad_enabled())
+
+
+@contextlib.contextmanager
+def _unseen(device: torch.device) -> Iterator[None]:
+    """Keep the caller's modes, random numbers and caches unchanged by the functions that run within."""
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(torch._C.DisableTorchFunction())
+        stack.enter_context(undrawn(device))
+        if torch.is_autocast_enabled(device.type):
+            dtype = torch.get_autocast_dtype(device.type)
+            stack.enter_context(torch.autocast(device.type, dtype, cache_enabled=False))
+        yield
+
+
+def _pass(way: Callable[..., Any], leaves: Sequence[Tensor | None], device: torch.device) -> float:
+    """Seconds of one run of a way, forward and backward."""
+    wanted = [leaf for leaf in leaves if leaf is not None and leaf.requires_grad]
+    start = _now(device)
+    result = way(*leaves)
+    seconds = _now(device) - start
+    outputs = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, Tensor) and leaf.requires_grad]
+    if outputs:
+        end = _End.apply([torch.ones_like(output) for output in outputs], *outputs)  # type: ignore[no-untyped-call]
+        start = _now(device)
+        torch.autograd.grad(end, wanted, allow_unused=True)
+        seconds += _now(device) - start
+    return seconds
+
+
+class _End(torch.autograd.Function):
+    """A number whose backward pass begins with given gradients, [as the outputs].
+
+    `torch.autograd.grad` also takes gradients, but imports SymPy to check them, which takes a process 0.3 s.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, gradients: Sequence[Tensor], *outputs: Tensor) -> Tensor:
+        ctx.gradients = gradients
+        return torch.zeros((), device=outputs[0].device)  # real, even for complex outputs
+
+    @staticmethod
+    def backward(ctx: Any, *_: Tensor) -> Any:
+        return None, *ctx.gradients
+
+
+def _now(device: torch.device) -> float:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()

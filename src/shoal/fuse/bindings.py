@@ -1,6 +1,6 @@
-"""Functions in a model's attributes that hold a part of the model: a patched `forward`, a hook, a callback.
+"""Copies of models, with functions in attributes (a patched `forward`, a hook, a callback) bound to the copy's parts.
 
-A copy of the model is to have functions that hold the copy's parts, which `copy.deepcopy` leaves as they are.
+`copy.deepcopy` does not copy functions, so they would still hold parts of the original model.
 """
 
 import copy
@@ -20,11 +20,11 @@ __all__ = ["cells", "copy_of", "holder", "unbindable"]
 _PLAIN = {type(None), bool, int, float, str}
 _CONTAINERS = (list, tuple, set, frozenset, deque)
 _REGISTERED = {"_parameters", "_buffers", "_modules", "_flat_weight_refs"}
-"""What is put for each member in other ways; the last is torch's own, of recurrent layers, which no run reads."""
+"""Attributes that are handled elsewhere; no run reads the last, which is torch's, of recurrent layers."""
 
 
 def cells(function: FunctionType) -> Iterator[Any]:
-    """What a function closes over, but for variables that have no value yet."""
+    """Values of the variables that a function closes over, without variables that have no value yet."""
     for cell in function.__closure__ or ():
         try:
             yield cell.cell_contents
@@ -33,9 +33,10 @@ def cells(function: FunctionType) -> Iterator[Any]:
 
 
 def unbindable(model: nn.Module) -> str | None:
-    """The path of an attribute that holds a part of the model where `copy_of` cannot put another model's, or None.
+    """The path of an attribute that holds a part of the model that `copy_of` cannot replace, or None.
 
-    Such are tensors that a function closes over (modules are not), and anything within a list or dict it closes over.
+    Such parts are tensors that a function closes over (modules can be replaced), and any part in a list or dict that it
+    closes over.
     """
     parts = {id(part) for part in (*model.modules(), *model.parameters(), *model.buffers())}
     for path, module in model.named_modules():
@@ -48,12 +49,12 @@ def unbindable(model: nn.Module) -> str | None:
 
 
 def holder(root: nn.Module, parts: set[int], leave_out: Iterable[nn.Module] = ()) -> str | None:
-    """The path of an attribute that holds one of some modules or tensors, by `id`, as functions or lists do, or None.
+    """The path of an attribute that holds, also in functions or lists, one of some modules or tensors, or None.
 
     Args:
-        root: whose modules' attributes are looked at.
-        parts: what they may hold.
-        leave_out: modules below which nothing is looked at.
+        root: Model whose modules' attributes are searched.
+        parts: `id` of the modules and tensors.
+        leave_out: Modules that are not searched, with their submodules.
     """
     for path, module in root.named_modules(memo=set(leave_out)):
         for name, value in vars(module).items():
@@ -63,13 +64,13 @@ def holder(root: nn.Module, parts: set[int], leave_out: Iterable[nn.Module] = ()
 
 
 def _stuck(value: Any, parts: set[int], closed: bool, seen: set[int]) -> bool:
-    """Whether a part is where it cannot be put.
+    """Whether a value holds a part of the model that cannot be replaced.
 
     Args:
-        value: of an attribute, or what lies in it.
+        value: Value of an attribute, or a value nested in it.
         parts: `id` of the model's modules, parameters and buffers.
-        closed: a function holds the value.
-        seen: `id` of values.
+        closed: Whether a function holds the value.
+        seen: `id` of the values visited before.
     """
     if id(value) in seen or isinstance(value, nn.Module):
         return False
@@ -102,7 +103,7 @@ def _stuck(value: Any, parts: set[int], closed: bool, seen: set[int]) -> bool:
 
 
 def _holds(value: Any, parts: set[int], seen: set[int]) -> bool:
-    """Whether there is a part in a value, in containers or functions."""
+    """Whether a value is a part, or holds one in containers or functions."""
     if id(value) in parts:
         return True
     if id(value) in seen:
@@ -128,14 +129,14 @@ def _held(value: Any) -> list[Any]:
 
 
 def copy_of(model: nn.Module, tensors: Iterable[Tensor]) -> nn.Module:
-    """A copy of a model whose functions hold the copy's modules.
+    """Copy a model such that the copy's functions hold the copy's modules.
 
     Args:
-        model: of which `unbindable` finds nothing.
-        tensors: that the model holds, and that the copy is to hold too.
+        model: Model for which `unbindable` returns None.
+        tensors: Tensors of the model that the copy shares.
 
     Raises:
-        FusionError: something in the model cannot be copied.
+        FusionError: A part of the model cannot be copied.
     """
     memo: dict[int, Any] = {id(tensor): tensor for tensor in tensors}
     try:
@@ -155,10 +156,10 @@ def copy_of(model: nn.Module, tensors: Iterable[Tensor]) -> nn.Module:
 
 
 class _Binder:
-    """Makes functions anew that hold modules of which there are copies; each function, and each variable, once.
+    """Rebuilds functions that hold copied modules, so that they hold the copies; each function and variable once.
 
     Args:
-        copies: by `id` of the modules.
+        copies: Copies by the `id` of the modules.
     """
 
     def __init__(self, copies: Mapping[int, Any]) -> None:
@@ -167,7 +168,7 @@ class _Binder:
         self._made: dict[int, Any] = {}
 
     def bound(self, value: Any) -> Any:
-        """A value of an attribute, in which lists, dicts and objects are changed in place."""
+        """Bind the value of an attribute; lists, dicts and objects in it are changed in place."""
         if isinstance(value, (nn.Module, Tensor, type)):
             return value
         if isinstance(value, (FunctionType, partial, MethodType, tuple)):
@@ -182,7 +183,7 @@ class _Binder:
         return value
 
     def _again(self, value: Any) -> Any:
-        """What a function, or a variable of it, is to be."""
+        """Rebuild a function, or a value that it holds."""
         if id(value) in self._copies:
             return self._copies[id(value)]
         if id(value) in self._made:
@@ -219,7 +220,7 @@ class _Binder:
         return again
 
     def _cell(self, cell: CellType) -> CellType:
-        """The variable itself, or a new one, empty yet, where it holds a part; functions may share it."""
+        """The variable itself, or a new, still empty one if it holds a part; functions may share a variable."""
         try:
             holds = _holds(cell.cell_contents, self._parts, set())
         except ValueError:

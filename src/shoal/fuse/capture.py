@@ -10,7 +10,7 @@ The passes, in order:
 6. the compiled step against the graph, on copies of everything       (compilers err)
 7. one launch for all kernels                                         (CUDA graph, on a GPU)
 
-What differs from step to step is an input of the graph: the batch, the optimizers' numbers, the members' random keys.
+The graph's inputs are the values that differ from step to step: the batch, the optimizers' numbers, the random keys.
 """
 
 import warnings
@@ -26,6 +26,8 @@ from torch._guards import TracingContext, tracing
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.node import Node
+from torch.nn.modules import module as all_modules
+from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from shoal.core.errors import FusionError
@@ -33,33 +35,32 @@ from shoal.fuse.array import ModelArray
 from shoal.fuse.optim.fused import FusedOptimizer
 from shoal.fuse.optim.traced import TracedStep
 from shoal.fuse.randomness import member_keys
-from shoal.fuse.replay import Replay
+from shoal.fuse.slots import own_memory
 from shoal.fuse.stacked import NeedsMemberError, Stacked
-from shoal.fuse.trace_guard import TraceGuard, hooked, refuse_hooks
 from shoal.fuse.transaction import unchanged
 from shoal.fuse.unfused_module import modules_of
 
 __all__ = ["CapturedStep"]
 
 _tracing = RLock()
-"""Tracers replace methods of modules, and a flag of the compiler is set, for all threads: one traces at a time."""
+"""One thread traces at a time: tracers replace methods of modules and set a flag of the compiler for all threads."""
 
 
 class CapturedStep:
-    """Does what forward, loss, backward and optimizer step do eagerly, for batches of one shape.
+    """Replaces an eager forward pass, loss, backward pass and optimizer step, for batches of one shape.
 
-    The step is to have run eagerly before.
+    The step must have run eagerly before.
 
     Args:
-        array: the models.
-        optimizer: theirs.
-        loss: as given to `ModelArray.map`.
-        batch: an example; others must have its shapes.
-        compiling: whether Inductor compiles what was traced.
-        trained: the array's parameters that there are gradients of; by default those that have one now.
+        array: Array of the models.
+        optimizer: Optimizer of the array.
+        loss: Function as for `ModelArray.map`.
+        batch: Example batch; later batches must have its shapes.
+        compiling: Whether Inductor compiles the traced step.
+        trained: Parameters of the array that get gradients; by default those that have one now.
 
     Raises:
-        FusionError: the step cannot be captured, or an optimizer must step by itself. The model is as before then.
+        FusionError: The step cannot be captured, or an optimizer must step by itself. The model is unchanged then.
     """
 
     def __init__(
@@ -72,7 +73,7 @@ class CapturedStep:
         trained: Sequence[Tensor] | None = None,
     ) -> None:
         array.check_batch(batch)
-        array.catch_up()
+        array.state.catch_up()
         self._array = array
         self._optimizer = optimizer
         self._loss = loss
@@ -84,38 +85,39 @@ class CapturedStep:
         if traced is None:
             raise FusionError("an optimizer without a fused rule cannot be captured")
         self._traced: TracedStep = traced
-        tensors = array.tensors()
+        tensors = array.state.tensors()
         self._identities = _identities(tensors)
         updated = set(map(id, traced.params))
         self._others = [tensor for tensor in tensors if id(tensor) not in updated]
         self._versions = (optimizer.version, array.version)
-        self._floats = array.floats()
+        self._floats = array.state.floats()
         self._modules = [*array.members[0].modules(), *array.separate.modules()]
         self._modes = self._training()
-        refuse_hooks(self._modules, traced.params)
+        _refuse_hooks(self._modules, traced.params)
         self._device = next((p.device for p in array.parameters()), torch.device("cpu"))
         self._unused: Tensor | None = None
-        """Keys of random numbers, where the step draws none."""
+        """Keys of random numbers, if the step draws none."""
         self._function = self._trace(leaves, compiling)
-        self._replay: Replay | None = None
+        self._replay: _Replay | None = None
         if self._device.type == "cuda":
             self._record(leaves)
 
     def fits(self, batch: Any) -> bool:
-        """Whether a batch has the captured shapes, and nothing else has changed since."""
-        self._array.follow()
+        """Whether a batch has the captured shapes, and the models, the optimizer and the hooks are as captured."""
+        state = self._array.state
+        state.follow()
         self._optimizer.refresh()
         leaves, spec = pytree.tree_flatten(batch)
-        same = (self._optimizer.version, self._array.version) == self._versions and self._array.floats() == self._floats
-        same = same and self._training() == self._modes and not hooked(self._modules, self._traced.params)
+        same = (self._optimizer.version, state.version) == self._versions and state.floats() == self._floats
+        same = same and self._training() == self._modes and not _hooked(self._modules, self._traced.params)
         if self._array.partial:  # a member may have put another tensor in the place of one that it has alone
-            same = same and _identities(self._array.tensors()) == self._identities
+            same = same and _identities(state.tensors()) == self._identities
         if not same or spec != self._spec or _shapes(leaves) != self._shapes:
             return False
         return self._replay is None or self._replay.fits(self._inputs())
 
     def __call__(self, batch: Any) -> Tensor:
-        """One step; returns the losses, shape [B]."""
+        """Take one step; returns the losses, [B]."""
         given = self._given(pytree.tree_leaves(batch))
         with torch.no_grad(), warnings.catch_warnings(), self._counted():
             warnings.simplefilter("ignore")  # of the compiler, about itself
@@ -126,7 +128,7 @@ class CapturedStep:
 
     @contextmanager
     def _counted(self) -> Iterator[None]:
-        """Within, one update more is counted, and stays so if nothing is raised."""
+        """Count one update more; undo the count if an error is raised within."""
         parts = [part for share in self._traced.shares for part, _ in share.parts]
         products = [product for part in parts for product in part.product]
         before = _copies(products)
@@ -145,12 +147,12 @@ class CapturedStep:
         return [module.training for module in self._modules]
 
     def _inputs(self) -> list[Tensor]:
-        """What the step reads and changes in place."""
+        """Tensors that the step reads and changes in place."""
         step = self._traced
         return [t.detach() for t in (*step.params, *self._others, *step.state, *step.numbers)]
 
     def _given(self, leaves: Sequence[Any]) -> list[Tensor]:
-        """What is another tensor at every step: the members' keys and the batch."""
+        """Tensors that are new at every step: the members' keys and the batch."""
         keys = self._unused
         if keys is None:
             keys = torch.tensor(member_keys(self._array.seeds, self._array.ticks)).to(self._device, non_blocking=True)
@@ -161,16 +163,16 @@ class CapturedStep:
         try:
             with torch.no_grad():
                 self._function(*_copies([*self._inputs(), *given]))  # loads what recording may not load
-                self._replay = Replay(self._function, self._inputs(), given)
+                self._replay = _Replay(self._function, self._inputs(), given)
         except RuntimeError as error:
             raise FusionError(f"the step cannot be recorded as a CUDA graph: {error}") from error
 
     def _trace(self, leaves: Sequence[Any], compiling: bool) -> Callable[..., Tensor]:
         example = [*self._inputs(), *self._given(leaves)]
         try:
-            with TraceGuard(), _compiling(), _one_fake_mode():
+            with _TraceGuard(), _compiling(), _one_fake_mode():
                 graph, again = (make_fx(self._step(leaves), tracing_mode="real")(*_copies(example)) for _ in range(2))
-            if graph.code != again.code:  # it counts, or draws numbers that are not torch's: a trace would freeze them
+            if graph.code != again.code:  # a trace would freeze a counter, or random numbers that are not torch's
                 raise FusionError("two traces of it differ")
             if shaped := next(filter(_shaped_by_values, graph.graph.nodes), None):
                 raise FusionError(f"the shape of what `{shaped.target}` returns depends on values")
@@ -188,10 +190,13 @@ class CapturedStep:
         return compiled
 
     def _verify(self, graph: Callable[..., Tensor], compiled: Callable[..., Tensor], example: list[Tensor]) -> None:
-        """Hold what both do against each other: the losses, and what is linear in the gradients.
+        """Compare the compiled step with the traced one: the losses, and the values that are linear in the gradients.
 
-        That is the optimizers' state, or the parameters where there is none. An update itself need not be: Adam makes a
-        step of full size out of a gradient that is zero but for rounding.
+        These values are the optimizers' state, or the parameters if there is no state. Updates are not compared: Adam
+        makes a step of full size out of a gradient that is zero but for rounding.
+
+        Raises:
+            FusionError: They differ by more than rounding.
         """
         expected, got = _copies(example), _copies(example)
         losses = (graph(*expected), compiled(*got))
@@ -219,9 +224,10 @@ class CapturedStep:
                 other.detach().requires_grad_() if own.requires_grad else other  # else it would count as frozen since
                 for other, own in zip(others, self._others, strict=True)
             ]
-            with self._standing_in([*live, *idle]), self._array.open(keys) as model:
+            stand_ins = dict(zip(map(id, (*step.params, *self._others)), (*live, *idle), strict=True))
+            with self._array.state.replaced(stand_ins), self._array.open(keys) as model:
                 modules = list(modules_of(model))
-                refuse_hooks(modules, ())
+                _refuse_hooks(modules, ())
                 _gather_weights([*modules, *self._array.separate.modules()])
                 with unchanged(model, [self._loss], constants):
                     losses = self._loss(model, batch).whole
@@ -232,17 +238,10 @@ class CapturedStep:
 
         return run
 
-    @contextmanager
-    def _standing_in(self, tensors: Sequence[Tensor]) -> Iterator[None]:
-        """Within, the array uses these tensors in place of its own."""
-        own = [*self._traced.params, *self._others]
-        with self._array.replaced(dict(zip(map(id, own), tensors, strict=True))):
-            yield
-
 
 @contextmanager
 def _compiling() -> Iterator[None]:
-    """Let user code that asks `torch.compiler.is_compiling()` know, as it does when torch exports or compiles it."""
+    """Within, `torch.compiler.is_compiling()` is true for user code, as when torch exports or compiles it."""
     with _tracing:
         before, torch.compiler._is_compiling_flag = torch.compiler._is_compiling_flag, True
         try:
@@ -253,14 +252,13 @@ def _compiling() -> Iterator[None]:
 
 @contextmanager
 def _one_fake_mode() -> Iterator[None]:
-    """Let `make_fx` note the shapes of all that it traces in one mode: it makes a mode for each else, and most of the
-    time that a trace takes is theirs."""
+    """Let `make_fx` use one fake mode for all shapes; it else makes one for each, which is most of a trace's time."""
     with tracing(TracingContext(FakeTensorMode(allow_fallback_kernels=True))):
         yield
 
 
 def _gather_weights(modules: Iterable[nn.Module]) -> None:
-    """Let recurrent modules list the weights that stand in them now, as each run of theirs does first."""
+    """Let recurrent modules list their current weights, as each of their runs does first."""
     for module in modules:
         if isinstance(module, nn.RNNBase):
             module._update_flat_weights()
@@ -272,7 +270,7 @@ def _identities(tensors: Sequence[Tensor]) -> list[tuple[int, bool]]:
 
 
 def _shaped_by_values(node: Node) -> bool:
-    """Whether a function in a graph may return other shapes for other values, of which a trace keeps those of today."""
+    """Whether the shape of a node's result depends on values, so that a trace would freeze it."""
     if torch.Tag.dynamic_output_shape not in getattr(node.target, "tags", ()):
         return False
     if node.target is not torch.ops.aten.index.Tensor:
@@ -287,7 +285,7 @@ def _whole(leaf: Tensor) -> Tensor:
 
 
 def _like(leaf: Any, tensors: Iterator[Tensor]) -> Any:
-    """A leaf of the batch again, of the tensor that stands for it."""
+    """A leaf of the batch, rebuilt from the next traced tensor."""
     if not isinstance(leaf, Tensor):
         return leaf
     return Stacked(next(tensors)) if isinstance(leaf, Stacked) else next(tensors)
@@ -299,3 +297,91 @@ def _copies(tensors: Sequence[Tensor]) -> list[Tensor]:
 
 def _shapes(leaves: Sequence[Any]) -> list[Any]:
     return [(type(leaf), _whole(leaf).shape, leaf.dtype) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+
+
+class _Replay:
+    """A CUDA graph: records the kernels of a function once, and launches all of them on the tensors' current values.
+
+    Args:
+        fn: Function of tensors on one CUDA device, which may change them in place. It must have run there before, so
+            that libraries are loaded; recording does not run it.
+        held: Tensors that have the same memory at every call.
+        given: Examples of the tensors that are new at every call; they are copied.
+    """
+
+    def __init__(self, fn: Callable[..., Tensor], held: Sequence[Tensor], given: Sequence[Tensor]) -> None:
+        self._places = _places(held)
+        self._given = [tensor.clone() for tensor in given]
+        self._graph = torch.cuda.CUDAGraph()
+        torch.cuda.synchronize()
+        with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):  # other threads may go on meanwhile
+            self._result = fn(*held, *self._given)
+
+    def fits(self, held: Sequence[Tensor]) -> bool:
+        """Whether the held tensors are still in the recorded memory."""
+        return _places(held) == self._places
+
+    def __call__(self, given: Sequence[Tensor]) -> Tensor:
+        """Replay the graph with other values of the given tensors."""
+        for place, tensor in zip(self._given, given, strict=True):
+            place.copy_(tensor, non_blocking=True)
+        self._graph.replay()
+        return self._result.clone()
+
+
+def _places(tensors: Sequence[Tensor]) -> list[int]:
+    return [tensor.data_ptr() for tensor in tensors]
+
+
+_VALUES = (Tensor.tolist, Tensor.numpy, Tensor.__array__)
+_HOOKS = (Tensor.register_hook, Tensor.register_post_accumulate_grad_hook)
+_NODE = Tensor.grad_fn.__get__  # type: ignore[union-attr]
+
+
+def _hooked(modules: Iterable[nn.Module], parameters: Iterable[Tensor]) -> bool:
+    """Whether autograd calls user code in the backward pass.
+
+    Args:
+        modules: Modules of a model.
+        parameters: Parameters of an array; stacked ones have a hook of the array's own, which does not count.
+    """
+    if all_modules._global_backward_hooks or all_modules._global_backward_pre_hooks:
+        return True
+    return any(module._backward_hooks or module._backward_pre_hooks for module in modules) or any(
+        any(hook is not own_memory for hook in (parameter._backward_hooks or {}).values())
+        or parameter._post_accumulate_grad_hooks
+        for parameter in parameters
+    )
+
+
+def _refuse_hooks(modules: Iterable[nn.Module], parameters: Iterable[Tensor]) -> None:
+    """Refuse to trace a step for which `_hooked` is true.
+
+    Raises:
+        FusionError: The step has a hook in the backward pass.
+    """
+    if _hooked(modules, parameters):
+        raise _frozen_hook()
+
+
+class _TraceGuard(TorchFunctionMode):
+    """Refuses to read values out of tensors or to register autograd hooks, which tracers would silently freeze."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Check a torch function of the step, and run it."""
+        if func in _VALUES:
+            raise FusionError(f"it takes values out of a tensor by `{func.__name__}`")
+        if func in _HOOKS:
+            raise _frozen_hook()
+        result = func(*args, **(kwargs or {}))
+        if func == _NODE and result is not None and not isinstance(args[0], Stacked):
+            raise _frozen_hook()  # a hook on a node; for stacked tensors the library itself asks for the node
+        return result
+
+
+def _frozen_hook() -> FusionError:
+    return FusionError(
+        "the step has a hook in the backward pass, which a trace would call once and for all; remove the hook"
+    )

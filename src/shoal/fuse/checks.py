@@ -1,4 +1,4 @@
-"""Whether models can be members of one array: refusals that name the member, the module path and the remedy."""
+"""Checks of arguments and members of an array; refusals name the member, the module path and the remedy."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
@@ -18,10 +18,15 @@ __all__ = ["check_members", "indices_of", "listed", "modules_apart", "numbers_of
 
 
 def listed(given: Any, name: str, of: str) -> Iterable[Any]:
-    """What was given as several of something, which it must be.
+    """Check that an argument is iterable, and return it.
+
+    Args:
+        given: Argument.
+        name: Name of the argument.
+        of: What it must be a list of, for the message.
 
     Raises:
-        FusionError: it cannot be iterated over.
+        FusionError: The argument cannot be iterated over.
     """
     if isinstance(given, Iterable):
         return given
@@ -29,14 +34,14 @@ def listed(given: Any, name: str, of: str) -> Iterable[Any]:
 
 
 def indices_of(given: Any, members: int) -> list[int]:
-    """Which members were chosen, as numbers from 0 on.
+    """The chosen members, as numbers from 0 on.
 
     Args:
-        given: indices, negative ones from the end, or a truth value for each member; a sequence, a tensor or an array.
-        members: B.
+        given: Indices, negative ones from the end, or a truth value for each member; a sequence, a tensor or an array.
+        members: Number of members, B.
 
     Raises:
-        FusionError: none is chosen, one twice, or there is no such member.
+        FusionError: No member is chosen, one is chosen twice, or an index is out of range.
     """
     values = _values(given, "indices")
     if values and all(isinstance(value, (bool, np.bool_)) for value in values):
@@ -51,10 +56,10 @@ def indices_of(given: Any, members: int) -> list[int]:
 
 
 def seeds_of(given: Any, members: int) -> list[int]:
-    """One integer for each member.
+    """Check that there is one integer for each member, and return them.
 
     Raises:
-        FusionError: there are more, fewer, or others than integers.
+        FusionError: There are more or fewer values, or a value is no integer.
     """
     values = _values(given, "seeds")
     if len(values) != members:
@@ -66,10 +71,10 @@ def seeds_of(given: Any, members: int) -> list[int]:
 
 
 def numbers_of(given: Any, name: str, members: int, dtype: torch.dtype) -> Tensor:
-    """What was given as one number for all members or as one for each, [B].
+    """One number for each member, [B], from one number for all members or one for each.
 
     Raises:
-        FusionError: it is neither.
+        FusionError: The argument is neither.
     """
     try:
         values = torch.as_tensor(given, dtype=dtype)
@@ -90,11 +95,11 @@ def _is_integer(value: Any) -> bool:
 
 
 def check_members(models: Sequence[nn.Module]) -> None:
-    """Refuse models that cannot be in an array together, whatever their structure.
+    """Refuse models that cannot be in an array together, regardless of their structure.
 
     Raises:
-        FusionError: no models, one that cannot be a member, the same model twice, two that share a tensor, or models
-            on several devices.
+        FusionError: There are no models, one cannot be a member, one is given twice, two share a tensor, or they are on
+            several devices.
     """
     if not models:
         raise FusionError("cannot fuse an empty list of models")
@@ -116,26 +121,26 @@ def check_members(models: Sequence[nn.Module]) -> None:
 
 
 def _check_plain(b: int, model: nn.Module) -> None:
-    """Refuse models whose tensors or submodules cannot be told yet, or not any more."""
+    """Refuse models with uninitialized tensors, and TorchScript modules."""
     if isinstance(model, torch.jit.ScriptModule):
         raise FusionError(f"member {b} is a TorchScript module; fuse the plain module that it was made of")
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if is_lazy(tensor):
             raise FusionError(
-                f"member {b}: {name!r} is not initialized, its shape being open; call each model on a batch before "
+                f"member {b}: {name!r} is not initialized, so its shape is unknown; call each model on a batch before "
                 "fusing, or name the layer's input size"
             )
 
 
 def modules_apart(models: Sequence[nn.Module], strict: bool) -> list[str]:
-    """The paths of the submodules in which models differ, which are to run member by member.
+    """The paths of the submodules in which models differ, which must run member by member.
 
     Args:
-        models: the members.
-        strict: refuse any difference.
+        models: Members of the array.
+        strict: Whether to refuse any difference.
 
     Raises:
-        FusionError: there is a difference, and `strict`, or it is none of submodules; names the first one.
+        FusionError: There is a difference and `strict` is set, or it is outside of submodules; names the first one.
     """
     first = entries(models[0])
     for b, model in enumerate(models[1:], start=1):
@@ -156,11 +161,11 @@ def modules_apart(models: Sequence[nn.Module], strict: bool) -> list[str]:
 
 
 def _check_ties(b: int, model: nn.Module, paths: Iterable[str]) -> None:
-    """What runs apart must not hold tensors of what is fused, nor functions and lists anything across that border."""
+    """Refuse tensors, functions and lists that are shared between submodules that run apart and the fused rest."""
     apart = {model.get_submodule(path) for path in paths}
     fused = {
         id(tensor)
-        for _, module in model.named_modules(memo=set(apart))  # those, and what is below them alone, are left out
+        for _, module in model.named_modules(memo=set(apart))  # without the submodules that run apart
         for tensor in (*module._parameters.values(), *module._buffers.values())
         if tensor is not None
     }

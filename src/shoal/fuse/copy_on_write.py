@@ -1,4 +1,4 @@
-"""Copies that are made when somebody writes."""
+"""Copy-on-write copies of batches."""
 
 from typing import Any
 
@@ -10,14 +10,13 @@ __all__ = ["lazily_copied"]
 
 
 def lazily_copied(batch: Any) -> Any:
-    """A batch with copies of its tensors: each shares its memory until one of the two is written to (torch's copy on
-    write).
+    """Copy the tensors of a batch by torch's copy on write: a copy shares its memory until a write to either tensor.
 
-    A tensor whose memory torch cannot watch over, such as NumPy's or what processes share, is copied at once; so are
-    those of a GPU, whose allocator is not told then which streams use the memory (`record_stream`). For tensors that
-    nobody writes to behind torch's back.
+    A tensor with memory that torch does not own, such as NumPy's or memory shared by processes, is copied at once. So
+    is a tensor on a GPU, since its allocator would not learn which streams use the memory (`record_stream`). All writes
+    to the tensors must go through torch.
     """
-    if type(batch) in (list, tuple) and all(type(part) is Tensor for part in batch):  # as most are
+    if type(batch) in (list, tuple) and all(type(part) is Tensor for part in batch):  # the common case
         return type(batch)(map(_copy, batch))
     return pytree.tree_map_only(Tensor, _copy, batch)
 
@@ -26,6 +25,6 @@ def _copy(tensor: Tensor) -> Tensor:
     if tensor.device.type == "cpu" and tensor.layout is torch.strided and tensor.is_contiguous():
         try:
             return torch._lazy_clone(tensor)
-        except RuntimeError:  # raised before anything is done
+        except RuntimeError:  # raised before any change
             pass
     return tensor.clone()

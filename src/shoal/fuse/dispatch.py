@@ -1,4 +1,4 @@
-"""How one torch function runs for all members: by its rule, else by vmap, else in a loop."""
+"""Runs one torch function for all members: by its rule, else by vmap, else in a loop."""
 
 import logging
 from collections.abc import Iterable, Sequence
@@ -14,21 +14,20 @@ from torch.utils import _pytree as pytree
 from shoal.core.errors import FusionError
 from shoal.fuse.aliasing import note_copy, one_memory, refuse_stale
 from shoal.fuse.generators import forked
-from shoal.fuse.inplace_ops import WRITES_INSIDE, tracks, written
-from shoal.fuse.random_ops import draws
+from shoal.fuse.patches import HiddenWarning
 from shoal.fuse.randomness import active, current
 from shoal.fuse.rules.table import RULES
+from shoal.fuse.side_effects import WRITES_INSIDE, draws, tracks, written
 from shoal.fuse.stacked import NeedsMemberError, SharedWriteError, Stacked, count, each, refuse_recorded, stack
-from shoal.fuse.warning_filters import HiddenWarning
 
 __all__ = ["dispatch", "loop"]
 
 _log = logging.getLogger("shoal.fuse")
 _looped: set[Any] = {Tensor.__setitem__}
-"""Functions that vmap has refused, which go to the loop at once; and one in which vmap mistakes axes, `x[:, i] = y`."""
+"""Functions that go to the loop at once: those that vmap has refused, and `x[:, i] = y`, where vmap confuses axes."""
 
 _slow_vmap = HiddenWarning(r"There is a performance drop|torch\.searchsorted\(\): input value tensor is non-contiguous")
-"""Of a loop inside of vmap, or of what it lays out by itself."""
+"""Warnings of a loop inside of vmap, and of memory layouts that vmap makes."""
 
 _REFUSALS = (RuntimeError, NotImplementedError, ValueError, TypeError, IndexError, AssertionError)
 
@@ -36,13 +35,13 @@ _REFUSALS = (RuntimeError, NotImplementedError, ValueError, TypeError, IndexErro
 def dispatch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run `func` for all members at once.
 
-    A rule or vmap may fail on arguments that are wrong or that it cannot handle; the loop then tells which, in torch's
-    own words for one member.
+    A rule or vmap may fail on arguments that are wrong or that it does not support. The loop runs then, and raises
+    torch's own error for one member if the arguments are wrong.
 
     Raises:
         NeedsMemberError: `func` must see one member at a time.
     """
-    for value in args:  # most often there is nothing to refuse
+    for value in args:  # in the common case there is nothing to refuse
         if isinstance(value, Stacked):
             if value.grad_fn is not None:
                 refuse_recorded(args)
@@ -75,7 +74,7 @@ def dispatch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         except (torch.OutOfMemoryError, FusionError):
             raise
         except _REFUSALS as error:
-            if versions != _versions(changed):  # it has begun to write, and must not do so twice
+            if versions != _versions(changed):  # the function has begun to write, and must not write twice
                 raise
             refusal = str(error).split("\n")[0]
         result = loop(func, args, kwargs)
@@ -91,7 +90,7 @@ def dispatch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def _vmaps(func: Any, kwargs: dict[str, Any]) -> bool:
-    """Autocast decides by function, and vmap shows it what a function is made of."""
+    """Whether to try vmap; not under autocast, which would see the parts of a function instead of the function."""
     if func in _looped or func in WRITES_INSIDE or kwargs.get("out") is not None:
         return False
     return not torch._C._is_any_autocast_enabled() and _is_batched(func)
@@ -99,7 +98,7 @@ def _vmaps(func: Any, kwargs: dict[str, Any]) -> bool:
 
 @cache
 def _is_batched(func: Any) -> bool:
-    """Whether vmap has another way than a loop of its own, which it warns of, for a custom operator."""
+    """Whether vmap can batch a custom operator other than by a loop of its own, of which it warns."""
     if isinstance(func, OpOverloadPacket):
         return all(_is_batched(getattr(func, name)) for name in func.overloads())  # type: ignore[no-untyped-call]
     if not isinstance(func, OpOverload) or func.namespace == "aten":
@@ -108,9 +107,10 @@ def _is_batched(func: Any) -> bool:
 
 
 def _vmap(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """As `torch.func.vmap`, which takes ten times as long for what it checks; it knows no numbers of the members' own.
+    """Run a function as `torch.func.vmap`, whose checks take ten times as long.
 
-    What depends on no member's tensor is each member's own as well, unless it is in the memory of a shared argument.
+    Members' own numbers are not supported (`NotImplemented`). A result that depends on no member's tensor is copied for
+    each member, unless it shares the memory of a shared argument.
     """
     leaves, spec = pytree.tree_flatten((args, kwargs))
     members = count(leaves)
@@ -119,7 +119,7 @@ def _vmap(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return NotImplemented
     shared = [leaf for leaf in leaves if isinstance(leaf, Tensor) and not isinstance(leaf, Stacked)]
     if any(leaf.dim() == 0 for leaf in own) and len({leaf.dtype for leaf in (*own, *shared)}) > 1:
-        return NotImplemented  # torch's own type promotion has numbers give way
+        return NotImplemented  # torch's type promotion gives 0-dim tensors a lower priority
 
     def of_all(result: Tensor) -> Tensor:
         if functorch.is_batchedtensor(result):
@@ -143,10 +143,10 @@ def loop(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], seeded: bool 
     """Run `func` for one member after another.
 
     Args:
-        func: any function of tensors.
-        args: positional arguments, stacked or shared.
-        kwargs: keyword arguments, stacked or shared.
-        seeded: draw from torch's default generators, seeded by each member's key, as functions known to draw do.
+        func: Function of tensors.
+        args: Positional arguments, stacked or shared.
+        kwargs: Keyword arguments, stacked or shared.
+        seeded: Whether to seed torch's default generators by each member's key, as for functions known to draw.
     """
     leaves, spec = pytree.tree_flatten((args, kwargs))
     source = active()
@@ -173,26 +173,26 @@ def loop(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], seeded: bool 
 
 
 def _slices(value: Any, members: int) -> Iterable[Any]:
-    """As `each`, of what may be written to: autograd lets nobody write to one of several results of a function."""
+    """As `each`, with slices that can be written to: autograd refuses writes to one of a function's several results."""
     is_tensor = isinstance(value, Stacked) and value.numbers is None
     return [value.whole[b] for b in range(members)] if is_tensor else each(value, members)
 
 
 def _write_back(tensor: Stacked, rows: list[Tensor]) -> None:
-    """What a function in place has made of copies: autograd cannot tell writes to slices of one tensor apart."""
+    """Write the members' changed copies back at once: autograd does not distinguish writes to slices of a tensor."""
     if any(row.shape != tensor.shape for row in rows):
-        raise NeedsMemberError(f"a function in place gives a tensor of shape {tuple(tensor.shape)} another one")
+        raise NeedsMemberError(f"an in-place function changes the shape {tuple(tensor.shape)} of a tensor")
     tensor.whole.copy_(torch.stack(rows))
 
 
 def _seeded(func: Any, calls: list[tuple[Any, Any]], leaves: list[Any], drawing: list[bool] | None) -> list[Any]:
-    """The members' results, each drawn from torch's default generators as the member's key sets them.
+    """Run a random function for each member, with torch's default generators seeded by the member's key.
 
     Args:
-        func: a random function.
-        calls: each member's arguments.
-        leaves: the arguments, stacked or shared.
-        drawing: whether each member draws at all; None if all do.
+        func: Random function.
+        calls: Each member's arguments.
+        leaves: Arguments, stacked or shared.
+        drawing: Whether each member draws; None if all do.
     """
     devices = sorted({leaf.device.index for leaf in leaves if isinstance(leaf, Tensor) and leaf.is_cuda})
     if not devices and torch.cuda.is_initialized():  # type: ignore[no-untyped-call] # seeded as well
@@ -201,19 +201,19 @@ def _seeded(func: Any, calls: list[tuple[Any, Any]], leaves: list[Any], drawing:
     results = []
     with forked(devices):
         for key, (args, kwargs) in zip(current(len(calls)).next(drawing).tolist(), calls, strict=True):
-            for generator in generators:  # `torch.manual_seed` looks for more of them, which takes half a millisecond
+            for generator in generators:  # `torch.manual_seed` takes half a millisecond
                 generator.manual_seed(key)
             results.append(func(*args, **kwargs))
     return results
 
 
 def _note_views(leaves: list[Any], own: Any, result: Any) -> None:
-    """Remember which results were views of arguments before they were brought together.
+    """Record which results were views of arguments before they were stacked.
 
     Args:
-        leaves: the arguments, stacked or shared.
-        own: what the first member got.
-        result: what all of them got.
+        leaves: Arguments, stacked or shared.
+        own: Result of the first member.
+        result: Stacked result of all members.
     """
     for view, copy in zip(pytree.tree_leaves(own), pytree.tree_leaves(result), strict=True):
         for leaf in leaves:
@@ -222,12 +222,12 @@ def _note_views(leaves: list[Any], own: Any, result: Any) -> None:
 
 
 def _stacked(changed: Sequence[Any]) -> list[Stacked]:
-    """Stacked tensors among what a function writes to, lists of tensors included."""
+    """Stacked tensors that a function writes to, also those in lists."""
     return [tensor for tensor in pytree.tree_leaves(list(changed)) if isinstance(tensor, Stacked)] if changed else []
 
 
 def _versions(changed: Sequence[Any]) -> list[int]:
-    """Numbers that grow with each write."""
+    """Write counts of the stacked tensors."""
     return [x.whole._version for x in _stacked(changed) if not x.whole.is_inference()]
 
 

@@ -1,4 +1,4 @@
-"""Frozen parameters whose memory several models use, in one array or left behind by another."""
+"""Frozen parameters that share memory between models, within an array and across arrays."""
 
 from collections.abc import Iterable
 
@@ -9,15 +9,15 @@ from torch.utils.weak import WeakTensorKeyDictionary
 __all__ = ["lend_frozen", "lent", "note_lent", "own_small", "same", "take_own", "worth_lending"]
 
 LENT_BYTES = 64 << 20
-"""Frozen bytes of a model from which on arrays share them: a pretrained base, which is not written to. Less is cheap to
-have for each, and may be a temperature or a mask that the model itself changes."""
+"""Frozen bytes of a model from which on arrays share them: those of a pretrained base, which is not written to. Fewer
+bytes are cheap to copy, and may be a temperature or a mask that the model itself changes."""
 
 _addresses: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
-"""Of parameters, where the memory lies that they have been seen to share; they may have moved since."""
+"""Parameter -> the address of its memory when it began to share it; the parameter may have moved since."""
 
 
 def lend_frozen(first: nn.Module, model: nn.Module) -> None:
-    """Let the frozen parameters of a model use the memory of those of `first` that are equal, by name."""
+    """Let frozen parameters of a model use the memory of the parameters of `first` with the same name and value."""
     given = dict(first.named_parameters())
     for name, parameter in model.named_parameters():
         lender = given.get(name)
@@ -34,7 +34,7 @@ def worth_lending(model: nn.Module) -> bool:
 
 
 def own_small(model: nn.Module) -> None:
-    """Give a model memory of its own for frozen parameters that are not worth lending."""
+    """Give a model memory of its own for its frozen parameters, unless they are worth lending."""
     borrowed = [each for each in model.parameters() if lent(each)]
     if borrowed and not worth_lending(model):
         for each in borrowed:
@@ -42,7 +42,7 @@ def own_small(model: nn.Module) -> None:
 
 
 def note_lent(tensors: Iterable[Tensor]) -> None:
-    """Remember that the memory of these is not theirs alone."""
+    """Record that tensors share their memory with others."""
     for tensor in tensors:
         _addresses[tensor] = tensor.data_ptr()
 

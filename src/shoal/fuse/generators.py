@@ -1,7 +1,7 @@
-"""The default generators of Python, NumPy and torch, which user code draws from and which know no members.
+"""The default random generators of Python, NumPy and torch, which user code draws from.
 
-A training step begins with all of them seeded (`seeded`), and where members run one after another, so does each of them
-(`seed_member`): so each draws what it would draw alone, and no state has to be read.
+A training step seeds all of them (`seeded`). Where members run one after another, each member's run seeds them again
+(`seed_member`), so each member draws the numbers that it would draw alone, and no state has to be read.
 """
 
 import pickle
@@ -19,7 +19,7 @@ from torch import Tensor
 __all__ = ["Drawn", "OtherGenerators", "forked", "generators", "reseed", "seed_member", "seeded", "undrawn"]
 
 generators = RLock()
-"""Held by who changes the default generators, which all threads share, and brings them back, or draws in between."""
+"""Lock for changing and restoring the default generators, which all threads share, and for draws in between."""
 
 _seeds: ContextVar[tuple[Sequence[int], torch.device] | None] = ContextVar("seeds", default=None)
 
@@ -30,8 +30,8 @@ def reseed(seed: int, device: torch.device) -> None:
     `torch.manual_seed` does the same for torch, and takes half a millisecond for it.
 
     Args:
-        seed: of all.
-        device: whose generator is seeded beside those of the CPU.
+        seed: Seed of all generators.
+        device: Device whose generator is seeded beside those of the CPU.
     """
     random.seed(seed)
     np.random.seed(seed % 2**32)
@@ -42,7 +42,7 @@ def reseed(seed: int, device: torch.device) -> None:
 
 @contextmanager
 def seeded(seeds: Sequence[int], device: torch.device) -> Iterator[None]:
-    """Within, all generators begin where the first member's seed puts them, and `seed_member` where another's does."""
+    """Seed all generators for the first member; within, `seed_member` seeds them for another member."""
     token = _seeds.set((seeds, device))
     reseed(seeds[0], device)
     try:
@@ -52,7 +52,7 @@ def seeded(seeds: Sequence[int], device: torch.device) -> Iterator[None]:
 
 
 def seed_member(b: int) -> None:
-    """Have the generators where member b is to begin, within `seeded`; to be called before it runs by itself."""
+    """Seed the generators for member b, within `seeded`; call it before the member runs by itself."""
     if (found := _seeds.get()) is not None:
         seeds, device = found
         reseed(seeds[b], device)
@@ -60,10 +60,10 @@ def seed_member(b: int) -> None:
 
 @contextmanager
 def forked(devices: Sequence[int]) -> Iterator[None]:
-    """Within, torch's default generators may be seeded and drawn from: no other thread does so, and none sees it after.
+    """Lock torch's default generators for this thread, and restore their states at the end.
 
     Args:
-        devices: indices of the GPUs whose generators are meant, beside that of the CPU.
+        devices: Indices of the GPUs whose generators are restored beside that of the CPU.
     """
     with generators, torch.random.fork_rng(devices=devices):
         yield
@@ -71,10 +71,10 @@ def forked(devices: Sequence[int]) -> Iterator[None]:
 
 @contextmanager
 def undrawn(device: torch.device) -> Iterator[None]:
-    """What is drawn within from torch's default generators is not seen after it.
+    """Restore the states of torch's default generators at the end.
 
-    Unlike `forked` it locks nobody out in between: a backward pass may run within, which waits for a thread of
-    autograd's, and that one may be about to draw for another thread.
+    Unlike `forked` it holds no lock in between: a backward pass within may wait for a thread of autograd, which may be
+    about to draw for another thread.
     """
     before = Drawn(device)
     try:
@@ -84,10 +84,10 @@ def undrawn(device: torch.device) -> Iterator[None]:
 
 
 class Drawn:
-    """Tells whether anything was drawn from torch's default generators since this was made.
+    """Detects draws from torch's default generators since the detector was made.
 
     Args:
-        device: whose generator is looked at beside that of the CPU.
+        device: Device whose generator is compared beside that of the CPU.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -95,11 +95,11 @@ class Drawn:
         self._states = _states(device)
 
     def __call__(self) -> bool:
-        """Whether it was."""
+        """Whether anything was drawn."""
         return any(map(ne, map(_bytes, _states(self._device)), map(_bytes, self._states)))
 
     def restore(self) -> None:
-        """Bring the generators back to where they were when this was made."""
+        """Restore the states that the generators had when this detector was made."""
         with generators:
             torch.default_generator.set_state(self._states[0])
             if self._device.type == "cuda":
@@ -107,18 +107,18 @@ class Drawn:
 
 
 class OtherGenerators:
-    """Python's and NumPy's generators as they are when this is made, which takes 45 microseconds."""
+    """Snapshot of the states of Python's and NumPy's generators, which takes 45 microseconds."""
 
     def __init__(self) -> None:
         self._states = _others()
 
     def restore(self) -> None:
-        """Bring them back."""
+        """Restore the states."""
         random.setstate(self._states[0])
         np.random.set_state(self._states[1])
 
     def moved(self) -> bool:
-        """Whether anything was drawn from them since."""
+        """Whether anything was drawn since the snapshot."""
         return pickle.dumps(_others()) != pickle.dumps(self._states)
 
 
@@ -127,7 +127,7 @@ def _others() -> tuple[tuple[object, ...], dict[str, object]]:
 
 
 def _states(device: torch.device) -> list[Tensor]:
-    """Of the generators of the CPU and, if it is a GPU, of a device."""
+    """States of the generators of the CPU and, if the device is a GPU, of the device."""
     with generators:
         states = [torch.default_generator.get_state()]
         if device.type == "cuda":

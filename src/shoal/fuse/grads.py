@@ -1,4 +1,4 @@
-"""The gradients of an array, each member's by themselves."""
+"""Gradients of an array: norms, scaling and clipping, each member by itself."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -7,20 +7,22 @@ from math import inf
 import torch
 from torch import Tensor
 
+from shoal.core.errors import FusionError
 from shoal.fuse.array import ModelArray
-from shoal.fuse.missing_grads import absent
+from shoal.fuse.checks import numbers_of
+from shoal.fuse.rows import absent
 
-__all__ = ["Gradients"]
+__all__ = ["Gradients", "clip_grad_norm_", "clip_grad_value_"]
 
 
 @dataclass(frozen=True)
 class Gradients:
-    """What `backward` left, to be measured and changed in place.
+    """Gradients after `backward`, to be measured and changed in place.
 
     Args:
-        members: B.
-        stacked: of parameters that count for all members, [B, *shape] each.
-        apart: of parameters that count for some: the member and its gradient, [*shape].
+        members: Number of members, B.
+        stacked: Gradients of parameters that count for all members, [B, *shape] each.
+        apart: Gradients of parameters that count for some members: the member and its gradient, [*shape].
     """
 
     members: int
@@ -29,11 +31,11 @@ class Gradients:
 
     @classmethod
     def of(cls, array: ModelArray, params: Collection[int] | None = None) -> "Gradients":
-        """The gradients that there are.
+        """Collect the existing gradients of an array.
 
         Args:
-            array: the models, after `backward`.
-            params: `id`s of the members' own parameters that count; by default all do.
+            array: Array after `backward`.
+            params: `id` of each member's own parameter that counts; by default all count.
         """
         stacked = []
         apart = [(b, p.grad) for _, b, p in array.apart() if p.grad is not None and (params is None or id(p) in params)]
@@ -75,7 +77,7 @@ class Gradients:
             torch._foreach_mul_(grads, each)
 
     def clamp_(self, limits: Tensor) -> None:
-        """Bring each member's gradients to within plus and minus its limit, [B]."""
+        """Clamp each member's gradients to plus and minus its limit, [B]."""
         grads, each = self._beside(limits)
         if grads:
             bounds = [limit.to(grad.dtype) for limit, grad in zip(each, grads, strict=True)]
@@ -83,9 +85,77 @@ class Gradients:
             torch._foreach_clamp_max_(grads, bounds)
 
     def _beside(self, values: Tensor) -> tuple[list[Tensor], list[Tensor]]:
-        """All gradients, and for each one the members' values, [B], in a shape and place to be combined with it."""
+        """All gradients, and for each one the members' values, [B], in a shape that broadcasts and on its device."""
         grads = [*self.stacked, *(grad for _, grad in self.apart)]
         if grads:
             values = values.to(grads[0].device)
         spread = [values.view(-1, *[1] * (grad.dim() - 1)) for grad in self.stacked]
         return grads, [*spread, *(values[b] for b, _ in self.apart)]
+
+
+@torch.no_grad()
+def clip_grad_norm_(
+    array: ModelArray,
+    max_norm: float | Sequence[float] | Tensor,
+    norm_type: float = 2.0,
+    error_if_nonfinite: bool = False,
+) -> Tensor:
+    """Scale each member's gradients down to a norm, as `torch.nn.utils.clip_grad_norm_` does for one model.
+
+    Args:
+        array: Array after `backward`.
+        max_norm: Largest norm, one for all members or one for each.
+        norm_type: Order of the norm; may be `inf`.
+        error_if_nonfinite: Whether to raise, before anything is scaled, if a member's norm is not finite.
+
+    Returns:
+        Each member's norm before clipping, [B].
+
+    Raises:
+        FusionError: `max_norm` has neither one value nor one for each member, or has a negative one; or `norm_type` is
+            no number.
+        RuntimeError: A norm is not finite, and `error_if_nonfinite` is set; names the members.
+    """
+    limits = _limits(array, max_norm, "max_norm")
+    gradients = Gradients.of(array)
+    norms = gradients.norms(_order(norm_type))
+    if error_if_nonfinite and not torch.isfinite(norms).all():
+        bad = (~torch.isfinite(norms)).nonzero().flatten().tolist()
+        raise RuntimeError(f"the gradient norm (order {norm_type}) of members {bad} is not finite; nothing was clipped")
+    gradients.multiply_((limits.to(norms) / (norms + 1e-6)).clamp(max=1.0))
+    return norms
+
+
+@torch.no_grad()
+def clip_grad_value_(array: ModelArray, clip_value: float | Sequence[float] | Tensor) -> None:
+    """Clamp each element of a member's gradients to ±clip_value, as `torch.nn.utils.clip_grad_value_` does.
+
+    Args:
+        array: Array after `backward`.
+        clip_value: Limit for all members, or one for each.
+
+    Raises:
+        FusionError: `clip_value` has neither one value nor one for each member, or a negative one.
+    """
+    limits = _limits(array, clip_value, "clip_value")
+    Gradients.of(array).clamp_(limits)
+
+
+def _limits(array: ModelArray, given: float | Sequence[float] | Tensor, name: str) -> Tensor:
+    """The given limits as one number for each member, [B] float64."""
+    if not isinstance(array, ModelArray):
+        raise FusionError(
+            f"`array` must be what `fuse` made, got {type(array).__name__}; for one model there is torch.nn.utils"
+        )
+    array.check_present()
+    limits = numbers_of(given, name, len(array), torch.float64)
+    if not bool((limits >= 0).all()):
+        raise FusionError(f"`{name}` must not be negative, got {given}")
+    return limits
+
+
+def _order(norm_type: object) -> float:
+    try:
+        return float(norm_type)  # type: ignore[arg-type]  # torch takes the string "inf" as well
+    except (TypeError, ValueError):
+        raise FusionError(f"`norm_type` must be the order of a norm, a number or inf, got {norm_type!r}") from None

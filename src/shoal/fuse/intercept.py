@@ -1,4 +1,4 @@
-"""Torch functions while an array runs: those on stacked tensors, and those that draw random numbers for anyone."""
+"""Intercepts torch functions while an array runs: those on stacked tensors, and those that draw random numbers."""
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -11,31 +11,30 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from shoal.fuse.dispatch import dispatch
-from shoal.fuse.inplace_ops import TRACKING, tracks, written
-from shoal.fuse.missing_grads import absent, note_row
 from shoal.fuse.patches import stand_in, step_back
-from shoal.fuse.random_ops import DRAWING, draws
 from shoal.fuse.randomness import Randomness, active, randomness
+from shoal.fuse.rows import absent, note_row
 from shoal.fuse.rules.attention import multi_head_parts
+from shoal.fuse.side_effects import DRAWING, TRACKING, draws, tracks, written
 from shoal.fuse.stacked import NeedsMemberError, Ragged, Stacked
 
 __all__ = ["Home", "MemberFunctions", "member_run"]
 
 
 Home = Callable[[Tensor], tuple[Tensor, int] | None]
-"""The stacked parameter that a tensor is a row of, and the row's index; None of a tensor that is none."""
+"""Function that maps a tensor to the stacked parameter of which it is a row, and the row's index; None if none."""
 
 
 class MemberFunctions(TorchFunctionMode):
-    """Gives each member random numbers of its own, also where all tensors at hand are shared, or belong to one member.
+    """Gives each member its own random numbers, also if all tensors of a function are shared or belong to one member.
 
-    Idle while another source of random numbers is in use: a member then runs by itself within the array's run.
+    It is idle while another source of random numbers is active: a member then runs by itself within the array's run.
 
     Args:
-        members: how many run.
-        source: of their random numbers.
-        home: of a member that runs by itself on rows of stacked parameters, whose gradients are the rows'. It may
-            refuse tensors whose gradients are not to be touched.
+        members: Number of members that run.
+        source: Source of their random numbers.
+        home: Lookup of stacked parameters, if a member runs by itself on rows of them, so that its gradients go to the
+            rows of the stacked gradients. It may refuse access to a tensor's gradient.
     """
 
     def __init__(self, members: int, source: Randomness, home: Home | None = None) -> None:
@@ -57,11 +56,11 @@ class MemberFunctions(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Iterable[Any], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Every torch function comes through here, with or without tensors."""
+        """Run a torch function, with or without tensors."""
         kwargs = kwargs or {}
         source = active()
         if source is not self._source:
-            if source is None:  # in a thread of autograd's, to which torch hands on the modes of who calls `backward`
+            if source is None:  # in a thread of autograd's, which gets the modes of the caller of `backward`
                 with randomness(self._source):
                     return self.__torch_function__(func, types, args, kwargs)
             return func(*args, **kwargs)
@@ -78,7 +77,7 @@ class MemberFunctions(TorchFunctionMode):
             return dispatch(func, args, kwargs)
 
     def _watched(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Functions of plain tensors that are not for all members what they are for one."""
+        """Run a function of plain tensors that has another meaning for all members than for one."""
         if self._alone and func is F.multi_head_attention_forward:
             with MemberFunctions(1, self._source, self._home):  # some of its parts draw
                 return multi_head_parts(*args, **kwargs)
@@ -114,7 +113,7 @@ class MemberFunctions(TorchFunctionMode):
         return Stacked(x.unsqueeze(0) if self._alone else x.expand(self._members, *x.shape))
 
     def _lower(self, result: Any) -> Any:
-        """What a member that runs alone is given: its own tensors."""
+        """Results for a member that runs by itself, as plain tensors."""
         if isinstance(result, Stacked):
             return result.whole.squeeze(0)
         return pytree.tree_map_only(Stacked, self._lower, result)
@@ -122,7 +121,7 @@ class MemberFunctions(TorchFunctionMode):
 
 @contextmanager
 def member_run(source: Randomness, home: Home | None = None) -> Iterator[Randomness]:
-    """Within, one member runs by itself, as plain tensors, and draws from `source`; `home`: see `MemberFunctions`."""
+    """Within, one member runs by itself, on plain tensors, and draws from `source`; `home` as for `MemberFunctions`."""
     with randomness(source), MemberFunctions(1, source, home):
         yield source
 
@@ -135,7 +134,7 @@ def _holds_tensors(value: Any) -> bool:
 
 
 def _given_numbers(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Are there members' own numbers among the options of a function of shared tensors? `types` tells of tensors."""
+    """Whether members' own numbers are among the options of a function of shared tensors; `types` omits numbers."""
     for value in args:
         if isinstance(value, Stacked):
             return True
@@ -143,7 +142,7 @@ def _given_numbers(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
 
 
 def _gradient_of_row(stacked: Tensor, b: int, *value: Tensor | None) -> Tensor | None:
-    """Get, or with a value set, the gradient of a row of a stacked parameter."""
+    """Get the gradient of a row of a stacked parameter; with a value, set it."""
     if not value:
         return None if stacked.grad is None or b in absent(stacked) else stacked.grad[b]
     if len(stacked) > 1:
@@ -152,7 +151,7 @@ def _gradient_of_row(stacked: Tensor, b: int, *value: Tensor | None) -> Tensor |
         stacked.grad = None
     elif value[0] is None:
         if stacked.grad is not None:
-            stacked.grad[b].zero_()  # as if it had none: the others have theirs
+            stacked.grad[b].zero_()  # stands for no gradient, since other members have one
     else:
         if stacked.grad is None:
             stacked.grad = torch.zeros_like(stacked)
@@ -162,12 +161,12 @@ def _gradient_of_row(stacked: Tensor, b: int, *value: Tensor | None) -> Tensor |
 
 _IS_LEAF = Tensor.is_leaf.__get__  # type: ignore[attr-defined]
 _OF_A_ROW = {_IS_LEAF, Tensor.grad.__get__, Tensor.grad.__set__}  # type: ignore[union-attr]
-"""What of a row is to be as of the parameter that it is to user code."""
+"""Attributes of a row that user code must see as those of a parameter."""
 _ASKS_FOR_GRADIENT = {Tensor.requires_grad_, Tensor.requires_grad.__set__}  # type: ignore[attr-defined]
 _WATCHED = frozenset({Tensor.__deepcopy__, *_OF_A_ROW, *_ASKS_FOR_GRADIENT, *DRAWING, *TRACKING})
 
 
 def _new_leaf(x: Tensor, memo: dict[int, Any]) -> Tensor:
-    """A copy of what is a parameter to user code, and to autograd a row of the stacked one."""
+    """Copy a row of a stacked parameter, which user code sees as a parameter, as a parameter."""
     memo[id(x)] = copied = nn.Parameter(x.detach().clone(), x.requires_grad)
     return copied

@@ -1,9 +1,9 @@
-"""Random numbers that belong to the member: a function of its seed, the step, and nothing else.
+"""Random numbers of each member, which depend on its seed and its step alone.
 
 Dropout masks are counter-based: a strong hash of the element's index, mixed with a key per member and call by two
 rounds of multiply and xor-shift (the construction of splitmix and of murmur's finalizer). So a mask does not depend on
-who shares the array, on the dtype or on the device, costs six passes over int32, and can be traced. Any other random
-function runs member by member with torch's default generators seeded by the same key; see `shoal.fuse.random_ops`.
+the other members, the dtype or the device, costs six passes over int32, and can be traced. Any other random
+function runs member by member with torch's default generators seeded by the same key; see `shoal.fuse.side_effects`.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -25,28 +25,28 @@ _MULTIPLY = (-2048144789, -1028477387)  # murmur3's finalizer, as int32
 
 
 def member_keys(seeds: Sequence[int], ticks: Sequence[int]) -> list[int]:
-    """One key per member, an int64, from its seed and the number of the call of its model."""
+    """One int64 key per member, from its seed and the number of the call of its model."""
     return [_mix(_int64(_mix(seed) + tick * 2654435761)) for seed, tick in zip(seeds, ticks, strict=True)]
 
 
 class Randomness:
-    """Hands out the keys of one run of a function over the members.
+    """Makes the keys of the random functions in one run of a function over the members.
 
     Args:
-        keys: the members', int64 [B]; or `member_keys`, called when the first random function runs.
-        alone: the only member (B = 1) runs as plain tensors.
-        calls: random functions that came before, in the same run.
+        keys: The members' keys, int64 [B]; or a function that makes them, called at the first random function.
+        alone: Whether one member (B = 1) runs by itself, on plain tensors.
+        calls: Number of random functions before, in the same run.
     """
 
     def __init__(self, keys: Tensor | Callable[[], list[int]], alone: bool = False, calls: int = 0) -> None:
         self.alone = alone
         self.calls: int | tuple[int, ...] = calls
-        """Random functions so far; one number for each member where members have drawn apart from each other."""
+        """Number of random functions so far; one number for each member once their numbers differ."""
         self._keys: Tensor | list[int] | Callable[[], list[int]] = keys
 
     @property
     def keys(self) -> Tensor | list[int]:
-        """The members' keys of this run: [B] int64, which a trace can follow, or numbers, which are quicker."""
+        """The members' keys of this run: int64 [B], which a trace can follow, or numbers, which are faster."""
         if not isinstance(self._keys, (Tensor, list)):
             self._keys = self._keys()
         return self._keys
@@ -55,10 +55,10 @@ class Randomness:
         """The keys [B] of the next random function of this run.
 
         Args:
-            drawing: which members draw at all; one with a dropout rate of 0 does not, here as when it runs alone.
+            drawing: Whether each member draws; a member with a dropout rate of 0 does not. By default all draw.
 
         Raises:
-            FusionError: within `torch.utils.checkpoint`, which would draw other numbers when it runs once more.
+            FusionError: It is called within `torch.utils.checkpoint`, whose second run would draw other numbers.
         """
         hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
         if hooks is not None and hooks[0].__module__ == torch.utils.checkpoint.__name__:
@@ -82,24 +82,24 @@ class Randomness:
         return (self.calls,) * len(self.keys) if isinstance(self.calls, int) else self.calls
 
     def of_member(self, b: int) -> "Randomness":
-        """For member b to go on by itself."""
+        """The random numbers of member b, for a part of the run in which it runs by itself."""
         calls = self.calls if isinstance(self.calls, int) else self.calls[b]
         keys = self.keys
         return Randomness(keys[b : b + 1] if isinstance(keys, Tensor) else lambda: keys[b : b + 1], True, calls)
 
     def go_on_from(self, members: Sequence[int | tuple[int, ...]]) -> None:
-        """After all have gone on by themselves: the number of random functions that each has come to."""
+        """Continue after members have run by themselves; `members` are their numbers of random functions."""
         counts = tuple(calls for calls in members if isinstance(calls, int))
         self.calls = counts[0] if len(set(counts)) == 1 else counts
 
 
 _active: ContextVar[Randomness | None] = ContextVar("active", default=None)
-"""Each thread's own: arrays may run in several at once."""
+"""Source of the run in this thread; arrays may run in several threads at once."""
 
 
 @contextmanager
 def randomness(source: Randomness) -> Iterator[None]:
-    """Let the random functions within draw from `source`."""
+    """Within, random functions draw from `source`."""
     before = _active.get()
     _active.set(source)
     try:
@@ -109,12 +109,12 @@ def randomness(source: Randomness) -> Iterator[None]:
 
 
 def active() -> Randomness | None:
-    """The source of random numbers of the run that goes on in this thread, if one does."""
+    """The source of random numbers of the current run in this thread, or None."""
     return _active.get()
 
 
 def current(members: int) -> Randomness:
-    """The source in use, or, outside of any, a new one from torch's default generator."""
+    """The source of the current run; outside of a run, a new one from torch's default generator."""
     return active() or Randomness(torch.randint(0, 2**62, (members,)))
 
 
@@ -122,13 +122,13 @@ def keep_mask(keys: Tensor, shape: Sequence[int], drop: Tensor | float, device: 
     """True where an element is kept, with probability 1 - drop.
 
     Args:
-        keys: int64 [B], from `Randomness.next`.
-        shape: of one member.
-        drop: probability in [0, 1], one below 1 for all or a float64 tensor that broadcasts to [B, *shape].
-        device: where the mask is needed.
+        keys: Keys from `Randomness.next`, int64 [B].
+        shape: Shape of one member's tensor.
+        drop: Probability: a number in [0, 1), or a float64 tensor in [0, 1] that broadcasts to [B, *shape].
+        device: Device of the mask.
 
     Returns:
-        bool [B, *shape].
+        Mask, bool [B, *shape].
     """
     numel = 1
     for size in shape:
@@ -144,7 +144,7 @@ def keep_mask(keys: Tensor, shape: Sequence[int], drop: Tensor | float, device: 
 
 
 def _times_(word: Tensor, factor: int) -> Tensor:
-    """An int32 product modulo 2**32, in place; a compiler may take it that a signed one does not overflow."""
+    """An int32 product modulo 2**32, in place unless traced: compilers may assume that it does not overflow."""
     if _get_current_dispatch_mode() is None:
         return word.mul_(factor)
     return (word.to(torch.int64) * factor).to(torch.int32)
@@ -152,7 +152,7 @@ def _times_(word: Tensor, factor: int) -> Tensor:
 
 @lru_cache(maxsize=64)
 def _index_hash(numel: int, device: torch.device) -> Tensor:
-    """A constant, to a trace as well: made outside of it, it may outlive it, and a compiler does not take it apart."""
+    """Hash of the indices, computed outside of any trace: a constant that may outlive the trace."""
     with _disable_current_modes():
         return _mix64(torch.arange(1, numel + 1, dtype=torch.int64, device=device)).to(torch.int32)
 

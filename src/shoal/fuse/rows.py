@@ -1,18 +1,22 @@
-"""Stacked tensors and their rows: apart for functions that run member by member, and joined again."""
+"""Rows of stacked tensors: views for single members, joining of members' tensors, rows without a gradient.
 
-from collections.abc import Sequence
+Where members run by themselves, one may leave out a parameter that another uses. Alone its gradient would be None, and
+an optimizer would leave the parameter as it is: no momentum, no weight decay, no count. The stacked gradient has a row
+of zeros for it all the same, and this module notes that the row stands for no gradient.
+"""
+
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
 
-from shoal.fuse.missing_grads import note_backward
-
-__all__ = ["joined", "memory_of", "rows"]
+__all__ = ["absent", "forget", "joined", "memory_of", "missing", "note_row", "rows"]
 
 
 class _Rows(torch.autograd.Function):
-    """Rows that share memory but are no views to autograd: a member's may be changed in place like any tensor."""
+    """Rows that share memory without being views to autograd, so that each may be changed in place like any tensor."""
 
     @staticmethod
     def forward(ctx: Any, data: Tensor) -> tuple[Tensor, ...]:
@@ -23,26 +27,26 @@ class _Rows(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> Tensor:
         if ctx.leaf is not None:
-            note_backward(ctx.leaf, (b for b, grad in enumerate(grads) if grad is None))
+            _note_backward(ctx.leaf, (b for b, grad in enumerate(grads) if grad is None))
         like = next(grad for grad in grads if grad is not None)
         return torch.stack([torch.zeros_like(like) if grad is None else grad for grad in grads])
 
 
 def rows(data: Tensor) -> tuple[Tensor, ...]:
-    """The members' tensors [*shape] of a stacked one [B, *shape]; their gradients go to it."""
+    """The members' tensors [*shape] of a stacked tensor [B, *shape], to which their gradients go."""
     if len(data) == 1:
         return (data.squeeze(0),)  # a view like any other, and faster
     return _Rows.apply(data) if data.requires_grad else data.unbind(0)  # type: ignore[no-untyped-call]
 
 
 def joined(tensors: Sequence[Tensor], move: bool = False) -> Tensor:
-    """Tensors of one shape and type as one, [B, *shape], whose rows have their strides.
+    """Join tensors of one shape and type to one tensor, [B, *shape], whose rows have their strides.
 
-    A view if they lie one after another in memory, as the rows of a stacked tensor do, or a run of them; else a copy.
+    The result is a view if the tensors lie one after another in memory, as rows of a stacked tensor do; else a copy.
 
     Args:
-        tensors: at least one.
-        move: make each a view of its row as soon as that is copied, so that its own memory is free for the next.
+        tensors: One or more tensors.
+        move: Whether to make each tensor a view of its row once it is copied, which frees its memory for the next.
     """
     first = tensors[0].detach()
     size, strides = first.numel(), first.stride()
@@ -65,11 +69,60 @@ def joined(tensors: Sequence[Tensor], move: bool = False) -> Tensor:
 
 
 def _dense(tensor: Tensor) -> bool:
-    """Does it fill its memory without gaps or overlap, in whatever order of axes?"""
+    """Whether a tensor fills its memory without gaps or overlap, in any order of axes."""
     span = 1 + sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
     return span == tensor.numel()
 
 
 def memory_of(tensor: Tensor) -> int:
-    """Where a tensor lies; 0 for those that have no memory, as sparse ones and within transforms of `torch.func`."""
+    """Address of a tensor's memory; 0 if it has none, as sparse tensors and those within transforms of `torch.func`."""
     return tensor.untyped_storage().data_ptr() if torch._C._has_storage(tensor) else 0
+
+
+_noted_rows: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+"""Stacked parameter -> its rows without a gradient, and the backward pass that noted them last."""
+
+_NO_PASS = -2
+"""No number of a backward pass: autograd counts passes from 0, and gives -1 outside of one."""
+
+
+def absent(stacked: Tensor) -> frozenset[int]:
+    """The members without a gradient of a parameter, [B, *shape], of which other members have one."""
+    if not _noted_rows or stacked.grad is None:
+        return frozenset()
+    return frozenset(b for b in _noted(stacked)[0] if not stacked.grad[b].any())
+
+
+def missing(parameters: Iterable[Tensor]) -> dict[Tensor, frozenset[int]]:
+    """Parameter -> the members without a gradient, for each parameter of which only some members have one."""
+    return {parameter: rows for parameter in parameters if (rows := absent(parameter))} if _noted_rows else {}
+
+
+def _note_backward(stacked: Tensor, without: Iterable[int]) -> None:
+    """Record that a backward pass is about to add gradients to a parameter for all members but these."""
+    rows, now = frozenset(without), torch._C._current_graph_task_id()
+    before, task = _noted(stacked)
+    if task == now or stacked.grad is not None:
+        rows &= before
+    _noted_rows[stacked] = rows, now
+
+
+def note_row(stacked: Tensor, b: int, has: bool) -> None:
+    """Record that one member's gradient of a parameter is about to be set (`has`), or to be set to None."""
+    if stacked.grad is not None:
+        rows, task = _noted(stacked)
+        _noted_rows[stacked] = rows - {b} if has else rows | {b}, task
+    elif has:
+        _noted_rows[stacked] = frozenset(range(len(stacked))) - {b}, _NO_PASS
+
+
+def forget(parameters: Iterable[Tensor]) -> None:
+    """Drop the records of parameters that have no gradient now."""
+    if _noted_rows:
+        for parameter in parameters:
+            if parameter.grad is None and parameter in _noted_rows:
+                del _noted_rows[parameter]
+
+
+def _noted(stacked: Tensor) -> tuple[frozenset[int], int]:
+    return _noted_rows.get(stacked, (frozenset(), _NO_PASS))  # type: ignore[no-any-return, no-untyped-call]

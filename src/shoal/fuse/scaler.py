@@ -21,14 +21,14 @@ _DTYPES = {
     "growth_interval": torch.int64,
     "_growth_tracker": torch.int64,
 }
-"""What makes up the state of a `torch.amp.GradScaler`, and the types it computes with."""
+"""Names and types of the state of a `torch.amp.GradScaler`."""
 
 
 class GradScaler:
     """B loss scales, each as a `torch.amp.GradScaler` keeps one (Micikevicius et al., arXiv:1710.03740).
 
-    A scale shrinks when one of its member's gradients is infinite or not a number, and that member's step is left out;
-    it grows after so many steps in a row. `step` waits for the device once, as torch's own does.
+    If a gradient of a member is infinite or not a number, the member's scale shrinks and its step is left out. After
+    `growth_interval` steps without this, the scale grows. `step` waits for the device once, as torch's own does.
 
         losses = array.map(loss, batch)
         scaler.scale(losses).sum().backward()
@@ -37,15 +37,15 @@ class GradScaler:
         scaler.update()
 
     Args:
-        array: the models.
-        init_scale: the first scale; like the others for all members, or one for each.
-        growth_factor: that a scale grows by, above 1.
-        backoff_factor: that a scale shrinks by, below 1.
-        growth_interval: steps in a row without an overflow after which a scale grows.
-        enabled: if not, losses are not scaled and no step is left out.
+        array: Array of the models.
+        init_scale: First scale; this and the next three settings are one number for all members or one for each.
+        growth_factor: Factor above 1 by which a scale grows.
+        backoff_factor: Factor below 1 by which a scale shrinks.
+        growth_interval: Number of steps in a row without an overflow after which a scale grows.
+        enabled: Whether losses are scaled and steps left out.
 
     Raises:
-        FusionError: a setting that has neither one value nor one for each member, or one that is out of bounds.
+        FusionError: A setting has neither one value nor one for each member, or is out of bounds.
     """
 
     def __init__(
@@ -82,10 +82,10 @@ class GradScaler:
         """Multiply each member's losses, or other outputs, by its scale.
 
         Args:
-            losses: [B, ...].
+            losses: Losses or other outputs, [B, ...].
 
         Raises:
-            FusionError: there is no axis of members.
+            FusionError: There is no axis of members.
         """
         if not isinstance(losses, Tensor):
             raise FusionError(f"`losses` must be a tensor [{len(self._array)}, ...], got {type(losses).__name__}")
@@ -102,11 +102,11 @@ class GradScaler:
 
     @torch.no_grad()
     def unscale_(self, optimizer: FusedOptimizer) -> None:
-        """Divide the gradients of what an optimizer updates by their members' scales, and look for overflows.
+        """Divide the gradients of an optimizer's parameters by their members' scales, and look for overflows.
 
         Raises:
-            FusionError: called a second time since `update`, gradients of half precision, which a scale overflows, or
-                no optimizer of the array.
+            FusionError: It was already called since `update`, a gradient is of half precision, in which scaled losses
+                overflow, or the optimizer is not the array's.
         """
         self._check_own(optimizer)
         if not self._enabled:
@@ -127,10 +127,10 @@ class GradScaler:
         gradients.multiply_(self._on(largest.device)["scale"].double().reciprocal().float())
 
     def step(self, optimizer: FusedOptimizer) -> None:
-        """Let the members step whose gradients are finite; the others' parameters and states stay as they are.
+        """Step the members with finite gradients; parameters and states of the others stay unchanged.
 
         Raises:
-            FusionError: called a second time since `update`, a gradient is of half precision, or the optimizer is not
+            FusionError: It was already called since `update`, a gradient is of half precision, or the optimizer is not
                 the array's.
         """
         self._check_own(optimizer)
@@ -149,7 +149,7 @@ class GradScaler:
         """Shrink the scales of members with an overflow in any optimizer, and grow those that are due.
 
         Raises:
-            FusionError: no optimizer has stepped since the last update.
+            FusionError: No optimizer has stepped since the last update.
         """
         if not self._enabled:
             return
@@ -179,10 +179,10 @@ class GradScaler:
         return [dict(zip(_DTYPES, row, strict=True)) for row in rows]
 
     def load_state_dict(self, states: Sequence[Mapping[str, Any]]) -> None:
-        """Take over the state of each member, as `state_dict` of this class, or of `torch.amp.GradScaler`, gives it.
+        """Load the state of each member, as returned by `state_dict` of this class or of `torch.amp.GradScaler`.
 
         Raises:
-            FusionError: not one state for each member, or an empty one, of a scaler that was not enabled.
+            FusionError: There is not one state for each member, or one is empty, from a scaler that was not enabled.
         """
         if not self._enabled:
             return

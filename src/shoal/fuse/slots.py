@@ -1,39 +1,46 @@
-"""One value that the members of an array hold apart, and its places: a parameter, a buffer, a tensor, a float."""
+"""Values that each member of an array holds by itself (parameters, buffers, tensors, floats), and where they stand."""
 
 from collections import deque
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
+from functools import partial
+from itertools import chain
+from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from shoal.core.errors import FusionError
-from shoal.fuse.attribute_sync import OF_EVERY_MODULE
-from shoal.fuse.frozen import lent, note_lent
-from shoal.fuse.rows import joined, memory_of
+from shoal.fuse.frozen import lent, note_lent, same
+from shoal.fuse.rows import joined
 from shoal.fuse.stacked import Numbers, Stacked
 
-__all__ = ["Slot", "keep", "keep_rows", "own_memory"]
+__all__ = ["Slot", "find_slots", "own_memory", "tensors_within"]
 
 Place = tuple[Any, Any]
-"""A container and a key: a module's parameters, its attributes, a list among them."""
+"""A container (parameters or attributes of a module, a list among these) and a key in it."""
 
 
 @dataclass(eq=False)
 class Slot:
-    """One value that the members hold apart, and every place of a model where it is looked up.
+    """One value that each member holds by itself, and every place of a model where it stands.
 
     Args:
-        path: of its first place, "layers.0.weight".
-        own: the members' tensors; empty for floats.
-        places: the stage's, then each member's.
-        registered: a parameter or buffer, which moves and is saved with its module.
-        numbers: the members' floats.
-        shared: a frozen parameter with equal values, stored once: [*shape] in place of [B, *shape]. So is that of a
-            lone member whose memory others use, in whatever array they are.
-        alike: a buffer of equal values, shown once: what is computed of it is computed once. Ends when they differ.
-        home: container and key of the stacked tensor, shape [B, *shape].
+        path: Path of its first place, "layers.0.weight".
+        own: The members' tensors; empty for floats.
+        places: Places of the stage, then those of each member.
+        registered: Whether it is a parameter or buffer, which moves and is saved with its module.
+        numbers: The members' floats.
+        shared: Whether it is a frozen parameter with equal values, stored once: [*shape] in place of [B, *shape]. So is
+            a frozen parameter of a lone member whose memory models of other arrays use.
+        alike: Whether it is a buffer with equal values, shown to user code as one plain tensor, so that results of it
+            are computed once. False as soon as the values differ.
+        home: Container and key of the stacked tensor, [B, *shape].
+        shown: Value in the places of the stage.
+        versions: Write counts of the tensors when they were last compared.
+        addresses: Memory addresses of the members' tensors.
     """
 
     path: str
@@ -58,17 +65,17 @@ class Slot:
         return container[key]  # type: ignore[no-any-return]
 
     def settle(self, stacked: nn.Module, frozen: nn.Module) -> None:
-        """Bring the members' tensors together and make theirs views, so that their own memory is free at once.
+        """Stack the members' tensors and make them views of the result, so that their own memory is freed at once.
 
         Args:
-            stacked: gets the stacked tensor, as a parameter or buffer under its path, if the members' are such.
-            frozen: gets the one tensor of a shared slot.
+            stacked: Module that gets the stacked tensor, if registered, as a parameter or buffer under its path.
+            frozen: Module that gets the one tensor of a shared slot.
         """
         if not self.own:
             return
         data = self.own[0].detach() if self.shared else joined(self.own, move=True)
         if self.trainable and not self.shared and any(map(lent, self.own)):
-            data = data.clone()  # they have not been moved, and others use their memory
+            data = data.clone()  # they were not copied, and other models use their memory
         if not self.registered:
             self.home = ({"": data}, "")
         else:
@@ -96,7 +103,7 @@ class Slot:
         self.addresses = [own.data_ptr() for own in self.own]
 
     def rows(self) -> Sequence[Tensor]:
-        """The members' tensors as views, part of no graph."""
+        """Views of the stacked tensor for each member, part of no graph."""
         if not self.own:
             return ()
         data = self.data.detach()
@@ -120,19 +127,19 @@ class Slot:
             container[key] = value
 
     def found(self, which: int) -> Any:
-        """What stands in the first place."""
+        """The value in the first place of the stage (0) or of member `which` - 1."""
         container, key = self.places[which][0]
         return container.get(key) if isinstance(container, dict) else container[key]
 
     def keep_alike(self) -> None:
-        """Do to all members what was done to the one value that was shown."""
+        """Copy writes to the one shown value to all members."""
         if self.alike:
             if not isinstance(self.shown, Stacked) and self.versions != self._versions():
                 self.data[1:].copy_(self.data[0].expand_as(self.data[1:]))
             self.versions = self._versions()
 
     def take(self, value: Any) -> None:
-        """Take over what user code has put in the stage's place."""
+        """Take over a value that user code has put in the stage's place."""
         if self.numbers is not None and isinstance(value, float):
             self.numbers = value.numbers if isinstance(value, Numbers) else (value,) * len(self.numbers)
             for b, number in enumerate(self.numbers, start=1):
@@ -149,23 +156,23 @@ class Slot:
                     self.put(b, row)
 
     def take_row(self, b: int, value: Any) -> None:
-        """Take over what user code has put in the place of member b."""
+        """Take over a value that user code has put in the place of member b."""
         if isinstance(value, Tensor):
             stacked = self.data.data[b]
             _copy(self.path, stacked, value)
             self.own[b].data = stacked
-            self.versions = ()  # it was done behind autograd's back, so whether members are alike is to be looked at
+            self.versions = ()  # autograd did not count the write, so `_still_alike` must compare
         self.put(b + 1, self.own[b])
 
     def part(self, stacked: nn.Module) -> None:
-        """Give each member its own value of what was kept once."""
+        """Give each member its own copy of a shared value."""
         container, key = self.home
         del container[key]
         self.shared = False
         self.settle(stacked, stacked)
 
     def follow(self) -> bool:
-        """Freeze or unfreeze the stacked parameter, or change the numbers, as in the members; whether any changed."""
+        """Take over `requires_grad` and floats from the members; returns whether any has changed."""
         if self.numbers is not None:
             found = tuple(self.found(b + 1) for b in range(len(self.numbers)))
             if found == self.numbers or not all(isinstance(number, float) for number in found):
@@ -181,7 +188,7 @@ class Slot:
         return True
 
     def freeze_members(self) -> bool:
-        """Freeze or unfreeze the members' own parameters as a run has done to the stacked one; whether it has."""
+        """Take over `requires_grad` of the stacked parameter into the members; returns whether it has changed."""
         if not self.trainable or self.shared or self.own[0].requires_grad == self.data.requires_grad:
             return False
         for own in self.own:
@@ -189,23 +196,23 @@ class Slot:
         return True
 
     def check_frozen_alike(self) -> None:
-        """Refuse what is frozen in some members only.
+        """Refuse a parameter that is frozen in some members only.
 
         Raises:
-            FusionError: it is.
+            FusionError: Names the parameter and the members.
         """
         frozen = [b for b, own in enumerate(self.own) if not own.requires_grad]
         if 0 < len(frozen) < len(self.own):
             raise FusionError(
-                f"{self.path!r} is frozen in members {frozen} and not in the others; do alike in all members, or fuse "
-                "them again with strict=False, so that it runs apart"
+                f"{self.path!r} is frozen in members {frozen} and not in the others; freeze it in all or in none, or "
+                "fuse them again with strict=False, so that it runs apart"
             )
 
     def check_requires_grad(self, requires_grad: bool) -> None:
         """Refuse to unfreeze a parameter that is kept once.
 
         Raises:
-            FusionError: it is.
+            FusionError: It is kept once, and would be unfrozen.
         """
         if self.shared and requires_grad:
             raise FusionError(
@@ -214,96 +221,27 @@ class Slot:
             )
 
     def stand_in(self, tensor: Tensor, versions: tuple[int, ...] | None = None) -> None:
-        """Have another stacked tensor in the place of the slot's own, its members as alike as they are."""
+        """Put another stacked tensor in the place of the slot's own; its members count as alike if the slot's do."""
         self.home[0][self.home[1]] = tensor
         self.versions = self._versions() if versions is None else versions
 
     def _still_alike(self) -> bool:
-        """Whether the members' values are equal, looked at again where anything was written to one of them."""
+        """Whether the members' values are equal; compared again after a write to one of them."""
         if self.versions != self._versions():
             self.versions = self._versions()
             self.alike = bool((self.data == self.data[:1]).all())
         return self.alike
 
     def own_versions(self) -> tuple[int, ...]:
-        """Grow with what is written to the members' own tensors."""
+        """Write counts of the members' own tensors."""
         return tuple(own._version for own in self.own)
 
     def _versions(self) -> tuple[int, ...]:
         return (self.data._version, *[own._version for own in self.own]) if self.alike else ()
 
 
-def keep(slots: Sequence[Slot], stage: nn.Module) -> None:
-    """Take over what user code has put in the stage's places, or has done to what all members share.
-
-    Raises:
-        FusionError: it has put another tensor in the place of a parameter, or one of another shape in that of a buffer.
-    """
-    replaced = [(slot, value) for slot in slots if (value := slot.found(0)) is not slot.shown]
-    _check_no_parameters(replaced)
-    for slot, value in _in_memory_of_their_own(replaced, stage):
-        slot.take(value)
-    for slot in slots:
-        slot.keep_alike()
-        if slot.shared:
-            slot.versions = slot.own_versions()
-
-
-def keep_rows(slots: Sequence[Slot], b: int, rows: Sequence[Tensor], member: nn.Module) -> None:
-    """Take over what user code has put in the places of member b, where rows of the stacked tensors or its own stood.
-
-    Raises:
-        FusionError: as `keep`.
-    """
-    found = [(slot, slot.found(b + 1), row) for slot, row in zip(slots, rows, strict=True)]
-    _check_no_parameters((slot, value) for slot, value, row in found if value is not row)
-    changed = [(slot, value) for slot, value, row in found if value is not row or value.data_ptr() != slot.addresses[b]]
-    for slot, value in _in_memory_of_their_own(changed, member):
-        slot.take_row(b, value)
-
-
-def _check_no_parameters(replaced: Iterable[tuple[Slot, Any]]) -> None:
-    for slot, value in replaced:
-        if slot.trainable and isinstance(value, Tensor):
-            raise FusionError(
-                f"{slot.path!r} is a parameter, and a function has put another tensor in its place; change it in place "
-                "(under torch.no_grad()), or register what changes as a buffer"
-            )
-
-
-def _in_memory_of_their_own(replaced: Sequence[tuple[Slot, Any]], model: nn.Module) -> Sequence[tuple[Slot, Any]]:
-    """Values that were put in slots' places; those that lie where another is about to be copied to are copied first, as
-    of buffers that change places. So is what the model has put elsewhere of what stood there: in attributes, or in
-    lists, deques and dicts there.
-    """
-    written = {memory_of(slot.data) for slot, _ in replaced if slot.registered and not slot.shared}
-    if not written:
-        return replaced
-    for attributes in map(vars, model.modules()):
-        own = {name: attributes[name] for name in attributes.keys() - OF_EVERY_MODULE}
-        _copy_from(written, attributes, own.items())
-        for held in own.values():
-            if isinstance(held, (list, deque, dict)):
-                _copy_from(written, held, held.items() if isinstance(held, dict) else enumerate(held))
-    return [(slot, _apart_from(written, value)) for slot, value in replaced]
-
-
-def _copy_from(written: Set[int], container: Any, items: Iterable[tuple[Any, Any]]) -> None:
-    """Copy the tensors among a container's items that lie in some memory."""
-    for key, value in list(items):
-        copied = _apart_from(written, value)
-        if copied is not value:
-            container[key] = copied
-
-
-def _apart_from(written: Set[int], value: Any) -> Any:
-    if isinstance(value, Stacked):
-        return Stacked(value.whole.detach().clone()) if memory_of(value.whole) in written else value
-    return value.detach().clone() if isinstance(value, Tensor) and memory_of(value) in written else value
-
-
 def _descend(root: nn.Module, path: Sequence[str]) -> nn.Module:
-    """The module at a path, which is made where it is missing."""
+    """The module at a path; missing modules are made."""
     for part in path:
         if part not in root._modules:
             root.add_module(part, nn.Module())
@@ -320,12 +258,125 @@ def _copy(path: str, target: Tensor, value: Tensor) -> None:
 
 
 def own_memory(grad: Tensor) -> Tensor | None:
-    """A parameter's gradient, copied if another parameter's lies in the same memory.
+    """A copy of a parameter's gradient if another parameter's gradient uses the same memory, else None.
 
-    Autograd takes over a gradient that is a view without looking who else holds a view of its base (of a sum `p + q`
-    both are handed the same memory), so what is accumulated or clipped in place for one would be so for the other.
+    Autograd adopts a gradient that is a view without checking for other views of its base: the two parameters of a sum
+    `p + q` get the same memory. Accumulating or clipping one gradient in place would then change the other.
     """
     base = grad._base
     if base is None or base._use_count() <= 2:  # type: ignore[attr-defined]  # `base` here, and the view
         return None
     return grad.clone()
+
+
+def find_slots(stage: nn.Module, members: Sequence[nn.Module], apart: Sequence[str] = ()) -> list[Slot]:
+    """Find all slots of a model.
+
+    Args:
+        stage: Copy of `members[0]` with the same tensors, whose places the slots will fill.
+        members: Models of one structure.
+        apart: Paths of submodules that are left out.
+
+    Raises:
+        FusionError: The members hold values in different places, or differ where no value can be put.
+    """
+    names = {id(t): name for name, t in chain(members[0].named_parameters(), members[0].named_buffers())}
+    passive = {id(t) for module in members[0].modules() if not _trains(module) for t in module._buffers.values()}
+    slots: dict[Any, Slot] = {}
+    walks = [list(_walk(model, "", {id(model.get_submodule(path)) for path in apart})) for model in (stage, *members)]
+    if any([place[0] for place in walk] != [place[0] for place in walks[0]] for walk in walks):
+        raise FusionError("the members hold tensors or floats in different places; fuse only models of one structure")
+    for number, columns in enumerate(zip(*walks, strict=True)):
+        path, _, _, first = columns[1]
+        values = [column[3] for column in columns[1:]]
+        if isinstance(first, float):
+            key: Any = number
+            if all(value == first or (value != value and first != first) for value in values):
+                continue
+            slots[key] = Slot(path, [], [[] for _ in columns], numbers=tuple(map(float, values)))
+        else:
+            key = id(first)
+            if key not in slots:
+                if key not in names and (
+                    isinstance(columns[1][1], tuple) or all(same(value, first) for value in values)
+                ):
+                    continue  # values in tuples were compared as part of the structure
+                slots[key] = slot = Slot(names.get(key, path), values, [[] for _ in columns], registered=key in names)
+                frozen = isinstance(first, nn.Parameter) and not first.requires_grad
+                if slot.registered and len(members) == 1:
+                    slot.shared = frozen and lent(first)
+                elif slot.registered and (frozen or key in passive):
+                    slot.shared = frozen and all(same(value, first) for value in values)
+                    slot.alike = not frozen and all(same(value, first) for value in values)
+        for places, (_, container, name, _) in zip(slots[key].places, columns, strict=True):
+            places.append((container, name))
+        if isinstance(columns[0][1], tuple) or columns[0][1] is columns[1][1]:
+            raise FusionError(f"the members differ in {path!r}, where no value can be put; keep it in a list or dict")
+    return list(slots.values())
+
+
+def tensors_within(model: nn.Module) -> list[Tensor]:
+    """Every tensor that a model holds, registered or not."""
+    return [value for _, _, _, value in _walk(model, "", set()) if isinstance(value, Tensor)]
+
+
+def _trains(module: nn.Module) -> bool:
+    return any(p is not None and p.requires_grad for p in module._parameters.values())
+
+
+def _walk(value: Any, path: str, seen: set[int]) -> Iterator[tuple[str, Any, Any, Any]]:
+    """Find all tensors and floats that may differ between members, in a fixed order: path, container, key and value."""
+    if id(value) in seen:
+        return
+    seen.add(id(value))
+    if isinstance(value, nn.Module):
+        for container in (value._parameters, value._buffers):
+            yield from _items(container, container.items(), path, seen)
+        attributes = vars(value)
+        own = [
+            (name, attributes[name]) for name in attributes if name not in _REGISTERED and not name.endswith("_hooks")
+        ]
+        yield from _items(attributes, own, path, seen)
+        for name, child in value._modules.items():
+            yield from _walk(child, _join(path, name), seen)
+    elif isinstance(value, dict):
+        yield from _items(value, value.items(), path, seen)
+    elif isinstance(value, (list, tuple)):
+        yield from _items(value, enumerate(value), path, seen)
+    elif isinstance(value, deque):
+        yield from _items(tuple(value), enumerate(value), path, seen)
+    elif isinstance(value, (set, frozenset)):
+        yield from _items((), enumerate(inner for inner in value if isinstance(inner, Tensor)), path, seen)
+    elif isinstance(value, partial):
+        yield from _items(value.keywords, value.keywords.items(), path, seen)
+        yield from _items(value.args, enumerate(value.args), path, seen)
+    elif not isinstance(value, _OPAQUE):
+        slotted = [name for base in type(value).__mro__ for name in _slots_of(base) if hasattr(value, name)]
+        yield from _items((), [(name, getattr(value, name)) for name in slotted], path, seen)
+        if hasattr(value, "__dict__"):
+            yield from _items(vars(value), vars(value).items(), path, seen)
+
+
+def _items(container: Any, items: Any, path: str, seen: set[int]) -> Iterator[tuple[str, Any, Any, Any]]:
+    for key, value in list(items):
+        if type(value) in _PLAIN:
+            continue
+        if isinstance(value, Tensor) or (isinstance(value, float) and not isinstance(container, tuple)):
+            yield _join(path, key), container, key, value
+        else:
+            yield from _walk(value, _join(path, key), seen)
+
+
+def _slots_of(kind: type) -> Sequence[str]:
+    """Names of the `__slots__` of a class."""
+    names = vars(kind).get("__slots__", ())
+    return [name for name in ([names] if isinstance(names, str) else names) if name not in ("__dict__", "__weakref__")]
+
+
+def _join(path: str, key: Any) -> str:
+    return f"{path}.{key}" if path else str(key)
+
+
+_REGISTERED = {"_parameters", "_buffers", "_modules"}
+_PLAIN = {type(None), bool, int, str}
+_OPAQUE = (type, Enum, FunctionType, MethodType, ModuleType)

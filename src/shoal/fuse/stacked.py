@@ -1,4 +1,4 @@
-"""A tensor that every member of an array has: user code sees one member's, the data holds all of them."""
+"""`Stacked`: the tensors of all members of an array as one tensor, which user code sees as one member's."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ __all__ = [
 class NeedsMemberError(BaseException):
     """User code asked for one value where the members have several; the function runs member by member instead.
 
-    No `Exception`: a handler in user code that goes on after one would go on with all members where one has failed.
+    It is no `Exception`, so that no handler in user code catches it and continues with all members.
     """
 
 
@@ -33,8 +33,8 @@ class SharedWriteError(NeedsMemberError):
     """User code writes, for each member, to a tensor that all members share.
 
     Args:
-        function: the name of what writes.
-        target: the tensor.
+        function: Name of the function that writes.
+        target: The shared tensor.
     """
 
     def __init__(self, function: str, target: Tensor) -> None:
@@ -51,14 +51,15 @@ class Stacked(Tensor):
     grouped convolutions, so chains of convolutions and elementwise functions copy nothing.
 
     Args:
-        whole: plain tensor, shape [B, *shape].
-        numbers: the members' Python floats, if it stands for one (a dropout rate); a loop hands them out as floats.
+        whole: Plain tensor, shape [B, *shape].
+        numbers: The members' Python floats, if the tensor stands for a float (a dropout rate); a loop passes them as
+            floats.
     """
 
     whole: Tensor
     numbers: tuple[float, ...] | None
     dispatch: ClassVar[Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]]
-    """Runs a torch function; set by `shoal.fuse.dispatch`."""
+    """Function that runs a torch function; set by `shoal.fuse.dispatch`."""
 
     @staticmethod
     def __new__(cls, whole: Tensor, numbers: tuple[float, ...] | None = None) -> "Stacked":
@@ -83,7 +84,7 @@ class Stacked(Tensor):
     def __torch_function__(
         cls, func: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Every torch function on a stacked tensor comes through here."""
+        """Run a torch function on stacked tensors."""
         with torch._C.DisableTorchFunctionSubclass():
             return cls.dispatch(func, args, kwargs or {})
 
@@ -91,7 +92,7 @@ class Stacked(Tensor):
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Only code that bypasses the Python interface of torch gets here: it must see one member at a time."""
+        """Refuse code that bypasses the Python interface of torch, which must see one member at a time."""
         events.bypasses += 1
         raise NeedsMemberError(f"{func} bypasses torch's Python functions")
 
@@ -110,16 +111,16 @@ class Stacked(Tensor):
 class Numbers(Stacked):
     """The members' own Python floats, shape []: a tensor to torch's functions, and a float to `isinstance`.
 
-    Arithmetic and torch's functions take them for all members at once. What else Python does with a float needs one.
+    Arithmetic and torch's functions take them for all members at once. Other uses of a float need one member's.
     """
 
     @property  # type: ignore[misc]
     def __class__(self) -> type:
-        """What `isinstance` asks for besides the type."""
+        """The class that `isinstance` checks besides the type."""
         return float
 
     def __getattr__(self, name: str) -> Any:
-        """Only what tensors do not have gets here."""
+        """Refuse methods of floats that tensors do not have."""
         if hasattr(float, name):
             self._ask(name)
         raise AttributeError(f"'float' object has no attribute {name!r}")
@@ -173,11 +174,11 @@ class Numbers(Stacked):
 class Ragged(Stacked):
     """A tensor that each member has in another shape, as between the two factors of adapters of different ranks.
 
-    Torch functions run on it member by member. What they return is stacked again where the members' results agree in
-    shape. It cannot be written to.
+    Torch functions run on it member by member. Their results are stacked again if they agree in shape. It cannot be
+    written to.
 
     Args:
-        rows: the members' tensors.
+        rows: The members' tensors.
     """
 
     rows: tuple[Tensor, ...]
@@ -195,7 +196,7 @@ class Ragged(Stacked):
 
     @property
     def whole(self) -> NoReturn:  # type: ignore[override]
-        """There is none."""
+        """Refuse: tensors of different shapes have no stacked tensor."""
         shapes = ", ".join(str(tuple(row.shape)) for row in self.rows)
         raise NeedsMemberError(f"the members' results have different shapes: {shapes}")
 
@@ -205,12 +206,12 @@ class Ragged(Stacked):
 
 
 def refuse_recorded(values: Iterable[Any]) -> None:
-    """Refuse what a custom `autograd.Function` made of stacked tensors.
+    """Refuse results that a custom `autograd.Function` made of stacked tensors.
 
-    Its `apply` knows no overrides, and records the backward pass for the views, which have none, not for their data.
+    Its `apply` does not call overrides of torch functions, and records the backward pass for the views, not their data.
 
     Raises:
-        NeedsMemberError: there is such a view among the values, or in a list of them.
+        NeedsMemberError: Such a result is among the values, or in a list among them.
     """
     with torch._C.DisableTorchFunctionSubclass():
         for value in values:
@@ -230,16 +231,16 @@ def count(tree: Any) -> int | None:
 
 
 def each(value: Any, members: int) -> Iterator[Any]:
-    """One member's value after another: slices of a stacked tensor, the same object of anything else."""
+    """Each member's value: the slices of a stacked tensor, or B times the same object for any other value."""
     return iter(value.parts()) if isinstance(value, Stacked) else iter([value] * members)
 
 
 @dataclass
 class Events:
-    """What has happened so far in functions of stacked tensors.
+    """Counts of events in functions of stacked tensors.
 
     Args:
-        bypasses: code outside of Python met a stacked tensor; it may hide the error in one of its own.
+        bypasses: Refusals in code outside of Python, which may replace the error by one of its own.
     """
 
     bypasses: int = 0
@@ -252,7 +253,7 @@ def agree(values: list[Any]) -> Any:
     """The plain value that all members hold.
 
     Raises:
-        NeedsMemberError: they hold different ones.
+        NeedsMemberError: The members hold different values.
     """
     first, *others = values
     if any(type(value) is not type(first) or _differ(value, first) for value in others):
@@ -263,19 +264,19 @@ def agree(values: list[Any]) -> Any:
 def _differ(value: Any, other: Any) -> bool:
     try:
         return bool(value != other)
-    except (RuntimeError, ValueError):  # arrays, and what holds some, say for each of their elements whether it does
+    except (RuntimeError, ValueError):  # arrays, and values that hold some, compare element by element
         return True
 
 
 def stack(values: list[Any], uneven: Callable[[tuple[Tensor, ...]], Any] | None = None) -> Any:
-    """The inverse of `each` over nested results of one structure; what is no tensor must agree between members.
+    """Stack nested results of one structure, the inverse of `each`; plain values must agree between members.
 
     Args:
-        values: of each member.
-        uneven: makes one value of the members' tensors where these differ in shape.
+        values: Results of each member.
+        uneven: Function that makes one value of the members' tensors if these differ in shape.
 
     Raises:
-        NeedsMemberError: the members' results differ in structure or plain value, or in shape without `uneven`.
+        NeedsMemberError: The members' results differ in structure or plain value, or in shape without `uneven`.
     """
     leaves, specs = zip(*(pytree.tree_flatten(value) for value in values), strict=True)
     if any(spec != specs[0] for spec in specs):

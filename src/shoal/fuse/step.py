@@ -1,33 +1,33 @@
-"""A training step of an array, in whichever way is fastest where it runs.
+"""A training step of an array, in the way that is fastest on this machine.
 
-The ways, of which the step itself finds the fastest by doing its first steps in turns; one that has to be made first
-takes turns with the fastest so far:
+The step times the ways in turns during its first steps; a way that must be captured first is timed against the fastest
+so far:
 
 - eager      all members at once
-- plain      forward and backward member after member, then each member's own optimizer: what a loop over the models
-             does, for models that fill the device by themselves and gain nothing by fusing
+- plain      forward and backward member after member, then each member's own optimizer, like a loop over the models;
+             for models that fill the device by themselves and gain nothing by fusing
 - captured   the whole step as one CUDA graph (on a GPU)
 - compiled   the whole step compiled by Inductor (on a GPU a CUDA graph as well); takes seconds, so it is tried only
-             where the caller says that it may repay itself
+             if the caller expects that it repays itself
 """
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import inf
 from typing import Any, Literal, get_args
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from shoal.core.errors import FusionError
 from shoal.cost.race import Race
 from shoal.fuse.array import ModelArray
 from shoal.fuse.capture import CapturedStep
+from shoal.fuse.generators import seed_member
 from shoal.fuse.optim.fused import FusedOptimizer
-from shoal.fuse.plain_step import PlainStep
-from shoal.fuse.scalar import one_for_each
+from shoal.fuse.per_member import MemberRunner, own_part
 from shoal.fuse.stacked import Stacked
 
 __all__ = ["TrainingStep", "Way"]
@@ -37,35 +37,36 @@ _log = logging.getLogger("shoal.fuse")
 Way = Literal["eager", "plain", "captured", "compiled"]
 
 CERTAIN = 1.05
-"""How many times as fast a way that had to be made must be: less is noise, or lost where caches are cold."""
+"""Speedup by which a captured way must win; less is noise, or lost when caches are cold."""
 
 PATIENCE = 20
-"""After so many batches in a row of other shapes than those that are timed, these are given up."""
+"""Number of batches in a row of other shapes after which the shapes that are timed are given up."""
 
 
 class TrainingStep:
     """Zero the gradients, compute the losses, go backward, update: for all members of an array.
 
-    Called with a batch, shared or stacked, it returns the losses, [B], part of no graph. `way` is the way that was
-    found the fastest (one that has to be made must win by a margin), or None as long as that is open; `seconds` are
-    those of a step in each way that was timed, for batches of the shapes of the first one. A batch of other shapes is
-    not timed, and not captured; where the first shapes do not come again, others are timed in their place, and if these
-    do not either, it is decided without them.
+    Called with a batch, shared or stacked, it returns the losses, [B], part of no graph. `way` is the fastest way (a
+    captured one must win by a margin), or None until it is found. `seconds` are the seconds of a step in each timed
+    way, for batches of the shapes of the first one. A batch of other shapes is neither timed nor captured. If the first
+    shapes do not come again, later ones are timed in their place; if these do not either, the step decides without
+    further timing.
 
     Capturing freezes numbers that the loss takes from anywhere but the models and the batch. Models that change their
     own plain attributes as they run are not captured.
 
     Args:
-        array: the models.
-        optimizer: theirs.
-        loss: takes a model and a batch and returns a scalar, which depends on parameters; as given to `ModelArray.map`.
-        ways: that may be taken.
-        compiling: asked once, with the seconds of the fastest step so far, whether compiling may repay itself.
-        clock: in seconds.
+        array: Array of the models.
+        optimizer: Optimizer of the array.
+        loss: Function as for `ModelArray.map`, which returns a scalar that depends on parameters.
+        ways: Allowed ways.
+        compiling: Function of the seconds of the fastest step so far that returns whether compiling may repay itself;
+            called once.
+        clock: Clock in seconds.
 
     Raises:
-        FusionError: `ways` names neither 'eager' nor 'plain', or what is no way; or `array` is not
-            what `fuse` made, `optimizer` not what `fuse_optimizers` made for it, or `loss` no function.
+        FusionError: `ways` names neither 'eager' nor 'plain', or an unknown way; `array` is not made by `fuse`;
+            `optimizer` is not made by `fuse_optimizers` for it; or `loss` is no function.
     """
 
     def __init__(
@@ -93,12 +94,12 @@ class TrainingStep:
             raise FusionError(f"`ways` must name 'eager' or 'plain' and may name 'captured' and 'compiled', got {ways}")
         self.way: Way | None = None
         self.compile_seconds = 0.0
-        """What capturing and compiling took."""
+        """Seconds spent on capturing and compiling."""
         self._array = array
         self._optimizer = optimizer
         self._loss = loss
         self._device = next((p.device for p in array.parameters()), torch.device("cpu"))
-        self._plain = PlainStep(array, optimizer, loss)
+        self._plain = _PlainStep(array, optimizer, loss)
         if len(array) == 1:
             ways = tuple(way for way in ways if way != "eager") if "plain" in ways else ways
         self._runs: dict[Way, Callable[[Any], Tensor]] = {"eager": self._eager, "plain": self._plain}
@@ -113,14 +114,14 @@ class TrainingStep:
 
     @property
     def seconds(self) -> dict[Way, float]:
-        """Of the shortest step in each way that was timed."""
+        """Seconds of the shortest step in each timed way."""
         return self._race.seconds
 
     def __call__(self, batch: Any) -> Tensor:
         """One step of all members.
 
         Raises:
-            FusionError: the loss is no scalar, or no parameter has part in it; the gradients are dropped then.
+            FusionError: The loss is no scalar, or depends on no parameter; the gradients are then dropped.
         """
         if self.way is not None:
             return self._run(self.way, batch)
@@ -144,7 +145,7 @@ class TrainingStep:
         return losses
 
     def _turn_to(self, shapes: list[Any]) -> bool:
-        """Count a batch of other shapes; returns whether these are the ones to be timed from now on."""
+        """Count a batch of other shapes; returns whether these shapes are timed from now on."""
         self._missed += 1
         if self._missed < PATIENCE:
             return False
@@ -161,7 +162,7 @@ class TrainingStep:
         self.way = self._race.leader
         self._later.clear()
         kept = {*self._uncaptured, self.way}
-        self._runs = {way: run for way, run in self._runs.items() if way in kept}  # what lost may hold much memory
+        self._runs = {way: run for way, run in self._runs.items() if way in kept}  # a losing way may hold much memory
         if self.way in ("captured", "compiled"):
             self._optimizer.zero_grad()  # its gradients are no tensors that outlive a step
         _log.info("%d members: %s", len(self._array), self)
@@ -190,7 +191,7 @@ class TrainingStep:
 
     def _eager(self, batch: Any) -> Tensor:
         self._optimizer.zero_grad()
-        losses = one_for_each(self._array.map(self._loss, batch), len(self._array))
+        losses = _one_for_each(self._array.map(self._loss, batch), len(self._array))
         losses.sum().backward()  # type: ignore[no-untyped-call]
         self._optimizer.step()
         return losses.detach()
@@ -216,3 +217,122 @@ def _shapes(batch: Any) -> list[Any]:
         for leaf in pytree.tree_leaves(batch)
         if isinstance(leaf, Tensor)
     ]
+
+
+class _PlainStep:
+    """Runs loss and backward of each member, which gets gradients of its own, then the members' own optimizers.
+
+    Weights and state are views of the array's and of its optimizer's, so plain and other steps may alternate.
+
+    Args:
+        array: Array of the models.
+        optimizer: Optimizer of the array.
+        loss: Function of a model and a batch that returns a scalar.
+    """
+
+    def __init__(self, array: ModelArray, optimizer: FusedOptimizer, loss: Callable[..., Any]) -> None:
+        self._array = array
+        self._optimizer = optimizer
+        self._loss = loss
+        self._device = next((p.device for p in array.parameters()), torch.device("cpu"))
+        self._runs = [MemberRunner(seed, self._device) for seed in array.seeds]
+        self._columns: list[tuple[Tensor, Sequence[Tensor]]] = []
+        """Stacked parameters with the members' own parameters, which may have gradients of the last step."""
+        self._begun = False
+        self.trained: list[Tensor] = []
+        """Parameters of the array of which a member had a gradient in the last step."""
+
+    def __call__(self, batch: Any) -> Tensor:
+        """Take one step; returns the losses, [B], part of no graph.
+
+        Raises:
+            FusionError: As for `TrainingStep`; nothing is updated then, and no gradients remain.
+        """
+        array = self._array
+        array.check_free()
+        array.check_batch(batch)
+        array.state.follow_own()
+        self._optimizer.zero_grad()
+        self._columns = [(stacked, own) for _, stacked, own in array.columns() if isinstance(stacked, nn.Parameter)]
+        self.drop()
+        ticks = array.ticks
+        array.tick += 1
+        losses = []
+        try:
+            for b, (member, run) in enumerate(zip(array.members, self._runs, strict=True)):
+                if b:
+                    seed_member(b)
+                losses.append(self._backward(b, run, ticks[b], member, own_part(batch, b, len(array))))
+        except BaseException as error:
+            self.drop()
+            if isinstance(error, FusionError):
+                self._runs = [MemberRunner(seed, self._device, watched=True) for seed in array.seeds]
+            raise
+        counts = [sum(each.grad is not None for each in own) for _, own in self._columns]
+        self.trained = [stacked for (stacked, _), count in zip(self._columns, counts, strict=True) if count]
+        self.trained += [own for _, _, own in array.apart() if own.grad is not None]
+        self._optimizer.step_each(uneven=any(0 < count < len(array) for count in counts))
+        if not self._begun:
+            array.state.check_places()
+            self._begun = True
+        return torch.stack(losses)
+
+    def _backward(self, b: int, run: MemberRunner, tick: int, member: Any, batch: Any) -> Tensor:
+        """Run loss and backward of a member; returns its loss.
+
+        Replaced buffers are taken over last, since autograd may have saved the old buffers.
+        """
+        try:
+            loss = _one(run(self._loss, tick, member, batch))
+            loss.backward()  # type: ignore[no-untyped-call]
+            self._array.state.take_over(b)
+        except BaseException:
+            self._array.state.put_back(b)
+            raise
+        return loss.detach()
+
+    def drop(self) -> None:
+        """Drop the gradients of the members' own parameters; call it before a step in another way."""
+        for _, own in self._columns:
+            for parameter in own:
+                parameter.grad = None
+
+
+def _one(returned: Any) -> Tensor:
+    """Check one member's loss, and return it with shape [].
+
+    Raises:
+        FusionError: The loss is no scalar, or depends on no parameter.
+    """
+    if not isinstance(returned, Tensor):
+        raise FusionError(_not_scalar(type(returned).__name__))
+    if returned.numel() != 1:
+        raise FusionError(_not_scalar(f"a tensor of shape {tuple(returned.shape)}"))
+    _check_graph(returned)
+    return returned if returned.dim() == 0 else returned.reshape(())
+
+
+def _one_for_each(returned: Any, members: int) -> Tensor:
+    """Check the members' losses, and return them with shape [B].
+
+    Raises:
+        FusionError: As for `_one`.
+    """
+    if not isinstance(returned, Tensor):
+        raise FusionError(_not_scalar(type(returned).__name__))
+    if returned.numel() != members:
+        raise FusionError(_not_scalar(f"a tensor of shape {tuple(returned.shape[1:])}"))
+    _check_graph(returned)
+    return returned.reshape(members)
+
+
+def _check_graph(loss: Tensor) -> None:
+    if not loss.requires_grad:
+        raise FusionError(
+            "`loss` returned a number in which no parameter has part (by `.item()`, `.detach()`, `torch.no_grad()`, or "
+            "because all are frozen), so there is no gradient to compute; return the loss itself"
+        )
+
+
+def _not_scalar(found: str) -> str:
+    return f"`loss` must return a scalar tensor for a model and a batch, its mean or sum, got {found}"

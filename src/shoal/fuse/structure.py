@@ -1,8 +1,8 @@
-"""What makes two models one structure, and where they differ.
+"""The structure of a model: comparison, digests, and obstacles to fusion.
 
-A model is written down as a list of (path, description) entries: modules with their classes, parameters and buffers
-with shapes and dtypes, and every other attribute that steers a forward pass. Floats that are attributes of a module, or
-of a configuration object it holds (a dropout rate, an eps), are left open: members may differ in them.
+A structure is a list of (path, description) entries: modules with their classes, parameters and buffers with shapes and
+dtypes, and every other attribute that steers a forward pass. Floats that are attributes of a module, or of a
+configuration object it holds (a dropout rate, an eps), are left open: members may differ in them.
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,35 +18,34 @@ from shoal.fuse.structure_serializer import StructureSerializer, digest
 __all__ = ["Entry", "apart_paths", "entries", "family_digest", "mismatch", "obstacle", "structure_digest"]
 
 Entry = tuple[str, str]
-"""A path such as "layers.0.weight" and what stands there."""
+"""A path such as "layers.0.weight" and the description of its value."""
 
 LARGE = 4
-"""A parameter is large that has at least this part of the elements of the largest one."""
+"""A parameter is large if it has at least one in `LARGE` of the elements of the largest one."""
 
 _OWN = {"_parameters", "_buffers", "_modules", "_non_persistent_buffers_set", "_version", "_flat_weight_refs"}
-"""Attributes of every module that are written down in a form of their own, or mean nothing."""
+"""Attributes of every module that have entries of their own form, or no meaning for the structure."""
 
 
 def entries(model: nn.Module) -> list[Entry]:
-    """Write down a model's structure."""
+    """List the entries of a model's structure."""
     return _entries(model, StructureSerializer(model))
 
 
 def structure_digest(model: nn.Module) -> str:
-    """A short name of a model's structure, the same in every process that builds the model.
+    """A digest of a model's structure, the same in every process that builds the model.
 
-    What may be another in each process is left open (see `StructureSerializer`), so models of one digest may still
-    differ there: whether they can be one array, `mismatch` tells.
+    Values that differ between processes are left open (see `StructureSerializer`), so models of one digest may still
+    differ in them: `mismatch` decides whether they can be one array.
     """
     return digest(_entries(model, StructureSerializer(model, lasting=True)))
 
 
 def family_digest(model: nn.Module) -> str:
-    """A short name of what models have in common whose array, partially fused, may be worth its while.
+    """A digest that is equal for models whose partially fused array may pay off; "" for a model without parameters.
 
-    That is their class, and the shapes of all parameters that have at least a quarter of the elements of the largest:
-    adapters of any rank on one base have them in common, networks of different widths have not. "" of a model without
-    parameters.
+    It covers their class, and the shapes of all parameters with at least a quarter of the elements of the largest:
+    adapters of any rank on one base have equal digests, networks of different widths have not.
     """
     parameters = [each for each in model.parameters() if not is_lazy(each)]
     least = max((each.numel() for each in parameters), default=0) / LARGE
@@ -59,26 +58,22 @@ def _entries(model: nn.Module, writer: StructureSerializer) -> list[Entry]:
 
 
 def obstacle(model: nn.Module, alone: bool) -> str | None:
-    """Why a model cannot be a member of an array, in words, or None.
+    """The reason why a model cannot be a member of an array, or None.
 
     Args:
-        model: the candidate.
-        alone: in an array of its own it runs as itself, so what its functions hold is no obstacle.
+        model: Candidate.
+        alone: Whether it is the only member. It then runs as itself, so parts held by its functions are no obstacle.
     """
     for path, parameter in model.named_parameters():
         if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None):
             return f"the parameter {path!r} has a hook, which would not see its own gradient; train this model alone"
     for path, module in model.named_modules():
         if isinstance(module, torch.jit.ScriptModule):
-            return f"{path or 'the model'!r} is what torch.jit made, of which an array cannot run a copy"
+            return f"{path or 'the model'!r} was made by torch.jit, and an array cannot run a copy of it"
         if "_orig_mod" in module._modules and not alone:
-            return (
-                f"{path or 'the model'!r} is what torch.compile returned; fuse the plain model, and compile its steps"
-            )
+            return f"{path or 'the model'!r} was returned by torch.compile; fuse the plain model, and compile its steps"
     if not alone and (tied := _in_one_memory(model)):
-        return (
-            f"{tied[0]!r} and {tied[1]!r} lie in one memory, which an array would take apart; make them one parameter"
-        )
+        return f"{tied[0]!r} and {tied[1]!r} lie in one memory, which an array would separate; make them one parameter"
     stuck = None if alone else unbindable(model)
     if stuck is not None:
         return (
@@ -90,7 +85,7 @@ def obstacle(model: nn.Module, alone: bool) -> str | None:
 
 
 def _in_one_memory(model: nn.Module) -> tuple[str, str] | None:
-    """The paths of a trained parameter and of another tensor that begins where it does; None if there are none."""
+    """The paths of a trained parameter and of another tensor at the same address, or None."""
     there: dict[int, tuple[str, Tensor]] = {}
     for path, tensor in (*model.named_parameters(), *model.named_buffers()):
         if type(tensor) not in (Tensor, nn.Parameter) or not tensor.numel() or not (place := tensor.data_ptr()):
@@ -102,7 +97,7 @@ def _in_one_memory(model: nn.Module) -> tuple[str, str] | None:
 
 
 def mismatch(first: list[Entry], other: list[Entry]) -> str | None:
-    """The first place where two structures differ, in words, or None."""
+    """A description of the first difference between two structures, or None."""
     for (path_a, what_a), (path_b, what_b) in zip(first, other, strict=False):
         if (path_a, what_a) != (path_b, what_b):
             place = f"at {path_a!r}" if path_a == path_b else f"at {path_a!r} and {path_b!r}"
@@ -114,10 +109,10 @@ def mismatch(first: list[Entry], other: list[Entry]) -> str | None:
 
 
 def apart_paths(models: Sequence[nn.Module]) -> list[str] | None:
-    """The smallest submodules in which models differ, by path; None if they differ outside of submodules.
+    """The paths of the smallest submodules in which models differ; None if they differ outside of submodules.
 
-    A module that has no forward pass of its own (a list of modules) is taken with the module that holds it. One that
-    stands at several paths is found at each of them, and also if it does not stand at the same paths in all models.
+    Instead of a module without a forward pass of its own (a list of modules), the module that holds it is returned. A
+    module at several paths is returned with each of them, also if the paths differ between the models.
     """
     found: list[str] = []
     places = [list(_places(model)) for model in models]
@@ -130,13 +125,13 @@ def apart_paths(models: Sequence[nn.Module]) -> list[str] | None:
     agrees: dict[str, bool] = {}
 
     def visit(path: str, modules: Sequence[nn.Module]) -> bool:
-        """Whether the modules at a path agree but for submodules that are found."""
+        """Whether the modules at a path agree except for submodules in `found`."""
         names = [[(name, child is None) for name, child in module._modules.items()] for module in modules]
         if path in torn or any(own[path] != written[0][path] for own in written) or any(n != names[0] for n in names):
             return False
         if path in aliases[0]:
             return agrees.get(aliases[0][path], False)
-        agrees[path] = True  # for what is below and refers to it
+        agrees[path] = True  # for submodules that refer to it
         here = len(found)
         for name, child in modules[0]._modules.items():
             if child is None:
@@ -156,7 +151,7 @@ def apart_paths(models: Sequence[nn.Module]) -> list[str] | None:
 
 
 class _Place(NamedTuple):
-    """A path of a model, the module there, and the path where that was met before."""
+    """A path of a model, the module there, and an earlier path of the same module."""
 
     path: str
     module: nn.Module | None
@@ -164,7 +159,7 @@ class _Place(NamedTuple):
 
 
 def _places(model: nn.Module) -> Iterator[_Place]:
-    """Every path of a model once; what is below a module is left out where that is met again."""
+    """Every path of a model once; submodules of a module are left out at its later paths."""
     first_path: dict[int, str] = {}
 
     def below(path: str, module: nn.Module | None) -> Iterator[_Place]:

@@ -1,7 +1,6 @@
-"""What stands in an attribute of a model, written down so that models can be compared.
+"""Descriptions of the attributes of a model, by which models are compared.
 
-Floats and tensors are left open where another member's can be put in their place; everywhere else they are written
-down by value.
+Floats and tensors are left open where another member's can take their place; elsewhere they are described by value.
 """
 
 import hashlib
@@ -29,48 +28,70 @@ _OF_EVERY_CLASS = {
     *("__static_attributes__", "__slotnames__", "_abc_impl"),
 }
 _LONG = 64
-"""Bytes; more of them are written down as their digest."""
+"""Number of bytes above which a bytes object is described by its digest."""
 
 _LARGE = 2**32
-"""What `id` and `hash` give is larger, but for small numbers, which are their own hashes."""
+"""Lower bound for results of `id` and `hash`, except for small numbers, which are their own hashes."""
 
 _ADDRESS = re.compile(r"\b0x[0-9a-f]{6,}\b")
-"""In what `repr` gives of an object that has none of its own."""
+"""An address, as in the default `repr` of an object."""
 
 
 def digest(parts: Iterable[Any]) -> str:
-    """A short name for anything that can be written down."""
+    """A digest of the `repr` of some values."""
     return hashlib.blake2b(repr(list(parts)).encode(), digest_size=12).hexdigest()
 
 
 class _Standing(NamedTuple):
-    """What can be put in the place of a value, or within it, when the array runs.
+    """Which values of another member can be put in the place of a value, or within it, when the array runs.
 
     Args:
-        number: another float.
-        tensor: another tensor.
-        within: other tensors in lists, dicts and objects that the value is made of.
+        number: Whether another float can.
+        tensor: Whether another tensor can.
+        within: Whether other tensors can be put in lists, dicts and objects within the value.
     """
 
     number: bool
     tensor: bool
     within: bool
 
+    @property
+    def inner(self) -> "_Standing":
+        """The same for the entries of a list, the values of a dict and the attributes of an object."""
+        return self._replace(tensor=self.within)
+
+    @property
+    def fixed(self) -> "_Standing":
+        """The same for entries that cannot be replaced: those of a tuple or a set, and the keys of a dict."""
+        return self._replace(number=False, tensor=self == _UNSEEN)
+
+    @property
+    def held(self) -> "_Standing":
+        """The same for values that a function or an opaque object holds."""
+        return _UNSEEN if self == _UNSEEN else _SHUT
+
 
 _OPEN = _Standing(True, True, True)
 _SHUT = _Standing(False, False, False)
 _UNSEEN = _Standing(False, True, True)
-"""Within objects that functions hold: these may refer to anything, also to other members, and are not followed."""
+"""Standing within objects that functions hold: these may refer even to other members, and are not followed."""
+
+
+_CONTAINERS = (Mapping, list, tuple, deque, set, frozenset)
+_CALLABLES = (
+    *(MethodType, FunctionType, CodeType, BuiltinFunctionType),
+    *(partial, property, staticmethod, classmethod),
+)
 
 
 class StructureSerializer:
-    """Writes down one model's attributes.
+    """Describes the attributes of one model.
 
     Args:
-        model: whose modules and tensors are told by their paths.
-        lasting: leave open what may be another in each process though the model is the same: numbers as large as those
-            of `id` and `hash`, addresses in strings, the order of a mapping, which may have been a set's. Classes and
-            functions of a script are told by what they are made of.
+        model: Model whose modules and tensors are described by their paths.
+        lasting: Whether to leave open values that differ between processes for the same model: numbers as large as
+            those of `id` and `hash`, addresses in strings, the order of a mapping, which may come from a set. Classes
+            and functions of a script are described by their contents.
     """
 
     def __init__(self, model: nn.Module, lasting: bool = False) -> None:
@@ -82,20 +103,20 @@ class StructureSerializer:
         self._classes: dict[int, str] = {}
 
     def attribute(self, value: Any) -> str:
-        """What a module holds under a name of its own."""
+        """Describe an attribute of a module."""
         return self._any(value, (), _OPEN)
 
     def hooks(self, value: Mapping[Any, Any]) -> str:
-        """A module's hooks of one kind, whatever their numbers."""
+        """Describe a module's hooks of one kind, without their ids."""
         return str([self._any(hook, (), _SHUT) for hook in value.values()])
 
     def kind(self, value: type) -> str:
-        """The name of a class, and what it is made of if a function has made it, each time another one."""
+        """Describe a class by its name, and by its contents if it cannot be imported by name."""
         name = f"{value.__module__}.{value.__qualname__}"
         if self._is_named(value):
             return name
         if id(value) not in self._classes:
-            self._classes[id(value)] = name  # for what refers to it
+            self._classes[id(value)] = name  # for contents that refer to the class
             made = {k: v for k, v in vars(value).items() if k not in _OF_EVERY_CLASS}
             self._classes[id(value)] = (
                 f"{name} {digest([self._any(made, (), _SHUT), *map(self.kind, value.__bases__)])}"
@@ -103,7 +124,7 @@ class StructureSerializer:
         return self._classes[id(value)]
 
     def tensor(self, tensor: Tensor | None, path: str) -> str:
-        """A tensor's shape and type, and where it was met before."""
+        """Describe a tensor by its shape and type, and by the path of an earlier occurrence."""
         if tensor is None:
             return "none"
         tied = self._first.setdefault(id(tensor), path)
@@ -111,6 +132,46 @@ class StructureSerializer:
         return f"{tuple(tensor.shape)} {tensor.dtype}{frozen}" + (f" tied to {tied}" if tied != path else "")
 
     def _any(self, value: Any, above: tuple[int, ...], standing: _Standing) -> str:
+        """Describe any value.
+
+        Args:
+            value: Value to describe.
+            above: `id` of the values in which it is nested.
+            standing: Values that another member may have in its place.
+        """
+        if (text := self._simple(value, standing)) is not None:
+            return text
+        if id(value) in above:
+            return "above"
+        above = (*above, id(value))
+        if isinstance(value, Tensor):
+            return self._tensor(value, standing)
+        if isinstance(value, nn.Module):
+            return self._module(value, standing)
+        if isinstance(value, type):
+            return f"class {self.kind(value)}"
+        kind = self.kind(type(value))
+        if isinstance(value, _CONTAINERS):
+            return self._container(value, kind, above, standing)
+        if isinstance(value, _CALLABLES):
+            return self._callable(value, kind, above, standing)
+        if isinstance(value, np.ndarray) and value.dtype == object:
+            return f"{kind} {value.shape} {[self._any(each, above, standing.fixed) for each in value.ravel()]}"
+        if isinstance(value, (np.generic, np.ndarray)):
+            return f"{kind} {value.dtype} {value.tolist()!r}"
+        if isinstance(value, (slice, range)):
+            return repr(value)
+        if isinstance(value, Enum):
+            return f"{kind} {value.name}"
+        if isinstance(value, ReferenceType):
+            return f"{kind} {[self._any(value(), above, standing.held)]}"
+        attributes = getattr(value, "__dict__", None)
+        state = [self._any(each, above, standing.held) for each in _state(value, attributes)]
+        own = [self._attributes(attributes, above, standing.inner)] if attributes else []
+        return " ".join([kind, *own, *state])
+
+    def _simple(self, value: Any, standing: _Standing) -> str | None:
+        """Describe a number, a string or the like; None for any other value."""
         if isinstance(value, float):
             return "float" if standing.number else repr(value)
         if isinstance(value, bytes) and len(value) > _LONG:
@@ -121,63 +182,40 @@ class StructureSerializer:
             return repr(_ADDRESS.sub("0x", value))
         if value is None or isinstance(value, (bool, int, complex, str, bytes, torch.dtype, torch.Size)):
             return repr(value)
-        if isinstance(value, torch.device):
-            return value.type
-        if id(value) in above:
-            return "above"
-        above = (*above, id(value))
+        return value.type if isinstance(value, torch.device) else None
 
-        def inner(values: Iterable[Any], there: _Standing) -> list[str]:
-            return [self._any(inside, above, there) for inside in values]
-
-        within = standing._replace(tensor=standing.within)
-        fixed = standing._replace(number=False, tensor=standing == _UNSEEN)
-        if isinstance(value, Tensor):
-            return self._tensor(value, standing)
-        if isinstance(value, nn.Module):
-            return self._module(value, standing)
-        if isinstance(value, type):
-            return f"class {self.kind(value)}"
-        kind = self.kind(type(value))
+    def _container(self, value: Any, kind: str, above: tuple[int, ...], standing: _Standing) -> str:
+        """Describe a mapping, a sequence or a set."""
         if isinstance(value, Mapping):
-            pairs = zip(inner(value.keys(), fixed), inner(value.values(), within), strict=True)
-            items = [f"{key}: {what}" for key, what in pairs]
+            keys, values = value.keys(), value.values()
+            names = [self._any(key, above, standing.fixed) for key in keys]
+            texts = [self._any(each, above, standing.inner) for each in values]
+            items = [f"{name}: {text}" for name, text in zip(names, texts, strict=True)]
             return f"{kind}{{{', '.join(sorted(items) if self._lasting else items)}}}"
-        if isinstance(value, list):
-            return f"{kind}({', '.join(inner(value, within))})"
-        if isinstance(value, (tuple, deque)):
-            return f"{kind}({', '.join(inner(value, fixed))})"
-        if isinstance(value, (set, frozenset)):
-            return f"{kind}({', '.join(sorted(inner(value, fixed)))})"
-        held = _SHUT if standing != _UNSEEN else _UNSEEN
+        there = standing.inner if isinstance(value, list) else standing.fixed
+        entries = [self._any(each, above, there) for each in value]
+        return f"{kind}({', '.join(sorted(entries) if isinstance(value, (set, frozenset)) else entries)})"
+
+    def _callable(self, value: Any, kind: str, above: tuple[int, ...], standing: _Standing) -> str:
+        """Describe a function, a method, code, or a descriptor that calls functions."""
+        held = standing.held
         if isinstance(value, MethodType):
-            return f"method {inner([value.__func__], held)} of {inner([value.__self__], held)}"
+            function, owner = self._any(value.__func__, above, held), self._any(value.__self__, above, held)
+            return f"method {[function]} of {[owner]}"
         if isinstance(value, FunctionType):
             return f"function {self._function(value, above, held)}"
         if isinstance(value, CodeType):
-            return f"code {digest([value.co_code, value.co_names, inner(value.co_consts, _SHUT)])}"
-        if isinstance(value, partial):
-            named = inner([dict(value.keywords)], standing._replace(number=False))
-            return f"{kind} {inner([value.func, value.args], fixed)} {named}"
-        if isinstance(value, np.ndarray) and value.dtype == object:
-            return f"{kind} {value.shape} {inner(value.ravel(), fixed)}"
-        if isinstance(value, (np.generic, np.ndarray)):
-            return f"{kind} {value.dtype} {value.tolist()!r}"
-        if isinstance(value, (slice, range)):
-            return repr(value)
+            constants = [self._any(each, above, _SHUT) for each in value.co_consts]
+            return f"code {digest([value.co_code, value.co_names, constants])}"
         if isinstance(value, BuiltinFunctionType):
-            owner = value.__self__
-            of = "" if owner is None or isinstance(owner, ModuleType) else f" of {inner([owner], held)}"
+            of_module = value.__self__ is None or isinstance(value.__self__, ModuleType)
+            of = "" if of_module else f" of {[self._any(value.__self__, above, held)]}"
             return f"{value.__module__}.{value.__qualname__}{of}"
-        if isinstance(value, Enum):
-            return f"{kind} {value.name}"
-        if isinstance(value, ReferenceType):
-            return f"{kind} {inner([value()], held)}"
-        if isinstance(value, (property, staticmethod, classmethod)):
-            return f"{kind} {inner(_functions(value), held)}"
-        attributes = getattr(value, "__dict__", None)
-        state = inner(_state(value, attributes), held)
-        return " ".join([kind, *([self._attributes(attributes, above, within)] if attributes else []), *state])
+        if isinstance(value, partial):
+            named = self._any(dict(value.keywords), above, standing._replace(number=False))
+            called = [self._any(each, above, standing.fixed) for each in (value.func, value.args)]
+            return f"{kind} {called} {[named]}"
+        return f"{kind} {[self._any(each, above, held) for each in _functions(value)]}"
 
     def _tensor(self, tensor: Tensor, standing: _Standing) -> str:
         own = self._paths.get(id(tensor))
@@ -197,7 +235,7 @@ class StructureSerializer:
         return f"module {type(module).__qualname__} {digest(tensors)}"
 
     def _attributes(self, attributes: dict[str, Any], above: tuple[int, ...], standing: _Standing) -> str:
-        """Those of an object; of one that cannot be given others, its own numbers and plain tensors by value."""
+        """Describe an object's attributes; numbers and plain tensors by value if no other ones can be put there."""
         if standing.within:
             return self._any(attributes, above, standing)
         plain = {k: v for k, v in attributes.items() if type(v) in (float, Tensor)}
@@ -205,7 +243,7 @@ class StructureSerializer:
         return f"{self._any(plain, above, _SHUT)} {self._any(rest, above, _UNSEEN)}"
 
     def _is_named(self, value: Any) -> bool:
-        """Whether a name is enough of a class or function; one of a script is no such in the script's workers."""
+        """Whether a name identifies a class or function; names of a script do not, since its workers lack them."""
         return _importable(value) and not (self._lasting and value.__module__ == "__main__")
 
     def _function(self, function: FunctionType, above: tuple[int, ...], held: _Standing) -> str:
@@ -217,7 +255,7 @@ class StructureSerializer:
 
 
 def _importable(value: Any) -> bool:
-    """Whether a class or function is the one that its name stands for, and so the same in all members."""
+    """Whether the name of a class or function leads to it, so that it is the same in all members."""
     found: Any = imported.get(value.__module__)
     for name in value.__qualname__.split("."):
         found = getattr(found, name, None)
@@ -225,12 +263,12 @@ def _importable(value: Any) -> bool:
 
 
 def _functions(value: Any) -> Iterator[Any]:
-    """What a property or a static method calls."""
+    """Functions of a property, a class method or a static method."""
     return (f for f in (getattr(value, name, None) for name in ("__func__", "fget", "fset", "fdel")) if f is not None)
 
 
 def _state(value: Any, attributes: dict[str, Any] | None) -> list[Any]:
-    """What pickle would write of an object besides its attributes; nothing of one that cannot be pickled."""
+    """The state of an object that pickle would write besides its attributes; empty if it cannot be pickled."""
     kind = type(value)
     defined = {name for base in kind.__mro__[:-1] for name in vars(base)}
     if attributes is not None and not defined & {"__slots__", "__reduce__", "__reduce_ex__"}:
@@ -254,7 +292,7 @@ def _state(value: Any, attributes: dict[str, Any] | None) -> list[Any]:
 
 
 def _values(tensor: Tensor) -> str:
-    """A digest of a tensor's elements; they are unknown on the device "meta"."""
+    """A digest of a tensor's elements, which are unknown on the device "meta"."""
     if tensor.is_meta:
         return "of unknown values"
     plain = (

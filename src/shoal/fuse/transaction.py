@@ -1,4 +1,4 @@
-"""What running something may change, to compare with and to go back to."""
+"""Snapshots of all that running a function may change, to detect changes and to roll them back."""
 
 import logging
 import sys
@@ -30,24 +30,24 @@ _CONTAINERS = (list, deque, dict, set)
 _REGISTERED = ("_parameters", "_buffers")
 _LIBRARIES = frozenset({*sys.stdlib_module_names, "numpy", "shoal", "torch"})
 _DEPTH = 5
-"""Of containers and objects in each other, from what a function names on."""
+"""Levels of nested containers and objects that are followed from the names in a function."""
 _LARGE = 1000
-"""What lies in larger containers that a function names is not looked at."""
+"""Size of the largest container named in a function whose entries are followed."""
 _MISSING = object()
 
 
 @dataclass(frozen=True)
 class _Seen:
-    """A container, with the entries that it had.
+    """A container, with its entries at the time of the snapshot.
 
     Args:
-        container: a list, dict, set, deque or variable; attributes are a dict.
-        items: its entries then, by key or position.
-        label: what it is to its user, "Task.history".
-        names: the entries that are meant, of a dict of globals.
-        registered: it holds the parameters or buffers of a module.
-        attributes: it holds those of a module.
-        of_model: a model holds it.
+        container: List, dict, set, deque or variable; attributes are a dict.
+        items: Entries at the snapshot, by key or position.
+        label: Name for the user, "Task.history".
+        names: Names of the entries that count, in a dict of globals.
+        registered: Whether it holds the parameters or buffers of a module.
+        attributes: Whether it holds the attributes of a module.
+        of_model: Whether a model holds it.
     """
 
     container: Any
@@ -59,24 +59,25 @@ class _Seen:
     of_model: bool = False
 
     def now(self) -> dict[Any, Any]:
-        """Its entries now."""
+        """Current entries."""
         return _items(self.container, self.names)
 
     def changed(self, now: dict[Any, Any]) -> bool:
-        """Whether these are others."""
+        """Whether the given entries differ from those of the snapshot."""
         return not (_alike(now, self.items) and _alike(now.values(), self.items.values()))
 
 
 class Transaction:
-    """All that running something may change, as it is when this is made.
+    """Snapshot of all that running a function may change.
 
     Args:
-        models: what their modules hold in attributes, and what that holds, however deep.
-        functions: what they and the functions of the user's that they call close over, their defaults, the globals that
-            they name, the objects whose methods they are, and what all these hold, `_DEPTH` deep.
-        tensors: whose values and gradients are copied: parameters and buffers.
-        places: `id` of containers, with keys, that are looked after elsewhere.
-        owners: other objects, such as optimizers, of which all that they hold is meant, however deep.
+        models: Models. Attributes of their modules are included, at any depth.
+        functions: Functions. Included are the variables that they and the user's functions called by them close over,
+            their defaults, the globals that they name, the objects of methods, and the contents of all these to the
+            depth `_DEPTH`.
+        tensors: Parameters and buffers, whose values and gradients are copied.
+        places: `id` of containers, with keys, that other code restores.
+        owners: Other objects, such as optimizers, whose contents are included at any depth.
     """
 
     def __init__(
@@ -101,9 +102,9 @@ class Transaction:
             self._look((fn, "", _DEPTH) for fn in functions)
 
     def changed(self) -> str | None:
-        """The first thing that is not as it was, but for parameters and buffers, by its name; None if there is none.
+        """The name of the first change since the snapshot, or None.
 
-        Of parameters and buffers those that were given as `tensors` count.
+        Of parameters and buffers, only those given as `tensors` count.
         """
         for seen in self._seen.values():
             if not seen.registered and seen.changed(seen.now()):
@@ -113,7 +114,7 @@ class Transaction:
         return None
 
     def left_of_members(self) -> str | None:
-        """What a run at once has left where each member leaves something by itself, in words; None if nothing."""
+        """Describe the first effect of a run at once that each member must have by itself; None if there is none."""
         for seen in self._seen.values():
             if seen.attributes or seen.registered:
                 continue
@@ -129,17 +130,19 @@ class Transaction:
         return None
 
     def restore(self) -> None:
-        """Bring all back to where it was when this was made."""
+        """Restore the state of the snapshot."""
         with _aside():
             for seen in self._seen.values():
                 now = seen.now()
                 if seen.changed(now):
                     _fill(seen, now)
             for tensor, version, saved in self._tensors:
-                if _version(tensor) != version or not torch.equal(tensor, saved):  # kernels of optimizers count none
+                if _version(tensor) != version or not torch.equal(
+                    tensor, saved
+                ):  # kernels of optimizers count no version
                     tensor.detach().copy_(saved)
-            for tensor, _, saved in self._values:  # also what was written past autograd, which counts no version
-                if not torch.equal(tensor, saved):  # else its version, which is compared, is to stay as it is
+            for tensor, _, saved in self._values:  # also writes past autograd, which count no version
+                if not torch.equal(tensor, saved):  # an equal tensor must keep its version, which is compared
                     tensor.detach().copy_(saved)
             for tensor, gradient, kept in self._gradients:
                 if gradient is not None and kept is not None:
@@ -149,13 +152,13 @@ class Transaction:
                 generators.restore()
 
     def _look(self, roots: Iterable[tuple[Any, str, float]]) -> None:
-        """Note every container and tensor that is reached, each once, the nearest first."""
+        """Record every container and tensor that can be reached, each once, breadth first."""
         to_do = deque(roots)
         while to_do:
             value, label, depth = to_do.popleft()
             if depth < 0 or id(value) in self._met or isinstance(value, (*_PLAIN, *_OPAQUE)):
                 continue
-            if isinstance(value, (tuple, frozenset)):  # which may be made for this walk, and hold no circle
+            if isinstance(value, (tuple, frozenset)):  # may be made for this walk, and hold no cycle
                 to_do += ((inner, label, depth - 1) for inner in value)
                 continue
             self._met.add(id(value))
@@ -185,7 +188,7 @@ class Transaction:
         self._note(vars(module), label, attributes=True, of_model=True)
         for name, held in vars(module).items():
             if name in _REGISTERED:
-                if isinstance(held, dict):  # of torch.jit's modules it is none
+                if isinstance(held, dict):  # modules of torch.jit have no dict here
                     self._note(held, label, registered=True)
             else:
                 yield held, f"{label}.{name}" if name != "_modules" else label, inf
@@ -221,17 +224,17 @@ class Transaction:
 def unchanged(
     model: nn.Module, functions: Iterable[Callable[..., Any]] = (), tensors: Iterable[Tensor] = ()
 ) -> Iterator[None]:
-    """Within, a model may change its parameters and buffers, and nothing else is changed.
+    """Refuse changes within of anything but a model's parameters and buffers.
 
-    If something is, or anything is raised, all of it is put back.
+    If anything else is changed, or an error is raised, all changes are rolled back.
 
     Args:
-        model: with whatever its modules refer to.
-        functions: with what they name.
-        tensors: those of the model's parameters and buffers that must not change either.
+        model: Model, with everything that its modules refer to.
+        functions: Functions, with everything that they name.
+        tensors: Parameters and buffers of the model that must not change either.
 
     Raises:
-        FusionError: something was changed.
+        FusionError: Something else was changed; names it.
     """
     transaction = Transaction([model], functions, tensors=tensors)
     try:
@@ -248,13 +251,13 @@ def unchanged(
 
 @contextmanager
 def _aside() -> Iterator[None]:
-    """Within, neither a tracer nor a rule notices what is done to tensors."""
+    """Within, neither a tracer nor a rule sees operations on tensors."""
     with torch.no_grad(), disable_proxy_modes_tracing(), torch._C.DisableTorchFunction():
         yield
 
 
 def _items(container: Any, names: Collection[str] | None = None) -> dict[Any, Any]:
-    """What is in a container, by key or position; of a dict only what is named; a variable may have no value yet."""
+    """Entries of a container by key or position; with `names`, only those; none of a variable without a value."""
     if isinstance(container, CellType):
         try:
             return {None: container.cell_contents}
@@ -266,7 +269,7 @@ def _items(container: Any, names: Collection[str] | None = None) -> dict[Any, An
 
 
 def _fill(seen: _Seen, now: dict[Any, Any]) -> None:
-    """Give a container the entries that it had."""
+    """Restore the entries of a container."""
     container: Any = seen.container
     if isinstance(container, CellType):
         if seen.items:
@@ -295,12 +298,12 @@ def _same(value: Any, other: Any) -> bool:
 
 
 def _version(tensor: Tensor) -> int:
-    """Grows with what is written to a tensor; those of inference mode do not count it."""
+    """Write count of a tensor; 0 for tensors of inference mode, which have none."""
     return 0 if tensor.is_inference() else tensor._version
 
 
 def _named(label: str, key: Any) -> str:
-    """An entry of a container, as its user writes it."""
+    """Name of an entry of a container, as user code writes it."""
     if isinstance(key, str) and key.isidentifier():
         return f"{label}.{key}" if label else key
     return f"{label}[{key!r}]" if isinstance(key, _PLAIN) and key is not None else label
@@ -316,7 +319,7 @@ def _copied(tensor: Tensor | None) -> Tensor | None:
 
 
 def _room(of: Any) -> str:
-    """The package that a class or function is of."""
+    """Name of the top package of a class or function."""
     return str(of.__module__).partition(".")[0]
 
 

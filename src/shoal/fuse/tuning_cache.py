@@ -1,4 +1,4 @@
-"""The file of the fastest lowerings on this machine, so that they are measured once."""
+"""The autotuner's file: the fastest lowerings on this machine, so that each is measured once."""
 
 import json
 import logging
@@ -16,12 +16,12 @@ _log = logging.getLogger("shoal.fuse")
 class TuningCache:
     """The fastest way by key, kept across processes.
 
-    The file holds one JSON object a line, and is only ever appended to, one write a line: processes may do so at once.
-    A line that cannot be read is passed over and said in the log; a file that cannot be read or written is not used
-    again, and findings last as long as the process. The last line of a key counts.
+    The file holds one JSON object per line. Each line is appended by one write, so several processes may append at
+    once. The last line of a key counts. An unreadable line is skipped and logged. A file that cannot be read or written
+    is not used again, and findings then last as long as the process.
 
     Args:
-        path: the file; by default one in the user's cache directory, next to the job history.
+        path: Path of the file; by default in the user's cache directory, next to the job history.
     """
 
     def __init__(self, path: Path | None = None) -> None:
@@ -30,18 +30,18 @@ class TuningCache:
         self._usable = True
 
     def get(self, key: str) -> str | None:
-        """The way found for a key, or None if it was never measured."""
+        """The way found for a key, or None if the key was never measured."""
         if self._ways is None:
             self._ways = self._load()
         return self._ways.get(key)
 
     def put(self, key: str, way: str, seconds: Mapping[str, float]) -> None:
-        """Keep a finding.
+        """Store a finding.
 
         Args:
-            key: what was measured, in words.
-            way: the one to use from now on.
-            seconds: what each way took.
+            key: Description of the measured function, its tensors and the machine.
+            way: Fastest way.
+            seconds: Seconds of each way.
         """
         if self._ways is None:
             self._ways = self._load()
@@ -76,7 +76,7 @@ class TuningCache:
             except (ValueError, KeyError, TypeError):
                 torn += 1
         if torn:
-            _log.warning("%d lines of %s cannot be read; what they said is measured anew", torn, self.path)
+            _log.warning("%d lines of %s cannot be read; their lowerings are measured anew", torn, self.path)
         return found
 
     def _give_up(self, error: OSError) -> None:

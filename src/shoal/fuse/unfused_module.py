@@ -12,23 +12,23 @@ from torch.utils import _pytree as pytree
 from shoal.core.errors import FusionError
 from shoal.fuse.aliasing import one_memory
 from shoal.fuse.frozen import lent, take_own
-from shoal.fuse.inplace_ops import WRITES_INSIDE, written
 from shoal.fuse.intercept import member_run
 from shoal.fuse.randomness import active
+from shoal.fuse.side_effects import WRITES_INSIDE, written
 from shoal.fuse.stacked import NeedsMemberError, Ragged, SharedWriteError, Stacked, each, refuse_recorded, stack
 
 __all__ = ["UnfusedModule", "modules_of", "own_parameters", "own_places", "put_apart"]
 
 
 class UnfusedModule(nn.Module):
-    """Stands in an array's model where each member has a module of its own kind.
+    """Stands in the stage of an array for a submodule in which the members differ.
 
-    Called, it calls each member's with that member's part of the arguments; what they return is stacked again, or, if
-    it differs in shape, `Ragged`. Attributes asked of it are the members' own, stacked where they are tensors.
+    A call of it calls each member's module with that member's part of the arguments, and stacks the results, or makes
+    them `Ragged` if they differ in shape. Its attributes are the members' own; tensors among them are stacked.
 
     Args:
-        path: of the submodules.
-        own: the members' submodules.
+        path: Path of the submodules.
+        own: The members' submodules.
     """
 
     own: tuple[nn.Module, ...]
@@ -52,7 +52,7 @@ class UnfusedModule(nn.Module):
 
     @property  # type: ignore[misc]
     def __class__(self) -> type:
-        """What `isinstance` asks for where `type` does not answer it; refused to users' code while the array runs."""
+        """The class that `isinstance` checks besides the type; refused to user code while the array runs."""
         if sys._getframe(1).f_globals.get("__name__", "").partition(".")[0] not in ("shoal", "torch"):
             self._refuse("it asks for the class")
         return UnfusedModule
@@ -61,7 +61,7 @@ class UnfusedModule(nn.Module):
         """Refuse an operation that would see this stand-in instead of the members' modules.
 
         Raises:
-            NeedsMemberError: the array runs for all members now.
+            NeedsMemberError: The array runs for all members at once.
         """
         source = active()
         if source is not None and not source.alone:
@@ -123,7 +123,7 @@ class UnfusedModule(nn.Module):
 
 
 def _for_ragged(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Run a torch function member by member on `Ragged` tensors; no member writes to one, or to a view of one."""
+    """Run a torch function member by member on `Ragged` tensors; writes to them or to views of them are refused."""
     name = str(getattr(func, "__name__", func))
     if func in _OF_AUTOGRAD:
         raise NeedsMemberError(f"{name} asks for the gradient of tensors of which each member's has another shape")
@@ -146,7 +146,7 @@ def _for_ragged(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
 
 
 _OF_AUTOGRAD = {torch.autograd.grad, torch.autograd.backward, Tensor.retain_grad, Tensor.grad.__get__}  # type: ignore[union-attr]
-"""Functions that ask which tensor it is: of a ragged one members are given copies."""
+"""Functions that depend on the identity of a tensor; members get copies of a ragged one."""
 
 Ragged.dispatch = staticmethod(_for_ragged)
 
@@ -155,7 +155,7 @@ def _by_member(path: str, calls: Sequence[Callable[..., Any]], args: tuple[Any, 
     """Call each member's function with that member's part of the arguments, and its own random numbers.
 
     Raises:
-        FusionError: no array runs.
+        FusionError: No array runs.
     """
     source = active()
     if source is None:
@@ -184,14 +184,14 @@ def _by_member(path: str, calls: Sequence[Callable[..., Any]], args: tuple[Any, 
 
 
 class _MemberArgument:
-    """A tensor among the arguments, of which each member is given a copy.
+    """A tensor among the arguments, of which each member gets a copy.
 
-    They must be copies, as a member may write to what it is given: autograd counts what is written to a tensor and to
-    all of its slices as one, and would refuse what other members have kept of theirs for the backward pass.
+    Members may write to their copies. Autograd does not distinguish writes to slices of one tensor, so a member's write
+    to a slice would invalidate the slices that other members have saved for the backward pass.
 
     Args:
-        value: stacked, or shared by all members.
-        members: B.
+        value: Tensor that is stacked, or shared by all members.
+        members: Number of members, B.
     """
 
     def __init__(self, value: Tensor, members: int) -> None:
@@ -200,15 +200,15 @@ class _MemberArgument:
         self._written: dict[int, Tensor] = {}
 
     def copy(self, b: int) -> Any:
-        """What member b is given; of a number that number."""
+        """Copy of the tensor for member b; for a number, the number itself."""
         part = self._parts[b]
         return part.clone() if isinstance(part, Tensor) else part
 
     def look(self, b: int, copy: Any, path: str) -> None:
-        """Note whether member b has written to its copy.
+        """Record whether member b has written to its copy.
 
         Raises:
-            SharedWriteError: it has, and all members share the tensor.
+            SharedWriteError: The member has written to a copy of a tensor that all members share.
         """
         if not isinstance(copy, Tensor) or not _changed(copy, self._parts[b]):
             return
@@ -217,7 +217,7 @@ class _MemberArgument:
         self._written[b] = copy
 
     def give_back(self) -> None:
-        """Do to the stacked tensor what members have done to their copies."""
+        """Write the members' changed copies to the stacked tensor."""
         if self._written and isinstance(self._value, Stacked):
             self._value.whole.copy_(torch.stack([self._written.get(b, part) for b, part in enumerate(self._parts)]))
 
@@ -227,15 +227,15 @@ def _instead(copies: dict[int, Any], value: Tensor) -> Any:
 
 
 def _changed(copy: Tensor, original: Tensor) -> bool:
-    """Whether a copy was written to; in inference mode torch does not count that."""
+    """Whether a copy was written to; in inference mode torch does not count writes, so values are compared."""
     return not torch.equal(copy, original) if copy.is_inference() else copy._version > 0
 
 
 def put_apart(stage: nn.Module, members: Sequence[nn.Module], paths: Iterable[str]) -> list[UnfusedModule]:
-    """Have one `UnfusedModule` stand in a stage for the same modules of the members, at whichever paths they are.
+    """Replace submodules of a stage by `UnfusedModule`s; paths with the same modules of the members get the same one.
 
     Returns:
-        Each of them once.
+        Each `UnfusedModule` once.
     """
     parts: dict[tuple[int, ...], UnfusedModule] = {}
     for path in paths:
@@ -249,7 +249,7 @@ def put_apart(stage: nn.Module, members: Sequence[nn.Module], paths: Iterable[st
 
 
 def own_parameters(parts: Iterable[UnfusedModule]) -> Iterator[tuple[str, int, nn.Parameter]]:
-    """Every parameter of the members' modules once: its path, its member, and itself."""
+    """Every parameter of the members' modules once, with its path and its member."""
     seen: set[int] = set()
     for part in parts:
         for b, module in enumerate(part.own):
@@ -266,7 +266,7 @@ def _shares_memory(value: Any, given: Any) -> bool:
 
 
 def modules_of(model: nn.Module) -> Iterator[nn.Module]:
-    """The modules of a model once each, also while its array runs; what stands apart as one."""
+    """Each module of a model once, also while its array runs; an `UnfusedModule` counts as one module."""
     met: dict[int, nn.Module] = {}
     to_do = [model]
     while to_do:

@@ -19,9 +19,8 @@ from shoal.core.errors import FusionError
 from shoal.core.trial import step_seed
 from shoal.cost.estimate import fused_gain, repays
 from shoal.data.tracked_config import MembersConfig
-from shoal.fuse.api import fuse
+from shoal.fuse.api import fuse, stack
 from shoal.fuse.array import ModelArray
-from shoal.fuse.batch import stack
 from shoal.fuse.frozen import lent, own_small
 from shoal.fuse.generators import Drawn, OtherGenerators, seeded
 from shoal.fuse.optim.fused import FusedOptimizer, fuse_optimizers

@@ -11,13 +11,13 @@ from torch.optim import Optimizer
 from shoal.core.errors import FusionError
 from shoal.fuse.array import ModelArray
 from shoal.fuse.checks import listed
-from shoal.fuse.missing_grads import forget, missing
 from shoal.fuse.optim.own_update import MemberLoop, OwnUpdate
 from shoal.fuse.optim.param_group_batch import Lowering, ParamGroupBatch
 from shoal.fuse.optim.param_state import StackedParam
 from shoal.fuse.optim.rule import UpdateRule, unreadable
 from shoal.fuse.optim.table import rule_of, steps_as_made
 from shoal.fuse.optim.traced import TracedStep, trace
+from shoal.fuse.rows import forget, missing
 
 __all__ = ["FusedOptimizer", "fuse_optimizers"]
 

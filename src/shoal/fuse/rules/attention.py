@@ -9,10 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from shoal.fuse.random_ops import draws
 from shoal.fuse.rules.base import Rule
 from shoal.fuse.rules.dropout import drop
 from shoal.fuse.rules.elementwise import raise_rank
+from shoal.fuse.side_effects import draws
 from shoal.fuse.stacked import Stacked, count
 
 __all__ = ["RULES", "multi_head_parts"]

@@ -14,11 +14,11 @@ from torch import Tensor
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from shoal.fuse.autotune import fastest
+from shoal.fuse.patches import HiddenWarning
 from shoal.fuse.rules.base import Rule, whole
 from shoal.fuse.rules.dropout import drop
 from shoal.fuse.rules.linear import batched_linear
 from shoal.fuse.stacked import Stacked, count
-from shoal.fuse.warning_filters import HiddenWarning
 
 __all__ = ["RULES"]
 

@@ -1,0 +1,196 @@
+"""Runs a function of a model for all members of an array: at once, or one member after another where it must.
+
+Results are plain tensors with a leading axis B either way.
+"""
+
+import logging
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from shoal.core.errors import FusionError
+from shoal.fuse.array_state import EVERY_FUNCTION, ArrayState
+from shoal.fuse.member_changes import attributes_of
+from shoal.fuse.per_member import function_of, place_of, refuse_outer_grad, run_each
+from shoal.fuse.slots import Slot
+from shoal.fuse.stacked import NeedsMemberError, SharedWriteError, Stacked, events, refuse_recorded
+from shoal.fuse.transaction import Transaction
+from shoal.fuse.unfused_module import own_places
+
+__all__ = ["MapRunner"]
+
+_log = logging.getLogger("shoal.fuse")
+
+_logged: set[Any] = set()
+"""Functions whose reason to run member by member was logged."""
+
+
+class MapRunner:
+    """Runs functions for `ModelArray.map`, which states the contract.
+
+    Args:
+        state: State of the array.
+    """
+
+    def __init__(self, state: ArrayState) -> None:
+        self._state = state
+        self._ran: set[Any] = set()
+        """Functions that have run for all members at once."""
+
+    def __call__(self, fn: Callable[..., Any], training: bool, batch: tuple[Any, ...]) -> Any:
+        """Run a function on all members, which counts as one call of the array.
+
+        Args:
+            fn: Function of a model and a batch.
+            training: Mode of the array.
+            batch: Further arguments of the function.
+
+        Raises:
+            FusionError: A later call of the function than its first shows that it must run member by member.
+        """
+        keys = self._state.next_keys()
+        key = (function_of(fn), training)
+        by_member = self._state.by_member
+        if len(self._state.members) == 1 or key in by_member or EVERY_FUNCTION in by_member:
+            return self._each(fn, keys, batch)
+        if key not in self._ran:
+            return self._first(fn, key, keys, batch)
+        try:
+            return self._at_once(fn, keys, batch)
+        except NeedsMemberError as error:
+            by_member.add(key)
+            raise FusionError(
+                f"{place_of(error, fn)}: {error}, in a later call than the first, and what this one has done is not "
+                "taken back; go back to what was saved before it (from now on the function runs member by member)"
+            ) from error
+
+    def _first(self, fn: Callable[..., Any], key: Any, keys: Callable[[], list[int]], batch: tuple[Any, ...]) -> Any:
+        """Run a function for the first time: at once, or, if that fails and is rolled back, member by member."""
+        transaction = self._transaction(fn)
+        while True:
+            alike = [slot for slot in self._state.slots if slot.alike]
+            try:
+                result = self._at_once(fn, keys, batch, transaction)
+            except NeedsMemberError as error:
+                reason = f"{place_of(error, fn)}: {error}"
+                written = self._shared_slot(error)
+            else:
+                self._ran.add(key)
+                return result
+            transaction.restore()
+            if written is not None:
+                self._state.part(written)
+                transaction = self._transaction(fn)
+            elif alike:
+                for slot in alike:  # the function may have to change one of these buffers for each member
+                    slot.alike = False
+            else:
+                break
+        self._state.by_member.add(key)
+        if key not in _logged:
+            _logged.add(key)
+            _log.warning("it runs member by member: %s", reason)
+        return self._each(fn, keys, batch)
+
+    def _at_once(
+        self,
+        fn: Callable[..., Any],
+        keys: Callable[[], list[int]],
+        batch: tuple[Any, ...],
+        transaction: Transaction | None = None,
+    ) -> Any:
+        """Run a function once for all members.
+
+        Raises:
+            NeedsMemberError: The function must run member by member.
+        """
+        bypassed = events.bypasses
+        try:
+            with self._state.open(keys, partial(refuse_outer_grad, self._state.slots)) as model:
+                result = fn(model, *batch)
+                with torch._C.DisableTorchFunction():
+                    result = pytree.tree_map(lambda value: _spread(value, len(self._state.members)), result)
+                if transaction is not None and (left := transaction.left_of_members()) is not None:
+                    raise NeedsMemberError(left)
+            return result
+        except RuntimeError as error:
+            if events.bypasses == bypassed:
+                raise
+            raise NeedsMemberError(str(error)) from error
+
+    def _each(self, fn: Callable[..., Any], keys: Callable[[], list[int]], batch: tuple[Any, ...]) -> Any:
+        """Run a function on one member after another; their parameters are rows of the stacked ones."""
+        state = self._state
+        state.follow_own()
+        several = len(state.members) > 1
+        attributes = attributes_of(state.members[0]) if several else {}
+        results = run_each(state, fn, keys, batch)
+        if several and any(v is not attributes.get(k) for k, v in attributes_of(state.members[0]).items()):
+            state.by_member.add(EVERY_FUNCTION)  # the members hold attributes that the stage does not
+        return _join(results)
+
+    def _transaction(self, fn: Callable[..., Any]) -> Transaction:
+        """Snapshot everything that a run at once may change."""
+        state = self._state
+        state.follow()
+        own = [*(slot.data for slot in state.slots if slot.own), *own_places(state.apart)]
+        places = {(id(held), key) for slot in state.slots for held, key in slot.places[0]}
+        return Transaction([state.stage], [fn], tensors=own, places=places)
+
+    def _shared_slot(self, error: BaseException) -> Slot | None:
+        """The slot of a frozen parameter, kept once, that the function wanted to change for each member."""
+        target = error.target if isinstance(error, SharedWriteError) else None
+        return next((slot for slot in self._state.slots if slot.shared and slot.data is target), None)
+
+
+_NUMBERS = (bool, int, float, complex, np.number, np.bool_)
+
+
+def _spread(value: Any, members: int) -> Any:
+    """One leaf of a function's result for all members at once, with a leading axis B.
+
+    Raises:
+        NeedsMemberError: The leaf is no tensor, number or None, so it may hold values that differ between members.
+    """
+    if isinstance(value, Stacked):
+        refuse_recorded([value])
+        return value.whole
+    if isinstance(value, Tensor):
+        return value.expand(members, *value.shape)
+    if isinstance(value, _NUMBERS):
+        return torch.tensor([value] * members)
+    if value is not None:
+        raise NeedsMemberError(f"it returns a {type(value).__name__}, which may differ between members")
+    return None
+
+
+def _join(results: list[Any]) -> Any:
+    """Join the members' own results, as if the function had run at once.
+
+    Returns:
+        One tree whose leaves are tensors with a leading axis B, None, or lists of B other values.
+
+    Raises:
+        FusionError: The results differ in structure or shape.
+    """
+    leaves, specs = zip(*(pytree.tree_flatten(result) for result in results), strict=True)
+    for b, spec in enumerate(specs):
+        if spec != specs[0]:
+            raise FusionError(f"members 0 and {b} return results of different structure: {specs[0]} and {spec}")
+    return pytree.tree_unflatten([_join_leaf(column) for column in zip(*leaves, strict=True)], specs[0])
+
+
+def _join_leaf(column: tuple[Any, ...]) -> Any:
+    if all(isinstance(value, Tensor) for value in column):
+        shapes = [tuple(value.shape) for value in column]
+        if any(shape != shapes[0] for shape in shapes):
+            raise FusionError(f"the members return tensors of different shapes, {shapes}; return their means or sums")
+        return torch.stack(column)
+    if all(isinstance(value, _NUMBERS) for value in column):
+        return torch.tensor(column)
+    return None if all(value is None for value in column) else list(column)
