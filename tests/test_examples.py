@@ -71,3 +71,19 @@ def test_command(tmp_path):
     by_hand = [*program[:2], "--lr", "1.0", "--epochs", "2"]
     alone = subprocess.run(by_hand, env=environment, capture_output=True, text=True, timeout=60, check=True)
     assert [json.loads(line)["step"] for line in alone.stdout.splitlines()] == [1, 2]
+
+
+@pytest.mark.slow
+def test_lora(tmp_path):
+    """Adapters of several ranks train on one base, and the best one is written as `peft` writes it."""
+    environment = {**os.environ, "SHOAL_CACHE": str(tmp_path / "cache")}
+    text = EXAMPLES.parent / "docs" / "fusion.md"
+    command = [sys.executable, EXAMPLES / "lora.py", "--text", text, "--trials", "4", "--epochs", "1"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    base = re.search(r"The base model: loss (\d\.\d+)", done.stdout)
+    best = re.search(r"Best of 4 adapters: loss (\d\.\d+) by trial \d", done.stdout)
+    assert base is not None
+    assert best is not None
+    assert float(best.group(1)) < 4
+    assert (tmp_path / "adapter" / "adapter_model.safetensors").exists()

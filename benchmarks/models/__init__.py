@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from models import bert, dcgan, lora, lstm, mlp, mobilenet, pointnet, resnet, transformer
+from models import bert, dcgan, lora, lstm, mlp, mobilenet, peft_llama, pointnet, resnet, transformer
 from models.workload import Batch, Phase, Workload
 
 __all__ = ["WORKLOADS", "Batch", "Phase", "Workload"]
@@ -15,6 +15,8 @@ WORKLOADS: dict[str, Callable[[bool], Workload]] = {
     "lstm": lstm.workload,
     "lora": lora.workload,
     "lora-ranks": lora.ranks,
+    "peft": peft_llama.same,
+    "peft-ranks": peft_llama.mixed,
     "pointnet-classification": pointnet.classification,
     "pointnet-segmentation": pointnet.segmentation,
     "dcgan": dcgan.workload,

@@ -52,7 +52,7 @@ class Eager(Rival):
         yield from of_optimizers(member for optimizer in self.optimizers for member in optimizer.members)
 
     def note(self) -> str:
-        return "member by member" if self.array._single else ""
+        return "member by member" if self.array.state.by_member else ""
 
 
 class Compiled(Eager):

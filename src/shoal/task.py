@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, default_collate
 
 from shoal.core.errors import TaskError
 from shoal.core.trial import Config
@@ -36,7 +36,7 @@ class Task(ABC):
     `help(shoal.reproduce)` says how a loop of your own draws the same random numbers.
 
     Every process that needs the data calls `data`, with all random generators seeded alike. Batches are made by
-    `torch.utils.data.default_collate`, on the trial's device. A sample may depend only on its index, and on draws from
+    `collate`, and moved to the trial's device. A sample may depend only on its index, and on draws from
     the generators of torch, Python and NumPy (not from a generator of the data set). Samples without draws are fetched
     once, as long as memory allows. The task is pickled (by cloudpickle): load data sets in `data`, and keep them out of
     its attributes.
@@ -108,6 +108,16 @@ class Task(ABC):
         size: a batch that leaves a name out (a class that does not occur in it) does not count for it.
         """
         return {}
+
+    def collate(self, samples: list[Any]) -> Any:
+        """Return the batch of some samples: tensors whose first axis counts samples, nested as `loss` takes them.
+
+        Override it as the `collate_fn` of a `DataLoader`, for example to pad sequences to the longest of the batch. It
+        may draw random numbers (masked words): the generators of torch, Python and NumPy are seeded for each batch, so
+        trials of one batch size get the same batches, alone and with others. Trials at different epochs train at once
+        only if their batches have one shape: pad to a multiple of some length.
+        """
+        return default_collate(samples)
 
     def batch_size(self, config: Config) -> int:
         """Return the samples per step: the config's "batch_size", or 32 if it has none."""

@@ -11,7 +11,7 @@ from twins import close, compare
 from shoal.core.errors import FusionError
 from shoal.fuse.api import fuse
 from shoal.fuse.optim.fused import fuse_optimizers
-from shoal.fuse.structure import apart_paths, entries, mismatch
+from shoal.fuse.structure import entries, find_apart, mismatch
 
 X = torch.randn(6, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 
@@ -140,7 +140,9 @@ def test_three_steps_equal_those_of_the_members_alone(name: str) -> None:
 def test_what_runs_apart(name: str) -> None:
     models = made(name)
     assert mismatch(*map(entries, models[:2])) is not None
-    assert set(apart_paths(models) or ()) == ALIKE[name][1]
+    found = find_apart(models)
+    assert found is not None
+    assert set(found.modules) == ALIKE[name][1]
     ids = [id(parameter) for _, _, parameter in fuse(models, strict=False).apart()]
     assert len(ids) == len(set(ids))
 

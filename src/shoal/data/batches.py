@@ -2,7 +2,7 @@
 
 import logging
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -73,13 +73,20 @@ class Batches:
         device: Device of the batches.
         name: Name for messages.
         shared_augmentation: Whether the draws for a sample depend on its place in the order, not on its batch.
+        collate: Makes a batch of samples; None for torch's default. One of the user's may draw random numbers, so whole
+            batches are held then, for walks of the same batch size.
 
     Raises:
         TaskError: The data set has no length or no indices, or is empty.
     """
 
     def __init__(
-        self, dataset: Dataset[Any], device: torch.device, name: str, shared_augmentation: bool = False
+        self,
+        dataset: Dataset[Any],
+        device: torch.device,
+        name: str,
+        shared_augmentation: bool = False,
+        collate: Callable[[list[Any]], Any] | None = None,
     ) -> None:
         if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
             raise TaskError(f"the {name} set must have a length and indices, got {type(dataset).__name__}")
@@ -89,12 +96,13 @@ class Batches:
         self._device = device
         self._name = name
         self._shared_augmentation = shared_augmentation
+        self._collate = collate
         self._fetcher = Fetcher(dataset, device)
         self._source: BatchSource | None = None
         self._walks: list[int] = []  # batch sizes of the walks under way
         self._largest = 0
         self._resident: list[Tensor] | None = None
-        tensors = _tensors(dataset)
+        tensors = None if collate is not None else _tensors(dataset)
         if tensors is not None and sum(tensor.nbytes for tensor in tensors) <= RESIDENT_BYTES:
             self._resident = [tensor.to(device) for tensor in tensors]
 
@@ -200,7 +208,9 @@ class Batches:
                 self._source = self._drawing()
 
     def _known(self) -> BatchSource:
-        if self._source is None:
+        if self._source is None and self._collate is not None:
+            self._source = SampleWindow(self._fetcher, self._device, draws=True, whole=True, collate=self._collate)
+        elif self._source is None:
             self._source = self._probed(range(min(self.samples, LOOKED_AT)))
         return self._source
 

@@ -4,13 +4,15 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from shoal.core.errors import TaskError
 from shoal.core.trial import Config
 from shoal.data.batches import Batches
 from shoal.data.tracked_config import values_read
 from shoal.fuse.generators import reseed
-from shoal.task import Task
+from shoal.task import Task, call
 
 __all__ = ["DataSets"]
 
@@ -49,12 +51,24 @@ class DataSets:
         if not isinstance(sets, (tuple, list)) or len(sets) != 2:
             raise TaskError(f"the task's `data` must return a training and a validation set, got {type(sets).__name__}")
         shared = self._task.shared_augmentation
+        collate = None if type(self._task).collate is Task.collate else self._collate
         batches = (
-            Batches(sets[0], self._device, "training", shared),
-            Batches(sets[1], self._device, "validation", shared),
+            Batches(sets[0], self._device, "training", shared, collate),
+            Batches(sets[1], self._device, "validation", shared, collate),
         )
         self._known = [*self._known[1 - KEPT :], (read, batches)]
         return self._known[-1]
+
+    def _collate(self, samples: list[Any]) -> Any:
+        batch = call(self._task, "collate", samples)
+        if isinstance(batch, Mapping) and not isinstance(batch, dict):  # such as a tokenizer's `BatchEncoding`
+            batch = dict(batch)
+        if not any(isinstance(leaf, Tensor) and leaf.dim() > 0 for leaf in pytree.tree_leaves(batch)):
+            raise TaskError(
+                "the task's `collate` must return a tensor whose first axis counts samples, or a list or dict of such, "
+                f"got {type(batch).__name__} without any; pad what is ragged, for example by pad_sequence"
+            )
+        return batch
 
 
 def _agrees(config: Config, read: Mapping[str, Any]) -> bool:

@@ -1,7 +1,7 @@
 """Batches of a data set whose samples are held only while lanes that keep abreast need them."""
 
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, islice
 from typing import Any, NamedTuple
 
@@ -67,14 +67,23 @@ class SampleWindow(BatchSource):
         device: Device of the batches.
         draws: Whether samples draw. Generators are then seeded for each unit, by the walk's seed and the unit's number.
         whole: Whether a unit is a batch.
+        collate: Makes a batch of samples.
     """
 
-    def __init__(self, fetcher: Fetcher, device: torch.device, draws: bool = False, whole: bool = False) -> None:
+    def __init__(
+        self,
+        fetcher: Fetcher,
+        device: torch.device,
+        draws: bool = False,
+        whole: bool = False,
+        collate: Callable[[list[Any]], Any] = default_collate,
+    ) -> None:
         self.sharing = "batch" if whole else "window"
         self._fetcher = fetcher
         self._device = device
         self._draws = draws
         self._whole = whole
+        self._collate = collate
         self._held: OrderedDict[_Unit, Any] = OrderedDict()
         self._early: set[_Unit] = set()  # of these, units that no batch has needed yet
         self._attached = False  # samples have autograd graphs: none is held any more
@@ -177,7 +186,7 @@ class SampleWindow(BatchSource):
 
     def _collated(self, samples: list[Any]) -> Any:
         """Samples as a batch on the device."""
-        batch = default_collate(samples)
+        batch = self._collate(samples)
         leaves = pytree.tree_leaves(batch)
         if all(leaf.device == self._device for leaf in leaves if isinstance(leaf, Tensor)):
             return batch

@@ -101,7 +101,10 @@ def _of_parts(change: Callable[[Any], Any], value: Any) -> Any:
     return {key: change(part) for key, part in value.items()} if cls is dict else value
 
 
+_IMMUTABLE = (str, bytes, bool, int, float, complex, type(None))
+
+
 def plain(batch: Any) -> bool:
-    """Whether a batch can be copied: it holds only text and tensors without autograd graphs."""
+    """Whether a batch can be copied: it holds only text, numbers and tensors without autograd graphs."""
     leaves = pytree.tree_leaves(batch)
-    return all(not x.requires_grad if isinstance(x, Tensor) else isinstance(x, (str, bytes)) for x in leaves)
+    return all(not x.requires_grad if isinstance(x, Tensor) else isinstance(x, _IMMUTABLE) for x in leaves)

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from shoal.core.errors import FusionError
 from shoal.fuse.bindings import copy_of
-from shoal.fuse.checks import modules_apart
+from shoal.fuse.checks import check_structure
+from shoal.fuse.guard import guard
 from shoal.fuse.intercept import Home, MemberFunctions
 from shoal.fuse.member_changes import OF_EVERY_MODULE, AttributeSync, ModuleChangeDetector
 from shoal.fuse.randomness import Randomness, member_keys, randomness
@@ -46,7 +47,7 @@ class ArrayState:
     def __init__(
         self, members: Sequence[nn.Module], seeds: Sequence[int], strict: bool, stacked: nn.Module, frozen: nn.Module
     ) -> None:
-        paths = modules_apart(members, strict)
+        paths, attributes = check_structure(members, strict)
         self._stacked = stacked
         self.members = tuple(members)
         self.seeds = tuple(seeds)
@@ -58,6 +59,8 @@ class ArrayState:
         self.by_member: set[Any] = set()
         """Functions that run member by member."""
         self.stage = copy_of(members[0], tensors_within(members[0]))
+        for (path, name), differing in attributes.items():
+            guard(vars(self.stage.get_submodule(path)), name, differing, f"{path}.{name}".lstrip("."))
         self.apart = put_apart(self.stage, members, paths)
         """Submodules in which the members differ."""
         self.slots = find_slots(self.stage, members, paths)

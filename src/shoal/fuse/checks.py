@@ -12,9 +12,9 @@ from torch.nn.parameter import is_lazy
 
 from shoal.core.errors import FusionError
 from shoal.fuse.bindings import holder
-from shoal.fuse.structure import apart_paths, entries, mismatch, obstacle
+from shoal.fuse.structure import Apart, entries, find_apart, mismatch, obstacle
 
-__all__ = ["check_members", "indices_of", "listed", "modules_apart", "numbers_of", "seeds_of"]
+__all__ = ["check_members", "check_structure", "indices_of", "listed", "numbers_of", "seeds_of"]
 
 
 def listed(given: Any, name: str, of: str) -> Iterable[Any]:
@@ -132,15 +132,15 @@ def _check_plain(b: int, model: nn.Module) -> None:
             )
 
 
-def modules_apart(models: Sequence[nn.Module], strict: bool) -> list[str]:
-    """The paths of the submodules in which models differ, which must run member by member.
+def check_structure(models: Sequence[nn.Module], strict: bool) -> Apart:
+    """Find the submodules and attributes in which the members of an array differ.
 
     Args:
         models: Members of the array.
-        strict: Whether to refuse any difference.
+        strict: Whether to refuse submodules that differ.
 
     Raises:
-        FusionError: There is a difference and `strict` is set, or it is outside of submodules; names the first one.
+        FusionError: A submodule differs and `strict` is set, or the models differ elsewhere; names the first one.
     """
     first = entries(models[0])
     for b, model in enumerate(models[1:], start=1):
@@ -148,16 +148,16 @@ def modules_apart(models: Sequence[nn.Module], strict: bool) -> list[str]:
         if difference is None:
             continue
         found = f"member {b} differs from member 0 {difference}"
-        paths = apart_paths(models)
-        if paths is None:
+        apart = find_apart(models)
+        if apart is None:
             raise FusionError(f"{found}; fuse only models of one structure")
-        if strict:
-            where = ", ".join(map(repr, paths))
+        if strict and apart.modules:
+            where = ", ".join(map(repr, apart.modules))
             raise FusionError(f"{found}; fuse only models of one structure, or run {where} apart with strict=False")
-        for c, other in enumerate(models):
-            _check_ties(c, other, paths)
-        return paths
-    return []
+        for c, other in enumerate(models if apart.modules else ()):
+            _check_ties(c, other, apart.modules)
+        return apart
+    return Apart([], {})
 
 
 def _check_ties(b: int, model: nn.Module, paths: Iterable[str]) -> None:

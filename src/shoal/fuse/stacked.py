@@ -181,18 +181,42 @@ class Ragged(Stacked):
         rows: The members' tensors.
     """
 
-    rows: tuple[Tensor, ...]
+    _rows: tuple[Tensor, ...] | None
+    padded: Tensor | None
+    """The members' tensors as one, [B, *shape], valid up to `sizes` on the last axis; None if there is none."""
+    sizes: Sequence[int]
 
     @staticmethod
     def __new__(cls, rows: tuple[Tensor, ...]) -> "Ragged":
         """Wrap plain tensors."""
-        first = rows[0]
-        tracked = any(row.requires_grad for row in rows)
-        view = Tensor._make_wrapper_subclass(
-            cls, first.shape, dtype=first.dtype, device=first.device, requires_grad=tracked
-        )
-        view.rows, view.numbers = rows, None
+        return cls._made(rows[0].shape, rows[0], any(row.requires_grad for row in rows), rows, None, ())
+
+    @classmethod
+    def of_padded(cls, padded: Tensor, sizes: Sequence[int]) -> "Ragged":
+        """Wrap a padded tensor [B, *shape] whose members have these sizes on the last axis."""
+        return cls._made((*padded.shape[1:-1], sizes[0]), padded, padded.requires_grad, None, padded, sizes)
+
+    @classmethod
+    def _made(
+        cls,
+        shape: Sequence[int],
+        like: Tensor,
+        tracked: bool,
+        rows: tuple[Tensor, ...] | None,
+        padded: Tensor | None,
+        sizes: Sequence[int],
+    ) -> "Ragged":
+        view = Tensor._make_wrapper_subclass(cls, shape, dtype=like.dtype, device=like.device, requires_grad=tracked)
+        view.numbers, view._rows, view.padded, view.sizes = None, rows, padded, sizes
         return view
+
+    @property
+    def rows(self) -> tuple[Tensor, ...]:
+        """The members' tensors."""
+        if self._rows is None:
+            assert self.padded is not None
+            self._rows = tuple(one[..., :size] for one, size in zip(self.padded.unbind(0), self.sizes, strict=True))
+        return self._rows
 
     @property
     def whole(self) -> NoReturn:  # type: ignore[override]

@@ -13,9 +13,10 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from shoal.fuse.bindings import unbindable
+from shoal.fuse.guard import Differences, differences
 from shoal.fuse.structure_serializer import StructureSerializer, digest
 
-__all__ = ["Entry", "apart_paths", "entries", "family_digest", "mismatch", "obstacle", "structure_digest"]
+__all__ = ["Apart", "Entry", "entries", "family_digest", "find_apart", "mismatch", "obstacle", "structure_digest"]
 
 Entry = tuple[str, str]
 """A path such as "layers.0.weight" and the description of its value."""
@@ -108,18 +109,32 @@ def mismatch(first: list[Entry], other: list[Entry]) -> str | None:
     return None
 
 
-def apart_paths(models: Sequence[nn.Module]) -> list[str] | None:
-    """The paths of the smallest submodules in which models differ; None if they differ outside of submodules.
+class Apart(NamedTuple):
+    """Differences between models that can be one array.
+
+    Args:
+        modules: Paths of the smallest submodules that differ. They run member by member.
+        attributes: Path and attribute name of other modules -> differences that guards protect (`shoal.fuse.guard`).
+    """
+
+    modules: list[str]
+    attributes: dict[tuple[str, str], Differences]
+
+
+def find_apart(models: Sequence[nn.Module]) -> Apart | None:
+    """Find the submodules and guarded attributes in which models differ; None if they differ elsewhere.
 
     Instead of a module without a forward pass of its own (a list of modules), the module that holds it is returned. A
     module at several paths is returned with each of them, also if the paths differ between the models.
     """
     found: list[str] = []
+    attributes: dict[tuple[str, str], Differences] = {}
     places = [list(_places(model)) for model in models]
-    written: list[dict[str, list[Entry]]] = []
-    for model, own in zip(models, places, strict=True):
-        writer = StructureSerializer(model)
-        written.append({place.path: list(_written(place, writer)) for place in own})
+    writers = [StructureSerializer(model) for model in models]
+    written: list[dict[str, list[Entry]]] = [
+        {place.path: list(_written(place, writer)) for place in own}
+        for writer, own in zip(writers, places, strict=True)
+    ]
     aliases = [{place.path: place.first for place in own if place.first is not None} for own in places]
     torn = {first for own in aliases for path, first in own.items() if any(a.get(path) != first for a in aliases)}
     agrees: dict[str, bool] = {}
@@ -127,8 +142,13 @@ def apart_paths(models: Sequence[nn.Module]) -> list[str] | None:
     def visit(path: str, modules: Sequence[nn.Module]) -> bool:
         """Whether the modules at a path agree except for submodules in `found`."""
         names = [[(name, child is None) for name, child in module._modules.items()] for module in modules]
-        if path in torn or any(own[path] != written[0][path] for own in written) or any(n != names[0] for n in names):
+        if path in torn or any(n != names[0] for n in names):
             return False
+        if any(own[path] != written[0][path] for own in written):
+            guarded = _guarded(path, modules, [own[path] for own in written], writers)
+            if guarded is None:
+                return False
+            attributes.update(guarded)
         if path in aliases[0]:
             return agrees.get(aliases[0][path], False)
         agrees[path] = True  # for submodules that refer to it
@@ -142,12 +162,36 @@ def apart_paths(models: Sequence[nn.Module]) -> list[str] | None:
                 continue
             if any(type(module).forward is nn.Module.forward for module in below):
                 del found[here:]
+                for key in [key for key in attributes if key[0] == path or key[0].startswith(_join(path, ""))]:
+                    del attributes[key]
                 agrees.update({other: False for other in agrees if other.startswith(_join(path, ""))})
                 return False
             found.append(inner)
         return True
 
-    return found if visit("", models) else None
+    return Apart(found, attributes) if visit("", models) else None
+
+
+def _guarded(
+    path: str, modules: Sequence[nn.Module], written: Sequence[list[Entry]], writers: Sequence[StructureSerializer]
+) -> dict[tuple[str, str], Differences] | None:
+    """Differences of the attributes of the modules at a path; None if there are others, or a guard is impossible."""
+    first = written[0]
+    if any([where for where, _ in own] != [where for where, _ in first] for own in written):
+        return None
+    found = {}
+    for number, (where, what) in enumerate(first):
+        if all(own[number][1] == what for own in written):
+            continue
+        name = where.removeprefix(_join(path, "")) if path else where
+        if not all(name in vars(module) for module in modules) or name.endswith("_hooks"):
+            return None
+        texts = [writer.attribute for writer in writers]
+        differing = differences([vars(module)[name] for module in modules], texts)
+        if differing is None:
+            return None
+        found[path, name] = differing
+    return found
 
 
 class _Place(NamedTuple):

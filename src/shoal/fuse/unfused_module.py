@@ -13,6 +13,7 @@ from shoal.core.errors import FusionError
 from shoal.fuse.aliasing import one_memory
 from shoal.fuse.frozen import lent, take_own
 from shoal.fuse.intercept import member_run
+from shoal.fuse.padded import PaddedLinear
 from shoal.fuse.randomness import active
 from shoal.fuse.side_effects import WRITES_INSIDE, written
 from shoal.fuse.stacked import NeedsMemberError, Ragged, SharedWriteError, Stacked, each, refuse_recorded, stack
@@ -32,15 +33,21 @@ class UnfusedModule(nn.Module):
     """
 
     own: tuple[nn.Module, ...]
+    _linear: PaddedLinear | None
 
     def __init__(self, path: str, own: Sequence[nn.Module]) -> None:
         super().__init__()
         self.__dict__["path"] = path
         self.__dict__["own"] = tuple(own)  # not submodules: they belong to the members
+        self.__dict__["_linear"] = PaddedLinear.of(own)
         self.training = own[0].training
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Call each member's module."""
+        """Call each member's module, or all at once where they are linear maps of several ranks."""
+        if self._linear is not None and len(args) == 1 and not kwargs and active() is not None:
+            result = self._linear(args[0])
+            if result is not NotImplemented:
+                return result
         return _by_member(self.path, [module.__call__ for module in self.own], args, kwargs)
 
     def train(self, mode: bool = True) -> "UnfusedModule":
@@ -119,7 +126,7 @@ class UnfusedModule(nn.Module):
             return UnfusedModule(f"{self.path}.{name}", values)
         if all(callable(value) for value in values):
             return lambda *args, **kwargs: _by_member(self.path, values, args, kwargs)
-        return stack(values)
+        return stack(values, uneven=Ragged)
 
 
 def _for_ragged(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

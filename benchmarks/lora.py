@@ -1,0 +1,117 @@
+"""Adapters of `peft` on one frozen Llama, trained side by side: five ways, interleaved in one run.
+
+One after another; in a pool of processes, one for each core, whose members take turns; by `torch.func.vmap`, where it
+can; with `peft`'s own several adapters on one base, in turns; and as an array of Shoal. Samples per second of all
+members together, and the memory that tensors take in a step at most.
+
+    python benchmarks/lora.py [--adapters mixed same] [--sizes 4 16] [--seconds 6] [--quick]
+"""
+
+import argparse
+import json
+import logging
+import os
+import sys
+import warnings
+from functools import partial
+from typing import Any
+
+import torch
+from fusion import machine
+from fusion_figures import table
+from models import WORKLOADS, peft_llama
+from rivals.adapter_turns import AdapterTurns
+from rivals.arrays import Chosen
+from rivals.processes import Processes
+from rivals.race import race
+from rivals.rival import Cell
+from rivals.serial import Serial
+from rivals.vmap import VMap
+
+ADAPTERS = {"mixed": ("peft-ranks", peft_llama.MIXED), "same": ("peft", peft_llama.SAME)}
+LEAST_GAIN, MOST_MEMORY, JUDGED = 1.6, 1 / 3, 16
+"""Samples per second over the best rival's, and memory over the pool's, asked of arrays of so many members."""
+
+
+def main() -> int:
+    options = arguments()
+    warnings.simplefilter("ignore")
+    logging.getLogger("shoal").setLevel(logging.ERROR)
+    device = torch.device(options.device)
+    torch.set_num_threads(options.threads)
+    full = device.type == "cuda"
+    figures: dict[str, Any] = {}
+    missed: list[str] = []
+    before = None
+    for kind in options.adapters:
+        name, adapters = ADAPTERS[kind]
+        workload = WORKLOADS[name](full)
+        makers: dict[str, Any] = {
+            Serial.name: Serial,
+            Processes.name: partial(Processes, workload=name, full=full),
+            VMap.name: VMap,
+            AdapterTurns.name: partial(AdapterTurns, adapters=adapters, full=full),
+            Chosen.name: partial(Chosen, compiling=options.compile),
+        }
+        for members in options.sizes:
+            cell = Cell(workload, members, device, None, options.threads)
+            findings = {
+                key: each.as_dict() for key, each in race(cell, makers, options.seconds, options.rounds).items()
+            }
+            torch.compiler.reset()
+            row = {"workload": name, "title": workload.name, "sizes": workload.sizes, "members": members}
+            print(table({**row, "rivals": findings}, after=before), flush=True)
+            before = {**row, "rivals": findings}
+            figures[f"{kind} B={members}"] = found = compared(findings)
+            if members == JUDGED and not options.quick:
+                missed += [f"{kind} B={members}: {fault}" for fault in faults(found)]
+    print(machine(options, device))
+    print(json.dumps({"figures": figures, "missed": missed}))
+    return 1 if missed else 0
+
+
+def compared(findings: dict[str, Any]) -> dict[str, float]:
+    """Shoal's samples per second over the best rival's, and its memory over the pool's."""
+    ours = findings[Chosen.name]
+    others = [
+        each["samples_per_second"] for name, each in findings.items() if name != Chosen.name and "seconds" in each
+    ]
+    pool = findings[Processes.name]
+    return {
+        "over_best": round(ours.get("samples_per_second", 0.0) / max(others), 3),
+        "memory_over_pool": round(ours["peak_bytes"] / pool["peak_bytes"], 3),
+        "memory_over_turns": round(ours["peak_bytes"] / findings[AdapterTurns.name]["peak_bytes"], 3),
+    }
+
+
+def faults(found: dict[str, float]) -> list[str]:
+    said = []
+    if found["over_best"] < LEAST_GAIN:
+        said.append(f"{found['over_best']:.2f} times the best rival, asked {LEAST_GAIN}")
+    if found["memory_over_pool"] > MOST_MEMORY:
+        said.append(f"{found['memory_over_pool']:.2f} of the pool's memory, asked {MOST_MEMORY:.2f}")
+    return said
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--adapters", nargs="*", choices=list(ADAPTERS), default=list(ADAPTERS))
+    parser.add_argument("--sizes", nargs="*", type=int, default=[4, 16], help="numbers of members B")
+    parser.add_argument("--seconds", type=float, default=6.0, help="for each way in each cell of the table")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--threads", type=int, default=os.cpu_count(), help="of torch, for ways in one process")
+    parser.add_argument(
+        "--compile", action=argparse.BooleanOptionalAction, default=True, help="whether Shoal may compile"
+    )
+    parser.add_argument("--quick", action="store_true", help="mixed ranks, B = 4, nothing compiled; judges nothing")
+    options = parser.parse_args()
+    options.dtype = "float32"
+    if options.quick:
+        options.adapters, options.sizes, options.compile = ["mixed"], [4], False
+        options.seconds, options.rounds, options.threads = 0.1, 1, 1
+    return options
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,101 @@
+"""Low-rank adapters by `peft` on a frozen Llama of `transformers`, the same for all members."""
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from models.workload import Batch, Phase, Workload
+
+__all__ = ["Adapter", "base_model", "mixed", "same"]
+
+BASE_SEED = 1
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """What a member's `LoraConfig` says.
+
+    Args:
+        rank: r.
+        alpha: lora_alpha.
+    """
+
+    rank: int
+    alpha: int
+
+    def config(self) -> Any:
+        """The configuration that `peft` takes."""
+        from peft import LoraConfig  # slow to import, for which other models do not wait
+
+        return LoraConfig(
+            r=self.rank, lora_alpha=self.alpha, target_modules=["q_proj", "k_proj", "v_proj"], task_type="CAUSAL_LM"
+        )
+
+
+MIXED = tuple(Adapter(rank, alpha) for rank, alpha in ((4, 8), (8, 16), (16, 16), (32, 64)))
+SAME = (Adapter(8, 16),)
+
+
+def base_model(full: bool) -> nn.Module:
+    """The frozen model: of Llama 3.2 1B's sizes, or small."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        vocab_size=128256 if full else 1000,
+        hidden_size=2048 if full else 128,
+        intermediate_size=8192 if full else 344,
+        num_hidden_layers=16 if full else 4,
+        num_attention_heads=32 if full else 8,
+        num_key_value_heads=8 if full else 4,
+        max_position_embeddings=512,
+        use_cache=False,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(BASE_SEED)
+        return LlamaForCausalLM(config)
+
+
+def adapted(full: bool, adapter: Adapter) -> nn.Module:
+    from peft import get_peft_model
+
+    model: Any = get_peft_model(base_model(full), adapter.config())
+    return model.train()
+
+
+def loss(net: Any, batch: Batch) -> Tensor:
+    (tokens,) = batch
+    logits = net(input_ids=tokens).logits
+    return F.cross_entropy(logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten())
+
+
+def adam(net: nn.Module, factor: float) -> torch.optim.Optimizer:
+    return torch.optim.AdamW([p for p in net.parameters() if p.requires_grad], lr=1e-3 * factor)
+
+
+def mixed(full: bool) -> Workload:
+    """Members of several ranks and alphas."""
+    return _workload(full, "LoRA by peft on Llama, ranks 4, 8, 16, 32", MIXED)
+
+
+def same(full: bool) -> Workload:
+    """Members of one rank."""
+    return _workload(full, "LoRA by peft on Llama, rank 8", SAME)
+
+
+def _workload(full: bool, name: str, adapters: tuple[Adapter, ...]) -> Workload:
+    samples, length = (4, 256) if full else (2, 32)
+    first, *others = (partial(adapted, full, adapter) for adapter in adapters)
+    sizes = "16 layers, d=2048" if full else "4 layers, d=128"
+    return Workload(
+        name=name,
+        sizes=f"{sizes}, N={samples}, length {length}, AdamW",
+        samples=samples,
+        model=first,
+        batch=lambda: (torch.randint(0, 1000, (samples, length)),),
+        phases=(Phase(loss, adam),),
+        others=tuple(others),
+    )

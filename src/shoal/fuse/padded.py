@@ -1,0 +1,86 @@
+"""Linear layers of different sizes as one batched product of padded weights, for adapters of different ranks."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from shoal.fuse.autotune import fastest
+from shoal.fuse.stacked import Ragged, Stacked
+
+__all__ = ["PaddedLinear"]
+
+_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+
+
+class PaddedLinear:
+    """Runs the members' `nn.Linear` layers, which differ in their numbers of features, at once.
+
+    Weights are padded with zeros to one shape. Zeros add nothing to a product, so a member's result is that of its own
+    layer, up to rounding. `fastest` chooses by measurement between the padded product and a loop over the layers.
+
+    Args:
+        modules: Layers of the members, without bias.
+    """
+
+    def __init__(self, modules: Sequence[nn.Linear]) -> None:
+        self._modules = modules
+        self._outputs = [module.out_features for module in modules]
+        self._inputs = [module.in_features for module in modules]
+        outputs, inputs = max(self._outputs), max(self._inputs)
+        grid = torch.arange(len(modules) * outputs * inputs).view(len(modules), outputs, inputs)
+        sizes = zip(grid, self._outputs, self._inputs, strict=True)
+        places = [own[:o, :i].reshape(-1) for own, o, i in sizes]
+        self._shape = grid.shape
+        self._ways: dict[str, Callable[..., Tensor]] = {"padded": self._at_once, "loop": self._one_by_one}
+        self._places = torch.cat(places).to(modules[0].weight.device)
+
+    @classmethod
+    def of(cls, modules: Sequence[nn.Module]) -> "PaddedLinear | None":
+        """A padded layer for these modules; None if one is not a plain `nn.Linear` without bias."""
+        plain = all(type(module) is nn.Linear and module.bias is None for module in modules)
+        return cls([module for module in modules if isinstance(module, nn.Linear)]) if plain else None
+
+    def __call__(self, x: Any) -> Any:
+        """The members' results, stacked, or `Ragged` if they differ in size.
+
+        Args:
+            x: Input [..., F]: shared, stacked, or a `Ragged` result of another `PaddedLinear`.
+
+        Returns:
+            The results, or NotImplemented if the members' own layers must run.
+        """
+        weights = [module.weight for module in self._modules]
+        if any(getattr(module, name) for module in self._modules for name in _HOOKS) or x.dim() < 2:
+            return NotImplemented
+        if isinstance(x, Ragged):
+            if x.padded is None or list(x.sizes) != self._inputs:
+                return NotImplemented
+            given = x.padded
+        elif len({x.shape[-1], *self._inputs}) > 1:
+            return NotImplemented
+        else:
+            given = x.whole if isinstance(x, Stacked) else x
+        with torch._C.DisableTorchFunction():  # as in the rules of stacked tensors
+            shape = given.shape[1:] if isinstance(x, Stacked) else given.shape
+            flat = given.flatten(1, -2) if isinstance(x, Stacked) else given.flatten(0, -2)
+            out = fastest("padded linear", self._ways, (flat, *weights), isinstance(x, Stacked))
+            out = out.view(len(weights), *shape[:-1], self._shape[1])
+        return Stacked(out) if len(set(self._outputs)) == 1 else Ragged.of_padded(out, self._outputs)
+
+    def _at_once(self, x: Tensor, *weights: Tensor) -> Tensor:
+        """[B, N, O] of x [B, N, F] or [N, F]."""
+        if self._places.device != x.device:  # the array has been moved
+            self._places = self._places.to(x.device)
+        flat = torch.cat([weight.reshape(-1) for weight in weights])
+        padded = flat.new_zeros(self._shape.numel()).index_copy(0, self._places, flat).view(self._shape)
+        if x.dim() == 3:
+            return torch.bmm(x, padded.transpose(1, 2))
+        return F.linear(x, padded.flatten(0, 1)).view(len(x), len(weights), -1).transpose(0, 1).contiguous()
+
+    def _one_by_one(self, x: Tensor, *weights: Tensor) -> Tensor:
+        given = x.unbind(0) if x.dim() == 3 else [x] * len(weights)
+        rows = [F.linear(own[:, : weight.shape[1]], weight) for own, weight in zip(given, weights, strict=True)]
+        return torch.stack([F.pad(row, (0, self._shape[1] - row.shape[1])) for row in rows])
