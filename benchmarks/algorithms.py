@@ -52,6 +52,7 @@ from shoal.core.job import Job, Purpose, WorkerContext
 from shoal.core.space import Space
 from shoal.core.trial import Report, TrialState, derive_seed
 from shoal.data.batches import epoch_order
+from shoal.journal.statistics import StudyStatistics
 from shoal.journal.view import JournalView
 from shoal.worker.trial_runtime import build
 
@@ -173,9 +174,9 @@ def with_shoal(name: str, algorithm: Algorithm, seed: int, rows: int | None, bac
     )  # fmt: skip
     seconds = time.time() - began
     with JournalView.read(folder / "study") as journal:
-        rows_ = journal._rows("SELECT time, metrics FROM reports ORDER BY seq")
+        reported = StudyStatistics(journal).values()
     shutil.rmtree(folder)
-    return seconds, [(at - began, json.loads(metrics)["accuracy"]) for at, metrics in rows_]
+    return seconds, [(at - began, accuracy) for at, accuracy in reported]
 
 
 def with_processes(name: str, algorithm: Algorithm, seed: int, rows: int | None, method: str) -> tuple[float, Timeline]:
