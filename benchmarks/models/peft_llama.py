@@ -1,5 +1,6 @@
 """Low-rank adapters by `peft` on a frozen Llama of `transformers`, the same for all members."""
 
+import warnings
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -62,7 +63,9 @@ def base_model(full: bool) -> nn.Module:
 def adapted(full: bool, adapter: Adapter) -> nn.Module:
     from peft import get_peft_model
 
-    model: Any = get_peft_model(base_model(full), adapter.config())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # peft asks for a property of models by its older name
+        model: Any = get_peft_model(base_model(full), adapter.config())
     return model.train()
 
 

@@ -27,7 +27,7 @@ from torch.utils.data import default_collate
 import shoal
 from shoal.core.errors import FusionError
 
-for _late in ("numpy.random", "torch._dynamo", *(f"shoal.{name}" for name in ("api", "reproduce", "worker.rerun"))):
+for _late in ("numpy.random", "torch._dynamo", *(f"shoal.{name}" for name in ("api", "reproduce", "worker.run"))):
     import_module(_late)  # else every child would
 
 __all__ = ["Finding", "examine"]

@@ -1,8 +1,10 @@
 """Guards on attributes in which members differ: whoever reads one sees the members' own values."""
 
 import copy
+import random
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,6 +15,7 @@ from twins import build
 from shoal.core.errors import FusionError
 from shoal.fuse.api import fuse
 from shoal.fuse.guard import differences
+from shoal.fuse.structure_serializer import StructureSerializer
 
 X = torch.randn(5, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 
@@ -26,7 +29,10 @@ class Settings:
 
 VALUES: dict[str, tuple[list[Any], Any]] = {
     "a number of a dict": ([{"a": 1, "b": 2}, {"a": 1, "b": 3}], {"b": None}),
-    "floats of a dict, which members have each": ([{"a": 1.0}, {"a": 2.0}], {}),
+    "floats of a dict, which members have each": ([{"a": 1.0, "b": 1}, {"a": 2.0, "b": 2}], {"b": None}),
+    "another order of keys": ([{"a": 1, "b": 2}, {"b": 2, "a": 1}], None),
+    "state outside of attributes": ([random.Random(1), random.Random(2)], None),
+    "arguments of a partial": ([partial(int, 1), partial(int, 2)], None),
     "a field of an object": ([Settings(1), Settings(2)], {"width": None}),
     "a field of an object in a dict": ([{"a": Settings(1)}, {"a": Settings(2)}], {"a": {"width": None}}),
     "sets of an object": ([Settings(1, {"q"}), Settings(1, {"v"})], {"names": None}),
@@ -42,8 +48,6 @@ VALUES: dict[str, tuple[list[Any], Any]] = {
 
 @pytest.mark.parametrize("name", VALUES)
 def test_what_differs(name: str) -> None:
-    from shoal.fuse.structure_serializer import StructureSerializer
-
     values, expected = VALUES[name]
     texts = [StructureSerializer(nn.Module()).attribute for _ in values]
     assert differences(values, texts) == expected

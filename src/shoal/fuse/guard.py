@@ -27,8 +27,8 @@ Differences = Mapping[Any, "Differences | None"]
 def differences(values: Sequence[Any], texts: Sequence[Callable[[Any], str]]) -> "Differences | None":
     """Find the differences between the members' values of an attribute; None if a guard is impossible.
 
-    A guard replaces a dict, a list, or an object with a `__dict__`, of the same class in all members. A differing value
-    in it must not contain tensors, modules or floats: arrays keep these for each member.
+    A guard replaces a dict, a list, or an object whose state is its `__dict__`, of the same class in all members. A
+    differing value in it must not contain tensors, modules or floats: arrays keep these for each member.
 
     Args:
         values: Value of each member.
@@ -39,7 +39,7 @@ def differences(values: Sequence[Any], texts: Sequence[Callable[[Any], str]]) ->
         return None
     if kind is list:
         return {} if all(map(_is_plain, values)) else None
-    if kind is not dict and (isinstance(values[0], _NOT_GUARDED) or not hasattr(values[0], "__dict__")):
+    if kind is not dict and (isinstance(values[0], _NOT_GUARDED) or not _is_its_dict(values[0])):
         return None
     tables = [value if kind is dict else vars(value) for value in values]
     if any(table.keys() != tables[0].keys() for table in tables):
@@ -55,7 +55,7 @@ def differences(values: Sequence[Any], texts: Sequence[Callable[[Any], str]]) ->
             found[key] = below
         else:
             return None
-    return found
+    return found or None  # values that differ in the order of their keys
 
 
 def guard(container: dict[Any, Any], key: Any, differing: Differences, path: str) -> None:
@@ -173,6 +173,15 @@ def _is_plain(value: Any) -> bool:
     if isinstance(value, (list, tuple, set, frozenset)):
         return all(map(_is_plain, value))
     return value is None or isinstance(value, (bool, int, str, bytes, Enum))
+
+
+class _Plain:
+    """A class without slots or state in C."""
+
+
+def _is_its_dict(value: Any) -> bool:
+    """Whether the `__dict__` of an object is all of its state."""
+    return hasattr(value, "__dict__") and type(value).__basicsize__ == _Plain.__basicsize__
 
 
 _NOT_GUARDED = (nn.Module, Tensor, type, Enum, FunctionType, BuiltinFunctionType, MethodType, ModuleType)
