@@ -36,7 +36,8 @@ VALUES: dict[str, tuple[list[Any], Any]] = {
     "a field of an object": ([Settings(1), Settings(2)], {"width": None}),
     "a field of an object in a dict": ([{"a": Settings(1)}, {"a": Settings(2)}], {"a": {"width": None}}),
     "sets of an object": ([Settings(1, {"q"}), Settings(1, {"v"})], {"names": None}),
-    "lists": ([[1], [2, 3]], {}),
+    "lists of strings": ([["q"], ["q", "v"]], {}),
+    "lists of numbers, which torch reads past a guard": ([[1], [2, 3]], None),
     "other keys": ([{"a": 1}, {"b": 1}], None),
     "numbers by themselves": ([1, 2], None),
     "several classes": ([{"a": 1}, [1]], None),
@@ -59,7 +60,7 @@ class Net(nn.Module):
         self.layer = nn.Linear(4, 3)
         self.settings = Settings(width, {str(width)})
         self.table = {"width": width, "scale": 0.5 * width, "same": 7}
-        self.order = list(range(width))
+        self.order = [str(place) for place in range(width)]
 
     def forward(self, x: Tensor) -> Tensor:
         return self.layer(x) * self.table["scale"] * self.table["same"] * self.settings.rate
@@ -96,9 +97,11 @@ READS: dict[str, Callable[[Any], float]] = {
     "a deep copy": lambda model: copy.deepcopy(model.settings).width,
     "a set": lambda model: 2.0 if "1" in model.settings.names else 1.0,
     "the length of a list": lambda model: len(model.order),
-    "a list's elements": lambda model: sum(model.order) + 1,
-    "a list unpacked": lambda model: [*model.order, 1][0] + 1,
-    "a list joined": lambda model: (model.order + [1])[0] + 1,  # noqa: RUF005
+    "a list's elements": lambda model: sum(map(int, model.order)) + 1,
+    "a list unpacked": lambda model: len([*model.order, "1"]),
+    "a list joined": lambda model: len(model.order + ["1"]),  # noqa: RUF005
+    "a list joined to another": lambda model: len(["1"] + model.order),  # noqa: RUF005
+    "strings joined": lambda model: len("".join(model.order)),
 }
 
 
@@ -119,7 +122,7 @@ def test_a_function_may_change_what_differs_of_each_member() -> None:
     def count(model: Any, x: Tensor) -> Tensor:
         model.table["width"] += 1
         model.settings.width += 1
-        model.order.append(0)
+        model.order.append("0")
         return model(x)
 
     fuse(models).map(count, X)

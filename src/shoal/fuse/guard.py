@@ -27,8 +27,9 @@ Differences = Mapping[Any, "Differences | None"]
 def differences(values: Sequence[Any], texts: Sequence[Callable[[Any], str]]) -> "Differences | None":
     """Find the differences between the members' values of an attribute; None if a guard is impossible.
 
-    A guard replaces a dict, a list, or an object whose state is its `__dict__`, of the same class in all members. A
-    differing value in it must not contain tensors, modules or floats: arrays keep these for each member.
+    A guard replaces a dict, a list of strings, or an object whose state is its `__dict__`, of the same class in all
+    members. Lists of numbers are not guarded: torch reads them past any guard. A differing value in a dict or an object
+    must not contain tensors, modules or floats: arrays keep these for each member.
 
     Args:
         values: Value of each member.
@@ -38,7 +39,7 @@ def differences(values: Sequence[Any], texts: Sequence[Callable[[Any], str]]) ->
     if any(type(value) is not kind for value in values):
         return None
     if kind is list:
-        return {} if all(map(_is_plain, values)) else None
+        return {} if all(isinstance(part, str) for value in values for part in value) else None
     if kind is not dict and (isinstance(values[0], _NOT_GUARDED) or not _is_its_dict(values[0])):
         return None
     tables = [value if kind is dict else vars(value) for value in values]
@@ -127,6 +128,10 @@ class _GuardedDict(dict[Any, Any]):
 class _GuardedList(list[Any]):
     path: str
     differing: frozenset[Any]
+
+    def __radd__(self, other: list[Any]) -> list[Any]:
+        refuse_to_user(f"it reads {self.path!r}", sys._getframe(1))
+        return [*other, *self]
 
 
 _GUARDED: dict[type, Any] = {dict: _GuardedDict, list: _GuardedList}

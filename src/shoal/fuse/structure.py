@@ -5,7 +5,7 @@ dtypes, and every other attribute that steers a forward pass. Floats that are at
 configuration object it holds (a dropout rate, an eps), are left open: members may differ in them.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -234,7 +234,8 @@ def _module(path: str, module: nn.Module, writer: StructureSerializer) -> Iterat
     for name, value in vars(module).items():
         if name in _OWN or name == "training":
             continue
-        if (name.startswith("_") and name.endswith("_hooks")) or name.endswith(("_hooks_with_kwargs", "_called")):
+        hooks = (name.startswith("_") and name.endswith("_hooks")) or name.endswith(("_hooks_with_kwargs", "_called"))
+        if hooks and isinstance(value, Mapping):
             yield _join(path, name), writer.hooks(value)
         else:
             yield _join(path, name), writer.attribute(value)

@@ -18,6 +18,7 @@ from weakref import ReferenceType
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from shoal.fuse.bindings import cells
 
@@ -163,6 +164,8 @@ class StructureSerializer:
             return repr(value)
         if isinstance(value, Enum):
             return f"{kind} {value.name}"
+        if isinstance(value, RemovableHandle):
+            return kind  # its hook is described where it is registered, and its number differs between members
         if isinstance(value, ReferenceType):
             return f"{kind} {[self._any(value(), above, standing.held)]}"
         attributes = getattr(value, "__dict__", None)
