@@ -4,25 +4,9 @@ import sys
 from collections.abc import Iterator
 
 import pytest
-import torch
+from quiet import no_autotuning, one_thread
 
-from shoal.fuse.autotune import off
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Many small tensors: one is fastest, most of all where tests run side by side."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def no_autotuning() -> Iterator[None]:
-    """Functions go their default way, unless a test turns measuring on."""
-    with off():
-        yield
+__all__ = ["no_autotuning", "often", "one_thread"]
 
 
 @pytest.fixture

@@ -1,22 +1,5 @@
 """One thread, and nothing that depends on the machine's speed."""
 
-from collections.abc import Iterator
+from quiet import no_autotuning, one_thread
 
-import pytest
-import torch
-
-from shoal.fuse.autotune import off
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def no_autotuning() -> Iterator[None]:
-    with off():
-        yield
+__all__ = ["no_autotuning", "one_thread"]

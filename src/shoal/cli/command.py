@@ -1,4 +1,4 @@
-"""What `shoal run` runs: a Python file, or with `--space FILE -- COMMAND` a study of any program."""
+"""The programs of `shoal run`: a Python file, or with `--space FILE -- COMMAND` a study of any program."""
 
 import dataclasses
 import runpy

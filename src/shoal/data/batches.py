@@ -123,7 +123,7 @@ class Batches:
 
     @property
     def sharing(self) -> Sharing:
-        """What walks can share. If there was no batch yet, a few samples are fetched to find out."""
+        """Kind of samples that walks can share. If there was no batch yet, a few samples are fetched to find out."""
         if self._resident is not None:
             return "resident"
         return self._known().sharing

@@ -64,10 +64,10 @@ class PaddedLinear:
         else:
             given = x.whole if isinstance(x, Stacked) else x
         with torch._C.DisableTorchFunction():  # as in the rules of stacked tensors
-            shape = given.shape[1:] if isinstance(x, Stacked) else given.shape
-            flat = given.flatten(1, -2) if isinstance(x, Stacked) else given.flatten(0, -2)
-            out = fastest("padded linear", self._ways, (flat, *weights), isinstance(x, Stacked))
-            out = out.view(len(weights), *shape[:-1], self._shape[1])
+            members = int(isinstance(x, Stacked))  # number of leading axes that count members
+            flat = given.flatten(members, -2)
+            out = fastest("padded linear", self._ways, (flat, *weights), bool(members))
+            out = out.view(len(weights), *given.shape[members:-1], self._shape[1])
         return Stacked(out) if len(set(self._outputs)) == 1 else Ragged.of_padded(out, self._outputs)
 
     def _at_once(self, x: Tensor, *weights: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ from torch.utils import _pytree as pytree
 from shoal.core.errors import FusionError
 from shoal.fuse.aliasing import one_memory
 from shoal.fuse.frozen import lent, take_own
+from shoal.fuse.guard import refuse_to_user
 from shoal.fuse.intercept import member_run
 from shoal.fuse.padded import PaddedLinear
 from shoal.fuse.randomness import active
@@ -60,8 +61,7 @@ class UnfusedModule(nn.Module):
     @property  # type: ignore[misc]
     def __class__(self) -> type:
         """The class that `isinstance` checks besides the type; refused to user code while the array runs."""
-        if sys._getframe(1).f_globals.get("__name__", "").partition(".")[0] not in ("shoal", "torch"):
-            self._refuse("it asks for the class")
+        refuse_to_user(f"it asks for the class of {self.path!r}", sys._getframe(1))
         return UnfusedModule
 
     def _refuse(self, what: str) -> None:

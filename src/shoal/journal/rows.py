@@ -71,7 +71,7 @@ class TrialRow:
 
 @dataclass(frozen=True)
 class Reservation:
-    """What a job reserves of its device from a moment on; None where its demand is unknown.
+    """A job's reservation on its device from a moment on; None where its demand is unknown.
 
     Args:
         time: Begin, in seconds since 1970.
