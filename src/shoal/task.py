@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils import _pytree as pytree
 from torch.utils.data import Dataset, default_collate
 
 from shoal.core.errors import TaskError
@@ -124,10 +125,72 @@ class Task(ABC):
         size: int = config.get("batch_size", 32)
         return size
 
+    def eval_batch_size(self, config: Config) -> int:
+        """Return the samples of a validation batch: by default `batch_size`."""
+        return self.batch_size(config)
+
+    def accumulate(self, config: Config) -> int:
+        """Return the batches of a training step, whose gradients are added before the optimizer steps: by default 1.
+
+        The gradient is that of the mean loss over all samples of the step. The last step of a pass over the training
+        set may have fewer batches. Steps, and schedulers with `scheduler_interval` "step", count optimizer steps.
+        """
+        return 1
+
+    def clip_norm(self, config: Config) -> float | None:
+        """Return the norm to which the gradients of all parameters together are clipped, or None.
+
+        As `torch.nn.utils.clip_grad_norm_(model.parameters(), clip_norm)` between backward pass and optimizer step.
+        """
+        return None
+
+    def precision(self, config: Config) -> str:
+        """Return "32", or "bf16-mixed" to run `loss` and `metrics` under `torch.autocast` to bfloat16."""
+        return "32"
+
+    def ema(self, config: Config) -> float | None:
+        """Return the decay of an exponential moving average of the trained parameters, such as 0.999, or None.
+
+        After each training step, average = decay * average + (1 - decay) * parameter. Validation and
+        `Study.best_model` use the averages, training does not. Buffers are not averaged.
+        """
+        return None
+
+    def steps_per_epoch(self, config: Config) -> int | None:
+        """Return the training steps of an epoch; None for one pass over the training set.
+
+        An epoch ends with a validation and a report, and budgets count epochs. So with 100, `Hyperband(max_epochs=27)`
+        validates every 100 steps and trains at most 2,700 steps. Passes over the training set go on across epochs.
+        """
+        return None
+
+    def outputs(self, model: nn.Module, batch: Any) -> Any:
+        """Return what `evaluate` needs of a validation batch: tensors, nested in any way; by default None.
+
+        Called after `metrics` in the same way. A forward pass that was made on the same tensors is not computed again.
+        """
+        return None
+
+    def evaluate(self, outputs: list[Any], config: Config) -> Mapping[str, float]:
+        """Return metrics of the whole validation set (F1, AUC), which are no means over batches.
+
+        Called if `outputs` returns anything, after the last validation batch, for each trial by itself.
+
+        Args:
+            outputs: What `outputs` returned for each validation batch, on the CPU.
+            config: Config of the trial.
+        """
+        return {}
+
+    def _weigh(self, batches: Sequence[Any], accumulate: int) -> Sequence[tuple[Any, float]]:
+        """The batches of a training step, each with the factor of its loss: its share of the step's samples."""
+        sizes = [_samples(batch) for batch in batches]
+        return [(batch, size / sum(sizes)) for batch, size in zip(batches, sizes, strict=True)]
+
     def step(self, model: nn.Module, batch: Any, optimizer: Any, *config: Any, **_: Any) -> Tensor:
         """Take one training step; returns the loss.
 
-        Override it for several optimizers (a GAN), several losses, gradient clipping, or any other training loop, as
+        Override it for several optimizers (a GAN), several losses, or any other training loop, as
         `step(self, model, batch, optimizer)` or, if it needs the config of its trial, as
         `step(self, model, batch, optimizer, config)`; type checkers accept both. `tune` refuses other arguments.
 
@@ -165,6 +228,11 @@ class Task(ABC):
                 "to one trial on its model, and set what serves all of them in `__init__` or in `data`; for a schedule "
                 'of training steps return the scheduler from `scheduler`, with scheduler_interval = "step" in the class'
             )
+
+
+def _samples(batch: Any) -> int:
+    """The length of the first tensor of a batch with axes; 1 if there is none."""
+    return next((len(leaf) for leaf in pytree.tree_leaves(batch) if isinstance(leaf, Tensor) and leaf.dim() > 0), 1)
 
 
 def call(task: Task, method: str, *args: Any, config: Config | None = None) -> Any:

@@ -17,6 +17,7 @@ from shoal.core.errors import FusionError
 from shoal.fuse.api import fuse
 from shoal.fuse.array import ModelArray
 from shoal.fuse.capture import CapturedStep
+from shoal.fuse.micro_batches import MicroBatches
 from shoal.fuse.optim.fused import FusedOptimizer, fuse_optimizers
 from shoal.fuse.step import TrainingStep, Way
 
@@ -382,3 +383,24 @@ def test_a_captured_step_that_fails_is_not_counted(optimizer: Any) -> None:
     assert array.tick == tick
     for member, state in zip(fused.members, before, strict=True):
         torch.testing.assert_close(member.state_dict()["state"], state, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("compiling", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_batches_are_accumulated_and_gradients_clipped_as_eagerly(compiling: bool) -> None:
+    (first, later), limits = batches(2, 4), [0.05, torch.inf, 0.2]
+    batch = MicroBatches((first, later), (0.25, 0.75))
+    steps = []
+    for _ in range(2):
+        array, optimizer = members(Small, lambda p, lr: torch.optim.SGD(p, lr=lr, momentum=0.9), 3)
+        eagerly = TrainingStep(array, optimizer, loss, ("eager",), max_norm=limits)
+        eagerly(batch)
+        steps.append((array, optimizer, eagerly))
+    (array, optimizer, _), (expected, _, eagerly) = steps
+    numbers = torch.tensor(limits, dtype=torch.float64)
+    captured = CapturedStep(array, optimizer, loss, batch, compiling, limits=numbers)
+    for _ in range(2):
+        assert captured.fits(batch)
+        torch.testing.assert_close(captured(batch), eagerly(batch), rtol=1e-9, atol=1e-12)
+    assert array.ticks == expected.ticks
+    for own, other in zip(array.members, expected.members, strict=True):
+        torch.testing.assert_close(own.state_dict(), other.state_dict(), rtol=1e-9, atol=1e-12)

@@ -42,9 +42,16 @@ class Captured:
     delay = 0.0
 
     def __init__(
-        self, array: ModelArray, optimizer: FusedOptimizer, fn: Any, batch: Any, compiling: bool, trained: Any
+        self,
+        array: ModelArray,
+        optimizer: FusedOptimizer,
+        fn: Any,
+        batch: Any,
+        compiling: bool,
+        trained: Any,
+        limits: Tensor | None,
     ) -> None:
-        assert compiling
+        assert compiling and limits is None
         self.array, self.optimizer, self.fn, self.shape = array, optimizer, fn, batch.shape
 
     def fits(self, batch: Tensor) -> bool:

@@ -8,7 +8,7 @@ import torch
 
 from shoal.core.errors import TaskError
 from shoal.core.trial import Config
-from shoal.worker.trial_runtime import batch_size
+from shoal.worker.step_settings import batch_size
 
 
 class Sized:

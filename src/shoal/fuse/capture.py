@@ -32,6 +32,8 @@ from torch.utils import _pytree as pytree
 
 from shoal.core.errors import FusionError
 from shoal.fuse.array import ModelArray
+from shoal.fuse.grads import Gradients
+from shoal.fuse.micro_batches import micro_batches, total, weighted
 from shoal.fuse.optim.fused import FusedOptimizer
 from shoal.fuse.optim.traced import TracedStep
 from shoal.fuse.randomness import member_keys
@@ -58,6 +60,7 @@ class CapturedStep:
         batch: Example batch; later batches must have its shapes.
         compiling: Whether Inductor compiles the traced step.
         trained: Parameters of the array that get gradients; by default those that have one now.
+        limits: Largest norm of each member's gradients, [B]; None if there are no limits.
 
     Raises:
         FusionError: The step cannot be captured, or an optimizer must step by itself. The model is unchanged then.
@@ -71,6 +74,7 @@ class CapturedStep:
         batch: Any,
         compiling: bool = True,
         trained: Sequence[Tensor] | None = None,
+        limits: Tensor | None = None,
     ) -> None:
         array.check_batch(batch)
         array.state.catch_up()
@@ -79,6 +83,8 @@ class CapturedStep:
         self._loss = loss
         leaves, self._spec = pytree.tree_flatten(batch)
         self._shapes = _shapes(leaves)
+        self._runs = sum(1 for _ in micro_batches(batch))
+        self._limits = limits
         if trained is None:
             trained = [p for p in array.parameters() if p.grad is not None]
         traced = optimizer.traced(trained)
@@ -122,7 +128,7 @@ class CapturedStep:
         with torch.no_grad(), warnings.catch_warnings(), self._counted():
             warnings.simplefilter("ignore")  # of the compiler, about itself
             losses = self._function(*self._inputs(), *given) if self._replay is None else self._replay(given)
-        self._array.tick += 1
+        self._array.tick += self._runs
         self._optimizer.mark_stepped()
         return losses
 
@@ -155,7 +161,9 @@ class CapturedStep:
         """Tensors that are new at every step: the members' keys and the batch."""
         keys = self._unused
         if keys is None:
-            keys = torch.tensor(member_keys(self._array.seeds, self._array.ticks)).to(self._device, non_blocking=True)
+            seeds, ticks = self._array.seeds, self._array.ticks
+            of_each = [member_keys(seeds, [tick + later for tick in ticks]) for later in range(self._runs)]
+            keys = torch.tensor(of_each if self._runs > 1 else of_each[0]).to(self._device, non_blocking=True)
         return [keys, *(_whole(leaf) for leaf in leaves if isinstance(leaf, Tensor))]
 
     def _record(self, leaves: Sequence[Any]) -> None:
@@ -225,18 +233,33 @@ class CapturedStep:
                 for other, own in zip(others, self._others, strict=True)
             ]
             stand_ins = dict(zip(map(id, (*step.params, *self._others)), (*live, *idle), strict=True))
-            with self._array.state.replaced(stand_ins), self._array.open(keys) as model:
-                modules = list(modules_of(model))
-                _refuse_hooks(modules, ())
-                _gather_weights([*modules, *self._array.separate.modules()])
-                with unchanged(model, [self._loss], constants):
-                    losses = self._loss(model, batch).whole
-            with unchanged(model, tensors=constants):
-                grads = torch.autograd.grad(losses.sum(), live)
+            grads: list[Tensor] = []
+            taken = []
+            for (part, weight), part_keys in zip(micro_batches(batch), keys if self._runs > 1 else [keys], strict=True):
+                with self._array.state.replaced(stand_ins), self._array.open(part_keys) as model:
+                    modules = list(modules_of(model))
+                    _refuse_hooks(modules, ())
+                    _gather_weights([*modules, *self._array.separate.modules()])
+                    with unchanged(model, [self._loss], constants):
+                        losses = weighted(self._loss(model, part).whole, weight)
+                with unchanged(model, tensors=constants):
+                    more = torch.autograd.grad(losses.sum(), live)
+                grads = [a + b for a, b in zip(grads, more, strict=True)] if grads else list(more)
+                taken.append(losses.detach())
+            if self._limits is not None:
+                self._clip(grads, self._limits)
             step.apply(params, grads, state, numbers)
-            return losses.detach()  # type: ignore[no-any-return]
+            return total(taken)
 
         return run
+
+    def _clip(self, grads: Sequence[Tensor], limits: Tensor) -> None:
+        """Clip each member's gradients, which are those of the updated parameters."""
+        of_param = dict(zip(map(id, self._traced.params), grads, strict=True))
+        stacked = [of_param[id(data)] for _, data, _ in self._array.columns() if id(data) in of_param]
+        apart = [(b, of_param[id(own)]) for _, b, own in self._array.apart() if id(own) in of_param]
+        found = Gradients(len(self._array), stacked, apart)
+        found.clip_(limits, found.norms(2.0))
 
 
 @contextmanager

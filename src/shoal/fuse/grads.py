@@ -12,7 +12,7 @@ from shoal.fuse.array import ModelArray
 from shoal.fuse.checks import numbers_of
 from shoal.fuse.rows import absent
 
-__all__ = ["Gradients", "clip_grad_norm_", "clip_grad_value_"]
+__all__ = ["Gradients", "clip_grad_norm_", "clip_grad_value_", "limits_of"]
 
 
 @dataclass(frozen=True)
@@ -76,6 +76,10 @@ class Gradients:
         if grads:
             torch._foreach_mul_(grads, each)
 
+    def clip_(self, limits: Tensor, norms: Tensor) -> None:
+        """Scale each member's gradients down from its norm to at most its limit, both [B]."""
+        self.multiply_((limits.to(norms) / (norms + 1e-6)).clamp(max=1.0))
+
     def clamp_(self, limits: Tensor) -> None:
         """Clamp each member's gradients to plus and minus its limit, [B]."""
         grads, each = self._beside(limits)
@@ -116,13 +120,13 @@ def clip_grad_norm_(
             no number.
         RuntimeError: A norm is not finite, and `error_if_nonfinite` is set; names the members.
     """
-    limits = _limits(array, max_norm, "max_norm")
+    limits = limits_of(array, max_norm, "max_norm")
     gradients = Gradients.of(array)
     norms = gradients.norms(_order(norm_type))
     if error_if_nonfinite and not torch.isfinite(norms).all():
         bad = (~torch.isfinite(norms)).nonzero().flatten().tolist()
         raise RuntimeError(f"the gradient norm (order {norm_type}) of members {bad} is not finite; nothing was clipped")
-    gradients.multiply_((limits.to(norms) / (norms + 1e-6)).clamp(max=1.0))
+    gradients.clip_(limits, norms)
     return norms
 
 
@@ -137,11 +141,11 @@ def clip_grad_value_(array: ModelArray, clip_value: float | Sequence[float] | Te
     Raises:
         FusionError: `clip_value` has neither one value nor one for each member, or a negative one.
     """
-    limits = _limits(array, clip_value, "clip_value")
+    limits = limits_of(array, clip_value, "clip_value")
     Gradients.of(array).clamp_(limits)
 
 
-def _limits(array: ModelArray, given: float | Sequence[float] | Tensor, name: str) -> Tensor:
+def limits_of(array: ModelArray, given: float | Sequence[float] | Tensor, name: str) -> Tensor:
     """The given limits as one number for each member, [B] float64."""
     if not isinstance(array, ModelArray):
         raise FusionError(

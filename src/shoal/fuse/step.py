@@ -26,6 +26,8 @@ from shoal.cost.race import Race
 from shoal.fuse.array import ModelArray
 from shoal.fuse.capture import CapturedStep
 from shoal.fuse.generators import seed_member
+from shoal.fuse.grads import clip_grad_norm_, limits_of
+from shoal.fuse.micro_batches import micro_batches, total, weighted
 from shoal.fuse.optim.fused import FusedOptimizer
 from shoal.fuse.per_member import MemberRunner, own_part
 from shoal.fuse.stacked import Stacked
@@ -63,6 +65,8 @@ class TrainingStep:
         compiling: Function of the seconds of the fastest step so far that returns whether compiling may repay itself;
             called once.
         clock: Clock in seconds.
+        max_norm: Largest norm of a member's gradients, one for all members or one for each (inf for no limit); None if
+            no member has a limit.
 
     Raises:
         FusionError: `ways` names neither 'eager' nor 'plain', or an unknown way; `array` is not made by `fuse`;
@@ -77,6 +81,7 @@ class TrainingStep:
         ways: tuple[Way, ...] = ("eager", "plain", "captured", "compiled"),
         compiling: Callable[[float], bool] = lambda seconds: False,
         clock: Callable[[], float] = time.perf_counter,
+        max_norm: float | Sequence[float] | None = None,
     ) -> None:
         if not isinstance(array, ModelArray):
             raise FusionError(f"`array` must be what `fuse` made, got {type(array).__name__}")
@@ -99,7 +104,8 @@ class TrainingStep:
         self._optimizer = optimizer
         self._loss = loss
         self._device = next((p.device for p in array.parameters()), torch.device("cpu"))
-        self._plain = _PlainStep(array, optimizer, loss)
+        self._limits = None if max_norm is None else limits_of(array, max_norm, "max_norm")
+        self._plain = _PlainStep(array, optimizer, loss, self._limits)
         if len(array) == 1:
             ways = tuple(way for way in ways if way != "eager") if "plain" in ways else ways
         self._runs: dict[Way, Callable[[Any], Tensor]] = {"eager": self._eager, "plain": self._plain}
@@ -175,7 +181,9 @@ class TrainingStep:
         began = self._clock()
         trained = self._plain.trained or None
         try:
-            step = CapturedStep(self._array, self._optimizer, self._loss, batch, way == "compiled", trained)
+            step = CapturedStep(
+                self._array, self._optimizer, self._loss, batch, way == "compiled", trained, self._limits
+            )
         except FusionError as reason:
             _log.info("%s", reason)
             return False
@@ -191,10 +199,15 @@ class TrainingStep:
 
     def _eager(self, batch: Any) -> Tensor:
         self._optimizer.zero_grad()
-        losses = _one_for_each(self._array.map(self._loss, batch), len(self._array))
-        losses.sum().backward()  # type: ignore[no-untyped-call]
+        taken = []
+        for part, weight in micro_batches(batch):
+            losses = weighted(_one_for_each(self._array.map(self._loss, part), len(self._array)), weight)
+            losses.sum().backward()  # type: ignore[no-untyped-call]
+            taken.append(losses.detach())
+        if self._limits is not None:
+            clip_grad_norm_(self._array, self._limits)
         self._optimizer.step()
-        return losses.detach()
+        return total(taken)
 
     def _captured(self, step: CapturedStep, batch: Any) -> Tensor:
         if step.fits(batch):
@@ -228,10 +241,14 @@ class _PlainStep:
         array: Array of the models.
         optimizer: Optimizer of the array.
         loss: Function of a model and a batch that returns a scalar.
+        limits: Largest norm of each member's gradients, [B]; None if there are no limits.
     """
 
-    def __init__(self, array: ModelArray, optimizer: FusedOptimizer, loss: Callable[..., Any]) -> None:
+    def __init__(
+        self, array: ModelArray, optimizer: FusedOptimizer, loss: Callable[..., Any], limits: Tensor | None
+    ) -> None:
         self._array = array
+        self._limits = None if limits is None else limits.tolist()
         self._optimizer = optimizer
         self._loss = loss
         self._device = next((p.device for p in array.parameters()), torch.device("cpu"))
@@ -256,7 +273,7 @@ class _PlainStep:
         self._columns = [(stacked, own) for _, stacked, own in array.columns() if isinstance(stacked, nn.Parameter)]
         self.drop()
         ticks = array.ticks
-        array.tick += 1
+        array.tick += sum(1 for _ in micro_batches(batch))
         losses = []
         try:
             for b, (member, run) in enumerate(zip(array.members, self._runs, strict=True)):
@@ -278,18 +295,23 @@ class _PlainStep:
         return torch.stack(losses)
 
     def _backward(self, b: int, run: MemberRunner, tick: int, member: Any, batch: Any) -> Tensor:
-        """Run loss and backward of a member; returns its loss.
+        """Run loss and backward of a member, and clip its gradients; returns its loss.
 
         Replaced buffers are taken over last, since autograd may have saved the old buffers.
         """
+        taken = []
         try:
-            loss = _one(run(self._loss, tick, member, batch))
-            loss.backward()  # type: ignore[no-untyped-call]
-            self._array.state.take_over(b)
+            for later, (part, weight) in enumerate(micro_batches(batch)):
+                loss = weighted(_one(run(self._loss, tick + later, member, part)), weight)
+                loss.backward()  # type: ignore[no-untyped-call]
+                self._array.state.take_over(b)
+                taken.append(loss.detach())
         except BaseException:
             self._array.state.put_back(b)
             raise
-        return loss.detach()
+        if self._limits is not None:
+            nn.utils.clip_grad_norm_(member.parameters(), self._limits[b])
+        return total(taken)
 
     def drop(self) -> None:
         """Drop the gradients of the members' own parameters; call it before a step in another way."""

@@ -10,7 +10,8 @@ from shoal.core.array import Member
 from shoal.core.trial import Report, TrialState
 from shoal.fuse.frozen import lend_frozen, worth_lending
 from shoal.worker.loss_tracker import LossTracker
-from shoal.worker.trial_runtime import TrialRuntime, batch_size, build, side_by_side
+from shoal.worker.step_plan import StepPlan
+from shoal.worker.trial_runtime import TrialRuntime, build, side_by_side
 from shoal.worker.worker_state import WorkerState
 
 __all__ = ["ArrayMembers"]
@@ -94,7 +95,7 @@ class ArrayMembers:
 
     def _epoch_steps(self, member: Member) -> int:
         config = member.trial.config
-        return self._state.sets.of(config)[0].steps(batch_size(self._state.task, config))
+        return StepPlan.of(self._state.task, config, self._state.sets.of(config)[0]).epoch_steps
 
     def _report_known(self, runtime: TrialRuntime) -> None:
         """Report the epochs of a checkpoint that the journal lacks, or the last one if the target is reached."""

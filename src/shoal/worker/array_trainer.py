@@ -12,12 +12,14 @@ from torch import nn
 from shoal.core.array import Array, Member
 from shoal.core.event import Event, Profiled
 from shoal.core.trial import TrialState
-from shoal.data.batches import Batches, epoch_order, noise_seed
+from shoal.data.batches import noise_seed
 from shoal.worker.array_members import ArrayMembers
 from shoal.worker.fused_stepper import make_stepper
 from shoal.worker.loss_tracker import LossTracker
+from shoal.worker.step_plan import StepPlan
 from shoal.worker.stepper import MixedEpochsError, Stepper, StepRefusedError
-from shoal.worker.trial_runtime import TrialRuntime, batch_size
+from shoal.worker.trial_runtime import TrialRuntime
+from shoal.worker.weight_average import averaged, update_averages
 from shoal.worker.worker_state import WorkerState
 
 __all__ = ["ArrayTrainer"]
@@ -79,7 +81,7 @@ class ArrayTrainer:
         self._shown = False  # whether several trials have taken a step as an array
         self._began, self._spent = 0.0, 0.0  # start of this advance, and seconds of this epoch before it
         self._abreast = False
-        self._size = 0  # of a batch
+        self._plan: StepPlan | None = None
         self._course = self._train_all()
 
     @property
@@ -110,10 +112,11 @@ class ArrayTrainer:
     @property
     def place(self) -> tuple[object, int] | None:
         """Order of samples with its epoch, and position in that order; None if samples are shared at any position."""
-        if not self._abreast or not self._group:
+        if not self._abreast or not self._group or self._plan is None:
             return None
         lead = self._group[0]
-        return (lead.trial.data_seed, lead.epoch), lead.step * self._size
+        number, first = self._plan.place(lead.epoch, lead.step)
+        return (lead.trial.data_seed, number), first * self._plan.settings.batch_size
 
     def prepare(self) -> None:
         """Do what precedes the next step; call it while no lane steps.
@@ -168,11 +171,11 @@ class ArrayTrainer:
         lead = group[0].trial
         self._beat()
         train, valid = self._state.sets.of(lead.config)
-        self._size = size = batch_size(self._state.task, lead.config)  # keys of trials without signature lack it
+        self._plan = plan = StepPlan.of(self._state.task, lead.config, train)
         self._spent = self._began - time.perf_counter()
         self._abreast = train.abreast
         try:
-            yield from self._train_steps(group, train, size)
+            yield from self._train_steps(group, plan)
         except MixedEpochsError as reason:
             self._separate_epochs(reason)
         except StepRefusedError as reason:
@@ -181,10 +184,11 @@ class ArrayTrainer:
         self._drop_left()
         if not self._group:
             return
-        stepper = self._stepper_of(train.steps(size))
-        batches = valid.walk(size, seed=noise_seed(lead.data_seed, None))
+        stepper = self._stepper_of(plan.epoch_steps)
+        batches = valid.walk(plan.settings.eval_batch_size, seed=noise_seed(lead.data_seed, None))
         try:
-            metrics = stepper.validate(_beating(batches, self._beat))
+            with averaged(self._group):
+                metrics = stepper.validate(_beating(batches, self._beat))
         except StepRefusedError as reason:
             self._refuse(reason)
             return
@@ -199,12 +203,12 @@ class ArrayTrainer:
             self.linger = min(LINGER * seconds, LONGEST_LINGER)
         yield False
 
-    def _train_steps(self, group: list[TrialRuntime], train: Batches, size: int) -> Iterator[bool]:
+    def _train_steps(self, group: list[TrialRuntime], plan: StepPlan) -> Iterator[bool]:
         """The rest of the training steps of an epoch; `_group` holds the trials that have not left."""
-        steps, data_seed = train.steps(size), group[0].trial.data_seed
-        walks = {runtime.epoch: _rest_of_epoch(train, size, runtime, data_seed) for runtime in group}
+        steps, data_seed = plan.epoch_steps, group[0].trial.data_seed
+        walks = {runtime.epoch: plan.walk(runtime.epoch, runtime.step, data_seed) for runtime in group}
         if self._stepper is None and not self.position:
-            self.position = group[0].step * size
+            self.position = group[0].step * plan.settings.batch_size * plan.settings.accumulate
         self._group = group
         stepper = self._stepper_of(steps)
         try:
@@ -217,14 +221,15 @@ class ArrayTrainer:
                     stepper = self._stepper_of(steps)
                 self._losses.begin_step()
                 batches = {epoch: next(walk) for epoch, walk in walks.items()}
-                ticks = [runtime.epoch * steps + step for runtime in self._group]
+                ticks = [plan.tick(runtime.epoch, step) for runtime in self._group]
                 losses = stepper.train_step([batches[runtime.epoch] for runtime in self._group], ticks)
+                update_averages(self._group)
                 self._losses.add(self._group, losses)
                 self._shown = self._shown or (len(self._group) > 1 and not stepper.refusal)
                 self._beat()
                 for runtime in self._group:
                     runtime.end_step()
-                self.position += min(size, train.samples - step * size)
+                self.position += plan.samples(self._group[0].epoch, step)
                 self._losses.end_step()
         finally:
             self._losses.flush()
@@ -283,12 +288,6 @@ class ArrayTrainer:
             self._stepper = None
             if self._state.device.type == "cuda":
                 gc.collect()  # its array is a reference cycle that holds memory of the device
-
-
-def _rest_of_epoch(train: Batches, size: int, runtime: TrialRuntime, data_seed: int) -> Iterator[Any]:
-    """The batches that a trial has not trained on yet in its epoch."""
-    order = epoch_order(train.samples, data_seed, runtime.epoch)
-    return train.walk(size, order, runtime.step, noise_seed(data_seed, runtime.epoch))
 
 
 def _beating(batches: Iterable[Any], beat: Callable[[], None]) -> Iterator[Any]:

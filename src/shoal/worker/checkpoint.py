@@ -9,7 +9,7 @@ import logging
 import os
 import pickle
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,7 @@ class Checkpoint:
         optimizer: State dict of the optimizer, or a list with one for each of several optimizers.
         scheduler: State dict of the LR scheduler, a list with one for each of several, or None.
         reports: Reports of all epochs so far; the journal may lack the last of them.
+        average: Moving averages of parameters by name; empty if the task asks for none.
     """
 
     trial: int
@@ -49,6 +50,7 @@ class Checkpoint:
     optimizer: dict[str, Any] | list[Any]
     scheduler: dict[str, Any] | list[Any] | None
     reports: tuple[Report, ...]
+    average: dict[str, Tensor] = field(default_factory=dict)
 
 
 def save(directory: Path, checkpoint: Checkpoint) -> Path:
@@ -68,6 +70,7 @@ def save(directory: Path, checkpoint: Checkpoint) -> Path:
         "model": checkpoint.model,
         "optimizer": checkpoint.optimizer,
         "scheduler": checkpoint.scheduler,
+        "average": checkpoint.average,
         "reports": [(r.epoch, dict(r.metrics), r.seconds) for r in checkpoint.reports],
     }
     buffer = io.BytesIO()
@@ -132,7 +135,8 @@ def _read(path: Path, trial: int) -> Checkpoint:
         raise CheckpointError(f"checkpoint {path} of trial {trial} cannot be read: {error}") from error
     reports = tuple(Report(trial, epoch, metrics, seconds) for epoch, metrics, seconds in content["reports"])
     names = ("trial", "epoch", "step", "model", "optimizer", "scheduler")
-    return Checkpoint(**{name: content[name] for name in names}, reports=reports)
+    average = content.get("average", {})  # an older checkpoint has none
+    return Checkpoint(**{name: content[name] for name in names}, reports=reports, average=average)
 
 
 def _own(value: Any) -> Any:

@@ -8,6 +8,7 @@ from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial, update_wrapper
+from math import inf
 from typing import Any
 
 import torch
@@ -29,7 +30,7 @@ from shoal.fuse.stacked import NeedsMemberError, Stacked, events
 from shoal.fuse.step import TrainingStep, Way
 from shoal.fuse.transaction import Transaction
 from shoal.task import Task, call, takes_config
-from shoal.worker.metrics import MetricMeans, loss_of, measured, size_of
+from shoal.worker.metrics import Precision, ValidationMetrics, loss_of, measured, size_of
 from shoal.worker.stepper import MixedEpochsError, PlainStepper, Stepper, StepRefusedError
 from shoal.worker.trial_runtime import TrialRuntime, check_scalar, optimizers_in
 
@@ -73,9 +74,10 @@ class FusedStepper(Stepper):
             self._steps = CustomStep(self._array, runtimes, task)
         else:
             optimizer = fuse_optimizers([x.optimizer for x in runtimes], self._array)
-            loss = update_wrapper(partial(loss_of, task), task.loss)
-            self._steps = AdaptiveStep(self._array, optimizer, loss, profile, steps)
-        self._measure = update_wrapper(partial(_measure, task, self._array.members), task.metrics)
+            loss = update_wrapper(partial(loss_of, task, runtimes[0].autocast), task.loss)
+            self._steps = AdaptiveStep(self._array, optimizer, loss, profile, steps, max_norm=_max_norms(runtimes))
+        measure = partial(_measure, task, runtimes[0].autocast, self._array.members)
+        self._measure = update_wrapper(measure, task.metrics)
         self._begun = shown
         self._plain: PlainStepper | None = None
         self._finding: Profile | None = None
@@ -167,7 +169,7 @@ class FusedStepper(Stepper):
         """Validate all members in one pass over the batches."""
         if self._plain is not None:
             return self._plain.validate(batches)
-        means = MetricMeans(len(self.runtimes))
+        found = ValidationMetrics(self._task, self.runtimes)
         self._array.eval()
         with torch.no_grad():
             for number, batch in enumerate(batches, start=1):
@@ -175,15 +177,16 @@ class FusedStepper(Stepper):
                 self._array.ticks = ticks = (-number,) * len(self.runtimes)
                 try:
                     with self._refusing_draws(ticks):
-                        found = self._array.map(self._measure, batch)
+                        values = self._array.map(self._measure, batch)
                 except FusionError as error:
                     raise StepRefusedError(str(error)) from error
-                if isinstance(found, list):
-                    means.add_each([alone.values for alone in found], size)
+                if isinstance(values, list):
+                    found.add_each([alone.values for alone in values], size)
                 else:
-                    means.add(found, size)
+                    metrics, outputs = values
+                    found.add(metrics, outputs, size)
         self._array.train()
-        return means.of_each()
+        return found.of_each()
 
 
 class AdaptiveStep:
@@ -198,6 +201,7 @@ class AdaptiveStep:
         profile: Profile of the structure, if there is one.
         steps: Steps left to train; 0 rules compiling out.
         clock: Time in seconds.
+        max_norm: Largest norm of each member's gradients, or None.
     """
 
     def __init__(
@@ -208,11 +212,12 @@ class AdaptiveStep:
         profile: Profile | None,
         steps: int,
         clock: Callable[[], float] = time.perf_counter,
+        max_norm: Sequence[float] | None = None,
     ) -> None:
         self._members = len(array)
         self._profile = profile
         self._left = steps
-        self._step = TrainingStep(array, optimizer, loss, self._ways(), self._repays, clock)
+        self._step = TrainingStep(array, optimizer, loss, self._ways(), self._repays, clock, max_norm)
         self.finding: Profile | None = None
         """The profile with what the first steps showed; None if it has not changed."""
 
@@ -398,14 +403,20 @@ def _has_custom_step(runtime: TrialRuntime) -> bool:
     return any(not type(one).__module__.startswith("torch.optim.") or not steps_as_made(one) for one in optimizers)
 
 
-def _measure(task: Task, members: Sequence[nn.Module], model: nn.Module, batch: Any) -> Any:
-    """Loss and metrics of a batch, for the array or for one of its members."""
-    values = measured(task, model, batch)
+def _max_norms(runtimes: Sequence[TrialRuntime]) -> list[float] | None:
+    """Largest norm of each trial's gradients, infinite where there is no limit; None if no trial has one."""
+    limits = [runtime.settings.max_norm for runtime in runtimes]
+    return None if limits == [None] * len(limits) else [inf if limit is None else limit for limit in limits]
+
+
+def _measure(task: Task, precision: Precision, members: Sequence[nn.Module], model: nn.Module, batch: Any) -> Any:
+    """Loss with metrics, and outputs, of a batch, for the array or for one of its members."""
+    values = measured(task, precision, model, batch)
     return _Alone(values) if any(model is member for member in members) else values
 
 
 @dataclass(frozen=True)
 class _Alone:
-    """Loss and metrics of one member. It is no pytree node, so members may have different metrics."""
+    """Loss with metrics, and outputs, of one member. It is no pytree node, so members may have different metrics."""
 
-    values: dict[str, Any]
+    values: tuple[dict[str, Any], Any]

@@ -1,7 +1,8 @@
 """Loss and metrics of validation batches, and their means over a validation set."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,9 +15,13 @@ from shoal.core.objective import metric_fault
 from shoal.core.space import is_number
 from shoal.fuse.stacked import Stacked
 from shoal.task import Task, call
-from shoal.worker.trial_runtime import check_scalar
+from shoal.worker.trial_runtime import TrialRuntime, check_scalar
 
-__all__ = ["MetricMeans", "loss_of", "measured", "memoized", "size_of"]
+__all__ = ["MetricMeans", "Precision", "ValidationMetrics", "loss_of", "measured", "memoized", "size_of"]
+
+
+Precision = Callable[[], AbstractContextManager[Any]]
+"""Makes a context in which a model runs: autocast, or none."""
 
 
 class MetricMeans:
@@ -62,29 +67,104 @@ class MetricMeans:
         ]
 
 
-def loss_of(task: Task, model: nn.Module, batch: Any) -> Tensor:
+class ValidationMetrics:
+    """Metrics of several trials over a validation set: means over its samples, and what the task's `evaluate` finds.
+
+    Args:
+        task: Task of the study.
+        runtimes: Trials.
+    """
+
+    def __init__(self, task: Task, runtimes: Sequence[TrialRuntime]) -> None:
+        self._task = task
+        self._runtimes = runtimes
+        self._means = MetricMeans(len(runtimes))
+        self._outputs: list[list[Any]] = [[] for _ in runtimes]
+
+    def add(self, values: Mapping[str, Tensor], outputs: Any, size: int) -> None:
+        """Add a batch of `size` samples, with metrics and outputs of all trials, each tensor [B, ...]."""
+        self._means.add(values, size)
+        if outputs is not None:
+            for b, kept in enumerate(self._outputs):
+                kept.append(pytree.tree_map_only(Tensor, partial(_member, b), outputs))
+
+    def add_each(self, found: Sequence[tuple[Mapping[str, Any], Any]], size: int) -> None:
+        """Add a batch of `size` samples, with metrics and outputs of each trial."""
+        self._means.add_each([values for values, _ in found], size)
+        for kept, (_, outputs) in zip(self._outputs, found, strict=True):
+            if outputs is not None:
+                kept.append(pytree.tree_map_only(Tensor, lambda tensor: tensor.detach().cpu(), outputs))
+
+    def of_each(self) -> list[dict[str, float]]:
+        """The metrics of each trial.
+
+        Raises:
+            TaskError: `evaluate` returns no mapping of names to numbers, or a name that `metrics` returns.
+        """
+        means = self._means.of_each()
+        for values, outputs, runtime in zip(means, self._outputs, self._runtimes, strict=True):
+            if outputs:
+                values.update(self._evaluated(runtime, outputs, values))
+        return means
+
+    def _evaluated(self, runtime: TrialRuntime, outputs: list[Any], values: Mapping[str, float]) -> dict[str, float]:
+        found = call(self._task, "evaluate", outputs, config=runtime.trial.config)
+        _check_metrics("evaluate", found)
+        if twice := sorted(found.keys() & values.keys()):
+            raise TaskError(f"the task's `evaluate` returns {twice[0]!r}, which is a name of `metrics` or of the loss")
+        return {str(name): float(value) for name, value in found.items()}
+
+
+def loss_of(task: Task, precision: Precision, model: nn.Module, batch: Any) -> Tensor:
     """The task's loss for a batch.
+
+    Args:
+        task: Task of the study.
+        precision: Function that returns a context to run the model in.
+        model: Model, or an array of models.
+        batch: Batch.
 
     Raises:
         TaskError: The loss is no real scalar.
     """
-    loss: Tensor = call(task, "loss", model, batch)
+    with precision():
+        loss: Tensor = call(task, "loss", model, batch)
     check_scalar("loss", loss)
     return loss
 
 
-def measured(task: Task, model: nn.Module, batch: Any) -> dict[str, Any]:
-    """Loss and metrics of a validation batch, for a model or an array of models.
+def measured(task: Task, precision: Precision, model: nn.Module, batch: Any) -> tuple[dict[str, Any], Any]:
+    """Loss with metrics of a validation batch, and the task's `outputs`, for a model or an array of models.
+
+    Args: See `loss_of`.
 
     Raises:
         TaskError: The task's `metrics` returns no mapping of names to numbers, or one with the name of the loss.
     """
-    with memoized(model):
-        loss = loss_of(task, model, batch)
+    with memoized(model), precision():
+        loss = loss_of(task, precision, model, batch)
         metrics = call(task, "metrics", model, batch)
+        outputs = call(task, "outputs", model, batch)
+    _check_metrics("metrics", metrics)
+    if "valid_loss" in metrics:
+        raise TaskError("the task's `metrics` must not return 'valid_loss': that is its `loss`; choose another name")
+    return {"valid_loss": loss, **{name: _whole(value) for name, value in metrics.items()}}, outputs
+
+
+def _member(b: int, column: Tensor) -> Tensor:
+    """Member b's part of a tensor [B, ...], on the CPU."""
+    return column[b].detach().cpu()
+
+
+def _check_metrics(method: str, metrics: Any) -> None:
+    """Check what `metrics` or `evaluate` of a task returned.
+
+    Raises:
+        TaskError: It is no mapping of names to numbers.
+    """
     if not isinstance(metrics, Mapping):
         raise TaskError(
-            "the task's `metrics` must return a mapping of names to scalars, such as {'accuracy': accuracy}, got "
+            f"the task's `{method}` must return a mapping of names to scalars, such as {{'accuracy': accuracy}}, got "
             f"{type(metrics).__name__}; return {{}} if there are none"
         )
     for name, value in metrics.items():
@@ -92,9 +172,6 @@ def measured(task: Task, model: nn.Module, batch: Any) -> dict[str, Any]:
             raise TaskError(f"the task's metric {name!r} must be a scalar tensor or a number, got {value!r}")
         if is_number(value) and (fault := metric_fault(str(name), value)):
             raise TaskError(fault)
-    if "valid_loss" in metrics:
-        raise TaskError("the task's `metrics` must not return 'valid_loss': that is its `loss`; choose another name")
-    return {"valid_loss": loss, **{name: _whole(value) for name, value in metrics.items()}}
 
 
 def _whole(value: Any) -> Any:

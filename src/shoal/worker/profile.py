@@ -5,6 +5,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import chain, cycle, islice
 from math import inf
 from pathlib import Path
@@ -19,11 +20,12 @@ from torch.utils import _pytree as pytree
 from shoal.core.array import Array, Member
 from shoal.core.demand import Profile
 from shoal.cost.race import RaceRules, choose_fastest
-from shoal.data.batches import Batches, epoch_order
+from shoal.data.batches import Batches
 from shoal.data.datasets import DataSets
 from shoal.fuse.frozen import lend_frozen
 from shoal.task import Task
 from shoal.worker.fused_stepper import make_stepper
+from shoal.worker.step_plan import StepPlan
 from shoal.worker.stepper import MixedEpochsError, Stepper
 from shoal.worker.trial_runtime import TrialRuntime, build, optimizers_in, side_by_side, wait
 
@@ -105,8 +107,8 @@ def measure(
         fuse_seconds[largest] = max(0.0, anew - timed.seconds[largest])
     return Profile(
         step_seconds=timed.seconds,
-        epoch_steps=train.steps(array.key.batch_size),
-        validation_steps=valid.steps(array.key.batch_size),
+        epoch_steps=bench.plan.epoch_steps,
+        validation_steps=valid.steps(bench.plan.settings.eval_batch_size),
         base_memory=base + unfilled,
         member_memory=max((_memory(device) - base) // largest + timed.spare, 4 * timed.weights),
         compute=_utilisation(device, timed.cores),
@@ -114,7 +116,7 @@ def measure(
         fuse_seconds=fuse_seconds,
         mixing=None if mixing is None else mixing / timed.seconds[largest],
         fused_gain=timed.gains,
-        fetch_seconds=train.fetch_seconds / max(1, train.fetched) * array.key.batch_size,
+        fetch_seconds=train.fetch_seconds / max(1, train.fetched) * bench.plan.samples(0, 0),
         sharing=train.sharing,
         sample=len(array.members),
         pending=int(array.pending) if timed.too_dear else None,
@@ -139,7 +141,11 @@ class _Bench:
 
     @property
     def epoch_steps(self) -> int:
-        return self.train.steps(self.array.key.batch_size)
+        return self.plan.epoch_steps
+
+    @cached_property
+    def plan(self) -> StepPlan:
+        return StepPlan.of(self.task, self.array.members[0].trial.config, self.train)
 
     def stepper(self, members: int, some: Sequence[Member] | None = None) -> Stepper:
         """A stepper of `members` members, taken in a cycle from all or from `some`."""
@@ -151,9 +157,9 @@ class _Bench:
 
     def batches(self, epoch: int = 0) -> Iterator[Any]:
         """`BATCHES` batches in the order of an epoch, which starts again if it is too short."""
-        order = epoch_order(self.train.samples, self.array.members[0].trial.data_seed, epoch)
-        passes = (self.train.walk(self.array.key.batch_size, order) for _ in range(BATCHES))
-        return islice(chain.from_iterable(passes), BATCHES)
+        seed = self.array.members[0].trial.data_seed
+        walks = (self.plan.walk(epoch, 0, seed) for _ in range(BATCHES))
+        return islice(chain.from_iterable(walks), BATCHES)
 
     def seconds_to_make(self) -> float:
         """Seconds to make one member ready to train."""

@@ -20,7 +20,8 @@ from shoal.fuse.optim.table import kernel_group_of
 from shoal.fuse.structure import family_digest, structure_digest
 from shoal.fuse.structure_serializer import digest
 from shoal.task import Task, call
-from shoal.worker.trial_runtime import batch_size, check_optimizer, new_model, optimizers_in, ownership
+from shoal.worker.step_settings import StepSettings
+from shoal.worker.trial_runtime import check_optimizer, new_model, optimizers_in, ownership
 
 __all__ = ["SignatureBuilder"]
 
@@ -76,7 +77,7 @@ class SignatureBuilder:
             TaskError: A method of the task returns a wrong value.
             Exception: Whatever the user's methods raise.
         """
-        size = batch_size(self._task, trial.config)
+        settings = StepSettings.of(self._task, trial.config)
         with torch.random.fork_rng(devices=[]):
             reseed(trial.seed, torch.device("cpu"))
             model, structure, family = self._model(trial)
@@ -85,11 +86,11 @@ class SignatureBuilder:
             str(x) for x in map(kernel_group_of if type(self._task).step is Task.step else type, optimizers)
         ]
         return FusionKey(
-            digest((structure, *kernel_groups)),
+            digest((structure, *kernel_groups, *settings.of_structure)),
             digest(self._sets.key(trial.config)),
-            size,
+            settings.batch_size,
             trial.data_seed,
-            family=digest((family, *kernel_groups)) if family else "",
+            family=digest((family, *kernel_groups, *settings.of_structure)) if family else "",
         )
 
     def _model(self, trial: Trial) -> tuple[nn.Module, str, str]:

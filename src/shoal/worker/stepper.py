@@ -13,10 +13,11 @@ from shoal.core.errors import FusionError
 from shoal.core.trial import step_seed
 from shoal.fuse.frozen import lent, own_small, take_own
 from shoal.fuse.generators import reseed
+from shoal.fuse.micro_batches import micro_batches, total, weighted
 from shoal.fuse.optim.own_update import OwnUpdate
 from shoal.fuse.per_member import MemberRunner, own_part
 from shoal.task import Task, call, takes_config
-from shoal.worker.metrics import MetricMeans, loss_of, measured, size_of
+from shoal.worker.metrics import ValidationMetrics, loss_of, measured, size_of
 from shoal.worker.trial_runtime import TrialRuntime, check_scalar
 
 __all__ = ["MixedEpochsError", "PlainStepper", "StepRefusedError", "Stepper"]
@@ -137,17 +138,19 @@ class PlainStepper(Stepper):
 
     def validate(self, batches: Iterable[Any]) -> list[dict[str, float]]:
         """Validate all trials in one pass over the batches."""
-        means = MetricMeans(len(self._trials))
+        found = ValidationMetrics(self._task, self.runtimes)
         for runtime in self.runtimes:
             runtime.model.eval()
         with torch.no_grad():
             for number, batch in enumerate(batches, start=1):
                 trials = enumerate(self._trials)
-                found = [trial.measure(own_part(batch, b, len(self._trials)), -number) for b, trial in trials]
-                means.add_each(found, size_of(batch))
+                found.add_each(
+                    [trial.measure(own_part(batch, b, len(self._trials)), -number) for b, trial in trials],
+                    size_of(batch),
+                )
         for runtime in self.runtimes:
             runtime.model.train()
-        return means.of_each()
+        return found.of_each()
 
 
 class _PlainTrial:
@@ -179,38 +182,47 @@ class _PlainTrial:
             self._check_lent()
             return loss.detach()
         self._update.zero_grad()
-        loss = self._drawing(self._loss, tick, batch)
-        loss.backward()  # type: ignore[no-untyped-call]
+        taken = []
+        for later, (part, weight) in enumerate(micro_batches(batch)):
+            loss = weighted(self._drawing(self._loss, tick + later, part, reseeded=not later), weight)
+            loss.backward()  # type: ignore[no-untyped-call]
+            taken.append(loss.detach())
         self._check_lent()
+        if self._runtime.settings.max_norm is not None:
+            nn.utils.clip_grad_norm_(self._runtime.model.parameters(), self._runtime.settings.max_norm)
         self._update()
-        return loss.detach()
+        return total(taken)
 
-    def measure(self, batch: Any, tick: int) -> dict[str, Any]:
-        """Loss and metrics of a validation batch.
+    def measure(self, batch: Any, tick: int) -> tuple[dict[str, Any], Any]:
+        """Loss with metrics, and outputs, of a validation batch.
 
         Raises:
             StepRefusedError: See `Stepper.validate`.
         """
-        found: dict[str, Any] = self._drawing(self._measured, tick, batch)
+        found: tuple[dict[str, Any], Any] = self._drawing(self._measured, tick, batch)
         return found
 
-    def _drawing(self, fn: Any, tick: int, batch: Any) -> Any:
-        """Call a function of the model and a batch with the random numbers of a tick."""
+    def _drawing(self, fn: Any, tick: int, batch: Any, reseeded: bool = True) -> Any:
+        """Call a function of the model and a batch with the random numbers of a tick.
+
+        `reseeded` says whether to seed the generators that no member owns; they go on within a step, as in an array.
+        """
         trial, model = self._runtime.trial, self._runtime.model
         if self._run is None:
             reseed(step_seed(trial.seed, tick), self._runtime.device)
             return fn(model, batch)
-        reseed(step_seed(trial.data_seed, tick), self._runtime.device)
+        if reseeded:
+            reseed(step_seed(trial.data_seed, tick), self._runtime.device)
         try:
             return self._run(fn, tick, model, batch)
         except FusionError as error:
             raise StepRefusedError(str(error), trial.number if self._watched else None) from error
 
     def _loss(self, model: nn.Module, batch: Any) -> Tensor:
-        return loss_of(self._task, model, batch)
+        return loss_of(self._task, self._runtime.autocast, model, batch)
 
-    def _measured(self, model: nn.Module, batch: Any) -> dict[str, Any]:
-        return measured(self._task, model, batch)
+    def _measured(self, model: nn.Module, batch: Any) -> tuple[dict[str, Any], Any]:
+        return measured(self._task, self._runtime.autocast, model, batch)
 
     def _take_own_step(self, model: nn.Module, batch: Any) -> Tensor:
         loss: Tensor = call(self._task, "step", model, batch, self._runtime.optimizer, config=self._config)

@@ -1,10 +1,9 @@
 """A trial in a worker: its model, optimizer, LR scheduler and progress, and checks of what the task returns."""
 
-import sys
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from operator import index
+from functools import partial
 from pathlib import Path
 from typing import Any
 from weakref import WeakValueDictionary
@@ -18,16 +17,16 @@ from torch.utils import _pytree as pytree
 
 from shoal.core.array import Member
 from shoal.core.errors import CheckpointError, TaskError, UnusableTaskError
-from shoal.core.trial import Config, Report, Trial
+from shoal.core.trial import Report, Trial
 from shoal.fuse.generators import reseed
 from shoal.pickling import recalled, why_not_loaded
 from shoal.task import Task, call, check_interval
 from shoal.worker.checkpoint import Checkpoint, load_newest, save, unfit
 from shoal.worker.failures import user_traceback
+from shoal.worker.step_settings import StepSettings
 
 __all__ = [
     "TrialRuntime",
-    "batch_size",
     "build",
     "check_optimizer",
     "check_scalar",
@@ -56,12 +55,14 @@ class TrialRuntime:
         optimizer: Optimizer of the task; several in a list, tuple or dict, if the task has its own `step`.
         scheduler: LR scheduler of the task, several as for the optimizer, or None.
         device: Device of the model.
+        settings: What the task asks of its training steps.
         by_step: Whether schedulers step after each training step, not after each epoch.
         epoch: Epochs finished.
         step: Steps done of the next epoch.
         reports: Reports of all epochs so far.
         bad: First step of the epoch with a loss that is not finite; 0 if there was none so far.
         saved: Epoch and step of the newest checkpoint.
+        average: Moving averages of the trained parameters by name; empty before the first step, or if there are none.
     """
 
     member: Member
@@ -69,17 +70,24 @@ class TrialRuntime:
     optimizer: Any
     scheduler: Any
     device: torch.device
+    settings: StepSettings
     by_step: bool = False
     epoch: int = 0
     step: int = 0
     reports: list[Report] = field(default_factory=list)
     bad: int = 0
     saved: tuple[int, int] = (0, 0)
+    average: dict[str, Tensor] = field(default_factory=dict)
 
     @property
     def trial(self) -> Trial:
         """The trial in training."""
         return self.member.trial
+
+    @property
+    def autocast(self) -> Callable[[], AbstractContextManager[Any]]:
+        """Makes a context in which the model runs in the precision of the trial."""
+        return partial(self.settings.autocast, self.device)
 
     def end_step(self) -> None:
         """Count a training step; step the LR scheduler if it steps after each."""
@@ -114,6 +122,7 @@ class TrialRuntime:
             _state(self.optimizer),
             _state(self.scheduler),
             tuple(self.reports),
+            self.average,
         )
         save(directory, state)
         self.saved = (self.epoch, self.step)
@@ -158,6 +167,7 @@ class TrialRuntime:
             else:
                 for report in state.reports:
                     self._step_schedulers(report.metrics)
+        self.average = {name: average.to(self.device) for name, average in state.average.items()}
         self.epoch, self.step, self.reports = state.epoch, state.step, list(state.reports)
         self.saved = (state.epoch, state.step)
 
@@ -170,6 +180,7 @@ def build(task: Task, member: Member, device: torch.device) -> TrialRuntime:
     """
     check_interval(task)
     config = member.trial.config
+    settings = StepSettings.of(task, config)
     reseed(member.trial.seed, device)
     model = new_model(call(task, "model", config=config)).to(device).train()
     optimizer = check_optimizer(task, call(task, "optimizer", model, config=config))
@@ -183,11 +194,13 @@ def build(task: Task, member: Member, device: torch.device) -> TrialRuntime:
                 "the task's `scheduler` returns ReduceLROnPlateau, which follows the validation loss of whole epochs, "
                 'and scheduler_interval is "step"; set it to "epoch", or return another scheduler'
             )
-    return TrialRuntime(member, model, optimizer, scheduler, device, by_step)
+    return TrialRuntime(member, model, optimizer, scheduler, device, settings, by_step)
 
 
 def trained_model(task: bytes, trial: Trial, directory: Path) -> nn.Module:
     """The trained model of a trial, from its newest checkpoint, on the CPU and in evaluation mode.
+
+    Averaged parameters (`Task.ema`) take the place of the trained ones.
 
     Args:
         task: Task of the study, pickled by cloudpickle.
@@ -209,7 +222,7 @@ def trained_model(task: bytes, trial: Trial, directory: Path) -> nn.Module:
     with torch.random.fork_rng(devices=[]):
         model = new_model(call(owner, "model", config=trial.config))
     try:
-        model.load_state_dict(checkpoint.model)
+        model.load_state_dict({**checkpoint.model, **checkpoint.average})
     except RuntimeError as error:
         raise UnusableTaskError(unfit("model", checkpoint, error)) from error
     return model.eval()
@@ -297,25 +310,6 @@ def side_by_side(runtimes: Iterable[TrialRuntime]) -> list[TrialRuntime]:
     their parameters.
     """
     return sorted(runtimes, key=lambda runtime: [str(type(one)) for one in optimizers_in(runtime.optimizer)])
-
-
-def batch_size(task: Task, config: Config) -> int:
-    """Samples per step of a config.
-
-    Raises:
-        TaskError: The task's `batch_size` returns no positive integer.
-    """
-    returned: Any = call(task, "batch_size", config=config)
-    size = 0
-    if not isinstance(returned, bool) and getattr(returned, "dtype", None) != torch.bool:
-        with suppress(TypeError):
-            size = index(returned)
-    if not 1 <= size <= sys.maxsize:
-        raise TaskError(
-            f"the task's `batch_size` must return a positive integer, got {returned!r} for {dict(config)}; "
-            f"return an int from 1 to {sys.maxsize}"
-        )
-    return size
 
 
 def wait(device: torch.device) -> None:

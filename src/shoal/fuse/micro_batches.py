@@ -1,0 +1,38 @@
+"""Several batches of one training step, whose gradients are added before the update."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+__all__ = ["MicroBatches", "micro_batches", "total", "weighted"]
+
+
+class MicroBatches(NamedTuple):
+    """The batches of one training step with gradient accumulation.
+
+    Args:
+        batches: Batches, each run forward and backward by itself, in this order.
+        weights: Factor of each batch's loss. The loss of the step is the weighted sum.
+    """
+
+    batches: tuple[Any, ...]
+    weights: tuple[float, ...]
+
+
+def micro_batches(batch: Any) -> Iterator[tuple[Any, float]]:
+    """The batches of a step with their weights: those of `MicroBatches`, or any other batch with weight 1."""
+    if isinstance(batch, MicroBatches):
+        return zip(batch.batches, batch.weights, strict=True)
+    return iter([(batch, 1.0)])
+
+
+def weighted(loss: Tensor, weight: float) -> Tensor:
+    """The loss times the weight of its batch."""
+    return loss if weight == 1.0 else weight * loss
+
+
+def total(losses: Sequence[Tensor]) -> Tensor:
+    """The loss of a step from the weighted losses of its batches."""
+    return losses[0] if len(losses) == 1 else torch.stack([*losses]).sum(0)

@@ -1,0 +1,122 @@
+"""What a task asks of training steps and validation for one config, checked."""
+
+import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import dataclass
+from operator import index
+from typing import Any
+
+import torch
+
+from shoal.core.errors import TaskError
+from shoal.core.space import is_number
+from shoal.core.trial import Config
+from shoal.task import Task, call
+
+__all__ = ["StepSettings", "batch_size"]
+
+_DTYPES = {"32": None, "bf16-mixed": torch.bfloat16}
+
+
+@dataclass(frozen=True)
+class StepSettings:
+    """What a task asks of training steps and validation for one config.
+
+    Args:
+        batch_size: Samples of a batch.
+        eval_batch_size: Samples of a validation batch.
+        accumulate: Batches of a training step.
+        max_norm: Largest norm of the gradients, or None.
+        precision: "32" or "bf16-mixed".
+        decay: Decay of the moving average of the weights, or None.
+        steps_per_epoch: Training steps of an epoch, or None for one pass over the training set.
+    """
+
+    batch_size: int
+    eval_batch_size: int
+    accumulate: int = 1
+    max_norm: float | None = None
+    precision: str = "32"
+    decay: float | None = None
+    steps_per_epoch: int | None = None
+
+    @classmethod
+    def of(cls, task: Task, config: Config) -> "StepSettings":
+        """The settings of a config.
+
+        Raises:
+            TaskError: A method of the task returns a wrong value; or the task overrides `step`, in which accumulation,
+                clipping and precision are its own, and one of these methods returns something else than its default.
+        """
+        precision = call(task, "precision", config=config)
+        if precision not in _DTYPES:
+            raise TaskError(
+                f"the task's `precision` must return one of {', '.join(map(repr, _DTYPES))}, got {precision!r}"
+                + ("; bfloat16 needs no loss scale" if precision == "16-mixed" else "")
+            )
+        found = cls(
+            batch_size=batch_size(task, config),
+            eval_batch_size=_count(task, "eval_batch_size", config),
+            accumulate=_count(task, "accumulate", config),
+            max_norm=_number(task, "clip_norm", config, "a number of at least 0", lambda value: value >= 0),
+            precision=precision,
+            decay=_number(task, "ema", config, "a decay of at least 0 and below 1", lambda value: 0 <= value < 1),
+            steps_per_epoch=_optional_count(task, "steps_per_epoch", config),
+        )
+        if type(task).step is not Task.step:
+            asked = {"accumulate": found.accumulate != 1, "clip_norm": found.max_norm is not None}
+            asked["precision"] = precision != "32"
+            if wrong := [f"`{name}`" for name, set_ in asked.items() if set_]:
+                raise TaskError(
+                    f"the task overrides `step`, which then does the work of {' and '.join(wrong)} itself; remove one "
+                    "of the two"
+                )
+        return found
+
+    @property
+    def of_structure(self) -> tuple[object, ...]:
+        """The settings, beside the batch size, in which all members of an array agree; () if all are the defaults."""
+        found = (self.eval_batch_size, self.accumulate, self.precision, self.steps_per_epoch)
+        return () if found == (self.batch_size, 1, "32", None) else found
+
+    def autocast(self, device: torch.device) -> AbstractContextManager[Any]:
+        """A context in which models run in this precision."""
+        dtype = _DTYPES[self.precision]
+        return nullcontext() if dtype is None else torch.autocast(device.type, dtype)
+
+
+def batch_size(task: Task, config: Config) -> int:
+    """Samples per batch of a config.
+
+    Raises:
+        TaskError: The task's `batch_size` returns no positive integer.
+    """
+    return _count(task, "batch_size", config)
+
+
+def _count(task: Task, method: str, config: Config) -> int:
+    returned: Any = call(task, method, config=config)
+    size = 0
+    if not isinstance(returned, bool) and getattr(returned, "dtype", None) != torch.bool:
+        with suppress(TypeError):
+            size = index(returned)
+    if not 1 <= size <= sys.maxsize:
+        raise TaskError(
+            f"the task's `{method}` must return a positive integer, got {returned!r} for {dict(config)}; "
+            f"return an int from 1 to {sys.maxsize}"
+        )
+    return size
+
+
+def _optional_count(task: Task, method: str, config: Config) -> int | None:
+    return None if call(task, method, config=config) is None else _count(task, method, config)
+
+
+def _number(task: Task, method: str, config: Config, kind: str, fits: Callable[[float], bool]) -> float | None:
+    returned: Any = call(task, method, config=config)
+    if returned is None:
+        return None
+    if not is_number(returned) or not fits(returned):
+        raise TaskError(f"the task's `{method}` must return {kind}, or None, got {returned!r} for {dict(config)}")
+    return float(returned)

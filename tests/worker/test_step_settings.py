@@ -1,0 +1,226 @@
+"""Accumulation, clipping, precision, averages and epochs of steps: as in a plain loop, alone, fused and resumed."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from contract_samples import CPU, SAMPLES, SIZE, Small, StopsAfter, X, Y, search, trial, work
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import LambdaLR
+
+import shoal
+from shoal.core.array import Member
+from shoal.core.errors import TaskError
+from shoal.core.trial import Trial
+from shoal.data.batches import epoch_order
+from shoal.fuse.generators import reseed
+from shoal.task import Task
+from shoal.worker.checkpoint import load_newest
+from shoal.worker.step_settings import StepSettings
+
+EPOCHS = 3
+
+
+class Accumulates(Small):
+    """Two batches a step: of 3 batches in a pass, the last step has one."""
+
+    def accumulate(self, config: Any) -> int:
+        return 2
+
+
+class Clips(Small):
+    """Every other trial has a limit, each its own."""
+
+    def clip_norm(self, config: Any) -> float | None:
+        return None if config["number"] % 2 else 0.1 * (1 + config["number"])
+
+
+class Averages(Small):
+    """Every other trial has an average, each with its own decay."""
+
+    def ema(self, config: Any) -> float | None:
+        return None if config["number"] % 2 else 0.5 + 0.1 * config["number"]
+
+
+class CountsSteps(Small):
+    """Epochs of two steps, where a pass has three."""
+
+    def steps_per_epoch(self, config: Any) -> int | None:
+        return 2
+
+
+class All(Accumulates, Clips, Averages):
+    """All at once, with a schedule of steps; a pass has two steps, an epoch three."""
+
+    scheduler_interval = "step"
+
+    def steps_per_epoch(self, config: Any) -> int | None:
+        return 3
+
+    def scheduler(self, optimizer: Any, config: Any) -> Any:
+        return LambdaLR(optimizer, lambda step: 1 / (1 + step))
+
+
+class Plainly(All):
+    """Trials that train as plain PyTorch."""
+
+    def loss(self, model: nn.Module, batch: Any) -> Tensor:
+        return super().loss(model, batch) * (1 if super().loss(model, batch).item() else 0)
+
+
+def plain(task: Task, one: Trial, epochs: int = EPOCHS) -> tuple[dict[str, Tensor], list[float]]:
+    """Weights, with averages in their place, and validation losses of a loop as a user writes it."""
+    reseed(one.seed, CPU)
+    model = task.model(one.config)
+    optimizer = task.optimizer(model, one.config)
+    scheduler = task.scheduler(optimizer, one.config)
+    norm, decay = task.clip_norm(one.config), task.ema(one.config)
+    average: dict[str, Tensor] = {}
+    losses = []
+    steps = (step for number in range(99) for step in passes(task, one, number))
+    for _ in range(epochs):
+        for _ in range(task.steps_per_epoch(one.config) or len(list(passes(task, one, 0)))):
+            groups = next(steps)
+            optimizer.zero_grad()
+            for rows in groups:
+                loss = (model(X[rows]) - Y[rows]).square().mean() * len(rows) / sum(map(len, groups))
+                loss.backward()
+            if norm is not None:
+                nn.utils.clip_grad_norm_(model.parameters(), norm)
+            optimizer.step()
+            if scheduler is not None:
+                scheduler.step()
+            for name, each in model.named_parameters() if decay is not None else ():
+                now = each.detach().clone()
+                average[name] = decay * average[name] + (1 - decay) * now if name in average else now
+        with torch.no_grad():
+            x = torch.func.functional_call(model, average, X[:6])
+            losses.append(float((x - Y[:6]).square().mean()))
+    return {**model.state_dict(), **average}, losses
+
+
+def passes(task: Task, one: Trial, number: int) -> list[tuple[Tensor, ...]]:
+    batches = epoch_order(SAMPLES, one.data_seed, number).split(SIZE)
+    size = task.accumulate(one.config)
+    return [batches[first : first + size] for first in range(0, len(batches), size)]
+
+
+KINDS = [Accumulates, Clips, Averages, CountsSteps, All, Plainly]
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("members", [1, 4])
+@pytest.mark.parametrize("stop", [None, 4], ids=["in one go", "stopped within an epoch"])
+def test_weights_equal_those_of_a_plain_loop(kind: type[Task], members: int, stop: int | None, tmp_path: Path) -> None:
+    task, trials = kind(), [trial(b) for b in range(members)]
+    reports = []
+    if stop is not None:
+        reports += work(task, tmp_path, [Member(one, 0, EPOCHS) for one in trials], StopsAfter(stop + 2))
+    reports += work(task, tmp_path, [Member(one, 0, EPOCHS) for one in trials])
+    for one in trials:
+        found = load_newest(tmp_path, one.number)
+        assert found is not None
+        weights, losses = plain(task, one)
+        torch.testing.assert_close({**found.model, **found.average}, weights, rtol=1e-9, atol=1e-12)
+        mine = {report.epoch: report.metrics["valid_loss"] for report in reports if report.trial == one.number}
+        assert [mine[epoch] for epoch in range(1, EPOCHS + 1)] == pytest.approx(losses, rel=1e-9)
+
+
+class Mixed(Small):
+    def model(self, config: Any) -> nn.Module:
+        return super().model(config).float()
+
+    def data(self, config: Any) -> Any:
+        sets = super().data(config)
+        return tuple(torch.utils.data.TensorDataset(*(x.float() for x in one.tensors)) for one in sets)
+
+    def precision(self, config: Any) -> str:
+        return "bf16-mixed"
+
+    def loss(self, model: nn.Module, batch: Any) -> Tensor:
+        out = model(batch[0])
+        assert out.dtype == torch.bfloat16
+        return (out.float() - batch[1]).square().mean()
+
+
+@pytest.mark.parametrize("members", [1, 3])
+def test_mixed_precision_keeps_float32_weights(members: int, tmp_path: Path) -> None:
+    work(Mixed(), tmp_path, [Member(trial(b), 0, 2) for b in range(members)])
+    for b in range(members):
+        found = load_newest(tmp_path, b)
+        assert found is not None
+        assert {each.dtype for each in found.model.values()} == {torch.float32}
+
+
+def test_trials_of_different_precision_are_different_arrays() -> None:
+    class Either(Mixed):
+        def precision(self, config: Any) -> str:
+            return config["precision"]
+
+    full, mixed = (StepSettings.of(Either(), {"precision": each}) for each in ("32", "bf16-mixed"))
+    assert full.of_structure != mixed.of_structure
+
+
+class Scores(Small):
+    """The largest error over the whole validation set, which is no mean over batches."""
+
+    def eval_batch_size(self, config: Any) -> int:
+        return 4
+
+    def outputs(self, model: nn.Module, batch: Any) -> Any:
+        return {"out": model(batch[0]), "target": batch[1]}
+
+    def evaluate(self, outputs: list[Any], config: Any) -> Mapping[str, float]:
+        assert [len(each["out"]) for each in outputs] == [4, 2]
+        worst = torch.cat([(each["out"] - each["target"]).abs().flatten() for each in outputs]).max()
+        return {"worst": float(worst), "number": config["number"]}
+
+
+@pytest.mark.parametrize("members", [1, 3])
+def test_evaluate_sees_the_whole_validation_set(members: int, tmp_path: Path) -> None:
+    reports = work(Scores(), tmp_path, [Member(trial(b), 0, 1) for b in range(members)])
+    for report in reports:
+        model = Scores().model({})
+        found = load_newest(tmp_path, report.trial)
+        assert found is not None
+        model.load_state_dict(found.model)
+        expected = float((model(X[:6]) - Y[:6]).abs().max().detach())
+        assert report.metrics["worst"] == pytest.approx(expected, rel=1e-9)
+        assert report.metrics["number"] == report.trial
+    assert len(reports) == members
+
+
+def test_the_best_model_has_the_averages(tmp_path: Path) -> None:
+    study = search(Averages(), {"lr": 0.01, "number": 0}, tmp_path / "study", algorithm=shoal.Random(1, epochs=2))
+    found = load_newest(tmp_path / "study", 0)
+    assert found is not None
+    assert found.average.keys() == dict(study.best_model().named_parameters()).keys()
+    torch.testing.assert_close(study.best_model().state_dict(), dict(found.average))
+
+
+@pytest.mark.parametrize(
+    ("method", "value", "message"),
+    [
+        ("accumulate", 0, "`accumulate` must return a positive integer, got 0"),
+        ("steps_per_epoch", 2.5, "`steps_per_epoch` must return a positive integer, got 2.5"),
+        ("clip_norm", -1.0, "`clip_norm` must return a number of at least 0, or None, got -1.0"),
+        ("ema", 1, "`ema` must return a decay of at least 0 and below 1, or None, got 1"),
+        ("precision", "16-mixed", "must return one of '32', 'bf16-mixed', got '16-mixed'; bfloat16 needs no loss scale"),
+        ("eval_batch_size", "8", "`eval_batch_size` must return a positive integer, got '8'"),
+    ],
+)
+def test_a_wrong_value_is_refused(method: str, value: Any, message: str) -> None:
+    task = type("Odd", (Small,), {method: lambda self, config: value})()
+    with pytest.raises(TaskError, match=message):
+        StepSettings.of(task, {"number": 0})
+
+
+def test_a_step_of_the_users_clips_by_itself() -> None:
+    class Own(Clips):
+        def step(self, model: nn.Module, batch: Any, optimizer: Any) -> Tensor:
+            raise AssertionError
+
+    with pytest.raises(TaskError, match="overrides `step`, which then does the work of `clip_norm` itself"):
+        StepSettings.of(Own(), {"number": 0})
