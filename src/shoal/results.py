@@ -139,29 +139,46 @@ class Study:
         return mirror(self.directory, storage, name, interval)
 
     def best_model(self) -> "nn.Module":
-        """The best trial's model with its trained weights, on the CPU and in evaluation mode.
-
-        It calls the task's `model`: that of its module now if the module can be imported, else the recorded one. In a
-        process that did not begin the study, this runs code from the study's directory. A warning names files of the
-        task that were edited since the study last ran.
+        """The best trial's model with its trained weights: `model` of `best_trial`.
 
         Raises:
             ShoalError: no trial has a value of the metric, there are several metrics, or no `Task` was trained.
             CheckpointError: the checkpoint is missing or damaged.
         """
-        best = self.best_trial.trial
+        return self.model(self.best_trial.number)
+
+    def model(self, number: int) -> "nn.Module":
+        """A trial's model with the weights of its newest checkpoint, on the CPU and in evaluation mode.
+
+        With `Task.ema` the averaged parameters take the place of the trained ones. The method calls the task's
+        `model`: that of its module now if the module can be imported, else the recorded one. In a process that did not
+        begin the study, this runs code from the study's directory. A warning names files of the task that were edited
+        since the study last ran.
+
+        Args:
+            number: Number of the trial.
+
+        Raises:
+            ShoalError: there is no such trial, or no `Task` was trained.
+            CheckpointError: the trial has no intact checkpoint.
+        """
         with self._journal() as journal:
+            rows = {row.number: row for row in journal.trials()}
+            if number not in rows:
+                raise ShoalError(
+                    f"the study in {self.directory} has no trial {number}; it has {len(rows)} trials, from 0"
+                )
             if journal.study["opaque"]:
                 raise ShoalError(
                     f"the study in {self.directory} trained a program of yours, which knows what its model is; what it "
-                    f"kept of trial {best.number} is in {kept(self.directory, best.number)}"
+                    f"kept of trial {number} is in {kept(self.directory, number)}"
                 )
             if changed := edits(journal.study.get("sources", {})):
                 names = ", ".join(edit.path for edit in changed)
-                _log.warning("the best model may not be what was trained, as the task was edited since: %s", names)
+                _log.warning("the model may not be what was trained, as the task was edited since: %s", names)
             from shoal.worker.trial_runtime import trained_model  # imports torch, which tables do not need
 
-            return trained_model(journal.blob("task"), best, self.directory)
+            return trained_model(journal.blob("task"), rows[number].trial, self.directory)
 
     def retry(self, numbers: int | Iterable[int] | None = None) -> list[int]:
         """Retry failed trials: in the process that runs the study, or else once it is resumed.

@@ -10,8 +10,10 @@ import torch.nn.functional as F
 from peft import IA3Config, LoraConfig, PeftModel, get_peft_model
 from torch import Tensor, nn
 from transformers import BertConfig, BertForSequenceClassification, LlamaConfig, LlamaForCausalLM
+from typer.testing import CliRunner
 
 import shoal
+from shoal.cli.app import app
 from shoal.fuse.api import fuse
 from shoal.fuse.array import ModelArray
 from shoal.fuse.optim.fused import fuse_optimizers
@@ -193,6 +195,21 @@ def test_a_search_over_ranks_and_alphas_gives_a_peft_model(tmp_path: Path, monke
     assert len(study.trials) == 4
     best = study.best_model()
     assert isinstance(best, PeftModel)
-    best.save_pretrained(tmp_path / "adapter")
+    done = CliRunner().invoke(
+        app,
+        [
+            "export",
+            str(study.directory),
+            str(study.best_trial.number),
+            "--adapter",
+            "--output",
+            str(tmp_path / "adapter"),
+        ],
+    )
+    assert done.exit_code == 0, done.output
+    assert {path.name for path in (tmp_path / "adapter").iterdir()} >= {
+        "adapter_config.json",
+        "adapter_model.safetensors",
+    }
     again: Any = PeftModel.from_pretrained(llama(), tmp_path / "adapter").double()
     torch.testing.assert_close(loss(again, TOKENS), loss(best.eval(), TOKENS), rtol=1e-6, atol=0)

@@ -95,7 +95,7 @@ def test_an_edit_is_told_and_has_to_be_accepted(tmp_path: Path, module: Path, ca
     with caplog.at_level("WARNING", "shoal.study"):
         study.best_model()
     assert caplog.messages == [
-        f"the best model may not be what was trained, as the task was edited since: {module}",
+        f"the model may not be what was trained, as the task was edited since: {module}",
     ]
 
 

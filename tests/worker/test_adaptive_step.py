@@ -51,7 +51,8 @@ class Captured:
         trained: Any,
         limits: Tensor | None,
     ) -> None:
-        assert compiling and limits is None
+        assert compiling
+        assert limits is None
         self.array, self.optimizer, self.fn, self.shape = array, optimizer, fn, batch.shape
 
     def fits(self, batch: Tensor) -> bool:

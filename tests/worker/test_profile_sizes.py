@@ -57,7 +57,9 @@ def test_sizes_are_measured_that_the_waiting_work_is_worth(
     pending: float, unnoticed: float, sizes: set[int], noted: int | None
 ) -> None:
     task = Slow()
-    members = tuple(Member(Trial(b, {"lr": 0.01 * (b + 1), "batch_size": 4}, seed=b, data_seed=0), 0, 2) for b in range(5))
+    members = tuple(
+        Member(Trial(b, {"lr": 0.01 * (b + 1), "batch_size": 4}, seed=b, data_seed=0), 0, 2) for b in range(5)
+    )
     array = Array(FusionKey("", "", 4), members, pending=pending)
     profile = measure(task, DataSets(task, CPU), array, CPU, 10**9, unnoticed)
     assert profile.step_seconds.keys() == sizes

@@ -207,7 +207,11 @@ def test_the_best_model_has_the_averages(tmp_path: Path) -> None:
         ("steps_per_epoch", 2.5, "`steps_per_epoch` must return a positive integer, got 2.5"),
         ("clip_norm", -1.0, "`clip_norm` must return a number of at least 0, or None, got -1.0"),
         ("ema", 1, "`ema` must return a decay of at least 0 and below 1, or None, got 1"),
-        ("precision", "16-mixed", "must return one of '32', 'bf16-mixed', got '16-mixed'; bfloat16 needs no loss scale"),
+        (
+            "precision",
+            "16-mixed",
+            "must return one of '32', 'bf16-mixed', got '16-mixed'; bfloat16 needs no loss scale",
+        ),
         ("eval_batch_size", "8", "`eval_batch_size` must return a positive integer, got '8'"),
     ],
 )

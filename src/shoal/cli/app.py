@@ -25,6 +25,7 @@ from shoal.cli.command import (
     run_script,
 )
 from shoal.cli.devices import app as devices_app
+from shoal.cli.export import export
 from shoal.cli.interventions import policy, study_app, trial_app
 from shoal.cli.options import (
     AsJson,
@@ -140,6 +141,7 @@ def run(
 app.command()(profile)
 app.add_typer(devices_app, name="devices")
 app.command()(report)
+app.command()(export)
 app.command()(rerun)
 app.add_typer(history_app, name="history")
 app.add_typer(trial_app, name="trial")

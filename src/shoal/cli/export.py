@@ -1,0 +1,50 @@
+"""`shoal export`: write the trained weights of one trial for use without Shoal."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from shoal.cli.options import AsJson, StudyDirectory, print_json, say
+from shoal.core.errors import ShoalError
+from shoal.results import Study
+
+__all__ = ["export"]
+
+
+def export(
+    directory: StudyDirectory,
+    trial: Annotated[int, typer.Argument(help="Number of the trial, as in `shoal trials` and `shoal best`.")],
+    output: Annotated[
+        Path | None, typer.Option(file_okay=False, help="Folder to write; by default DIR/export/TRIAL.")
+    ] = None,
+    adapter: Annotated[bool, typer.Option("--adapter", help="Write the adapter of peft alone.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Export the trained model of a trial for use without Shoal.
+
+    A model of transformers or peft writes a folder that `from_pretrained` reads. Any other model's state dict is
+    written as model.pt, for `torch.load`. With --adapter only the adapter is written, for `PeftModel.from_pretrained`.
+    """
+    model = Study(directory).model(trial)
+    folder = output or directory / "export" / str(trial)
+    if folder.exists() and any(folder.iterdir()):
+        raise ShoalError(f"{folder} is not empty; name another folder by --output")
+    if adapter:
+        from shoal.integrations.peft import save_adapter
+
+        files = save_adapter(model, folder)
+    else:
+        folder.mkdir(parents=True, exist_ok=True)
+        if callable(save := getattr(model, "save_pretrained", None)):
+            save(str(folder))
+        else:
+            import torch
+
+            torch.save(model.state_dict(), folder / "model.pt")
+        files = sorted(path for path in folder.rglob("*") if path.is_file())
+    if as_json:
+        print_json({"directory": str(directory), "trial": trial, "files": [str(path) for path in files]})
+        return
+    for path in files:
+        say(f"written: {path}")

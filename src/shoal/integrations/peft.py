@@ -1,0 +1,40 @@
+"""Adapters of `peft` in trained models."""
+
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from shoal.core.errors import ShoalError
+
+__all__ = ["save_adapter"]
+
+
+def save_adapter(model: nn.Module, directory: Path) -> list[Path]:
+    """Write the adapter of a model as `peft.PeftModel.save_pretrained` does, for `PeftModel.from_pretrained`.
+
+    Args:
+        model: A `PeftModel`, or a module that holds exactly one.
+        directory: Directory to write; it is made if it does not exist.
+
+    Returns:
+        The files.
+
+    Raises:
+        ShoalError: `peft` is not installed, or the model holds no `PeftModel` or several.
+    """
+    try:
+        from peft import PeftModel
+    except ImportError as error:
+        raise ShoalError(
+            "an adapter is written by peft, which is not installed; install it by: pip install peft"
+        ) from error
+    found: list[Any] = [module for module in model.modules() if isinstance(module, PeftModel)]
+    if len(found) != 1:
+        raise ShoalError(
+            f"the model, a {type(model).__name__}, holds {len(found) or 'no'} PeftModel, but an adapter is exported of a "
+            "model that holds one: return what `get_peft_model` returned from `model`"
+        )
+    directory.mkdir(parents=True, exist_ok=True)
+    found[0].save_pretrained(str(directory))
+    return sorted(path for path in directory.rglob("*") if path.is_file())
