@@ -5,7 +5,9 @@ A study trains each trial, alone or fused, as follows:
 - `data` is called with torch's, Python's and NumPy's generators seeded with 0; `model`, then `optimizer`, with these
   seeded with `trial.seed`. The model is made on the CPU, moved to the device, and set to training.
 - Each epoch visits the training set in `sample_order`, and cuts it into batches of `task.batch_size(config)`.
-- Each training step runs within `randomness(trial, step)`, where `step` counts from 0 over all epochs.
+- Each batch of training runs within `randomness(trial, step)`, where `step` counts batches from 0 over all epochs
+  (`Task.accumulate` makes one training step of several batches). With `Task.steps_per_epoch`, read "pass over the
+  training set" for "epoch".
 - The batches of a validation run within `randomness(trial, -1)`, -2, -3 ..., the same at each epoch: `loss` first, then
   `metrics`.
 - Samples that draw random numbers (a random crop) are fetched within `sample_randomness`.

@@ -32,8 +32,8 @@ def save_adapter(model: nn.Module, directory: Path) -> list[Path]:
     found: list[Any] = [module for module in model.modules() if isinstance(module, PeftModel)]
     if len(found) != 1:
         raise ShoalError(
-            f"the model, a {type(model).__name__}, holds {len(found) or 'no'} PeftModel, but an adapter is exported of a "
-            "model that holds one: return what `get_peft_model` returned from `model`"
+            f"the model, a {type(model).__name__}, holds {len(found) or 'no'} PeftModel, but an adapter is exported of "
+            "a model that holds one: return what `get_peft_model` returned from `model`"
         )
     directory.mkdir(parents=True, exist_ok=True)
     found[0].save_pretrained(str(directory))
