@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 import shoal
 from shoal.cli.app import app
+from shoal.core.trial import TrialState
 from shoal.fuse.api import fuse
 from shoal.fuse.array import ModelArray
 from shoal.fuse.optim.fused import fuse_optimizers
@@ -213,3 +214,24 @@ def test_a_search_over_ranks_and_alphas_gives_a_peft_model(tmp_path: Path, monke
     }
     again: Any = PeftModel.from_pretrained(llama(), tmp_path / "adapter").double()
     torch.testing.assert_close(loss(again, TOKENS), loss(best.eval(), TOKENS), rtol=1e-6, atol=0)
+
+
+class Preferred(Adapters):
+    """A loss relative to the base model, which is computed with the adapter switched off (preference training)."""
+
+    def loss(self, model: Any, batch: Any) -> Tensor:
+        with torch.no_grad(), model.disable_adapter():
+            base = loss(model, batch[0])
+        return (loss(model, batch[0]) - base).exp()
+
+
+@pytest.mark.parametrize("ranks", [[2], [2, 2], [2, 4]], ids=str)
+def test_an_adapter_that_is_switched_off_within_a_step_trains_exactly(ranks: list[int], tmp_path: Path) -> None:
+    tasks = {"r": shoal.choice(ranks), "alpha": 4, "batch_size": 8}
+    study = shoal.tune(
+        Preferred(), tasks, metric="valid_loss", mode="min", algorithm=shoal.Random(len(ranks), epochs=1),
+        devices="cpu:1", backend="inline", directory=tmp_path / "study", show_progress=False,
+    )  # fmt: skip
+    for row in study.trials:
+        assert row.state is TrialState.COMPLETE
+        assert study.rerun(row.number).largest < 1e-9

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
+from shoal.core.errors import FusionError
 from shoal.fuse.dispatch import dispatch
 from shoal.fuse.patches import stand_in, step_back
 from shoal.fuse.randomness import Randomness, active, randomness
@@ -87,6 +88,13 @@ class MemberFunctions(TorchFunctionMode):
             return _new_leaf(*args)
         if self._home is not None and func in _OF_A_ROW and (found := self._home(args[0])) is not None:
             return True if func == _IS_LEAF else _gradient_of_row(*found, *args[1:])
+        if self._home is not None and func in _ASKS_FOR_GRADIENT and self._home(args[0]) is not None:
+            if (*args[1:], True)[0] == args[0].requires_grad:
+                return args[0]
+            raise FusionError(
+                "a parameter is frozen or unfrozen while the model runs (as by peft's `disable_adapter`), which works "
+                "in plain PyTorch only; use a model of its own without the adapter instead"
+            )
         if not self._alone and func in _ASKS_FOR_GRADIENT and args[1:] in ((), (True,)):
             raise NeedsMemberError("a tensor that all members share is to have a gradient, which each has of its own")
         if not self._alone and tracks(func, args, kwargs):
