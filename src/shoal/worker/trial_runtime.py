@@ -98,10 +98,23 @@ class TrialRuntime:
     def end_epoch(self, metrics: dict[str, float], seconds: float) -> Report:
         """Count an epoch and add its report; step the LR scheduler if it steps after each epoch."""
         self.epoch, self.step, self.bad = self.epoch + 1, 0, 0
-        if not self.by_step:
-            self._step_schedulers(metrics)
+        self._end_epoch_of_schedulers(metrics)
         self.reports.append(Report(self.trial.number, self.epoch, metrics, seconds))
         return self.reports[-1]
+
+    def _replay_steps(self, steps: int) -> None:
+        if self.by_step:
+            for _ in range(steps):
+                self._step_schedulers({})
+
+    def _end_epoch_of_schedulers(self, metrics: Mapping[str, float]) -> None:
+        """Step schedulers per epoch; one that steps after each step may have an `end_epoch(metrics)` besides."""
+        if not self.by_step:
+            self._step_schedulers(metrics)
+            return
+        for scheduler in pytree.tree_leaves(self.scheduler):
+            if end_epoch := getattr(scheduler, "end_epoch", None):
+                end_epoch(metrics)
 
     def _step_schedulers(self, metrics: Mapping[str, float]) -> None:
         for scheduler in pytree.tree_leaves(self.scheduler):
@@ -161,12 +174,10 @@ class TrialRuntime:
                 _load_state(self.scheduler, state.scheduler)
         else:
             _load_state(self.optimizer, _with_settings(state.optimizer, _state(self.optimizer)))
-            if self.by_step:
-                for _ in range(state.epoch * epoch_steps + state.step):
-                    self._step_schedulers({})
-            else:
-                for report in state.reports:
-                    self._step_schedulers(report.metrics)
+            for report in state.reports:
+                self._replay_steps(epoch_steps)
+                self._end_epoch_of_schedulers(report.metrics)
+            self._replay_steps(state.step)
         self.average = {name: average.to(self.device) for name, average in state.average.items()}
         self.epoch, self.step, self.reports = state.epoch, state.step, list(state.reports)
         self.saved = (state.epoch, state.step)

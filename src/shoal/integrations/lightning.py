@@ -1,0 +1,215 @@
+"""LightningTask: an untouched LightningModule as a task whose trials train as arrays."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, cast
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils.data import Dataset
+
+from shoal.core.errors import TaskError
+from shoal.core.trial import Config
+from shoal.integrations.lightning_loaders import Loaders
+from shoal.integrations.lightning_module import BATCHES, REMEDY, check_class, check_module, parameters_of, uses
+from shoal.integrations.lightning_schedules import Schedules, parsed
+from shoal.integrations.lightning_trainer import Length, ValidationLog, attached
+from shoal.task import Task
+
+__all__ = ["LightningTask"]
+
+_FOUND = "_shoal_found"
+"""Attribute of a model between `loss` and `metrics` of a validation batch: the batch and its metrics."""
+
+_LOSSES = ("valid_loss", "val_loss", "valid/loss", "val/loss", "validation_loss")
+
+
+class LightningTask(Task):
+    """What Lightning's `Trainer.fit` does with a LightningModule, for each config of a search.
+
+    Values of the config are keyword arguments of the module's `__init__`, and of `datamodule` if that is a class or a
+    function. The names `accumulate_grad_batches`, `gradient_clip_val` and `precision` override the arguments below for
+    the trial, unless the module takes them. A name that nothing takes is refused.
+
+    `training_step`, `validation_step`, `configure_optimizers` with schedules per step or per epoch, `self.log`,
+    `self.hparams`, `self.global_step`, `self.current_epoch` and `self.trainer.estimated_stepping_batches` are as under
+    `Trainer`. What is logged in `validation_step` is reported, averaged over the validation set by batch size.
+    What is logged in `training_step` is not. `valid_loss` is what `validation_step` returns; if that is no loss, the
+    metric that it logs as val_loss, valid_loss, validation_loss, val/loss or valid/loss.
+
+    In `training_step`, `global_step`, `current_epoch` and `batch_idx` are integer tensors without axes, whose products
+    with Python's floats are of torch's default type. A step that branches on one of them is neither fused nor compiled;
+    one that computes with them is.
+
+    Refused by name, since arrays have no equal: manual optimization, several optimizers, metrics of torchmetrics, and
+    all hooks but the above (`on_validation_epoch_end`, `optimizer_step`, `configure_callbacks`, `setup` ...). Train
+    such a module in a function for `shoal.tune`, with a ReportCheckpointCallback. Callbacks, loggers and devices of a
+    Trainer are the study's.
+
+    Args:
+        module: Subclass of LightningModule.
+        datamodule: LightningDataModule; or its class, or a function that returns one, with values of the config as
+            keyword arguments. `train_dataloader` returns a DataLoader that shuffles; the study determines the order.
+        max_epochs: Epochs for which schedules are planned (`estimated_stepping_batches`, `trainer.max_epochs`). The
+            algorithm of the study decides how long a trial trains.
+        accumulate_grad_batches: Batches of an optimizer step.
+        gradient_clip_val: Largest norm of the gradients, or None.
+        precision: "32-true", "bf16-mixed", or another word that `Task.precision` knows.
+
+    Raises:
+        TaskError: The module or an argument cannot be honoured.
+    """
+
+    scheduler_interval: Literal["epoch", "step"] = "step"
+
+    def __init__(
+        self,
+        module: type[nn.Module],
+        datamodule: Any,
+        *,
+        max_epochs: int | None = None,
+        accumulate_grad_batches: int = 1,
+        gradient_clip_val: float | None = None,
+        precision: str | int = "32-true",
+    ) -> None:
+        check_class(module)
+        if max_epochs is not None and (not isinstance(max_epochs, int) or max_epochs < 1):
+            raise TaskError(f"`max_epochs` must be a positive integer or None, got {max_epochs!r}")
+        self.module = module
+        self.datamodule = datamodule
+        self.max_epochs = max_epochs
+        self.settings: dict[str, Any] = {
+            "accumulate_grad_batches": accumulate_grad_batches,
+            "gradient_clip_val": gradient_clip_val,
+            "precision": precision,
+        }
+        self._names, self._any_name = parameters_of(module)
+        self._loaders = Loaders(datamodule)
+
+    def data(self, config: Config) -> tuple[Dataset[Any], Dataset[Any]]:
+        """Return the data sets of the data module's loaders."""
+        return self._loaders.of(config).datasets
+
+    def collate(self, samples: list[Any]) -> Any:
+        """Return the batch of the loaders' `collate_fn`."""
+        return self._loaders.collate(samples)
+
+    def batch_size(self, config: Config) -> int:
+        """Return the batch size of the training loader."""
+        return self._loaders.of(config).batch_size
+
+    def eval_batch_size(self, config: Config) -> int:
+        """Return the batch size of the validation loader."""
+        return self._loaders.of(config).eval_batch_size
+
+    def accumulate(self, config: Config) -> int:
+        """Return `accumulate_grad_batches`."""
+        return cast("int", self._setting("accumulate_grad_batches", config))
+
+    def clip_norm(self, config: Config) -> float | None:
+        """Return `gradient_clip_val`, or None if it is 0."""
+        return self._setting("gradient_clip_val", config) or None
+
+    def precision(self, config: Config) -> str:
+        """Return `precision`, in the words of `Task.precision`."""
+        given = str(self._setting("precision", config))
+        return "32" if given == "32-true" else given
+
+    def model(self, config: Config) -> nn.Module:
+        """Return a new module."""
+        self._check_names(config)
+        given = {name: value for name, value in config.items() if self._is_argument(name)}
+        model = self.module(**given)
+        check_module(model)
+        model.register_buffer(BATCHES, torch.zeros((), dtype=torch.int64), persistent=False)
+        return model
+
+    def optimizer(self, model: nn.Module, config: Config) -> Optimizer:
+        """Return the optimizer of `configure_optimizers`, whose schedulers `scheduler` returns."""
+        length = self._length(config)
+        with attached(model, length, _ignore):
+            returned = cast("Any", model).configure_optimizers()
+        return parsed(returned, model, length)
+
+    def scheduler(self, optimizer: Any, config: Config) -> Any:
+        """Return the schedulers of `configure_optimizers`."""
+        return Schedules.of(optimizer)
+
+    def loss(self, model: nn.Module, batch: Any) -> Tensor:
+        """Return the loss of `training_step`, or of `validation_step` in evaluation mode."""
+        if not model.training:
+            return self._validation_loss(model, batch)
+        with attached(model, None, _ignore) as trainer:
+            index = trainer.batch_idx if uses(self.module, "training_step", "batch_idx") else 0
+            returned = _call_step(model, "training_step", batch, index)
+        model.get_buffer(BATCHES).add_(1)
+        loss = returned["loss"] if isinstance(returned, Mapping) and "loss" in returned else returned
+        if not isinstance(loss, Tensor):
+            raise TaskError(
+                f"{self.module.__name__}.training_step must return a loss, or a dict with 'loss', got {returned!r}; a "
+                f"step that skips batches cannot be an array. {REMEDY}"
+            )
+        return loss
+
+    def metrics(self, model: nn.Module, batch: Any) -> Mapping[str, Tensor]:
+        """Return what `validation_step` logs."""
+        own, found = vars(model).pop(_FOUND, (None, {}))
+        if own is not batch:
+            found = self._validated(model, batch)[1]
+        return {name: value for name, value in found.items() if name != "valid_loss"}
+
+    def _validation_loss(self, model: nn.Module, batch: Any) -> Tensor:
+        returned, logged = self._validated(model, batch)
+        vars(model)[_FOUND] = (batch, logged)
+        loss = returned["loss"] if isinstance(returned, Mapping) and "loss" in returned else returned
+        if not isinstance(loss, Tensor):
+            loss = next((logged[name] for name in _LOSSES if name in logged), None)
+        if not isinstance(loss, Tensor):
+            raise TaskError(
+                f"{self.module.__name__}.validation_step returns no loss and logs none of {', '.join(_LOSSES)}, got "
+                f"{', '.join(logged) or 'nothing'}; return the loss"
+            )
+        return loss
+
+    def _validated(self, model: nn.Module, batch: Any) -> tuple[Any, dict[str, Any]]:
+        log = ValidationLog(batch)
+        with attached(model, None, log):
+            returned = _call_step(model, "validation_step", batch, 0)
+        return returned, log.values
+
+    def _weigh(self, batches: Sequence[Any], accumulate: int) -> Sequence[tuple[Any, float]]:
+        return [(batch, 1 / accumulate) for batch in batches]
+
+    def _length(self, config: Config) -> Length:
+        loaders = self._loaders.of(config)
+        return Length(loaders.train_batches, self.accumulate(config), self.max_epochs)
+
+    def _is_argument(self, name: str) -> bool:
+        """Whether a name of the config is an argument of the module."""
+        return name in self._names or (self._any_name and name not in self.settings and name not in self._loaders.names)
+
+    def _setting(self, name: str, config: Config) -> Any:
+        return self.settings[name] if self._is_argument(name) else config.get(name, self.settings[name])
+
+    def _check_names(self, config: Config) -> None:
+        unknown = [
+            name
+            for name in config
+            if not (self._is_argument(name) or name in self.settings or self._loaders.takes(name))
+        ]
+        if unknown:
+            raise TaskError(
+                f"nothing takes {', '.join(map(repr, unknown))} of the config: {self.module.__name__} takes "
+                f"{', '.join(self._names) or 'no arguments'}; make it an argument of the module's `__init__`, or give "
+                "the class of the data module instead of an object if it is an argument of that"
+            )
+
+
+def _call_step(model: Any, name: str, batch: Any, index: Any) -> Any:
+    step: Callable[..., Any] = getattr(model, name)
+    names, _ = parameters_of(step)
+    return step(batch, index) if len(names) > 1 or not names else step(batch)
+
+
+def _ignore(*_: Any, **__: Any) -> None:
+    """Takes the place of `self.log` in training."""

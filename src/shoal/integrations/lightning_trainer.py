@@ -1,0 +1,187 @@
+"""What a LightningModule sees of its Trainer while a study trains it."""
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from shoal.core.errors import TaskError
+from shoal.integrations.lightning_module import BATCHES, REMEDY
+
+__all__ = ["Length", "TrainerView", "ValidationLog", "attached"]
+
+_LENGTH = "_shoal_length"
+
+
+@dataclass(frozen=True)
+class Length:
+    """Length of a training.
+
+    Args:
+        batches: Batches of an epoch.
+        accumulate: Batches of an optimizer step.
+        max_epochs: Epochs for which schedules are planned; None if not given.
+    """
+
+    batches: int
+    accumulate: int
+    max_epochs: int | None
+
+    @property
+    def steps(self) -> int:
+        """Optimizer steps of an epoch."""
+        return math.ceil(self.batches / self.accumulate)
+
+    def batches_before(self, step: int) -> int:
+        """Batches before an optimizer step, counted from the start of the training."""
+        epoch, within = divmod(step, self.steps)
+        return epoch * self.batches + within * self.accumulate
+
+
+class TrainerView:
+    """Stands for the Trainer of a module within one call of it.
+
+    Args:
+        model: Module, or an array of modules.
+        length: Length of the training.
+
+    Raises:
+        TaskError: The module reads anything else of its Trainer.
+    """
+
+    logger = None
+    progress_bar_callback = None
+    is_global_zero = True
+    sanity_checking = barebones = fast_dev_run = False
+    world_size = num_devices = num_nodes = 1
+    global_rank = local_rank = 0
+
+    def __init__(self, model: nn.Module, length: Length) -> None:
+        self._model = model
+        self._length = length
+        self.loggers: list[Any] = []
+        self.num_training_batches = length.batches
+        self.accumulate_grad_batches = length.accumulate
+        self.training = model.training
+        self.validating = not model.training
+
+    @property
+    def max_epochs(self) -> int:
+        """Epochs for which schedules are planned.
+
+        Raises:
+            TaskError: The task was not given them.
+        """
+        if self._length.max_epochs is None:
+            raise TaskError(
+                "the module reads the length of its training (trainer.estimated_stepping_batches or "
+                "trainer.max_epochs), which the algorithm of a study decides; give LightningTask(max_epochs=...), the "
+                "epochs over which schedules are planned"
+            )
+        return self._length.max_epochs
+
+    @property
+    def estimated_stepping_batches(self) -> int:
+        """Optimizer steps of `max_epochs` epochs."""
+        return self.max_epochs * self._length.steps
+
+    @property
+    def batch_idx(self) -> Tensor:
+        """Number of the training batch in its epoch, int64 without axes."""
+        return self._batches % self._length.batches
+
+    @property
+    def current_epoch(self) -> Tensor:
+        """Number of the epoch, int64 without axes; in a validation that of the epoch before it."""
+        done = self._batches if self.training else (self._batches - 1).clamp(min=0)
+        return done // self._length.batches
+
+    @property
+    def global_step(self) -> Tensor:
+        """Optimizer steps so far, int64 without axes."""
+        whole, within = self._batches // self._length.batches, self._batches % self._length.batches
+        return whole * self._length.steps + within // self._length.accumulate
+
+    @property
+    def _batches(self) -> Tensor:
+        return self._model.get_buffer(BATCHES)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise TaskError(f"the module uses trainer.{name}, which arrays do not have. {REMEDY}")
+
+
+class ValidationLog:
+    """Takes the place of `self.log` in a validation step.
+
+    Args:
+        batch: Batch of the step.
+
+    Raises:
+        TaskError: A value is logged in a way that has no equal.
+    """
+
+    def __init__(self, batch: Any) -> None:
+        self._batch = batch
+        self.values: dict[str, Any] = {}
+        """Values logged for the epoch, by name."""
+
+    def __call__(
+        self,
+        name: str,
+        value: Any,
+        *args: Any,
+        on_epoch: bool | None = None,
+        reduce_fx: Any = "mean",
+        batch_size: int | None = None,
+        **_: Any,
+    ) -> None:
+        """Keep a value; the other arguments concern loggers and several processes."""
+        if reduce_fx not in ("mean", torch.mean):
+            raise TaskError(f"self.log({name!r}, reduce_fx={reduce_fx!r}): only means are reported; log a mean")
+        if not isinstance(value, (Tensor, int, float)):
+            raise TaskError(
+                f"self.log({name!r}, ...) is given {type(value).__name__}; log a tensor or a number. {REMEDY}"
+            )
+        sizes = (len(x) for x in pytree.tree_leaves(self._batch) if isinstance(x, Tensor) and x.dim() > 0)
+        if batch_size is not None and batch_size != (size := next(sizes, batch_size)):
+            raise TaskError(
+                f"self.log({name!r}, batch_size={batch_size}): means are weighted by the samples of the batch, {size}"
+            )
+        if on_epoch is not False:
+            if isinstance(value, Tensor):
+                value = value.detach().reshape(()) if value.dim() else value.detach()
+            self.values[name] = value
+
+
+def _log_dict(log: Callable[..., None], dictionary: Mapping[str, Any], *args: Any, **kwargs: Any) -> None:
+    for name, value in dictionary.items():
+        log(name, value, *args, **kwargs)
+
+
+@contextmanager
+def attached(model: nn.Module, length: Length | None, log: Callable[..., None]) -> Iterator[TrainerView]:
+    """Within, the module has a Trainer, and logs to `log`.
+
+    Args:
+        model: Module, or an array of modules.
+        length: Length of the training, which the module keeps; None if it has one.
+        log: Takes the place of `self.log`.
+    """
+    own = vars(model)
+    if length is not None:
+        own[_LENGTH] = length
+    view = TrainerView(model, own[_LENGTH])
+    own.update(log=log, log_dict=partial(_log_dict, log), _trainer=view)
+    try:
+        yield view
+    finally:
+        del own["log"], own["log_dict"]
+        own["_trainer"] = None
