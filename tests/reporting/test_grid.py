@@ -21,7 +21,7 @@ from shoal.core.space import Space, choice, loguniform, quniform, randint, unifo
 from shoal.core.trial import Trial, TrialState
 from shoal.reporting.axis import axes
 from shoal.reporting.grid import Cell, grid_json, study_grid
-from shoal.reporting.heat_map import HeatMap
+from shoal.reporting.grid import HeatMap
 
 NESTED = {
     "lr": loguniform(1e-4, 1e-1),

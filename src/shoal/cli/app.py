@@ -24,8 +24,8 @@ from shoal.cli.command import (
     run_command,
     run_script,
 )
-from shoal.cli.devices import app as devices_app
-from shoal.cli.interventions import policy, study_app, trial_app
+from shoal.cli.history import history_app
+from shoal.cli.interventions import devices_app, policy, study_app, trial_app
 from shoal.cli.options import (
     AsJson,
     Backend,
@@ -41,9 +41,8 @@ from shoal.cli.options import (
     print_table,
     say,
 )
-from shoal.cli.profile import history_app, profile
-from shoal.cli.report import report
-from shoal.cli.rerun import rerun
+from shoal.cli.profile import profile
+from shoal.cli.report import report, rerun
 from shoal.cli.simulate import simulate
 from shoal.core.errors import ShoalError, StudyFailedError, StudyInterrupted, TaskChangedError
 from shoal.journal.requests import pending
@@ -51,8 +50,7 @@ from shoal.journal.schema import writable
 from shoal.journal.view import JournalView
 from shoal.paths import here
 from shoal.remedy import command
-from shoal.reporting.grid import StudyGrid, grid_json, study_grid
-from shoal.reporting.heat_map import HeatMap
+from shoal.reporting.grid import HeatMap, StudyGrid, grid_json, study_grid
 from shoal.reporting.ranking import front, nobody, ranked
 from shoal.reporting.snapshot import snapshot
 from shoal.reporting.table import best_table, snapshot_json, status_table, trial_json, trials_table

@@ -19,7 +19,7 @@ from shoal.schedule.registry import POLICIES
 
 __all__ = [
     *("AsJson", "Backend", "Devices", "File", "Packing", "Policy", "Program", "Script", "Sharing", "StudyDirectory"),
-    *("all_of", "device_list", "one_of", "print_json", "print_table", "say", "say_when"),
+    *("all_of", "device_list", "one_of", "print_json", "print_table", "say", "print_request"),
 ]
 
 _PIPE_WIDTH = 200
@@ -99,7 +99,7 @@ def say(line: str) -> None:
     typer.echo(f"shoal: {shown(line, lines=True)}", err=True)
 
 
-def say_when(directory: Path, what: str, told: Mapping[str, Any], as_json: bool) -> None:
+def print_request(directory: Path, what: str, told: Mapping[str, Any], as_json: bool) -> None:
     """Say whether a request is carried out now, or when the study goes on.
 
     Args:

@@ -1,19 +1,72 @@
-"""Tables of the job history for `shoal history`, and the same as plain values."""
+"""`shoal history`: show or clear the measurements of jobs on this machine."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
+import typer
 from rich.table import Table
 from rich.text import Text
 
-from shoal.cost.history import Record
+from shoal.cli.options import AsJson, print_json, print_table, say
+from shoal.core.errors import ShoalError
+from shoal.cost.history import Record, environment, forget, history_path, records
 from shoal.reporting.text import config_text, rounded, structure_text
 from shoal.schedule.ledger import bytes_text
 
-__all__ = ["history_table", "origins_table", "record_json"]
+__all__ = ["history_app", "history_table", "origins_table", "record_json"]
+
+history_app = typer.Typer(
+    help="Show or clear the measurements of jobs on this machine.",
+    invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+_Kind = Annotated[str | None, typer.Option(help="Only on this kind of device.")]
+_Structure = Annotated[str | None, typer.Option(help="Only of structures whose digest begins so.")]
 
 _STEPS_WIDTH = 9
 """Least width of the step times: with it all fits into 80 columns, whose widest words are "NVIDIA" and headers."""
+
+
+@history_app.callback()
+def _show(context: typer.Context, as_json: AsJson = False) -> None:
+    """Show the measurements of jobs on this machine, from all studies; a study measures only what is missing.
+
+    A line for each structure, batch size and kind of device: milliseconds of a training step by the number of members,
+    memory per member and of the process without members, compute and cores in use, and how many times as long a step
+    takes while members are at different epochs. Measurements of other versions of Python, torch or Shoal are below,
+    marked, and are not used. A structure is shown by the beginning of its digest; so is its data, below it, if the
+    structure was measured with several. Below the table, for each structure, data and batch size: its tasks with the
+    parameters that all its trials agree on, and the reason if only one number of members was measured.
+    """
+    if context.invoked_subcommand is not None:
+        return
+    path, mine = history_path(), environment()
+    found = sorted(records(path), key=lambda record: record.environment != mine)
+    if as_json:
+        print_json({"path": str(path), "environment": mine, "records": [record_json(record, mine) for record in found]})
+        return
+    if found:
+        print_table(history_table(found, mine))
+        origins = origins_table(found)
+        if origins.row_count:
+            typer.echo()
+            print_table(origins)
+    typer.echo(f"{'in' if found else 'no measurements yet in'} {path}")
+
+
+@history_app.command("clear")
+def _clear(kind: _Kind = None, structure: _Structure = None) -> None:
+    """Remove measurements, all or those of the options; studies measure them again."""
+    path = history_path()
+    known = records(path)
+    if kind is not None and kind not in (kinds := sorted({record.kind for record in known})):
+        measured = ", ".join(map(repr, kinds)) or "none"
+        raise ShoalError(f"there are no measurements of the kind {kind!r}; measured kinds: {measured}")
+    if structure is not None and not any(record.structure.startswith(structure) for record in known):
+        raise ShoalError(f"there are no measurements of a structure that begins with {structure!r}; see: shoal history")
+    profiles, pack_speeds = forget(path, kind=kind, structure=structure)
+    say(f"removed {profiles} measurements of structures and {pack_speeds} of structures in one process from {path}")
 
 
 def history_table(records: Sequence[Record], mine: str) -> Table:
