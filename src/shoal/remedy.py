@@ -5,11 +5,11 @@ from pathlib import Path
 
 from shoal.paths import as_given
 
-__all__ = ["after_mending", "command"]
+__all__ = ["command", "resume_remedy"]
 
 
 def command(verb: str, directory: Path, *options: str) -> str:
-    """A command for a study: "shoal resume 'my runs/one' --accept-changes".
+    """Return a command for a study: "shoal resume 'my runs/one' --accept-changes".
 
     Args:
         verb: Subcommand: "resume", "trial retry".
@@ -19,8 +19,8 @@ def command(verb: str, directory: Path, *options: str) -> str:
     return " ".join(["shoal", verb, shlex.quote(str(as_given(directory))), *options])
 
 
-def after_mending(directory: Path, *, kept: bool, lost: bool = False) -> str:
-    """The remedy for a task that cannot go on.
+def resume_remedy(directory: Path, *, kept: bool, lost: bool = False) -> str:
+    """Return the remedy for a task that cannot go on.
 
     Args:
         directory: Directory of the study.

@@ -42,7 +42,7 @@ class Seeded(Protocol):
 
 
 def sample_order(trial: Seeded, epoch: int, samples: int) -> Tensor:
-    """The order in which an epoch of a trial visits its training set.
+    """Return the order in which an epoch of a trial visits its training set.
 
     Args:
         trial: Trial, such as `study.best_trial`.

@@ -85,30 +85,30 @@ class _Server:
     def __init__(self, control: socket.socket) -> None:
         self._control = control
         self._worker_context: WorkerContext | None = None
-        self._numbers: dict[int, int] = {}  # pid -> number
-        self._wakeup, self._alarm = socket.socketpair()
+        self._worker_numbers: dict[int, int] = {}  # pid -> number
+        self._wakeup_reader, self._wakeup_writer = socket.socketpair()
 
     def serve(self) -> None:
         """Fork and reap until the control socket closes; leave no child behind."""
-        self._wakeup.setblocking(False)
-        self._alarm.setblocking(False)
-        signal.set_wakeup_fd(self._alarm.fileno(), warn_on_full_buffer=False)
+        self._wakeup_reader.setblocking(False)
+        self._wakeup_writer.setblocking(False)
+        signal.set_wakeup_fd(self._wakeup_writer.fileno(), warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda number, frame: None)  # the wake-up needs a handler
         try:
             with suppress(BrokenPipeError, ConnectionResetError):
-                while self._turn():
+                while self._handle_next():
                     pass
         finally:
             self._kill_all()
             signal.set_wakeup_fd(-1)
-            self._wakeup.close()
-            self._alarm.close()
+            self._wakeup_reader.close()
+            self._wakeup_writer.close()
 
-    def _turn(self) -> bool:
+    def _handle_next(self) -> bool:
         """Wait for a request or for the end of a child, and handle it; return whether to go on."""
-        ready = wait([self._control, self._wakeup], IDLE_SECONDS if self._worker_context is None else None)
-        if self._wakeup in ready:
-            self._wakeup.recv(4096)
+        ready = wait([self._control, self._wakeup_reader], IDLE_SECONDS if self._worker_context is None else None)
+        if self._wakeup_reader in ready:
+            self._wakeup_reader.recv(4096)
             self._reap()
         if self._control in ready:
             data, descriptors, _, _ = socket.recv_fds(self._control, REQUEST.size, 2)
@@ -116,18 +116,18 @@ class _Server:
                 return False
             (number,) = REQUEST.unpack(data)
             if number == STUDY and descriptors:
-                self._begin(*descriptors)
+                self._begin_study(*descriptors)
             elif number == STUDY:
-                self._end()
+                self._end_study()
             elif descriptors:
-                self._fork(number, descriptors[0])
+                self._fork_worker(number, descriptors[0])
             else:
-                self._kill(number)
+                self._kill_worker(number)
         return bool(ready)
 
-    def _begin(self, setup: int, log: int) -> None:
+    def _begin_study(self, setup: int, log: int) -> None:
         """Begin a study: import the modules of its workers; SIGTERM may end that."""
-        _print_to(log)
+        _redirect_output(log)
         with open(setup, "rb") as file:
             study: Setup = pickle.load(file)
         sys.argv[:] = study.argv
@@ -144,22 +144,22 @@ class _Server:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # from now on the closed control socket ends the server, in order
         self._control.sendall(NOTICE.pack(STUDY, os.getpid(), 0))
 
-    def _end(self) -> None:
+    def _end_study(self) -> None:
         """End the study, if there is one, and its workers; its directory may be removed after that."""
         self._kill_all()
-        _print_to(os.open(os.devnull, os.O_WRONLY))
+        _redirect_output(os.open(os.devnull, os.O_WRONLY))
         os.chdir("/")
         self._worker_context = None
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         self._control.sendall(NOTICE.pack(STUDY, os.getpid(), 0))
 
-    def _kill(self, number: int) -> None:
+    def _kill_worker(self, number: int) -> None:
         """Kill the worker of a number, if it exists; a notice of its end follows."""
-        for pid, mine in self._numbers.items():
-            if mine == number:
+        for pid, worker in self._worker_numbers.items():
+            if worker == number:
                 _kill_tree(pid)
 
-    def _fork(self, number: int, descriptor: int) -> None:
+    def _fork_worker(self, number: int, descriptor: int) -> None:
         os.set_inheritable(descriptor, False)
         try:
             pid = os.fork()
@@ -168,7 +168,7 @@ class _Server:
         else:
             if pid == 0:
                 self._become_worker(descriptor)
-            self._numbers[pid] = number
+            self._worker_numbers[pid] = number
             # The child does the same, so that the group exists before the first kill, whichever process runs first.
             with suppress(ProcessLookupError, PermissionError):
                 os.setpgid(pid, pid)
@@ -182,8 +182,8 @@ class _Server:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
-            for end in (self._control, self._wakeup, self._alarm):
-                end.close()
+            for handle in (self._control, self._wakeup_reader, self._wakeup_writer):
+                handle.close()
             assert self._worker_context is not None
             work(Connection(descriptor), self._worker_context)
             status = 0
@@ -194,27 +194,27 @@ class _Server:
 
     def _reap(self) -> None:
         """Kill the group of every child that has ended, and send the engine a notice."""
-        while self._numbers:
+        while self._worker_numbers:
             pid, status = os.waitpid(-1, os.WNOHANG)
             if pid == 0:
                 return
-            number = self._numbers.pop(pid, None)
+            number = self._worker_numbers.pop(pid, None)
             if number is not None:
                 _kill_group(pid)
                 self._control.sendall(NOTICE.pack(number, pid, status))
 
     def _kill_all(self) -> None:
-        for pid in self._numbers:
+        for pid in self._worker_numbers:
             _kill_tree(pid)
-        for pid in self._numbers:
+        for pid in self._worker_numbers:
             os.waitpid(pid, 0)
-        self._numbers.clear()
+        self._worker_numbers.clear()
 
 
-def _print_to(file: int) -> None:
+def _redirect_output(file: int) -> None:
     """Redirect the output of this process to a file descriptor, and close the descriptor."""
-    for printed in (1, 2):
-        os.dup2(file, printed)
+    for stream in (1, 2):
+        os.dup2(file, stream)
     os.close(file)
 
 

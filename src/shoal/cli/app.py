@@ -48,10 +48,10 @@ from shoal.core.errors import ShoalError, StudyFailedError, StudyInterrupted, Ta
 from shoal.journal.requests import pending
 from shoal.journal.schema import writable
 from shoal.journal.view import JournalView
-from shoal.paths import here
+from shoal.paths import working_directory
 from shoal.remedy import command
 from shoal.reporting.grid import HeatMap, StudyGrid, grid_json, study_grid
-from shoal.reporting.ranking import front, nobody, ranked
+from shoal.reporting.ranking import front, ranked, why_no_best
 from shoal.reporting.snapshot import snapshot
 from shoal.reporting.table import best_table, snapshot_json, status_table, trial_json, trials_table
 from shoal.reporting.text import numbers_text, request_text
@@ -163,7 +163,7 @@ def resume(
     Options replace the study's own. This runs code from the study's directory, the pickled task and algorithm: go on
     only with studies of people you trust. The commands status, trials, best and report run no code of the study.
     """
-    here()  # as of `run_script`
+    working_directory()  # as of `run_script`
     with _stoppable([directory], as_json):
         go_on = partial(
             api.resume,
@@ -228,7 +228,7 @@ def status(
             say(f"to be done: {request_text(each)}")
     if now.paused:
         say(f"the study is paused; {command('study resume', directory)} lets it go on")
-    elif now.pid and now.at_rest:
+    elif now.pid and now.all_paused:
         remedy = command("trial resume", directory, *map(str, now.held))
         say(f"all trials that are open are paused, so it waits; {remedy} lets them go on")
     if again:
@@ -274,7 +274,7 @@ def best(directory: StudyDirectory, as_json: AsJson = False) -> None:
     several = len(found.objectives) > 1
     rows = found.best_trials if several else found.best_trials[:1]
     if not rows:
-        raise ShoalError(f"no trial of the study in {directory} {nobody(found.trials, found.objectives)}")
+        raise ShoalError(f"no trial of the study in {directory} {why_no_best(found.trials, found.objectives)}")
     checkpoints = [_newest_checkpoint(directory, row.number) for row in rows]
     if as_json:
         shown = [

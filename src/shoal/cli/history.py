@@ -41,13 +41,15 @@ def _show(context: typer.Context, as_json: AsJson = False) -> None:
     """
     if context.invoked_subcommand is not None:
         return
-    path, mine = history_path(), environment()
-    found = sorted(records(path), key=lambda record: record.environment != mine)
+    path, current = history_path(), environment()
+    found = sorted(records(path), key=lambda record: record.environment != current)
     if as_json:
-        print_json({"path": str(path), "environment": mine, "records": [record_json(record, mine) for record in found]})
+        print_json(
+            {"path": str(path), "environment": current, "records": [record_json(record, current) for record in found]}
+        )
         return
     if found:
-        print_table(history_table(found, mine))
+        print_table(history_table(found, current))
         origins = origins_table(found)
         if origins.row_count:
             typer.echo()
@@ -69,56 +71,56 @@ def _clear(kind: _Kind = None, structure: _Structure = None) -> None:
     say(f"removed {profiles} measurements of structures and {pack_speeds} of structures in one process from {path}")
 
 
-def history_table(records: Sequence[Record], mine: str) -> Table:
-    """A row for each record; records of another environment are dim, marked with a star and explained below.
+def history_table(records: Sequence[Record], current: str) -> Table:
+    """Return a row for each record; records of another environment are dim, marked with a star and explained below.
 
     If a structure was measured with several data sets, these stand below it, as another column would not fit.
 
     Args:
         records: Records, those of one environment together.
-        mine: Environment that a study would have now.
+        current: Environment that a study would have now.
     """
-    others = sorted({record.environment for record in records} - {mine})
-    below = "\n".join(f"{_mark(name, mine, others)} measured with {name}: not used now" for name in others)
-    table = Table(box=None, pad_edge=False, header_style="bold", caption=Text(below, "dim"), caption_justify="left")
-    several = _several(records)
+    others = sorted({record.environment for record in records} - {current})
+    caption = "\n".join(f"{_mark(name, current, others)} measured with {name}: not used now" for name in others)
+    table = Table(box=None, pad_edge=False, header_style="bold", caption=Text(caption, "dim"), caption_justify="left")
+    ambiguous = _with_several_data_sets(records)
     table.add_column("kind", overflow="fold")
-    table.add_column("structure\nand data" if several else "structure", no_wrap=True)
+    table.add_column("structure\nand data" if ambiguous else "structure", no_wrap=True)
     table.add_column("batch\nsize", justify="right", no_wrap=True)
     table.add_column("ms of a\nstep by\nmembers", overflow="fold", min_width=_STEPS_WIDTH)
     for name in ("per\nmember", "process", "compute", "cores", "mixing"):
         table.add_column(name, justify="right", no_wrap=True)
     for record in records:
-        data = _data_shown(record, several)
+        data = _data_text(record, ambiguous)
         table.add_row(
-            Text("\N{NO-BREAK SPACE}".join(filter(None, [_mark(record.environment, mine, others), record.kind]))),
+            Text("\N{NO-BREAK SPACE}".join(filter(None, [_mark(record.environment, current, others), record.kind]))),
             Text("\n".join(filter(None, [structure_text(record.structure), data]))),
             str(record.batch_size),
             *_measured(record),
-            style="" if record.environment == mine else "dim",
+            style="" if record.environment == current else "dim",
         )
     return table
 
 
 def origins_table(records: Sequence[Record]) -> Table:
-    """A row for each structure and batch size: its origin, and why only one number of members was measured.
+    """Return a row for each structure and batch size: its origin, and why only one number of members was measured.
 
     A structure that was measured with several data sets has one row for each.
     """
     table = Table.grid(padding=(0, 2))
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
-    several = _several(records)
+    ambiguous = _with_several_data_sets(records)
     lines: dict[tuple[str, str, int], dict[str, None]] = {}
     for record in records:
-        told = lines.setdefault((record.structure, _data_shown(record, several), record.batch_size), {})
-        told.update(dict.fromkeys(_origin(task, found) for task, found in record.origins.items()))
-        if why := _why_one_size(record):
-            told[f"{record.kind}: {why}"] = None
-    for (structure, data, size), told in lines.items():
+        texts = lines.setdefault((record.structure, _data_text(record, ambiguous), record.batch_size), {})
+        texts.update(dict.fromkeys(_origin(task, found) for task, found in record.origins.items()))
+        if why := _why_one_measurement(record):
+            texts[f"{record.kind}: {why}"] = None
+    for (structure, data, size), texts in lines.items():
         name = f"{structure_text(structure)} and {data},\n" if data else f"{structure_text(structure)}, "
-        if told:
-            table.add_row(Text(f"{name}batches of {size}"), Text("\n".join(told)))
+        if texts:
+            table.add_row(Text(f"{name}batches of {size}"), Text("\n".join(texts)))
     return table
 
 
@@ -126,8 +128,8 @@ def _origin(task: str, parameters: Mapping[str, Any]) -> str:
     return f"{task}: {config_text(parameters)}" if parameters else task
 
 
-def _why_one_size(record: Record) -> str:
-    """Why steps were measured with one number of members only; "" if they were with several."""
+def _why_one_measurement(record: Record) -> str:
+    """Return why steps were measured with one number of members only; "" if they were with several."""
     profile = record.profile
     if profile is None or len(profile.step_seconds) != 1:
         return ""
@@ -142,12 +144,12 @@ def _why_one_size(record: Record) -> str:
     return f"{only}, for more would have taken over half of the memory"
 
 
-def record_json(record: Record, mine: str) -> dict[str, Any]:
-    """A record as plain values; memory in bytes, steps in seconds. For an unreadable record, "profile" is None."""
+def record_json(record: Record, current: str) -> dict[str, Any]:
+    """Return a record as plain values; memory in bytes, steps in seconds. For an unreadable record, "profile" is None."""
     profile = record.profile
     return {
         "environment": record.environment,
-        "current": record.environment == mine,
+        "current": record.environment == current,
         "kind": record.kind,
         "structure": record.structure,
         "data": record.data,
@@ -188,20 +190,20 @@ def _steps(step_seconds: Mapping[int, float]) -> str:
     )
 
 
-def _several(records: Sequence[Record]) -> set[tuple[str, str, str, int]]:
-    """The structures, with batch size and device, that were measured with several data sets."""
+def _with_several_data_sets(records: Sequence[Record]) -> set[tuple[str, str, str, int]]:
+    """Return the structures, with batch size and device, that were measured with several data sets."""
     seen: dict[tuple[str, str, str, int], set[str]] = {}
     for record in records:
         seen.setdefault((record.environment, record.kind, record.structure, record.batch_size), set()).add(record.data)
     return {what for what, data in seen.items() if len(data) > 1}
 
 
-def _data_shown(record: Record, several: set[tuple[str, str, str, int]]) -> str:
-    """Name of a record's data set; "" if its structure was measured with no other."""
-    shown = (record.environment, record.kind, record.structure, record.batch_size) in several
+def _data_text(record: Record, ambiguous: set[tuple[str, str, str, int]]) -> str:
+    """Return name of a record's data set; "" if its structure was measured with no other."""
+    shown = (record.environment, record.kind, record.structure, record.batch_size) in ambiguous
     return structure_text(record.data) if shown else ""
 
 
-def _mark(environment: str, mine: str, others: Sequence[str]) -> str:
-    """ ""*", "**" ... for an environment other than `mine`."""
-    return "" if environment == mine else "*" * (1 + others.index(environment))
+def _mark(environment: str, current: str, others: Sequence[str]) -> str:
+    """ ""*", "**" ... for an environment other than `current`."""
+    return "" if environment == current else "*" * (1 + others.index(environment))

@@ -120,8 +120,8 @@ def clone(
     The clone is a trial of its own, like one of shoal trial add.
     """
     (config,) = Study(directory).clone(number, _parsed(values), epochs=epochs, anew=anew, outside=outside)
-    what = f"a clone of trial {number} with {config_text(config)} will be added"
-    print_request(directory, what, {"source": number, "config": config}, as_json)
+    text = f"a clone of trial {number} with {config_text(config)} will be added"
+    print_request(directory, text, {"source": number, "config": config}, as_json)
 
 
 @study_app.callback()
@@ -206,13 +206,13 @@ def _parsed(values: list[str] | None) -> dict[str, Any]:
     return found
 
 
-def _print_trials(directory: Path, asked: list[int], what: str, as_json: bool) -> None:
+def _print_trials(directory: Path, asked: list[int], text: str, as_json: bool) -> None:
     """Print the trials of a request, and when it is carried out."""
     named = f"trial{'s' if len(asked) > 1 else ''} {', '.join(map(str, asked))}"
-    print_request(directory, f"{named} will be {what}", {"trials": asked}, as_json)
+    print_request(directory, f"{named} will be {text}", {"trials": asked}, as_json)
 
 
 def _print_devices(directory: Path, devices: list[str], as_json: bool) -> None:
     """Print the devices that a study has after a request, and when the request is carried out."""
-    what = f"the study in {directory} has {', '.join(devices) or 'no device'}"
-    print_request(directory, what, {"devices": devices}, as_json)
+    text = f"the study in {directory} has {', '.join(devices) or 'no device'}"
+    print_request(directory, text, {"devices": devices}, as_json)

@@ -20,7 +20,7 @@ from shoal.core.space import flatten
 from shoal.cost.history import History, environment
 from shoal.dry_run.request import dry_run_request
 from shoal.dry_run.result import PLANS, DryRun, PlannedArray, percent
-from shoal.reporting.drawing import check_drawing, literal, save
+from shoal.reporting.drawing import check_drawing, escape_math, save_figure
 from shoal.reporting.text import leaf_text, rounded
 from shoal.schedule.ledger import bytes_text
 
@@ -31,7 +31,7 @@ _WIDE, _NARROW = 140, 80
 figures.
 """
 
-_NAMED = 4
+_MAX_NAMED = 4
 """Most trials of an array that are named."""
 
 _FIGURES = ("", "trials", "batch", "ms a step\nalone", "of each\nfused", "memory", "samples")
@@ -61,35 +61,35 @@ def profile(
     """
     if plot is not None:
         check_drawing(plot, "a plot", "simulate")
-    given = {"devices": device_list(devices), "packing": packing, "seed": seed}
-    chosen: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    options = {"devices": device_list(devices), "packing": packing, "seed": seed}
+    overrides: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
     try:
         with redirect_stdout(sys.stderr) if as_json else nullcontext():
-            with api.overridden(**chosen):
-                wanted = dry_run_request(lambda: run_script(file, arguments or []))
-            if wanted is None:
+            with api.overridden(**overrides):
+                request = dry_run_request(lambda: run_script(file, arguments or []))
+            if request is None:
                 raise ShoalError(f"{file} ended without a call of shoal.tune, so there is nothing to measure")
-            if wanted.spec["opaque"]:
+            if request.spec["opaque"]:
                 raise ShoalError(
-                    f"{wanted.spec['task']} is a program of yours, which cannot be tried for a few steps; a study "
+                    f"{request.spec['task']} is a program of yours, which cannot be tried for a few steps; a study "
                     "learns what it costs while it runs, and shoal.Task is what can be fused and packed"
                 )
             from shoal.dry_run.run import dry_run
 
             history = History(environment=environment())
-            found = dry_run(wanted, wanted.trials(trials), history, say)
+            result = dry_run(request, request.trials(trials), history, say)
     except KeyboardInterrupt as stop:
         say("stopped; what was measured so far is in the job history")
         raise typer.Exit(1) from stop
     if as_json:
-        print_json(dry_run_json(found))
+        print_json(dry_run_json(result))
     else:
-        print_table(DryRunTable(found))
-    if not found.arrays:
+        print_table(DryRunTable(result))
+    if not result.arrays:
         raise ShoalError("no configuration could be measured; the reasons are above")
     if plot is not None:
-        title = f"{file.name}: {wanted.spec['task']}, {found.trials} configurations on {found.device.name}"
-        draw_dry_run(found, plot, title)
+        title = f"{file.name}: {request.spec['task']}, {result.trials} configurations on {result.device.name}"
+        draw_dry_run(result, plot, title)
         say(f"drawn in {plot}")
 
 
@@ -97,7 +97,7 @@ def profile(
 class DryRunTable:
     """Rich output: a row for each array, arrays of a job together; the totals; and whether sharing pays."""
 
-    found: DryRun
+    result: DryRun
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
         wide = options.max_width >= _WIDE
@@ -115,62 +115,67 @@ class DryRunTable:
         if not wide:
             yield ""
             yield from (Text(f"{place}: {text}") for place, text in texts)
-        if self.found.arrays:
+        if self.result.arrays:
             yield ""
-            yield Text(verdict(self.found), style="bold green" if self.found.pays else "bold")
+            yield Text(verdict(self.result), style="bold green" if self.result.pays else "bold")
 
-    def _rows(self, between: str) -> Iterator[tuple[tuple[str, ...], str]]:
-        """Figures of each array and the reason for its size; figures of a job stand in the row of its first array.
+    def _rows(self, separator: str) -> Iterator[tuple[tuple[str, ...], str]]:
+        """Yield figures of each array and the reason for its size; figures of a job stand in the row of its first
+        array.
 
         Args:
-            between: Separator of two figures of a cell; a line break on a narrow terminal.
+            separator: Separator of two figures of a cell; a line break on a narrow terminal.
         """
-        arrays = self.found.arrays
+        arrays = self.result.arrays
         for index, (each, config) in enumerate(zip(arrays, _configs(arrays), strict=True)):
             first = index == 0 or arrays[index - 1].job != each.job
-            seconds = rounded(each.apart, 3), rounded(each.seconds, 3) if first else ""
+            seconds = rounded(each.separate_seconds, 3), rounded(each.seconds, 3) if first else ""
             yield (
-                (str(index + 1), *_figures(each, between), *seconds),
-                f"{config}: {each.decided}" if config else each.decided,
+                (str(index + 1), *_figures(each, separator), *seconds),
+                f"{config}: {each.decision}" if config else each.decision,
             )
-        nothing = [""] * (len(_FIGURES) + len(_SECONDS) - 2)
-        for failed in self.found.failed:
-            yield ("", _trials(failed.trials), *nothing), failed.reason
+        blank = [""] * (len(_FIGURES) + len(_SECONDS) - 2)
+        for failed in self.result.failed:
+            yield ("", _trials(failed.trials), *blank), failed.reason
 
 
-def verdict(found: DryRun) -> str:
-    """Whether sharing pays, in a sentence."""
-    if found.trials == 1:
+def verdict(result: DryRun) -> str:
+    """Return whether sharing pays, in a sentence."""
+    if result.trials == 1:
         return "Sharing does not pay here: there is but one configuration."
-    apart, chosen = found.totals["apart"], found.totals["chosen"]
+    apart, chosen = result.totals["apart"], result.totals["chosen"]
     times = (
-        f"one epoch of {found.trials} configurations takes {seconds_text(chosen)} instead of "
+        f"one epoch of {result.trials} configurations takes {seconds_text(chosen)} instead of "
         f"{seconds_text(apart)} one after another"
     )
-    parts = f"fusing alone saves {percent(found.saves('fused'))}, packing alone saves {percent(found.saves('packed'))}"
-    if found.pays:
-        return f"Sharing pays: {times}, {percent(found.saves('chosen'))} less ({parts})."
+    parts = (
+        f"fusing alone saves {percent(result.saves('fused'))}, packing alone saves {percent(result.saves('packed'))}"
+    )
+    if result.pays:
+        return f"Sharing pays: {times}, {percent(result.saves('chosen'))} less ({parts})."
     return f"Sharing does not pay here: {times} ({parts})."
 
 
-def dry_run_json(found: DryRun) -> dict[str, Any]:
-    """A dry run as plain values: seconds, bytes, numbers of trials, and numbers of arrays from 1 on as in the table."""
+def dry_run_json(result: DryRun) -> dict[str, Any]:
+    """Return a dry run as plain values: seconds, bytes, numbers of trials, and numbers of arrays from 1 on as in the
+    table.
+    """
     return {
-        "device": found.device.name,
-        "kind": found.device.kind,
-        "arrays": [{"array": place, **_array_json(each)} for place, each in enumerate(found.arrays, start=1)],
-        "failed": [{"trials": list(each.trials), "reason": each.reason} for each in found.failed],
-        "totals": {name: {"seconds": found.totals[name], "impv": found.saves(name)} for name in PLANS},
-        "pays": found.pays,
-        "verdict": verdict(found),
+        "device": result.device.name,
+        "kind": result.device.kind,
+        "arrays": [{"array": place, **_array_json(each)} for place, each in enumerate(result.arrays, start=1)],
+        "failed": [{"trials": list(each.trials), "reason": each.reason} for each in result.failed],
+        "totals": {name: {"seconds": result.totals[name], "impv": result.saves(name)} for name in PLANS},
+        "pays": result.pays,
+        "verdict": verdict(result),
     }
 
 
-def draw_dry_run(found: DryRun, path: Path, title: str) -> None:
+def draw_dry_run(result: DryRun, path: Path, title: str) -> None:
     """Draw a bar for each plan.
 
     Args:
-        found: Dry run with at least one array.
+        result: Dry run with at least one array.
         path: File that `check_drawing` accepts.
         title: Title of the chart.
 
@@ -181,25 +186,25 @@ def draw_dry_run(found: DryRun, path: Path, title: str) -> None:
 
     figure = Figure(figsize=(10, 3), layout="constrained")
     axes = figure.subplots()
-    longest = max(found.totals.values())
+    longest = max(result.totals.values())
     unit, scale = ("s", 1.0) if longest >= 1 else ("ms", 1000.0)
     for row, name in enumerate(PLANS):
-        seconds = found.totals[name]
+        seconds = result.totals[name]
         axes.barh(row, scale * seconds, 0.75, color="#ee8866" if name == "chosen" else "#4477aa")
-        told = "" if name == "apart" else f", IMPV {percent(found.saves(name))}"
-        text = f"{seconds_text(seconds)}{told}"
+        saving = "" if name == "apart" else f", IMPV {percent(result.saves(name))}"
+        text = f"{seconds_text(seconds)}{saving}"
         axes.text(scale * (seconds + 0.008 * longest), row, text, va="center", fontsize=9)
     axes.set_yticks(range(len(PLANS)), list(PLANS.values()), fontsize=9)
     axes.invert_yaxis()
     axes.set_xlim(0, 1.22 * scale * longest)
     axes.set_xlabel(f"{unit} for one epoch of each trial")
     axes.spines[["top", "right"]].set_visible(False)
-    figure.suptitle(literal(f"{title}\n{verdict(found)}"), fontsize=10, x=0.01, ha="left", wrap=True)
-    save(figure, path, "the plot")
+    figure.suptitle(escape_math(f"{title}\n{verdict(result)}"), fontsize=10, x=0.01, ha="left", wrap=True)
+    save_figure(figure, path, "the plot")
 
 
 def seconds_text(seconds: float) -> str:
-    """A time as 12.3 s or 45.6 ms."""
+    """Return a time as 12.3 s or 45.6 ms."""
     return f"{rounded(seconds, 3)} s" if seconds >= 1 else f"{rounded(1000 * seconds, 3)} ms"
 
 
@@ -218,14 +223,14 @@ def _array_json(each: PlannedArray) -> dict[str, Any]:
         "fetch_seconds": each.profile.fetch_seconds,
         "preprocessing": each.preprocessing,
         "sharing": each.profile.sharing,
-        "seconds_apart": each.apart,
+        "seconds_apart": each.separate_seconds,
         "job_seconds": each.seconds,
-        "decided": each.decided,
+        "decided": each.decision,
     }
 
 
-def _figures(each: PlannedArray, between: str) -> tuple[str, ...]:
-    """The cells before the seconds, except the first."""
+def _figures(each: PlannedArray, separator: str) -> tuple[str, ...]:
+    """Return the cells before the seconds, except the first."""
     several = each.members > 1
     return (
         _trials([member.trial.number for member in each.array.members]),
@@ -233,29 +238,31 @@ def _figures(each: PlannedArray, between: str) -> tuple[str, ...]:
         rounded(1000 * each.step_alone, 3),
         f"{rounded(1000 * each.step_fused, 3)}, {each.gain:.1f}x" if several else "–",
         bytes_text(each.memory),
-        f"{percent(each.preprocessing)}{between}{each.profile.sharing}",
+        f"{percent(each.preprocessing)}{separator}{each.profile.sharing}",
     )
 
 
 def _configs(arrays: Sequence[PlannedArray]) -> list[str]:
-    """The parameters that distinguish each array: each array has one value of them, and not all the same."""
+    """Return the parameters that distinguish each array: each array has one value of them, and not all the same."""
     values: list[dict[str, set[str]]] = []
     for each in arrays:
-        mine: dict[str, set[str]] = {}
+        by_name: dict[str, set[str]] = {}
         for member in each.array.members:
             for name, value in flatten(member.trial.config).items():
-                mine.setdefault(name, set()).add(leaf_text(value))
-        values.append(mine)
-    names = [name for name in {name: None for mine in values for name in mine} if _tells(name, values, arrays)]
-    return [" ".join(f"{name}={next(iter(mine[name]))}" for name in names if name in mine) for mine in values]
+                by_name.setdefault(name, set()).add(leaf_text(value))
+        values.append(by_name)
+    names = [
+        name for name in {name: None for by_name in values for name in by_name} if _distinguishes(name, values, arrays)
+    ]
+    return [" ".join(f"{name}={next(iter(by_name[name]))}" for name in names if name in by_name) for by_name in values]
 
 
-def _tells(name: str, values: Sequence[Mapping[str, set[str]]], arrays: Sequence[PlannedArray]) -> bool:
-    found = [mine.get(name, {""}) for mine in values]
-    if all(some == {str(each.array.key.batch_size)} for some, each in zip(found, arrays, strict=True)):
+def _distinguishes(name: str, values: Sequence[Mapping[str, set[str]]], arrays: Sequence[PlannedArray]) -> bool:
+    result = [by_name.get(name, {""}) for by_name in values]
+    if all(some == {str(each.array.key.batch_size)} for some, each in zip(result, arrays, strict=True)):
         return False  # the batch size has its own column
-    return all(len(some) == 1 for some in found) and len({text for some in found for text in some}) > 1
+    return all(len(some) == 1 for some in result) and len({text for some in result for text in some}) > 1
 
 
 def _trials(numbers: Sequence[int]) -> str:
-    return ", ".join(map(str, numbers)) if len(numbers) <= _NAMED else f"{len(numbers)} trials"
+    return ", ".join(map(str, numbers)) if len(numbers) <= _MAX_NAMED else f"{len(numbers)} trials"

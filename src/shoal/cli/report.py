@@ -23,7 +23,7 @@ from shoal.results import Study
 
 __all__ = ["report", "rerun"]
 
-_WHAT = "a report"
+_DESCRIPTION = "a report"
 
 
 def report(
@@ -41,16 +41,16 @@ def report(
     --output.
     """
     if output is not None:
-        check_drawing(output, _WHAT, "report", (".html", *PICTURES))
+        check_drawing(output, _DESCRIPTION, "report", (".html", *PICTURES))
     with JournalView.read(directory) as journal:
-        found = overview(journal, time.time())
+        study = overview(journal, time.time())
     written: list[Path] = []
     if output is not None:
-        written = [_write(found, output)]
+        written = [_write(study, output)]
     elif not as_json:
-        written = _write_all(found, _folder(directory))
+        written = _write_all(study, _folder(directory))
     if as_json:
-        print_json({"directory": str(directory), **overview_json(found), "files": [str(path) for path in written]})
+        print_json({"directory": str(directory), **overview_json(study), "files": [str(path) for path in written]})
     for path in written:
         say(f"written: {path}")
 
@@ -117,7 +117,7 @@ def _write_all(study: Overview, folder: Path) -> list[Path]:
     except OSError as error:
         raise ShoalError(f"the report cannot be written: {error}; name another file with --output") from error
     picture, page = folder / "timeline.png", folder / "report.html"
-    check_drawing(picture, _WHAT, "report")
+    check_drawing(picture, _DESCRIPTION, "report")
     draw_timeline(study, picture)
     write_page(study, picture.read_bytes(), page)
     return [page, picture]

@@ -90,34 +90,37 @@ class SimulationResult:
     @property
     def device_seconds(self) -> float:
         """Seconds with jobs, summed over all devices."""
-        return self._used[1]
+        return self._usage[1]
 
     @property
     def occupancy(self) -> Sequence[tuple[float, float]]:
         """(seconds, fraction of the compute of all healthy devices in demand), at every change."""
-        return self._used[0]
+        return self._usage[0]
 
     @cached_property
-    def _used(self) -> tuple[Sequence[tuple[float, float]], float]:
+    def _usage(self) -> tuple[Sequence[tuple[float, float]], float]:
         """Occupancy and device seconds."""
         changes: list[tuple[float, int, str, float]] = [(at, 0, "", n) for n, (at, _) in enumerate(self.clusters)]
-        for stay in [stay for stay in self.intervals if stay.begin < stay.end]:
-            changes += [(stay.begin, 1, stay.device, stay.compute), (stay.end, -1, stay.device, -stay.compute)]
-        jobs, asked, most = Counter[str](), defaultdict[str, float](float), dict[str, float]()
+        for interval in [interval for interval in self.intervals if interval.begin < interval.end]:
+            changes += [
+                (interval.begin, 1, interval.device, interval.compute),
+                (interval.end, -1, interval.device, -interval.compute),
+            ]
+        jobs, demanded, capacity = Counter[str](), defaultdict[str, float](float), dict[str, float]()
         occupancy: list[tuple[float, float]] = []
-        device_seconds, then, used, total = 0.0, 0.0, 0.0, 0.0
+        device_seconds, previous, used, total = 0.0, 0.0, 0.0, 0.0
         for at, group in groupby(sorted(changes), key=lambda change: change[0]):
-            device_seconds += (at - then) * sum(1 for _ in +jobs)
-            then = at
-            for _, come, device, compute in group:
-                if come == 0:
-                    most |= {device.name: device.compute for _, device in self.clusters[int(compute)][1]}
+            device_seconds += (at - previous) * sum(1 for _ in +jobs)
+            previous = at
+            for _, change, device, compute in group:
+                if change == 0:
+                    capacity |= {device.name: device.compute for _, device in self.clusters[int(compute)][1]}
                     total = sum(x.compute for _, x in self.clusters[int(compute)][1] if x.healthy)
                     continue
-                used -= min(most[device], asked[device])
-                jobs[device] += come
-                asked[device] = asked[device] + compute if jobs[device] else 0.0  # rounding does not add up
-                used += min(most[device], asked[device])
+                used -= min(capacity[device], demanded[device])
+                jobs[device] += change
+                demanded[device] = demanded[device] + compute if jobs[device] else 0.0  # rounding does not add up
+                used += min(capacity[device], demanded[device])
             value = min(1.0, max(0.0, used / total)) if total else 0.0
             if not occupancy or abs(occupancy[-1][1] - value) > 1e-12:
                 occupancy.append((at, value))
@@ -129,8 +132,8 @@ class SimulationResult:
         if not self.completion or not self.makespan:
             return 0.0
         end = max(self.completion.values())
-        steps = [*self.occupancy, (end, 0.0)]
-        area = sum(value * (min(until, end) - at) for (at, value), (until, _) in pairwise(steps) if at < end)
+        changes = [*self.occupancy, (end, 0.0)]
+        area = sum(value * (min(until, end) - at) for (at, value), (until, _) in pairwise(changes) if at < end)
         return area / self.makespan
 
     def rank(self, objective: str) -> tuple[int, float]:
@@ -142,4 +145,4 @@ class SimulationResult:
         return len(self.arrivals) - len(self.completion), getattr(self, objective)
 
     def _lengths(self) -> list[float]:
-        return [end - self.arrivals[stretch] for stretch, end in self.completion.items()]
+        return [end - self.arrivals[segment] for segment, end in self.completion.items()]
