@@ -63,7 +63,7 @@ def is_pickled_by_value(task: object) -> bool:
 
 
 def own_batch_size(task: object) -> str | None:
-    """Return name of a task that overrides `batch_size`; None if the config gives the batch size."""
+    """Return the name of a task that overrides `batch_size`; None if the config gives the batch size."""
     from shoal.task import Task
 
     own = isinstance(task, Task) and type(task).batch_size is not Task.batch_size

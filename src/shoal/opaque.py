@@ -1,4 +1,4 @@
-"""Opaque trainings, a function of a config or a command: the study gets nothing but their reports."""
+"""Opaque trainings: a function of a config, or a command. A study receives only the reports of such a training."""
 
 import functools
 import hashlib

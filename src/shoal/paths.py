@@ -60,5 +60,5 @@ def absolute(path: Path | str) -> Path:
 
 
 def as_given(path: Path) -> Path:
-    """Return a path of `absolute` as the user gave it, valid in the user's shell, which has not changed its directory."""
+    """Return the path that the user gave for a path of `absolute`; it is valid in the directory of the user's shell."""
     return _GIVEN.get(path, path)

@@ -46,9 +46,9 @@ def register_original(content: bytes, value: object) -> None:
 def original_or_loaded(content: bytes) -> Any:
     """Return the original object, if this process pickled it and it has not changed since; else the result of `loaded`.
 
-    So the caller of `tune` keeps its own classes, globals and breakpoints in code that runs in its process. A change of
-    an attribute, of a class or function of `__main__`, or of a global that these read shows in the bytes of a new
-    pickle. Then the recorded bytes count.
+    So the caller of `tune` keeps its own classes, globals and breakpoints in code that runs in its process. The bytes
+    of a new pickle show a change of an attribute, of a class or function of `__main__`, or of a global that these read.
+    After a change the recorded bytes are loaded.
     """
     value = _originals.get(_digest(content))
     return value if value is not None and _is_pickled_to(value, content) else loaded(content)
@@ -200,7 +200,7 @@ def _parts(value: object) -> Iterator[tuple[str, object]]:
 
 
 def _functions(value: object) -> list[FunctionType]:
-    """Return functions of a value: itself, or those of a property, class method or static method."""
+    """Return the functions of a value: itself, or those of a property, class method or static method."""
     if isinstance(value, property):
         return [part for part in (value.fget, value.fset, value.fdel) if isinstance(part, FunctionType)]
     inner = value.__func__ if isinstance(value, (classmethod, staticmethod)) else value

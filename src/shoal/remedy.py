@@ -1,4 +1,4 @@
-"""Remedies in error messages: shell commands to copy."""
+"""Shell commands that error messages give as remedies."""
 
 import shlex
 from pathlib import Path
@@ -27,7 +27,7 @@ def resume_remedy(directory: Path, *, kept: bool, lost: bool = False) -> str:
         kept: Whether the study keeps the task's definition, so that an edit has no effect.
         lost: Whether trials have failed for good.
     """
-    again = command("resume", directory, "--accept-changes")  # a mended task is an edited task
+    again = command("resume", directory, "--accept-changes")  # a corrected task counts as an edited task
     if lost:
         again = f"{command('trial retry', directory, '--failed')}, and then {again}"
     if not kept:

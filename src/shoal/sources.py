@@ -41,7 +41,7 @@ class Edit:
 
 
 def sources(paths: Iterable[Path]) -> dict[str, dict[str, str | None]]:
-    """Return present contents of files; unreadable files are left out."""
+    """Return the present contents of files; unreadable files are left out."""
     found = {}
     for path in paths:
         if (source := _read_source(path)) is not None:
@@ -50,7 +50,7 @@ def sources(paths: Iterable[Path]) -> dict[str, dict[str, str | None]]:
 
 
 def edits(recorded: Sources) -> list[Edit]:
-    """Return changes of files since then; runs none of them."""
+    """Return the changes of files since then; runs none of them."""
     found = []
     for path, before in recorded.items():
         now = _read_source(Path(path))
@@ -85,7 +85,7 @@ def project_files(content: bytes, module: str) -> tuple[Path | None, list[Path]]
 
 
 def imported_files(paths: Iterable[Path], project: Path) -> list[Path]:
-    """Return files and, transitively, the files of all modules of a project that they import; in order.
+    """Return the files and, transitively, the files of all modules of a project that they import; in order.
 
     Args:
         paths: Paths of the files, in the project.
@@ -143,7 +143,7 @@ def _imports_of_file(path: Path, project: Path) -> Iterator[Sequence[str]]:
 
 @lru_cache(maxsize=256)
 def _imports_of_source(source: bytes) -> list[tuple[int, list[str]]]:
-    """Return imports of a source text: level, 0 if absolute, and parts of the name; empty if it is not Python."""
+    """Return the imports of a source text: level, 0 if absolute, and parts of the name; empty if it is not Python."""
     try:
         tree = ast.parse(source)
     except (SyntaxError, ValueError):

@@ -81,7 +81,7 @@ def unknown_name_text(what: str, name: object, names: Collection[str]) -> str:
 
 
 def _line_number(file: _File, path: Sequence[str | int]) -> int:
-    """Return number of the line on which the statement of a value begins, or else its table."""
+    """Return the number of the line on which the statement of a value begins, or else its table."""
     lines = file.text.split("\n")
 
     def contains_value(end: int) -> bool:

@@ -19,7 +19,7 @@ __all__ = ["TrainingStopped", "checkpoint", "report", "step"]
 
 
 class TrainingStopped(SystemExit):
-    """Ends a function or program whose trial stops now. A program that does not catch it exits with status 0."""
+    """Raised to end a function or program whose trial stops. A program that does not catch it exits with status 0."""
 
 
 _report_count: int | None = None
@@ -109,7 +109,7 @@ def _number(name: object, value: Any) -> float:
 
 
 def _element_count(value: Any) -> object:
-    """Return number of elements of a tensor; None for other values."""
+    """Return the number of elements of a tensor; None for other values."""
     count = getattr(value, "numel", None)
     return count() if callable(count) else None
 

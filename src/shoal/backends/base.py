@@ -106,8 +106,8 @@ class Backend(ABC):
         After the end of the job, do nothing.
         """
 
-    def release_device(self, device: str) -> None:  # noqa: B027  (most keep nothing there)
-        """Free what is kept on a device for later jobs. No job runs there: the device is lost, or taken away."""
+    def release_device(self, device: str) -> None:  # noqa: B027  (most back ends keep nothing there)
+        """Free the resources kept for later jobs on a device that is lost or was removed; no job runs there."""
 
     @abstractmethod
     def change(self, job: str, change: JobUpdate) -> None:

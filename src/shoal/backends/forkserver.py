@@ -2,7 +2,7 @@
 
 The standard library's `multiprocessing` "forkserver" is not suitable: its children import the user's `__main__` again,
 which trains once more if a script has no `if __name__ == "__main__"` guard and fails if there is no file (a notebook).
-Its server is one per process, so the user's own pools would share its settings. It drops an ImportError of a preloaded
+Its server is one per process, so the user's own pools would share its settings. It hides an ImportError of a preloaded
 module. Here the task arrives as bytes, nothing imports `__main__`, and the server, the parent of all workers, reports
 the exit status of each to the engine.
 
@@ -18,8 +18,9 @@ The engine and this process hold the two ends of the control socket:
 A server outlives its study, so that the next study of the same process need not import torch again. It exits after
 `IDLE_SECONDS` without a study. User code runs in workers only, so a study leaves no state in the server.
 
-At end of file on the socket the engine has ended: the server kills all its workers and exits. It has a session of its
-own, so a Ctrl-C or hang-up of the terminal reaches the engine alone. It stays single-threaded, as `fork` needs.
+When the server reads the end of file from the socket, the engine has ended: the server kills all its workers and exits.
+The server has its own session, so a Ctrl-C or hang-up of the terminal reaches the engine alone. It stays
+single-threaded, since `fork` copies only the calling thread.
 """
 
 import errno
@@ -93,7 +94,7 @@ class _Server:
         self._wakeup_reader.setblocking(False)
         self._wakeup_writer.setblocking(False)
         signal.set_wakeup_fd(self._wakeup_writer.fileno(), warn_on_full_buffer=False)
-        signal.signal(signal.SIGCHLD, lambda number, frame: None)  # the wake-up needs a handler
+        signal.signal(signal.SIGCHLD, lambda number, frame: None)  # set_wakeup_fd needs a handler
         try:
             with suppress(BrokenPipeError, ConnectionResetError):
                 while self._handle_next():
@@ -126,14 +127,14 @@ class _Server:
         return bool(ready)
 
     def _begin_study(self, setup: int, log: int) -> None:
-        """Begin a study: import the modules of its workers; SIGTERM may end that."""
+        """Begin a study: import the modules of its workers; SIGTERM can interrupt the import."""
         _redirect_output(log)
         with open(setup, "rb") as file:
             study: Setup = pickle.load(file)
         sys.argv[:] = study.argv
         try:
             os.chdir(study.directory)
-        except OSError:  # removed, or closed to this user; oneMKL cannot be loaded from such a directory
+        except OSError:  # the directory was removed or is not accessible; oneMKL cannot be loaded in such a directory
             os.chdir("/")
         sys.path_importer_cache.clear()  # relative directories were those of the last study
         gc.disable()  # an import of torch allocates much and frees nothing: collections take a fifth of its time
@@ -141,7 +142,7 @@ class _Server:
         gc.enable()
         gc.freeze()  # objects alive now are not collected by workers, so their pages stay shared
         self._worker_context = study.worker_context
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # from now on the closed control socket ends the server, in order
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # from now on only the closed control socket ends the server
         self._control.sendall(NOTICE.pack(STUDY, os.getpid(), 0))
 
     def _end_study(self) -> None:

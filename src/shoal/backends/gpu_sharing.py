@@ -1,4 +1,4 @@
-"""How jobs share a GPU: as clients of its MPS daemon, or plainly; the environment variables that bind a process."""
+"""Sharing of GPUs by jobs, with or without MPS, and the environment variables that bind a process to its GPU."""
 
 import difflib
 import logging
@@ -187,7 +187,7 @@ class GpuSharing:
         if gpu is None:
             gpu = self._gpus[device.name] = self._shared_gpu(device.name, self._daemon(device.uuid))
         elif gpu.failures > _MAX_FAILURES or (gpu.failures and not gpu.has_worked and self.name == "auto"):
-            # If no job has ever worked with MPS, the next would be lost, too.
+            # If no job has ever worked with MPS, the next job would fail, too.
             raise MpsError(f"MPS has failed {gpu.failures} times in a row; log: {gpu.daemon.log}")
         gpu.start()
         return gpu
@@ -214,7 +214,7 @@ def _mps_binding(device: Device, daemon: MpsDaemon, job: Job) -> Binding:
     if job.demand is None:
         return Binding(daemon.environment())
     share = min(1.0, job.demand.compute / device.compute) if device.compute else 1.0
-    memory_limit = pinned_limit(job.demand, device) if job.demand.memory else None  # 0: unknown
+    memory_limit = pinned_limit(job.demand, device) if job.demand.memory else None  # 0 means unknown
     return Binding(daemon.environment(share, memory_limit))
 
 

@@ -21,12 +21,12 @@ from shoal.backends.forkserver import NOTICE, REQUEST, STUDY, Setup
 
 __all__ = ["Exit", "ForkServer", "describe_status"]
 
-# The path comes first, so that the server finds Shoal where the engine found it.
+# The module path is set before the import, so that the server imports the same Shoal as the engine.
 _BOOTSTRAP = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[2]); from shoal.backends.forkserver import main; main()"
 )
 _GRACE_SECONDS = 10.0
-"""Time in which a server must kill its workers; after that it is killed itself."""
+"""Time in which a server must kill its workers; then the server is killed."""
 
 _ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(256 << 20)}
 """Settings of glibc. With its defaults glibc returns the memory of a step's tensors to the kernel after each step, and
@@ -77,7 +77,7 @@ class _Process:
         _PROCESSES.add(self)
 
     def end_study(self) -> bool:
-        """Ask it to end its study and all workers; return whether it did, and can serve another study."""
+        """End the study of the server and all its workers; return whether the server can serve another study."""
         try:
             self.control.settimeout(_GRACE_SECONDS)
             self.control.sendall(REQUEST.pack(STUDY))
@@ -86,7 +86,7 @@ class _Process:
                 if number == STUDY:
                     self.control.settimeout(None)
                     return True
-        except OSError:  # it has ended, or does not answer
+        except OSError:  # the server has ended, or does not answer
             pass
         return False
 
@@ -116,7 +116,7 @@ class ForkServer:
         self.log.parent.mkdir(parents=True, exist_ok=True)
         self.ready = False
         self._closed = False
-        # A file and not a pipe: a task of any size is passed on without a wait for the reader.
+        # A file takes a task of any size at once; a pipe would block until the server reads.
         with self.log.open("ab") as log, tempfile.TemporaryFile() as setup:
             pickle.dump(Setup(sys.argv, _working_directory(), worker_context), setup)
             setup.seek(0)
@@ -209,7 +209,7 @@ _IDLE_PROCESSES: deque[_Process] = deque(maxlen=1)
 
 
 def _process(log: IO[bytes]) -> _Process:
-    """Return the process of the last study if it was started alike and still answers, else a new one."""
+    """Return the process of the last study if its environment is the same and it answers, else a new process."""
     path, environment = [entry or _working_directory() for entry in sys.path], dict(os.environ)
     with suppress(IndexError):
         idle = _IDLE_PROCESSES.pop()
@@ -241,6 +241,6 @@ def _detach_all() -> None:
     _IDLE_PROCESSES.clear()
 
 
-# Otherwise a fork of the engine (a DataLoader's worker, a user's pool) keeps the control socket open after the engine
-# is killed, and so the server and its workers alive.
+# Otherwise a fork of the engine (a DataLoader's worker, a user's pool) would keep the control socket open after a kill
+# of the engine, and the server and its workers would not end.
 os.register_at_fork(after_in_child=_detach_all)

@@ -1,8 +1,8 @@
 """The local back end: one process for each running job on this machine, forked from a server that has torch imported.
 
-A new worker starts in some ten milliseconds. A worker whose job ended well is kept for the next job on its device, with
-data sets and imports in memory, and starts it in about a millisecond. `forkserver` says why the server of the standard
-library is not used.
+A new worker starts in about ten milliseconds. A worker whose job ended well is kept for the next job on its device: it
+has data sets and imports in memory, and starts that job in about a millisecond. The module `forkserver` gives the
+reasons against the server of the standard library.
 """
 
 import pickle
@@ -46,7 +46,7 @@ class _Worker:
         started: Start time of the process, as of `created`.
         job: Id of its job; None while it is idle.
         open: Whether more events may arrive.
-        held_end: End of a failed job, held back until the process has freed its device.
+        held_end: End of a failed job; it is returned when the process has ended and its device is free.
         past_jobs: Ids of all its jobs.
         kill_requested: Whether its kill was requested; it gets no other job.
     """
@@ -72,7 +72,7 @@ class _Worker:
         return True
 
     def assign(self, job: str) -> None:
-        """Note the job as the current one."""
+        """Make the job the current one."""
         self.job = job
         self.past_jobs.add(job)
 
@@ -135,7 +135,7 @@ class Local(Backend):
                 worker.assign(job.id)
                 return
         for number, worker in idle.items():
-            if worker.binding != binding:  # it holds memory of the device without use
+            if worker.binding != binding:  # the idle worker still holds memory of the device
                 self._end_idle_worker(number)
         number = next(self._numbers)
         worker = _Worker(self._server.fork(number), device.name, binding, self._sharing.client(binding, device))
@@ -238,7 +238,7 @@ class Local(Backend):
         if event is None:
             return []
         if isinstance(event, Ended):
-            if worker.held_end is not None:  # the reason of its kill counts
+            if worker.held_end is not None:  # the reason of the kill takes precedence
                 return []
             if event.outcome not in REUSABLE:
                 worker.held_end = self._sharing.reclassified(worker.client, event)
@@ -264,7 +264,7 @@ class Local(Backend):
             reason: Reason of that outcome.
         """
         events: list[Event] = []
-        # Not until end of file: a descendant of the worker may hold its end open.
+        # Do not wait for the end of file, since a descendant of the worker may keep the connection open.
         while worker.open and worker.connection.poll():
             events += self._receive(worker)
         worker.connection.close()

@@ -15,28 +15,28 @@ CHECK_SECONDS = 1.0
 """Time between two checks of the daemon and its servers."""
 
 RECHECK_SECONDS = 10.0
-"""Time between two checks of a process that has reported nothing and is not among the clients."""
+"""Time between two checks of a process that has not reported and is not an MPS client."""
 
 _MAX_MISSES = 3
-"""Number of checks at which such a process may use the GPU without being a client, as it may be connecting."""
+"""Number of checks at which such a process may use the GPU without being a client, since it may still connect."""
 
 _INCIDENT_SECONDS = 10.0
-"""Failures within this time count as one: with a server all its clients fail."""
+"""Failures within this time count as one, since all clients of a server fail with the server."""
 
 _DEVICE_FILE = "/dev/nvidia-uvm"
-"""Open in every process that has initialised CUDA, with or without MPS."""
+"""Device file that every process with an initialised CUDA context has open, with or without MPS."""
 
 
 @dataclass(eq=False)
 class MpsClient:
-    """A worker process on a shared GPU.
+    """A worker process on a GPU that jobs share by MPS.
 
     Args:
         device: Name of the GPU.
         pid: Id of the process; 0 until its first message.
-        busy: Whether it has had a job that computes on the device; a survey need not.
+        busy: Whether it has had a job that computes on the device; a job that only finds signatures may not.
         reported: Whether a job of it has reported results of the device.
-        verified: Whether it, or a descendant of it, was among the clients.
+        verified: Whether it or one of its descendants was an MPS client at a check.
         misses: Number of checks at which it used the GPU without being a client.
         next_check: Time of its next check.
     """
@@ -55,7 +55,7 @@ class MpsClient:
 
 
 class SharedGpu:
-    """One GPU and its daemon, which `start` starts.
+    """One GPU and its MPS daemon; `start` starts the daemon.
 
     Args:
         device: Name of the GPU.
@@ -132,7 +132,7 @@ class SharedGpu:
             return None
         client.next_check = now + RECHECK_SECONDS
         if not any(_has_open_file(pid, self._device_file) for pid in pids):
-            return None  # it does not use the GPU yet, or has ended
+            return None  # the process does not use the GPU yet, or has ended
         client.misses += 1
         if not client.reported and client.misses < _MAX_MISSES:
             return None
@@ -143,13 +143,13 @@ class SharedGpu:
         )
 
     def record_failure(self, now: float) -> None:
-        """Note a failure of MPS."""
+        """Count a failure of MPS."""
         if now > self._last_failure + _INCIDENT_SECONDS:
             self.failures += 1
         self._last_failure = now
 
     def on_event(self, client: MpsClient) -> None:
-        """Note results of the device from the process, which must be a client by now."""
+        """Record that the process has reported results, so that it must be a client by now."""
         if not client.reported:
             client.reported = True
             client.next_check = 0.0

@@ -59,7 +59,7 @@ def work(connection: Connection, worker_context: WorkerContext) -> None:
         message, control = inbox.get()
         binding: Binding
         binding, job, device = pickle.loads(message)
-        binding.apply()  # the same for every job of this process
+        binding.apply()  # every job of this process has this binding
         sender.begin(job.id, control)
         for event in run_job(_run_with_log, job, device, worker_context, control):
             sender.send_event(event)
@@ -111,7 +111,7 @@ class _EventSender:
             self._send(event)
 
     def send_heartbeats(self) -> None:
-        """Send heartbeats of the current job for ever."""
+        """Send heartbeats of the current job until the process ends."""
         last_beats = 0
         while True:
             time.sleep(HEARTBEAT_SECONDS)

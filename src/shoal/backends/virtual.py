@@ -23,7 +23,7 @@ from shoal.cost.estimate import compute, seconds
 __all__ = ["START_SECONDS", "SlowDown", "Virtual", "VirtualJob", "Workload", "proportional_speeds"]
 
 _Timeline = Iterator[tuple[float, bool]]
-"""Course of a job: seconds until its next events, alone on its device, and whether other jobs slow it down there."""
+"""Steps of a job: seconds until its next events, alone on its device, and whether other jobs slow it down meanwhile."""
 
 START_SECONDS = 0.1
 """Time from the start of a process to its first action."""
@@ -91,12 +91,12 @@ class VirtualJob:
         joining: Arrays that join at the end of the epoch.
         last_checkpoint: Time of its last checkpoint, in seconds of the virtual clock.
         hangs: Whether it makes no progress any more and never ends.
-        timeline: Its course.
+        timeline: Its remaining steps.
         entry: Number of its valid entry in the heap; entries with other numbers are void.
         remaining: Seconds until its next events at `updated`, alone on its device.
         updated: Time at which `remaining` was computed.
         uses_compute: Whether other jobs on its device slow it down meanwhile.
-        epoch_rest: Seconds of its epoch after its next events.
+        epoch_rest: Seconds of its epoch that remain after its next events.
         speed: Its speed as a fraction of that alone on one device.
     """
 
@@ -172,9 +172,10 @@ class Virtual(Backend):
     There is no process, no wait and no randomness. Coming events are in a heap ordered by time, so a poll costs the
     logarithm of the number of jobs.
 
-    A worker is modelled as far as its study observes it. It saves each trial when the trial reaches its target, every
-    `checkpoint_seconds` at the end of an epoch, and when the job is stopped. A trial with an older checkpoint trains
-    and reports its epochs again. Members leave at once and join at the end of an epoch. An error ends only its array.
+    The model of a worker covers what its study observes. A worker saves each trial when the trial reaches its target,
+    every `checkpoint_seconds` at the end of an epoch, and when the job is stopped. A trial with an older checkpoint
+    trains and reports its epochs again. Members leave at once and join at the end of an epoch. An error ends only its
+    array.
 
     Args:
         worker_context: Context of the workers, of which only `checkpoint_seconds` is used.
@@ -213,7 +214,7 @@ class Virtual(Backend):
         self._closed = False
 
     def clock(self) -> float:
-        """Return seconds of the virtual clock."""
+        """Return the seconds of the virtual clock."""
         return self.now
 
     def start(self, job: Job, device: Device) -> None:
@@ -331,7 +332,7 @@ class Virtual(Backend):
             virtual_job.hangs = True
 
     def _next_step(self, job: VirtualJob) -> None:
-        """Run a job up to its next step that takes time."""
+        """Advance a job to its next step that takes time."""
         job.remaining, job.uses_compute = next(job.timeline, (inf, False))
         job.updated = self.now
         self._push_step(job)
@@ -364,7 +365,7 @@ class Virtual(Backend):
             self._update_speeds(job.device)
 
     def _job_timeline(self, job: VirtualJob) -> _Timeline:
-        """Course of a job from its start to its end."""
+        """Yield the steps of a job from its start to its end."""
         name = job.job.id
         starts = self._workload.start_seconds(job.job) if job.job.purpose is Purpose.TRAIN else START_SECONDS
         yield starts, False
@@ -385,14 +386,14 @@ class Virtual(Backend):
             self._pending.append(base.Ended(name, Outcome.FINISHED))
 
     def _stop_timeline(self, job: VirtualJob) -> _Timeline:
-        """Course of a job that is stopped."""
+        """Yield the steps of a job that is stopped."""
         yield STOP_SECONDS, False
         self._checkpoints.update(job.epochs(job.trials))
         self._end(job)
         self._pending.append(base.Ended(job.job.id, Outcome.STOPPED))
 
     def _train(self, job: VirtualJob) -> _Timeline:
-        """Course of a training job: an epoch of one array after the other, until no member is left."""
+        """Yield the steps of a training job: epochs of its arrays in turn, until no member is left."""
         self._admit_joining(job)
         self._pending.append(base.Heartbeat(job.job.id, settled=True))
         measured = False
@@ -415,7 +416,7 @@ class Virtual(Backend):
             self._admit_joining(job)
 
     def _work(self, job: VirtualJob, duration: float, *, settled: bool) -> _Timeline:
-        """Course of work of `duration` seconds, with heartbeats."""
+        """Yield the steps of work of `duration` seconds, with heartbeats."""
         while duration > self._beat_seconds:
             duration -= self._beat_seconds
             job.epoch_rest = duration
@@ -457,7 +458,7 @@ class Virtual(Backend):
         for array in joining:
             lane = next((lane for lane in job.lanes if lane.key == array.key and not array.apart), None)
             if lane is None:
-                key = self._workload.key(array.members[0].trial)  # the study may not have one
+                key = self._workload.key(array.members[0].trial)  # the array of the study may have no key
                 lane = _VirtualArray(array.key, self._workload.profile(key, job.device.kind))
                 job.lanes.append(lane)
             for member in array.members:

@@ -13,7 +13,7 @@ def main() -> None:
     """Run the command line of this process; print an error of Shoal as one line, with exit status 1."""
     if _shows_progress(sys.argv[1:]):
         print("shoal: starting", file=sys.stderr, flush=True)
-    from shoal.cli.app import app  # takes half a second, hence the line above
+    from shoal.cli.app import app  # the import takes half a second, so the line above is printed first
     from shoal.reporting.text import printable
 
     try:

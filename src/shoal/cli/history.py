@@ -145,7 +145,7 @@ def _why_one_measurement(record: Record) -> str:
 
 
 def record_json(record: Record, current: str) -> dict[str, Any]:
-    """Return a record as plain values; memory in bytes, steps in seconds. For an unreadable record, "profile" is None."""
+    """Return a record as plain values, with bytes and seconds; "profile" is None if the record cannot be read."""
     profile = record.profile
     return {
         "environment": record.environment,
@@ -199,11 +199,11 @@ def _with_several_data_sets(records: Sequence[Record]) -> set[tuple[str, str, st
 
 
 def _data_text(record: Record, ambiguous: set[tuple[str, str, str, int]]) -> str:
-    """Return name of a record's data set; "" if its structure was measured with no other."""
+    """Return the name of a record's data set; "" if its structure was measured with no other."""
     shown = (record.environment, record.kind, record.structure, record.batch_size) in ambiguous
     return structure_text(record.data) if shown else ""
 
 
 def _mark(environment: str, current: str, others: Sequence[str]) -> str:
-    """ ""*", "**" ... for an environment other than `current`."""
+    """Return "*", "**" ... for an environment other than `current`, else ""."""
     return "" if environment == current else "*" * (1 + others.index(environment))

@@ -72,7 +72,7 @@ def dry_run_request(run: Callable[[], None]) -> DryRunRequest | None:
 
 
 def capture_request(study: DryRunRequest) -> None:
-    """Called by `tune` after its checks: within `dry_run_request`, store the request and end the call."""
+    """Store the request and end the call of `tune` if it runs within `dry_run_request`; `tune` calls this function."""
     if _destinations:
         _destinations[-1].append(study)
         raise _RequestCaptured

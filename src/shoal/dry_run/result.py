@@ -19,8 +19,8 @@ __all__ = ["PLANS", "DryRun", "DryRunPlan", "Failed", "PlannedArray", "percent",
 
 PLANS = {
     "apart": "one after another",
-    "pack_text": "packed, none fused",
-    "fusion_text": "fused, none packed",
+    "packed": "packed, none fused",
+    "fused": "fused, none packed",
     "chosen": "Shoal's choice",
 }
 """Plans that are compared, with their titles for display."""
@@ -121,7 +121,7 @@ class DryRun:
         return sum(each.members for each in self.arrays)
 
     def saves(self, name: str) -> float:
-        """Return part of the time that a plan saves over one job per trial; IMPV of Pack."""
+        """Return the part of the time that a plan saves over one job per trial; IMPV of Pack."""
         separate_seconds = self.totals["apart"]
         return (separate_seconds - self.totals[name]) / separate_seconds if separate_seconds else 0.0
 
@@ -164,7 +164,7 @@ class DryRunPlan:
         return self.grouping.context(candidates, [self.device], {})
 
     def seconds(self, shared: bool) -> float:
-        """Return seconds of one epoch of all jobs, including the fetching of kept samples.
+        """Return the seconds of one epoch of all jobs, including the fetching of kept samples.
 
         Args:
             shared: Whether kept samples are fetched once for all jobs, else once per job.
@@ -220,7 +220,7 @@ def planned(
 
 
 def _fusion_text(array: Array, plan: DryRunPlan, fuse: bool) -> str:
-    """Return text on whether the trials of the array are fused, and why not; "" if no other trial has its key."""
+    """Return the text on whether the trials of the array are fused, and why not; "" if no other trial has its key."""
     if len(array.members) > 1:
         return f"{len(array.members)} trials fused"
     same_key = [other for group in plan.jobs for other in group if other.key == array.key]
@@ -241,7 +241,7 @@ def _why_single(
     packing: Packing,
     failures: Mapping[str, Sequence[Sequence[int]]],
 ) -> str:
-    """Return reason why an array has a job of its own."""
+    """Return the reason why an array has a job of its own."""
     number = array.members[0].trial.number
     for reason, lanes in failures.items():
         if any(number in lane for lane in lanes):

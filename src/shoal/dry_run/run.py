@@ -130,7 +130,7 @@ class _DryRunner:
         return members
 
     def _measure(self, key: FusionKey, members: Sequence[Member]) -> list[Member]:
-        """Profile a structure; returns the members with which this works, and notes the failure of the others."""
+        """Profile a structure; return the members that can be profiled, and record the failures of the others."""
         try:
             self._observe(Array(key, tuple(members[:PROFILE_MEMBERS])))
         except (Exception, SystemExit) as error:  # reported with the trials
@@ -223,7 +223,7 @@ def _fetch_kept(array: Array, worker_state: WorkerState) -> None:
 
 
 def _numbers(group: Sequence[Array]) -> tuple[tuple[int, ...], ...]:
-    """Return numbers of the trials of each array."""
+    """Return the numbers of the trials of each array."""
     return tuple(tuple(member.trial.number for member in array.members) for array in group)
 
 
@@ -266,7 +266,7 @@ def _measure_pack_speed(arrays: Sequence[Array], worker_state: WorkerState) -> f
         for failure in scheduler.round(lanes, lambda: elapsed() >= LIMIT_SECONDS):
             raise failure.error
         for lane in lanes:
-            lane.events.clear()  # no consumer
+            lane.events.clear()  # nothing reads these events
     seconds, way = scheduler.seconds, scheduler.way
     del lanes, scheduler
     give_back(worker_state.device)

@@ -74,7 +74,7 @@ class Axis:
 
     @cached_property
     def _positions(self) -> dict[str, int]:
-        # Keys are texts: they tell True, 1 and 1.0 apart, and lists have no hash.
+        # Keys are texts, which distinguish True, 1 and 1.0; lists have no hash.
         return {repr(value): position for position, value in enumerate(self.values)}
 
 
@@ -133,7 +133,7 @@ def _bounds(domain: Any) -> tuple[float, float]:
 
 
 def _binned(ranges: Sequence[_Range]) -> tuple[tuple[float, ...], list[str]]:
-    """Return edges and labels of bins of about equal width on the scale of the ranges, all of which they cover."""
+    """Return the edges and labels of bins of about equal width on the scale of the ranges, all of which they cover."""
     low, high = min(each.low for each in ranges), max(each.high for each in ranges)
     log, integer = (all(getattr(each, name) for each in ranges) for name in ("log", "integer"))
     if integer:
@@ -147,7 +147,7 @@ def _binned(ranges: Sequence[_Range]) -> tuple[tuple[float, ...], list[str]]:
         if _have_even_widths(edges, log) and all(start < end for start, end in pairwise(shown)):
             texts = [rounded(edge, digits) for edge in exact]
             break
-    else:  # a range with few floats in it
+    else:  # the range contains few floats
         edges = tuple(sorted(set(exact)))
         texts = [repr(edge) for edge in edges]
     return edges, [f"{start}..{end}" for start, end in pairwise(texts)]
@@ -156,7 +156,7 @@ def _binned(ranges: Sequence[_Range]) -> tuple[tuple[float, ...], list[str]]:
 def _float_cuts(low: float, high: float, log: bool) -> Iterator[float]:
     start, end = (math.log(low), math.log(high)) if log else (low, high)
     for cut in range(1, _BINS):
-        # Not start + cut / bins * (end - start): that difference overflows for the widest ranges.
+        # start + cut / bins * (end - start) would overflow for the widest ranges.
         value = (1 - cut / _BINS) * start + cut / _BINS * end
         yield min(max(math.exp(value) if log else value, low), high)
 
@@ -165,7 +165,7 @@ def _integer_cuts(low: float, high: float, log: bool) -> list[float]:
     if log:
         cuts: list[float] = [round(cut) for cut in _float_cuts(low, high, log)]
     else:
-        cuts = [low + (high - low) * cut // _BINS for cut in range(1, _BINS)]  # exact beyond the floats, too
+        cuts = [low + (high - low) * cut // _BINS for cut in range(1, _BINS)]  # exact for integers beyond the floats
     return sorted({cut for cut in cuts if low < cut < high})
 
 

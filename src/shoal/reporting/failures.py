@@ -28,7 +28,7 @@ _MAX_FAILING = 4
 
 
 def cause_lines(found: Sequence[Cause]) -> list[str]:
-    """Return a line for each of the first causes: "3 failed: ValueError: x (trials 1, 4, 7; log: logs/job-00003.log)"."""
+    """Return a line for each of the first causes: "3 failed: ValueError: x (trials 1, 4; log: logs/x.log)"."""
     lines = [f"{len(cause.trials)} failed: {cause_line(cause)}" for cause in found[:_MAX_CAUSES]]
     if rest := found[_MAX_CAUSES:]:
         lines.append(f"{sum(len(cause.trials) for cause in rest)} failed of {len(rest)} other causes, see shoal trials")
@@ -36,7 +36,7 @@ def cause_lines(found: Sequence[Cause]) -> list[str]:
 
 
 def cause_line(cause: Cause) -> str:
-    """ "ValueError: x (trials 1, 4, 7; log: logs/job-00003.log)"."""
+    """Return a cause with its trials and its log: "ValueError: x (trials 1, 4, 7; log: logs/job-00003.log)"."""
     more = ", …" if len(cause.trials) > _MAX_TRIALS else ""
     named = f"{'trial' if len(cause.trials) == 1 else 'trials'} {numbers_text(cause.trials[:_MAX_TRIALS])}{more}"
     log = f"; log: {cause.log}" if cause.log else ""
@@ -67,7 +67,7 @@ def failing_lines(failing: Sequence[Failing]) -> list[str]:
 
 
 def failing_text(failing: Failing) -> str:
-    """ "trial 7 failed twice (out of memory), waits to be tried again alone (try 3 of 3); log: ..."."""
+    """Return the failure and the next try: "trial 7 failed twice (out of memory), waits to be tried again ..."."""
     trial, job = failing.trial, failing.job
     times = _COUNT_WORDS.get(trial.failures, f"{trial.failures} times")
     attempts = None if failing.retries is None else max(failing.retries, trial.failures) + 1

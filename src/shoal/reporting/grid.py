@@ -190,7 +190,9 @@ def _ranks(values: Sequence[float]) -> list[float]:
 
 
 def _explained(positions: Sequence[int], ranks: Sequence[float]) -> float | None:
-    """Return share of the variance of ranks that the means of groups explain: 1 - (1 - eta squared) (n - 1) / (n - k).
+    """Return the share of the variance of ranks that the means of groups explain.
+
+    The share is 1 - (1 - eta squared) (n - 1) / (n - k).
 
     Args:
         positions: Group of each rank; there are n ranks, and k groups.
@@ -303,7 +305,7 @@ class HeatMap:
             yield Text(note, "dim")
 
     def _styles(self, shades: Sequence[str]) -> dict[float, Style]:
-        """Return colour of each value by its rank, so that one outlier does not flatten the others."""
+        """Return the colour of each value by its rank, so that one outlier does not flatten the others."""
         values = {cell.best for cell in self.grid.cells.values() if cell.best is not None}
         ordered = sorted(values, reverse=self.grid.mode == "max")
         # The best value comes first, so a single value has the strongest colour, too.
@@ -361,7 +363,7 @@ class HeatMap:
         return " ".join(signs) or "no trials yet"
 
     def _explained(self) -> str:
-        """Return share of the ranking that the parameters of the map explain; "" while it is unknown."""
+        """Return the share of the ranking that the parameters of the map explain; "" while it is unknown."""
         known = self.grid.explained
         parts = [f"{printable(axis.name)} {known[axis.name]:.0%}" for axis in self.grid.axes if axis.name in known]
         return f"explained of the ranking so far: {', '.join(parts)}" if parts else ""
@@ -392,7 +394,7 @@ def _value_text(cell: Cell, digits: int) -> str:
 
 
 def _state_lines(cell: Cell, lines: int) -> list[str]:
-    """Return number of trials in each state, on one line, or on two if the cell has three."""
+    """Return the number of trials in each state, on one line, or on two if the cell has three."""
     signs = [(state, f"{cell.states[state]}{sign}") for state, sign in _SIGNS.items() if state in cell.states]
     if lines < 3:
         return ["".join(text for _, text in signs)]

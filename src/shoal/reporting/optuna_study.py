@@ -186,7 +186,7 @@ def _check_file(path: str) -> None:
 
 
 def _metrics(objectives: Sequence[Objective]) -> str | list[str]:
-    """Return names of the metrics as an attribute of an Optuna study."""
+    """Return the names of the metrics as an attribute of an Optuna study."""
     names = [objective.metric for objective in objectives]
     return names if len(names) > 1 else names[0]
 
@@ -220,7 +220,7 @@ def _intermediate_values(reports: Iterable[Report], objectives: Sequence[Objecti
 
 
 def _attributes(row: TrialRow) -> Mapping[str, Any]:
-    """Return further facts of a trial, which become user attributes."""
+    """Return the further facts of a trial, which become user attributes."""
     return {
         "number": row.number,
         "state": str(row.state),

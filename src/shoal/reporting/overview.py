@@ -1,4 +1,4 @@
-"""The content of a report on a study: use of each device over time, best trials, failures."""
+"""Content of the report on a study: use of each device over time, best trials, failures."""
 
 import math
 from bisect import bisect_left
@@ -37,7 +37,7 @@ class Elapsed:
 
     Args:
         runs: Processes that ran the study, at least one.
-        event_times: Times of all events, ascending. A process that died ran until the last of its moments.
+        event_times: Times of all events, ascending. A process that died counts as running until its last event.
         now: Present time if the study is running; else None.
 
     Attributes:
@@ -56,7 +56,7 @@ class Elapsed:
         self.total = max(self(max([runs[-1].started, *event_times[-1:]]) if now is None else now), 1e-3)
 
     def __call__(self, moment: float) -> float:
-        """Return seconds of running time at a moment, given in seconds since 1970."""
+        """Return the seconds of running time at a moment, given in seconds since 1970."""
         stopped = sum(min(moment, end) - begin for begin, end in self._gaps if moment > begin)
         return max(moment - self._begin - stopped, 0.0)
 
@@ -110,7 +110,7 @@ class Overview:
         curve: (seconds, best value so far of the first metric) at each improvement.
         usage: Usage of each device, in order.
         best: Best trials, the very best first.
-        failed_trials: Trials that have failed for good.
+        failed_trials: Trials that have failed and are not retried.
         structures: Name of each fusion key of its jobs, see `structure_names`.
     """
 

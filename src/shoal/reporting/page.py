@@ -211,7 +211,7 @@ def _section(title: str, content: str | Sequence[str]) -> str:
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[object]], count: int = 0) -> str:
-    """Return rows of texts and whole numbers as a table; "" without rows.
+    """Return a table of rows of texts and integers; "" without rows.
 
     Args:
         head: Titles of the columns; without them, the first column holds titles.
@@ -241,5 +241,5 @@ def _cell(value: object, title: bool) -> str:
 
 
 def _text(what: object) -> str:
-    """Return text escaped for HTML, see `printable`."""
+    """Return the text escaped for HTML, see `printable`."""
     return escape(printable(str(what), lines=True))

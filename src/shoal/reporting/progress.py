@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from rich.console import Console
 from rich.live import Live
@@ -65,16 +65,17 @@ class SilentProgress(Progress):
         pass
 
 
-class LiveProgress(Progress):
-    """A table on a terminal that is redrawn in place, at most four times a second.
+class _ConsoleProgress(Progress):
+    """Base class of the displays on a console.
 
     Args:
         take_snapshot: Function that makes a snapshot of the study.
-        console: Terminal to draw on.
+        console: Console to print on.
         clock: Monotonic clock in seconds.
     """
 
-    _PERIOD = 0.25
+    _PERIOD: ClassVar[float]
+    _SOFT_WRAP: ClassVar[bool]
 
     def __init__(
         self, take_snapshot: Callable[[], Snapshot], console: Console, clock: Callable[[], float] = time.monotonic
@@ -83,12 +84,27 @@ class LiveProgress(Progress):
         self._console = console
         self._clock = clock
         self._due = clock()
-        self._live = Live(console=console, auto_refresh=False, redirect_stdout=sys.stdout.isatty())
 
     def say(self, lines: Sequence[str]) -> None:
-        """Print lines above the table."""
+        """Print the lines."""
         for line in lines:
-            self._console.print(Text(f"shoal: {printable(line)}"))
+            self._print(line)
+
+    def _print(self, line: str) -> None:
+        self._console.print(Text(f"shoal: {printable(line)}"), soft_wrap=self._SOFT_WRAP)
+
+
+class LiveProgress(_ConsoleProgress):
+    """Redraws a table on a terminal in place, at most four times a second; for the arguments see the base class."""
+
+    _PERIOD = 0.25
+    _SOFT_WRAP = False
+
+    def __init__(
+        self, take_snapshot: Callable[[], Snapshot], console: Console, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        super().__init__(take_snapshot, console, clock)
+        self._live = Live(console=console, auto_refresh=False, redirect_stdout=sys.stdout.isatty())
 
     def update(self) -> None:
         """Redraw the table if it is due."""
@@ -111,27 +127,22 @@ class LiveProgress(Progress):
         self._live.update(status_table(self._take_snapshot()), refresh=True)
 
 
-class LineProgress(Progress):
-    """Plain lines for a file or a pipe: one at the start, one for each kind of job when it first runs, one for a new
-    best at most every ten seconds, one for each new cause of failures, one for each note on the task, one at the end.
+class LineProgress(_ConsoleProgress):
+    """Prints plain lines to a file or a pipe; for the arguments see the base class.
 
-    Args:
-        take_snapshot: Function that makes a snapshot of the study.
-        console: Destination of the lines.
-        clock: Monotonic clock in seconds.
+    It prints one line at the start, one for each kind of job when it first runs, one for a new best at most every ten
+    seconds, one for each new cause of failures, one for each note on the task, and one at the end.
     """
 
     _PERIOD = 1.0
+    _SOFT_WRAP = True
     _BEST_PERIOD = 10.0
     _MAX_CAUSES = 10
 
     def __init__(
         self, take_snapshot: Callable[[], Snapshot], console: Console, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._take_snapshot = take_snapshot
-        self._console = console
-        self._clock = clock
-        self._due = clock()
+        super().__init__(take_snapshot, console, clock)
         self._best_due = clock()
         self._best: float | None = None
         self._front: tuple[Best, ...] = ()
@@ -140,11 +151,6 @@ class LineProgress(Progress):
         self._causes: set[str] = set()
         self._phases: set[str] = set()
         self._notes = 0
-
-    def say(self, lines: Sequence[str]) -> None:
-        """Print lines like all others."""
-        for line in lines:
-            self._print(line)
 
     def update(self) -> None:
         """Take a snapshot if it is due, and print changes."""
@@ -222,9 +228,6 @@ class LineProgress(Progress):
         self._best = value
         return True
 
-    def _print(self, line: str) -> None:
-        self._console.print(Text(f"shoal: {printable(line)}"), soft_wrap=True)
-
 
 def progress(
     take_snapshot: Callable[[], Snapshot], *, silent: bool = False, console: Console | None = None
@@ -290,7 +293,7 @@ def _totals_text(totals: Totals, unit: str) -> str:
 
 
 def _devices_text(snapshot: Snapshot) -> str:
-    """Return names of the usable devices."""
+    """Return the names of the usable devices."""
     return (
         ", ".join(use.device.name for use in snapshot.devices if use.device.healthy) or "no device, and waits for one"
     )

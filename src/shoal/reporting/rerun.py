@@ -171,7 +171,7 @@ def rerun_table(rerun: Rerun) -> Table:
 
 
 def rerun_notes(rerun: Rerun) -> list[str]:
-    """Return reasons why the record, or a part of it, may come from another task than the rerun."""
+    """Return the reasons why the record, or a part of it, may come from another task than the rerun."""
     notes = [
         f"{task_edit_text(edit)}; what trial {rerun.trial.number} had reported by then is of the task before"
         for edit in rerun.edits

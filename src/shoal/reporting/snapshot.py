@@ -238,7 +238,7 @@ def snapshot(journal: JournalView, now: float, *, starting: bool = False) -> Sna
     if totals is not None and (added := statistics.added())[0]:
         totals = Totals(totals.trials + added[0], totals.least + added[1], totals.most + added[1])
     best = None if several else journal.best()
-    snapshot_ = Snapshot(
+    found = Snapshot(
         metric=tuple(goal.metric for goal in objectives) if several else objectives[0].metric,
         mode=tuple(goal.mode for goal in objectives) if several else objectives[0].mode,
         states=statistics.states(),
@@ -266,9 +266,9 @@ def snapshot(journal: JournalView, now: float, *, starting: bool = False) -> Sna
         held=journal.held(),
         paused=journal.study.get("paused", False),
     )
-    waits = pid is None or snapshot_.paused or snapshot_.all_paused
-    left = None if waits else _seconds_left(done - run.epochs, snapshot_.epochs_total - done, elapsed)
-    return replace(snapshot_, seconds_left=left)
+    waits = pid is None or found.paused or found.all_paused
+    left = None if waits else _seconds_left(done - run.epochs, found.epochs_total - done, elapsed)
+    return replace(found, seconds_left=left)
 
 
 def task_edits(study: Mapping[str, Any]) -> tuple[TaskEdit, ...]:

@@ -105,7 +105,7 @@ def trials_table(
 
 
 def _columns_text(objectives: Sequence[Objective]) -> str:
-    """Return explanation of the columns and of the ranking."""
+    """Return the explanation of the columns and of the ranking."""
     first = objectives[0]
     better = "lower" if first.mode == "min" else "higher"
     ranked_by = f"ranked by {printable(first.metric)}, the last value ({better} is better)"
@@ -292,9 +292,9 @@ def _best_json(best: Best) -> dict[str, Any]:
 
 
 def _waiting_lines(snapshot: Snapshot) -> list[str]:
-    """Return waiting reasons, a line each; the rarest share the last line."""
+    """Return the waiting reasons, a line each; the rarest share the last line."""
     reasons = list(snapshot.waiting.items())
-    if reasons and snapshot.pid is None:  # the reasons from before the stop no longer hold
+    if reasons and snapshot.pid is None:  # the reasons are from before the stop
         return [f"{_numbered_trials(sorted(chain.from_iterable(snapshot.waiting.values())))}: nobody runs the study"]
     lines = [
         f"{_numbered_trials(numbers)}: {reason or 'waits for a place in a job'}"
@@ -306,7 +306,7 @@ def _waiting_lines(snapshot: Snapshot) -> list[str]:
 
 
 def _failure_lines(snapshot: Snapshot) -> list[str]:
-    """Return causes of failures, each once, and the next steps of the trials that are still open."""
+    """Return the causes of failures, each once, and the next steps of the trials that are still open."""
     stop = () if snapshot.stopped is None else (snapshot.stopped,)
     others = [cause for cause in snapshot.causes if cause.text not in {x.text for x in stop}]
     known = {cause.text for cause in (*stop, *others)}

@@ -55,7 +55,7 @@ def number_text(value: Any) -> str:
 
 
 def printable(text: str, lines: bool = False) -> str:
-    """Return text of a user, safe for a terminal: control characters and unencodable ones are escaped.
+    """Return the text of a user, safe for a terminal: control characters and unencodable ones are escaped.
 
     Args:
         text: Name, value or error.
@@ -152,13 +152,13 @@ def _best_line(snapshot: Snapshot, best: Best) -> str:
 
 
 def epochs_text(snapshot: Snapshot) -> str:
-    """Return epochs done of all epochs: "25 of 69"; if results decide how many there are, "25 of 184 to 1728"."""
+    """Return the epochs done of all epochs: "25 of 69"; if results decide how many there are, "25 of 184 to 1728"."""
     least, most = snapshot.epochs_total, snapshot.epochs_most
     return f"{snapshot.epochs_done} of {least}" + (f" to {most}" if most > least else "")
 
 
 def states_text(snapshot: Snapshot) -> str:
-    """Return number of trials in each state: "3 waiting, 2 running, 7 complete, 20 to come"."""
+    """Return the number of trials in each state: "3 waiting, 2 running, 7 complete, 20 to come"."""
     runs = snapshot.pid is not None
     parts = [f"{count} {state_text(state, runs)}" for state, count in snapshot.states.items() if count]
     if snapshot.unproposed:

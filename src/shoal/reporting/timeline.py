@@ -136,7 +136,7 @@ def merge_thin_bars(bars: Sequence[TimelineBar], min_seconds: float) -> list[Tim
 
 
 def _heights(counts: Sequence[int]) -> list[float]:
-    """Return height of each device's row in inches, by its number of lanes."""
+    """Return the height of each device's row in inches, by its number of lanes."""
     least = max(0.2, min(0.5, 4 / max(len(counts), 1)))
     heights = [max(least, min(1.0, 0.14 * count)) for count in counts]
     scale = max(1.0, sum(heights) / _MAX_HEIGHT)
@@ -278,7 +278,7 @@ def _timeline_bar(bar: Bar, colours: Mapping[str, str]) -> TimelineBar:
 
 
 def _numbers(trials: Sequence[int]) -> tuple[str, ...]:
-    """Return text of the trials, wide and narrow; if both are too wide, the first ones and an ellipsis."""
+    """Return the text of the trials, wide and narrow; if both are too wide, the first ones and an ellipsis."""
     numbers = numbers_text(trials)
     first, *others = numbers.split(", ")
     return (f"trial{'s' * (len(trials) > 1)} {numbers}", numbers, *([f"{first}, …"] if others else []))

@@ -15,7 +15,7 @@ __all__ = ["Interval", "SimulationResult"]
 
 @dataclass(frozen=True)
 class Interval:
-    """The stay of a job on a device.
+    """The time of a job on a device.
 
     Args:
         trial: Label of its first trial.
@@ -38,14 +38,14 @@ class Interval:
 class SimulationResult:
     """The result of a simulation; equal for equal seeds, except for the real time of decisions.
 
-    A stretch is a trial up to one of its budgets.
+    A segment is the training of a trial up to one of its budgets.
 
     Args:
-        arrivals: Proposal of each stretch, in seconds.
-        completion: End of each stretch that ended, in seconds.
+        arrivals: Time at which each segment was proposed, in seconds.
+        completion: Time at which each finished segment ended, in seconds.
         reached: Time at which the loss of a trial reached its target, in seconds.
-        waiting: Reason of each stretch that had not ended when no event was left.
-        intervals: Stays of jobs on devices, in the order of their ends.
+        waiting: Reason of each segment that had not ended when no event was left.
+        intervals: Times of jobs on devices, in the order of their ends.
         clusters: (seconds, devices from then on).
         decisions: Number of decisions of the policy.
         switches: Number of times that a job was suspended, stopped or lost its device.
@@ -68,17 +68,17 @@ class SimulationResult:
 
     @property
     def makespan(self) -> float:
-        """Seconds from the first arrival to the last end; inf if no stretch ended."""
+        """Seconds from the first arrival to the last end; inf if no segment ended."""
         return max(self.completion.values()) - min(self.arrivals.values()) if self.completion else math.inf
 
     @property
     def mean_completion(self) -> float:
-        """Mean seconds from a stretch's arrival to its end; inf if none ended."""
+        """Mean seconds from a segment's arrival to its end; inf if none ended."""
         return fmean(self._lengths()) if self.completion else math.inf
 
     @property
     def p95_completion(self) -> float:
-        """Seconds from arrival to end that 95 % of the stretches do not exceed (nearest rank); inf if none ended."""
+        """Seconds from arrival to end that 95 % of the segments do not exceed (nearest rank); inf if none ended."""
         lengths = sorted(self._lengths())
         return lengths[math.ceil(0.95 * len(lengths)) - 1] if lengths else math.inf
 
@@ -119,7 +119,9 @@ class SimulationResult:
                     continue
                 used -= min(capacity[device], demanded[device])
                 jobs[device] += change
-                demanded[device] = demanded[device] + compute if jobs[device] else 0.0  # rounding does not add up
+                demanded[device] = (
+                    demanded[device] + compute if jobs[device] else 0.0
+                )  # avoids a sum of rounding errors
                 used += min(capacity[device], demanded[device])
             value = min(1.0, max(0.0, used / total)) if total else 0.0
             if not occupancy or abs(occupancy[-1][1] - value) > 1e-12:
@@ -137,7 +139,7 @@ class SimulationResult:
         return area / self.makespan
 
     def rank(self, objective: str) -> tuple[int, float]:
-        """Return the rank among results of one scenario, lower is better: first the number of unended stretches.
+        """Return the rank among results of one scenario, lower is better: first the number of unended segments.
 
         Args:
             objective: Name of the property that decides between equal numbers.

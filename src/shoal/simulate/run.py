@@ -38,7 +38,7 @@ from shoal.study.state import Given
 __all__ = ["ClusterEvent", "Simulation"]
 
 _MAX_TURNS = 1000
-"""Limit of turns at one moment, in addition to one for each trial; beyond it the policy starts and stops for ever."""
+"""Limit of turns at one time, in addition to one for each trial; beyond it the policy starts and stops jobs forever."""
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ class Simulation:
             )
         )
         self._conditions: dict[str, Condition] = {}
-        self._segments: dict[int, str] = {}  # current stretches of training and waiting trials, by number
+        self._segments: dict[int, str] = {}  # number of an unended trial -> name of its segment
         self._running: dict[str, tuple[command.JobStarted, float]] = {}
 
     def run(self) -> SimulationResult:
@@ -163,9 +163,7 @@ class Simulation:
         return self._result
 
     def _should_plan(self) -> bool:
-        """Return whether there are trials to plan for, now or never; before an arrival, an idle study would be an
-        error.
-        """
+        """Return whether to plan now; to plan for an idle study before an arrival would be an error."""
         state = self._core.state
         return not self._arrivals or bool(state.running) or state.trials.has_waiting()
 
@@ -192,7 +190,7 @@ class Simulation:
         state = self._core.state
         try:
             step = self._core.step(event, self._backend.now)
-        except DeviceError:  # waiting trials can never start; the result has the reasons
+        except DeviceError:  # no waiting trial can ever start; the result has the reasons
             step = state.step
         for record in step.records:
             self._record(record, self._backend.now)

@@ -108,8 +108,8 @@ def shares(structures: Mapping[str, SimulatedModel], data: Path) -> SlowDown:
 
     def speeds(device: Device, jobs: Sequence[VirtualJob]) -> Sequence[float]:
         curves_of_jobs = [rows[_structure(job)] for job in jobs]
-        shares_ = [1.0 if job.share is None else job.share / device.compute for job in jobs]
-        bounds = [min(curve.saturation, share) for curve, share in zip(curves_of_jobs, shares_, strict=True)]
+        given_shares = [1.0 if job.share is None else job.share / device.compute for job in jobs]
+        bounds = [min(curve.saturation, share) for curve, share in zip(curves_of_jobs, given_shares, strict=True)]
         parts = divide_in_proportion([job.compute_demand for job in jobs], bounds, 1.0)
         return [curve.speed(fraction) for curve, fraction in zip(curves_of_jobs, parts, strict=True)]
 
@@ -139,12 +139,12 @@ def none(structures: Mapping[str, SimulatedModel], data: Path) -> SlowDown:
     """
 
     def speeds(device: Device, jobs: Sequence[VirtualJob]) -> Sequence[float]:
-        shares_ = [device.compute if job.share is None else job.share for job in jobs]
-        stretch = max(1.0, device.compute / (sum(shares_) or 1.0))
+        given_shares = [device.compute if job.share is None else job.share for job in jobs]
+        scale = max(1.0, device.compute / (sum(given_shares) or 1.0))
         alphas = [structures[_structure(job)].alpha for job in jobs]
         return [
-            1.0 if job.share is None else _partial_speed(job, alpha, share * stretch / device.compute)
-            for job, alpha, share in zip(jobs, alphas, shares_, strict=True)
+            1.0 if job.share is None else _partial_speed(job, alpha, share * scale / device.compute)
+            for job, alpha, share in zip(jobs, alphas, given_shares, strict=True)
         ]
 
     return speeds

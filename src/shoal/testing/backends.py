@@ -42,7 +42,7 @@ Script = Callable[[Job, Device, JobControl], Iterator[Event]]
 """Behaviour of a scripted job: `script(job, device, control)` yields its events."""
 
 _TIMEOUT_SECONDS = 60.0
-"""Longest wait for a job of this suite before it counts as lost."""
+"""Longest wait for a job of this suite."""
 
 _CPU = Device("cpu:0", "cpu", memory=2**30)
 _OTHER_CPU = Device("cpu:1", "cpu", memory=2**30)
@@ -241,7 +241,7 @@ def follow(job: Job, device: Device, worker_context: WorkerContext, control: Job
 
 @contextmanager
 def scripted(make: MakeBackend, directory: Path, script: Script) -> Iterator[Backend]:
-    """A back end whose jobs all follow the script; closed at the end."""
+    """Provide a back end whose jobs all run the script; close it at the end."""
     backend = make(WorkerContext(directory, cloudpickle.dumps(script), runner=f"{__name__}:{follow.__name__}"))
     try:
         yield backend
@@ -256,7 +256,7 @@ def scripted_job(name: str) -> Job:
 
 
 def events_until_ended(backend: Backend, jobs: Sequence[str]) -> dict[str, list[Event]]:
-    """Poll until each of the jobs has ended; their events by job.
+    """Poll until each of the jobs has ended; return their events by job.
 
     Raises:
         AssertionError: a job has not ended in time, or an event followed its end.
@@ -275,7 +275,7 @@ def events_until_ended(backend: Backend, jobs: Sequence[str]) -> dict[str, list[
 
 
 def _first_events(backend: Backend, jobs: int) -> list[Event]:
-    """Return events until `jobs` different jobs have reported."""
+    """Return the events until `jobs` different jobs have reported."""
     events: list[Event] = []
     deadline = time.monotonic() + _TIMEOUT_SECONDS
     while len({event.job for event in events}) < jobs:

@@ -56,7 +56,7 @@ MAX_TURNS = 20_000
 
 
 class Killed(BaseException):
-    """The engine's process is killed, with all its jobs."""
+    """Raised when the engine's process and all its jobs are killed."""
 
 
 class Faults:
@@ -81,7 +81,7 @@ class Faults:
         return True
 
     def maybe_kill(self) -> None:
-        """Opportunity to kill the engine.
+        """Kill the engine if the fault occurs at this opportunity.
 
         Raises:
             Killed: the engine is killed.
@@ -91,7 +91,7 @@ class Faults:
 
     @contextmanager
     def kill_points(self) -> Iterator[None]:
-        """Opportunities to kill the engine before and after the body of this context.
+        """Kill the engine before or after the body of this context if the fault occurs.
 
         Raises:
             Killed: the engine is killed.
@@ -108,7 +108,7 @@ class FaultyJournal(Journal):
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """A transaction with the faults of the class."""
+        """Run a transaction with the faults of the class."""
         faults = self.faults
         if faults is None or self.tables.connection.in_transaction:
             with super().transaction():
@@ -125,7 +125,7 @@ class FaultyJournal(Journal):
 
 @dataclass
 class PersistedState:
-    """State that an engine leaves to the next one.
+    """State that outlives an engine and is passed to the next one.
 
     Args:
         now: Seconds of the virtual clock.
@@ -272,7 +272,7 @@ class FaultyBackend(Virtual):
         return self._faults.random.choice(working).job.id
 
     def _fail_array(self, job: VirtualJob, outcome: Outcome) -> None:
-        """Fail an array of a job, not through its trials; or the job, if it has no array."""
+        """Fail an array of a job; fail the whole job if it has no array."""
         message = f"failure {sum(self._faults.occurrences.values())}"
         lanes = [lane for lane in job.lanes if lane.members]
         if not lanes:

@@ -144,5 +144,5 @@ def _check_decisions(journal: JournalView, study: RandomStudy) -> None:
 
 
 def _stopped(journal: JournalView) -> set[int]:
-    """Return numbers of the trials that a user has stopped; the algorithm got a failure for each."""
+    """Return the numbers of the trials that a user has stopped; the algorithm got a failure for each."""
     return {number for each in journal.interventions() if each.verb == "stop" for number in each.trials}

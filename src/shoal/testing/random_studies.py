@@ -30,7 +30,7 @@ ORDER_INDEPENDENT = (Grid, Hyperband, PBT, Random, SuccessiveHalving, SyncBOHB)
 """Algorithms whose results do not depend on the order of the reports of different trials."""
 
 UNLIMITED_RETRIES = 100
-"""A number of retries that exceeds the number of faults."""
+"""Number of retries that exceeds the number of faults of any study."""
 
 _MB = 2**20
 POLICY_NAMES = sorted(POLICIES)

@@ -25,7 +25,7 @@ Case = Callable[[Callable[..., Any]], Any]
 
 TOLERANCE = 1e-9
 _MAX_COMBINED = 3
-"""Most tensors that are shared in every combination; of more, all but one, one, and none are shared."""
+"""Largest number of tensors of which every combination is shared; of more, all but one, one, and none are shared."""
 _ARGUMENT_ERRORS = (RuntimeError, TypeError, ValueError, IndexError, AttributeError)
 """Errors of torch for arguments that a function does not take."""
 
@@ -96,7 +96,7 @@ class _Record:
 
     @contextmanager
     def installed(self) -> Iterator[None]:
-        """Within this context, functions of the rule are dispatched to `run`."""
+        """Dispatch the functions of the rule to `run` within this context."""
         before = {func: RULES[func] for func in self.rule.functions if func in RULES}
         RULES.update(dict.fromkeys(self.rule.functions, replace(self.rule, run=self.run)))
         try:

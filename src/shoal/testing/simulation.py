@@ -1,7 +1,7 @@
 """Deterministic simulation testing: a seed gives a study and its faults, and all invariants are checked.
 
 The engine, the state machine and the journal are the real ones; the back end, the clock and the faults are simulated.
-The module stands above all rooms, as it needs the engine and no room needs it.
+The module imports the engine, and no other package imports it.
 """
 
 import tempfile
