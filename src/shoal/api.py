@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from shoal.algorithms.base import Algorithm, call_text, check_whole
 from shoal.arguments import (
-    blueprint,
-    bound,
-    check,
-    is_kept,
+    check_arguments,
+    is_pickled_by_value,
+    load_algorithm,
+    load_strategy,
+    metric_argument,
     own_batch_size,
-    pickled,
-    single,
-    strategy_of,
+    pickled_algorithm,
+    pickled_task,
     strategy_text,
 )
 from shoal.backends.base import Backend
@@ -36,7 +36,7 @@ from shoal.core.job import WorkerContext
 from shoal.core.space import Space
 from shoal.core.trial import Config, derive_seed
 from shoal.cost.history import History, environment
-from shoal.dry_run.request import DryRunRequest, hand_over
+from shoal.dry_run.request import DryRunRequest, capture_request
 from shoal.journal.check import check_study
 from shoal.journal.requests import pending
 from shoal.journal.view import JournalView
@@ -55,7 +55,7 @@ from shoal.results import Study
 from shoal.schedule.base import Policy
 from shoal.schedule.oversubscription import OversubscriptionTuner
 from shoal.schedule.registry import make_policy
-from shoal.sources import Edit, edits, modules_named, sources
+from shoal.sources import Edit, edits, project_files, sources
 from shoal.study.config import EngineConfig
 from shoal.study.engine import Engine
 from shoal.study.fleet import Fleet
@@ -139,8 +139,8 @@ def tune(
         "task": type(task).__name__ if training is None else training.name,
         "opaque": "" if training is None else structure(training),
         "space": space.to_json(),
-        "metric": single(metric),
-        "mode": single(mode),
+        "metric": metric_argument(metric),
+        "mode": metric_argument(mode),
         "algorithm": call_text(algorithm),
         "policy": strategy_text(chosen["policy"]),
         "packing": strategy_text(chosen["packing"]),
@@ -157,7 +157,7 @@ def tune(
         "shoal": version("shoal"),
     }
     # All checks run before the directory is made.
-    check(
+    check_arguments(
         algorithm=algorithm,
         metric=metric,
         checkpoint_seconds=checkpoint_seconds,
@@ -179,11 +179,11 @@ def tune(
         chosen["sharing"],
         chosen["show_progress"],
     )
-    plan = blueprint(algorithm)
-    search = bound(plan, spec, Space.from_json(spec["space"]), algorithm)
+    plan = pickled_algorithm(algorithm)
+    search = load_algorithm(plan, spec, Space.from_json(spec["space"]), algorithm)
     spec["totals"] = None if search.totals is None else asdict(search.totals)
     content = _describe_task(spec, task, training, space)
-    hand_over(DryRunRequest(spec, content, options.fleet.given, options.packing))
+    capture_request(DryRunRequest(spec, content, options.fleet.given, options.packing))
     with closing(Journal.create(place, spec, task=content, algorithm=plan, called=called)) as journal:
         return _run(journal, search, options)
 
@@ -232,12 +232,12 @@ def resume(
         ended = spec.get("finished") and not pending(journal.directory)
         changed = [] if ended else _edits(journal, accept_changes)
         sys.path.extend(path for path in spec["paths"] if path not in sys.path)
-        search = bound(journal.blob("algorithm"), spec, journal.space)
+        search = load_algorithm(journal.blob("algorithm"), spec, journal.space)
         record = {"devices": spec["devices"], "added": [], "removed": []} | spec.get("fleet", {})
         options = _run_options(
             Fleet(discover(devices), devices) if devices else Fleet.again(record, discover),
-            policy or strategy_of(spec["policy"]),
-            packing or strategy_of(spec["packing"]),
+            policy or load_strategy(spec["policy"]),
+            packing or load_strategy(spec["packing"]),
             backend or spec["backend"],
             sharing or spec["sharing"],
             show_progress,
@@ -304,10 +304,10 @@ def _describe_task(spec: dict[str, Any], task: object, training: Opaque | None, 
     Raises:
         TaskError: the task is invalid or cannot be pickled.
     """
-    content = pickled(task) if training is None else pickle.dumps(training)
-    spec["kept"] = is_kept(task)
+    content = pickled_task(task) if training is None else pickle.dumps(training)
+    spec["kept"] = is_pickled_by_value(task)
     home = type(task).__module__
-    project, files = modules_named(content, home) if training is None else source_files(training)
+    project, files = project_files(content, home) if training is None else source_files(training)
     spec["project"], spec["sources"] = project and str(project), sources(files)
     spec["batches"] = batch_text(space, own_batch_size(task)) if training is None else ""
     return content

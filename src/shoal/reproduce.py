@@ -44,7 +44,7 @@ class Seeded(Protocol):
 
 
 def sample_order(trial: Seeded, epoch: int, samples: int) -> Tensor:
-    """The order in which an epoch of a trial visits its training set.
+    """Return the order in which an epoch of a trial visits its training set.
 
     Args:
         trial: Trial, such as `study.best_trial`.
@@ -63,7 +63,7 @@ def sample_order(trial: Seeded, epoch: int, samples: int) -> Tensor:
 
 @contextmanager
 def randomness(trial: Seeded, step: int, array: bool = True) -> Iterator[None]:
-    """Within, torch draws the random numbers that a step of a trial draws in a study, alone or fused.
+    """Make torch draw the random numbers that a step of a trial draws in a study, alone or fused.
 
     They are not those of `torch.manual_seed`. Draws of torch functions without a generator argument (dropout, also in
     attention, `torch.rand`) depend on the trial's seed, the step, and the number of such draws before in the step. They
@@ -78,7 +78,8 @@ def randomness(trial: Seeded, step: int, array: bool = True) -> Iterator[None]:
 
     Raises:
         ShoalError: An argument is invalid.
-        FusionError: Within, a random function runs under `torch.utils.checkpoint`, or an array of `shoal.fuse` runs.
+        FusionError: A random function runs under `torch.utils.checkpoint` within the context, or an array of
+            `shoal.fuse` does.
 
     Example:
         with shoal.randomness(study.best_trial, step=0):
@@ -95,10 +96,11 @@ def randomness(trial: Seeded, step: int, array: bool = True) -> Iterator[None]:
 
 @contextmanager
 def sample_randomness(trial: Seeded, epoch: int | None, batch: int) -> Iterator[None]:
-    """Within, the generators of torch, Python and NumPy give the numbers that the samples of a batch draw in a study.
+    """Make the generators of torch, Python and NumPy give the numbers that the samples of a batch draw in a study.
 
-    For data sets that draw, such as those with random crops: fetch the samples of one batch within, in order. All
-    generators are restored at the end. With `Task.shared_augmentation` a study draws by blocks of samples instead.
+    For data sets that draw, such as those with random crops: fetch the samples of one batch within the context, in
+    order. All generators are restored at the end. With `Task.shared_augmentation` a study draws by blocks of samples
+    instead.
 
     Args:
         trial: Trial, such as `study.best_trial`.
@@ -129,7 +131,7 @@ def _check(trial: object, **numbers: tuple[object, int | None]) -> None:
 
 @contextmanager
 def _generators(seed: int) -> Iterator[None]:
-    """Within, the default generators are seeded; they are restored at the end."""
+    """Seed the default generators within this context; restore them at the end."""
     device = torch.device("cpu")
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         device = torch.device("cuda", torch.cuda.current_device())

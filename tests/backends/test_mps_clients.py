@@ -104,7 +104,7 @@ class TestClients:
     def test_what_follows_one_another_closely_has_one_cause(self, place: Path) -> None:
         gpu = SharedGpu("cuda:0", MpsDaemon("GPU-0", place / "GPU-0"))
         for now in (0.0, 1.0, 9.0, 18.0, 30.0):
-            gpu.fail(now)
+            gpu.record_failure(now)
         assert gpu.failures == 2
 
 

@@ -33,17 +33,17 @@ def journal(tmp_path, clock):
 
 
 @pytest.mark.parametrize(
-    ("moments", "now", "expected", "breaks", "total"),
+    ("moments", "now", "expected", "resumes", "total"),
     [
         pytest.param([10.0, 20.0], 30.0, {10.0: 0.0, 25.0: 15.0}, [], 20.0, id="one run that goes on"),
         pytest.param([10.0, 20.0], None, {20.0: 10.0}, [], 10.0, id="one run that has ended"),
         pytest.param([], None, {}, [], 1e-3, id="nothing has happened"),
     ],
 )
-def test_time_of_one_run(moments, now, expected, breaks, total):
+def test_time_of_one_run(moments, now, expected, resumes, total):
     elapsed = Elapsed([Run(1, 10.0, 0)], moments, now)
     assert {moment: elapsed(moment) for moment in expected} == expected
-    assert (elapsed.breaks, elapsed.total) == (breaks, total)
+    assert (elapsed.resumes, elapsed.total) == (resumes, total)
 
 
 def test_time_in_which_nobody_ran_it_does_not_count():
@@ -52,8 +52,8 @@ def test_time_in_which_nobody_ran_it_does_not_count():
     assert [elapsed(moment) for moment in (10.0, 30.0, 60.0, 100.0, 100.5, 150.0, 210.0)] == [
         *(0.0, 20.0, 20.0, 20.0, 20.5, 20.5, 30.5)
     ]
-    assert (elapsed.breaks, elapsed.total) == ([20.0, 20.5], 31.5)
-    assert Elapsed(runs, [15.0], None).breaks == [5.0, 5.0]  # a run in which nothing happened has no length
+    assert (elapsed.resumes, elapsed.total) == ([20.0, 20.5], 31.5)
+    assert Elapsed(runs, [15.0], None).resumes == [5.0, 5.0]  # a run in which nothing happened has no length
 
 
 def test_what_became_of_the_time_of_a_device(journal, clock):
@@ -92,7 +92,7 @@ def test_the_best_value_so_far(journal, clock):
     seen = overview(journal, clock.now)
     assert seen.curve == ((1.0, 0.5), (4.0, 0.75))
     assert [row.number for row in seen.best] == [0, 2]
-    assert [(row.number, row.reason) for row in seen.buried] == [(3, "its loss is NaN")]
+    assert [(row.number, row.reason) for row in seen.failed_trials] == [(3, "its loss is NaN")]
 
 
 def test_devices_that_only_an_earlier_run_had_are_told_of(journal, clock):

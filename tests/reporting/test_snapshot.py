@@ -71,7 +71,7 @@ def test_time_left_is_that_of_all_rungs(journal):
     report(journal, 0, 1, 0.5)
     report(journal, 0, 2, 0.5)
     seen = snapshot(journal, 110.0)
-    assert (seen.epochs_asked, seen.epochs_total, seen.epochs_most, seen.to_come) == (16, 40, 60, 5)
+    assert (seen.epochs_asked, seen.epochs_total, seen.epochs_most, seen.unproposed) == (16, 40, 60, 5)
     assert seen.seconds_left == pytest.approx(10.0 / 2 * 38)
     report(journal, 1, 1, 0.5, TrialState.FAILED)
     seen = snapshot(journal, 110.0)

@@ -14,7 +14,7 @@ from shoal.journal.statistics import StudyStatistics
 from shoal.journal.writer import Journal
 from shoal.reporting.overview import overview, structure_names
 from shoal.reporting.text import key_text, numbers_text, structure_text
-from shoal.reporting.timeline import TimelineBar, draw_timeline, limit, merged
+from shoal.reporting.timeline import TimelineBar, axis_limit, draw_timeline, merge_thin_bars
 
 
 def drawn(journal, path, now=None):
@@ -107,7 +107,7 @@ def piece(begin, end, colour="#000000", jobs=1, label=("trial 1",)):
     ],
 )
 def test_what_is_too_thin_is_drawn_together(pieces, expected):
-    assert merged(pieces, 3.0) == expected
+    assert merge_thin_bars(pieces, 3.0) == expected
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ def test_what_is_too_thin_is_drawn_together(pieces, expected):
     ],
 )
 def test_a_bad_first_value_does_not_flatten_the_others(values, end):
-    assert limit(values) == (end if end is None else pytest.approx(end))
+    assert axis_limit(values) == (end if end is None else pytest.approx(end))
 
 
 def test_a_value_beyond_the_axis_is_told(tmp_path):

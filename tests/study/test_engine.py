@@ -153,7 +153,7 @@ class Scripted(Backend):
         self.killed.append(job)
         self._events[job] = [Ended(job, Outcome.CRASHED, "was killed")]
 
-    def vacate(self, device: str) -> None:
+    def release_device(self, device: str) -> None:
         self.vacated.append(device)
 
     def change(self, job: str, change: JobUpdate) -> None:

@@ -59,8 +59,8 @@ class Backend(ABC):
     The engine calls, from one thread; only `poll` may wait for a job:
 
     1. The constructor, once for each run of a study; it must not wait for workers.
-    2. `start` for every `StartJob`, and between two turns of the loop `change`, `stop`, `kill`, `vacate` and `inherit`
-       for the other commands. If the job has ended before the call, the call does nothing.
+    2. `start` for every `StartJob`, and between two turns of the loop `change`, `stop`, `kill`, `release_device` and
+       `inherit` for the other commands. A call for a job that has ended does nothing.
     3. `poll` in each turn of the loop, until each job has `Ended`.
     4. `close`, also after an exception.
 
@@ -106,8 +106,8 @@ class Backend(ABC):
         After the end of the job, do nothing.
         """
 
-    def vacate(self, device: str) -> None:  # noqa: B027  (most keep nothing there)
-        """Free what is kept on a device for later jobs. No job runs there: the device is lost, or taken away."""
+    def release_device(self, device: str) -> None:  # noqa: B027  (most back ends keep nothing there)
+        """Free the resources kept for later jobs on a device that is lost or was removed; no job runs there."""
 
     @abstractmethod
     def change(self, job: str, change: JobUpdate) -> None:

@@ -24,9 +24,9 @@ from shoal.cli.command import (
     run_command,
     run_script,
 )
-from shoal.cli.devices import app as devices_app
 from shoal.cli.export import export
-from shoal.cli.interventions import policy, study_app, trial_app
+from shoal.cli.history import history_app
+from shoal.cli.interventions import devices_app, policy, study_app, trial_app
 from shoal.cli.options import (
     AsJson,
     Backend,
@@ -42,19 +42,17 @@ from shoal.cli.options import (
     print_table,
     say,
 )
-from shoal.cli.profile import history_app, profile
-from shoal.cli.report import report
-from shoal.cli.rerun import rerun
+from shoal.cli.profile import profile
+from shoal.cli.report import report, rerun
 from shoal.cli.simulate import simulate
 from shoal.core.errors import ShoalError, StudyFailedError, StudyInterrupted, TaskChangedError
 from shoal.journal.requests import pending
 from shoal.journal.schema import writable
 from shoal.journal.view import JournalView
-from shoal.paths import here
+from shoal.paths import working_directory
 from shoal.remedy import command
-from shoal.reporting.grid import StudyGrid, grid_json, study_grid
-from shoal.reporting.heat_map import HeatMap
-from shoal.reporting.ranking import front, nobody, ranked
+from shoal.reporting.grid import HeatMap, StudyGrid, grid_json, study_grid
+from shoal.reporting.ranking import front, ranked, why_no_best
 from shoal.reporting.snapshot import snapshot
 from shoal.reporting.table import best_table, snapshot_json, status_table, trial_json, trials_table
 from shoal.reporting.text import numbers_text, request_text
@@ -167,7 +165,7 @@ def resume(
     Options replace the study's own. This runs code from the study's directory, the pickled task and algorithm: go on
     only with studies of people you trust. The commands status, trials, best and report run no code of the study.
     """
-    here()  # as of `run_script`
+    working_directory()  # as of `run_script`
     with _stoppable([directory], as_json):
         go_on = partial(
             api.resume,
@@ -232,7 +230,7 @@ def status(
             say(f"to be done: {request_text(each)}")
     if now.paused:
         say(f"the study is paused; {command('study resume', directory)} lets it go on")
-    elif now.pid and now.at_rest:
+    elif now.pid and now.all_paused:
         remedy = command("trial resume", directory, *map(str, now.held))
         say(f"all trials that are open are paused, so it waits; {remedy} lets them go on")
     if again:
@@ -278,7 +276,7 @@ def best(directory: StudyDirectory, as_json: AsJson = False) -> None:
     several = len(found.objectives) > 1
     rows = found.best_trials if several else found.best_trials[:1]
     if not rows:
-        raise ShoalError(f"no trial of the study in {directory} {nobody(found.trials, found.objectives)}")
+        raise ShoalError(f"no trial of the study in {directory} {why_no_best(found.trials, found.objectives)}")
     checkpoints = [_newest_checkpoint(directory, row.number) for row in rows]
     if as_json:
         shown = [

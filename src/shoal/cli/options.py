@@ -14,12 +14,12 @@ from shoal.backends.registry import BACKENDS
 from shoal.journal.view import JournalView
 from shoal.planner.packing.registry import PACKINGS
 from shoal.remedy import command
-from shoal.reporting.text import shown
+from shoal.reporting.text import printable
 from shoal.schedule.registry import POLICIES
 
 __all__ = [
     *("AsJson", "Backend", "Devices", "File", "Packing", "Policy", "Program", "Script", "Sharing", "StudyDirectory"),
-    *("all_of", "device_list", "one_of", "print_json", "print_table", "say", "say_when"),
+    *("all_of", "device_list", "one_of", "print_json", "print_table", "say", "print_request"),
 ]
 
 _PIPE_WIDTH = 200
@@ -83,10 +83,10 @@ Sharing = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 
 
-def print_table(what: RenderableType) -> None:
+def print_table(text: RenderableType) -> None:
     """Print a rich renderable at the width of the terminal."""
     console = Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH)
-    console.print(what)
+    console.print(text)
 
 
 def print_json(value: object) -> None:
@@ -96,21 +96,21 @@ def print_json(value: object) -> None:
 
 def say(line: str) -> None:
     """Print a line for the user on standard error."""
-    typer.echo(f"shoal: {shown(line, lines=True)}", err=True)
+    typer.echo(f"shoal: {printable(line, lines=True)}", err=True)
 
 
-def say_when(directory: Path, what: str, told: Mapping[str, Any], as_json: bool) -> None:
+def print_request(directory: Path, text: str, values: Mapping[str, Any], as_json: bool) -> None:
     """Say whether a request is carried out now, or when the study goes on.
 
     Args:
         directory: Directory of the study.
-        what: The request: "trial 3 will be paused".
-        told: The same for programs.
-        as_json: Whether to print `told` as JSON instead.
+        text: The request: "trial 3 will be paused".
+        values: The same for programs.
+        as_json: Whether to print `values` as JSON instead.
     """
     with JournalView.read(directory) as journal:
         runs = journal.writer() is not None
     if as_json:
-        print_json({"directory": str(directory), **told, "runs": runs})
+        print_json({"directory": str(directory), **values, "runs": runs})
         return
-    say(f"{what} now" if runs else f"{what} once a process runs the study: {command('resume', directory)}")
+    say(f"{text} now" if runs else f"{text} once a process runs the study: {command('resume', directory)}")

@@ -18,7 +18,7 @@ from shoal.journal.lock import WriterLock
 from shoal.journal.locked import LockedJournal
 from shoal.journal.record import record
 from shoal.journal.schema import translated
-from shoal.sources import Edit, followed, sources
+from shoal.sources import Edit, imported_files, sources
 
 __all__ = ["Journal"]
 
@@ -71,7 +71,7 @@ class Journal(LockedJournal):
             self.put("edits", [*self.study.get("edits", []), entry])
             files = [Path(path) for path in self.study["sources"]]
             project = self.study.get("project")
-            self.put("sources", sources(followed(files, Path(project)) if project else files))
+            self.put("sources", sources(imported_files(files, Path(project)) if project else files))
 
     def asked(self, free: int, groups: Sequence[TrialGroup]) -> None:
         """Record groups that the algorithm proposed: their trials are new or promoted, and wait.

@@ -46,7 +46,7 @@ def carry_out(command: Command, backend: Backend, directory: Path) -> TrialFaile
         case KillJob():
             backend.kill(command.job)
         case VacateDevice():
-            backend.vacate(command.device)
+            backend.release_device(command.device)
         case CopyCheckpoint():
             try:
                 with translated(directory):

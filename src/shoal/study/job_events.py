@@ -21,7 +21,7 @@ from shoal.core.job import Job, JobUpdate, Purpose
 from shoal.core.objective import Objective, check_reported, metric_fault, missing, named
 from shoal.core.trial import Decision, Report, TrialState
 from shoal.cost.store import OutOfMemorySeen
-from shoal.remedy import after_mending, command
+from shoal.remedy import command, resume_remedy
 from shoal.study.retries import FailureContext
 from shoal.study.state import StudyState
 from shoal.study.trials import TrialTable, retried_through
@@ -189,7 +189,7 @@ def _fatal(
         )
     added = [member.trial for member in members if member.trial.is_added]
     if failed.outcome is Outcome.UNUSABLE and not any(trial.origin for trial in added):
-        return UnusableTaskError(f"{failed.message}\nNothing is lost. {after_mending(directory, kept=kept)}")
+        return UnusableTaskError(f"{failed.message}\nNothing is lost. {resume_remedy(directory, kept=kept)}")
     for_all = purpose is Purpose.SURVEY or not any(x.epoch for x in state.trials)
     if failed.outcome is Outcome.REJECTED and for_all and members and not added:
         first, *others = members

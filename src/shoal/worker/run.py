@@ -21,7 +21,7 @@ from shoal.core.event import Event, Profiled, Reported, SignaturesFound
 from shoal.core.job import Job, Purpose, WorkerContext
 from shoal.core.trial import Report, Trial
 from shoal.data.datasets import DataSets
-from shoal.pickling import recalled, why_not_loaded
+from shoal.pickling import original_or_loaded, why_not_loaded
 from shoal.task import Task
 from shoal.worker.control import JobControl
 from shoal.worker.profile import UNNOTICED, measure
@@ -104,7 +104,7 @@ def _place(device: Device) -> torch.device:
 def _prepared(pickled: bytes, device: torch.device, directory: Path) -> tuple[WorkerState, SignatureBuilder]:
     """State for the jobs of the study in a directory; the next job of that study gets the same objects."""
     try:
-        task: Task = recalled(pickled)
+        task: Task = original_or_loaded(pickled)
     except (Exception, SystemExit) as error:
         raise UnusableTaskError(f"the task cannot be loaded in a worker: {why_not_loaded(error)}") from error
     sets = DataSets(task, device)
