@@ -36,6 +36,7 @@ from shoal.cli.options import (
     Script,
     Sharing,
     StudyDirectory,
+    Trackers,
     device_list,
     print_json,
     print_table,
@@ -46,6 +47,7 @@ from shoal.cli.report import report
 from shoal.cli.rerun import rerun
 from shoal.cli.simulate import simulate
 from shoal.core.errors import ShoalError, StudyFailedError, StudyInterrupted, TaskChangedError
+from shoal.integrations.registry import TRACKERS
 from shoal.journal.requests import pending
 from shoal.journal.schema import writable
 from shoal.journal.view import JournalView
@@ -98,6 +100,7 @@ def run(
     packing: Packing = None,
     backend: Backend = None,
     sharing: Sharing = None,
+    tracker: Trackers = None,
     seed: Annotated[int | None, typer.Option(help="Seed of all random numbers.")] = None,
     space: SpaceFile = None,
     metric: Metric = None,
@@ -122,6 +125,8 @@ def run(
     given: dict[str, Any] = {"directory": directory, "devices": device_list(devices), "policy": policy}
     given |= {"packing": packing, "backend": backend, "sharing": sharing, "seed": seed}
     chosen = {name: value for name, value in given.items() if value is not None}
+    if tracker:
+        chosen["trackers"] = [TRACKERS[name]() for name in tracker]
     if as_json:
         chosen["show_progress"] = False
     with api.overridden(**chosen) as begun:
