@@ -208,7 +208,7 @@ def resume(
     """Continue a study that was stopped or killed; one that has ended is just returned.
 
     An ended study continues if failed trials are to be retried (`Study.retry`). Resuming runs code from the study's
-    directory: the pickled task and algorithm. docs/resume.md gives the consequences.
+    directory: the pickled task, algorithm and callbacks. docs/resume.md gives the consequences.
 
     Args:
         directory: Directory of the study.

@@ -86,7 +86,7 @@ class Run:
     def update(self, values: dict[str, Any]) -> None:
         said("summary", self.run, values)
 
-    def finish(self, quiet: bool) -> None:
+    def finish(self) -> None:
         said("finish", self.run)
 
 

@@ -2,19 +2,20 @@
 
 import importlib.util
 import json
+import sqlite3
+import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import fakes
 import pytest
 from told import train
-from typer.testing import CliRunner
 
 import shoal
 from shoal.callbacks.base import Callback
-from shoal.cli.app import app
 from shoal.core.errors import ShoalError
 from shoal.integrations.mlflow import MLflowCallback
 from shoal.integrations.registry import TRACKERS
@@ -198,15 +199,14 @@ shoal.tune(train, {"x": shoal.uniform(0, 1)}, metric="loss", mode="min", algorit
 """
 
 
-def test_the_command_line_adds_trackers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("search.py").write_text(SCRIPT)
-    done = CliRunner().invoke(app, ["run", "search.py", "--directory", "study", "--tracker", "tensorboard"])
-    assert done.exit_code == 0, done.output
-    assert len(list(Path("study/tensorboard").iterdir())) == 2
-    wrong = CliRunner().invoke(app, ["run", "search.py", "--tracker", "mlfow"])
-    assert wrong.exit_code == 2
-    assert "'mlfow' is not one of" in wrong.output
+def test_the_command_line_adds_trackers(shoal: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path) -> None:
+    (tmp_path / "search.py").write_text(SCRIPT)
+    done = shoal("run", "search.py", "--directory", "study", "--tracker", "tensorboard", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert len(list((tmp_path / "study" / "tensorboard").iterdir())) == 2
+    wrong = shoal("run", "search.py", "--tracker", "mlfow", cwd=tmp_path)
+    assert wrong.returncode == 2
+    assert "'mlfow' is not one of" in wrong.stderr
 
 
 @pytest.mark.skipif(importlib.util.find_spec("mlflow") is None, reason="MLflow is not installed")
@@ -214,17 +214,15 @@ def test_mlflow_itself_keeps_all_that_is_told(tmp_path: Path) -> None:
     store = f"sqlite:///{tmp_path / 'mlflow.db'}"
     study = tune(tmp_path / "study", MLflowCallback(store))
     shoal.resume(tmp_path / "study", show_progress=False)
-    from mlflow.tracking import MlflowClient
-
-    client = MlflowClient(store)
-    experiment = client.get_experiment_by_name("study")
-    runs = {run.info.run_name: run for run in client.search_runs([experiment.experiment_id])}
-    assert runs.keys() == {"study", *(f"trial-{row.number:06d}" for row in study.trials)}
-    for row in study.trials:
-        run = runs[f"trial-{row.number:06d}"]
-        assert run.data.params == {"x": str(row.config["x"]), "optimizer.name": "sgd"}
-        history = client.get_metric_history(run.info.run_id, "loss")
-        assert [(each.step, each.value) for each in history] == [(step, row.config["x"] / step) for step in (1, 2, 3)]
+    with closing(sqlite3.connect(tmp_path / "mlflow.db")) as database:  # its own client warns of its database library
+        rows = dict(database.execute("SELECT name, run_uuid FROM runs").fetchall())
+        assert rows.keys() == {"study", *(f"trial-{row.number:06d}" for row in study.trials)}
+        for row in study.trials:
+            run = (rows[f"trial-{row.number:06d}"],)
+            params = database.execute("SELECT key, value FROM params WHERE run_uuid = ?", run).fetchall()
+            assert dict(params) == {"x": str(row.config["x"]), "optimizer.name": "sgd"}
+            metrics = database.execute("SELECT step, value FROM metrics WHERE run_uuid = ? ORDER BY step", run)
+            assert metrics.fetchall() == [(step, row.config["x"] / step) for step in (1, 2, 3)]
 
 
 @pytest.mark.skipif(importlib.util.find_spec("wandb") is None, reason="wandb is not installed")

@@ -91,8 +91,8 @@ class Callback:
     engine was killed: the follower delivers the rest and ends. If the follower itself was killed, or the callback
     raised, the batch that was not flushed comes again: delivery is then at least once, in the same order.
 
-    **What may be returned.** Nothing; results are ignored. A callback cannot change a study: use the interventions of
-    `shoal.Study` on `study.directory` for that. It must not change its arguments.
+    **Results.** Methods may return anything, which is ignored. A callback cannot change a study: the interventions of
+    `shoal.Study(study.directory)` do. It must not change its arguments.
 
     **What may be raised.** Anything. The engine warns once with the name of the callback and the place (logger
     `shoal.callbacks`), the study goes on, and this callback is left out until the study is resumed; then it goes on

@@ -151,7 +151,7 @@ def _follow(journal: JournalView, wait: Callable[[], bool], warn: Callable[[str]
     """
     recorded = journal.study["callbacks"]
     positions = Positions(journal.directory, len(recorded))
-    followers = [_Follower(journal, positions, place, warn) for place in range(len(recorded))]
+    followers = [_FollowedCallback(journal, positions, place, warn) for place in range(len(recorded))]
     info = replace(study_info(journal), finished=False)
     for each in followers:
         each.begin(info)
@@ -165,7 +165,7 @@ def _follow(journal: JournalView, wait: Callable[[], bool], warn: Callable[[str]
         each.end(info)
 
 
-class _Follower:
+class _FollowedCallback:
     """One callback of a study, which is called until it raises.
 
     Args:

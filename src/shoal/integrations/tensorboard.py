@@ -48,7 +48,7 @@ class TensorBoardCallback(Callback):
         self._writer = SummaryWriter
         self._study = study
         self._place = self._logdir or study.directory / "tensorboard"
-        self._runs: OpenRuns[_Run] = OpenRuns(self._opened, _Run.close)
+        self._runs: OpenRuns[_TensorBoardRun] = OpenRuns(self._opened, _TensorBoardRun.close)
 
     def on_report(self, trial: int, config: Config, report: EpochReport) -> None:
         """Write the metrics of an epoch."""
@@ -71,8 +71,8 @@ class TensorBoardCallback(Callback):
         """Close all runs."""
         self._runs.close_all()
 
-    def _opened(self, trial: int, config: Config) -> "_Run":
-        return _Run(self._writer(str(self._place / run_name(trial))), flatten(config))
+    def _opened(self, trial: int, config: Config) -> "_TensorBoardRun":
+        return _TensorBoardRun(self._writer(str(self._place / run_name(trial))), flatten(config))
 
     def _prune(self, most: int) -> None:
         with JournalView.read(self._study.directory) as journal:
@@ -82,7 +82,7 @@ class TensorBoardCallback(Callback):
             shutil.rmtree(self._place / run_name(row.number), ignore_errors=True)
 
 
-class _Run:
+class _TensorBoardRun:
     """The run of a trial.
 
     Args:

@@ -47,7 +47,7 @@ class WandbCallback(Callback):
             raise ShoalError("wandb is not installed; install it with: pip install wandb") from error
         self._wandb: Any = wandb
         self._study = study
-        self._runs: OpenRuns[Any] = OpenRuns(self._opened, lambda run: run.finish(quiet=True), most=4)
+        self._runs: OpenRuns[Any] = OpenRuns(self._opened, lambda run: run.finish(), most=4)
 
     def on_report(self, trial: int, config: Config, report: EpochReport) -> None:
         """Log the metrics of an epoch."""

@@ -45,7 +45,7 @@ def check_callback(make: Callable[[], Callback], directory: Path) -> None:
     content = cloudpickle.dumps(callback)
     loss, accuracy = Objective("loss", "min"), Objective("accuracy", "max")
     study = StudyInfo("5e1f0123abc", directory.name, directory, (loss, accuracy), resumed=False, finished=False)
-    first = _Run(loaded(content), study)
+    first = _InventedRun(loaded(content), study)
     first.begin(0, 1, 2)
     first.report(0, 1, 0.5)
     first.report(1, 1, math.nan)
@@ -55,7 +55,7 @@ def check_callback(make: Callable[[], Callback], directory: Path) -> None:
     first.batch_ends()
     first.batch_ends()
     first.run_ends(finished=False)
-    second = _Run(loaded(content), replace(study, resumed=True))
+    second = _InventedRun(loaded(content), replace(study, resumed=True))
     second.report(0, 2, math.inf)  # at least once
     second.end(2, TrialState.FAILED, epoch=0)
     second.begin(1_000_000)
@@ -67,11 +67,11 @@ def check_callback(make: Callable[[], Callback], directory: Path) -> None:
     second.end(1_000_000, TrialState.STOPPED, epoch=3)
     second.batch_ends()
     second.run_ends(finished=True)
-    third = _Run(loaded(content), replace(study, resumed=True))
+    third = _InventedRun(loaded(content), replace(study, resumed=True))
     third.run_ends(finished=True)  # nothing is left to deliver
 
 
-class _Run:
+class _InventedRun:
     """The calls of one run, each checked to leave its arguments as they are.
 
     Args:
