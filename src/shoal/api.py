@@ -28,6 +28,8 @@ from shoal.arguments import (
 from shoal.backends.base import Backend
 from shoal.backends.gpu_sharing import check_sharing
 from shoal.backends.registry import backend_class
+from shoal.callbacks.base import Callback
+from shoal.callbacks.follower import callbacks_text, following
 from shoal.cluster.discover import discover
 from shoal.cluster.nvml_monitor import NvmlMonitor
 from shoal.cluster.temporary import remove_abandoned
@@ -93,6 +95,7 @@ def tune(
     checkpoint_seconds: float = 30.0,
     hang_seconds: float = HANG_SECONDS,
     time_limit: float = TIME_LIMIT,
+    callbacks: Sequence[Callback] = (),
     show_progress: bool = True,
 ) -> Study:
     """Search a space for the configuration with which a task does best.
@@ -121,6 +124,8 @@ def tune(
         hang_seconds: Time without progress after which a job is killed and its trials are retried; a job with longer
             steps is given ten times its longest step, and loading data or compiling ten times as long.
         time_limit: Seconds between two reports of a function, after which its trial has failed.
+        callbacks: Callbacks that another process calls with what is recorded, such as trackers; `resume` continues with
+            them. See `shoal.Callback`.
         show_progress: Whether to show a table on a terminal, or a few lines elsewhere, on standard error.
 
     Raises:
@@ -153,6 +158,7 @@ def tune(
         "retries": retries,
         "checkpoint_seconds": checkpoint_seconds,
         "hang_seconds": hang_seconds,
+        "callbacks": callbacks_text(callbacks, chosen.get("trackers", ())),
         "paths": [str(absolute(path)) for path in sys.path],
         "shoal": version("shoal"),
     }
@@ -202,7 +208,7 @@ def resume(
     """Continue a study that was stopped or killed; one that has ended is just returned.
 
     An ended study continues if failed trials are to be retried (`Study.retry`). Resuming runs code from the study's
-    directory: the pickled task and algorithm. docs/resume.md gives the consequences.
+    directory: the pickled task, algorithm and callbacks. docs/resume.md gives the consequences.
 
     Args:
         directory: Directory of the study.
@@ -252,6 +258,9 @@ def resume(
 @contextmanager
 def overridden(**arguments: Any) -> Iterator[list[Path]]:
     """Within this context, these arguments override those that the caller gives to `tune`.
+
+    Args:
+        arguments: Arguments of `tune` that replace those of the caller; or `trackers`, callbacks that are added to its.
 
     Yields:
         The directories of the studies that are run within, the last one last; it grows.
@@ -355,7 +364,7 @@ def _run(journal: Journal, algorithm: Algorithm, options: _RunOptions) -> Study:
         engine = Engine(journal, algorithm, config, display)
         engine.replay()
         try:
-            with _interruptible(engine):
+            with following(journal), _interruptible(engine):
                 engine.run()
         except ShoalError:
             raise

@@ -37,6 +37,7 @@ from shoal.cli.options import (
     Script,
     Sharing,
     StudyDirectory,
+    Trackers,
     device_list,
     print_json,
     print_table,
@@ -46,6 +47,7 @@ from shoal.cli.profile import profile
 from shoal.cli.report import report, rerun
 from shoal.cli.simulate import simulate
 from shoal.core.errors import ShoalError, StudyFailedError, StudyInterrupted, TaskChangedError
+from shoal.integrations.registry import TRACKERS
 from shoal.journal.requests import pending
 from shoal.journal.schema import writable
 from shoal.journal.view import JournalView
@@ -97,6 +99,7 @@ def run(
     packing: Packing = None,
     backend: Backend = None,
     sharing: Sharing = None,
+    tracker: Trackers = None,
     seed: Annotated[int | None, typer.Option(help="Seed of all random numbers.")] = None,
     space: SpaceFile = None,
     metric: Metric = None,
@@ -121,6 +124,8 @@ def run(
     given: dict[str, Any] = {"directory": directory, "devices": device_list(devices), "policy": policy}
     given |= {"packing": packing, "backend": backend, "sharing": sharing, "seed": seed}
     chosen = {name: value for name, value in given.items() if value is not None}
+    if tracker:
+        chosen["trackers"] = [TRACKERS[name]() for name in tracker]
     if as_json:
         chosen["show_progress"] = False
     with api.overridden(**chosen) as begun:
@@ -162,8 +167,8 @@ def resume(
 ) -> None:
     """Go on with a study that was stopped or killed, or that has failed trials to try again (shoal trial retry).
 
-    Options replace the study's own. This runs code from the study's directory, the pickled task and algorithm: go on
-    only with studies of people you trust. The commands status, trials, best and report run no code of the study.
+    Options replace the study's own. This runs code from the study's directory, the pickled task, algorithm and
+    callbacks: go on only with studies of people you trust. The commands status, trials, best and report run no code of the study.
     """
     working_directory()  # as of `run_script`
     with _stoppable([directory], as_json):

@@ -11,6 +11,7 @@ from rich.console import Console, RenderableType
 
 from shoal.backends.gpu_sharing import SHARINGS
 from shoal.backends.registry import BACKENDS
+from shoal.integrations.registry import TRACKERS
 from shoal.journal.view import JournalView
 from shoal.planner.packing.registry import PACKINGS
 from shoal.remedy import command
@@ -19,6 +20,7 @@ from shoal.schedule.registry import POLICIES
 
 __all__ = [
     *("AsJson", "Backend", "Devices", "File", "Packing", "Policy", "Program", "Script", "Sharing", "StudyDirectory"),
+    "Trackers",
     *("all_of", "device_list", "one_of", "print_json", "print_table", "say", "print_request"),
 ]
 
@@ -79,6 +81,14 @@ Backend = Annotated[
 ]
 Sharing = Annotated[
     str | None, typer.Option(callback=one_of(SHARINGS), help=f"How jobs share a GPU: {', '.join(SHARINGS)}.")
+]
+Trackers = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--tracker",
+        callback=all_of(TRACKERS),
+        help=f"Where to track the trials, too: {', '.join(TRACKERS)}. Repeatable.",
+    ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 

@@ -134,6 +134,7 @@ _ASKED = _fields(
 )
 
 _NOTED: dict[str, tuple[_Test, str]] = {
+    "callbacks": (_list_of(_fields(name=_is_text, pickled=_is_text)), "a list of names with pickles"),
     "kept": _FLAG,
     "finished": _FLAG,
     "paused": _FLAG,

@@ -3,7 +3,7 @@
 import heapq
 import json
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from operator import itemgetter
 from pathlib import Path
@@ -189,9 +189,12 @@ class JournalView:
         with self.tables.sound("the space of its study"):
             return Space.from_json(self.study["space"])
 
-    def trials(self) -> list[TrialRow]:
-        """All trials, by number."""
-        return self.tables.read("trial", trial_row, f"{_TRIAL} ORDER BY number")
+    def trials(self, numbers: Iterable[int] | None = None) -> list[TrialRow]:
+        """All trials, or only those with these numbers, by number."""
+        if numbers is None:
+            return self.tables.read("trial", trial_row, f"{_TRIAL} ORDER BY number")
+        chosen = f"{_TRIAL} WHERE number IN (SELECT value FROM json_each(?)) ORDER BY number"
+        return self.tables.read("trial", trial_row, chosen, json.dumps(list(numbers)))
 
     def best(self) -> TrialRow | None:
         """The trial with the best last value of the study's metric, of those not FAILED; of equals the oldest.
@@ -210,6 +213,38 @@ class JournalView:
     def curve(self, trial: int) -> list[Report]:
         """Reports of a trial, in the order of arrival."""
         return self.tables.read("report", report_of, f"{_REPORT} WHERE trial = ? ORDER BY seq", trial)
+
+    def reports_after(self, seq: int, limit: int) -> list[tuple[int, float, Report]]:
+        """The first report of each epoch of each trial, of those recorded after a position, in order.
+
+        Reports of failures are left out, and so are repetitions of an epoch that only change the trial's state.
+
+        Args:
+            seq: Position in the one sequence of asks, reports and interventions.
+            limit: Largest number of reports to return, the first ones.
+
+        Returns:
+            `seq`, time in seconds since 1970, and the report.
+        """
+        rows = self.tables.rows(
+            "SELECT seq, time, trial, epoch, metrics, seconds, state, reason FROM reports AS own WHERE seq > ?1 "
+            "AND state <> ?2 AND NOT EXISTS (SELECT 1 FROM reports AS other WHERE other.trial = own.trial "
+            "AND other.epoch = own.epoch AND other.seq < own.seq AND other.state <> ?2) ORDER BY seq LIMIT ?3",
+            seq,
+            TrialState.FAILED,
+            limit,
+        )
+        return [(row[0], row[1], self.tables.decoded("report", report_of, (row[0], *row[2:]))) for row in rows]
+
+    def begun_states(self) -> dict[int, TrialState]:
+        """Number of each trial that has begun to train or has ended -> its state, by number."""
+        rows = self.tables.rows(
+            "SELECT number, state FROM trials "
+            f"WHERE job <> '' OR epoch > start OR state NOT IN ({', '.join('?' * len(_OPEN))}) ORDER BY number",
+            *_OPEN,
+        )
+        with self.tables.sound("the state of a trial"):
+            return {number: TrialState(state) for number, state in rows}
 
     def reported_states(self) -> dict[int, dict[int, tuple[TrialState, ...]]]:
         """Number of each trial that may go on -> epoch -> states with which it was reported, without FAILED."""
