@@ -94,7 +94,8 @@ class ArrayMembers:
 
     def _epoch_steps(self, member: Member) -> int:
         config = member.trial.config
-        return self._state.sets.of(config)[0].steps(batch_size(self._state.task, config))
+        train, _ = self._state.sets.of(config)
+        return train.steps(batch_size(self._state.task, config, train.batch_size))
 
     def _report_known(self, runtime: TrialRuntime) -> None:
         """Report the epochs of a checkpoint that the journal lacks, or the last one if the target is reached."""

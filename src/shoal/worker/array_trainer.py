@@ -12,7 +12,7 @@ from torch import nn
 from shoal.core.array import Array, Member
 from shoal.core.event import Event, Profiled
 from shoal.core.trial import TrialState
-from shoal.data.batches import Batches, epoch_order, noise_seed
+from shoal.data.batches import Batches, noise_seed
 from shoal.worker.array_members import ArrayMembers
 from shoal.worker.fused_stepper import make_stepper
 from shoal.worker.loss_tracker import LossTracker
@@ -168,7 +168,8 @@ class ArrayTrainer:
         lead = group[0].trial
         self._beat()
         train, valid = self._state.sets.of(lead.config)
-        self._size = size = batch_size(self._state.task, lead.config)  # keys of trials without signature lack it
+        # Keys of trials without signature lack it.
+        self._size = size = batch_size(self._state.task, lead.config, train.batch_size)
         self._spent = self._began - time.perf_counter()
         self._abreast = train.abreast
         try:
@@ -182,7 +183,8 @@ class ArrayTrainer:
         if not self._group:
             return
         stepper = self._stepper_of(train.steps(size))
-        batches = valid.walk(size, seed=noise_seed(lead.data_seed, None))
+        order = valid.order(lead.data_seed, None)
+        batches = valid.walk(valid.batch_size or size, order, seed=noise_seed(lead.data_seed, None))
         try:
             metrics = stepper.validate(_beating(batches, self._beat))
         except StepRefusedError as reason:
@@ -287,7 +289,7 @@ class ArrayTrainer:
 
 def _rest_of_epoch(train: Batches, size: int, runtime: TrialRuntime, data_seed: int) -> Iterator[Any]:
     """The batches that a trial has not trained on yet in its epoch."""
-    order = epoch_order(train.samples, data_seed, runtime.epoch)
+    order = train.order(data_seed, runtime.epoch)
     return train.walk(size, order, runtime.step, noise_seed(data_seed, runtime.epoch))
 
 

@@ -19,7 +19,7 @@ from torch.utils import _pytree as pytree
 from shoal.core.array import Array, Member
 from shoal.core.demand import Profile
 from shoal.cost.race import RaceRules, choose_fastest
-from shoal.data.batches import Batches, epoch_order
+from shoal.data.batches import Batches
 from shoal.data.datasets import DataSets
 from shoal.fuse.frozen import lend_frozen
 from shoal.task import Task
@@ -106,7 +106,7 @@ def measure(
     return Profile(
         step_seconds=timed.seconds,
         epoch_steps=train.steps(array.key.batch_size),
-        validation_steps=valid.steps(array.key.batch_size),
+        validation_steps=valid.steps(valid.batch_size or array.key.batch_size),
         base_memory=base + unfilled,
         member_memory=max((_memory(device) - base) // largest + timed.spare, 4 * timed.weights),
         compute=_utilisation(device, timed.cores),
@@ -151,7 +151,7 @@ class _Bench:
 
     def batches(self, epoch: int = 0) -> Iterator[Any]:
         """`BATCHES` batches in the order of an epoch, which starts again if it is too short."""
-        order = epoch_order(self.train.samples, self.array.members[0].trial.data_seed, epoch)
+        order = self.train.order(self.array.members[0].trial.data_seed, epoch)
         passes = (self.train.walk(self.array.key.batch_size, order) for _ in range(BATCHES))
         return islice(chain.from_iterable(passes), BATCHES)
 

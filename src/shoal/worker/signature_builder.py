@@ -76,7 +76,8 @@ class SignatureBuilder:
             TaskError: A method of the task returns a wrong value.
             Exception: Whatever the user's methods raise.
         """
-        size = batch_size(self._task, trial.config)
+        train, _ = self._sets.of(trial.config)
+        size = batch_size(self._task, trial.config, train.batch_size)
         with torch.random.fork_rng(devices=[]):
             reseed(trial.seed, torch.device("cpu"))
             model, structure, family = self._model(trial)

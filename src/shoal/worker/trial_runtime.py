@@ -299,12 +299,20 @@ def side_by_side(runtimes: Iterable[TrialRuntime]) -> list[TrialRuntime]:
     return sorted(runtimes, key=lambda runtime: [str(type(one)) for one in optimizers_in(runtime.optimizer)])
 
 
-def batch_size(task: Task, config: Config) -> int:
+def batch_size(task: Task, config: Config, loader: int | None = None) -> int:
     """Samples per step of a config.
 
+    Args:
+        task: Task of the study.
+        config: Config of the trial.
+        loader: Batch size of the training `DataLoader` that the task's `data` returned, if it did.
+
     Raises:
-        TaskError: The task's `batch_size` returns no positive integer.
+        TaskError: The task's `batch_size` returns no positive integer, or another one than the loader has.
     """
+    overridden = isinstance(task, Task) and type(task).batch_size is not Task.batch_size
+    if loader is not None and not overridden and "batch_size" not in config:
+        return loader
     returned: Any = call(task, "batch_size", config=config)
     size = 0
     if not isinstance(returned, bool) and getattr(returned, "dtype", None) != torch.bool:
@@ -314,6 +322,12 @@ def batch_size(task: Task, config: Config) -> int:
         raise TaskError(
             f"the task's `batch_size` must return a positive integer, got {returned!r} for {dict(config)}; "
             f"return an int from 1 to {sys.maxsize}"
+        )
+    if loader is not None and loader != size:
+        whose = f"the task's `batch_size` returns {size}" if overridden else f'the config\'s "batch_size" is {size}'
+        raise TaskError(
+            f"the training loader of the task's `data` has batches of {loader}, but {whose}; make the loader with "
+            "batch_size=self.batch_size(config), or return its data set in its place, or leave out the other batch size"
         )
     return size
 
