@@ -1,6 +1,7 @@
 """`TrainerTask` trains each member of an array as `transformers.Trainer` trains it on the same order of samples."""
 
 import logging
+import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -201,7 +202,7 @@ def by_shoal(
 
 
 def steps_in_all(accumulation: int) -> int:
-    return EPOCHS * -(-(-(-SAMPLES // 3)) // accumulation)
+    return EPOCHS * math.ceil(math.ceil(SAMPLES / 3) / accumulation)
 
 
 @pytest.mark.parametrize("settings", SETTINGS)

@@ -13,7 +13,7 @@ import shoal
 from shoal.core.array import Member
 from shoal.core.errors import TaskError
 from shoal.core.trial import Origin, Trial
-from shoal.data.batches import epoch_order
+from shoal.data.loader import epoch_order
 from shoal.fuse.generators import reseed
 from shoal.task import Task
 from shoal.worker.checkpoint import load_newest
