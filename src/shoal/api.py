@@ -29,7 +29,7 @@ from shoal.backends.base import Backend
 from shoal.backends.gpu_sharing import check_sharing
 from shoal.backends.registry import backend_class
 from shoal.cluster.discover import discover
-from shoal.cluster.nvml_monitor import NvmlMonitor
+from shoal.cluster.nvml import NvmlMonitor
 from shoal.cluster.temporary import remove_abandoned
 from shoal.core.errors import JournalError, ShoalError, TaskChangedError
 from shoal.core.job import WorkerContext

@@ -15,7 +15,7 @@ from shoal.core.job import Job, Purpose
 from shoal.core.trial import Trial
 from shoal.cost.estimate import memory
 from shoal.cost.history import History, records
-from shoal.cost.store import EpochTimes, Observation, OutOfMemorySeen, ProfileStore, WeightedMeans
+from shoal.cost.store import EpochTimes, Observation, OutOfMemoryObserved, ProfileStore, WeightedMeans
 
 H200 = Device("cuda:0", "H200", 141 * GB)
 KNOWN = replace(
@@ -125,7 +125,7 @@ def test_epochs_alone_scale_the_steps_of_all_sizes(profile: Profile, seconds: Se
     assert found is not None
     assert found.step_seconds == pytest.approx({size: factor * each for size, each in EPOCH.step_seconds.items()}, 0.01)
     assert found == replace(profile, step_seconds=found.step_seconds)
-    assert (store.learnt == 1) == (factor == 1), "nothing is planned anew for nothing"
+    assert (store.changes == 1) == (factor == 1), "nothing is planned anew for nothing"
 
 
 @pytest.mark.parametrize(
@@ -145,10 +145,10 @@ def test_company_is_learnt(profile: Profile, seen: Sequence[EpochTimes], crowdin
 
 def test_what_is_known_already_is_no_news(store: ProfileStore) -> None:
     assert after(store, EpochTimes(2, 2, 3.0)) is None, "nothing is known of the key yet"
-    assert store.learnt == 0
+    assert store.changes == 0
     store = knowing(EPOCH)
     after(store, *([EpochTimes(2, 2, 3.0)] * 3))
-    assert store.learnt == 2
+    assert store.changes == 2
 
 
 def test_the_pace_of_a_pack_is_that_of_its_pairs() -> None:
@@ -207,14 +207,16 @@ def test_a_process_of_which_one_array_is_unknown_raises_nothing() -> None:
 )
 def test_after_running_out_more_is_expected_of_a_member(device: int, peak: int, expected: int) -> None:
     seen = [MemoryMeasured("one", {A: 4}, peak)] if peak else []
-    found = after(knowing(MEMORY), *seen, OutOfMemorySeen((array(0, 1, 2, 3),)), device=replace(H200, memory=device))
+    found = after(
+        knowing(MEMORY), *seen, OutOfMemoryObserved((array(0, 1, 2, 3),)), device=replace(H200, memory=device)
+    )
     assert found == replace(MEMORY, member_memory=expected)
 
 
 def test_running_out_again_and_again_is_more_each_time_also_from_nothing() -> None:
     store, seen = knowing(replace(MEMORY, member_memory=0)), []
     for _ in range(4):
-        profile = after(store, OutOfMemorySeen((array(0, 1, 2, 3),)))
+        profile = after(store, OutOfMemoryObserved((array(0, 1, 2, 3),)))
         assert profile is not None
         seen.append(profile.member_memory)
     assert seen == [1, 2, 3, 5]
@@ -224,11 +226,11 @@ def test_the_peak_of_a_pack_is_no_arrays_own_nor_that_of_a_job_that_is_over() ->
     store = knowing(MEMORY)
     store.observe(MemoryMeasured("one", {A: 4}, 170), TRAIN, H200)
     store.end("one")
-    found = after(store, OutOfMemorySeen((array(0, 1, 2, 3),)))
+    found = after(store, OutOfMemoryObserved((array(0, 1, 2, 3),)))
     assert found == replace(MEMORY, member_memory=15)
     store = knowing(MEMORY, A, B)
     store.observe(MemoryMeasured("one", {A: 4}, 170), TRAIN, H200)
-    assert after(store, OutOfMemorySeen((array(0), array(1, key=B)))) == replace(MEMORY, member_memory=15)
+    assert after(store, OutOfMemoryObserved((array(0), array(1, key=B)))) == replace(MEMORY, member_memory=15)
 
 
 def test_where_a_structure_came_from_is_kept_across_studies(tmp_path: Path) -> None:

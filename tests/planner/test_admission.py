@@ -13,7 +13,7 @@ from shoal.core.device import Device
 from shoal.core.job import Job, Purpose
 from shoal.cost.estimate import seconds
 from shoal.planner import Grouping, NoPacking
-from shoal.planner.admission import admitted
+from shoal.planner.admission import admit
 
 DEAR = replace(FUSES, fuse_seconds={1: 0.0, 16: 1e4})
 COMPILED = replace(FUSES, compile_seconds=1e4, compiled_gain={4: 2.0})
@@ -30,7 +30,7 @@ def host(count, name="job", first=100, key=A):
 
 def joined(arrays, running, free, profiles, alone=frozenset()):
     """Who joins which job, where nobody comes in beside."""
-    return by_job(admitted(arrays, running, free, profiles, Grouping(NoPacking()), alone))
+    return by_job(admit(arrays, running, free, profiles, Grouping(NoPacking()), alone))
 
 
 def array(count, key=A, start=0):
@@ -159,7 +159,7 @@ def test_joining_keeps_its_promises(waiting, present, step):
     for count, start, key in waiting:
         arrays.append(Array(key, tuple(member(first + m, start=start) for m in range(count))))
         first += count
-    found = admitted(arrays, running, free, known(A=step, B=step), Grouping(NoPacking()))
+    found = admit(arrays, running, free, known(A=step, B=step), Grouping(NoPacking()))
     joins = by_job(found)
     keys = {m.trial.number: each.key for each in arrays for m in each.members}
     taken = [m.trial.number for members in joins.values() for m in members]

@@ -23,13 +23,13 @@ from planner_samples import (
 
 from shoal.core.demand import Demand
 from shoal.planner import Array, Grouping, Job, Planner, Purpose, RandomPacking
-from shoal.planner.admission import MOST_REFUSED, admitted
+from shoal.planner.admission import MAX_REFUSED, admit
 from shoal.schedule import Fifo
 
 
 def taken_in(arrays, running, grouping, profiles, free, alone):
     """Which arrays come into which job, where no member joins an array."""
-    return admitted(arrays, running, free, profiles, grouping, alone, fuse=False)
+    return admit(arrays, running, free, profiles, grouping, alone, fuse=False)
 
 
 def test_who_finds_no_device_comes_into_a_job_that_runs_where_that_saves_time():
@@ -123,7 +123,7 @@ def test_after_many_that_come_nowhere_nobody_else_is_looked_at():
     (device,) = slots(1)
     running = [(Job("runs", (array(A, 0, start=3),)), device)]
     free = room({device.name: 50 * GB})
-    for refused, comes in ((MOST_REFUSED - 1, True), (MOST_REFUSED, False)):
+    for refused, comes in ((MAX_REFUSED - 1, True), (MAX_REFUSED, False)):
         arrays = [*(array(B, number) for number in range(1, refused + 1)), array(B, 99, start=3)]
         taken = taken_in(arrays, running, Grouping(), known(A=FETCHES, B=FETCHES), free, frozenset())
         assert bool(taken) == comes

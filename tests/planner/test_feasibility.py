@@ -81,4 +81,4 @@ def test_what_is_done_at_once(jobs, actions, done, later):
         check_plan(plan, jobs, where, 0.0)
     found = feasible(plan, jobs, where, {"leaving"})
     assert found.actions == tuple(done)
-    assert found.later == later
+    assert found.deferred == later

@@ -17,7 +17,7 @@ from shoal.planner.packing import (
     make_packing,
     predicted,
 )
-from shoal.planner.packing.knn import euclidean, l1, places
+from shoal.planner.packing.baselines import euclidean, l1, positions
 from shoal.testing import check_packing
 
 
@@ -179,7 +179,7 @@ OTHER = ONE | {"batch_size": 40, "optimizer": "Adagrad"}
 
 
 def test_the_printed_example_is_five_and_the_euclidean_distance_is_not():
-    one, other = places([ONE, OTHER], PAPER)
+    one, other = positions([ONE, OTHER], PAPER)
     assert l1(one, other) == 5  # 4 steps of batch size, and another optimizer
     assert euclidean(one, other) == pytest.approx(17**0.5)
 
@@ -199,11 +199,11 @@ DISTANCES = {
 
 @pytest.mark.parametrize(("one", "other", "axes", "expected"), DISTANCES.values(), ids=DISTANCES)
 def test_distances(one, other, axes, expected):
-    assert l1(*places([one, other], axes)) == expected
+    assert l1(*positions([one, other], axes)) == expected
 
 
 def test_numbers_without_an_axis_are_ranked_among_all_candidates():
-    found = places([{"lr": value} for value in (0.5, 0.001, 0.5, 0.1)], {})
+    found = positions([{"lr": value} for value in (0.5, 0.001, 0.5, 0.1)], {})
     assert [l1(found[0], place) for place in found] == [0, 2, 0, 1]
 
 

@@ -120,7 +120,7 @@ def test_the_row_predicts_what_everybody_else_predicts(drawn):
     assert sorted(place for group in cut.groups for place in group) == list(range(len(candidates)))
     for group, length, tail in zip(cut.groups, cut.lengths, cut.tails, strict=True):
         assert length == pytest.approx(predicted([candidates[place] for place in group], where).together)
-        assert row.joined(group) == pytest.approx((length, tail))
+        assert row.evaluate(group) == pytest.approx((length, tail))
 
 
 @pytest.mark.parametrize(
@@ -152,7 +152,7 @@ def test_the_makespan_with_what_follows(lengths, loads, tails, seconds):
 )
 def test_what_follows_a_group_begins_when_its_trial_is_done(epochs, tails, tail):
     group = [candidate(number, 10, tail=tails[number], epochs=epochs[number]) for number in range(2)]
-    assert CandidateOrder(group, context(), worth=0.0).joined([0, 1]) == (20, tail)
+    assert CandidateOrder(group, context(), worth=0.0).evaluate([0, 1]) == (20, tail)
 
 
 def drawn_at_random(seed, count, measured):

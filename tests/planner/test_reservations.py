@@ -80,4 +80,4 @@ def test_a_job_that_all_have_left_still_holds_its_memory():
     turn = PlanningContext(
         lambda key, kind: PROFILE, Cluster((Node("one", 4, (DEVICE,)),)), frozenset(), frozenset(), {}
     )
-    assert turn.held(job(), DEVICE) == Demand(1.0, 140, 1.0, 0.0)
+    assert turn.running_demand(job(), DEVICE) == Demand(1.0, 140, 1.0, 0.0)

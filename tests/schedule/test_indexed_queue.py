@@ -52,7 +52,7 @@ def test_it_finds_what_a_plain_list_finds(steps):
 
 def test_where_compute_rises_the_first_that_asks_too_much_ends_the_search():
     entries = [(float(number), number, number, 1, 1, "") for number in range(500)]
-    queue = IndexedQueue(entries, rising=True)
+    queue = IndexedQueue(entries, sorted_by_compute=True)
     assert queue.first(3, 1, 1) == entries[0]
     for entry in entries[:300]:
         queue.remove(entry)

@@ -282,5 +282,5 @@ def test_asked_again_at_once_it_leaves_everything_as_it_is(seconds, devices):
 
 
 def test_places_differ_by_more_than_rounding():
-    assert StripPlacement(names(0), 1 / 3).same(StripPlacement(names(0), 1 - 2 / 3))
-    assert not StripPlacement(names(0), 0.5).same(StripPlacement(names(1), 0.5))
+    assert StripPlacement(names(0), 1 / 3).is_close(StripPlacement(names(0), 1 - 2 / 3))
+    assert not StripPlacement(names(0), 0.5).is_close(StripPlacement(names(1), 0.5))

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 import shoal.fuse.step as step_module
 from shoal.core.demand import Profile
 from shoal.core.errors import FusionError
-from shoal.cost.estimate import repays
+from shoal.cost.estimate import compiling_pays
 from shoal.cost.race import RaceRules
 from shoal.fuse.api import fuse
 from shoal.fuse.array import ModelArray
@@ -140,4 +140,4 @@ def test_a_step_that_cannot_be_compiled_is_not_tried_again(monkeypatch: pytest.M
         chosen.step(X)
     assert chosen.finding is not None
     assert chosen.finding.compiled_gain[2] == 1.0
-    assert not repays(chosen.finding, 2, 1.0, 10**9)
+    assert not compiling_pays(chosen.finding, 2, 1.0, 10**9)

@@ -16,7 +16,7 @@ from shoal.backends.gpu_sharing import Binding, GpuSharing
 from shoal.backends.launcher import Exit, ForkServer
 from shoal.backends.mps_clients import MpsClient
 from shoal.backends.process import CHANGE, JOB, REUSABLE, STOP, Hello
-from shoal.cluster.processes import created, end
+from shoal.cluster.processes import kill_tree, start_time
 from shoal.core.device import Device
 from shoal.core.errors import BackendError
 from shoal.core.job import Job, JobUpdate, log_path
@@ -43,7 +43,7 @@ class _Worker:
         binding: Environment variables that bind it to the device.
         client: State of the process as a client of MPS; None without MPS.
         pid: Id of the process; 0 until its first message.
-        began: Start time of the process, as of `created`.
+        began: Start time of the process, as of `start_time`.
         job: Id of its job; None while it is idle.
         listening: Whether more events may arrive.
         verdict: End of a failed job, held back until the process has freed its device.
@@ -84,7 +84,7 @@ class _Worker:
             self.listening = False
             return None
         if isinstance(message, Hello):
-            self.pid, self.began = message.pid, created(message.pid)
+            self.pid, self.began = message.pid, start_time(message.pid)
             if self.client is not None:
                 self.client.pid = message.pid
             return None
@@ -290,7 +290,7 @@ class Local(Backend):
         while self._workers:
             _, worker = self._workers.popitem()
             if worker.pid:
-                end(worker.pid, worker.began, _DEATH_SECONDS)
+                kill_tree(worker.pid, worker.began, _DEATH_SECONDS)
             events += self._final_events(worker, Outcome.ORPHANED, f"the server of its worker process {reason}")
         if self._kills >= _MOST_KILLS or (not self._server.ready and _KILLED not in reason):
             self._late = events

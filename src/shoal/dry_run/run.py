@@ -19,7 +19,7 @@ from shoal.cost.history import History
 from shoal.cost.store import ProfileStore
 from shoal.dry_run.request import DryRunRequest
 from shoal.dry_run.result import DryRun, DryRunPlan, Failed, planned
-from shoal.planner.families import families, in_turns
+from shoal.planner.families import families, round_robin
 from shoal.planner.grouping import Grouping
 from shoal.planner.packing.base import Packing
 from shoal.planner.packing.baselines import NoPacking
@@ -91,7 +91,7 @@ class _DryRunner:
         fuse, packing = self._asked.spec["fuse"], self._asked.packing
         for family, several in families(waiting).items() if fuse else ():
             self._tell(f"measuring {len({key for _, key in several})} structures as one array")
-            self._measure_family(family, in_turns(several))
+            self._measure_family(family, round_robin(several))
         chosen = self._plan(waiting, fuse, packing)
         while new := [group for group in chosen.jobs if len(group) > 1 and _numbers(group) not in self._packs]:
             for group in new:

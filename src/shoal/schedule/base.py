@@ -59,7 +59,7 @@ class JobView:
     critical_path: float = 0.0
 
     def compute(self, device: Device) -> float:
-        """Compute of the job on a device: its share or its demand; all of each device if it has several."""
+        """Return the compute of the job on a device: its share or its demand; all of each device if it has several."""
         if len(self.devices) > 1:
             return device.capacity
         return self.demand[device.kind].compute if self.share is None else self.share
