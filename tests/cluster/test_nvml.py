@@ -28,7 +28,7 @@ def test_the_fake_has_the_functions_and_arguments_of_the_real_module():
         assert list(real.parameters) == list(inspect.signature(getattr(FakeNvml(), name)).parameters), name
 
 
-def test_gpus_of_two_kinds_are_listed_with_all_that_is_known(nvml):
+def test_gpus_of_two_models_are_listed_with_all_fields(nvml):
     nvml.cards = [
         Card("GPU-a", held=2 * GB, busy=97, compute=[(SELF, 2 * GB)], uncorrected=1),
         Card("GPU-b", "NVIDIA A100", total=80 * GB, mode=pynvml.NVML_COMPUTEMODE_EXCLUSIVE_PROCESS),
@@ -51,7 +51,7 @@ def test_gpus_of_two_kinds_are_listed_with_all_that_is_known(nvml):
     )
 
 
-def test_a_driver_that_does_not_tell_its_reserve(nvml):
+def test_memory_of_a_driver_that_does_not_report_its_reserve(nvml):
     nvml.cards, nvml.memory_tells_reserve = [Card("GPU-a", held=40 * GB)], False
     (gpu,) = gpus().gpus
     assert (gpu.memory, gpu.free, gpu.reason) == (141 * GB, 100 * GB, "")
@@ -98,7 +98,7 @@ def test_a_gpu_without_a_handle_keeps_its_place(nvml, error, reason):
 
 
 @pytest.mark.parametrize("error", [UNSUPPORTED, FORBIDDEN, pynvml.NVMLError_FunctionNotFound])
-def test_what_a_gpu_need_not_tell_is_left_open(nvml, error):
+def test_missing_values_of_a_gpu_are_none(nvml, error):
     optional = ["ComputeMode", "UtilizationRates", "TotalEccErrors", "RemappedRows"]
     optional += [f"{sort}RunningProcesses_v3" for sort in ("Compute", "MPSCompute", "Graphics")]
     nvml.cards = [Card("GPU-a", compute=[(SELF, GB)], failing={f"nvmlDeviceGet{name}": error for name in optional})]
@@ -119,7 +119,7 @@ HOLDERS = [
 
 
 @pytest.mark.parametrize(("lists", "expected"), HOLDERS)
-def test_who_holds_a_gpu(nvml, lists, expected):
+def test_processes_on_a_gpu(nvml, lists, expected):
     nvml.cards = [Card("GPU-a", **lists)]
     assert gpus().gpus[0].processes == tuple(expected)
 
@@ -154,7 +154,7 @@ ABSENT = [
 
 
 @pytest.mark.parametrize(("error", "absence_reason", "driver_fails"), ABSENT)
-def test_why_there_is_no_gpu(nvml, error, absence_reason, driver_fails):
+def test_the_reason_why_there_is_no_gpu(nvml, error, absence_reason, driver_fails):
     nvml.init_error = error
     listing = gpus()
     assert (listing.gpus, listing.driver_fails) == ((), driver_fails)

@@ -22,5 +22,5 @@ CASES = {
 
 
 @pytest.mark.parametrize(("profile", "eager", "steps", "expected"), CASES.values(), ids=CASES)
-def test_repays(profile: Profile | None, eager: float, steps: float, expected: bool) -> None:
+def test_compiling_pays(profile: Profile | None, eager: float, steps: float, expected: bool) -> None:
     assert compiling_pays(profile, 16, eager, int(steps)) is expected

@@ -134,7 +134,7 @@ def test_the_best_size_is_never_slower_per_member_than_any_other(measured, at_mo
         pytest.param(100, 0, 99, 99, 0, id="members too small to measure, and no room for the process"),
     ],
 )
-def test_fitting(base, member, available, at_most, expected):
+def test_largest_fitting(base, member, available, at_most, expected):
     costs = profile({1: 1.0}, base_memory=base, member_memory=member)
     assert largest_fitting(costs, available, at_most) == expected
     assert expected == 0 or memory(costs, expected) <= available

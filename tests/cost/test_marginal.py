@@ -47,7 +47,7 @@ SHARING = {
 
 
 @pytest.mark.parametrize("name", SHARING)
-def test_most_sharing(name):
+def test_max_sharing(name):
     times, threshold, expected = SHARING[name]
     assert max_sharing(times, threshold) == expected
 

@@ -67,7 +67,7 @@ def test_short_runs_are_counted_until_they_took_long_enough() -> None:
     assert len(run(race, {"a": 0.006})) == 1 + 9
 
 
-def test_the_hopeless_are_dropped_and_the_last_rival_needs_no_more_runs() -> None:
+def test_slow_candidates_are_dropped_and_the_last_one_needs_no_more_runs() -> None:
     race = Race("abc", RaceRules(drop_ratio=3.0, drop_after_seconds=0.02))
     ran = run(race, {"a": LONG, "b": 5 * LONG, "c": 2 * LONG})
     assert (ran.count("b"), ran.count("c")) == (2, 4)
@@ -76,26 +76,26 @@ def test_the_hopeless_are_dropped_and_the_last_rival_needs_no_more_runs() -> Non
     assert race.winner == "b"
 
 
-def test_nobody_is_dropped_before_its_runs_took_the_seconds_that_it_may_be_disturbed_for() -> None:
+def test_a_candidate_is_dropped_only_after_drop_after_seconds() -> None:
     """Steps of what has just been made become shorter for a while."""
     race = Race("ab", RaceRules(drop_ratio=1.5, drop_after_seconds=1.0, min_runs=8))
     run(race, {"a": LONG, "b": chain([LONG, 0.3, 0.3, 0.3], repeat(0.05))})
     assert race.winner == "b"
 
 
-def test_one_lucky_run_takes_nobodys_place() -> None:
+def test_one_fast_run_does_not_replace_the_incumbent() -> None:
     race = Race("ab", RaceRules(drop_ratio=10))
     run(race, {"a": LONG, "b": chain([LONG, 0.05], repeat(0.12))})
     assert race.winner == "a"
 
 
-def test_what_is_over_budget_is_decided_by_one_run_of_each() -> None:
+def test_over_budget_one_run_of_each_decides() -> None:
     race = Race("ab", RaceRules(budget_seconds=2.0))
     assert "".join(run(race, {"a": 5.0, "b": 4.0})) == "abab"
     assert race.winner == "b"
 
 
-def test_work_is_what_seconds_are_held_against() -> None:
+def test_costs_are_seconds_per_unit_of_work() -> None:
     race = Race("ab")
     while race.winner is None:
         race.note(LONG, work=1 if race.next == "a" else 2)
@@ -103,7 +103,7 @@ def test_work_is_what_seconds_are_held_against() -> None:
 
 
 @pytest.mark.parametrize(("compiled", "winner"), [(0.09, "compiled"), (0.097, "serial")])
-def test_who_joins_later_runs_against_the_leader_who_is_timed_anew(compiled: float, winner: str) -> None:
+def test_an_added_candidate_races_against_the_leader_timed_anew(compiled: float, winner: str) -> None:
     eager, serial = repeat(0.3), chain([0.2] * 4, repeat(0.1))
     race = Race(["eager", "serial"])
     run(race, {"eager": eager, "serial": serial})
@@ -142,6 +142,6 @@ def test_candidates_that_cannot_run_are_dropped(candidates: dict[str, Callable[[
     assert (race.winner, set(race.seconds) - {"a"}) == ("a", set())
 
 
-def test_what_the_first_candidate_raises_is_raised() -> None:
+def test_an_error_of_the_first_candidate_is_raised() -> None:
     with pytest.raises(RuntimeError, match="not for these shapes"):
         choose_fastest({"b": fails, "a": lambda: LONG}, expected_errors=(RuntimeError,))

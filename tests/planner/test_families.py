@@ -38,8 +38,8 @@ CASES: dict[str, tuple[dict[FusionKey, Profile], dict[str, Any], bool]] = {
     "there is too little work to measure it for": (SLOW, {"epochs": 0.01}, False),
     "it cannot be measured": (SLOW, {"unmeasurable": {(FAMILY, "cpu")}}, False),
     "a structure is still to be measured": ({R4: SLOW[R4], FAMILY: FAST}, {}, False),
-    "trials that failed in company keep their keys": ({**SLOW, FAMILY: FAST}, {"excluded": {0, 1, 2, 3}}, False),
-    "those that are left are of one structure": ({**SLOW, FAMILY: FAST}, {"excluded": {1, 3}}, False),
+    "failed trials keep their keys": ({**SLOW, FAMILY: FAST}, {"excluded": {0, 1, 2, 3}}, False),
+    "the remaining trials have one structure": ({**SLOW, FAMILY: FAST}, {"excluded": {1, 3}}, False),
 }
 
 

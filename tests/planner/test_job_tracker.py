@@ -39,7 +39,7 @@ def suspend(tracker, one, now, left=(1, 2)):
     tracker.end(one, tracker.outcome(Ended(one.id, Outcome.STOPPED)), left, now)
 
 
-def test_a_job_may_be_preempted_from_its_first_report_on_until_it_is_asked_to_leave():
+def test_a_job_is_preemptible_from_its_first_report_to_a_preemption_request():
     tracker = JobTracker()
     tracker.begin(job(), ("cpu/1:0",), None, 10.0)
     assert not seen(tracker, job(), 11.0).preemptible
@@ -54,7 +54,7 @@ def test_a_job_may_be_preempted_from_its_first_report_on_until_it_is_asked_to_le
 
 
 @pytest.mark.parametrize("purpose", [Purpose.PROFILE, Purpose.SURVEY])
-def test_who_measures_or_looks_is_left_alone(purpose):
+def test_signature_and_profile_jobs_are_not_preemptible(purpose):
     tracker = JobTracker()
     one = Job("job-1", job().arrays, purpose)
     tracker.begin(one, ("cpu/1:0",), None, 0.0)
@@ -62,7 +62,7 @@ def test_who_measures_or_looks_is_left_alone(purpose):
     assert not seen(tracker, one, 2.0).preemptible
 
 
-def test_times_and_losses_add_up_over_all_stretches():
+def test_times_and_losses_add_up_over_suspensions():
     tracker = JobTracker()
     tracker.split_waiting([(member(1), A), (member(2), A)], 3.0)
     tracker.begin(job(), ("cpu/1:0",), 0.5, 10.0)
@@ -85,7 +85,7 @@ def test_times_and_losses_add_up_over_all_stretches():
     assert tracker.suspended == ()
 
 
-def test_a_turn_that_is_too_short_goes_on():
+def test_a_short_turn_does_not_end():
     tracker = JobTracker()
     tracker.begin(job(), ("cpu/1:0",), None, 0.0)
     tracker.on_report(told("job-1", 3.0), 1.0)
@@ -97,7 +97,7 @@ def test_a_turn_that_is_too_short_goes_on():
     assert len(seen(tracker, job(), 9.0).quanta) == 1, "a turn without a loss is none"
 
 
-def test_a_loss_that_is_no_number_is_not_the_best():
+def test_a_nonfinite_loss_is_not_the_best():
     tracker = JobTracker()
     tracker.begin(job(), ("cpu/1:0",), None, 0.0)
     tracker.on_report(told("job-1", float("inf")), 1.0)
@@ -128,7 +128,7 @@ def test_the_cost_of_a_switch_is_measured_up_to_the_first_step():
         (Outcome.CRASHED, AWAY, Outcome.CRASHED),
     ],
 )
-def test_only_who_was_asked_to_and_has_saved_all_is_suspended(outcome, leave, ends):
+def test_only_a_stopped_job_with_an_open_request_is_suspended(outcome, leave, ends):
     tracker = JobTracker()
     tracker.begin(job(), ("cpu/1:0",), None, 0.0)
     if leave is not None:
@@ -139,7 +139,7 @@ def test_only_who_was_asked_to_and_has_saved_all_is_suspended(outcome, leave, en
     assert tracker.leaving == {}
 
 
-def test_trials_of_a_suspended_job_are_apart_from_where_they_are_now_until_they_are_over():
+def test_split_waiting_separates_members_of_suspended_jobs():
     tracker = JobTracker()
     tracker.begin(job(), ("cpu/1:0",), None, 0.0)
     suspend(tracker, job(), 1.0)
@@ -153,7 +153,7 @@ def test_trials_of_a_suspended_job_are_apart_from_where_they_are_now_until_they_
     assert (free, suspended, tracker.suspended) == (there[2:], [], ())
 
 
-def test_who_had_reached_its_target_is_not_suspended_with_the_others():
+def test_finished_trials_leave_a_suspended_job():
     tracker = JobTracker()
     tracker.begin(job(), ("cpu/1:0",), None, 0.0)
     suspend(tracker, job(), 1.0, left=(2,))
@@ -161,7 +161,7 @@ def test_who_had_reached_its_target_is_not_suspended_with_the_others():
     assert suspended == [job("job-1", member(2))]
 
 
-def test_a_job_that_is_dissolved_waits_in_pieces():
+def test_trials_of_a_dissolved_job_wait_individually():
     tracker = JobTracker()
     tracker.begin(job(), ("cpu/1:0",), None, 0.0)
     suspend(tracker, job(), 1.0)
@@ -170,7 +170,7 @@ def test_a_job_that_is_dissolved_waits_in_pieces():
     assert tracker.split_waiting(there, 2.0) == (there, [])
 
 
-def test_arrays_have_waited_since_the_first_of_their_trials_came():
+def test_an_array_waits_since_the_arrival_of_its_first_trial():
     tracker = JobTracker()
     tracker.split_waiting([(member(1), A)], 3.0)
     tracker.split_waiting([(member(1), A), (member(2), A)], 5.0)
@@ -181,7 +181,7 @@ def test_arrays_have_waited_since_the_first_of_their_trials_came():
     assert tracker.waiting_view("w", NEED, [Array(A, (member(1),))], 9.0).since == 7.0, "it was trained meanwhile"
 
 
-def test_a_job_is_described_by_its_members_and_what_they_ask_for():
+def test_a_view_describes_the_members_of_a_job():
     tracker = JobTracker()
     one, two, three = (member(number) for number in (1, 2, 3))
     tracker.register_groups(
@@ -198,7 +198,7 @@ def test_a_job_is_described_by_its_members_and_what_they_ask_for():
     assert tracker.waiting_view("w", whole, [Array(A, (one,))], 0.0).scaling.sharing == 1
 
 
-def test_what_others_wait_for_is_told_with_what_they_will_take():
+def test_the_critical_path_includes_follow_up_training():
     fast, slow = profile({1: 0.5}, epoch_steps=4), profile({1: 50.0}, epoch_steps=4)
     known = {(A, "cpu/1"): fast, (A, "slow"): slow}
     tracker = JobTracker(lambda key, kind: known.get((key, kind)))
@@ -230,7 +230,7 @@ def test_what_others_wait_for_is_told_with_what_they_will_take():
     ],
     ids=["as long as the job", "with samples to fetch", "done before the job is", "and samples to fetch"],
 )
-def test_what_follows_counts_from_when_its_trial_is_done(left, sharing, wanted):
+def test_follow_up_training_begins_at_the_end_of_its_trial(left, sharing, wanted):
     known = replace(profile({1: 0.5}, epoch_steps=4), fetch_seconds=0.1, sharing=sharing)
     tracker = JobTracker(lambda key, kind: known)
     rung, long = member(1, target=left), member(2, target=4)
@@ -253,7 +253,7 @@ def test_what_follows_counts_from_when_its_trial_is_done(left, sharing, wanted):
     ],
     ids=["not seen", "one more may be tried", "a third does not pay", "nor does a second", "not of a pack"],
 )
-def test_how_many_share_a_device_is_what_it_was_worth(crowding, arrays, sharing, alpha):
+def test_sharing_follows_measured_crowding(crowding, arrays, sharing, alpha):
     known = profile({1: 1.0}, compute=0.4, crowding=crowding)
     some = [Array(A, (member(number),)) for number in range(arrays)]
     view = JobTracker(lambda key, kind: known).waiting_view("w", NEED, some, 0.0)

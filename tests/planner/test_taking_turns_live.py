@@ -66,7 +66,7 @@ def test_two_jobs_take_turns_on_a_device():
     assert starts(context.plan(23.5)) == [("job-3", "job-1", [0, 1], "cpu/1:0")]
 
 
-def test_nobody_joins_a_job_that_is_suspended_or_about_to_be():
+def test_no_member_joins_a_suspended_or_leaving_job():
     context = Scene(
         RoundRobin(quantum=10.0), known(A=CONSTANT, B=CONSTANT), cluster(*slots(1)), waiting((A, 2), (B, 1))
     )
