@@ -75,4 +75,4 @@ def _prefix() -> str:
 
 def _lock(path: Path) -> ProcessLock:
     """Open the lock of a directory; raise FileNotFoundError if the directory does not exist."""
-    return ProcessLock(path / "lock")  # a file and not the directory: NFS locks only what is open for writing
+    return ProcessLock(path / "lock")  # not the directory itself: NFS locks only files that are open for writing

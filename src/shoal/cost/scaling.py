@@ -59,7 +59,7 @@ class Scaling:
             raise ValueError(f"a scaling's resize_seconds must be finite and not negative, got {self.resize_seconds!r}")
 
     def factor(self, width: float) -> float:
-        """h(w) / h(1); inf on overflow.
+        """Return h(w) / h(1); inf on overflow.
 
         Raises:
             ValueError: `width` is not above 0.
@@ -94,7 +94,7 @@ def packing_benefit(trials: int, together: Sequence[float], before: Sequence[flo
 
 
 def max_sharing(times: Mapping[int, Sequence[float]], threshold: float = THRESHOLD) -> int:
-    """c: number of trials to pack on a device, from times measured with 1, 2, 3 ... of them.
+    """Return c, the number of trials to pack on a device, from times measured with 1, 2, 3 ... of them.
 
     The paper prints c = arg max_p O^p > O_th and describes the point where the benefit falls below O_th. This is the p
     before the first O^p of at most O_th. The largest p with O^p > O_th differs if packing first harms and then
@@ -115,7 +115,7 @@ def max_sharing(times: Mapping[int, Sequence[float]], threshold: float = THRESHO
 
 
 def fit_alpha(times: Mapping[int, Sequence[float]]) -> float:
-    """α of h(1/p) = h(1) · α^(p-1), at least 1.
+    """Return α of h(1/p) = h(1) · α^(p-1), at least 1.
 
     Least squares of ln(avg T^p / avg T^1) on p - 1, through the origin.
 
@@ -132,7 +132,7 @@ def fit_alpha(times: Mapping[int, Sequence[float]]) -> float:
 
 
 def fit_beta(times: Mapping[int, float]) -> float:
-    """β of h(w) = h(1) / w · β^(w-1), at least 1.
+    """Return β of h(w) = h(1) / w · β^(w-1), at least 1.
 
     Least squares of ln(w · T_w / T_1) on w - 1, through the origin.
 
@@ -227,7 +227,7 @@ def _checked_mean(times: Sequence[float], of: int) -> float:
 
 
 def _relative_times(crowding: Mapping[int, float]) -> dict[int, tuple[float]]:
-    """Return the number of jobs -> time of one job over its time alone; missing numbers follow from the next measured
+    """Return number of jobs -> time of one job over its time alone; missing numbers follow from the next measured
     one by α.
     """
     times: dict[int, tuple[float]] = {1: (1.0,)}

@@ -26,7 +26,7 @@ MAX_REFUSED = 16
 class FreeResources:
     """Free bytes of devices and free cores of nodes.
 
-    If jobs take more than there is, because their estimates have grown beyond their reservations, nothing is free.
+    Nothing is free on a device whose jobs take more than it has, as after a growth of their estimates.
 
     Args:
         cluster: The current cluster; unhealthy devices have nothing free.
@@ -186,7 +186,7 @@ class _HostJob:
         return done <= free_in + START_SECONDS + incoming.seconds
 
     def admits(self, incoming: Candidate, grouping: Grouping) -> bool:
-        """Admit a candidate if there is room and the packing agrees; returns whether it was admitted."""
+        """Admit a candidate if its demand is free and the packing agrees; return whether it was admitted."""
         self._demand = before = self._demand or self._demand_of(self.present)
         after = self._demand_of([*self.present, incoming])
         extra = after.memory - before.memory, max(0.0, after.cores - before.cores)

@@ -126,7 +126,7 @@ class Auto(Policy):
 
 @final
 class _ShortestWorstFit(Knapsack):
-    """The shortest job first, each on the device with the most remaining compute."""
+    """Place the shortest job first, each on the device with the most remaining compute."""
 
     jobs = JobOrder.SHORTEST
     devices = DeviceOrder.WORST_FIT
@@ -135,8 +135,8 @@ class _ShortestWorstFit(Knapsack):
 def _has_measured_scaling(job: JobView) -> bool:
     """Return whether the job has a scaling beyond its demand, by which jobs share at no cost up to a whole device."""
     sharing = job.scaling.sharing
-    crowded = sharing * max((ask.compute for ask in job.demand.values()), default=0.0) > 1 + ROUNDING
-    return job.scaling.devices > 1 or (sharing > 1 and (job.scaling.alpha > 1 or crowded))
+    exceeds_device = sharing * max((ask.compute for ask in job.demand.values()), default=0.0) > 1 + ROUNDING
+    return job.scaling.devices > 1 or (sharing > 1 and (job.scaling.alpha > 1 or exceeds_device))
 
 
 _ResourceKey = tuple[tuple[str, float, int, float], ...]
@@ -146,7 +146,7 @@ _ResourceKey = tuple[tuple[str, float, int, float], ...]
 @final
 @dataclass(frozen=True)
 class SpaceSharing(Policy):
-    """Jobs side by side, in the order of their work, each on the device where it is expected to end first.
+    """Places jobs side by side, in the order of their work, each on the device where it is expected to end first.
 
     - The work of a job is compute times seconds on its fastest kind of device in the cluster. For the makespan the
       largest work goes first, so that small jobs even out the end (LPT; R. L. Graham, 1969); the critical path of a job

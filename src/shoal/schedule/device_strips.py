@@ -124,7 +124,7 @@ class DeviceStrips:
         )
 
     def seconds(self, job: JobView, place: StripPlacement) -> float:
-        """h(i, w): seconds left of the job on a place; of several kinds of devices, the slowest counts."""
+        """Return h(i, w), the seconds left of the job on a place; of several kinds of devices, the slowest counts."""
         alone = max(job.demand[self._kind[name]].seconds for name in place.devices)
         return alone * job.scaling.factor(place.width)
 

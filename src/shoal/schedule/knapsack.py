@@ -67,7 +67,7 @@ class Knapsack(Policy):
 
 @final
 class FF(Knapsack):
-    """First fit: the oldest job first, each on the first device with room."""
+    """First fit: place the oldest job first, each on the first device with room."""
 
     jobs = JobOrder.OLDEST
     devices = DeviceOrder.FIRST_FIT
@@ -75,7 +75,7 @@ class FF(Knapsack):
 
 @final
 class FFD(Knapsack):
-    """First fit decreasing: the longest job first, each on the first device with room."""
+    """First fit decreasing: place the longest job first, each on the first device with room."""
 
     jobs = JobOrder.LONGEST
     devices = DeviceOrder.FIRST_FIT
@@ -83,7 +83,7 @@ class FFD(Knapsack):
 
 @final
 class WF(Knapsack):
-    """Worst fit: the oldest job first, each on the device with the most remaining compute."""
+    """Worst fit: place the oldest job first, each on the device with the most remaining compute."""
 
     jobs = JobOrder.OLDEST
     devices = DeviceOrder.WORST_FIT
@@ -91,7 +91,7 @@ class WF(Knapsack):
 
 @final
 class WFD(Knapsack):
-    """Worst fit decreasing: the longest job first, each on the device with the most remaining compute."""
+    """Worst fit decreasing: place the longest job first, each on the device with the most remaining compute."""
 
     jobs = JobOrder.LONGEST
     devices = DeviceOrder.WORST_FIT
@@ -99,7 +99,7 @@ class WFD(Knapsack):
 
 @final
 class Fifo(Knapsack):
-    """First in, first out: the oldest job first, each alone on the first idle device with room.
+    """First in, first out: place the oldest job first, each alone on the first idle device with room.
 
     This is the baseline of HyperSack, without sharing. A job that fits no idle device does not block later jobs,
     since trials do not depend on each other.
@@ -112,7 +112,7 @@ class Fifo(Knapsack):
 
 @final
 class ShortestFirst(Knapsack):
-    """Shortest job first, each alone on the first idle device with room.
+    """Place the shortest job first, each alone on the first idle device with room.
 
     On one device without arrivals this gives the least mean completion time (W. E. Smith, 1956).
     """
@@ -124,7 +124,7 @@ class ShortestFirst(Knapsack):
 
 @final
 class BestFit(Knapsack):
-    """Best fit: the oldest job first, each on the device with room and the least remaining compute.
+    """Best fit: place the oldest job first, each on the device with room and the least remaining compute.
 
     It keeps devices empty for large jobs, while worst fit balances the load.
     """

@@ -94,23 +94,23 @@ class Ledger:
         return self._cores[node.name]
 
     def refusal(self, job: JobView) -> Refusal:
-        """Return the refusal of a job that fits nowhere now, with its reason."""
+        """Return the refusal of a job that fits nowhere now."""
         return Refusal(job.id, self._reason(job))
 
     def _reason(self, job: JobView) -> str:
         if not self.capacities:
             return no_device(self._cluster)
-        able = [capacity for capacity in self.capacities if capacity.device.kind in job.demand]
-        if not able:
-            here = sorted({capacity.device.kind for capacity in self.capacities})
+        candidates = [capacity for capacity in self.capacities if capacity.device.kind in job.demand]
+        if not candidates:
+            kinds_here = sorted({capacity.device.kind for capacity in self.capacities})
             kinds = _joined_kinds(sorted(job.demand))
-            return f"can never run here: it runs on {kinds}, the devices are {_joined_kinds(here)}"
-        possible = [capacity for capacity in able if _excess_text(job, capacity) == ""]
+            return f"can never run here: it runs on {kinds}, the devices are {_joined_kinds(kinds_here)}"
+        possible = [capacity for capacity in candidates if _excess_text(job, capacity) == ""]
         if not possible:
-            largest = max(able, key=lambda capacity: capacity.device.memory)
+            largest = max(candidates, key=lambda capacity: capacity.device.memory)
             noted = [
                 capacity
-                for capacity in able
+                for capacity in candidates
                 if capacity.device.note and job.demand[capacity.device.kind].memory > capacity.memory
             ]
             if noted:
@@ -181,8 +181,8 @@ class Refusals(Sequence[Refusal]):
                 ledger.take(job, placed[job.id])
             elif job.state is not JobState.RUNNING:
                 waiting.append(job)
-        alike = {id(job.demand): job for job in waiting}
-        reasons = {demand: ledger.refusal(job).reason for demand, job in alike.items()}
+        job_of_demand = {id(job.demand): job for job in waiting}
+        reasons = {demand: ledger.refusal(job).reason for demand, job in job_of_demand.items()}
         return tuple(Refusal(job.id, reasons[id(job.demand)]) for job in waiting)
 
     @overload

@@ -232,5 +232,5 @@ def fits_empty_device(node: Node, device: Device, job: JobView) -> bool:
 
 
 def middle_loss(quantum: TurnStats) -> float:
-    """loss_j(i) of Hermes: the middle of the highest and the lowest loss of a quantum."""
+    """Return loss_j(i) of Hermes: the middle of the highest and the lowest loss of a quantum."""
     return (quantum.highest + quantum.lowest) / 2

@@ -241,7 +241,7 @@ def _is_worth_widening(layout: DeviceStrips, job: JobView, extra: float, before:
 
 
 def _cost(job: JobView) -> float:
-    """ε: the cost of a resize; 0 for a job that does not run."""
+    """Return ε, the cost of a resize; 0 for a job that does not run."""
     return job.scaling.resize_seconds if job.state is JobState.RUNNING else 0.0
 
 

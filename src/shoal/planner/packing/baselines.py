@@ -17,7 +17,7 @@ __all__ = ["KNN", "BatchSize", "NoPacking", "RandomPacking", "euclidean", "l1", 
 @final
 @dataclass(frozen=True)
 class NoPacking(Packing):
-    """Every array in a process of its own: the unpacked search that Pack compares with."""
+    """Puts every array into a process of its own: the unpacked search that Pack compares with."""
 
     def pack(self, candidates: Sequence[Candidate], context: PackingContext) -> list[tuple[Candidate, ...]]:
         """Return one group per candidate."""
@@ -39,8 +39,8 @@ class BatchSize(Packing):
         while left:
             first, *others = left
             size = candidates[first].key.batch_size
-            alike = (index for index in others if candidates[index].key.batch_size == size)
-            groups.append(fill_group(first, alike, candidates, context))
+            same_batch_size = (index for index in others if candidates[index].key.batch_size == size)
+            groups.append(fill_group(first, same_batch_size, candidates, context))
             taken = set(groups[-1])
             left = [index for index in left if index not in taken]
         return ordered_groups(groups, candidates)

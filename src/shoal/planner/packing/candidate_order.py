@@ -230,7 +230,7 @@ def _item(index: int, candidate: Candidate, context: PackingContext, kinds: dict
 
 
 def _pack_speed_changes(kinds: Mapping[FusionKey, int], context: PackingContext) -> list[dict[int, float]]:
-    """For each kind: the kinds measured with it -> their pack speed minus 1."""
+    """Return, for each kind, the kinds measured with it -> their pack speed minus 1."""
     changes: list[dict[int, float]] = [{} for _ in kinds]
     for pair, pack_speed in context.pack_speeds.items():
         one, other = (numbers := [kinds.get(key) for key in pair])[0], numbers[-1]  # equal for a pair of one key
