@@ -99,8 +99,8 @@ def test_choice(profile: Profile, delay: float, steps: int, kept: bool | None, m
     monkeypatch.setattr(Captured, "delay", delay)
     array, optimizer = members()
     chosen = AdaptiveStep(array, optimizer, loss, profile, steps, Clock.look)
-    uncaptured = 2 * (RaceRules.rounds + 1)
-    total = 2 * uncaptured + RaceRules.rounds
+    uncaptured = 2 * (RaceRules.min_runs + 1)
+    total = 2 * uncaptured + RaceRules.min_runs
     for _ in range(total):
         losses = chosen.step(X)
     torch.testing.assert_close(losses, plain(total), rtol=1e-12, atol=0)
@@ -120,7 +120,7 @@ def test_a_batch_of_another_shape_runs_eagerly(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(Captured, "delay", -0.9)
     array, optimizer = members()
     chosen = AdaptiveStep(array, optimizer, loss, KNOWN, 10**6, Clock.look)
-    for _ in range(4 * (RaceRules.rounds + 1)):
+    for _ in range(4 * (RaceRules.min_runs + 1)):
         chosen.step(X)
     taken = Captured.taken
     assert chosen.step(X[:2]).shape == (2,)
@@ -136,7 +136,7 @@ def test_a_step_that_cannot_be_compiled_is_not_tried_again(monkeypatch: pytest.M
     monkeypatch.setattr(step_module, "CapturedStep", refuse)
     array, optimizer = members()
     chosen = AdaptiveStep(array, optimizer, loss, KNOWN, 10**6, Clock.look)
-    for _ in range(2 * (RaceRules.rounds + 1)):
+    for _ in range(2 * (RaceRules.min_runs + 1)):
         chosen.step(X)
     assert chosen.finding is not None
     assert chosen.finding.compiled_gain[2] == 1.0
