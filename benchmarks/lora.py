@@ -31,8 +31,8 @@ from rivals.vmap import VMap
 
 ADAPTERS = {"mixed": ("peft-ranks", peft_llama.MIXED), "same": ("peft", peft_llama.SAME)}
 LEAST_GAIN, MOST_MEMORY, MOST_OVER_SUM, JUDGED = 1.6, 1 / 3, 1.15, 16
-"""Samples per second over the best rival's, memory over the pool's, and memory over `sum_of_parts`, asked of arrays of so
-many members."""
+"""Asked of arrays of so many members: samples per second over the best rival's, memory over the pool's, and memory over
+`sum_of_parts`."""
 
 
 def main() -> int:

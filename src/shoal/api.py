@@ -31,7 +31,7 @@ from shoal.backends.registry import backend_class
 from shoal.callbacks.base import Callback
 from shoal.callbacks.follower import callbacks_text, following
 from shoal.cluster.discover import discover
-from shoal.cluster.nvml_monitor import NvmlMonitor
+from shoal.cluster.nvml import NvmlMonitor
 from shoal.cluster.temporary import remove_abandoned
 from shoal.core.errors import JournalError, ShoalError, TaskChangedError
 from shoal.core.job import WorkerContext

@@ -107,13 +107,12 @@ _MOVED = {
     "shoal.schedule.turns": "shoal.schedule.time_sharing",
     **{
         f"shoal.planner.packing.{name}": "shoal.planner.packing.baselines"
-        for name in ("batch_size", "no_packing", "random")
+        for name in ("batch_size", "distance", "knn", "no_packing", "random")
     },
     "shoal.planner.candidates": "shoal.planner.grouping",
     "shoal.planner.feasibility": "shoal.schedule.check",
     "shoal.planner.free_resources": "shoal.planner.admission",
     "shoal.planner.packing.check": "shoal.planner.packing.groups",
-    "shoal.planner.packing.distance": "shoal.planner.packing.knn",
     "shoal.planner.packing.local_search": "shoal.planner.packing.cost",
     "shoal.planner.reservations": "shoal.planner.planning_context",
     "shoal.planner.resource_limit": "shoal.planner.partition",

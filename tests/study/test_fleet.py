@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from shoal.cluster.monitor import Condition, Holder
+from shoal.cluster.monitor import Condition, DeviceProcess
 from shoal.core.device import Cluster, Device, Node
 from shoal.core.errors import DeviceError
 from shoal.study.fleet import Fleet
@@ -27,8 +27,8 @@ def find(devices: str | Sequence[str]) -> Cluster:
     return gpus(*(int(name.removeprefix("cuda:")) for name in names))
 
 
-def held(*holders: Holder) -> Condition:
-    return Condition(holders=holders)
+def held(*processes: DeviceProcess) -> Condition:
+    return Condition(processes=processes)
 
 
 @pytest.mark.parametrize(
@@ -37,17 +37,21 @@ def held(*holders: Holder) -> Condition:
         pytest.param(Condition(), True, 80 * GB, "", id="well"),
         pytest.param(LOST, False, 80 * GB, "is lost: has fallen off the bus", id="lost"),
         pytest.param(
-            held(Holder(4711, "python", 70 * GB)), True, 10 * GB, "python (pid 4711) holds 70.0 GB", id="held by one"
+            held(DeviceProcess(4711, "python", 70 * GB)),
+            True,
+            10 * GB,
+            "python (pid 4711) holds 70.0 GB",
+            id="held by one",
         ),
         pytest.param(
-            held(Holder(1, "a", GB), Holder(2, "b", 3 * GB), Holder(3, "c", 2 * GB)),
+            held(DeviceProcess(1, "a", GB), DeviceProcess(2, "b", 3 * GB), DeviceProcess(3, "c", 2 * GB)),
             True,
             74 * GB,
             "b (pid 2) holds 3.0 GB, c (pid 3) holds 2.0 GB, 1 more hold some",
             id="held by many",
         ),
-        pytest.param(held(Holder(9, "X", None)), True, 80 * GB, "X (pid 9) holds some of it", id="nobody knows"),
-        pytest.param(held(Holder(9, "X", 90 * GB)), True, 0, "X (pid 9) holds 90.0 GB", id="more than there is"),
+        pytest.param(held(DeviceProcess(9, "X", None)), True, 80 * GB, "X (pid 9) holds some of it", id="nobody knows"),
+        pytest.param(held(DeviceProcess(9, "X", 90 * GB)), True, 0, "X (pid 9) holds 90.0 GB", id="more than there is"),
     ],
 )
 def test_what_a_monitor_sees_is_how_the_device_is(condition: Condition, healthy: bool, memory: int, note: str) -> None:

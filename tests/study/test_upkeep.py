@@ -11,7 +11,7 @@ import pytest
 from test_engine import KEY, PROFILE, Killed, Scripted, Stage, backend, brackets, cluster, four, nothing, reports, well
 
 from shoal.backends.base import ArrayFailed, Ended, Event, MemoryMeasured, Outcome, Profiled, SignaturesFound
-from shoal.cluster.monitor import Condition, Holder
+from shoal.cluster.monitor import Condition, DeviceProcess
 from shoal.core.demand import Profile
 from shoal.core.device import Cluster, Device
 from shoal.core.errors import DeviceError, StorageFullError
@@ -50,7 +50,7 @@ class Sight:
     def watch(self, cluster: Cluster) -> None:
         """It looks at all there is."""
 
-    def look(self, own: Collection[int]) -> Mapping[str, Condition]:
+    def conditions(self, own: Collection[int]) -> Mapping[str, Condition]:
         assert own, "the engine has a process of its own"
         seen = self.see() if self.looks > 0 else {}
         self.looks -= bool(seen)
@@ -182,7 +182,7 @@ def test_a_study_without_a_device_waits_says_why_and_goes_on_when_one_returns(tm
 
 
 def test_a_device_full_of_someone_elses_memory_is_waited_for(tmp_path: Path) -> None:
-    full = Condition(holders=(Holder(4711, "python", 2**30 - 1000),))
+    full = Condition(processes=(DeviceProcess(4711, "python", 2**30 - 1000),))
     stage = guarded(tmp_path / "study", slots=1, see=lambda: {"cpu:0": full}, looks=12)
 
     def script(job: Job) -> list[Event]:
@@ -198,7 +198,7 @@ def test_a_device_full_of_someone_elses_memory_is_waited_for(tmp_path: Path) -> 
 
 
 def test_what_is_too_large_for_the_whole_device_is_not_waited_for(tmp_path: Path) -> None:
-    full = Condition(holders=(Holder(4711, "python", 2**29),))
+    full = Condition(processes=(DeviceProcess(4711, "python", 2**29),))
     stage = guarded(tmp_path / "study", slots=1, see=lambda: {"cpu:0": full})
 
     def script(job: Job) -> list[Event]:

@@ -39,7 +39,7 @@ from multiprocessing.connection import Connection, wait
 from shoal.backends.base import WorkerContext
 from shoal.backends.process import work
 from shoal.backends.run_job import resolve
-from shoal.cluster.processes import family, kill
+from shoal.cluster.processes import kill, process_tree
 
 __all__ = ["NOTICE", "REQUEST", "STUDY", "Setup", "main"]
 
@@ -221,7 +221,7 @@ def _redirect_output(file: int) -> None:
 
 def _kill_tree(pid: int) -> None:
     """Kill a child that is not reaped yet, its group, and its descendants in other groups."""
-    tree = family(pid)
+    tree = process_tree(pid)
     _kill_group(pid)
     kill(tree)
 

@@ -16,7 +16,7 @@ from shoal.backends.gpu_sharing import Binding, GpuSharing
 from shoal.backends.launcher import Exit, ForkServer
 from shoal.backends.mps_clients import MpsClient
 from shoal.backends.process import CHANGE, JOB, REUSABLE, STOP, Hello
-from shoal.cluster.processes import created, end
+from shoal.cluster.processes import kill_tree, start_time
 from shoal.core.device import Device
 from shoal.core.errors import BackendError
 from shoal.core.job import Job, JobUpdate, log_path
@@ -43,7 +43,7 @@ class _Worker:
         binding: Environment variables that bind it to the device.
         client: State of the process as a client of MPS; None without MPS.
         pid: Id of the process; 0 until its first message.
-        started: Start time of the process, as of `created`.
+        started: Start time of the process, as of `start_time`.
         job: Id of its job; None while it is idle.
         open: Whether more events may arrive.
         held_end: End of a failed job; it is returned when the process has ended and its device is free.
@@ -84,7 +84,7 @@ class _Worker:
             self.open = False
             return None
         if isinstance(message, Hello):
-            self.pid, self.started = message.pid, created(message.pid)
+            self.pid, self.started = message.pid, start_time(message.pid)
             if self.client is not None:
                 self.client.pid = message.pid
             return None
@@ -290,7 +290,7 @@ class Local(Backend):
         while self._workers:
             _, worker = self._workers.popitem()
             if worker.pid:
-                end(worker.pid, worker.started, _KILL_WAIT_SECONDS)
+                kill_tree(worker.pid, worker.started, _KILL_WAIT_SECONDS)
             events += self._final_events(worker, Outcome.ORPHANED, f"the server of its worker process {reason}")
         if self._server_kills >= _MAX_SERVER_KILLS or (not self._server.ready and _KILLED not in reason):
             self._pending_events = events

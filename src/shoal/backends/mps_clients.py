@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shoal.cluster.mps import MpsDaemon
-from shoal.cluster.processes import family, is_alive
+from shoal.cluster.processes import is_alive, process_tree
 from shoal.core.errors import MpsError
 
 __all__ = ["CHECK_SECONDS", "RECHECK_SECONDS", "MpsClient", "SharedGpu"]
@@ -125,7 +125,7 @@ class SharedGpu:
 
     def _check_client(self, client: MpsClient, clients: Collection[int], now: float) -> str | None:
         """Check a process; return the reason if it must end, else None."""
-        pids = {process.pid for process in family(client.pid)}
+        pids = {process.pid for process in process_tree(client.pid)}
         if not pids.isdisjoint(clients):
             client.verified = True
             self._record_success(client)

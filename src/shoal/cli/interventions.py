@@ -163,8 +163,8 @@ def _devices(context: typer.Context, devices: Devices = None, as_json: AsJson = 
         print_json(devices_json(found))
         return
     print_table(devices_table(found))
-    if found.absence:
-        say(f"no GPU: {found.absence}")
+    if found.absence_reason:
+        say(f"no GPU: {found.absence_reason}")
 
 
 @devices_app.command("add")

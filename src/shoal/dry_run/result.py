@@ -10,7 +10,7 @@ from shoal.cost.estimate import first_fetching, memory, step_seconds
 from shoal.planner.grouping import Grouping, candidate
 from shoal.planner.packing.base import Candidate, Packing, PackingContext
 from shoal.planner.packing.cost import Cost
-from shoal.planner.packing.groups import needed
+from shoal.planner.packing.groups import memory_needed
 from shoal.planner.packing.prediction import predicted
 from shoal.planner.partition import Profiles
 from shoal.schedule.ledger import bytes_text
@@ -251,9 +251,9 @@ def _why_single(
         return "no other array has its data"
     (candidate_,) = plan.candidates([array])
     pairs = [[candidate_, other] for other in plan.candidates(same_data)]
-    fitting = [predicted(pair, context).impv for pair in pairs if needed(pair) <= plan.device.memory]
+    fitting = [predicted(pair, context).impv for pair in pairs if memory_needed(pair) <= plan.device.memory]
     if not fitting:
-        return f"needs {bytes_text(min(map(needed, pairs)))} with another array, {_memory_text(plan.device)}"
+        return f"needs {bytes_text(min(map(memory_needed, pairs)))} with another array, {_memory_text(plan.device)}"
     threshold = f", at least {percent(packing.worth)} is asked" if isinstance(packing, Cost) else f", {packing} decides"
     return f"sharing would save up to {percent(max(fitting))}{threshold}"
 

@@ -19,7 +19,7 @@ from shoal.cost.history import History
 from shoal.cost.store import ProfileStore
 from shoal.dry_run.request import DryRunRequest
 from shoal.dry_run.result import DryRun, DryRunPlan, Failed, planned
-from shoal.planner.families import families, in_turns
+from shoal.planner.families import families, round_robin
 from shoal.planner.grouping import Grouping
 from shoal.planner.packing.base import Packing
 from shoal.planner.packing.baselines import NoPacking
@@ -44,7 +44,7 @@ _JOB = "dry run"
 FETCH_SECONDS = 15.0
 """Longest time spent on fetching samples before anything is timed."""
 
-LEAST_SECONDS, LIMIT_SECONDS = 0.5, 30.0
+MIN_POLL_SECONDS, LIMIT_SECONDS = 0.5, 30.0
 """Shortest time for which arrays take turns, so that failures show; and the time limit of the choice of a way."""
 
 
@@ -95,7 +95,7 @@ class _DryRunner:
         fuse, packing = self._request.spec["fuse"], self._request.packing
         for family, members_of_family in families(waiting).items() if fuse else ():
             self._on_progress(f"measuring {len({key for _, key in members_of_family})} structures as one array")
-            self._measure_family(family, in_turns(members_of_family))
+            self._measure_family(family, round_robin(members_of_family))
         chosen = self._plan(waiting, fuse, packing)
         while unmeasured := [group for group in chosen.jobs if len(group) > 1 and _numbers(group) not in self._packs]:
             for arrays in unmeasured:
@@ -259,7 +259,7 @@ def _measure_pack_speed(arrays: Sequence[Array], worker_state: WorkerState) -> f
     def elapsed() -> float:
         return time.perf_counter() - began
 
-    while elapsed() < (LEAST_SECONDS if scheduler.way else LIMIT_SECONDS):
+    while elapsed() < (MIN_POLL_SECONDS if scheduler.way else LIMIT_SECONDS):
         for lane in lanes:
             while not lane.ready:
                 lane.prepare()

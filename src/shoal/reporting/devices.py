@@ -7,7 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from shoal.cluster.discover import Inventory
-from shoal.cluster.monitor import Holder
+from shoal.cluster.monitor import DeviceProcess
 from shoal.cluster.nvml import Gpu
 from shoal.core.device import Device
 from shoal.core.job import Purpose
@@ -87,7 +87,7 @@ def devices_table(inventory: Inventory) -> Table:
             str(device.cores),
             "–" if gpu is None or gpu.utilisation is None else f"{gpu.utilisation}%",
             Text((gpu and gpu.compute_mode) or "–"),
-            Text(", ".join(map(_holder_text, gpu.holders)) if gpu and gpu.holders else "–"),
+            Text(", ".join(map(_process_text, gpu.processes)) if gpu and gpu.processes else "–"),
             Text("ok", style="green") if device.healthy else Text(device.note, style="red"),
         )
     return table
@@ -105,7 +105,7 @@ def devices_json(inventory: Inventory) -> dict[str, Any]:
             {"node": node.name} | _inventory_device_json(device, inventory.gpus.get(device.name))
             for node, device in inventory.cluster
         ],
-        "no_gpu": inventory.absence or None,
+        "no_gpu": inventory.absence_reason or None,
     }
 
 
@@ -137,13 +137,13 @@ def _inventory_device_json(device: Device, gpu: Gpu | None) -> dict[str, Any]:
         "cores": device.cores,
         "compute_mode": (gpu and gpu.compute_mode) or None,
         "utilisation": gpu and gpu.utilisation,
-        "used_by": [asdict(holder) for holder in gpu.holders] if gpu else [],
+        "used_by": [asdict(process) for process in gpu.processes] if gpu else [],
         "healthy": device.healthy,
         "reason": device.note or None,
     }
 
 
-def _holder_text(holder: Holder) -> str:
+def _process_text(holder: DeviceProcess) -> str:
     """Return the name of a process: "python (pid 4711) 70.0 GB"; "pid 4711" for an invisible process."""
     name = holder.name if holder.name == f"pid {holder.pid}" else f"{holder.name} (pid {holder.pid})"
     return name if holder.memory is None else f"{name} {bytes_text(holder.memory)}"

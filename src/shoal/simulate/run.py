@@ -22,7 +22,7 @@ from shoal.core.request import Request
 from shoal.core.trial import TrialState
 from shoal.cost.history import History
 from shoal.planner.grouping import Grouping
-from shoal.planner.planner import LEAST_SECONDS
+from shoal.planner.planner import MIN_POLL_SECONDS
 from shoal.schedule.action import Plan
 from shoal.schedule.base import JobView, Policy
 from shoal.schedule.oversubscription import OversubscriptionTuner
@@ -148,13 +148,13 @@ class Simulation:
             self._apply_due_changes(now)
             acted = sum([self._happen(due) for due in Due if due is not Due.PLAN or self._should_plan()])
             stuck = not acted and self._backend.idle and not self._events and not self._arrivals
-            if stuck and (was_stuck or not state.planner.sleeps):
+            if stuck and (was_stuck or not state.planner.has_wake_time):
                 break
             was_stuck = stuck
             next_change = min(
                 chain(islice(self._arrivals, 1), (event.at for event in islice(self._events, 1))), default=inf
             )
-            until = min(next_change, max(state.planner.wake, now + LEAST_SECONDS))
+            until = min(next_change, max(state.planner.wake, now + MIN_POLL_SECONDS))
             for event in self._backend.poll(until - now):
                 self._happen(event)
         for number, name in self._segments.items():

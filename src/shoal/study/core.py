@@ -65,9 +65,9 @@ class StudyCore:
         (_act if state.ending is None else _note)(state, event, now)
         return state.step
 
-    def enlist(self, groups: Iterable[TrialGroup]) -> None:
+    def register_groups(self, groups: Iterable[TrialGroup]) -> None:
         """Register groups that the algorithm proposed in an earlier run."""
-        self.state.tracker.enlist(groups)
+        self.state.tracker.register_groups(groups)
 
     def restore(
         self,

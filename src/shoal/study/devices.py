@@ -170,4 +170,4 @@ class DeviceWatch:
         if not at_once and self._clock() < self._due:
             return None
         self._due = self._clock() + MONITOR_SECONDS
-        return DevicesSeen(self._monitor.look({self._pid}))
+        return DevicesSeen(self._monitor.conditions({self._pid}))

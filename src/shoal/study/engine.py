@@ -85,7 +85,7 @@ class Engine:
         self._look_at_devices()
         for due in Due:
             self._happen(due)
-        self._take(self._core.state.planner.patience(self._clock(), TURN_SECONDS))
+        self._take(self._core.state.planner.wait_seconds(self._clock(), TURN_SECONDS))
         self._handle_requests()
         self._progress.update()
         if self._interrupted:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from shoal.cluster.monitor import Condition, Holder
+from shoal.cluster.monitor import Condition, DeviceProcess
 from shoal.core.device import Cluster, Device, Node
 from shoal.core.errors import DeviceError
 from shoal.schedule.ledger import bytes_text
@@ -180,8 +180,8 @@ class Fleet:
             return device
         if not condition.healthy:
             return replace(device, healthy=False, note=f"is lost: {condition.reason or 'it does not answer'}")
-        held = sum(holder.memory or 0 for holder in condition.holders)
-        return replace(device, healthy=True, memory=max(0, device.memory - held), note=_held(condition.holders))
+        held = sum(process.memory or 0 for process in condition.processes)
+        return replace(device, healthy=True, memory=max(0, device.memory - held), note=_held(condition.processes))
 
     def _at_best(self, device: Device) -> Device:
         if device.name in self._removed:
@@ -189,9 +189,9 @@ class Fleet:
         return replace(device, healthy=device.healthy or device.name in self._conditions, note="")
 
 
-def _held(holders: Sequence[Holder]) -> str:
+def _held(processes: Sequence[DeviceProcess]) -> str:
     """The programs that hold memory, in words: "python (pid 4711) holds 70.0 GB"."""
-    most = sorted(holders, key=lambda holder: -(holder.memory or 0))
+    most = sorted(processes, key=lambda process: -(process.memory or 0))
     texts = [
         f"{x.name} (pid {x.pid}) holds {'some of it' if x.memory is None else bytes_text(x.memory)}"
         for x in most[:_NAMED]

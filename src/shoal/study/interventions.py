@@ -153,7 +153,7 @@ def _policy(state: StudyState, request: Request) -> Intervened:
     except PolicyError as error:
         return _refused(request, str(error))
     state.given.policy = policy
-    state.planner.follow(policy)
+    state.planner.set_policy(policy)
     state.placed = None
     state.step.record(StudyChanged("policy", name))
     return Intervened(request.name, request.verb, text=name)

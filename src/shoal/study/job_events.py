@@ -20,7 +20,7 @@ from shoal.core.event import (
 from shoal.core.job import Job, JobUpdate, Purpose
 from shoal.core.objective import Objective, check_reported, metric_fault, missing, named
 from shoal.core.trial import Decision, Report, TrialState
-from shoal.cost.store import OutOfMemorySeen
+from shoal.cost.store import OutOfMemoryObserved
 from shoal.remedy import command, resume_remedy
 from shoal.study.retries import FailureContext
 from shoal.study.state import StudyState
@@ -145,7 +145,7 @@ def _judge(
     """Decide how failed trials go on, and correct their memory estimate after an out-of-memory error."""
     device = state.fleet.cluster.device(scene.device.name)
     if failed.outcome is Outcome.OUT_OF_MEMORY:
-        state.profiles.observe(OutOfMemorySeen(tuple(scene.arrays)), job, device)
+        state.profiles.observe(OutOfMemoryObserved(tuple(scene.arrays)), job, device)
     shared = state.running.on(device.name) > 0
     scene = replace(scene, device=device, shared=shared, largest=_largest(state, scene.arrays))
     spent = state.retries.judge(failed, scene, left)

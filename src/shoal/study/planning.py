@@ -54,7 +54,7 @@ def ask(state: StudyState) -> None:
         )
     if groups:
         state.step.record(GroupsProposed(idle, groups))
-    state.tracker.enlist(groups)
+    state.tracker.register_groups(groups)
     over: list[TrialRecord] = []
     for group in groups:
         for trial in group.trials:
@@ -118,10 +118,10 @@ def place(state: StudyState, now: float) -> None:
     placement = _plan(state, state.planner, waiting, cluster, now)
     _explain(state, {**reasons, **placement.refusals})
     state.placed, state.placed_at = None if placement.starts or placement.joins else situation, now
-    for job, leave in placement.leaves.items():
+    for job, leave in placement.preemptions.items():
         state.step.record(JobLeaving(job, leave.reason))
         state.step.command(StopJob(job))
-    _promise(state, placement.promises)
+    _promise(state, placement.reservations)
     _start(state, placement.starts)
     for job, arrays in placement.joins.items():
         _let_join(state, job, arrays)
@@ -173,7 +173,7 @@ def _situation(state: StudyState) -> object:
     It changes when a trial changes its state, a job begins or ends, or a profile, key or limit is learnt.
     """
     trials, signatures = state.trials, state.signatures
-    changes = trials.changes, state.running.changes, state.tracker.changes, state.profiles.learnt
+    changes = trials.changes, state.running.changes, state.tracker.changes, state.profiles.changes
     return *changes, len(trials.alone), len(signatures.keys), len(signatures.unmeasurable)
 
 
@@ -219,7 +219,7 @@ def check_alive(state: StudyState, now: float) -> None:
         AlgorithmError: the algorithm neither proposes trials nor has finished.
         DeviceError: the waiting trials can never start; names the most frequent reason.
     """
-    if state.running or state.finished or state.planner.sleeps:
+    if state.running or state.finished or state.planner.has_wake_time:
         return
     if not state.trials.has_waiting():
         if state.trials.held_back():

@@ -42,7 +42,7 @@ def recovered(core: StudyCore, journal: Journal) -> Step:
         JournalError: the algorithm proposes other trials than before.
     """
     journal.requeue_running()
-    decisions = replay(journal, core.state.given.algorithm, core.enlist)
+    decisions = replay(journal, core.state.given.algorithm, core.register_groups)
     rows, seen = journal.trials(), journal.reported_states()
     records = [TrialRecord(x.trial, x.target, x.epoch, x.state, x.failures, seen=seen.get(x.number, {})) for x in rows]
     return core.restore(

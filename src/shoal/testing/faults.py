@@ -9,7 +9,7 @@ from pathlib import Path
 
 from shoal.backends.base import Ended, Event, Outcome
 from shoal.backends.virtual import Virtual, VirtualJob
-from shoal.cluster.monitor import Condition, Holder
+from shoal.cluster.monitor import Condition, DeviceProcess
 from shoal.core.device import Cluster, Device
 from shoal.core.errors import BackendError, StorageFullError
 from shoal.core.job import Job, JobUpdate, Purpose, WorkerContext
@@ -236,7 +236,7 @@ class FaultyBackend(Virtual):
     def watch(self, cluster: Cluster) -> None:
         """Do nothing: the back end is its own monitor."""
 
-    def look(self, own: Collection[int]) -> Mapping[str, Condition]:
+    def conditions(self, own: Collection[int]) -> Mapping[str, Condition]:
         """Return the conditions of the devices."""
         return {name: condition for name, (_, condition) in self._conditions.items()}
 
@@ -265,7 +265,7 @@ class FaultyBackend(Virtual):
             self._lose_device(rng.choice(healthy).name)
         elif healthy and faults.occurs("device held"):
             device = rng.choice(healthy)
-            held = Condition(holders=(Holder(1, "python", rng.randint(1, device.memory)),))
+            held = Condition(processes=(DeviceProcess(1, "python", rng.randint(1, device.memory)),))
             self._conditions[device.name] = (self.now + rng.uniform(1, 8), held)
 
     def _random_job(self, working: list[VirtualJob]) -> str:

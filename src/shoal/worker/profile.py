@@ -31,10 +31,10 @@ from shoal.worker.trial_runtime import TrialRuntime, build, optimizers_in, side_
 
 __all__ = ["UNNOTICED", "measure"]
 
-FEW = RaceRules(rounds=3, most=3)
+FEW = RaceRules(min_runs=3, max_runs=3)
 """Rules for a size that is timed by itself."""
 
-IN_TURNS = RaceRules(rounds=9, most=9, hopeless=inf)
+IN_TURNS = RaceRules(min_runs=9, max_runs=9, drop_ratio=inf)
 """Rules for sizes that are timed in turns. All sizes take all steps, in bursts as in training: the first step after one
 of another size finds cold caches."""
 
