@@ -30,6 +30,6 @@ def test_a_working_directory_that_was_removed_is_told_of_in_words(
     monkeypatch.chdir(gone)
     gone.rmdir()
     for ask in (working_directory, lambda: absolute("study")):
-        with pytest.raises(ShoalError, match=r"is gone \(No such file or directory\).*change to one that is there"):
+        with pytest.raises(ShoalError, match=r"is gone \(No such file or directory\).*change to an existing directory"):
             ask()
     assert absolute(tmp_path) == tmp_path

@@ -22,8 +22,8 @@ def working_directory() -> Path:
         return Path.cwd()
     except OSError as error:
         raise ShoalError(
-            f"the working directory of this process is gone ({error.strerror}), so nothing relative to it can be "
-            "found; change to one that is there (cd, os.chdir), or name files and directories by their whole paths"
+            f"the working directory of this process is gone ({error.strerror}), so relative paths cannot be "
+            "resolved; change to an existing directory (cd, os.chdir), or give absolute paths"
         ) from error
 
 

@@ -31,8 +31,8 @@ def resume_remedy(directory: Path, *, kept: bool, lost: bool = False) -> str:
     if lost:
         again = f"{command('trial retry', directory, '--failed')}, and then {again}"
     if not kept:
-        return f"Mend that, then go on with: {again}"
+        return f"Fix the cause, then resume with: {again}"
     return (
-        "The study keeps what a script or a notebook defines as it was: mend that and begin a new study. Where the "
-        f"fault is elsewhere, in a module, in data or in the machine, mend it and go on with: {again}"
+        "The study keeps the definitions of a script or notebook as they were. If the cause is in them, fix it and "
+        f"begin a new study. If the cause is in a module, in data or in the machine, fix it and resume with: {again}"
     )

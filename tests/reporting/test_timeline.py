@@ -76,7 +76,7 @@ def test_a_study_that_was_gone_on_with(tmp_path):
         again.begin_run()
         again.requeue_running()
         text = drawn(again, tmp_path / "timeline.svg", 90_001.0).read_text()
-    assert "gone on with at the dashed lines" in text
+    assert "resumed at the dashed lines" in text
 
 
 def test_a_file_that_cannot_be_written_is_named(tmp_path):

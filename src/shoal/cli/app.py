@@ -242,7 +242,7 @@ def status(
     if again:
         say(f"to be tried again: trials {numbers_text(again)}{'' if now.pid else f'; {_how_to_go_on(directory)}'}")
     elif now.pid is None and not now.finished:
-        say(f"nobody runs it; {_how_to_go_on(directory)}")
+        say(f"no process runs it; {_how_to_go_on(directory)}")
 
 
 @app.command()
@@ -327,7 +327,7 @@ def mirror(
         return
     say(f"{len(trials)} trials are in {theirs.study_name!r} in {storage}")
     if unfinished:
-        say(f"{unfinished} are open, and nobody runs the study; {_how_to_go_on(directory)}")
+        say(f"{unfinished} are open, and no process runs the study; {_how_to_go_on(directory)}")
 
 
 app.command()(simulate)
@@ -390,4 +390,5 @@ def _newest_checkpoint(directory: Path, trial: int) -> Path | None:
 
 
 def _how_to_go_on(directory: Path) -> str:
-    return f"go on with: {command('resume', directory)}{'' if writable(directory) else ' (as one who may write there)'}"
+    who = "" if writable(directory) else " (as a user with write permission)"
+    return f"go on with: {command('resume', directory)}{who}"

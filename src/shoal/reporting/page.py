@@ -119,7 +119,7 @@ def overview_json(study: Overview) -> dict[str, Any]:
 def _summary_table(study: Overview) -> str:
     state = study.state
     goals = ", ".join(f"{goal.metric} ({goal.mode})" for goal in study.objectives)
-    runner = "nobody" if state.pid is None else f"process {state.pid}"
+    runner = "no process" if state.pid is None else f"process {state.pid}"
     remaining = "" if state.seconds_left is None else f", {duration_text(state.seconds_left)} left"
     return _table(
         (),

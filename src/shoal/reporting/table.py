@@ -295,7 +295,9 @@ def _waiting_lines(snapshot: Snapshot) -> list[str]:
     """Return the waiting reasons, a line each; the rarest share the last line."""
     reasons = list(snapshot.waiting.items())
     if reasons and snapshot.pid is None:  # the reasons are from before the stop
-        return [f"{_numbered_trials(sorted(chain.from_iterable(snapshot.waiting.values())))}: nobody runs the study"]
+        return [
+            f"{_numbered_trials(sorted(chain.from_iterable(snapshot.waiting.values())))}: no process runs the study"
+        ]
     lines = [
         f"{_numbered_trials(numbers)}: {reason or 'waits for a place in a job'}"
         for reason, numbers in reasons[:_MAX_REASONS]

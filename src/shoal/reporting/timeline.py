@@ -101,7 +101,7 @@ def draw_timeline(study: Overview, path: Path) -> None:
     _name_devices(chart, study.usage, centres, min(heights, default=total_height))
     chart.set_ylim(total_height, 0)
     chart.set_xlim(0, study.elapsed.total / seconds)
-    with_resumes = f"{unit} in which somebody ran it; gone on with at the dashed lines"
+    with_resumes = f"{unit} of running time; the study was resumed at the dashed lines"
     chart.set_xlabel(f"{with_resumes if study.elapsed.resumes else unit}\n{SHARES}", fontsize=8)
     chart.tick_params(axis="x", labelsize=8)
     for moment in study.elapsed.resumes:
