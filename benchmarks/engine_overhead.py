@@ -57,7 +57,7 @@ resident: list[int] = []
 def train(job: Job, device: Device, worker_context: WorkerContext, control: JobControl) -> Iterator[Event]:
     """A runner of made-up trials."""
     match job.purpose:
-        case Purpose.SURVEY:
+        case Purpose.SIGNATURE:
             yield SignaturesFound(job.id, {member.trial.number: KEY for member in job.members})
         case Purpose.PROFILE:
             yield Profiled(job.id, job.arrays[0].key, PROFILE)

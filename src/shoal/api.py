@@ -13,7 +13,7 @@ from itertools import chain, count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from shoal.algorithms.base import Algorithm, call_text, check_whole
+from shoal.algorithms.base import Algorithm, call_text, check_integer
 from shoal.arguments import (
     blueprint,
     bound,
@@ -38,7 +38,7 @@ from shoal.core.trial import Config, derive_seed
 from shoal.cost.history import History, environment
 from shoal.dry_run.request import DryRunRequest, hand_over
 from shoal.journal.check import check_study
-from shoal.journal.requests import pending
+from shoal.journal.requests import pending_requests
 from shoal.journal.view import JournalView
 from shoal.journal.writer import Journal
 from shoal.opaque import RUNNER, TIME_LIMIT, Command, Opaque, opaque, source_files, structure
@@ -169,7 +169,7 @@ def tune(
         show_progress=chosen["show_progress"],
     )
     place = absolute(chosen["directory"] or _new_directory(str(spec["task"])))
-    check_whole("retries", retries, least=0)
+    check_integer("retries", retries, least=0)
     check_hang_seconds(hang_seconds)
     options = _run_options(
         Fleet(discover(chosen["devices"]), chosen["devices"]),
@@ -229,7 +229,7 @@ def resume(
     with closing(Journal.open(directory)) as journal:
         check_study(journal)
         spec = journal.study
-        ended = spec.get("finished") and not pending(journal.directory)
+        ended = spec.get("finished") and not pending_requests(journal.directory)
         changed = [] if ended else _edits(journal, accept_changes)
         sys.path.extend(path for path in spec["paths"] if path not in sys.path)
         search = bound(journal.blob("algorithm"), spec, journal.space)
@@ -245,7 +245,7 @@ def resume(
         with journal.transaction():
             journal.begin_run(called)
             if changed:
-                journal.edited(changed)
+                journal.record_edits(changed)
         return _run(journal, search, options)
 
 

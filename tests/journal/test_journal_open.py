@@ -26,8 +26,8 @@ def journal(tmp_path):
 
 def test_a_study_that_is_only_opened_was_not_run(tmp_path):
     with create(tmp_path) as journal:
-        journal.asked(1, [group([0], 5)])
-        journal.reported("1", [report(0, 1), report(0, 2)])
+        journal.record_proposal(1, [group([0], 5)])
+        journal.record_reports("1", [report(0, 1), report(0, 2)])
     with Journal.open(tmp_path) as journal:
         assert [run.epochs for run in journal.runs()] == [0]
         journal.begin_run()
@@ -176,12 +176,12 @@ def test_readers_know_whether_the_study_is_run(journal):
 
 
 def test_a_reader_opens_beside_the_writer_in_another_process(journal):
-    journal.asked(1, [group([0, 1], 3)])
+    journal.record_proposal(1, [group([0, 1], 3)])
     code = (
         f"from shoal.journal.view import JournalView; print(len(JournalView.read({str(journal.directory)!r}).trials()))"
     )
     with journal.transaction():
-        journal.reported("1", [report(0, 1)])
+        journal.record_reports("1", [report(0, 1)])
         reader = subprocess.run(
             [sys.executable, "-c", code], env=environment(), capture_output=True, text=True, check=True
         )
@@ -217,7 +217,7 @@ def shared():
 @pytest.mark.parametrize("folder", [0o555, 0o777], ids=["read only", "of a group"])
 def test_a_study_of_somebody_else_is_read_whole_and_left_alone(shared, state, folder):
     journal = create(shared / "study")
-    journal.asked(1, [group([0, 1], 3)])
+    journal.record_proposal(1, [group([0, 1], 3)])
     directory = shared / "study"
     if state == "closed":
         journal.close()

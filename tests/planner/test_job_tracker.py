@@ -53,7 +53,7 @@ def test_a_job_may_be_preempted_from_its_first_report_on_until_it_is_asked_to_le
     assert not seen(tracker, job("job-2"), 21.0).preemptible, "each stretch leads further"
 
 
-@pytest.mark.parametrize("purpose", [Purpose.PROFILE, Purpose.SURVEY])
+@pytest.mark.parametrize("purpose", [Purpose.PROFILE, Purpose.SIGNATURE])
 def test_who_measures_or_looks_is_left_alone(purpose):
     tracker = JobTracker()
     one = Job("job-1", job().arrays, purpose)

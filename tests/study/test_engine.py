@@ -88,7 +88,7 @@ def reports(job: Job) -> Iterator[Reported]:
 def well(job: Job) -> list[Event]:
     """A job in which nothing goes wrong."""
     match job.purpose:
-        case Purpose.SURVEY:
+        case Purpose.SIGNATURE:
             return [
                 SignaturesFound(job.id, {m.trial.number: KEY for m in job.members}),
                 Ended(job.id, Outcome.FINISHED),
@@ -131,7 +131,7 @@ class Scripted(Backend):
     stopped: list[str] = field(default_factory=list)
     killed: list[str] = field(default_factory=list)
     devices: dict[str, str] = field(default_factory=dict)
-    vacated: list[str] = field(default_factory=list)
+    released: list[str] = field(default_factory=list)
     changes: list[tuple[str, JobUpdate]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -153,8 +153,8 @@ class Scripted(Backend):
         self.killed.append(job)
         self._events[job] = [Ended(job, Outcome.CRASHED, "was killed")]
 
-    def vacate(self, device: str) -> None:
-        self.vacated.append(device)
+    def release_device(self, device: str) -> None:
+        self.released.append(device)
 
     def change(self, job: str, change: JobUpdate) -> None:
         self.changes.append((job, change))
@@ -191,7 +191,7 @@ def packed(script: Script, dropping: Iterable[int] = (), outcome: Outcome = Outc
 
     def run(job: Job) -> list[Event]:
         numbers = [member.trial.number for member in job.members]
-        if job.purpose is Purpose.SURVEY:
+        if job.purpose is Purpose.SIGNATURE:
             return [
                 SignaturesFound(job.id, {number: OTHER if number % 2 else KEY for number in numbers}),
                 Ended(job.id, Outcome.FINISHED),
@@ -359,7 +359,7 @@ def test_trials_climb_from_rung_to_rung_and_go_on_where_they_stopped(stage: Stag
     best = min(rows, key=lambda row: row[1]["x"])  # type: ignore[index]
     assert best[2:4] == (TrialState.COMPLETE, 9)
     assert sorted(row[3] for row in rows) == [1] * 6 + [3] * 2 + [9]
-    assert stage.jobs() == [("survey", "finished"), ("profile", "finished")] + [("train", "finished")] * 3
+    assert stage.jobs() == [("signature", "finished"), ("profile", "finished")] + [("train", "finished")] * 3
 
 
 class Impatient(Grid):
@@ -559,7 +559,7 @@ def test_new_trials_are_looked_at_by_jobs_that_run(tmp_path: Path) -> None:
     carrier = backend(side_by_side)
     stage.run(carrier)
     looked = [trial.number for _, change in carrier.changes for trial in change.look]
-    surveyed = [m.trial.number for job in carrier.started if job.purpose is Purpose.SURVEY for m in job.members]
+    surveyed = [m.trial.number for job in carrier.started if job.purpose is Purpose.SIGNATURE for m in job.members]
     assert looked
     assert sorted(looked + surveyed) == list(range(9))
 
@@ -579,7 +579,7 @@ def test_who_was_not_looked_at_when_a_job_crashed_is_a_suspect(tmp_path: Path) -
     carrier = Fragile(side_by_side, at_once=False, on_start=nothing)
     stage.run(carrier)
     looked = {trial.number for _, change in carrier.changes for trial in change.look}
-    surveys = [[m.trial.number for m in job.members] for job in carrier.started if job.purpose is Purpose.SURVEY]
+    surveys = [[m.trial.number for m in job.members] for job in carrier.started if job.purpose is Purpose.SIGNATURE]
     assert all([number] in surveys for number in looked)
     assert all(row[2].final for row in stage.outcome())
 
@@ -596,7 +596,7 @@ def test_a_job_is_in_the_journal_before_it_starts(stage: Stage) -> None:
 
     with closing(stage.open()) as journal:
         stage.engine(journal, backend(on_start=look)).run()
-    assert seen == [Purpose.SURVEY, Purpose.PROFILE, Purpose.TRAIN, Purpose.TRAIN, Purpose.TRAIN]
+    assert seen == [Purpose.SIGNATURE, Purpose.PROFILE, Purpose.TRAIN, Purpose.TRAIN, Purpose.TRAIN]
 
 
 def row_numbers(job: Job) -> set[int]:
@@ -682,7 +682,7 @@ def test_a_kill_between_the_record_and_the_start_of_a_job_loses_no_trial(tmp_pat
             stage.run(backend(on_start=die_once))
     stage.run(backend(on_start=die_once))
     assert stage.outcome() == undisturbed.outcome()
-    assert [outcome for _, outcome in stage.jobs()].count("lost") == len(Purpose)
+    assert [outcome for _, outcome in stage.jobs()].count("orphaned") == len(Purpose)
 
 
 @pytest.mark.parametrize("retries", [0, 1, 2])
@@ -763,7 +763,7 @@ def test_trials_of_one_job_that_fail_one_by_one_end_a_study_as_soon(tmp_path: Pa
 
 def test_profiles_that_raise_alike_end_a_study_as_soon(tmp_path: Path) -> None:
     def script(job: Job) -> Sequence[Event]:
-        if job.purpose is Purpose.SURVEY:
+        if job.purpose is Purpose.SIGNATURE:
             keys = {m.trial.number: replace(KEY, structure=f"net {m.trial.number}") for m in job.members}
             return [SignaturesFound(job.id, keys), Ended(job.id, Outcome.FINISHED)]
         return [Ended(job.id, Outcome.RAISED, "Traceback\nValueError: x\nLog: a.log")]
@@ -771,7 +771,7 @@ def test_profiles_that_raise_alike_end_a_study_as_soon(tmp_path: Path) -> None:
     stage = twelve(tmp_path / "study")
     with pytest.raises(StudyFailedError, match=r"ValueError: x \(trials 0-4; log: a.log\)"):
         stage.run(backend(script))
-    assert [purpose for purpose, _ in stage.jobs()] == ["survey", *["profile"] * ALIKE]
+    assert [purpose for purpose, _ in stage.jobs()] == ["signature", *["profile"] * ALIKE]
     with closing(stage.open()) as journal:
         assert [(cause.text, cause.trials) for cause in causes(StudyStatistics(journal).unmeasured(0.0))] == [
             ("ValueError: x", (*ALL,))
@@ -782,7 +782,7 @@ def test_profiles_of_trials_that_ended_a_run_do_not_end_the_next(tmp_path: Path)
     """They come before any training."""
 
     def script(job: Job) -> Sequence[Event]:
-        if job.purpose is Purpose.SURVEY:
+        if job.purpose is Purpose.SIGNATURE:
             keys = {m.trial.number: replace(KEY, structure=f"net {m.trial.number}") for m in job.members}
             return [SignaturesFound(job.id, keys), Ended(job.id, Outcome.FINISHED)]
         return [Ended(job.id, Outcome.RAISED, "ValueError: x")] if job.members[0].trial.number < 8 else well(job)
@@ -812,9 +812,9 @@ def test_once_a_trial_has_reported_all_may_fail_alike_after_a_resume_too(tmp_pat
 
 
 def test_after_a_survey_that_crashed_trials_are_looked_at_one_by_one(tmp_path: Path) -> None:
-    stage, carrier = four(tmp_path / "study"), backend(failing(0, outcome=Outcome.CRASHED, purpose=Purpose.SURVEY))
+    stage, carrier = four(tmp_path / "study"), backend(failing(0, outcome=Outcome.CRASHED, purpose=Purpose.SIGNATURE))
     stage.run(carrier)
-    assert [purpose for purpose, _ in stage.jobs()][:5] == ["survey"] * 5
+    assert [purpose for purpose, _ in stage.jobs()][:5] == ["signature"] * 5
     assert {row[2] for row in stage.outcome()} == {TrialState.COMPLETE}
 
 
@@ -974,12 +974,12 @@ def test_a_full_disk_as_a_trial_gets_a_copy_ends_the_study_in_words(stage: Stage
     carrier = backend()
     copied: list[int] = []
 
-    def inherit(directory: Path, trial: Trial) -> None:
+    def copy_checkpoint(directory: Path, trial: Trial) -> None:
         copied.append(trial.number)
         if len(copied) == 13:  # of a later rung
             raise OSError(errno.ENOSPC, "No space left on device")
 
-    carrier.inherit = inherit  # type: ignore[method-assign]
+    carrier.copy_checkpoint = copy_checkpoint  # type: ignore[method-assign]
     with pytest.raises(StorageFullError, match="No space left on device"):
         stage.run(carrier)
     stage.run(backend())
@@ -1025,7 +1025,7 @@ def test_a_trial_that_fails_by_itself_leaves_its_company_alone(tmp_path: Path) -
 def test_surveys_are_shared_by_idle_devices(slots: int, tmp_path: Path) -> None:
     stage, carrier = four(tmp_path / "study", slots), backend()
     stage.run(carrier)
-    surveys = [job for job in carrier.started if job.purpose is Purpose.SURVEY]
+    surveys = [job for job in carrier.started if job.purpose is Purpose.SIGNATURE]
     assert len(surveys) == slots
     assert sorted(number for job in surveys for number in row_numbers(job)) == [0, 1, 2, 3]
 
@@ -1038,7 +1038,7 @@ def test_an_engine_that_proposes_other_trials_than_were_recorded_says_so(stage: 
         other.run(backend())
 
 
-@pytest.mark.parametrize("purpose", [Purpose.SURVEY, Purpose.TRAIN])
+@pytest.mark.parametrize("purpose", [Purpose.SIGNATURE, Purpose.TRAIN])
 def test_a_task_that_cannot_be_loaded_after_a_resume_fails_no_trial(purpose: Purpose, stage: Stage) -> None:
     def die_in_the_second_rung(job: Job) -> None:
         if job.purpose is Purpose.TRAIN and job.members[0].start > 0:
@@ -1067,7 +1067,7 @@ def test_the_oversubscription_follows_from_what_jobs_report(
 
     def script(job: Job) -> list[Event]:
         match job.purpose:
-            case Purpose.SURVEY:
+            case Purpose.SIGNATURE:
                 keys = {m.trial.number: replace(KEY, structure=f"net {m.trial.number}") for m in job.members}
                 return [SignaturesFound(job.id, keys), Ended(job.id, Outcome.FINISHED)]
             case Purpose.TRAIN:

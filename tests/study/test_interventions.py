@@ -33,7 +33,7 @@ from shoal.core.device import Cluster
 from shoal.core.errors import DeviceError, PolicyError, ShoalError
 from shoal.core.job import JobUpdate, Purpose
 from shoal.core.trial import Origin, TrialState
-from shoal.journal.requests import leave, pending
+from shoal.journal.requests import pending_requests, write_request
 from shoal.journal.rows import Intervention, TrialRow
 from shoal.journal.view import JournalView
 from shoal.reporting.snapshot import snapshot
@@ -221,8 +221,8 @@ def test_two_people_at_once_are_both_noted_in_order_and_what_makes_no_sense_is_r
 
     def two(study: Study) -> None:
         for trials in ([1, 2], [2, 9]):
-            leave(study.directory, "pause", trials=trials)
-        leave(study.directory, "resume", trials=[1, 2, 3])
+            write_request(study.directory, "pause", trials=trials)
+        write_request(study.directory, "resume", trials=[1, 2, 3])
 
     stage.run(asking(stage, (at_once, two)))
     assert noted(stage) == [
@@ -230,7 +230,7 @@ def test_two_people_at_once_are_both_noted_in_order_and_what_makes_no_sense_is_r
         ("pause", (), ("trial 2 is paused already", "there is no trial 9")),
         ("resume", (1, 2), ("trial 3 is not paused",)),
     ]
-    leave(stage.directory, "pause", trials=[0])
+    write_request(stage.directory, "pause", trials=[0])
     stage.run(backend())
     assert noted(stage)[-1] == ("pause", (), ("trial 0 is over, complete",))
     assert stage.outcome() == undisturbed(tmp_path, four)
@@ -261,7 +261,7 @@ def test_what_is_asked_while_nobody_runs_the_study_is_done_when_it_goes_on(tmp_p
 
 def test_what_only_a_newer_version_knows_is_refused_and_the_study_goes_on(tmp_path: Path) -> None:
     stage = half_way(tmp_path)
-    leave(stage.directory, "turn", trials=[0])  # type: ignore[arg-type]
+    write_request(stage.directory, "turn", trials=[0])  # type: ignore[arg-type]
     stage.run(backend())
     ((verb, trials, (why,)),) = noted(stage)
     assert (verb, trials) == ("turn", ())
@@ -304,7 +304,7 @@ def test_a_trial_that_is_over_is_neither_paused_nor_resumed_nor_stopped(tmp_path
 
 def test_interventions_are_kept_with_their_time(tmp_path: Path) -> None:
     stage = half_way(tmp_path)
-    leave(stage.directory, "resume", trials=[0])
+    write_request(stage.directory, "resume", trials=[0])
     stage.run(backend())
     with closing(stage.open()) as journal:
         (only,) = journal.interventions()
@@ -456,7 +456,7 @@ def test_a_policy_that_is_unknown_is_refused_before_anything_is_sent_and_by_the_
     ):
         Study(stage.directory).policy("wdf")
     assert not (stage.directory / "requests").exists()
-    leave(stage.directory, "policy", given={"policy": "wdf"})
+    write_request(stage.directory, "policy", given={"policy": "wdf"})
     stage.run(backend())
     ((_, _, (why,)),) = noted(stage)
     assert why.startswith("there is no policy 'wdf'")
@@ -491,7 +491,7 @@ def test_what_the_commands_say(arguments: str, status: int, words: str, tmp_path
     assert done.exit_code == status
     said = " ".join((done.output or str(done.exception)).replace("│", " ").split())
     assert re.search(words, said)
-    assert len(pending(stage.directory)) == (status == 0)
+    assert len(pending_requests(stage.directory)) == (status == 0)
 
 
 ADDED = 1_000_000
@@ -686,7 +686,7 @@ def test_a_number_is_as_good_as_several(numbers: Any, asked: list[int], tmp_path
 def test_what_a_study_cannot_add_is_noted(tmp_path: Path) -> None:
     stage = half_way(tmp_path)
     given = {"config": {"x": 9.0}, "epochs": 2, "origin": {"trial": 7, "epoch": 1}}
-    leave(stage.directory, "clone", given=given)
+    write_request(stage.directory, "clone", given=given)
     stage.run(backend())
     ((_, numbers, refused),) = noted(stage)
     assert numbers == ()
@@ -703,7 +703,7 @@ def test_a_study_that_is_paused_frees_its_devices_and_goes_on(tmp_path: Path) ->
     )
     stage.run(carrier)
     assert not carrier.asks
-    assert carrier.vacated == ["cpu:0"]
+    assert carrier.released == ["cpu:0"]
     assert [outcome for purpose, outcome in stage.jobs() if purpose == "train"] == ["stopped", "finished"]
     assert stage.outcome() == undisturbed(tmp_path, four)
     assert noted(stage) == [("pause study", (), ()), ("resume study", (), ())]
@@ -803,7 +803,7 @@ def test_what_makes_no_sense_of_the_whole_study_is_noted(tmp_path: Path) -> None
     with pytest.raises(ShoalError, match="is paused already"):
         study.pause_study()
     for verb in ("pause study", "resume study", "resume study", "end study", "end study", "pause study"):
-        leave(stage.directory, verb)  # type: ignore[arg-type]
+        write_request(stage.directory, verb)  # type: ignore[arg-type]
     with pytest.raises(ShoalError, match="is to end already"):
         study.resume_study()
     stage.run(backend())

@@ -20,19 +20,19 @@ def test_what_jobs_were_promised_is_known_and_never_too_much(tmp_path: Path) -> 
     )
     with JournalView.read(study.directory) as journal:
         jobs = [job for job in journal.jobs() if job.purpose is Purpose.TRAIN]
-        devices, promises = journal.devices(), journal.promises()
+        devices, reservations = journal.devices(), journal.reservations()
         violations = overcommitments(journal, discover("cpu:2"))
     assert violations == []
     assert [(device.name, device.healthy) for device in devices] == [("cpu:0", True), ("cpu:1", True)]
     assert jobs
     for job in jobs:
         assert job.keys
-        assert promises[job.id][0].time == job.started
-        for promise in promises[job.id]:
-            assert promise.memory is not None
-            assert promise.cores is not None
-            assert 0 < promise.memory <= devices[0].memory
-            assert 0 < promise.cores <= devices[0].cores
+        assert reservations[job.id][0].time == job.started
+        for reservation in reservations[job.id]:
+            assert reservation.memory is not None
+            assert reservation.cores is not None
+            assert 0 < reservation.memory <= devices[0].memory
+            assert 0 < reservation.cores <= devices[0].cores
 
 
 @pytest.mark.usefixtures("fusing_pays")
@@ -42,7 +42,7 @@ def test_a_promise_becomes_less_as_trials_leave(tmp_path: Path) -> None:
     study = tune(tasks.Blobs(), rates, tmp_path / "study", algorithm=algorithm)
     with JournalView.read(study.directory) as journal:
         jobs = [job for job in journal.jobs() if job.purpose is Purpose.TRAIN]
-        promises = journal.promises()
-    most = {job.id: max(promise.memory or 0 for promise in promises[job.id]) for job in jobs}
+        reservations = journal.reservations()
+    most = {job.id: max(reservation.memory or 0 for reservation in reservations[job.id]) for job in jobs}
     by_size = sorted((len(job.trials), most[job.id]) for job in jobs)
     assert by_size[0][1] < by_size[-1][1]

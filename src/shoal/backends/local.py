@@ -157,7 +157,7 @@ class Local(Backend):
                 worker.doomed = True
                 self._server.kill(number)
 
-    def vacate(self, device: str) -> None:
+    def release_device(self, device: str) -> None:
         """End the idle workers of the device."""
         for number in [number for number, x in self._workers.items() if x.job is None and x.device == device]:
             self._retire(number)

@@ -27,7 +27,7 @@ _Life = Iterator[tuple[float, bool]]
 
 START_SECONDS = 0.1
 """Time from the start of a process to its first action."""
-SURVEY_SECONDS = 0.02
+SIGNATURE_SECONDS = 0.02
 """Time of a survey of the model of one trial."""
 PROFILE_SECONDS = 0.3
 """Time of the measurement of one array."""
@@ -256,7 +256,7 @@ class Virtual(Backend):
         if change.look:
             self._said.append(base.SignaturesFound(job, {x.number: self._workload.key(x) for x in change.look}))
 
-    def inherit(self, directory: Path, trial: Trial) -> None:
+    def copy_checkpoint(self, directory: Path, trial: Trial) -> None:
         """Copy the checkpoint of the origin to a trial that begins as a copy.
 
         Raises:
@@ -367,8 +367,8 @@ class Virtual(Backend):
         starts = self._workload.start_seconds(job.job) if job.job.purpose is Purpose.TRAIN else START_SECONDS
         yield starts, False
         match job.job.purpose:
-            case Purpose.SURVEY:
-                yield from self._works(job, SURVEY_SECONDS * len(job.job.members), settled=False)
+            case Purpose.SIGNATURE:
+                yield from self._works(job, SIGNATURE_SECONDS * len(job.job.members), settled=False)
                 keys = {member.trial.number: self._workload.key(member.trial) for member in job.job.members}
                 self._said.append(base.SignaturesFound(name, keys))
             case Purpose.PROFILE:

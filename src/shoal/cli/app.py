@@ -46,7 +46,7 @@ from shoal.cli.report import report
 from shoal.cli.rerun import rerun
 from shoal.cli.simulate import simulate
 from shoal.core.errors import ShoalError, StudyFailedError, StudyInterrupted, TaskChangedError
-from shoal.journal.requests import pending
+from shoal.journal.requests import pending_requests
 from shoal.journal.schema import writable
 from shoal.journal.view import JournalView
 from shoal.paths import here
@@ -208,7 +208,7 @@ def status(
         grid = study_grid(journal.space, journal.trials(), journal.objectives[0])
     if axes is not None:
         grid = _projected(grid, axes)
-    asked = pending(directory)
+    asked = pending_requests(directory)
     again = sorted({number for each in asked if each.verb == "retry" for number in each.trials})
     if as_json:
         print_json(

@@ -5,11 +5,12 @@ process and all jobs. A command has a record of its own only if recovery needs o
 
 - `StartJob`: `JobStarted`. After a kill the job is lost, and its trials wait again.
 - `UpdateJob`: `JobJoined` for trials that join. Trials that leave have ended or are paused, which `Decided`,
-  `TrialsStopped` or the study's "held" record. After a kill waiting trials are planned and surveyed anew.
-- `StopJob`: `JobLeaving` if another job takes the place. Otherwise the study's "held", "paused", "ended" or "fleet"
+  `TrialsStopped` or the study's "paused_trials" record. After a kill waiting trials are planned and surveyed anew.
+- `StopJob`: `JobLeaving` if another job takes the place. Otherwise the study's "paused_trials", "paused",
+"end_requested" or "fleet"
   records the reason, or the process ends. After a kill no job starts before these are read again.
 - `KillJob`: `JobKilled`, since a job that hangs fails its trials, and a job that ends with the process does not.
-- `VacateDevice`: none. The processes that held the device's memory end with the engine.
+- `ReleaseDevice`: none. The processes that held the device's memory end with the engine.
 - `CopyCheckpoint`: `GroupsProposed`, `TrialAdded` or `Requeued`. Each waiting trial gets its copy again before any job
   starts; an existing copy is kept.
 - `CloseRequest`: `Intervened`. A pending request with this record is only closed.
@@ -43,6 +44,7 @@ __all__ = [
     "JobStarted",
     "KillJob",
     "Record",
+    "ReleaseDevice",
     "Requeued",
     "ReservationsChanged",
     "StartJob",
@@ -54,7 +56,6 @@ __all__ = [
     "TrialsReported",
     "TrialsStopped",
     "UpdateJob",
-    "VacateDevice",
     "Waiting",
 ]
 
@@ -90,7 +91,7 @@ class KillJob:
 
 
 @dataclass(frozen=True)
-class VacateDevice:
+class ReleaseDevice:
     """Free the memory and processes kept for later jobs on a device without a job."""
 
     device: str
@@ -110,7 +111,7 @@ class CloseRequest:
     request: str
 
 
-Command = StartJob | UpdateJob | StopJob | KillJob | VacateDevice | CopyCheckpoint | CloseRequest
+Command = StartJob | UpdateJob | StopJob | KillJob | ReleaseDevice | CopyCheckpoint | CloseRequest
 
 
 @dataclass(frozen=True)

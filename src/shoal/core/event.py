@@ -9,7 +9,7 @@ from shoal.core.demand import Profile
 from shoal.core.trial import Report
 
 __all__ = [
-    "BLAMELESS",
+    "NOT_TRIAL_FAILURES",
     "ArrayFailed",
     "Ended",
     "Event",
@@ -46,7 +46,7 @@ class Outcome(StrEnum):
     """It showed no progress for too long and was killed."""
     LOST = "device lost"
     """Its device, or the service by which jobs share the device, was lost; no fault of its trials."""
-    ORPHANED = "lost"
+    ORPHANED = "orphaned"
     """The parent of its worker died: the server of the local back end or the engine; no fault of its trials."""
     REJECTED = "rejected"
     """The task breaks its contract (TaskError), for every trial."""
@@ -55,7 +55,7 @@ class Outcome(StrEnum):
     STORAGE_FULL = "storage full"
 
 
-BLAMELESS = frozenset({Outcome.FINISHED, Outcome.STOPPED, Outcome.LOST, Outcome.ORPHANED})
+NOT_TRIAL_FAILURES = frozenset({Outcome.FINISHED, Outcome.STOPPED, Outcome.LOST, Outcome.ORPHANED})
 """Outcomes that do not count as failures of trials."""
 
 

@@ -15,7 +15,7 @@ class Purpose(StrEnum):
     """Why a job runs."""
 
     TRAIN = "train"
-    SURVEY = "survey"
+    SIGNATURE = "signature"
     """Builds the models of its members and finds their fusion keys."""
     PROFILE = "profile"
     """Measures a few iterations at several sizes, and keeps no training."""

@@ -28,7 +28,7 @@ class Overcommitment:
         place: Name of the device, or of the node.
         what: "bytes" of a device, or "cores" of a node.
         time: Begin of the excess, in seconds since 1970.
-        promised: Sum of the reservations.
+        reserved: Sum of the reservations.
         limit: Capacity of the device or node.
         jobs: Ids of the jobs with reservations there.
     """
@@ -36,13 +36,13 @@ class Overcommitment:
     place: str
     what: Literal["bytes", "cores"]
     time: float
-    promised: float
+    reserved: float
     limit: float
     jobs: tuple[str, ...]
 
     def __str__(self) -> str:
         return (
-            f"{self.place}: {self.promised:g} of {self.limit:g} {self.what} were promised at {self.time:.3f} to "
+            f"{self.place}: {self.reserved:g} of {self.limit:g} {self.what} were reserved at {self.time:.3f} to "
             f"{', '.join(self.jobs)}"
         )
 
@@ -62,15 +62,15 @@ def overcommitments(journal: JournalView, cluster: Cluster) -> list[Overcommitme
     nodes = {device.name: node for node, device in cluster}
     memory: dict[str, list[_Change]] = {device.name: [] for _, device in cluster}
     cores: dict[str, list[_Change]] = {node.name: [] for node in cluster.nodes}
-    promises = journal.promises()
+    reservations = journal.reservations()
     for job in journal.jobs():
         if job.device not in nodes:
             raise JournalError(f"{job.id} ran on {job.device}, which is not among the devices: {', '.join(nodes)}")
-        given = promises[job.id]
+        given = reservations[job.id]
         ends = [] if job.ended is None else [Reservation(job.ended)]
-        for promise in (*given, *ends):
-            memory[job.device].append((promise.time, job.id, promise.memory or 0))
-            cores[nodes[job.device].name].append((promise.time, job.id, promise.cores or 0.0))
+        for reservation in (*given, *ends):
+            memory[job.device].append((reservation.time, job.id, reservation.memory or 0))
+            cores[nodes[job.device].name].append((reservation.time, job.id, reservation.cores or 0.0))
     found: list[Overcommitment] = []
     for _, device in cluster:
         found += _swept(device.name, "bytes", memory[device.name], device.memory)

@@ -85,7 +85,7 @@ def trial_row(row: tuple[Any, ...]) -> TrialRow:
 
 def job_row(row: tuple[Any, ...]) -> JobRow:
     """The object of a row of the table jobs, with the trials that joined it and its last reservation."""
-    job, purpose, device, text, started, ended, outcome, message, of_keys, joined, *promise = row
+    job, purpose, device, text, started, ended, outcome, message, of_keys, joined, *reservation = row
     trials, keys = json.loads(text), json.loads(of_keys)
     if not all(isinstance(key, str) for key in keys):
         raise ValueError(f"the keys {of_keys}")
@@ -102,7 +102,7 @@ def job_row(row: tuple[Any, ...]) -> JobRow:
         outcome=outcome,
         message=message,
         keys=tuple(keys),
-        promise=None if promise[0] is None else Reservation(*promise),
+        reservation=None if reservation[0] is None else Reservation(*reservation),
         members={key: tuple(dict.fromkeys(x)) for key, x in keys.items()} if isinstance(keys, dict) else {},
     )
 

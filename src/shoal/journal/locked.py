@@ -13,7 +13,7 @@ from shoal.core.errors import AlgorithmError, JournalError
 from shoal.core.objective import objectives
 from shoal.journal.codec import encode
 from shoal.journal.lock import WriterLock
-from shoal.journal.schema import connect, fill, migrate, open_existing, translated
+from shoal.journal.schema import connect, create_tables, migrate, open_existing, translate_errors
 from shoal.journal.view import JournalView
 from shoal.paths import absolute
 
@@ -74,13 +74,13 @@ class LockedJournal(JournalView):
                 f"a study has a metric and a mode 'min' or 'max', got {study['metric']!r}, {study['mode']!r}"
             ) from error
         values = {key: encode(value, f"the study's {key!r}") for key, value in study.items()}
-        with translated(directory, begun=False), ExitStack() as undo:
+        with translate_errors(directory, begun=False), ExitStack() as undo:
             directory.mkdir(parents=True, exist_ok=True)
             lock = WriterLock(directory)
             undo.callback(lock.release)
             connection = connect(directory, "rwc")
             undo.callback(connection.close)
-            fill(directory, connection, values, {"task": task, "algorithm": algorithm})
+            create_tables(directory, connection, values, {"task": task, "algorithm": algorithm})
             journal = cls(directory, connection, lock, clock)
             journal.begin_run(called)
             undo.pop_all()
@@ -99,7 +99,7 @@ class LockedJournal(JournalView):
         """
         directory = absolute(directory)
         open_existing(directory, write=True).close()  # makes no lock file where there is no study
-        with translated(directory), ExitStack() as undo:
+        with translate_errors(directory), ExitStack() as undo:
             lock = WriterLock(directory)
             undo.callback(lock.release)
             connection = open_existing(directory, write=True)
@@ -142,7 +142,7 @@ class LockedJournal(JournalView):
             yield
             self.tables.rows("COMMIT")
         except BaseException:
-            self._undone()
+            self._discard_caches()
             if self.tables.connection.in_transaction:  # SQLite rolls back by itself after some errors
                 self.tables.rows("ROLLBACK")
             raise
@@ -153,9 +153,9 @@ class LockedJournal(JournalView):
         self.tables.rows("INSERT OR REPLACE INTO study (key, value) VALUES (?, ?)", key, text)
         self.study[key] = json.loads(text)
 
-    def _undone(self) -> None:
+    def _discard_caches(self) -> None:
         """Discard caches after a rollback."""
 
-    def _many(self, sql: str, rows: Iterable[tuple[object, ...]]) -> None:
-        with self.transaction(), translated(self.directory):
+    def _execute_many(self, sql: str, rows: Iterable[tuple[object, ...]]) -> None:
+        with self.transaction(), translate_errors(self.directory):
             self.tables.connection.executemany(sql, rows)

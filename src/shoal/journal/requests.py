@@ -17,14 +17,14 @@ from typing import Any
 
 from shoal.core.errors import JournalError
 from shoal.core.request import Request, Verb
-from shoal.journal.schema import readable, translated
+from shoal.journal.schema import require_read_permission, translate_errors
 
-__all__ = ["carried_out", "leave", "pending"]
+__all__ = ["delete_request", "pending_requests", "write_request"]
 
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
-def leave(
+def write_request(
     directory: Path,
     verb: Verb,
     *,
@@ -57,27 +57,27 @@ def leave(
     name = f"{time.time_ns():020d}-{secrets.token_hex(4)}"
     partial = folder / f"{name}.partial"
     said = {"verb": verb, "devices": devices, "trials": trials, "given": dict(given)}
-    with translated(directory):
+    with translate_errors(directory):
         folder.mkdir(exist_ok=True)
         partial.write_text(json.dumps(said), encoding="utf-8")
         partial.rename(folder / f"{name}.request")  # atomic
     return name
 
 
-def carried_out(directory: Path, request: str) -> None:
+def delete_request(directory: Path, request: str) -> None:
     """Delete a request that is carried out or refused."""
-    with translated(directory):
+    with translate_errors(directory):
         (directory / "requests" / f"{request}.request").unlink(missing_ok=True)
 
 
-def pending(directory: Path) -> list[Request]:
+def pending_requests(directory: Path) -> list[Request]:
     """The pending requests, in order.
 
     Raises:
         JournalError: this process may not read them.
     """
     requests = []
-    with readable(directory):
+    with require_read_permission(directory):
         try:
             names = os.listdir(directory / "requests")
         except FileNotFoundError:

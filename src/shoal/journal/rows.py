@@ -4,13 +4,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from shoal.core.cause import cause_of, log_of
-from shoal.core.event import BLAMELESS, Outcome
+from shoal.core.event import NOT_TRIAL_FAILURES, Outcome
 from shoal.core.job import Purpose
 from shoal.core.trial import Config, Trial, TrialGroup, TrialState
 
-__all__ = ["UNFAILED", "DeviceRow", "Intervention", "JobRow", "Proposal", "Reservation", "Run", "TrialRow"]
+__all__ = ["NOT_FAILED", "DeviceRow", "Intervention", "JobRow", "Proposal", "Reservation", "Run", "TrialRow"]
 
-UNFAILED = ("", Outcome.SUSPENDED, *BLAMELESS)
+NOT_FAILED = ("", Outcome.SUSPENDED, *NOT_TRIAL_FAILURES)
 """Outcomes of jobs that have not failed; "" is that of a running job."""
 
 
@@ -153,7 +153,7 @@ class JobRow:
         message: Message of its end. Lines before it name the suspended job that it goes on with, dropped arrays, or the
             reason for which it left its device.
         keys: `FusionKey.steps` of each of its arrays; empty unless it trains.
-        promise: Present or last reservation.
+        reservation: Present or last reservation.
         members: Key -> numbers of its trials; empty in a journal of an older version.
     """
 
@@ -166,13 +166,13 @@ class JobRow:
     outcome: str
     message: str
     keys: tuple[str, ...] = ()
-    promise: Reservation | None = None
+    reservation: Reservation | None = None
     members: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
     @property
     def failed(self) -> bool:
         """Whether it has failed."""
-        return self.outcome not in UNFAILED
+        return self.outcome not in NOT_FAILED
 
     @property
     def cause(self) -> str:

@@ -3,7 +3,7 @@
 from shoal.core.job import Purpose
 from shoal.core.trial import FIRST_ADDED, TrialState
 from shoal.journal.codec import metrics_of
-from shoal.journal.rows import UNFAILED
+from shoal.journal.rows import NOT_FAILED
 from shoal.journal.view import JournalView
 
 __all__ = ["StudyStatistics"]
@@ -108,6 +108,6 @@ class StudyStatistics:
         """
         return self._tables.rows(
             "SELECT json_extract(trials, '$[0]') AS trial, message FROM jobs WHERE purpose = ? AND started >= ? "
-            f"AND outcome NOT IN ({', '.join('?' * len(UNFAILED))}) ORDER BY trial",
-            *(Purpose.PROFILE, since, *UNFAILED),
+            f"AND outcome NOT IN ({', '.join('?' * len(NOT_FAILED))}) ORDER BY trial",
+            *(Purpose.PROFILE, since, *NOT_FAILED),
         )

@@ -15,9 +15,9 @@ from shoal.core.objective import objectives
 from shoal.core.space import Space
 from shoal.core.trial import FIRST_ADDED, Report, TrialState
 from shoal.journal.codec import intervention_of, job_row, proposal_of, report_of, trial_row
-from shoal.journal.lock import holder
-from shoal.journal.rows import UNFAILED, DeviceRow, Intervention, JobRow, Proposal, Reservation, Run, TrialRow
-from shoal.journal.schema import FILE_NAME, open_existing, readable, translated
+from shoal.journal.lock import lock_owner
+from shoal.journal.rows import NOT_FAILED, DeviceRow, Intervention, JobRow, Proposal, Reservation, Run, TrialRow
+from shoal.journal.schema import FILE_NAME, open_existing, require_read_permission, translate_errors
 from shoal.paths import absolute
 from shoal.remedy import command
 
@@ -34,7 +34,7 @@ _JOB = (
     "SELECT id, purpose, device, trials, started, ended, outcome, message, keys, (SELECT json_group_array(json_array("
     "key, trial)) FROM (SELECT key, trial FROM joins WHERE job = id ORDER BY joins.rowid)) AS joined, "
     "time, compute, memory, cores "
-    "FROM jobs LEFT JOIN promises ON promises.rowid = (SELECT max(rowid) FROM promises WHERE job = id)"
+    "FROM jobs LEFT JOIN reservations ON reservations.rowid = (SELECT max(rowid) FROM reservations WHERE job = id)"
 )
 _INTERVENTION = "SELECT seq, time, request, verb, trials, devices, text, refused FROM interventions"
 _OPEN = tuple(state for state in TrialState if not state.final)
@@ -88,7 +88,7 @@ class JournalTables:
         Raises:
             JournalError: a column holds a value of another type than its name says.
         """
-        with translated(self.directory):
+        with translate_errors(self.directory):
             cursor = self.connection.execute(sql, values)
             rows = cursor.fetchall()
         names = [column for column, *_ in cursor.description or ()]
@@ -258,7 +258,7 @@ class JournalView:
         """
         retried = self.retried
         trials = {row.number: row.trial for row in self.trials()}
-        proposals = self.tables.rows("SELECT seq, free, proposed FROM asks ORDER BY seq")
+        proposals = self.tables.rows("SELECT seq, free, proposed FROM proposals ORDER BY seq")
         with self.tables.sound("what its algorithm proposed"):
             asks: list[tuple[int, Proposal | Report]] = [
                 (seq, proposal_of(free, proposed, trials)) for seq, free, proposed in proposals
@@ -291,10 +291,10 @@ class JournalView:
             jobs = self.tables.read(
                 "job",
                 job_row,
-                f"{_JOB} WHERE outcome NOT IN ({', '.join('?' * len(UNFAILED))}) "
+                f"{_JOB} WHERE outcome NOT IN ({', '.join('?' * len(NOT_FAILED))}) "
                 "AND (EXISTS (SELECT 1 FROM json_each(trials) WHERE value = ?) "
                 "OR EXISTS (SELECT 1 FROM joins WHERE job = id AND trial = ?)) ORDER BY jobs.rowid DESC LIMIT 1",
-                *UNFAILED,
+                *NOT_FAILED,
                 trial.number,
                 trial.number,
             )
@@ -305,9 +305,9 @@ class JournalView:
         """Number and reason of each trial that has failed for good, by number."""
         return self.tables.rows("SELECT number, reason FROM trials WHERE state = ? ORDER BY number", TrialState.FAILED)
 
-    def held(self) -> tuple[int, ...]:
+    def paused_trials(self) -> tuple[int, ...]:
         """Numbers of the trials that a user has paused and that have not ended, ascending."""
-        numbers = self.study.get("held", ())
+        numbers = self.study.get("paused_trials", ())
         if not numbers:
             return ()
         rows = self.tables.rows(
@@ -317,11 +317,13 @@ class JournalView:
         )
         return tuple(number for (number,) in rows)
 
-    def promises(self) -> dict[str, list[Reservation]]:
+    def reservations(self) -> dict[str, list[Reservation]]:
         """Id of each job -> its reservations in order, the first from its start."""
         found: dict[str, list[Reservation]] = {}
-        for job, *promise in self.tables.rows("SELECT job, time, compute, memory, cores FROM promises ORDER BY rowid"):
-            found.setdefault(job, []).append(Reservation(*promise))
+        for job, *reservation in self.tables.rows(
+            "SELECT job, time, compute, memory, cores FROM reservations ORDER BY rowid"
+        ):
+            found.setdefault(job, []).append(Reservation(*reservation))
         return found
 
     def devices(self, *, all_runs: bool = False) -> list[DeviceRow]:
@@ -353,8 +355,8 @@ class JournalView:
 
     def writer(self) -> int | None:
         """Id of the process that runs the study now; None if no process does."""
-        with readable(self.directory):
-            return holder(self.directory)
+        with require_read_permission(self.directory):
+            return lock_owner(self.directory)
 
     def close(self) -> None:
         """Close the file; may be called twice."""

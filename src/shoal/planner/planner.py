@@ -38,14 +38,14 @@ class Placement:
             joins no running job.
         joins: Id of a running job -> arrays that join it.
         leaves: Id of a running job -> request that it leaves its device.
-        promises: Id of a running job -> its changed reservation.
+        reservations: Id of a running job -> its changed reservation.
     """
 
     starts: tuple[tuple[Job, Device], ...]
     refusals: Mapping[int, str]
     joins: Mapping[str, tuple[Array, ...]] = field(default_factory=dict)
     leaves: Mapping[str, PreemptionRequest] = field(default_factory=dict)
-    promises: Mapping[str, Demand] = field(default_factory=dict)
+    reservations: Mapping[str, Demand] = field(default_factory=dict)
 
 
 @dataclass

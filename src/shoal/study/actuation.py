@@ -8,14 +8,14 @@ from shoal.core.command import (
     Command,
     CopyCheckpoint,
     KillJob,
+    ReleaseDevice,
     StartJob,
     StopJob,
     UpdateJob,
-    VacateDevice,
 )
 from shoal.core.errors import CheckpointError
-from shoal.journal.requests import carried_out
-from shoal.journal.schema import translated
+from shoal.journal.requests import delete_request
+from shoal.journal.schema import translate_errors
 from shoal.study.event import TrialFailed
 
 __all__ = ["carry_out"]
@@ -45,14 +45,14 @@ def carry_out(command: Command, backend: Backend, directory: Path) -> TrialFaile
             backend.stop(command.job)
         case KillJob():
             backend.kill(command.job)
-        case VacateDevice():
-            backend.vacate(command.device)
+        case ReleaseDevice():
+            backend.release_device(command.device)
         case CopyCheckpoint():
             try:
-                with translated(directory):
-                    backend.inherit(directory, command.trial)
+                with translate_errors(directory):
+                    backend.copy_checkpoint(directory, command.trial)
             except CheckpointError as error:
                 return TrialFailed(command.trial.number, str(error))
         case CloseRequest():
-            carried_out(directory, command.request)
+            delete_request(directory, command.request)
     return None

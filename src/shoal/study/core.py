@@ -90,9 +90,11 @@ class StudyCore:
         state, study = self.state, self.state.given.study
         state.step = Step()
         apart, state.requests = set(retried), set(requests)
-        state.trials.retried, state.trials.tried = apart, set(study.get("tried", ()))
-        state.trials.held = set(study.get("held", ()))
-        state.paused, state.ended, state.over = (study.get(key, False) for key in ("paused", "ended", "over"))
+        state.trials.retried, state.trials.tried = apart, set(study.get("common_failure_trials", ()))
+        state.trials.held = set(study.get("paused_trials", ()))
+        state.paused, state.end_requested, state.ended = (
+            study.get(key, False) for key in ("paused", "end_requested", "ended")
+        )
         for record in records:
             state.trials.restore(record)
             if record.trial.is_added:
@@ -116,7 +118,7 @@ def _act(state: StudyState, event: Event, now: float) -> None:
         case Due.LOOK:
             devices.look(state.running, now, step)
         case Due.ASK:
-            if not (state.paused or state.ended):
+            if not (state.paused or state.end_requested):
                 ask(state)
         case Due.PLAN if state.rests:
             rest(state)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from shoal.cluster.monitor import Condition, Monitor
-from shoal.core.command import DevicesChanged, JobKilled, KillJob, Step, StopJob, StudyChanged, VacateDevice
+from shoal.core.command import DevicesChanged, JobKilled, KillJob, ReleaseDevice, Step, StopJob, StudyChanged
 from shoal.core.device import Cluster, Device
 from shoal.core.event import Ended, Event, Outcome
 from shoal.core.job import Job, log_path
@@ -54,7 +54,7 @@ class DeviceTracker:
         self._directory = directory
         self._killed: dict[str, tuple[Outcome, str]] = {}
         self._stopped: set[str] = set()
-        self._vacated: set[str] = set()
+        self._released: set[str] = set()
 
     def change(self, names: Sequence[str], step: Step, *, add: bool) -> None:
         """Add or remove devices, as a user requests.
@@ -96,8 +96,8 @@ class DeviceTracker:
             elif job not in self._stopped:
                 self._stopped.add(job)
                 step.command(StopJob(job))
-        step.command(*map(VacateDevice, sorted(gone - busy - self._vacated)))
-        self._vacated = set(gone - busy)
+        step.command(*map(ReleaseDevice, sorted(gone - busy - self._released)))
+        self._released = set(gone - busy)
 
     def kill_again(self) -> None:
         """Forget kills, so that the next look decides them anew: a full disk may have prevented them."""

@@ -8,7 +8,7 @@ from shoal.core.command import StartJob, Step
 from shoal.core.errors import StorageFullError, StudyInterrupted
 from shoal.core.event import Ended, Outcome
 from shoal.journal.commit import commit
-from shoal.journal.requests import pending
+from shoal.journal.requests import pending_requests
 from shoal.journal.writer import Journal
 from shoal.remedy import command
 from shoal.reporting.failures import first_failed
@@ -53,7 +53,7 @@ class Engine:
             StorageFullError: the disk has no room for the journal or a checkpoint.
             Exception: any error of the algorithm or the policy; all reports before it are recorded.
         """
-        self._journal.devices_are(self.fleet.whole)
+        self._journal.record_devices(self.fleet.whole)
         self._journal.put("stopped", None)
         self._journal.put("finished", False)
         with self._progress:
@@ -103,7 +103,7 @@ class Engine:
 
     def _handle_requests(self) -> None:
         """Handle the pending requests of users."""
-        for request in pending(self._journal.directory):
+        for request in pending_requests(self._journal.directory):
             self._happen(request)
 
     def _happen(self, event: Event) -> None:

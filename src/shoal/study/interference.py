@@ -37,7 +37,7 @@ class _ColocatedJob:
         trials: Numbers of the trials of its last report.
         reported: Whether it has reported since the change; its next epoch began after the change.
         times: Seconds of its epochs that count.
-        seen: Compute promised to it, and its speed as a fraction of that alone, in its newest epoch that counts.
+        seen: Compute reserved to it, and its speed as a fraction of that alone, in its newest epoch that counts.
     """
 
     job: Job
@@ -60,8 +60,8 @@ class _Colocation:
             colocated.reported, colocated.seen = False, None
             colocated.times.clear()
 
-    def promised(self) -> float | None:
-        """Sum of the compute promised to the jobs, as a fraction of the device's.
+    def reserved(self) -> float | None:
+        """Sum of the compute reserved to the jobs, as a fraction of the device's.
 
         None if it is unknown for a job, or if a job has several arrays or a share, which no ratio changes.
         """
@@ -75,7 +75,7 @@ class _Colocation:
 
 
 def _has_share(job: Job) -> bool:
-    """Whether a job of one array was promised another part of its device than it demands."""
+    """Whether a job of one array was reserved another part of its device than it demands."""
     (array,) = job.arrays
     if array.profile is None or job.demand is None:
         return False
@@ -157,8 +157,8 @@ class InterferenceTracker:
         if not 0 < seconds < inf:
             return None
         tuned = self._tuner.tunes(colocation.device.kind)
-        if tuned and (promised := colocation.promised()) is not None:
-            self._watch(colocation, colocated, seconds, promised, has_waiting)
+        if tuned and (reserved := colocation.reserved()) is not None:
+            self._watch(colocation, colocated, seconds, reserved, has_waiting)
         if len({report.epoch for report in event.reports}) > 1 or not (tuned or len(colocation.colocated_jobs) == 1):
             return None
         return self._seen(colocation, colocated, seconds)
@@ -182,20 +182,20 @@ class InterferenceTracker:
         colocation: _Colocation,
         colocated: _ColocatedJob,
         seconds: float,
-        promised: float,
+        reserved: float,
         has_waiting: Callable[[], bool],
     ) -> None:
         """Count an epoch for the tuner."""
-        self._note(colocated, colocation.device.kind, seconds, promised)
+        self._note(colocated, colocation.device.kind, seconds, reserved)
         seen = [each.seen for each in colocation.colocated_jobs.values() if each.seen is not None]
         if len(seen) == len(colocation.colocated_jobs):
-            self._observe(colocation, seen, promised, has_waiting)
+            self._observe(colocation, seen, reserved, has_waiting)
 
-    def _note(self, colocated: _ColocatedJob, kind: str, seconds: float, promised: float) -> None:
+    def _note(self, colocated: _ColocatedJob, kind: str, seconds: float, reserved: float) -> None:
         """Note the speed of a job in an epoch that counts."""
         (array,) = colocated.job.arrays
         alike = _alike(colocated, kind)
-        if promised <= 1 + _ROUNDING:
+        if reserved <= 1 + _ROUNDING:
             self._alone[alike] = min(seconds, self._alone.get(alike, seconds))
         if alike in self._alone and array.profile is not None:
             colocated.seen = compute(array.profile), self._alone[alike] / seconds
@@ -204,7 +204,7 @@ class InterferenceTracker:
         self,
         colocation: _Colocation,
         seen: list[tuple[float, float]],
-        promised: float,
+        reserved: float,
         has_waiting: Callable[[], bool],
     ) -> None:
         """Give the tuner an observation of a device, if it may count."""
@@ -212,7 +212,7 @@ class InterferenceTracker:
         ratio = self._tuner.ratio(kind)
         for colocated in colocation.colocated_jobs.values():
             colocated.seen = None
-        if promised > ratio + _ROUNDING or not has_waiting():
+        if reserved > ratio + _ROUNDING or not has_waiting():
             return
         self._tuner.observe(kind, seen)
         if self._tuner.ratio(kind) != ratio:

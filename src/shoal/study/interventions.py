@@ -8,6 +8,7 @@ from shoal.core.command import (
     CloseRequest,
     CopyCheckpoint,
     Intervened,
+    ReleaseDevice,
     Requeued,
     StopJob,
     StudyChanged,
@@ -15,7 +16,6 @@ from shoal.core.command import (
     TrialsReported,
     TrialsStopped,
     UpdateJob,
-    VacateDevice,
     Waiting,
 )
 from shoal.core.errors import DeviceError, PolicyError
@@ -51,7 +51,7 @@ def _release(state: StudyState, numbers: Set[int]) -> None:
     """Remove trials from the paused ones."""
     if state.trials.held & numbers:
         state.trials.held -= numbers
-        state.step.record(StudyChanged("held", sorted(state.trials.held)))
+        state.step.record(StudyChanged("paused_trials", sorted(state.trials.held)))
 
 
 def let_go(state: StudyState, left: MembersLeft) -> None:
@@ -87,26 +87,26 @@ def stop(state: StudyState, trials: Sequence[TrialRecord], reason: str) -> None:
 
 def rest(state: StudyState) -> None:
     """Keep a study at rest. Once no job runs, an ended study is over, and a paused one frees its devices."""
-    why = STUDY_ENDS if state.ended else STUDY_PAUSED
+    why = STUDY_ENDS if state.end_requested else STUDY_PAUSED
     everyone = (*state.trials.waiting(), *state.trials.held_back())
     if changed := state.trials.explain({x.number: why for x in everyone}):
         state.step.record(Waiting(changed))
     if state.running:
         return
-    if state.ended:
+    if state.end_requested:
         trials = [x for x in state.trials if not x.state.final]
         for record in trials:
             state.trials.move(record, TrialState.STOPPED)
-        state.step.record(TrialsStopped(tuple(x.number for x in trials), STUDY_ENDED), StudyChanged("over", True))
-        state.over = True
+        state.step.record(TrialsStopped(tuple(x.number for x in trials), STUDY_ENDED), StudyChanged("ended", True))
+        state.ended = True
     elif not state.freed:
         state.freed = True
-        state.step.command(*(VacateDevice(device.name) for _, device in state.fleet.cluster))
+        state.step.command(*(ReleaseDevice(device.name) for _, device in state.fleet.cluster))
 
 
 def _pause_study(state: StudyState, request: Request) -> Intervened:
-    if state.paused or state.ended:
-        return _refused(request, f"the study is {'ended' if state.ended else 'paused'} already")
+    if state.paused or state.end_requested:
+        return _refused(request, f"the study is {'ended' if state.end_requested else 'paused'} already")
     state.paused, state.freed = True, False
     state.step.record(StudyChanged("paused", True))
     _stop_jobs(state)
@@ -122,10 +122,10 @@ def _resume_study(state: StudyState, request: Request) -> Intervened:
 
 
 def _end_study(state: StudyState, request: Request) -> Intervened:
-    if state.ended or state.finished:
+    if state.end_requested or state.finished:
         return _refused(request, "the study has ended already")
-    state.paused, state.ended = False, True
-    state.step.record(StudyChanged("paused", False), StudyChanged("ended", True))
+    state.paused, state.end_requested = False, True
+    state.step.record(StudyChanged("paused", False), StudyChanged("end_requested", True))
     _stop_jobs(state)
     return Intervened(request.name, request.verb)
 
@@ -212,7 +212,7 @@ def _pause(state: StudyState, request: Request) -> Intervened:
     )
     if trials:
         state.trials.held |= {x.number for x in trials}
-        state.step.record(StudyChanged("held", sorted(state.trials.held)))
+        state.step.record(StudyChanged("paused_trials", sorted(state.trials.held)))
     _leave(state, trials)
     return Intervened(request.name, request.verb, tuple(x.number for x in trials), refused=refused)
 

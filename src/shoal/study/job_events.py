@@ -8,7 +8,7 @@ from shoal.core.array import Array, Member, remove_members
 from shoal.core.command import ArrayLeft, Decided, JobEnded, StoppedOnCommonFailure, TrialsReported, UpdateJob
 from shoal.core.errors import ShoalError, StorageFullError, TaskError, UnusableTaskError
 from shoal.core.event import (
-    BLAMELESS,
+    NOT_TRIAL_FAILURES,
     ArrayFailed,
     Ended,
     MemoryMeasured,
@@ -103,7 +103,7 @@ def end(state: StudyState, ended: Ended, now: float) -> None:
     job, device = state.running.end(ended.job)
     state.interference.end(job.id)
     error = _fatal(state, ended, job.purpose, job.members)
-    failed = ended.outcome not in BLAMELESS and error is None
+    failed = ended.outcome not in NOT_TRIAL_FAILURES and error is None
     state.signatures.end(job, device.kind, failed=failed)
     arrays = state.trials.present(job).arrays if job.purpose is Purpose.TRAIN else job.arrays
     outcome = state.tracker.outcome(ended)
@@ -190,7 +190,7 @@ def _fatal(
     added = [member.trial for member in members if member.trial.is_added]
     if failed.outcome is Outcome.UNUSABLE and not any(trial.origin for trial in added):
         return UnusableTaskError(f"{failed.message}\nNothing is lost. {after_mending(directory, kept=kept)}")
-    for_all = purpose is Purpose.SURVEY or not any(x.epoch for x in state.trials)
+    for_all = purpose is Purpose.SIGNATURE or not any(x.epoch for x in state.trials)
     if failed.outcome is Outcome.REJECTED and for_all and members and not added:
         first, *others = members
         company = f" and {len(others)} more" if others else ""

@@ -85,7 +85,7 @@ def survey(state: StudyState) -> None:
         known.update((member.trial.number, key(member.trial)) for member in unknown)
     elif idle := state.idle():
         shares = zip(state.signatures.shares(unknown, len(idle)), idle, strict=False)
-        _start(state, [(Job(state.new_id(), (share,), Purpose.SURVEY), device) for share, device in shares])
+        _start(state, [(Job(state.new_id(), (share,), Purpose.SIGNATURE), device) for share, device in shares])
     elif state.given.elastic:
         training = [job.id for job, _ in state.running.values() if job.purpose is Purpose.TRAIN]
         for job, trials in state.signatures.looks([member.trial for member in unknown], training).items():
@@ -121,7 +121,7 @@ def place(state: StudyState, now: float) -> None:
     for job, leave in placement.leaves.items():
         state.step.record(JobLeaving(job, leave.reason))
         state.step.command(StopJob(job))
-    _promise(state, placement.promises)
+    _promise(state, placement.reservations)
     _start(state, placement.starts)
     for job, arrays in placement.joins.items():
         _let_join(state, job, arrays)
@@ -177,11 +177,11 @@ def _situation(state: StudyState) -> object:
     return *changes, len(trials.alone), len(signatures.keys), len(signatures.unmeasurable)
 
 
-def _promise(state: StudyState, promises: Mapping[str, Demand]) -> None:
+def _promise(state: StudyState, reservations: Mapping[str, Demand]) -> None:
     """Record new reservations of running jobs, before other jobs get what these give back."""
-    if promises:
-        state.step.record(ReservationsChanged(promises))
-    for number, demand in promises.items():
+    if reservations:
+        state.step.record(ReservationsChanged(reservations))
+    for number, demand in reservations.items():
         state.running.change(replace(state.running[number][0], demand=demand))
 
 

@@ -10,13 +10,13 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
 
-from shoal.algorithms.base import check_whole
+from shoal.algorithms.base import check_integer
 from shoal.core.device import Cluster, Device, Node
 from shoal.core.errors import DeviceError, ShoalError
 from shoal.core.request import Verb
 from shoal.core.trial import Config, TrialState
 from shoal.journal.codec import encode
-from shoal.journal.requests import carried_out, leave, pending
+from shoal.journal.requests import delete_request, pending_requests, write_request
 from shoal.journal.rows import TrialRow
 from shoal.journal.view import JournalView
 from shoal.reporting.text import numbers_text, state_name
@@ -74,7 +74,7 @@ def stop(directory: Path, numbers: int | Iterable[int]) -> list[int]:
         JournalError: as in `pause`.
     """
     with JournalView.read(directory) as journal:
-        asked = {x for each in pending(journal.directory) if each.verb == "stop" for x in each.trials}
+        asked = {x for each in pending_requests(journal.directory) if each.verb == "stop" for x in each.trials}
     return _ask(directory, "stop", numbers, lambda row: "to be stopped already" if row.number in asked else "")
 
 
@@ -104,7 +104,7 @@ def retry(directory: Path, numbers: int | Iterable[int] | None = None) -> list[i
                 f"trial {row.number} of the study in {directory} has not failed, it is {state_name(row.state, runs)}; "
                 "only failed trials can be tried again"
             )
-    leave(directory, "retry", trials=asked)
+    write_request(directory, "retry", trials=asked)
     return asked
 
 
@@ -116,7 +116,7 @@ def policy(directory: Path, name: str) -> None:
         JournalError: as in `pause`.
     """
     make_policy(name)
-    leave(directory, "policy", given={"policy": name})
+    write_request(directory, "policy", given={"policy": name})
 
 
 def add(directory: Path, config: Config, epochs: int, *, outside: bool = False) -> Config:
@@ -139,7 +139,7 @@ def add(directory: Path, config: Config, epochs: int, *, outside: bool = False) 
     with JournalView.read(directory) as journal:
         whole = _filled(journal.space.constants(), config)
         _check(journal, whole, epochs, outside)
-    leave(directory, "add trial", given={"config": whole, "epochs": epochs, "outside": outside})
+    write_request(directory, "add trial", given={"config": whole, "epochs": epochs, "outside": outside})
     return whole
 
 
@@ -174,7 +174,7 @@ def clone(
     with JournalView.read(directory) as journal:
         clones = [_clone(journal, row, changes, epochs, anew, outside) for row in _rows(journal, asked)]
     for given in clones:
-        leave(directory, "clone", given=given)
+        write_request(directory, "clone", given=given)
     return [given["config"] for given in clones]
 
 
@@ -197,7 +197,7 @@ def _clone(
 
 
 def _check(journal: JournalView, config: Config, epochs: int, outside: bool) -> None:
-    check_whole("epochs", epochs)
+    check_integer("epochs", epochs)
     encode(config, "the config of the trial")
     faults = journal.space.faults(config)
     if faults and not outside:
@@ -283,9 +283,9 @@ def end_study(directory: Path) -> None:
 
 def _ask_study(directory: Path, verb: Literal["pause study", "resume study", "end study"]) -> None:
     with JournalView.read(directory) as journal:
-        paused, ended = journal.study.get("paused", False), journal.study.get("ended", False)
+        paused, ended = journal.study.get("paused", False), journal.study.get("end_requested", False)
         finished = journal.study.get("finished", False)
-    for request in pending(directory):
+    for request in pending_requests(directory):
         if request.verb in ("pause study", "resume study"):
             paused = request.verb == "pause study"
         ended = ended or request.verb == "end study"
@@ -293,13 +293,13 @@ def _ask_study(directory: Path, verb: Literal["pause study", "resume study", "en
         raise ShoalError(f"the study in {directory} {'has ended' if finished else 'is to end'} already")
     if verb != "end study" and paused == (verb == "pause study"):
         raise ShoalError(f"the study in {directory} is {'paused already' if paused else 'not paused'}")
-    leave(directory, verb)
+    write_request(directory, verb)
 
 
 def held(journal: JournalView) -> set[int]:
     """Numbers of the trials that are paused once all pending requests are carried out."""
-    numbers = set(journal.study.get("held", ()))
-    for request in pending(journal.directory):
+    numbers = set(journal.study.get("paused_trials", ()))
+    for request in pending_requests(journal.directory):
         if request.verb == "pause":
             numbers |= set(request.trials)
         elif request.verb in ("resume", "retry"):
@@ -342,7 +342,7 @@ def _ask(directory: Path, verb: Verb, numbers: int | Iterable[int], fault: Calla
         if why := f"over: it is {row.state}" if row.state.final else fault(row):
             again = "; shoal trial retry has it tried again" if row.state is TrialState.FAILED else ""
             raise ShoalError(f"trial {row.number} of the study in {directory} is {why}{again}")
-    leave(directory, verb, trials=asked)
+    write_request(directory, verb, trials=asked)
     return asked
 
 
@@ -388,11 +388,11 @@ def change_devices(
     """
     with JournalView.read(directory) as journal:
         fleet = _expected(journal)
-        if journal.study.get("finished") and not pending(directory):
+        if journal.study.get("finished") and not pending_requests(directory):
             raise DeviceError(f"the study in {directory} has ended, and needs no other devices")
     if fleet is not None:
         _change(fleet, verb, names)
-    request = leave(directory, verb, devices=names)
+    request = write_request(directory, verb, devices=names)
     waited = 0.0
     try:
         while True:
@@ -413,7 +413,7 @@ def change_devices(
             pause(_PAUSE_SECONDS)
             waited += _PAUSE_SECONDS
     except KeyboardInterrupt:
-        carried_out(directory, request)
+        delete_request(directory, request)
         raise
 
 
@@ -422,7 +422,7 @@ def _expected(journal: JournalView) -> Fleet | None:
     fleet = _recorded(journal)
     if not fleet.used and not fleet.reduced:
         return None
-    for request in pending(journal.directory):
+    for request in pending_requests(journal.directory):
         if request.verb in ("add devices", "remove devices"):
             with suppress(DeviceError):
                 _change(fleet, request.verb, request.devices)

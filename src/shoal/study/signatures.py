@@ -78,7 +78,7 @@ class SignatureRegistry:
         self._suspects |= left
         if job.purpose is Purpose.PROFILE:
             self.unmeasurable.update((array.key, kind) for array in job.arrays[:1])
-        elif job.purpose is Purpose.SURVEY:
+        elif job.purpose is Purpose.SIGNATURE:
             self._crashed(job)
 
     def _crashed(self, survey: Job) -> None:
@@ -97,4 +97,4 @@ class SignatureRegistry:
 
 def surveyed(jobs: Iterable[Job]) -> set[int]:
     """Numbers of the trials in running survey jobs."""
-    return {member.trial.number for job in jobs if job.purpose is Purpose.SURVEY for member in job.members}
+    return {member.trial.number for job in jobs if job.purpose is Purpose.SIGNATURE for member in job.members}

@@ -164,7 +164,7 @@ class StudyState:
         self.horizon = HORIZON
         self.placed: object = None
         self.placed_at = 0.0
-        self.paused = self.freed = self.ended = self.over = False
+        self.paused = self.freed = self.end_requested = self.ended = False
         self.ending: WindUp | None = None
         self.stopped: Cause | None = None
         self.requests: set[str] = set()
@@ -179,12 +179,12 @@ class StudyState:
     @property
     def finished(self) -> bool:
         """Whether the algorithm, or a user, has ended the study and no retried trial is open."""
-        return (self.given.algorithm.finished or self.over) and not self.trials.retrying()
+        return (self.given.algorithm.finished or self.ended) and not self.trials.retrying()
 
     @property
     def rests(self) -> bool:
         """Whether no job may run, at a user's request."""
-        return self.paused or (self.ended and not self.over)
+        return self.paused or (self.end_requested and not self.ended)
 
     def idle(self) -> list[Device]:
         """Healthy devices without a job."""

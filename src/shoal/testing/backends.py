@@ -154,7 +154,7 @@ def check_kill(make: MakeBackend, directory: Path) -> None:
         backend.stop("other")
         *_, last = events_until_ended(backend, ["other"])["other"]
         assert last == Ended("other", Outcome.STOPPED), f"the neighbour of a killed job ended with {last}"
-        backend.vacate(_OTHER_CPU.name)
+        backend.release_device(_OTHER_CPU.name)
         backend.start(scripted_job("next"), _OTHER_CPU)
         backend.stop("next")
         *_, last = events_until_ended(backend, ["next"])["next"]

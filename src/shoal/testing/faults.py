@@ -209,17 +209,17 @@ class FaultyBackend(Virtual):
         with self._faults.moments():
             super().kill(job)
 
-    def vacate(self, device: str) -> None:
+    def release_device(self, device: str) -> None:
         """Free a device, on which no job may run."""
         with self._faults.moments():
             if busy := [name for name, job in self.jobs.items() if device in (job.device.name, *job.job.helpers)]:
                 raise InvariantViolation(f"{device} is freed, and {busy[0]} runs there")
-            super().vacate(device)
+            super().release_device(device)
 
-    def inherit(self, directory: Path, trial: Trial) -> None:
+    def copy_checkpoint(self, directory: Path, trial: Trial) -> None:
         """Copy a checkpoint."""
         with self._faults.moments():
-            super().inherit(directory, trial)
+            super().copy_checkpoint(directory, trial)
 
     def poll(self, timeout: float) -> list[Event]:
         """The next events, some of them late, repeated, or reordered among jobs; a fault may occur."""

@@ -94,7 +94,9 @@ def check_end(journal: JournalView, study: RandomStudy, asked: Collection[str]) 
     if (done := [each.request for each in journal.interventions()]) != sorted(asked):
         odd = min([*(set(done) ^ set(asked)), *(name for name in done if done.count(name) > 1)], default="an order")
         raise InvariantViolation(f"{odd}: {len(asked)} requests were made, and {len(done)} carried out or refused")
-    unknown = {job for job, promises in journal.promises().items() if promises and promises[0].cores is None}
+    unknown = {
+        job for job, reservations in journal.reservations().items() if reservations and reservations[0].cores is None
+    }
     if violations := [x for x in overcommitments(journal, study.cluster) if not unknown & set(x.jobs)]:
         raise InvariantViolation(str(violations[0]))
     _check_decisions(journal, study)
@@ -112,7 +114,7 @@ def check_end(journal: JournalView, study: RandomStudy, asked: Collection[str]) 
             if metrics != study.workload.report(row.trial, epoch).metrics:
                 raise InvariantViolation(f"trial {number} has reported {metrics} at epoch {epoch}")
         found[number] = (dict(row.config), row.state, row.epoch, reports)
-    told_by_people = _stopped(journal) or journal.study.get("over")
+    told_by_people = _stopped(journal) or journal.study.get("ended")
     if isinstance(study.algorithm(), IN_ANY_ORDER) and study.retries == MANY and not told_by_people:
         mine = {number: each[:3] for number, each in found.items() if number < FIRST_ADDED}
         theirs = {number: (dict(x[0]), *x[1:]) for number, x in study.undisturbed().items()}
@@ -131,7 +133,7 @@ def _check_decisions(journal: JournalView, study: RandomStudy) -> None:
     decisions: dict[int, Decision] = {}
     for decision in replay(journal, algorithm, lambda groups: None):
         decisions.setdefault(decision.trial, decision)
-    over = journal.study.get("over", False)
+    over = journal.study.get("ended", False)
     if not (algorithm.finished or over):
         raise InvariantViolation("the algorithm has not finished, though the study has")
     by_people = journal.retried.keys() | _stopped(journal)

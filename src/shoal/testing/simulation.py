@@ -17,7 +17,7 @@ from shoal.core.errors import BackendError, DeviceError, ShoalError, StorageFull
 from shoal.core.request import Verb
 from shoal.core.trial import FIRST_ADDED, TrialState
 from shoal.cost.history import History
-from shoal.journal.requests import leave, pending
+from shoal.journal.requests import pending_requests, write_request
 from shoal.journal.writer import Journal
 from shoal.reporting.progress import SilentProgress
 from shoal.schedule.registry import make_policy
@@ -95,7 +95,7 @@ class _RandomInterventions(SilentProgress):
             return
         used = self.engine.fleet.used
         removed = [name for name in self._devices if name not in used]
-        held = self._journal.study.get("held", [])
+        held = self._journal.study.get("paused_trials", [])
         if faults.strikes("interrupt"):
             self.engine.interrupt()
         if used and faults.strikes("devices changed"):
@@ -133,7 +133,7 @@ class _RandomInterventions(SilentProgress):
             self._ask("end study")
 
     def _ask(self, verb: Verb, **what: Any) -> None:
-        self._asked.append(leave(self._journal.directory, verb, **what))
+        self._asked.append(write_request(self._journal.directory, verb, **what))
 
 
 @dataclass
@@ -218,7 +218,7 @@ class _StudyRun:
                     people.update()  # while no process runs the study
                     engine.replay()
                     engine.run()
-            return not pending(self._directory)
+            return not pending_requests(self._directory)
         except (Killed, StudyInterrupted, StorageFullError):
             return False
         except (BackendError, DeviceError) as error:
@@ -262,7 +262,7 @@ class _StudyRun:
             removed = journal.study.get("fleet", {}).get("removed", [])
         if not removed:
             raise error
-        self._remains.asked.append(leave(self._directory, "add devices", devices=removed))
+        self._remains.asked.append(write_request(self._directory, "add devices", devices=removed))
 
 
 def _reason(reason: str, state: TrialState) -> str:
