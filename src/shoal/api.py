@@ -183,7 +183,7 @@ def tune(
     search = bound(plan, spec, Space.from_json(spec["space"]), algorithm)
     spec["totals"] = None if search.totals is None else asdict(search.totals)
     content = _describe_task(spec, task, training, space)
-    hand_over(DryRunRequest(spec, content, options.fleet.given, options.packing))
+    hand_over(DryRunRequest(spec, content, options.fleet.found, options.packing))
     with closing(Journal.create(place, spec, task=content, algorithm=plan, called=called)) as journal:
         return _run(journal, search, options)
 
@@ -235,7 +235,7 @@ def resume(
         search = bound(journal.blob("algorithm"), spec, journal.space)
         record = {"devices": spec["devices"], "added": [], "removed": []} | spec.get("fleet", {})
         options = _run_options(
-            Fleet(discover(devices), devices) if devices else Fleet.again(record, discover),
+            Fleet(discover(devices), devices) if devices else Fleet.from_record(record, discover),
             policy or strategy_of(spec["policy"]),
             packing or strategy_of(spec["packing"]),
             backend or spec["backend"],
@@ -288,7 +288,7 @@ def _run_options(
     options = _RunOptions(
         fleet, make_policy(policy), make_packing(packing), backend_class(backend), sharing, show_progress
     )
-    check_sharing(sharing, fleet.given, processes=options.backend.concurrent)
+    check_sharing(sharing, fleet.found, processes=options.backend.concurrent)
     return options
 
 
@@ -328,9 +328,9 @@ def _run(journal: Journal, algorithm: Algorithm, options: _RunOptions) -> Study:
     fleet = options.fleet
     with closing(options.backend(worker_context)) as backend:
         history = History(environment=environment())
-        shared = {device.kind for _, device in fleet.given if device.is_cuda and options.backend.concurrent}
+        shared = {device.kind for _, device in fleet.found if device.is_cuda and options.backend.concurrent}
         config = EngineConfig(
-            fleet.given,
+            fleet.found,
             options.policy,
             backend,
             history,
@@ -349,7 +349,7 @@ def _run(journal: Journal, algorithm: Algorithm, options: _RunOptions) -> Study:
 
         display = progress(take, silent=not options.show_progress)
         begun = f"{epochs_text(take())} {'reports' if spec['opaque'] else 'epochs'}" if len(journal.runs()) > 1 else ""
-        display.say(summary(spec, [device.name for _, device in fleet.given], as_given(journal.directory), begun))
+        display.say(summary(spec, [device.name for _, device in fleet.found], as_given(journal.directory), begun))
         if spec.get("paused"):
             display.say([f"the study is paused; it goes on with: {command('study resume', journal.directory)}"])
         engine = Engine(journal, algorithm, config, display)

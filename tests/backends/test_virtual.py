@@ -156,7 +156,7 @@ def test_members_leave_at_once_and_join_at_the_end_of_an_epoch() -> None:
     backend = virtual()
     backend.start(job(0, 2), GPU)
     backend.poll(0.2)
-    backend.change("job", JobUpdate(leave=frozenset({0}), join=job(4).arrays, look=(Trial(7, {}, 0, 0),)))
+    backend.change("job", JobUpdate(leave=frozenset({0}), join=job(4).arrays, find_signatures=(Trial(7, {}, 0, 0),)))
     said = told(backend)
     assert SignaturesFound("job", {7: OTHER}) in said
     assert MembersLeft("job", frozenset({0})) in said

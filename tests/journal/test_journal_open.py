@@ -14,7 +14,7 @@ from journal_samples import STUDY, create, group, report
 
 from shoal.cluster.temporary import remove_abandoned
 from shoal.core.errors import JournalError, StudyExistsError
-from shoal.journal.lock import holder
+from shoal.journal.lock import lock_owner
 from shoal.journal.writer import Journal
 
 
@@ -53,7 +53,7 @@ def test_a_directory_without_a_study_is_named_and_left_alone(tmp_path, use):
 def test_another_schema_version_names_both(journal, use):
     journal.tables.rows("PRAGMA user_version = 99")
     journal.close()
-    with pytest.raises(JournalError, match=r"journal version 99, this Shoal reads versions 3 to 5"):
+    with pytest.raises(JournalError, match=r"journal version 99, this Shoal reads versions 3 to 6"):
         use(journal.directory)
 
 
@@ -155,11 +155,11 @@ def test_a_child_that_outlives_its_engine_does_not_keep_the_study(start, tmp_pat
     with engine:
         child = int(engine.stdout.readline())
         try:
-            assert holder(tmp_path / "study") == engine.pid
+            assert lock_owner(tmp_path / "study") == engine.pid
             engine.kill()
             engine.wait()
             os.kill(child, 0)
-            assert holder(tmp_path / "study") is None
+            assert lock_owner(tmp_path / "study") is None
             with Journal.open(tmp_path / "study") as again:
                 assert again.study == STUDY
         finally:

@@ -135,7 +135,7 @@ def test_a_directory_that_is_no_path_is_refused(directory: Any) -> None:
         pytest.param("UPDATE trials SET epoch = -5", r"`epoch` is -5, below 0\)", id="epoch"),
         pytest.param("UPDATE trials SET target = 0", r"`target` is 0, below 1\)", id="target"),
         pytest.param(
-            "UPDATE proposals SET proposed = '[5]'", "what its algorithm proposed is not understood", id="proposals"
+            "UPDATE proposals SET proposed = '[5]'", "a proposal of its algorithm is not understood", id="proposals"
         ),
     ],
 )

@@ -59,7 +59,7 @@ from shoal.schedule.knapsack import Fifo
 from shoal.schedule.oversubscription import OversubscriptionTuner
 from shoal.study.config import EngineConfig
 from shoal.study.engine import Engine
-from shoal.study.retries import ALIKE
+from shoal.study.retries import COMMON_FAILURES
 
 KEY = FusionKey("mlp", "digits", 32)
 PROFILE = Profile({1: 1e-3, 16: 1e-3}, 10, 1, base_memory=0, member_memory=1, compute=0.5, cores=1.0, mixing=1.0)
@@ -162,8 +162,8 @@ class Scripted(Backend):
         if not isinstance(end, Ended):
             return  # it is over
         before = [event for event in before if not (isinstance(event, Reported) and _trials(event) & change.leave)]
-        if change.look:
-            before.insert(0, SignaturesFound(job, {trial.number: KEY for trial in change.look}))
+        if change.find_signatures:
+            before.insert(0, SignaturesFound(job, {trial.number: KEY for trial in change.find_signatures}))
         joining = Job(job, change.join) if change.join else None
         self._events[job] = [*before, *(reports(joining) if joining else ()), end]
 
@@ -511,7 +511,7 @@ def test_a_device_that_is_idle_waits_for_no_look_at_a_busy_one(tmp_path: Path) -
 
     class Busy(Scripted):
         def change(self, job: str, change: JobUpdate) -> None:
-            if not change.look:
+            if not change.find_signatures:
                 super().change(job, change)
 
     stage = Stage(tmp_path / "study", lambda: ASHA(9, max_epochs=9, concurrency=4), slots=2)
@@ -558,7 +558,7 @@ def test_new_trials_are_looked_at_by_jobs_that_run(tmp_path: Path) -> None:
     stage = Stage(tmp_path / "study", lambda: ASHA(9, max_epochs=9, concurrency=4))
     carrier = backend(side_by_side)
     stage.run(carrier)
-    looked = [trial.number for _, change in carrier.changes for trial in change.look]
+    looked = [trial.number for _, change in carrier.changes for trial in change.find_signatures]
     surveyed = [m.trial.number for job in carrier.started if job.purpose is Purpose.SIGNATURE for m in job.members]
     assert looked
     assert sorted(looked + surveyed) == list(range(9))
@@ -570,7 +570,7 @@ def test_who_was_not_looked_at_when_a_job_crashed_is_a_suspect(tmp_path: Path) -
 
     class Fragile(Scripted):
         def change(self, job: str, change: JobUpdate) -> None:
-            if change.look:
+            if change.find_signatures:
                 self.changes.append((job, change))
                 self._events[job] = [Ended(job, Outcome.CRASHED, "as the script says")]
             else:
@@ -578,7 +578,7 @@ def test_who_was_not_looked_at_when_a_job_crashed_is_a_suspect(tmp_path: Path) -
 
     carrier = Fragile(side_by_side, at_once=False, on_start=nothing)
     stage.run(carrier)
-    looked = {trial.number for _, change in carrier.changes for trial in change.look}
+    looked = {trial.number for _, change in carrier.changes for trial in change.find_signatures}
     surveys = [[m.trial.number for m in job.members] for job in carrier.started if job.purpose is Purpose.SIGNATURE]
     assert all([number] in surveys for number in looked)
     assert all(row[2].final for row in stage.outcome())
@@ -722,7 +722,7 @@ def test_a_key_that_cannot_be_measured_is_not_measured_again_and_not_fused(tmp_p
     assert {row[2] for row in stage.outcome()} == {TrialState.COMPLETE}
 
 
-ALL = range(ALIKE)
+ALL = range(COMMON_FAILURES)
 
 
 def twelve(directory: Path) -> Stage:
@@ -771,7 +771,7 @@ def test_profiles_that_raise_alike_end_a_study_as_soon(tmp_path: Path) -> None:
     stage = twelve(tmp_path / "study")
     with pytest.raises(StudyFailedError, match=r"ValueError: x \(trials 0-4; log: a.log\)"):
         stage.run(backend(script))
-    assert [purpose for purpose, _ in stage.jobs()] == ["signature", *["profile"] * ALIKE]
+    assert [purpose for purpose, _ in stage.jobs()] == ["signature", *["profile"] * COMMON_FAILURES]
     with closing(stage.open()) as journal:
         assert [(cause.text, cause.trials) for cause in causes(StudyStatistics(journal).unmeasured(0.0))] == [
             ("ValueError: x", (*ALL,))

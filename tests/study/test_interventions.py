@@ -456,7 +456,7 @@ def test_a_policy_that_is_unknown_is_refused_before_anything_is_sent_and_by_the_
     ):
         Study(stage.directory).policy("wdf")
     assert not (stage.directory / "requests").exists()
-    write_request(stage.directory, "policy", given={"policy": "wdf"})
+    write_request(stage.directory, "policy", arguments={"policy": "wdf"})
     stage.run(backend())
     ((_, _, (why,)),) = noted(stage)
     assert why.startswith("there is no policy 'wdf'")
@@ -512,7 +512,7 @@ def test_an_added_trial_is_trained_and_counts_and_the_algorithm_goes_on_without_
     stage.run(asking(stage, (reached(0, 1), lambda study: study.add({"x": 1e-6}, 4))))
     mine = rows_of(stage)[ADDED]
     assert (mine.state, mine.epoch, mine.target, mine.config) == (TrialState.COMPLETE, 4, 4, {"x": 1e-6})
-    assert mine.reason == "added by a user, up to its budget"
+    assert mine.reason == "added by a user, and has reached its budget"
     others = [row for row in stage.outcome() if row[0] != ADDED]
     alone = undisturbed(tmp_path, place)
     if make is not MAKERS["asha"]:  # whose decisions depend on who is first
@@ -639,7 +639,7 @@ def test_a_kill_while_trials_are_added_changes_nothing(
         (lambda study: study.add({"x": 1.0}, 0), "`epochs` must be an integer of at least 1, got 0"),
         (
             lambda study: study.add({"x": {1.0}}, 2, outside=True),
-            "the config of the trial cannot be kept in the journal",
+            "the config of the trial cannot be stored in the journal",
         ),
         (lambda study: study.clone([1, 9], anew=True), "has no trial 9; its trials are 0-3"),
         (lambda study: study.clone(1, {"x": 7}), "`x` is 7, and the space has choice"),
@@ -686,7 +686,7 @@ def test_a_number_is_as_good_as_several(numbers: Any, asked: list[int], tmp_path
 def test_what_a_study_cannot_add_is_noted(tmp_path: Path) -> None:
     stage = half_way(tmp_path)
     given = {"config": {"x": 9.0}, "epochs": 2, "origin": {"trial": 7, "epoch": 1}}
-    write_request(stage.directory, "clone", given=given)
+    write_request(stage.directory, "clone", arguments=given)
     stage.run(backend())
     ((_, numbers, refused),) = noted(stage)
     assert numbers == ()

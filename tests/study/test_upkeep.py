@@ -333,7 +333,7 @@ def test_a_request_that_was_recorded_before_the_engine_was_killed_is_done_once(
         with closing(stage.open()) as journal:
             record = journal.study["fleet"]
         assert [each.name for each in pending_requests(stage.directory)] == asked
-        stage.fleet = Fleet.again(record, lambda devices: cluster(2))
+        stage.fleet = Fleet.from_record(record, lambda devices: cluster(2))
         patch.undo()
         stage.run(backend())
     complete(stage)

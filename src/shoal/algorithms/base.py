@@ -49,12 +49,12 @@ class Problem:
     Args:
         space: Search space.
         metric: Name of the reported value to compare trials by; of several metrics, the first.
-        mode: "min" or "max": which end of the metric is good.
+        mode: "min" or "max": the direction in which the metric is better.
         seed: Seed of the study; with a trial's number it determines that trial.
         data_seed: Data seed of all trials; None gives every trial its own.
         other_objectives: Further metrics, for algorithms that take several.
-        group_by: Parameters, named as `flatten` names them, such as "width" or "optimizer.name". Trials that agree on
-            them can be one array, so random configurations that agree come one after the other.
+        group_by: Parameters, named as `flatten` names them, such as "width" or "optimizer.name". Random configurations
+            with equal values of these are adjacent, so that their trials can form one array.
 
     Raises:
         AlgorithmError: `mode` is neither "min" nor "max", or `group_by` is no list of names or has a name that no
@@ -97,16 +97,16 @@ class Problem:
         return self.space.sample(derive_seed(self.seed, "config", number))
 
     def samples(self, numbers: Sequence[int]) -> list[Config]:
-        """The random configurations of trials that may begin together: those of `sample`, grouped."""
+        """The random configurations of trials that may begin together, ordered by `group_by`."""
         return self.grouped([self.sample(number) for number in numbers])
 
     def grouped(self, configs: Sequence[Config]) -> list[Config]:
-        """The same configurations, each moved up to the first one that agrees with it on the parameters to group_by."""
-        alike: dict[str, list[Config]] = {}
+        """The same configurations, reordered so that those with equal `group_by` parameters are adjacent."""
+        groups: dict[str, list[Config]] = {}
         for config in configs:
             row = flatten(config)
-            alike.setdefault(json.dumps([row.get(name) for name in self.group_by]), []).append(config)
-        return [config for together in alike.values() for config in together]
+            groups.setdefault(json.dumps([row.get(name) for name in self.group_by]), []).append(config)
+        return [config for group in groups.values() for config in group]
 
     def random_trials(self, numbers: Sequence[int]) -> list[Trial]:
         """Trials of random configurations that may begin together."""
@@ -141,14 +141,14 @@ class Problem:
         return tuple(report.metrics[objective.metric] for objective in self.objectives)
 
     def value_at_target(self, report: Report, target: int | None) -> float | None:
-        """The metric of a trial at the end of its stretch: NaN if the trial failed, None before the end.
+        """The metric of a trial at its target epoch: NaN if the trial failed, None before that epoch.
 
         Args:
             report: Report of the trial.
-            target: Last epoch of the stretch; None for a trial that is not in training.
+            target: Target epoch of the trial; None for a trial that is not in training.
 
         Raises:
-            AlgorithmError: the report is beyond that epoch.
+            AlgorithmError: the report is beyond the target epoch.
             TaskError: the report of a trial that did not fail lacks the metric, whatever epoch it is.
         """
         has_failed = report.state is TrialState.FAILED
@@ -230,7 +230,7 @@ class Algorithm(ABC):
             data_seed: Seed of the order of samples of every trial; None gives each trial its own.
 
         Raises:
-            AlgorithmError: `mode` or a name in `group_by` is unknown, there are more metrics than the algorithm takes,
+            AlgorithmError: `mode` or a name in `group_by` is unknown, the algorithm does not support so many metrics,
                 or the instance serves another study already.
             SpaceError: the algorithm cannot search this space.
         """
@@ -255,7 +255,7 @@ class Algorithm(ABC):
         return self._problem  # type: ignore[return-value]  # it is bound
 
     def check_new(self) -> None:
-        """Refuse a second study.
+        """Raise an error if the instance is bound already.
 
         Raises:
             AlgorithmError: `bind` was called already.
@@ -264,7 +264,7 @@ class Algorithm(ABC):
             raise AlgorithmError(f"{self!r} serves another study already; make a new one for each study")
 
     def check_bound(self) -> None:
-        """Refuse a call before `bind`.
+        """Raise an error if the instance is not bound.
 
         Raises:
             AlgorithmError: `bind` was not called yet.
@@ -273,7 +273,7 @@ class Algorithm(ABC):
             raise AlgorithmError(f"{self!r} has no search space yet; call bind(...) first")
 
     def check_begun(self, number: int, begun: int) -> None:
-        """Refuse a report of a trial that has not begun, or any before `bind`.
+        """Raise an error for a report of a trial that has not begun, or if the instance is not bound.
 
         Args:
             number: Number of the trial.
@@ -342,10 +342,11 @@ def call_text(algorithm: "Algorithm") -> str:
 
 
 def check_integer(name: str, value: object, least: int = 1) -> None:
-    """Check a setting that counts something.
+    """Check an integer setting.
 
     Raises:
-        AlgorithmError: `value` is no integer, below `least`, or so large that a journal could not keep sums of such.
+        AlgorithmError: `value` is no integer, is below `least`, or is too large for sums of it to be stored in a
+            journal.
     """
     if isinstance(value, Integral) and not isinstance(value, int):
         raise AlgorithmError(f"`{name}` must be a Python int of at least {least}, got {value!r}; write int(...)")
@@ -356,7 +357,7 @@ def check_integer(name: str, value: object, least: int = 1) -> None:
 
 
 def check_number(name: str, value: object, least: float, most: float) -> None:
-    """Check a setting that is a number, whole or not.
+    """Check a numeric setting.
 
     Raises:
         AlgorithmError: `value` is no number from `least` to `most`.

@@ -24,9 +24,9 @@ class Rung:
 class Bracket:
     """One run of successive halving (Jamieson and Talwalkar 2016), with given sizes and budgets of its rungs.
 
-    When every trial of a rung is PAUSED or FAILED, the best are promoted: as many as the next rung has places, whatever
-    has failed, but none whose metric is NaN. Equal metrics are ranked by the trial's number. On the last rung each
-    trial is COMPLETE as soon as it gets there.
+    When every trial of a rung is PAUSED or FAILED, the best fill the places of the next rung. Trials whose metric is
+    NaN are not promoted. Equal metrics are ranked by the trial's number. A trial that
+    reaches the last rung is COMPLETE at once.
 
     Args:
         name: Name of the bracket's groups.
@@ -79,7 +79,7 @@ class Bracket:
         Raises:
             AlgorithmError: the trial is beyond its budget.
             TaskError: the report lacks the metric; also before the last epoch of the rung, so that a misspelt name
-                costs one epoch.
+                is found after one epoch.
         """
         number, budget = report.trial, self._budgets[self._rung]
         if report.state is TrialState.FAILED:
@@ -131,9 +131,10 @@ class Bracket:
 
 
 class BracketedAlgorithm(Algorithm):
-    """Base class of algorithms that run independent brackets; a subclass decides which ones, and when each begins.
+    """Base class of algorithms that run independent brackets; a subclass decides which brackets run and when each
+    begins.
 
-    A rung is requested whole, whatever devices are free: more trials at once fill the arrays.
+    A rung is proposed as a whole, even if few devices are free, because more trials fill larger arrays.
     """
 
     @abstractmethod
@@ -172,7 +173,7 @@ class BracketedAlgorithm(Algorithm):
         return totals_of(bracket.rungs for bracket in self._brackets) if self._begun_together else None
 
     def next_groups(self, free: int) -> list[TrialGroup]:
-        """The rungs reached since the last call, each whole."""
+        """The complete rungs reached since the last call."""
         self.check_bound()
         return [group for bracket in self._brackets if (group := bracket.next_group()) is not None]
 

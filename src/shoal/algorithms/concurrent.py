@@ -1,4 +1,4 @@
-"""The base class of algorithms that decide on each trial when it reports."""
+"""The base class of algorithms that decide about each trial when it reports."""
 
 from abc import abstractmethod
 
@@ -11,7 +11,7 @@ __all__ = ["ConcurrentAlgorithm"]
 class ConcurrentAlgorithm(Algorithm):
     """Trains at most `concurrency` trials at a time, `n` in all; a subclass decides which trial is next.
 
-    The groups of one call are the trials that train up to the same epoch, the longest first.
+    Each call proposes one group for each target epoch, the largest target first.
     """
 
     n: int
@@ -27,7 +27,7 @@ class ConcurrentAlgorithm(Algorithm):
 
     @abstractmethod
     def next_training(self) -> tuple[int, int] | None:
-        """Number and target epoch of the next trial to train; None while there is none."""
+        """Number and target epoch of the next trial to train; None if no trial can train now."""
 
     @abstractmethod
     def reached(self, number: int, epoch: int, value: float) -> list[Decision]:
@@ -49,8 +49,8 @@ class ConcurrentAlgorithm(Algorithm):
         return number
 
     def _random_config(self, number: int) -> Config:
-        """A configuration drawn together with those of the next `concurrency` trials, since only these can begin in one
-        array.
+        """A random configuration. Configurations of `concurrency` trials are drawn together, since only these trials
+        can begin in one array.
         """
         if number not in self._configs:
             numbers = range(number, min(number + self.concurrency, self.n))
@@ -71,7 +71,7 @@ class ConcurrentAlgorithm(Algorithm):
         ]
 
     def observe(self, report: Report) -> list[Decision]:
-        """Process a report; one before the end of a following, or of a trial that is not in training, decides nothing.
+        """Process a report. It decides nothing before the target epoch, or if the trial is not in training.
 
         Raises:
             AlgorithmError: the trial is unknown, or beyond its budget.

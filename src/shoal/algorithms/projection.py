@@ -1,4 +1,4 @@
-"""The view of partly trained trials that an Optuna sampler models, and its proposals."""
+"""A projection of partly trained trials onto one budget, which an Optuna sampler models."""
 
 import math
 from collections import Counter
@@ -27,7 +27,7 @@ _STARTUP = 10
 """Least number of trials for Optuna's TPE and GP to model anything; with fewer, a new budget would make them random."""
 
 _TRIAL_PROPOSALS = 12
-"""Proposals of a rehearsal: two more than `_STARTUP`, so that a model is make_sampler and used."""
+"""Proposals of a trial of a sampler: two more than `_STARTUP`, so that its model is built and used."""
 
 
 class Projection:
@@ -136,12 +136,12 @@ class Projection:
             self._update_state(other)
 
     def mark_training(self, number: int) -> None:
-        """Note that a trial is trained further."""
+        """Mark a trial as in training beyond its last value."""
         self._training.add(number)
         self._update_state(number)
 
     def mark_failed(self, number: int) -> None:
-        """Note that a trial has failed."""
+        """Mark a trial as failed."""
         if not self._results[number]:
             self._tell_sampler(number, None)
         self._failed.add(number)
@@ -175,7 +175,8 @@ class Projection:
         return self._storage.get_trial(self._storage.get_trial_id_from_study_id_trial_number(self._id, number))
 
     def _tell_sampler(self, number: int, values: Sequence[float] | None) -> None:
-        """Report the first result of a trial to the sampler once, as `Study.tell` does: some samplers take notes.
+        """Report the first result of a trial to the sampler once, as `Study.tell` does, because some samplers keep
+        state.
 
         Raises:
             AlgorithmError: the sampler has failed.
@@ -190,7 +191,7 @@ class Projection:
             raise self._search_error(error) from error
 
     def _search_error(self, error: Exception) -> AlgorithmError:
-        """What a sampler raised, with the parameters that it was asked for."""
+        """An error that names the sampler's exception, the parameters and the metrics."""
         space = ", ".join(f"`{path}` {domain}" for path, (domain, _) in self._problem.space.domains().items())
         return AlgorithmError(
             f"{self._name} cannot search {space or 'a space without parameters'} by "
@@ -205,7 +206,7 @@ def projection(
     budgets: Sequence[int],
     n: int,
 ) -> Projection:
-    """Make a projection without trials; a sampler of the user is first tried on the problem, with invented values.
+    """Make an empty projection. A user's sampler is first tried on the problem with random values.
 
     Args:
         problem: Search problem of the study.
@@ -235,7 +236,7 @@ def projection(
 
 
 def _trial_proposals(projection: Projection, budget: int, n: int) -> list[Config]:
-    """The proposals of a sampler that is given invented values."""
+    """The proposals of a sampler for random values."""
     proposals = []
     for number in range(min(n, _TRIAL_PROPOSALS)):
         proposals.append(projection.propose())

@@ -101,7 +101,7 @@ def log_optuna_warnings(logged: set[str]) -> Iterator[None]:
     """Send Optuna's warnings to the log "shoal.algorithms"; no warning filter of the user turns them into errors.
 
     Args:
-        logged: Messages that are in the log already and are not repeated; it grows.
+        logged: Messages that are not logged again; new messages are added.
     """
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -123,7 +123,7 @@ def directions(objectives: Sequence[Objective]) -> "list[optuna.study.StudyDirec
 
 @contextmanager
 def without_optuna_info() -> Iterator[None]:
-    """Within this context, Optuna logs nothing below a warning, such as the creation of a study."""
+    """Within this context, Optuna logs only warnings and errors."""
     import optuna
 
     before = optuna.logging.get_verbosity()
@@ -135,7 +135,7 @@ def without_optuna_info() -> Iterator[None]:
 
 
 def check_searchable(sampler: "str | Callable[[int], optuna.samplers.BaseSampler]", problem: Problem) -> None:
-    """Refuse, before any training, a space that Optuna would search badly without a warning, or fail at later.
+    """Refuse a space that Optuna would search badly or fail to search, before any training.
 
     Observed with Optuna 5: "tpe" and "random" search every space. The others model only the parameters that every trial
     has: a parameter of some options only is random to them, and to "cmaes" all choices are. That is logged once. With
@@ -143,7 +143,7 @@ def check_searchable(sampler: "str | Callable[[int], optuna.samplers.BaseSampler
     lacks it, the space and the state of CMA-ES differ in dimension.
 
     Raises:
-        SpaceError: the sampler would propose only random configurations, or may come to that.
+        SpaceError: the sampler proposes, or may propose, only random configurations.
         AlgorithmError: it takes one metric only, or needs a package that is not installed.
     """
     if not isinstance(sampler, str):

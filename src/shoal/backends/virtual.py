@@ -253,8 +253,10 @@ class Virtual(Backend):
             mine.joining = list(remove_members(mine.joining, gone))
             self._said.append(base.MembersLeft(job, frozenset(gone)))
         mine.joining += change.join
-        if change.look:
-            self._said.append(base.SignaturesFound(job, {x.number: self._workload.key(x) for x in change.look}))
+        if change.find_signatures:
+            self._said.append(
+                base.SignaturesFound(job, {x.number: self._workload.key(x) for x in change.find_signatures})
+            )
 
     def copy_checkpoint(self, directory: Path, trial: Trial) -> None:
         """Copy the checkpoint of the origin to a trial that begins as a copy.
@@ -453,7 +455,7 @@ class Virtual(Backend):
         """Add joining members at the epochs of their checkpoints; repeat reports that the study does not have."""
         joining, job.joining = job.joining, []
         for array in joining:
-            lane = next((lane for lane in job.lanes if lane.key == array.key and not array.apart), None)
+            lane = next((lane for lane in job.lanes if lane.key == array.key and not array.separate), None)
             if lane is None:
                 key = self._workload.key(array.members[0].trial)  # the study may not have one
                 lane = _VirtualArray(array.key, self._workload.profile(key, job.device.kind))

@@ -14,7 +14,7 @@ from shoal.journal.view import JournalView
 __all__ = ["Overcommitment", "overcommitments"]
 
 _SLACK = 1e-9
-"""Relative excess over a limit that counts as floating-point rounding."""
+"""Relative excess over a limit that is attributed to floating-point rounding."""
 
 _Change = tuple[float, str, float]
 """Time, job id, and the amount reserved from then on."""
@@ -25,7 +25,7 @@ class Overcommitment:
     """A moment at which reservations exceeded the capacity.
 
     Args:
-        place: Name of the device, or of the node.
+        place: Name of the device or node.
         what: "bytes" of a device, or "cores" of a node.
         time: Begin of the excess, in seconds since 1970.
         reserved: Sum of the reservations.
@@ -48,9 +48,9 @@ class Overcommitment:
 
 
 def overcommitments(journal: JournalView, cluster: Cluster) -> list[Overcommitment]:
-    """Every moment at which the jobs of a device had more than its memory, or those of a node more than its cores.
+    """Find each time at which jobs reserved more memory than their device has, or more cores than their node has.
 
-    Unknown demands count as 0. A moment is a change of the sum to a larger excess.
+    Unknown demands count as 0. Each result is the time of a change that increased the excess.
 
     Args:
         journal: Journal of the study, which may be running.
@@ -82,7 +82,7 @@ def overcommitments(journal: JournalView, cluster: Cluster) -> list[Overcommitme
 def _swept(
     place: str, what: Literal["bytes", "cores"], changes: Iterable[_Change], limit: float
 ) -> Iterable[Overcommitment]:
-    """The excess after each moment; changes at the same time count as one."""
+    """Yield each increase of the excess; changes at the same time count as one."""
     held: dict[str, float] = {}
     before = 0.0
     for time, at_once in groupby(sorted(changes, key=itemgetter(0)), key=itemgetter(0)):

@@ -1,4 +1,4 @@
-"""Validation of a journal's study values before a process uses them: SQLite and JSON take any value."""
+"""Validation of the study values in a journal, because SQLite and JSON accept any value."""
 
 import math
 import re
@@ -15,10 +15,10 @@ _Test = Callable[[Any], bool]
 
 
 def check_study(journal: JournalView) -> None:
-    """Check that a study can be resumed from its journal. Writes nothing, and runs no code of the study.
+    """Check that a study can be resumed from its journal. This writes nothing and runs no code of the study.
 
     Raises:
-        JournalError: a value is missing or invalid; names the file, the key, the value and the remedy.
+        JournalError: a value is missing or invalid; the message names the file, the key, the value and the remedy.
     """
     for key, (test, wanted) in _REQUIRED.items():
         if key not in journal.study:
@@ -31,7 +31,7 @@ def check_study(journal: JournalView) -> None:
 
 
 def check_optional_values(journal: JournalView) -> None:
-    """Check the values that only some studies have, which displays need, too.
+    """Check the values that only some studies have.
 
     Raises:
         JournalError: a value is invalid, as in `check_study`.
@@ -105,7 +105,7 @@ _FLAG = (_is_flag, "true or false")
 
 _REQUIRED: dict[str, tuple[_Test, str]] = {
     "task": _NAME,
-    "opaque": (_is_opaque, 'what names a function or a command, or "" of a Task'),
+    "opaque": (_is_opaque, 'the key of a function or command, or "" for a Task'),
     "space": _NAME,
     "algorithm": _NAME,
     "policy": _NAME,
@@ -155,10 +155,10 @@ _OPTIONAL: dict[str, tuple[_Test, str]] = {
         "devices, with those that were added and removed",
     ),
     "edits": (_list_of(_EDIT), "a list of edits of the task"),
-    "interventions": (_list_of(_INTERVENTION), "a list of what users have asked for"),
+    "interventions": (_list_of(_INTERVENTION), "a list of users' requests"),
     "stopped": (
         _or_null(_fields(text=_is_text, trials=_list_of(_is_integer), log=_is_text)),
-        "what its first trials failed of",
+        "the common failure of the first trials",
     ),
 }
-"""Values of some studies: those of newer versions, or after certain events."""
+"""Values of studies of newer versions, or after certain events."""

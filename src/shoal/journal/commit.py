@@ -1,4 +1,4 @@
-"""Commit of a step: writes its records to the journal, all of them or, after a kill, none."""
+"""Commit of a step: writes its records to the journal in one transaction."""
 
 from collections.abc import Iterable
 

@@ -1,4 +1,4 @@
-"""A journal locked by its one writer: creation, opening, closing and transactions."""
+"""A journal locked by its writer: creation, opening, closing and transactions."""
 
 import json
 import os
@@ -23,7 +23,7 @@ __all__ = ["LockedJournal"]
 class LockedJournal(JournalView):
     """A study's journal that only this process may write while it is open.
 
-    A `kill -9` loses no recorded transaction, and leaves none half recorded.
+    A `kill -9` loses no committed transaction, and leaves no partial one.
 
     Args:
         directory: Directory of the study.
@@ -38,7 +38,7 @@ class LockedJournal(JournalView):
         super().__init__(directory, connection)
         self._lock = lock
         self._clock = clock
-        # In WAL mode a kill loses nothing under NORMAL; only a power cut may lose the last transactions, whole ones.
+        # In WAL mode with NORMAL a kill loses nothing; only a power failure may lose the last transactions.
         self.tables.rows("PRAGMA synchronous = NORMAL")
 
     @classmethod
@@ -98,7 +98,7 @@ class LockedJournal(JournalView):
             JournalError: there is no study, another process is running it, or this version cannot read it.
         """
         directory = absolute(directory)
-        open_existing(directory, write=True).close()  # makes no lock file where there is no study
+        open_existing(directory, write=True).close()  # raises before a lock file is made where there is no study
         with translate_errors(directory), ExitStack() as undo:
             lock = WriterLock(directory)
             undo.callback(lock.release)
@@ -113,7 +113,7 @@ class LockedJournal(JournalView):
         """Record that this process runs the study from now on.
 
         Args:
-            called: Start of the run, when the user called, in seconds since 1970; None: now.
+            called: Time of the user's call, in seconds since 1970, as the start of the run; None: now.
         """
         with self.transaction():
             self.tables.rows(
@@ -129,7 +129,7 @@ class LockedJournal(JournalView):
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """A transaction: all inside is recorded or, after an exception or a kill, nothing; may be nested.
+        """A transaction; it may be nested. After an exception or a kill nothing inside is recorded.
 
         Raises:
             StorageFullError: the disk is full; nothing of this transaction is recorded.

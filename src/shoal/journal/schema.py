@@ -60,7 +60,7 @@ _SCHEMA = (
         state TEXT NOT NULL, reason TEXT NOT NULL, seconds REAL NOT NULL, metrics TEXT NOT NULL)""",
     "CREATE UNIQUE INDEX reports_of_trial ON reports (trial, epoch, state)",
     *_INTERVENTIONS,
-    # State that follows from the events, and actions of the engine.
+    # State derived from the events, and actions of the engine.
     """CREATE TABLE trials (
         number INTEGER PRIMARY KEY, config TEXT NOT NULL, seed INTEGER NOT NULL, data_seed INTEGER NOT NULL,
         origin INTEGER, start INTEGER NOT NULL,
@@ -75,7 +75,7 @@ _SCHEMA = (
         ended REAL, outcome TEXT NOT NULL DEFAULT '', message TEXT NOT NULL DEFAULT '', keys TEXT NOT NULL,
         kill_reason TEXT NOT NULL DEFAULT '')""",
     *_JOINS,
-    # Reservations of a job from a moment on, NULL where unknown; the first at its start.
+    # Reservations of a job from a point in time on, NULL where unknown; the first is from its start.
     "CREATE TABLE reservations (job TEXT NOT NULL, time REAL NOT NULL, compute REAL, memory INTEGER, cores REAL)",
     "CREATE INDEX reservations_of_job ON reservations (job)",
     """CREATE TABLE runs (
@@ -92,8 +92,8 @@ _SCHEMA = (
 def _move_interventions(connection: sqlite3.Connection) -> None:
     """Move interventions from the table study to their own table.
 
-    They were a list; retries were a mapping of each trial to the `seq` before its first retry. Asks and reports are
-    renumbered to make room between them.
+    They were a list; retries were a mapping of each trial to the `seq` before its first retry. Proposals and reports
+    are renumbered to make room between them.
     """
     keys = "('interventions', 'retried')"
     study = {k: json.loads(v) for k, v in connection.execute(f"SELECT key, value FROM study WHERE key IN {keys}")}
@@ -111,13 +111,13 @@ def _move_interventions(connection: sqlite3.Connection) -> None:
         ((moment,),) = connection.execute(f"SELECT coalesce(max(time), 0) FROM {events} WHERE seq <= ?", (after,))
         rows.append((after, (moment, "", "retry", json.dumps(trials), "[]", "", "[]")))
     rows.sort(key=itemgetter(0))
-    room = len(rows) + 1
+    stride = len(rows) + 1
     for table in ("asks", "reports") if rows else ():
-        connection.execute(f"UPDATE {table} SET seq = -seq * {room}")  # negative first: numbers stay unique
+        connection.execute(f"UPDATE {table} SET seq = -seq * {stride}")  # negative first: numbers stay unique
         connection.execute(f"UPDATE {table} SET seq = -seq")
     connection.executemany(
         "INSERT INTO interventions VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-        [(after * room + place, *row) for place, (after, row) in enumerate(rows, 1)],
+        [(after * stride + place, *row) for place, (after, row) in enumerate(rows, 1)],
     )
     connection.execute(f"DELETE FROM study WHERE key IN {keys}")
 
@@ -202,7 +202,7 @@ def open_existing(directory: Path, *, write: bool) -> sqlite3.Connection:
 
 
 def migrate(connection: sqlite3.Connection) -> None:
-    """Migrate a journal to this version, each step wholly or, after a kill, not at all."""
+    """Migrate a journal to this version. Each version step is one transaction."""
     for version in range(_version(connection), VERSION):
         connection.execute("BEGIN IMMEDIATE")
         for change in (*_MIGRATIONS[version], f"PRAGMA user_version = {version + 1}"):
@@ -216,7 +216,7 @@ def migrate(connection: sqlite3.Connection) -> None:
 def create_tables(
     directory: Path, connection: sqlite3.Connection, study: Mapping[str, str], blobs: Mapping[str, bytes]
 ) -> None:
-    """Create the tables and write the values of the study, wholly or, after a kill, not at all.
+    """Create the tables and write the values of the study in one transaction.
 
     Args:
         directory: Directory of the study.
@@ -256,7 +256,7 @@ def _in_memory_copy(directory: Path) -> sqlite3.Connection:
 
 
 def _read_consistently(directory: Path) -> Mapping[Path, bytes]:
-    """Consistent contents of the journal's files: reads them twice, until both reads are equal.
+    """Read consistent contents of the journal's files, by reading twice until both reads are equal.
 
     Raises:
         JournalError: the two reads were different each time.

@@ -1,4 +1,4 @@
-"""Reading of a journal, also while another process writes it, and SQL access to its tables."""
+"""Reading of a journal, which another process may write at the same time, and SQL access to its tables."""
 
 import heapq
 import json
@@ -63,7 +63,7 @@ _KINDS: dict[str, tuple[type, ...]] = {
     **dict.fromkeys(("objective", "ended", "time", "compute", "cores", "node_cores"), (int, float, type(None))),
     **dict.fromkeys(("data",), (bytes,)),
 }
-"""Types of the columns by their names, which mean the same in all tables. SQLite itself takes any value."""
+"""Types of the columns by name; a name has the same type in all tables. SQLite itself accepts any value."""
 
 
 class JournalTables:
@@ -86,7 +86,7 @@ class JournalTables:
             values: Its parameters.
 
         Raises:
-            JournalError: a column holds a value of another type than its name says.
+            JournalError: a column holds a value of the wrong type.
         """
         with translate_errors(self.directory):
             cursor = self.connection.execute(sql, values)
@@ -139,7 +139,7 @@ class JournalTables:
 
 
 class JournalView:
-    """A study's journal, read only. Every call sees whole transactions, the newest ones included.
+    """A read-only view of a study's journal. Every call sees all committed transactions.
 
     Args:
         directory: Directory of the study.
@@ -194,7 +194,8 @@ class JournalView:
         return self.tables.read("trial", trial_row, f"{_TRIAL} ORDER BY number")
 
     def best(self) -> TrialRow | None:
-        """The trial with the best last value of the study's metric, of those not FAILED; of equals the oldest.
+        """The trial with the best last value of the study's metric, of those not FAILED; of equal trials the one with
+        the lowest number.
 
         Of several metrics only the first counts; see `shoal.reporting.ranking.front`.
         """
@@ -230,7 +231,7 @@ class JournalView:
     def retried(self) -> dict[int, int]:
         """Number of each trial that was retried after it had failed -> the `seq` of its first retry.
 
-        The algorithm goes on without such a trial, and does not observe its later reports.
+        The algorithm does not observe later reports of such a trial.
         """
         sql = (
             "SELECT number.value AS trial, min(seq) FROM interventions, json_each(trials) AS number "
@@ -252,15 +253,15 @@ class JournalView:
         return found[0] if found else None
 
     def events(self) -> Iterator[Proposal | Report]:
-        """Inputs of the algorithm, in order: the same calls bring a new algorithm into the same state.
+        """Inputs of the algorithm, in order. Repeating these calls restores its state.
 
-        Asks without a proposal are left out, and so are reports of retried trials and of trials that users added.
+        Empty proposals are left out, and so are reports of retried trials and of trials that users added.
         """
         retried = self.retried
         trials = {row.number: row.trial for row in self.trials()}
         proposals = self.tables.rows("SELECT seq, free, proposed FROM proposals ORDER BY seq")
-        with self.tables.sound("what its algorithm proposed"):
-            asks: list[tuple[int, Proposal | Report]] = [
+        with self.tables.sound("a proposal of its algorithm"):
+            decoded: list[tuple[int, Proposal | Report]] = [
                 (seq, proposal_of(free, proposed, trials)) for seq, free, proposed in proposals
             ]
         rows = self.tables.rows(f"{_REPORT} WHERE trial < ? ORDER BY seq", FIRST_ADDED)
@@ -269,7 +270,7 @@ class JournalView:
             for seq, *row in rows
             if seq <= retried.get(row[0], seq)
         )
-        for _, event in heapq.merge(asks, reports, key=itemgetter(0)):
+        for _, event in heapq.merge(decoded, reports, key=itemgetter(0)):
             yield event
 
     def jobs(self, *, running: bool = False) -> list[JobRow]:

@@ -1,4 +1,4 @@
-"""Writing of a journal: the engine records each change before it carries it out."""
+"""Writing of a journal. The engine records each change before it acts on it."""
 
 import json
 import sqlite3
@@ -32,9 +32,9 @@ _REQUEUE_TRIAL = "state = excluded.state, target = excluded.target, reason = ''"
 
 
 class Journal(LockedJournal):
-    """A study's journal with the records of its engine.
+    """A study's journal, with a method for each record of its engine.
 
-    Each method is a transaction of its own; those called inside `with journal.transaction():` are one together.
+    Each method is one transaction; calls inside `with journal.transaction():` share one transaction.
 
     Args:
         directory: Directory of the study.
@@ -55,7 +55,7 @@ class Journal(LockedJournal):
         )
 
     def record_edits(self, edits: Sequence[Edit]) -> None:
-        """Record that the study goes on with changed files of its task; their present contents count from now on.
+        """Record that the study continues with edited source files of its task, whose contents become the reference.
 
         `study["edits"]` gets an entry with the time, the changes by file, and the trials that had not ended.
         """
@@ -74,7 +74,7 @@ class Journal(LockedJournal):
             self.put("sources", sources(followed(files, Path(project)) if project else files))
 
     def record_proposal(self, free: int, groups: Sequence[TrialGroup]) -> None:
-        """Record groups that the algorithm proposed: their trials are new or promoted, and wait.
+        """Record groups that the algorithm proposed; their new or promoted trials wait.
 
         An empty proposal is not recorded, since it does not change the algorithm.
 
@@ -137,7 +137,7 @@ class Journal(LockedJournal):
     def requeue_failed(self, numbers: Iterable[int]) -> dict[int, int]:
         """Make failed trials wait again with their failures cleared; other trials do not change.
 
-        The intervention records that the algorithm does not observe them any more; see `retried`.
+        A separate intervention records that the algorithm does not observe them any more; see `retried`.
 
         Args:
             numbers: Numbers of the trials.
@@ -208,7 +208,7 @@ class Journal(LockedJournal):
                 self._mark_running(job.id, device, numbers)
 
     def record_preemption(self, job: str, why: str) -> None:
-        """Record the reason for which a job will be asked to leave its device."""
+        """Record the reason why a job will be asked to leave its device."""
         with self.transaction():
             self._append_message(job, why)
 
@@ -296,7 +296,7 @@ class Journal(LockedJournal):
     def record_dropped_trials(
         self, job: str, trials: Iterable[int], message: str = "", *, failed: bool
     ) -> dict[int, int]:
-        """Record trials that a job does not train any more; those RUNNING there wait again.
+        """Record trials that a job does not train any more; RUNNING ones wait again.
 
         Args:
             job: Id of the job.
@@ -323,7 +323,7 @@ class Journal(LockedJournal):
             )
 
     def record_common_failure(self, cause: Cause) -> None:
-        """Record that the study ends because its first trials failed with one cause; clears failures of open trials.
+        """Record that the study ends because its first trials failed with one cause, and clear failures of open trials.
 
         `study["common_failure_trials"]` keeps the trials of all such ends; on resume they wait behind the others.
 
@@ -337,9 +337,9 @@ class Journal(LockedJournal):
             self.put(key, sorted({*self.study.get(key, ()), *cause.trials}))
 
     def requeue_running(self) -> None:
-        """Record that no job runs, since the process of the jobs has ended: RUNNING trials wait, open jobs end.
+        """Record that all jobs have ended with their engine: RUNNING trials wait again, open jobs end as ORPHANED.
 
-        A job that was about to be killed gets the outcome of the kill: trials of a job that hung count a failure.
+        A job that was about to be killed gets the outcome of the kill, so that trials of a hung job count a failure.
         """
         killed = self.tables.rows("SELECT id, kill_reason FROM jobs WHERE ended IS NULL AND kill_reason <> ''")
         with self.transaction():

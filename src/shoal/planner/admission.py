@@ -307,7 +307,7 @@ def _beside(
         for host in sorted(able, key=lambda host: host.seconds):
             incoming = host.candidate(array)
             if host.in_time(incoming, free_in) and host.admits(incoming, grouping):
-                joins = replace(array, profile=profiles(array.key, host.device.kind), apart=host.abreast)
+                joins = replace(array, profile=profiles(array.key, host.device.kind), separate=host.abreast)
                 taken[host.job.id] = (*taken.get(host.job.id, ()), joins)
                 break
         else:

@@ -30,10 +30,10 @@ from shoal.simulate.result import Interval, SimulationResult
 from shoal.simulate.workload import SimulatedWorkload
 from shoal.study.actuation import carry_out
 from shoal.study.core import StudyCore
-from shoal.study.devices import DevicesSeen, DeviceTracker
+from shoal.study.devices import DeviceConditions, DeviceTracker
 from shoal.study.event import Due, Event
 from shoal.study.fleet import Fleet
-from shoal.study.state import Given
+from shoal.study.state import CoreConfig
 
 __all__ = ["ClusterEvent", "Simulation"]
 
@@ -109,7 +109,7 @@ class Simulation:
         for key, kind in product(searches.keys, dict.fromkeys(device.kind for _, device in whole)) if measured else ():
             history.put(key.structure, key.data, key.batch_size, kind, searches.profile(key, kind))
         self._core = StudyCore(
-            Given(
+            CoreConfig(
                 directory,
                 study=self._study,
                 objectives=(Objective("loss", "min"),),
@@ -144,7 +144,7 @@ class Simulation:
                 asked = f"{self._policy.policy!r} was asked {rounds} times at {now:g} s, and time does not go on"
                 raise PolicyError(f"{asked}: it starts what it stops")
             self._arrive(now)
-            acted = sum([self._happen(due) for due in Due if due is not Due.PLAN or self._may_plan()])
+            acted = sum([self._handle(due) for due in Due if due is not Due.PLAN or self._may_plan()])
             stuck = not acted and self._world.idle and not self._events and not self._arrivals
             if stuck and (was_stuck or not state.planner.sleeps):
                 break
@@ -152,7 +152,7 @@ class Simulation:
             coming = min(chain(islice(self._arrivals, 1), (event.at for event in islice(self._events, 1))), default=inf)
             until = min(coming, max(state.planner.wake, now + LEAST_SECONDS))
             for event in self._world.poll(until - now):
-                self._happen(event)
+                self._handle(event)
         for number, name in self._stretches.items():
             self._outcome.waiting[name] = state.trials[number].reason or "makes no progress"
         self._outcome.oversubscription.update(self._tuner.ratios)
@@ -172,16 +172,16 @@ class Simulation:
             event = self._events.popleft()
             added = tuple(device.name for node in event.added for device in node.devices)
             if event.removed:
-                self._happen(Request(f"{len(self._events)} remove", "remove devices", event.removed))
+                self._handle(Request(f"{len(self._events)} remove", "remove devices", event.removed))
             if added:
-                self._happen(Request(f"{len(self._events)} add", "add devices", added))
+                self._handle(Request(f"{len(self._events)} add", "add devices", added))
             if event.failed or event.restored:
                 for name in event.restored:
                     self._lost.pop(name, None)
                 self._lost.update(dict.fromkeys(event.failed, Condition(healthy=False, reason="has failed")))
-                self._happen(DevicesSeen(dict(self._lost)))
+                self._handle(DeviceConditions(dict(self._lost)))
 
-    def _happen(self, event: Event) -> bool:
+    def _handle(self, event: Event) -> bool:
         """Pass an event to the state machine and carry out its commands; return whether a job was affected."""
         state = self._core.state
         try:
@@ -191,8 +191,8 @@ class Simulation:
         for record in step.records:
             self._note(record, self._world.now)
         for order in step.commands:
-            if follows := carry_out(order, self._world, state.given.directory):
-                self._happen(follows)
+            if follows := carry_out(order, self._world, state.config.directory):
+                self._handle(follows)
         acts = command.StartJob | command.UpdateJob | command.StopJob | command.KillJob
         return any(isinstance(order, acts) for order in step.commands)
 

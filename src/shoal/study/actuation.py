@@ -1,4 +1,4 @@
-"""Actuation: carries out the commands of a study's state machine."""
+"""Actuation: executes the commands of a study's state machine."""
 
 from pathlib import Path
 
@@ -22,7 +22,7 @@ __all__ = ["carry_out"]
 
 
 def carry_out(command: Command, backend: Backend, directory: Path) -> TrialFailed | None:
-    """Carry out a command.
+    """Execute a command.
 
     Args:
         command: Command of the state machine.
@@ -30,7 +30,8 @@ def carry_out(command: Command, backend: Backend, directory: Path) -> TrialFaile
         directory: Directory of the study.
 
     Returns:
-        The event that follows at once, or None: a trial fails if its origin has no checkpoint to copy.
+        `TrialFailed` if the origin of a trial has no checkpoint to copy, otherwise None. The caller handles this event
+        at once.
 
     Raises:
         BackendError: a job cannot be started.

@@ -323,6 +323,6 @@ class FaultyInelasticBackend(FaultyBackend):
 
     def change(self, job: str, change: JobUpdate) -> None:
         """Let ended trials leave; none may join."""
-        if change.join or change.look:
+        if change.join or change.find_signatures:
             raise InvariantViolation(f"{job} cannot be changed, and {change} was asked for")
         super().change(job, change)

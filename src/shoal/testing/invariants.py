@@ -38,7 +38,7 @@ def check_step(state: StudyState, event: Event, world: Mapping[str, VirtualJob],
             f"{odd} holds a device, and is over" if odd in state.running else f"{odd} runs, unknown"
         )
     _check_devices(state, world)
-    if state.ending is not None:
+    if state.shutdown is not None:
         return
     for record in state.trials:
         if record.state is TrialState.RUNNING:
@@ -48,7 +48,7 @@ def check_step(state: StudyState, event: Event, world: Mapping[str, VirtualJob],
             if not any(member.trial.number == record.number for member in job.members):
                 raise InvariantViolation(f"trial {record.number} is lost: it is none of {record.job}'s")
         silent = record.state is TrialState.PENDING and not record.reason
-        if silent and (event is Due.PLAN or record.number not in state.trials.untold):  # the next plan says why
+        if silent and (event is Due.PLAN or record.number not in state.trials.unexplained):  # the next plan says why
             raise InvariantViolation(f"trial {record.number} waits without a reason")
 
 
@@ -63,7 +63,7 @@ def _check_devices(state: StudyState, world: Mapping[str, VirtualJob]) -> None:
         known = began is not None and began.job.demand is not None and began.job.demand.cores
         if placed.demand is not None and known:  # other jobs had no demand when they were admitted
             promised[device.name] = promised.get(device.name, 0.0) + placed.demand.cores
-    for node in state.fleet.given.nodes:
+    for node in state.fleet.found.nodes:
         for device in node.devices:
             if held.get(device.name, 0) > device.memory:
                 raise InvariantViolation(

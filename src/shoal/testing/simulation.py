@@ -45,19 +45,19 @@ class WatchedEngine(Engine):
     steps = 0
     _depth = 0
 
-    def _happen(self, event: Event) -> None:
+    def _handle(self, event: Event) -> None:
         self.faults.moment()
         self._depth += 1
         if isinstance(event, Ended):
             self.world.open.discard(event.job)
         try:
-            super()._happen(event)
+            super()._handle(event)
         finally:
             self._depth -= 1
         self.steps += 1
         if not self._depth:
             check_step(self._core.state, event, self.world.jobs, self.world.open)
-            if self._core.state.ending is None and self.steps % 16 == 0:
+            if self._core.state.shutdown is None and self.steps % 16 == 0:
                 self._compare()
 
     def _compare(self) -> None:
@@ -114,17 +114,17 @@ class _RandomInterventions(SilentProgress):
         if held and rng.random() < 0.1:
             self._ask("resume", trials=held)
         if faults.strikes("policy"):
-            self._ask("policy", given={"policy": rng.choice([*POLICY_NAMES, "none such"])})
+            self._ask("policy", arguments={"policy": rng.choice([*POLICY_NAMES, "none such"])})
         if faults.strikes("add trial"):
             x, outside = rng.choice([0.5, 2.0]), rng.random() < 0.5  # the space has no 2
             given = {"config": {"x": x, "width": 1}, "epochs": rng.randint(1, 3), "outside": outside}
-            self._ask("add trial", given=given)
+            self._ask("add trial", arguments=given)
         rows = [row for row in self._journal.trials() if row.epoch] if faults.strikes("clone") else []
         if rows:
             row = rng.choice(rows)
             origin = {"trial": row.number, "epoch": row.epoch}
             given = {"config": dict(row.config), "epochs": row.epoch + rng.randint(1, 3), "outside": True}
-            self._ask("clone", given={**given, "source": row.number, "origin": origin})
+            self._ask("clone", arguments={**given, "source": row.number, "origin": origin})
         if faults.strikes("pause study"):
             self._ask("pause study")
         elif self._journal.study.get("paused") and rng.random() < 0.1:
@@ -233,10 +233,10 @@ class _StudyRun:
     def _engine(self, journal: Journal, world: FaultyBackend) -> tuple[WatchedEngine, _RandomInterventions]:
         study = self._study
         record = {"devices": journal.study["devices"], "added": [], "removed": []} | journal.study.get("fleet", {})
-        fleet = Fleet.again(record, study.find)
+        fleet = Fleet.from_record(record, study.find)
         people = _RandomInterventions(self._faults, journal, journal.study["devices"], self._remains.asked)
         config = EngineConfig(
-            fleet.given,
+            fleet.found,
             make_policy(journal.study["policy"]),
             world,
             History(self._directory / "history.sqlite"),
