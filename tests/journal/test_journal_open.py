@@ -93,7 +93,7 @@ def test_a_directory_that_cannot_be_made_is_named(tmp_path):
     ("change", "message"),
     [
         pytest.param({"mode": "best"}, "mode 'min' or 'max', got 'accuracy', 'best'", id="mode"),
-        pytest.param({"policy": object()}, "the study's 'policy' cannot be kept", id="no JSON"),
+        pytest.param({"policy": object()}, "the study's 'policy' cannot be stored", id="no JSON"),
     ],
 )
 def test_a_study_that_cannot_be_described_is_refused_before_anything_is_made(tmp_path, change, message):

@@ -651,7 +651,16 @@ MAKERS: dict[str, Callable[[], Algorithm]] = {
 
 @pytest.mark.in_turns
 @pytest.mark.parametrize(
-    "method", ["asked", "reported", "decided", "job_started", "joined", "job_ended", "waiting_reasons"]
+    "method",
+    [
+        "record_proposal",
+        "record_reports",
+        "record_decisions",
+        "record_job_start",
+        "record_join",
+        "record_job_end",
+        "record_waiting_reasons",
+    ],
 )
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
@@ -662,7 +671,9 @@ def test_a_kill_around_any_record_changes_nothing(
     undisturbed.run(backend())
     stage = Stage(tmp_path / "study", make)
     kills = run_with_kills(method, when, lambda: stage.run(backend()), monkeypatch)
-    assert kills > 0 or (method == "joined" and make is MAKERS["hyperband"]), "one bracket: nobody runs to be joined"
+    assert kills > 0 or (method == "record_join" and make is MAKERS["hyperband"]), (
+        "one bracket: nobody runs to be joined"
+    )
     assert stage.outcome() == undisturbed.outcome()
 
 
@@ -895,7 +906,7 @@ def test_jobs_that_cannot_be_started_on_a_full_disk_are_not_waited_for(
 
     stage, carrier = four(tmp_path / "study", slots=2), backend(on_start=none)
     with monkeypatch.context() as patch:
-        patch.setattr(Journal, "job_ended", full)
+        patch.setattr(Journal, "record_job_end", full)
         with pytest.raises(StorageFullError, match="no room for the journal"):
             stage.run(carrier)
     assert not carrier.stopped, "no job was there"
@@ -961,7 +972,7 @@ def test_a_job_whose_start_cannot_be_recorded_is_not_waited_for(
         raise StorageFullError("no room for the journal")
 
     with monkeypatch.context() as patch:
-        patch.setattr(Journal, "job_started", full)
+        patch.setattr(Journal, "record_job_start", full)
         with pytest.raises(StorageFullError, match="no room for the journal"):
             stage.run(carrier)
     assert not carrier.started
@@ -1165,7 +1176,9 @@ def test_a_study_that_runs_tries_again_at_once(tmp_path: Path) -> None:
     assert [row[2] for row in stage.outcome()] == [TrialState.COMPLETE] * 4
 
 
-@pytest.mark.parametrize("method", ["retry", "put", "reported", "decided", "job_started", "job_ended"])
+@pytest.mark.parametrize(
+    "method", ["requeue_failed", "put", "record_reports", "record_decisions", "record_job_start", "record_job_end"]
+)
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_kill_while_trials_are_tried_again_changes_nothing(
     method: str, when: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

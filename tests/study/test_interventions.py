@@ -195,7 +195,9 @@ def test_a_trial_that_is_resumed_before_it_has_left_waits_for_that(tmp_path: Pat
 
 
 @pytest.mark.in_turns
-@pytest.mark.parametrize("method", ["intervened", "dropped", "decided", "job_started"])
+@pytest.mark.parametrize(
+    "method", ["record_intervention", "record_dropped_trials", "record_decisions", "record_job_start"]
+)
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("make", [MAKERS["hyperband"], MAKERS["asha"]], ids=["hyperband", "asha"])
 def test_a_kill_while_trials_are_paused_and_resumed_changes_nothing(
@@ -210,7 +212,7 @@ def test_a_kill_while_trials_are_paused_and_resumed_changes_nothing(
     def run() -> None:
         stage.run(Asking(side_by_side, at_once=False, on_start=nothing, directory=stage.directory, asks=asks))
 
-    assert run_with_kills(method, when, run, monkeypatch) or method == "dropped"
+    assert run_with_kills(method, when, run, monkeypatch) or method == "record_dropped_trials"
     assert not asks
     assert stage.outcome() == undisturbed(tmp_path, lambda place: Stage(place, make))
     assert [verb for verb, _, _ in noted(stage)] == ["pause", "resume"], "each is done once"
@@ -394,7 +396,7 @@ def test_an_algorithm_that_chooses_only_stopped_trials_is_asked_again_at_once(tm
 
 
 @pytest.mark.in_turns
-@pytest.mark.parametrize("method", ["intervened", "overruled", "asked"])
+@pytest.mark.parametrize("method", ["record_intervention", "record_user_stop", "record_proposal"])
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_kill_while_trials_are_stopped_changes_nothing(
     method: str, when: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -612,7 +614,7 @@ def test_a_value_outside_its_domain_is_noted_and_shown_everywhere(tmp_path: Path
 
 
 @pytest.mark.in_turns
-@pytest.mark.parametrize("method", ["intervened", "trial_added", "decided"])
+@pytest.mark.parametrize("method", ["record_intervention", "record_added_trial", "record_decisions"])
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_kill_while_trials_are_added_changes_nothing(
     method: str, when: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -710,7 +712,7 @@ def test_a_study_that_is_paused_frees_its_devices_and_goes_on(tmp_path: Path) ->
 
 
 @pytest.mark.in_turns
-@pytest.mark.parametrize("method", ["intervened", "put", "job_ended", "job_started"])
+@pytest.mark.parametrize("method", ["record_intervention", "put", "record_job_end", "record_job_start"])
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_kill_while_the_policy_changes_and_the_study_is_paused_and_resumed_changes_nothing(
     method: str, when: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -779,7 +781,7 @@ def test_a_study_that_is_ended_keeps_what_it_has_and_is_over_after_a_resume_too(
 
 
 @pytest.mark.in_turns
-@pytest.mark.parametrize("method", ["intervened", "put", "overruled", "job_ended"])
+@pytest.mark.parametrize("method", ["record_intervention", "put", "record_user_stop", "record_job_end"])
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_kill_while_a_study_is_ended_changes_nothing(
     method: str, when: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

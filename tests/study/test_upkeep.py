@@ -247,7 +247,7 @@ def test_a_job_that_hangs_is_killed_also_where_the_disk_is_too_full_to_say_so(
 
     stage, carrier = guarded(tmp_path / "study", slots=1), backend(stuck(0))
     with monkeypatch.context() as patch:
-        patch.setattr(Journal, "killing", full)
+        patch.setattr(Journal, "record_kill", full)
         with pytest.raises(StorageFullError):
             stage.run(carrier, hang_seconds=5.0)
     assert carrier.killed == [carrier.started[2].id]
@@ -599,8 +599,8 @@ def test_the_other_jobs_are_waited_for_though_the_end_of_one_on_a_full_disk_cann
 
     two = brackets(tmp_path / "study")
     carrier, stage = backend(script), Guarded(two.directory, two.make, two.space, 2, Sight(dict, 0))
-    record, say = Journal.job_ended, carrier.poll
-    monkeypatch.setattr(Journal, "job_ended", job_ended)
+    record, say = Journal.record_job_end, carrier.poll
+    monkeypatch.setattr(Journal, "record_job_end", job_ended)
     monkeypatch.setattr(carrier, "poll", poll)
     with pytest.raises(StorageFullError, match="no room for the journal"):
         stage.run(carrier)

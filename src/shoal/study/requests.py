@@ -144,7 +144,7 @@ def add(directory: Path, config: Config, epochs: int, *, outside: bool = False) 
         The whole config.
 
     Raises:
-        ShoalError: the config lies outside the space though `outside` is false, or cannot be kept in the journal; or
+        ShoalError: the config lies outside the space though `outside` is false, or cannot be stored in the journal; or
             `epochs` is not a positive integer.
         JournalError: as in `pause`.
     """
