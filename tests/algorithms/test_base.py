@@ -1,4 +1,4 @@
-"""What every algorithm takes and refuses."""
+"""Arguments that every algorithm accepts and refuses."""
 
 import math
 from fractions import Fraction

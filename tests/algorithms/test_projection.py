@@ -1,4 +1,4 @@
-"""What a sampler is shown of trials that pause, go on and end."""
+"""The view that a sampler gets of trials that pause, continue and end."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""What was reserved beyond what there was, at any moment of a journal."""
+"""The audit finds reservations above the capacity at any time of a journal."""
 
 from dataclasses import replace
 

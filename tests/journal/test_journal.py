@@ -1,4 +1,4 @@
-"""What is recorded is read back, by the writer, by a reader and after the file was opened again."""
+"""Records are read back by the writer, by a reader, and after the file was opened again."""
 
 import math
 from dataclasses import replace

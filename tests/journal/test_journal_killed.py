@@ -1,4 +1,4 @@
-"""What `kill -9` and a full disk leave behind: whole transactions, and all that were acknowledged."""
+"""After `kill -9` or a full disk the journal holds whole transactions, and all acknowledged ones."""
 
 import os
 import random

@@ -43,7 +43,7 @@ BEST = {3: 15, 4: 8, 5: 8}
 def begun(request, tmp_path):
     """A Hyperband of `old_task.Line`; `undisturbed.json` is what the version that began it found in the end.
 
-    People had intervened in the one of version 4: trials were paused, stopped, added and tried again, the policy was
+    In the study of version 4, users had intervened: trials were paused, stopped, added and tried again, the policy was
     changed and a device taken away; that a trial goes on is still to be done. The one of version 5 was killed twice;
     trials 2 and 12 are paused, and requests to resume them are pending.
     """

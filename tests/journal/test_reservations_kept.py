@@ -1,4 +1,4 @@
-"""What jobs are promised, what devices there are, and why jobs failed."""
+"""The journal keeps reservations of jobs, devices, and causes of failed jobs."""
 
 from dataclasses import replace
 
@@ -27,7 +27,7 @@ def machines(*names, memory=1000):
     return Cluster((Node("one", 4, tuple(Device(name, "H200", memory) for name in names)),))
 
 
-def test_a_job_has_what_it_was_promised_last(journal):
+def test_a_job_has_its_last_reservation(journal):
     journal.record_job_start(replace(job("1", [0]), demand=DEMAND), "cuda:0")
     (started,) = journal.jobs()
     assert started.reservation == Reservation(started.started, 0.5, 700, 1.5)
@@ -45,7 +45,7 @@ def test_a_job_has_what_it_was_promised_last(journal):
         pytest.param(Demand(0.0, 5, 0.5, 0.0), (0.0, 5, 0.5), id="all"),
     ],
 )
-def test_what_is_not_known_is_not_promised(journal, demand, known):
+def test_unknown_demands_are_not_reserved(journal, demand, known):
     journal.record_job_start(replace(job("1", [0]), demand=demand), "cuda:0")
     (started,) = journal.jobs()
     assert (started.reservation.compute, started.reservation.memory, started.reservation.cores) == known

@@ -1,4 +1,4 @@
-"""What a user gets wrong is said clearly, before anything is lost."""
+"""Mistakes of users raise clear errors before anything is lost."""
 
 import importlib
 import logging

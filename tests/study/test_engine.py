@@ -77,7 +77,7 @@ def value_of(trial: Trial, epoch: int) -> float:
 
 
 def reports(job: Job) -> Iterator[Reported]:
-    """What a worker says that trains all to the end, member by member."""
+    """The events of a worker that trains all members to the end, one by one."""
     for member in job.members:
         for epoch in range(member.start + 1, member.target + 1):
             state = TrialState.PAUSED if epoch == member.target else TrialState.RUNNING

@@ -1,4 +1,4 @@
-"""What trials fail of, each by itself, before any has reported anything: five alike end a study."""
+"""Five trials that fail alone with one cause, before any trial has reported, end the study."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What a study hands back, and what it keeps for the next one."""
+"""Results of a study, and profiles that later studies use."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""Where the trials of a study stand."""
+"""States and queue order of the trials of a study."""
 
 from dataclasses import replace
 

@@ -90,7 +90,7 @@ class Guarded(Stage):
             engine.run()
 
     def profile(self) -> Profile | None:
-        """What is known of `KEY` by now."""
+        """The profiles of `KEY` so far."""
         history = History(self.directory / "history.sqlite")
         return history.get(KEY.structure, KEY.data, KEY.batch_size, "cpu")
 
@@ -363,7 +363,7 @@ def test_an_engine_that_is_busy_is_still_asked_when_its_user_has_waited_long_eno
 
 
 def test_devices_are_changed_while_nobody_runs_the_study_and_trials_go_on_there(tmp_path: Path) -> None:
-    """What is kept is done at the resume, in order; what makes no sense by then is refused before."""
+    """Pending requests are carried out in order on resume; invalid requests are refused earlier."""
     stage = guarded(tmp_path / "study")
 
     def die(job: Job) -> None:

@@ -185,7 +185,11 @@ class _Axes:
 
     def __init__(self, problem: Problem) -> None:
         self.space = problem.space
-        domains = [(path, domain) for path, (domain, _) in self.space.domains().items() if domain.at(0) != domain.at(1)]
+        domains = [
+            (path, domain)
+            for path, (domain, _) in self.space.domains().items()
+            if domain.value_at(0) != domain.value_at(1)
+        ]
         self.dimension = {path: index for index, (path, _) in enumerate(domains)}
         self.options = [len(domain.options) if isinstance(domain, Choice) else 0 for _, domain in domains]
 
@@ -199,7 +203,7 @@ class _Axes:
         point = [math.nan] * self.count
         for path, (domain, value) in self.space.parameters(config).items():
             if path in self.dimension:
-                point[self.dimension[path]] = value if isinstance(domain, Choice) else domain.place_of(value)
+                point[self.dimension[path]] = value if isinstance(domain, Choice) else domain.quantile_of(value)
         return point
 
 
@@ -301,9 +305,9 @@ class _Model:
 
         def pick(path: str, domain: Domain) -> object:
             if path not in self.axes.dimension:
-                return domain.at(0)
+                return domain.value_at(0)
             place = self.good.near(centre, self.axes.dimension[path], factor, rng)
-            return int(place) if isinstance(domain, Choice) else domain.at(place)
+            return int(place) if isinstance(domain, Choice) else domain.value_at(place)
 
         return self.axes.space.draw(pick)
 

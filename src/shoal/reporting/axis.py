@@ -106,7 +106,7 @@ def _axis(name: str, leaf: Leaf) -> Axis:
     apart = len({*texts}) == len(texts) and all(text and text.isprintable() for text in texts)
     labels = texts if apart else list(points)
     edges, bins = _cut(ranges) if ranges else ((), [])
-    axis = Axis(name, (*labels, *bins), values, edges, leaf.chooser)
+    axis = Axis(name, (*labels, *bins), values, edges, leaf.choice_name)
     return axis.with_lack() if leaf.optional else axis
 
 

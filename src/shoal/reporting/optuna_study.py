@@ -251,7 +251,7 @@ def _frozen(
         state=there,
         values=None if shown is None else list(shown),
         params={
-            path: domain.shown(value) if isinstance(domain, Choice) else value
+            path: domain.optuna_value(value) if isinstance(domain, Choice) else value
             for path, (domain, value) in parameters.items()
         },
         distributions={path: domain.to_optuna() for path, (domain, _) in parameters.items()},

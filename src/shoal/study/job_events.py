@@ -18,7 +18,7 @@ from shoal.core.event import (
     Reported,
 )
 from shoal.core.job import Job, JobUpdate, Purpose
-from shoal.core.objective import Objective, check_reported, metric_fault, missing, named
+from shoal.core.objective import Objective, check_reported, metric_fault, metric_names, missing_metric
 from shoal.core.trial import Decision, Report, TrialState
 from shoal.cost.store import OutOfMemorySeen
 from shoal.remedy import after_mending, command
@@ -232,13 +232,13 @@ def _validated(report: Report, objectives: Sequence[Objective], trials: TrialTab
         return report
     if not any(x.epoch > x.trial.start for x in trials):
         check_reported(objectives, report.metrics)
-    reason = f"metric {metric!r} is missing at epoch {report.epoch}; the trial reports {named(report.metrics)}"
+    reason = f"metric {metric!r} is missing at epoch {report.epoch}; the trial reports {metric_names(report.metrics)}"
     return replace(report, state=TrialState.FAILED, reason=reason)
 
 
 def _missing_metric(report: Report, objectives: Sequence[Objective]) -> str | None:
     """The first metric of the study that a report lacks; None if it has all, or is a failure."""
-    return None if report.state is TrialState.FAILED else missing(objectives, report.metrics)
+    return None if report.state is TrialState.FAILED else missing_metric(objectives, report.metrics)
 
 
 def _invalid_metric(report: Report) -> str:

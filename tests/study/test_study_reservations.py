@@ -1,4 +1,4 @@
-"""What the jobs of a study were promised: in its journal, and never more than there was."""
+"""Reservations of the jobs of a study are in its journal and never exceed the capacity."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from shoal.journal.audit import overcommitments
 from shoal.journal.view import JournalView
 
 
-def test_what_jobs_were_promised_is_known_and_never_too_much(tmp_path: Path) -> None:
+def test_reservations_are_recorded_and_never_exceed_the_capacity(tmp_path: Path) -> None:
     space = {"lr": shoal.loguniform(0.003, 0.3), "width": shoal.choice([6, 8])}
     study = tune(
         tasks.Blobs(), space, tmp_path / "study", algorithm=shoal.Hyperband(9), devices="cpu:2", backend="local"
@@ -36,7 +36,7 @@ def test_what_jobs_were_promised_is_known_and_never_too_much(tmp_path: Path) -> 
 
 
 @pytest.mark.usefixtures("fusing_pays")
-def test_a_promise_becomes_less_as_trials_leave(tmp_path: Path) -> None:
+def test_a_reservation_shrinks_when_trials_leave(tmp_path: Path) -> None:
     rates = {"lr": shoal.loguniform(0.003, 0.3)}
     algorithm = shoal.SuccessiveHalving(8, max_epochs=8, eta=2)
     study = tune(tasks.Blobs(), rates, tmp_path / "study", algorithm=algorithm)
