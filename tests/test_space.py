@@ -547,7 +547,7 @@ def test_to_optuna_has_no_step_where_there_are_very_many():
 def test_options_that_optuna_can_tell_apart(options, plain, positions):
     domain = choice(options)
     assert domain.is_plain is plain
-    shown = [domain.shown(position) for position in range(len(options))]
+    shown = [domain.optuna_value(position) for position in range(len(options))]
     assert [domain.position(each) for each in shown] == positions
     assert domain.to_optuna() == CategoricalDistribution(options if plain else range(len(options)))
 
