@@ -280,7 +280,7 @@ def test_any_config_and_seed_survive(tmp_path_factory, config, seed):
 
 
 def test_a_config_that_json_cannot_keep_is_refused(journal):
-    with pytest.raises(JournalError, match=r"the config of trial 3 cannot be kept .*frozenset"):
+    with pytest.raises(JournalError, match=r"the config of trial 3 cannot be stored .*frozenset"):
         journal.record_proposal(1, [TrialGroup((trial(3, lr=frozenset()),), Budget(1))])
 
 
