@@ -272,8 +272,8 @@ def begun(tmp_path):
         with Journal.create(tmp_path / "begun", spec | study, task=b"", algorithm=b"") as journal:
             if count:
                 trials = tuple(Trial(number, space.sample(number), number, 0) for number in range(count))
-                journal.asked(count, [TrialGroup(trials, Budget(9))])
-                journal.waiting_reasons({number: f"reason {number % 2}" for number in range(count)})
+                journal.record_proposal(count, [TrialGroup(trials, Budget(9))])
+                journal.record_waiting_reasons({number: f"reason {number % 2}" for number in range(count)})
         return tmp_path / "begun"
 
     return begin
@@ -375,8 +375,8 @@ def test_status_of_ten_thousand_trials_is_fast(begun):
 def test_status_of_trials_without_a_number(begun):
     directory = begun(3, {"width": choice([64])} | {"lr": choice([1, 2, 3])})
     with Journal.open(directory) as journal:
-        journal.reported("1", [Report(0, 1, {"accuracy": float("nan")}, 1.0)])
-        journal.reported("1", [Report(1, 1, {}, 1.0, TrialState.FAILED, "its model raised")])
+        journal.record_reports("1", [Report(0, 1, {"accuracy": float("nan")}, 1.0)])
+        journal.record_reports("1", [Report(1, 1, {}, 1.0, TrialState.FAILED, "its model raised")])
     shown = CliRunner().invoke(app, ["status", str(directory)])
     assert shown.exit_code == 0
     assert shown.stdout.splitlines()[-1] == "✗ failed ▸ interrupted … waiting"
@@ -387,7 +387,7 @@ def test_status_of_trials_without_a_number(begun):
 def test_trials_of_a_killed_engine_are_interrupted_in_every_look(begun):
     directory = begun(3)
     with Journal.open(directory) as journal:
-        journal.reported("1", [Report(0, 1, {"accuracy": 0.5}, 1.0)])
+        journal.record_reports("1", [Report(0, 1, {"accuracy": 0.5}, 1.0)])
     looks = ("status", "trials", "best")
     said = [CliRunner().invoke(app, [name, str(directory)]).stdout for name in looks]
     told = {name: json.loads(CliRunner().invoke(app, [name, str(directory), "--json"]).stdout) for name in looks}

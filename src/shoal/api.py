@@ -13,7 +13,7 @@ from itertools import chain, count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from shoal.algorithms.base import Algorithm, call_text, check_whole
+from shoal.algorithms.base import Algorithm, call_text, check_integer
 from shoal.arguments import (
     check_arguments,
     is_pickled_by_value,
@@ -40,7 +40,7 @@ from shoal.core.trial import Config, derive_seed
 from shoal.cost.history import History, environment
 from shoal.dry_run.request import DryRunRequest, capture_request
 from shoal.journal.check import check_study
-from shoal.journal.requests import pending
+from shoal.journal.requests import pending_requests
 from shoal.journal.view import JournalView
 from shoal.journal.writer import Journal
 from shoal.opaque import RUNNER, TIME_LIMIT, Command, Opaque, opaque, source_files, structure
@@ -175,7 +175,7 @@ def tune(
         show_progress=chosen["show_progress"],
     )
     place = absolute(chosen["directory"] or _new_directory(str(spec["task"])))
-    check_whole("retries", retries, least=0)
+    check_integer("retries", retries, least=0)
     check_hang_seconds(hang_seconds)
     options = _run_options(
         Fleet(discover(chosen["devices"]), chosen["devices"]),
@@ -189,7 +189,7 @@ def tune(
     search = load_algorithm(plan, spec, Space.from_json(spec["space"]), algorithm)
     spec["totals"] = None if search.totals is None else asdict(search.totals)
     content = _describe_task(spec, task, training, space)
-    capture_request(DryRunRequest(spec, content, options.fleet.given, options.packing))
+    capture_request(DryRunRequest(spec, content, options.fleet.found, options.packing))
     with closing(Journal.create(place, spec, task=content, algorithm=plan, called=called)) as journal:
         return _run(journal, search, options)
 
@@ -235,13 +235,13 @@ def resume(
     with closing(Journal.open(directory)) as journal:
         check_study(journal)
         spec = journal.study
-        ended = spec.get("finished") and not pending(journal.directory)
+        ended = spec.get("finished") and not pending_requests(journal.directory)
         changed = [] if ended else _edits(journal, accept_changes)
         sys.path.extend(path for path in spec["paths"] if path not in sys.path)
         search = load_algorithm(journal.blob("algorithm"), spec, journal.space)
         record = {"devices": spec["devices"], "added": [], "removed": []} | spec.get("fleet", {})
         options = _run_options(
-            Fleet(discover(devices), devices) if devices else Fleet.again(record, discover),
+            Fleet(discover(devices), devices) if devices else Fleet.from_record(record, discover),
             policy or load_strategy(spec["policy"]),
             packing or load_strategy(spec["packing"]),
             backend or spec["backend"],
@@ -251,7 +251,7 @@ def resume(
         with journal.transaction():
             journal.begin_run(called)
             if changed:
-                journal.edited(changed)
+                journal.record_edits(changed)
         return _run(journal, search, options)
 
 
@@ -297,7 +297,7 @@ def _run_options(
     options = _RunOptions(
         fleet, make_policy(policy), make_packing(packing), backend_class(backend), sharing, show_progress
     )
-    check_sharing(sharing, fleet.given, processes=options.backend.concurrent)
+    check_sharing(sharing, fleet.found, processes=options.backend.concurrent)
     return options
 
 
@@ -337,9 +337,9 @@ def _run(journal: Journal, algorithm: Algorithm, options: _RunOptions) -> Study:
     fleet = options.fleet
     with closing(options.backend(worker_context)) as backend:
         history = History(environment=environment())
-        shared = {device.kind for _, device in fleet.given if device.is_cuda and options.backend.concurrent}
+        shared = {device.kind for _, device in fleet.found if device.is_cuda and options.backend.concurrent}
         config = EngineConfig(
-            fleet.given,
+            fleet.found,
             options.policy,
             backend,
             history,
@@ -358,7 +358,7 @@ def _run(journal: Journal, algorithm: Algorithm, options: _RunOptions) -> Study:
 
         display = progress(take, silent=not options.show_progress)
         begun = f"{epochs_text(take())} {'reports' if spec['opaque'] else 'epochs'}" if len(journal.runs()) > 1 else ""
-        display.say(summary(spec, [device.name for _, device in fleet.given], as_given(journal.directory), begun))
+        display.say(summary(spec, [device.name for _, device in fleet.found], as_given(journal.directory), begun))
         if spec.get("paused"):
             display.say([f"the study is paused; it goes on with: {command('study resume', journal.directory)}"])
         engine = Engine(journal, algorithm, config, display)

@@ -106,7 +106,7 @@ class Command:
                 raise SpaceError(f"the command names {{{name}}}, which only some configurations of the space have")
         if "{" not in self.arguments[0] and shutil.which(self.arguments[0]) is None:
             raise TaskError(f"there is no program {self.arguments[0]!r}; name one on the PATH, or by its whole path")
-        return [name for name, leaf in leaves.items() if leaf.chooser and name not in named]
+        return [name for name, leaf in leaves.items() if leaf.choice_name and name not in named]
 
     def line(self, trial: Trial, directory: Path) -> list[str]:
         """Return the program and its arguments for a trial.

@@ -277,7 +277,7 @@ class Study:
             The whole config.
 
         Raises:
-            ShoalError: the config lies outside the space though `outside` is false, or cannot be kept in the journal;
+            ShoalError: the config lies outside the space though `outside` is false, or cannot be stored in the journal;
                 or `epochs` is not a positive integer.
             JournalError: as in `pause`.
         """

@@ -49,7 +49,7 @@ class TestClients:
 
     def test_a_survey_that_opens_the_gpu_goes_on(self, place: Path) -> None:
         with local(place, fakes.surveys) as backend:
-            backend.start(replace(scripted_job("job"), purpose=Purpose.SURVEY), GPU)
+            backend.start(replace(scripted_job("job"), purpose=Purpose.SIGNATURE), GPU)
             next_event(backend)
             assert run_on(backend) == []
             assert stopped(backend, "job")

@@ -107,7 +107,7 @@ def test_an_array_at_the_same_epoch_joins_at_once(profile, incoming, comes):
     free = room({device.name: 50 * GB})
     found = taken_in([incoming], running, Grouping(), known(A=profile, B=profile), free, frozenset())
     assert found.keys() == ({"runs"} if comes else set())
-    assert all(each.apart for arrays in found.values() for each in arrays), "also from those of its key"
+    assert all(each.separate for arrays in found.values() for each in arrays), "also from those of its key"
 
 
 @pytest.mark.parametrize("start", [0, 3])

@@ -23,7 +23,7 @@ def waiting(*keys: FusionKey, epochs: int = 10) -> list[tuple[Member, FusionKey]
 
 
 R4, R8 = key("r4"), key("r8")
-FAMILY = R4.of_family
+FAMILY = R4.family_key
 SLOW = {R4: profile({1: 0.1, 4: 0.4}), R8: profile({1: 0.1, 4: 0.4})}
 FAST = profile({1: 0.1, 4: 0.2})
 DEAR = profile({1: 0.1, 4: 0.39})

@@ -53,7 +53,7 @@ def test_a_job_is_preemptible_from_its_first_report_to_a_preemption_request():
     assert not seen(tracker, job("job-2"), 21.0).preemptible, "each stretch leads further"
 
 
-@pytest.mark.parametrize("purpose", [Purpose.PROFILE, Purpose.SURVEY])
+@pytest.mark.parametrize("purpose", [Purpose.PROFILE, Purpose.SIGNATURE])
 def test_signature_and_profile_jobs_are_not_preemptible(purpose):
     tracker = JobTracker()
     one = Job("job-1", job().arrays, purpose)

@@ -51,7 +51,7 @@ def job(*arrays, demand=BEGUN, purpose=Purpose.TRAIN):
         pytest.param(
             {"job": job(array(0, 1, 2, 3)), "profile": replace(PROFILE, member_memory=50)},
             None,
-            id="it takes more than was thought, which promises it no more",
+            id="it takes more than was thought, and reserves no more for it",
         ),
         pytest.param(
             {"job": job(array(0, 1, 2, 3)), "profile": replace(PROFILE, member_memory=5)},

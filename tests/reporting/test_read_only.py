@@ -27,8 +27,8 @@ def look(tmp_path: Path) -> Look:
     """Runs a command beside the directory `study`, of which some folder may not be used as usual."""
     study = tmp_path / "study"
     with pretend(study, devices=1, jobs=2) as journal:
-        journal.asked(1, [TrialGroup((trial(99),), Budget(3))])
-        journal.reported("", [Report(99, 0, state=TrialState.FAILED, reason="as the test says")])
+        journal.record_proposal(1, [TrialGroup((trial(99),), Budget(3))])
+        journal.record_reports("", [Report(99, 0, state=TrialState.FAILED, reason="as the test says")])
     (study / "requests").mkdir()
 
     def run(*arguments: str, folder: str = "", mode: int = 0o555) -> tuple[int, str]:

@@ -203,7 +203,7 @@ def test_jobs_that_share_a_device_stand_below_its_name():
             id="rate",
         ),
         pytest.param(
-            {"devices": (DeviceUse(device("cpu:0"), (JobUse("job-00001", Purpose.SURVEY, 9),)),)},
+            {"devices": (DeviceUse(device("cpu:0"), (JobUse("job-00001", Purpose.SIGNATURE, 9),)),)},
             "cpu:0    cpu/1, 100% of it promised: job-00001 looks at 9 trials",
             id="survey",
         ),

@@ -64,7 +64,7 @@ def test_a_study_in_which_nothing_has_happened(tmp_path):
     with Journal.create(tmp_path, study, task=b"", algorithm=b"", clock=Clock()) as journal:
         text = drawn(journal, tmp_path / "nothing.svg").read_text()
         assert "<!-- no value yet" in text
-        journal.devices_are(machines(1))
+        journal.record_devices(machines(1))
         assert "<!-- cuda:0" in drawn(journal, tmp_path / "timeline.svg").read_text()
 
 

@@ -142,7 +142,7 @@ class GpuSharing:
 
     def begin(self, client: MpsClient | None, job: Job) -> None:
         """Note the start of a job in the process of a client."""
-        if client is not None and not client.busy and job.purpose is not Purpose.SURVEY:
+        if client is not None and not client.busy and job.purpose is not Purpose.SIGNATURE:
             client.busy = True
             client.next_check = self._clock() + RECHECK_SECONDS
 

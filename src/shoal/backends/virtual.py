@@ -27,7 +27,7 @@ _Timeline = Iterator[tuple[float, bool]]
 
 START_SECONDS = 0.1
 """Time from the start of a process to its first action."""
-SURVEY_SECONDS = 0.02
+SIGNATURE_SECONDS = 0.02
 """Time of a survey of the model of one trial."""
 PROFILE_SECONDS = 0.3
 """Time of the measurement of one array."""
@@ -256,10 +256,12 @@ class Virtual(Backend):
             virtual_job.joining = list(remove_members(virtual_job.joining, leaving))
             self._pending.append(base.MembersLeft(job, frozenset(leaving)))
         virtual_job.joining += change.join
-        if change.look:
-            self._pending.append(base.SignaturesFound(job, {x.number: self._workload.key(x) for x in change.look}))
+        if change.find_signatures:
+            self._pending.append(
+                base.SignaturesFound(job, {x.number: self._workload.key(x) for x in change.find_signatures})
+            )
 
-    def inherit(self, directory: Path, trial: Trial) -> None:
+    def copy_checkpoint(self, directory: Path, trial: Trial) -> None:
         """Copy the checkpoint of the origin to a trial that begins as a copy.
 
         Raises:
@@ -370,8 +372,8 @@ class Virtual(Backend):
         starts = self._workload.start_seconds(job.job) if job.job.purpose is Purpose.TRAIN else START_SECONDS
         yield starts, False
         match job.job.purpose:
-            case Purpose.SURVEY:
-                yield from self._work(job, SURVEY_SECONDS * len(job.job.members), settled=False)
+            case Purpose.SIGNATURE:
+                yield from self._work(job, SIGNATURE_SECONDS * len(job.job.members), settled=False)
                 keys = {member.trial.number: self._workload.key(member.trial) for member in job.job.members}
                 self._pending.append(base.SignaturesFound(name, keys))
             case Purpose.PROFILE:
@@ -456,7 +458,7 @@ class Virtual(Backend):
         """Add joining members at the epochs of their checkpoints; repeat reports that the study does not have."""
         joining, job.joining = job.joining, []
         for array in joining:
-            lane = next((lane for lane in job.lanes if lane.key == array.key and not array.apart), None)
+            lane = next((lane for lane in job.lanes if lane.key == array.key and not array.separate), None)
             if lane is None:
                 key = self._workload.key(array.members[0].trial)  # the array of the study may have no key
                 lane = _VirtualArray(array.key, self._workload.profile(key, job.device.kind))

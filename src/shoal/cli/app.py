@@ -48,7 +48,7 @@ from shoal.cli.report import report, rerun
 from shoal.cli.simulate import simulate
 from shoal.core.errors import ShoalError, StudyFailedError, StudyInterrupted, TaskChangedError
 from shoal.integrations.registry import TRACKERS
-from shoal.journal.requests import pending
+from shoal.journal.requests import pending_requests
 from shoal.journal.schema import writable
 from shoal.journal.view import JournalView
 from shoal.paths import working_directory
@@ -214,7 +214,7 @@ def status(
         grid = study_grid(journal.space, journal.trials(), journal.objectives[0])
     if axes is not None:
         grid = _projected(grid, axes)
-    asked = pending(directory)
+    asked = pending_requests(directory)
     again = sorted({number for each in asked if each.verb == "retry" for number in each.trials})
     if as_json:
         print_json(

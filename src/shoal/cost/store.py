@@ -172,7 +172,7 @@ class ProfileStore:
         steps = sorted(key.steps for key in found.keys)
         for pair in dict.fromkeys(combinations(steps, 2)):
             if len(steps) == 2 or pair not in known:
-                pack_speed = self._means.observe((pair, kind), known.get(pair), found.pace)
+                pack_speed = self._means.observe((pair, kind), known.get(pair), found.relative_time)
                 self._history.put_pack_speed(pair, kind, pack_speed)
         self.changes += 1
 

@@ -313,7 +313,7 @@ def _add_arrays(
         for host in sorted(eligible, key=lambda host: host.seconds):
             incoming = host.candidate(array)
             if host.ends_sooner(incoming, free_in) and host.admits(incoming, grouping):
-                joins = replace(array, profile=profiles(array.key, host.device.kind), apart=host.in_lockstep)
+                joins = replace(array, profile=profiles(array.key, host.device.kind), separate=host.in_lockstep)
                 added[host.job.id] = (*added.get(host.job.id, ()), joins)
                 break
         else:

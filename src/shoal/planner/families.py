@@ -51,7 +51,7 @@ def by_family(
 
 def families(waiting: Sequence[Waiting], excluded: AbstractSet[int] = frozenset()) -> dict[FusionKey, list[Waiting]]:
     """Return the trials of each family of at least two structures, by the key of the family."""
-    family_of = {key: key.of_family for key in {key for _, key in waiting} if key.family}
+    family_of = {key: key.family_key for key in {key for _, key in waiting} if key.family}
     if len(set(family_of.values())) == len(family_of):
         return {}
     found: dict[FusionKey, list[Waiting]] = {}

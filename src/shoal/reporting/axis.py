@@ -107,7 +107,7 @@ def _axis(name: str, leaf: Leaf) -> Axis:
     distinct = len({*texts}) == len(texts) and all(text and text.isprintable() for text in texts)
     labels = texts if distinct else list(points)
     edges, bins = _binned(ranges) if ranges else ((), [])
-    axis = Axis(name, (*labels, *bins), values, edges, leaf.chooser)
+    axis = Axis(name, (*labels, *bins), values, edges, leaf.choice_name)
     return axis.with_missing() if leaf.optional else axis
 
 

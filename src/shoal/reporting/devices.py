@@ -17,7 +17,7 @@ from shoal.schedule.ledger import bytes_text
 
 __all__ = ["device_json", "device_lines", "devices_json", "devices_table"]
 
-_PURPOSE_VERBS = {Purpose.SURVEY: "looks at", Purpose.PROFILE: "measures", Purpose.TRAIN: "trains"}
+_PURPOSE_VERBS = {Purpose.SIGNATURE: "looks at", Purpose.PROFILE: "measures", Purpose.TRAIN: "trains"}
 _MAX_JOBS = 8
 """Most jobs shown for a device, one line each, the oldest first."""
 

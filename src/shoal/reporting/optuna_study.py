@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from shoal.algorithms.sampler import directions, quiet
+from shoal.algorithms.sampler import directions, without_optuna_info
 from shoal.core.domain import Choice
 from shoal.core.errors import ShoalError
 from shoal.core.objective import Objective
@@ -110,7 +110,7 @@ def _open_storage(storage: "str | optuna.storages.BaseStorage") -> "optuna.stora
             "`storage` must be an address such as 'sqlite:///optuna.db', the path of a file as a string, or one of "
             f"Optuna's storages, got {storage!r}"
         )
-    with _translated_errors(storage), quiet():
+    with _translated_errors(storage), without_optuna_info():
         if "://" in storage:
             _check_address(storage)
             return RDBStorage(storage)
@@ -133,7 +133,7 @@ def _create_study(
     """
     import optuna
 
-    with _translated_errors(storage), quiet():
+    with _translated_errors(storage), without_optuna_info():
         return optuna.create_study(
             study_name=name, storage=storage, directions=directions(objectives), load_if_exists=load_if_exists
         )
@@ -255,7 +255,7 @@ def _frozen_trial(
         state=stored,
         values=None if final_values is None else list(final_values),
         params={
-            path: domain.shown(value) if isinstance(domain, Choice) else value
+            path: domain.optuna_value(value) if isinstance(domain, Choice) else value
             for path, (domain, value) in parameters.items()
         },
         distributions={path: domain.to_optuna() for path, (domain, _) in parameters.items()},

@@ -147,7 +147,7 @@ def overview(journal: JournalView, now: float) -> Overview:
     goals, rows = journal.objectives, journal.trials()
     best = front(rows, goals) if len(goals) > 1 else set()
     valued = [row for row in ranked(rows, goals, best) if row.objective is not None]
-    promises = journal.promises()
+    reservations = journal.reservations()
     return Overview(
         name=journal.directory.resolve().name,
         objectives=goals,
@@ -156,7 +156,7 @@ def overview(journal: JournalView, now: float) -> Overview:
         bars=tuple(bars),
         curve=tuple(_improvements(statistics.values(), goals[0], elapsed)),
         usage=tuple(
-            _usage(device, [bar for bar in bars if bar.job.device == device.name], promises, elapsed)
+            _usage(device, [bar for bar in bars if bar.job.device == device.name], reservations, elapsed)
             for device in journal.devices(all_runs=True)
         ),
         best=tuple(row for row in valued if row.state is not TrialState.FAILED)[:_MAX_BEST],
@@ -185,15 +185,15 @@ class _UsageSums:
 
 
 def _usage(
-    device: DeviceRow, bars: Sequence[Bar], promises: Mapping[str, Sequence[Reservation]], elapsed: Elapsed
+    device: DeviceRow, bars: Sequence[Bar], reservations: Mapping[str, Sequence[Reservation]], elapsed: Elapsed
 ) -> Usage:
     """Sum over the moments at which a device's jobs began, ended or changed their reservation."""
     changes: list[tuple[float, bool, JobRow, float]] = []
     for bar in bars:
-        for promise in promises.get(bar.job.id, ()):
-            unknown = promise.compute is None
-            compute = device.compute if unknown else min(promise.compute or 0.0, device.compute)
-            changes.append((min(elapsed(promise.time), bar.end), True, bar.job, compute))
+        for reservation in reservations.get(bar.job.id, ()):
+            unknown = reservation.compute is None
+            compute = device.compute if unknown else min(reservation.compute or 0.0, device.compute)
+            changes.append((min(elapsed(reservation.time), bar.end), True, bar.job, compute))
         changes.append((bar.end, False, bar.job, 0.0))
     sums, active, before = _UsageSums(), dict[str, tuple[JobRow, float]](), 0.0
     for moment, reserves, job, compute in sorted(changes, key=lambda change: change[0]):

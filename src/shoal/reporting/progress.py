@@ -23,7 +23,7 @@ from shoal.reporting.text import best_text, duration_text, printable, states_tex
 
 __all__ = ["LineProgress", "LiveProgress", "Progress", "SilentProgress", "batch_text", "progress", "summary"]
 
-_PHASES = {Purpose.SURVEY: "looking at the models of", Purpose.PROFILE: "measuring", Purpose.TRAIN: "training"}
+_PHASES = {Purpose.SIGNATURE: "looking at the models of", Purpose.PROFILE: "measuring", Purpose.TRAIN: "training"}
 
 
 class Progress(ABC):

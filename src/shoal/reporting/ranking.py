@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence, Set
 
-from shoal.core.objective import Objective, undominated
+from shoal.core.objective import Objective, pareto_front
 from shoal.core.trial import TrialState
 from shoal.journal.rows import TrialRow
 
@@ -32,7 +32,7 @@ def front(rows: Sequence[TrialRow], objectives: Sequence[Objective]) -> set[int]
     for row in rows:
         if (shown := values(row, objectives)) is not None:
             losses[row.number] = [goal.loss(value) for goal, value in zip(objectives, shown, strict=True)]
-    return undominated(losses)
+    return pareto_front(losses)
 
 
 def ranked(rows: Sequence[TrialRow], objectives: Sequence[Objective], best: Set[int] | None = None) -> list[TrialRow]:

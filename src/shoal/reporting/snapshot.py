@@ -8,7 +8,7 @@ from shoal.algorithms.base import Totals
 from shoal.core.cause import Cause, causes
 from shoal.core.job import Purpose
 from shoal.core.trial import Config, TrialState
-from shoal.journal.check import check_noted
+from shoal.journal.check import check_optional_values
 from shoal.journal.rows import DeviceRow, Intervention, JobRow, TrialRow
 from shoal.journal.statistics import StudyStatistics
 from shoal.journal.view import JournalView
@@ -223,7 +223,7 @@ def snapshot(journal: JournalView, now: float, *, starting: bool = False) -> Sna
         now: Seconds since 1970.
         starting: Value of `Snapshot.starting`.
     """
-    check_noted(journal)
+    check_optional_values(journal)
     statistics = StudyStatistics(journal)
     done, asked = statistics.epochs()
     run = journal.runs()[-1]
@@ -263,7 +263,7 @@ def snapshot(journal: JournalView, now: float, *, starting: bool = False) -> Sna
         all_nan=best is None and done > 0 and all_nan(journal.trials(), objectives) is not None,
         note=journal.study.get("note", ""),
         interventions=tuple(journal.interventions()),
-        held=journal.held(),
+        held=journal.paused_trials(),
         paused=journal.study.get("paused", False),
     )
     waits = pid is None or found.paused or found.all_paused
@@ -299,7 +299,9 @@ def _devices(journal: JournalView) -> tuple[DeviceUse, ...]:
     uses: dict[str, list[JobUse]] = {}
     for job in journal.jobs(running=True):
         count = members.get(job.id, 0) if job.purpose is Purpose.TRAIN else len(job.trials)
-        promise = job.promise
-        known = (None, None, None) if promise is None else (promise.compute, promise.memory, promise.cores)
+        reservation = job.reservation
+        known = (
+            (None, None, None) if reservation is None else (reservation.compute, reservation.memory, reservation.cores)
+        )
         uses.setdefault(job.device, []).append(JobUse(job.id, job.purpose, count, *known, rates.get(job.id)))
     return tuple(DeviceUse(device, tuple(uses.get(device.name, ()))) for device in journal.devices())

@@ -212,7 +212,7 @@ def task_edit_text(edit: TaskEdit) -> str:
 
 def request_text(request: Request) -> str:
     """Return a request that was not carried out yet, in words: "clone of trial 3 with lr=0.1 to epoch 9"."""
-    given = request.given
+    given = request.arguments
     text = f"of trial {given['source']} " if "source" in given else ""
     if "config" in given:
         text += f"with {config_text(given['config'])} to epoch {given['epochs']}"

@@ -30,10 +30,10 @@ from shoal.simulate.result import Interval, SimulationResult
 from shoal.simulate.workload import SimulatedWorkload
 from shoal.study.actuation import carry_out
 from shoal.study.core import StudyCore
-from shoal.study.devices import DevicesSeen, DeviceTracker
+from shoal.study.devices import DeviceConditions, DeviceTracker
 from shoal.study.event import Due, Event
 from shoal.study.fleet import Fleet
-from shoal.study.state import Given
+from shoal.study.state import CoreConfig
 
 __all__ = ["ClusterEvent", "Simulation"]
 
@@ -111,7 +111,7 @@ class Simulation:
         ):
             history.put(key.structure, key.data, key.batch_size, kind, workload.profile(key, kind))
         self._core = StudyCore(
-            Given(
+            CoreConfig(
                 directory,
                 study=self._study,
                 objectives=(Objective("loss", "min"),),
@@ -146,7 +146,7 @@ class Simulation:
                 problem = f"{self._policy.policy!r} was asked {turns} times at {now:g} s, and time does not go on"
                 raise PolicyError(f"{problem}: it starts what it stops")
             self._apply_due_changes(now)
-            acted = sum([self._happen(due) for due in Due if due is not Due.PLAN or self._should_plan()])
+            acted = sum([self._handle(due) for due in Due if due is not Due.PLAN or self._should_plan()])
             stuck = not acted and self._backend.idle and not self._events and not self._arrivals
             if stuck and (was_stuck or not state.planner.has_wake_time):
                 break
@@ -156,7 +156,7 @@ class Simulation:
             )
             until = min(next_change, max(state.planner.wake, now + MIN_POLL_SECONDS))
             for event in self._backend.poll(until - now):
-                self._happen(event)
+                self._handle(event)
         for number, name in self._segments.items():
             self._result.waiting[name] = state.trials[number].reason or "makes no progress"
         self._result.oversubscription.update(self._tuner.ratios)
@@ -176,16 +176,16 @@ class Simulation:
             event = self._events.popleft()
             added = tuple(device.name for node in event.added for device in node.devices)
             if event.removed:
-                self._happen(Request(f"{len(self._events)} remove", "remove devices", event.removed))
+                self._handle(Request(f"{len(self._events)} remove", "remove devices", event.removed))
             if added:
-                self._happen(Request(f"{len(self._events)} add", "add devices", added))
+                self._handle(Request(f"{len(self._events)} add", "add devices", added))
             if event.failed or event.restored:
                 for name in event.restored:
                     self._conditions.pop(name, None)
                 self._conditions.update(dict.fromkeys(event.failed, Condition(healthy=False, reason="has failed")))
-                self._happen(DevicesSeen(dict(self._conditions)))
+                self._handle(DeviceConditions(dict(self._conditions)))
 
-    def _happen(self, event: Event) -> bool:
+    def _handle(self, event: Event) -> bool:
         """Pass an event to the state machine and carry out its commands; return whether a job was affected."""
         state = self._core.state
         try:
@@ -195,8 +195,8 @@ class Simulation:
         for record in step.records:
             self._record(record, self._backend.now)
         for command_ in step.commands:
-            if follow_up := carry_out(command_, self._backend, state.given.directory):
-                self._happen(follow_up)
+            if follow_up := carry_out(command_, self._backend, state.config.directory):
+                self._handle(follow_up)
         job_commands = command.StartJob | command.UpdateJob | command.StopJob | command.KillJob
         return any(isinstance(command_, job_commands) for command_ in step.commands)
 

@@ -216,10 +216,10 @@ class FaultyBackend(Virtual):
                 raise InvariantViolation(f"{device} is freed, and {busy[0]} runs there")
             super().release_device(device)
 
-    def inherit(self, directory: Path, trial: Trial) -> None:
+    def copy_checkpoint(self, directory: Path, trial: Trial) -> None:
         """Copy a checkpoint."""
         with self._faults.kill_points():
-            super().inherit(directory, trial)
+            super().copy_checkpoint(directory, trial)
 
     def poll(self, timeout: float) -> list[Event]:
         """Return the next events, some of them late, repeated, or reordered among jobs; a fault may occur."""
@@ -323,6 +323,6 @@ class FaultyInelasticBackend(FaultyBackend):
 
     def change(self, job: str, change: JobUpdate) -> None:
         """Let ended trials leave; none may join."""
-        if change.join or change.look:
+        if change.join or change.find_signatures:
             raise InvariantViolation(f"{job} cannot be changed, and {change} was asked for")
         super().change(job, change)

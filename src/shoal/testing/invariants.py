@@ -38,7 +38,7 @@ def check_step(state: StudyState, event: Event, jobs: Mapping[str, VirtualJob], 
             f"{odd} holds a device, and is over" if odd in state.running else f"{odd} runs, unknown"
         )
     _check_devices(state, jobs)
-    if state.ending is not None:
+    if state.shutdown is not None:
         return
     for record in state.trials:
         if record.state is TrialState.RUNNING:
@@ -48,7 +48,9 @@ def check_step(state: StudyState, event: Event, jobs: Mapping[str, VirtualJob], 
             if not any(member.trial.number == record.number for member in job.members):
                 raise InvariantViolation(f"trial {record.number} is lost: it is none of {record.job}'s")
         unexplained = record.state is TrialState.PENDING and not record.reason
-        if unexplained and (event is Due.PLAN or record.number not in state.trials.untold):  # the next plan says why
+        if unexplained and (
+            event is Due.PLAN or record.number not in state.trials.unexplained
+        ):  # the next plan says why
             raise InvariantViolation(f"trial {record.number} waits without a reason")
 
 
@@ -63,7 +65,7 @@ def _check_devices(state: StudyState, jobs: Mapping[str, VirtualJob]) -> None:
         known = began is not None and began.job.demand is not None and began.job.demand.cores
         if placed.demand is not None and known:  # other jobs had no demand when they were admitted
             reserved_cores[device.name] = reserved_cores.get(device.name, 0.0) + placed.demand.cores
-    for node in state.fleet.given.nodes:
+    for node in state.fleet.found.nodes:
         for device in node.devices:
             if used_memory.get(device.name, 0) > device.memory:
                 raise InvariantViolation(
@@ -94,7 +96,9 @@ def check_end(journal: JournalView, study: RandomStudy, asked: Collection[str]) 
     if (done := [each.request for each in journal.interventions()]) != sorted(asked):
         odd = min([*(set(done) ^ set(asked)), *(name for name in done if done.count(name) > 1)], default="an order")
         raise InvariantViolation(f"{odd}: {len(asked)} requests were made, and {len(done)} carried out or refused")
-    unknown = {job for job, promises in journal.promises().items() if promises and promises[0].cores is None}
+    unknown = {
+        job for job, reservations in journal.reservations().items() if reservations and reservations[0].cores is None
+    }
     if violations := [x for x in overcommitments(journal, study.cluster) if not unknown & set(x.jobs)]:
         raise InvariantViolation(str(violations[0]))
     _check_decisions(journal, study)
@@ -112,7 +116,7 @@ def check_end(journal: JournalView, study: RandomStudy, asked: Collection[str]) 
             if metrics != study.workload.report(row.trial, epoch).metrics:
                 raise InvariantViolation(f"trial {number} has reported {metrics} at epoch {epoch}")
         found[number] = (dict(row.config), row.state, row.epoch, reports)
-    ended_by_user = _stopped(journal) or journal.study.get("over")
+    ended_by_user = _stopped(journal) or journal.study.get("ended")
     if isinstance(study.algorithm(), ORDER_INDEPENDENT) and study.retries == UNLIMITED_RETRIES and not ended_by_user:
         mine = {number: each[:3] for number, each in found.items() if number < FIRST_ADDED}
         theirs = {number: (dict(x[0]), *x[1:]) for number, x in study.results_without_faults().items()}
@@ -131,7 +135,7 @@ def _check_decisions(journal: JournalView, study: RandomStudy) -> None:
     decisions: dict[int, Decision] = {}
     for decision in replay(journal, algorithm, lambda groups: None):
         decisions.setdefault(decision.trial, decision)
-    over = journal.study.get("over", False)
+    over = journal.study.get("ended", False)
     if not (algorithm.finished or over):
         raise InvariantViolation("the algorithm has not finished, though the study has")
     by_people = journal.retried.keys() | _stopped(journal)

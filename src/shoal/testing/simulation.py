@@ -17,7 +17,7 @@ from shoal.core.errors import BackendError, DeviceError, ShoalError, StorageFull
 from shoal.core.request import Verb
 from shoal.core.trial import FIRST_ADDED, TrialState
 from shoal.cost.history import History
-from shoal.journal.requests import leave, pending
+from shoal.journal.requests import pending_requests, write_request
 from shoal.journal.writer import Journal
 from shoal.reporting.progress import SilentProgress
 from shoal.schedule.registry import make_policy
@@ -45,19 +45,19 @@ class WatchedEngine(Engine):
     steps = 0
     _depth = 0
 
-    def _happen(self, event: Event) -> None:
+    def _handle(self, event: Event) -> None:
         self.faults.maybe_kill()
         self._depth += 1
         if isinstance(event, Ended):
             self.backend.open.discard(event.job)
         try:
-            super()._happen(event)
+            super()._handle(event)
         finally:
             self._depth -= 1
         self.steps += 1
         if not self._depth:
             check_step(self._core.state, event, self.backend.jobs, self.backend.open)
-            if self._core.state.ending is None and self.steps % 16 == 0:
+            if self._core.state.shutdown is None and self.steps % 16 == 0:
                 self._compare_journal()
 
     def _compare_journal(self) -> None:
@@ -97,7 +97,7 @@ class _RandomInterventions(SilentProgress):
             return
         used = self.engine.fleet.used
         removed = [name for name in self._devices if name not in used]
-        held = self._journal.study.get("held", [])
+        held = self._journal.study.get("paused_trials", [])
         if faults.occurs("interrupt"):
             self.engine.interrupt()
         if used and faults.occurs("devices changed"):
@@ -116,17 +116,17 @@ class _RandomInterventions(SilentProgress):
         if held and rng.random() < 0.1:
             self._request("resume", trials=held)
         if faults.occurs("policy"):
-            self._request("policy", given={"policy": rng.choice([*POLICY_NAMES, "none such"])})
+            self._request("policy", arguments={"policy": rng.choice([*POLICY_NAMES, "none such"])})
         if faults.occurs("add trial"):
             x, outside = rng.choice([0.5, 2.0]), rng.random() < 0.5  # the space has no 2
             given = {"config": {"x": x, "width": 1}, "epochs": rng.randint(1, 3), "outside": outside}
-            self._request("add trial", given=given)
+            self._request("add trial", arguments=given)
         rows = [row for row in self._journal.trials() if row.epoch] if faults.occurs("clone") else []
         if rows:
             row = rng.choice(rows)
             origin = {"trial": row.number, "epoch": row.epoch}
             given = {"config": dict(row.config), "epochs": row.epoch + rng.randint(1, 3), "outside": True}
-            self._request("clone", given={**given, "source": row.number, "origin": origin})
+            self._request("clone", arguments={**given, "source": row.number, "origin": origin})
         if faults.occurs("pause study"):
             self._request("pause study")
         elif self._journal.study.get("paused") and rng.random() < 0.1:
@@ -135,7 +135,7 @@ class _RandomInterventions(SilentProgress):
             self._request("end study")
 
     def _request(self, verb: Verb, **what: Any) -> None:
-        self._requests.append(leave(self._journal.directory, verb, **what))
+        self._requests.append(write_request(self._journal.directory, verb, **what))
 
 
 @dataclass
@@ -224,7 +224,7 @@ class _StudyRun:
                     interventions.update()  # while no process runs the study
                     engine.replay()
                     engine.run()
-            return not pending(self._directory)
+            return not pending_requests(self._directory)
         except (Killed, StudyInterrupted, StorageFullError):
             return False
         except (BackendError, DeviceError) as error:
@@ -239,10 +239,10 @@ class _StudyRun:
     def _engine(self, journal: Journal, backend: FaultyBackend) -> tuple[WatchedEngine, _RandomInterventions]:
         study = self._study
         record = {"devices": journal.study["devices"], "added": [], "removed": []} | journal.study.get("fleet", {})
-        fleet = Fleet.again(record, study.find)
+        fleet = Fleet.from_record(record, study.find)
         interventions = _RandomInterventions(self._faults, journal, journal.study["devices"], self._persisted.requests)
         config = EngineConfig(
-            fleet.given,
+            fleet.found,
             make_policy(journal.study["policy"]),
             backend,
             History(self._directory / "history.sqlite"),
@@ -268,7 +268,7 @@ class _StudyRun:
             removed = journal.study.get("fleet", {}).get("removed", [])
         if not removed:
             raise error
-        self._persisted.requests.append(leave(self._directory, "add devices", devices=removed))
+        self._persisted.requests.append(write_request(self._directory, "add devices", devices=removed))
 
 
 def _waiting_reason(reason: str, state: TrialState) -> str:

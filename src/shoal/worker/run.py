@@ -42,11 +42,11 @@ def run(job: Job, device: Device, worker_context: WorkerContext, control: JobCon
     """Survey, profile or train, as the job's purpose says."""
     control.beat(settled=False)
     worker_state, signature_builder = prepare(device, worker_context)
-    if worker_state.device.type == "cuda" and job.purpose is not Purpose.SURVEY:
+    if worker_state.device.type == "cuda" and job.purpose is not Purpose.SIGNATURE:
         torch.cuda.synchronize(worker_state.device)  # makes the context, which becomes a client of MPS if there is one
     control.beat(settled=False)
     match job.purpose:
-        case Purpose.SURVEY:
+        case Purpose.SIGNATURE:
             yield SignaturesFound(job.id, *signature_builder.survey([member.trial for member in job.members]))
         case Purpose.PROFILE:
             unnoticed = UNNOTICED / len(job.arrays)
