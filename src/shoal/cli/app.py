@@ -167,8 +167,9 @@ def resume(
 ) -> None:
     """Go on with a study that was stopped or killed, or that has failed trials to try again (shoal trial retry).
 
-    Options replace the study's own. This runs code from the study's directory, the pickled task, algorithm and callbacks: go on
-    only with studies of people you trust. The commands status, trials, best and report run no code of the study.
+    Options replace the study's own. This runs code from the study's directory, the pickled task, algorithm and
+    callbacks: go on only with studies of people you trust. The commands status, trials, best and report
+    run no code of the study.
     """
     here()  # as of `run_script`
     with _stoppable([directory], as_json):
