@@ -168,7 +168,8 @@ def resume(
     """Go on with a study that was stopped or killed, or that has failed trials to try again (shoal trial retry).
 
     Options replace the study's own. This runs code from the study's directory, the pickled task, algorithm and
-    callbacks: go on only with studies of people you trust. The commands status, trials, best and report run no code of
+    callbacks: go on only with studies of people you trust. The commands status, trials, best and report
+    run no code of
     the study.
     """
     working_directory()  # as of `run_script`
