@@ -129,9 +129,10 @@ class TrainerTask(Task):
             or {"params", "model", "optimizer_dict"} & set(settings)
             or hasattr(kind, "train")
         ):
+            name = getattr(args.optim, "value", args.optim)
             raise TaskError(
-                f"optim={args.optim!s} of TrainingArguments is no optimizer that a study can step; choose another, or "
-                "give `shoal.tune` a function that runs `Trainer` with a ReportCheckpointCallback"
+                f"optim={name!r} of TrainingArguments is no optimizer that a study can step; choose another, or give "
+                "`shoal.tune` a function that runs `Trainer` with a ReportCheckpointCallback"
             )
         decayed = set(Trainer.get_decay_parameter_names(cast("Any", None), model))
         trained = [(name, each) for name, each in model.named_parameters() if each.requires_grad]
@@ -166,8 +167,9 @@ class TrainerTask(Task):
         return self.arguments(config).gradient_accumulation_steps
 
     def clip_norm(self, config: Config) -> float | None:
-        """Return `max_grad_norm`, or None if it is 0."""
-        return self.arguments(config).max_grad_norm or None
+        """Return `max_grad_norm` if it is above 0."""
+        norm = self.arguments(config).max_grad_norm
+        return norm if norm > 0 else None
 
     def precision(self, config: Config) -> str:
         """Return "bf16-mixed" if `bf16` is set, else "32"."""
