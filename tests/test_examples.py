@@ -87,3 +87,15 @@ def test_lora(tmp_path):
     assert best is not None
     assert float(best.group(1)) < 4
     assert (tmp_path / "adapter" / "adapter_model.safetensors").exists()
+
+
+@pytest.mark.slow
+def test_images(tmp_path):
+    """Pictures are decoded by loader processes."""
+    environment = {**os.environ, "SHOAL_CACHE": str(tmp_path / "cache")}
+    command = [sys.executable, "-W", "error", EXAMPLES / "images.py", "--trials", "4", "--epochs", "2"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    best = re.search(r"Best of 4 trials: accuracy (\d\.\d+) by trial \d", done.stdout)
+    assert best is not None
+    assert float(best.group(1)) > 0.5
