@@ -2,7 +2,7 @@
 
     python examples/images.py [--trials 12] [--epochs 4] [--pictures 400] [--workers 2]
 
-The pictures are squares and discs on noise, written to a temporary directory. Needs Pillow (`pip install pillow`).
+The pictures are level and upright bars on noise, written to a temporary directory. Needs Pillow (`pip install pillow`).
 """
 
 import argparse
@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, Dataset
 import shoal
 
 SIDE = 24
-SHAPES = ("square", "disc")
+SHAPES = ("level", "upright")
 
 
 def write(folder: Path, pictures: int) -> None:
@@ -30,8 +30,8 @@ def write(folder: Path, pictures: int) -> None:
     for number in range(pictures):
         shape = SHAPES[number % 2]
         y, x = random.uniform(8, SIDE - 8, 2)
-        away = np.maximum(abs(down - y), abs(right - x)) if shape == "square" else np.hypot(down - y, right - x)
-        inside = away < random.uniform(4, 7)
+        along, across = (right - x, down - y) if shape == "level" else (down - y, right - x)
+        inside = (abs(along) < 7) & (abs(across) < random.uniform(1, 3))
         pixels = random.integers(0, 120, (SIDE, SIDE, 3)) + 100 * inside[..., None]
         Image.fromarray(pixels.astype(np.uint8)).save(folder / f"{number:05d}-{shape}.png")
 
@@ -73,11 +73,10 @@ class Shapes(shoal.Task):
         return nn.Sequential(
             *(nn.Conv2d(3, width, 5, stride=2), nn.ReLU()),
             *(nn.Conv2d(width, width, 3, stride=2), nn.ReLU()),
-            *(nn.Flatten(), nn.LazyLinear(len(SHAPES))),
+            *(nn.Flatten(), nn.Linear(16 * width, len(SHAPES))),
         )
 
     def optimizer(self, model, config):
-        model(torch.zeros(1, 3, SIDE, SIDE))  # gives the lazy layer its shape
         return torch.optim.Adam(model.parameters(), lr=config["lr"])
 
     def loss(self, model, batch):
@@ -101,7 +100,7 @@ def main() -> None:
         write(Path(folder) / "valid", options.pictures // 4)
         study = shoal.tune(
             Shapes(Path(folder), options.workers),
-            {"lr": shoal.loguniform(1e-4, 1e-1), "width": shoal.choice([8, 16])},
+            {"lr": shoal.loguniform(1e-3, 3e-2), "width": shoal.choice([8, 16])},
             metric="accuracy",
             mode="max",
             algorithm=shoal.Random(options.trials, epochs=options.epochs),

@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -162,15 +163,22 @@ class LoaderProcesses:
         except (
             BaseException
         ) as error:  # a process was killed, or this one interrupted: others start at the next request
-            self._answers = None
-            self._loader._iterator = None
-            self.forget()
+            self._end()
             if isinstance(error, (ConnectionError, EOFError, FileNotFoundError)):
                 raise RuntimeError(
                     f"a DataLoader worker of the {self._name} set has ended before its samples were received; it may "
                     "have been killed for want of memory: lower `num_workers` or `loader_workers`"
                 ) from error
             raise
+
+    def _end(self) -> None:
+        """End the processes, of which one may have been killed, and drop all requests."""
+        iterator: Any = self._answers
+        self._answers = self._loader._iterator = None
+        self.forget()
+        if iterator is not None:
+            with suppress(RuntimeError):  # torch may note the killed one only now
+                iterator._shutdown_workers()
 
 
 class _Feed:
