@@ -100,3 +100,14 @@ def test_trainer(tmp_path):
     assert best is not None
     assert float(best.group(1)) > 0.2
     assert (tmp_path / "best" / "model.safetensors").exists()
+
+
+def test_images(tmp_path):
+    """Pictures are decoded by loader processes."""
+    environment = {**os.environ, "SHOAL_CACHE": str(tmp_path / "cache")}
+    command = [sys.executable, "-W", "error", EXAMPLES / "images.py", "--trials", "4", "--epochs", "2"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    best = re.search(r"Best of 4 trials: accuracy (\d\.\d+) by trial \d", done.stdout)
+    assert best is not None
+    assert float(best.group(1)) > 0.5

@@ -18,8 +18,8 @@ from shoal.data import fetch as fetch_module
 from shoal.data.batches import LOOKED_AT, Batches
 from shoal.data.fetch import Fetcher
 from shoal.data.loader import epoch_order
-from shoal.data.sample_window import BLOCK
 from shoal.data.samples import same
+from shoal.data.unit import BLOCK
 from shoal.fuse.generators import reseed
 
 SIZES = (20, 50, 70)

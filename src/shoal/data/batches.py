@@ -15,8 +15,9 @@ from shoal.core.trial import derive_seed
 from shoal.data.fetch import Fetcher
 from shoal.data.loader import LoaderSettings
 from shoal.data.materialized_source import MaterializedSource, materialized_bytes
+from shoal.data.processes import LoaderProcesses
 from shoal.data.sample_window import SampleWindow
-from shoal.data.samples import kind, same
+from shoal.data.samples import kind
 from shoal.data.source import BatchRequest, BatchSource, DrawsError, UnevenError
 from shoal.fuse.generators import OtherGenerators, forked
 
@@ -96,7 +97,6 @@ class Batches:
         self._name = name
         self._shared_augmentation = shared_augmentation
         self._collate = collate
-        self._fetcher = Fetcher(dataset, device)
         self._source: BatchSource | None = None
         self._walks: list[int] = []  # batch sizes of the walks under way
         self._largest = 0
@@ -104,6 +104,10 @@ class Batches:
         tensors = None if collate is not None else _tensors(dataset)
         if tensors is not None and sum(tensor.nbytes for tensor in tensors) <= RESIDENT_BYTES:
             self._resident = [tensor.to(device) for tensor in tensors]
+        processes = None
+        if settings.workers and self._resident is None:
+            processes = LoaderProcesses(dataset, collate or default_collate, name, settings)
+        self._fetcher = Fetcher(dataset, device, processes)
 
     @property
     def fetched(self) -> int:
@@ -185,6 +189,7 @@ class Batches:
             yield from self._walk_resident(self._resident, batch_size, order, first)
             return
         order = torch.arange(self.samples, device="cpu") if order is None else order.cpu()
+        order = order[: self.steps(batch_size) * batch_size]
         there = order.to(self._device)
         self._walks.append(batch_size)
         self._largest = max(self._largest, batch_size)
@@ -248,8 +253,8 @@ class Batches:
                 others.restore()
 
     def _source_for(self, indices: Sequence[int]) -> BatchSource:
-        one_by_one, samples = self._fetcher.look(indices)
-        if not all(map(same, one_by_one, samples)):
+        samples, alike = self._fetcher.look(indices)
+        if not alike:
             _log.warning(
                 "the %s set returns different samples for the same index, but draws nothing from the generators that "
                 "are seeded: a trial may differ alone and in an array; draw from torch's default generator instead",
