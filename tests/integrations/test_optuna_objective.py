@@ -75,11 +75,11 @@ def test_a_promoted_trial_keeps_its_parameters(study: optuna.Study, tmp_path: Pa
 
 
 def test_studies_that_processes_cannot_share_are_refused() -> None:
-    with pytest.raises(TaskError, match="is in memory, .*storage='sqlite"):
+    with pytest.raises(TaskError, match=r"is in memory, .*storage='sqlite"):
         optuna_objective(conditional, optuna.create_study())
 
 
 def test_a_study_of_several_directions_is_refused(tmp_path: Path) -> None:
     storage = JournalStorage(JournalFileBackend(str(tmp_path / "optuna.log")))
-    with pytest.raises(TaskError, match="has 2 directions.*OptunaSearch"):
+    with pytest.raises(TaskError, match=r"has 2 directions.*OptunaSearch"):
         optuna_objective(conditional, optuna.create_study(storage=storage, directions=["minimize", "maximize"]))

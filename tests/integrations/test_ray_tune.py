@@ -12,7 +12,7 @@ import pytest
 import shoal
 from shoal.core.errors import AlgorithmError, TaskError
 from shoal.core.space import Space, choice, loguniform, quniform, randint, uniform
-from shoal.core.trial import TrialState
+from shoal.core.trial import Trial, TrialState
 from shoal.integrations.ray_tune import RaySearch, ray_trainable
 from shoal.journal.view import JournalView
 from shoal.testing import check_algorithm
@@ -49,8 +49,8 @@ class Best(Searcher):
     def suggest(self, trial_id: str) -> Any:
         if len(self.made) == self.most:
             return Searcher.FINISHED
-        random.seed(self.random.random())
-        self.made[trial_id] = {name: domain.sample() for name, domain in self.space.items()}
+        drawn = {name: domain.sample(random_state=self.random.getrandbits(31)) for name, domain in self.space.items()}
+        self.made[trial_id] = drawn
         if self.best is not None and self.random.random() < 0.5:
             self.made[trial_id] = self.made[self.best[1]]
         return self.made[trial_id]
@@ -91,10 +91,14 @@ def test_searchers_of_ray_keep_it_too() -> None:
     )
 
 
-def test_proposals_belong_to_the_space() -> None:
-    algorithm = RaySearch(Best, 20, 1, concurrency=20)
+def proposed(searcher: Any, n: int) -> list[Trial]:
+    algorithm = RaySearch(searcher, n, 1, concurrency=n)
     algorithm.bind(SPACE, metric="loss", mode="min", seed=3)
-    trials = [trial for group in algorithm.next_groups(20) for trial in group.trials]
+    return [trial for group in algorithm.next_groups(n) for trial in group.trials]
+
+
+def test_proposals_belong_to_the_space() -> None:
+    trials = proposed(Best, 20)
     assert [SPACE.faults(trial.config) for trial in trials] == [()] * 20
     assert {trial.config["optimizer"]["name"] for trial in trials} == {"sgd", "adam"}
 
@@ -111,9 +115,7 @@ def test_proposals_belong_to_the_space() -> None:
 )
 def test_searchers_that_cannot_serve_a_study_are_refused(searcher: Any, words: str) -> None:
     with pytest.raises(AlgorithmError, match=words):
-        algorithm = RaySearch(searcher, 3, 1)
-        algorithm.bind(SPACE, metric="loss", mode="min", seed=3)
-        algorithm.next_groups(3)
+        proposed(searcher, 3)
 
 
 def trainable(config: dict[str, Any]) -> None:
@@ -153,5 +155,5 @@ def test_a_function_trainable_goes_on_from_its_checkpoint_after_a_kill(tmp_path:
 
 
 def test_a_class_trainable_is_refused() -> None:
-    with pytest.raises(TaskError, match="takes a function of a config, .*class trainable"):
+    with pytest.raises(TaskError, match=r"takes a function of a config, .*class trainable"):
         ray_trainable(Best)

@@ -86,5 +86,5 @@ def test_numbers_are_picked_from_what_was_logged() -> None:
 
 def test_a_missing_package_is_named_with_what_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(optional, "find_spec", lambda name: None)
-    with pytest.raises(ShoalError, match="ReportCheckpointCallback needs keras, .*pip install keras"):
+    with pytest.raises(ShoalError, match=r"ReportCheckpointCallback needs keras, .*pip install keras"):
         check_installed("keras", "ReportCheckpointCallback")

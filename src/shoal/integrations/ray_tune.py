@@ -54,7 +54,8 @@ def _run_trainable(function: Callable[[dict[str, Any]], Any], config: Mapping[st
     """Call a function trainable with the session that Ray's functions look up."""
     from ray.train._internal import session
 
-    before, session._session = session._session, _ShoalSession()
+    before = session._session
+    session._session = _ShoalSession()  # type: ignore[assignment]  # Ray's own needs a Tuner
     try:
         returned = function(dict(config))
         if isinstance(returned, Mapping):
@@ -177,7 +178,7 @@ class RaySearch(ConcurrentAlgorithm):
 
         if self._ended or len(self.trials) == self.n:
             return None
-        proposal = self._searcher.suggest(_name(len(self.trials)))
+        proposal: Any = self._searcher.suggest(_name(len(self.trials)))
         if proposal == Searcher.FINISHED:
             self._ended = True
             return None
