@@ -21,6 +21,9 @@ __all__ = ["TrainingStopped", "checkpoint", "report", "step"]
 class TrainingStopped(SystemExit):
     """Raised to end a function or program whose trial stops. A program that does not catch it exits with status 0."""
 
+    reached = False
+    """Whether the trial has reached its budget."""
+
 
 _report_count: int | None = None
 """Number of reports of the trial; None before the first one of this process."""
@@ -55,7 +58,9 @@ def report(metrics: Mapping[str, Any], step: int | None = None) -> None:
         if refusal := answer.get("refused"):
             raise TaskError(refusal)
         if not answer["go_on"]:
-            raise TrainingStopped(0)
+            stopped = TrainingStopped(0)
+            stopped.reached = bool(answer.get("reached"))
+            raise stopped
     else:
         print(json.dumps({**values, "step": number}), flush=True)
     _report_count = number
