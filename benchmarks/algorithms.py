@@ -51,7 +51,7 @@ from shoal.core.event import Event, SignaturesFound
 from shoal.core.job import Job, Purpose, WorkerContext
 from shoal.core.space import Space
 from shoal.core.trial import Report, TrialState, derive_seed
-from shoal.data.batches import epoch_order
+from shoal.data.loader import epoch_order
 from shoal.journal.statistics import StudyStatistics
 from shoal.journal.view import JournalView
 from shoal.worker.trial_runtime import build

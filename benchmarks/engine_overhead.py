@@ -57,7 +57,7 @@ resident: list[int] = []
 def train(job: Job, device: Device, worker_context: WorkerContext, control: JobControl) -> Iterator[Event]:
     """A runner of made-up trials."""
     match job.purpose:
-        case Purpose.SURVEY:
+        case Purpose.SIGNATURE:
             yield SignaturesFound(job.id, {member.trial.number: KEY for member in job.members})
         case Purpose.PROFILE:
             yield Profiled(job.id, job.arrays[0].key, PROFILE)
@@ -70,8 +70,8 @@ def train(job: Job, device: Device, worker_context: WorkerContext, control: JobC
                 for change in control.changes():
                     for member in (member for array in change.join for member in array.members):
                         members[member.trial.number], epochs[member.trial.number] = member, member.start
-                    if change.look:
-                        yield SignaturesFound(job.id, {trial.number: KEY for trial in change.look})
+                    if change.find_signatures:
+                        yield SignaturesFound(job.id, {trial.number: KEY for trial in change.find_signatures})
 
 
 def epoch_of(member: Member, epochs: dict[int, int]) -> Report:

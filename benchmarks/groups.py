@@ -29,7 +29,7 @@ from shoal.cost.scaling import Scaling
 from shoal.planner.grouping import Grouping
 from shoal.planner.packing.registry import make_packing
 from shoal.schedule import make_policy
-from shoal.simulate.curves import Decay
+from shoal.simulate.curves import PowerLawCurves
 from shoal.simulate.run import Simulation
 from shoal.simulate.slowdown import SLOWDOWNS
 from shoal.simulate.tables import profile
@@ -92,7 +92,7 @@ class Rungs(TrialSource):
 
     name = "search"
     arrivals = (0.0,)
-    curves = Decay()
+    curves = PowerLawCurves()
 
     def __init__(self, search: Halving, overheads: Scaling, seed: int) -> None:
         draw = random.Random(seed)

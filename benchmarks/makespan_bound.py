@@ -11,7 +11,7 @@ from shoal.core.device import Cluster
 from shoal.core.errors import ScenarioError
 from shoal.cost.estimate import job_demand
 from shoal.simulate.slowdown import Curve
-from shoal.simulate.tables import MANY
+from shoal.simulate.tables import MAX_COUNT
 from shoal.simulate.workload import TrialSource
 
 __all__ = ["Alike", "best_makespan", "jobs_of"]
@@ -28,7 +28,7 @@ def jobs_of(sources: Sequence[TrialSource]) -> Counter[Alike]:
     """Jobs of all trials that sources ask for at once, each in one of its own, with how many of each there are."""
     jobs: Counter[Alike] = Counter()
     for source in sources:
-        for group in source.algorithm(lambda: inf).next_groups(MANY):
+        for group in source.algorithm(lambda: inf).next_groups(MAX_COUNT):
             for trial in group.trials:
                 structure = source.structure(trial)
                 kinds = sorted(structure.profiles.items())

@@ -77,6 +77,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--most", type=int, default=27, help="R of hyperband; the paper has 81")
     parser.add_argument("--rounds", type=int, default=6, help="of a cell of the ablation, at least")
     parser.add_argument("--seconds", type=float, default=12.0, help="in which more rounds of a cell are made")
+    parser.add_argument("--workers", type=int, default=0, help="loader processes of Shoal's side, in hyperband")
     parser.add_argument("--searches", type=int, default=1, help="rounds of hyperband, each with another seed")
     parser.add_argument(
         "--threads", type=int, default=os.cpu_count(), help="of torch; where others use the machine 1 is the fastest"
@@ -155,7 +156,8 @@ def searches(options: argparse.Namespace, missed: list[str]) -> dict[str, Any]:
 
 def one_search(options: argparse.Namespace, name: str, pipeline: str, missed: list[str]) -> dict[str, float]:
     """All ways in turn, each round with another seed; the first original is the kindest."""
-    task = TASKS[name](pipeline, options.folder, **({"train": options.samples, "test": 100} if options.quick else {}))
+    sizes = {"train": options.samples, "test": 100} if options.quick else {}
+    task = TASKS[name](pipeline, options.folder, workers=options.workers, **sizes)
     title = f"{name}, {pipeline}"
     plain = {f"original, {feed}": FEEDS[feed] for feed in (FEEDS if pipeline == "tensors" else ["DataLoader"])}
     seconds: dict[str, list[float]] = {}

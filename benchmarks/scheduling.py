@@ -35,7 +35,7 @@ from shoal.core.errors import ScenarioError
 from shoal.cost.estimate import job_demand
 from shoal.schedule import WFD, Changes, Exact, JobState, JobView, Plan, Policy, check_plan, make_policy
 from shoal.simulate.scenario import load
-from shoal.simulate.tables import MANY
+from shoal.simulate.tables import MAX_COUNT
 
 ROOT = Path(__file__).parent.parent
 POLICIES = ("ff", "ffd", "wf", "wfd", "best_fit", "fifo")
@@ -128,7 +128,7 @@ def instance(path: Path, data: Path) -> tuple[list[JobView], Cluster]:
     jobs: list[JobView] = []
     for source in scenario.sources:
         demands: dict[str, Mapping[str, Demand]] = {}
-        for group in source.algorithm(lambda: inf).next_groups(MANY):
+        for group in source.algorithm(lambda: inf).next_groups(MAX_COUNT):
             for trial in group.trials:
                 structure = source.structure(trial)
                 if structure.name not in demands:

@@ -37,7 +37,7 @@ from shoal.study import core, engine
 from shoal.study.engine import Engine
 from shoal.study.state import StudyState
 from shoal.study.trials import TrialTable
-from shoal.testing.simulation import Simulated, simulate
+from shoal.testing.simulation import SimulationOutcome, simulate
 
 QUICK = 200
 FAULTY = 200
@@ -140,15 +140,15 @@ def found_within(fault: Deliberate, first: int, most: int) -> tuple[int, str]:
     return 0, ""
 
 
-def several(seeds: Sequence[int]) -> list[Simulated]:
+def several(seeds: Sequence[int]) -> list[SimulationOutcome]:
     return [simulate(seed) for seed in seeds]
 
 
-def run(first: int, seeds: int) -> tuple[list[Simulated], float]:
+def run(first: int, seeds: int) -> tuple[list[SimulationOutcome], float]:
     """What came of each seed, on all cores, and the seconds that it took."""
     shares = [range(begin, min(begin + AT_ONCE, first + seeds)) for begin in range(first, first + seeds, AT_ONCE)]
     began = time.perf_counter()
-    found: list[Simulated] = []
+    found: list[SimulationOutcome] = []
     with ProcessPoolExecutor() as pool:
         for some in pool.map(several, shares):
             found += some
@@ -158,11 +158,11 @@ def run(first: int, seeds: int) -> tuple[list[Simulated], float]:
     return found, time.perf_counter() - began
 
 
-def print_runs(found: Sequence[Simulated], seconds: float) -> None:
+def print_runs(found: Sequence[SimulationOutcome], seconds: float) -> None:
     injected: Counter[str] = Counter()
     for each in found:
         injected += each.faults
-    steps, engines = sum(each.steps for each in found), sum(each.lives for each in found)
+    steps, engines = sum(each.steps for each in found), sum(each.engines for each in found)
     print(f"{len(found)} studies, {engines} engines, {steps} steps of the state machine, in {seconds:.1f} s: "
           f"{60 * len(found) / seconds:.0f} seeds a minute")  # fmt: skip
     for kind, times in injected.most_common():

@@ -36,7 +36,8 @@ from statistics import fmean
 from shoal.core.demand import Demand
 from shoal.schedule import Convergence, ExpectedFinish, JobState, JobView, RoundRobin, Slaq, TurnStats
 from shoal.schedule.time_sharing import TimeSharing
-from shoal.simulate.curves import CURVES_FILE, STEPS, CurveSet, read_task
+from shoal.simulate.curves import CURVES_FILE, CurveSet, read_task
+from shoal.simulate.curves import STEPS_PER_EPOCH as STEPS
 from shoal.simulate.scenario import DATA
 
 ROOT = Path(__file__).parents[1]

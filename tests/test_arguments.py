@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import shoal
-from shoal.arguments import is_kept, own_batch_size
+from shoal.arguments import is_pickled_by_value, own_batch_size
 from shoal.opaque import Command
 
 
@@ -49,7 +49,7 @@ def nested() -> Any:
     ],
 )
 def test_definitions_that_the_journal_keeps(task: object, kept: bool) -> None:
-    assert is_kept(task) is kept
+    assert is_pickled_by_value(task) is kept
 
 
 def test_tasks_that_say_their_batch_size() -> None:

@@ -272,8 +272,8 @@ def begun(tmp_path):
         with Journal.create(tmp_path / "begun", spec | study, task=b"", algorithm=b"") as journal:
             if count:
                 trials = tuple(Trial(number, space.sample(number), number, 0) for number in range(count))
-                journal.asked(count, [TrialGroup(trials, Budget(9))])
-                journal.waiting_reasons({number: f"reason {number % 2}" for number in range(count)})
+                journal.record_proposal(count, [TrialGroup(trials, Budget(9))])
+                journal.record_waiting_reasons({number: f"reason {number % 2}" for number in range(count)})
         return tmp_path / "begun"
 
     return begin
@@ -352,7 +352,7 @@ def test_json_of_status_has_the_grid_over_the_chosen_axes(begun):
 
 def test_status_says_why_each_waiting_trial_waits(begun):
     directory = str(begun(9))
-    assert "9 trials (0, 1, 2, …): nobody runs the study" in CliRunner().invoke(app, ["status", directory]).stdout
+    assert "9 trials (0, 1, 2, …): no process runs the study" in CliRunner().invoke(app, ["status", directory]).stdout
     with closing(Journal.open(directory)):
         shown = CliRunner().invoke(app, ["status", directory]).stdout
     assert "waiting  5 trials (0, 2, 4, …): reason 0" in shown
@@ -375,8 +375,8 @@ def test_status_of_ten_thousand_trials_is_fast(begun):
 def test_status_of_trials_without_a_number(begun):
     directory = begun(3, {"width": choice([64])} | {"lr": choice([1, 2, 3])})
     with Journal.open(directory) as journal:
-        journal.reported("1", [Report(0, 1, {"accuracy": float("nan")}, 1.0)])
-        journal.reported("1", [Report(1, 1, {}, 1.0, TrialState.FAILED, "its model raised")])
+        journal.record_reports("1", [Report(0, 1, {"accuracy": float("nan")}, 1.0)])
+        journal.record_reports("1", [Report(1, 1, {}, 1.0, TrialState.FAILED, "its model raised")])
     shown = CliRunner().invoke(app, ["status", str(directory)])
     assert shown.exit_code == 0
     assert shown.stdout.splitlines()[-1] == "✗ failed ▸ interrupted … waiting"
@@ -387,7 +387,7 @@ def test_status_of_trials_without_a_number(begun):
 def test_trials_of_a_killed_engine_are_interrupted_in_every_look(begun):
     directory = begun(3)
     with Journal.open(directory) as journal:
-        journal.reported("1", [Report(0, 1, {"accuracy": 0.5}, 1.0)])
+        journal.record_reports("1", [Report(0, 1, {"accuracy": 0.5}, 1.0)])
     looks = ("status", "trials", "best")
     said = [CliRunner().invoke(app, [name, str(directory)]).stdout for name in looks]
     told = {name: json.loads(CliRunner().invoke(app, [name, str(directory), "--json"]).stdout) for name in looks}
@@ -605,7 +605,7 @@ def test_ctrl_c_saves_and_resume_goes_on_to_the_same_end(shoal, begin, tmp_path)
     assert "shoal: go on with: shoal resume stopped\n" in told
     assert "Traceback" not in told
     left = shoal("status", "stopped", cwd=tmp_path)
-    assert left.stderr == "shoal: nobody runs it; go on with: shoal resume stopped\n"
+    assert left.stderr == "shoal: no process runs it; go on with: shoal resume stopped\n"
     assert not status(shoal, directory)["finished"]
     done = shoal("resume", "stopped", "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr

@@ -87,3 +87,27 @@ def test_lora(tmp_path):
     assert best is not None
     assert float(best.group(1)) < 4
     assert (tmp_path / "adapter" / "adapter_model.safetensors").exists()
+
+
+@pytest.mark.slow
+def test_trainer(tmp_path):
+    """Trials of a `Trainer` script train at once, and the best model is written as `transformers` writes it."""
+    environment = {**os.environ, "SHOAL_CACHE": str(tmp_path / "cache")}
+    command = [sys.executable, EXAMPLES / "trainer.py", "--trials", "3", "--epochs", "2"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    best = re.search(r"Best: accuracy (\d\.\d+) by trial \d", done.stdout)
+    assert best is not None
+    assert float(best.group(1)) > 0.2
+    assert (tmp_path / "best" / "model.safetensors").exists()
+
+
+def test_images(tmp_path):
+    """Pictures are decoded by loader processes."""
+    environment = {**os.environ, "SHOAL_CACHE": str(tmp_path / "cache")}
+    command = [sys.executable, "-W", "error", EXAMPLES / "images.py", "--trials", "4", "--epochs", "2"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    best = re.search(r"Best of 4 trials: accuracy (\d\.\d+) by trial \d", done.stdout)
+    assert best is not None
+    assert float(best.group(1)) > 0.5

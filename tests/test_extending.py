@@ -20,8 +20,8 @@ PAGE = Path(__file__).parents[1] / "docs" / "extending.md"
 ROWS = re.findall(r"^\| ([\w ]+) \| \[`(\w+)`\]\(([^)]+)\) \| `(check_\w+)` \|", PAGE.read_text(), re.MULTILINE)
 
 
-def test_five_contracts_are_listed() -> None:
-    assert [what for what, *_ in ROWS] == ["algorithm", "policy", "packing", "back end", "fusion rule"]
+def test_six_contracts_are_listed() -> None:
+    assert [what for what, *_ in ROWS] == ["algorithm", "policy", "packing", "back end", "fusion rule", "callback"]
 
 
 @pytest.mark.parametrize(("what", "base", "link", "suite"), ROWS, ids=[row[0] for row in ROWS])

@@ -15,15 +15,13 @@ ORDER = [
     *("core", "toml_file", "paths", "remedy", "pickling", "sources", "algorithms", "cost", "cluster"),
     *("task", "opaque", "trainable", "fuse", "data", "reproduce", "worker", "pack"),
     *("schedule", "planner", "dry_run"),
-    *("backends", "journal", "reporting", "study", "simulate", "arguments", "results", "integrations", "api", "cli"),
+    *("backends", "journal", "callbacks", "reporting", "study", "simulate", "integrations"),
+    *("arguments", "results", "api", "cli"),
 ]
 """Rooms from the bottom up: a module imports only from its own room and from those before it."""
 
-TORCH_FREE = [
-    room
-    for room in ORDER
-    if room not in ("task", "fuse", "data", "reproduce", "worker", "pack", "dry_run", "integrations")
-]
+TORCH = ("task", "fuse", "data", "reproduce", "worker", "pack", "dry_run", "integrations")
+TORCH_FREE = [room for room in ORDER if room not in TORCH]
 ABOVE_ALL = {"testing", "__init__"}
 """The conformance suites and the package itself import what they like."""
 

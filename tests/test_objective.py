@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from shoal.core import objective
 from shoal.core.errors import AlgorithmError
-from shoal.core.objective import Objective, objectives, undominated
+from shoal.core.objective import Objective, objectives, pareto_front
 
 
 def test_one_or_several():
@@ -46,7 +46,7 @@ def test_bad_ones(metric, mode, message):
     ],
 )
 def test_front(losses, best):
-    assert undominated(losses) == best
+    assert pareto_front(losses) == best
 
 
 def test_a_long_front_of_two_objectives_is_swept(monkeypatch):
@@ -54,7 +54,7 @@ def test_a_long_front_of_two_objectives_is_swept(monkeypatch):
     dominates = objective._dominates
     monkeypatch.setattr(objective, "_dominates", lambda *pair: (compared.append(pair), dominates(*pair))[1])
     points = {number: (number // 2, -(number // 2)) for number in range(2000)}  # each twice
-    assert undominated(points | {2000: (999.5, 0)}) == points.keys()
+    assert pareto_front(points | {2000: (999.5, 0)}) == points.keys()
     assert len(compared) == 2000
 
 
@@ -64,4 +64,4 @@ def test_the_front_is_what_nothing_dominates(points):
         return any(other != point and all(x <= y for x, y in zip(other, point, strict=True)) for other in points)
 
     expected = {number for number, point in enumerate(points) if not dominated(point)}
-    assert undominated(dict(enumerate(points))) == expected
+    assert pareto_front(dict(enumerate(points))) == expected

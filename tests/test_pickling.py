@@ -18,7 +18,7 @@ from shoal.core.device import Cluster
 from shoal.core.domain import Uniform
 from shoal.core.errors import ShoalError
 from shoal.core.trial import Trial
-from shoal.pickling import dumped, loaded, recalled, remember
+from shoal.pickling import dumped, loaded, original_or_loaded, register_original
 
 
 def test_a_script_searches_what_its_classes_say_now_and_each_study_keeps_its_own(tmp_path: Path) -> None:
@@ -59,13 +59,13 @@ class Counter:
 def test_the_object_that_was_given_is_recalled_until_it_changes() -> None:
     value = Counter()
     content = dumped(value, "it cannot be pickled", ShoalError, "leave it out")
-    assert recalled(content) is not value, "nobody said that it may be used"
-    remember(content, value)
-    assert recalled(content) is value
+    assert original_or_loaded(content) is not value, "nobody said that it may be used"
+    register_original(content, value)
+    assert original_or_loaded(content) is value
     value.count = 1
-    assert recalled(content).count == 0
+    assert original_or_loaded(content).count == 0
     value.lock = threading.Lock()  # type: ignore[attr-defined]
-    assert recalled(content).count == 0, "what cannot be pickled any more has changed"
+    assert original_or_loaded(content).count == 0, "what cannot be pickled any more has changed"
 
 
 def test_classes_that_are_pickled_by_value_are_made_anew_each_time() -> None:

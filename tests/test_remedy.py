@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from shoal.remedy import after_mending, command
+from shoal.remedy import command, resume_remedy
 
 
 def test_the_directory_is_quoted_where_it_must_be() -> None:
@@ -12,12 +12,12 @@ def test_the_directory_is_quoted_where_it_must_be() -> None:
 
 def test_to_mend_is_to_edit_which_resume_has_to_be_told() -> None:
     again = "shoal resume 'my runs' --accept-changes"
-    assert after_mending(Path("my runs"), kept=False) == f"Mend that, then go on with: {again}"
-    failed = after_mending(Path("my runs"), kept=False, lost=True)
-    assert failed == f"Mend that, then go on with: shoal trial retry 'my runs' --failed, and then {again}"
+    assert resume_remedy(Path("my runs"), kept=False) == f"Fix the cause, then resume with: {again}"
+    failed = resume_remedy(Path("my runs"), kept=False, lost=True)
+    assert failed == f"Fix the cause, then resume with: shoal trial retry 'my runs' --failed, and then {again}"
 
 
 def test_a_study_that_keeps_its_task_is_begun_anew() -> None:
-    kept = after_mending(Path("runs"), kept=True)
-    assert "mend that and begin a new study" in kept
-    assert kept.endswith("mend it and go on with: shoal resume runs --accept-changes")
+    kept = resume_remedy(Path("runs"), kept=True)
+    assert "fix it and begin a new study" in kept
+    assert kept.endswith("fix it and resume with: shoal resume runs --accept-changes")

@@ -10,7 +10,7 @@ from types import ModuleType
 import cloudpickle
 import pytest
 
-from shoal.sources import edits, files_named, modules_named, sources
+from shoal.sources import edits, files_in_command, project_files, sources
 from shoal.task import Task
 
 PROJECT = {
@@ -41,7 +41,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def test_the_modules_of_its_own_project_define_a_task(project: Path) -> None:
     mine = importlib.import_module("mine.task").Mine
-    root, found = modules_named(cloudpickle.dumps(mine()), mine.__module__)
+    root, found = project_files(cloudpickle.dumps(mine()), mine.__module__)
     assert root == project
     names = ["lone.py", "mine/__init__.py", "mine/base.py", "mine/late.py", "mine/nets.py", "mine/task.py"]
     assert [str(path.relative_to(project)) for path in found] == names
@@ -51,7 +51,7 @@ def test_what_is_pickled_whole_is_defined_by_what_it_imports(project: Path, monk
     monkeypatch.chdir(project)
     names = {"lone": importlib.import_module("lone"), "__name__": "__main__"}
     exec("def train(config):\n    return lone", names)
-    assert modules_named(cloudpickle.dumps(names["train"]), "nowhere") == (project, [project / "lone.py"])
+    assert project_files(cloudpickle.dumps(names["train"]), "nowhere") == (project, [project / "lone.py"])
 
 
 @pytest.mark.parametrize(
@@ -70,22 +70,22 @@ def test_what_a_script_imports_defines_a_task_and_the_script_does_not(
     Path(main.__file__).write_text(text)
     monkeypatch.setitem(sys.modules, "__main__", main)
     files = [project / "mine" / "__init__.py", project / "mine" / "late.py"]
-    assert modules_named(cloudpickle.dumps("train"), "__main__") == (project, files)
+    assert project_files(cloudpickle.dumps("train"), "__main__") == (project, files)
 
 
 def test_what_is_installed_or_standard_is_no_project(project: Path) -> None:
     importlib.import_module("lone")
-    assert modules_named(cloudpickle.dumps("installed"), "installed") == (None, [])
+    assert project_files(cloudpickle.dumps("installed"), "installed") == (None, [])
     made = type("Made", (Task,), {})
     assert made.__module__ == "abc"
-    assert modules_named(cloudpickle.dumps(made), "abc") == (None, [])
+    assert project_files(cloudpickle.dumps(made), "abc") == (None, [])
 
 
 def test_files_among_its_arguments_define_a_command(tmp_path: Path) -> None:
     for name in ("train.py", "conf.yaml", "{lr}"):
         (tmp_path / name).touch()
     arguments = ["python", "train.py", "--lr", "{lr}", "--config=conf.yaml", "--out", "gone.txt", "."]
-    assert files_named(arguments, tmp_path) == [tmp_path / "conf.yaml", tmp_path / "train.py"]
+    assert files_in_command(arguments, tmp_path) == [tmp_path / "conf.yaml", tmp_path / "train.py"]
 
 
 def test_an_edit_is_told_as_a_difference(tmp_path: Path) -> None:

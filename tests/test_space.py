@@ -282,7 +282,9 @@ def test_a_continuum_in_a_grid_is_refused_with_the_remedy(parameters, path):
     ],
 )
 def test_leaves(parameters, leaves):
-    found = {name: ([*leaf.values], leaf.optional, leaf.chooser) for name, leaf in Space(parameters).leaves().items()}
+    found = {
+        name: ([*leaf.values], leaf.optional, leaf.choice_name) for name, leaf in Space(parameters).leaves().items()
+    }
     assert found == leaves
 
 
@@ -294,7 +296,7 @@ def test_every_value_of_a_configuration_is_of_a_leaf(seed):
     assert {name for name, leaf in leaves.items() if not leaf.optional} <= config.keys() <= leaves.keys()
     for name, value in config.items():
         parts = leaves[name].values
-        assert any(part.holds(value) if isinstance(part, Domain) else part == value for part in parts)
+        assert any(part.contains(value) if isinstance(part, Domain) else part == value for part in parts)
 
 
 def test_every_parameter_with_its_domain_and_whether_every_config_has_it():
@@ -481,9 +483,9 @@ PLACES = {
 @pytest.mark.parametrize("domain", PLACES, ids=str)
 def test_places_of_values(domain):
     for place, value in PLACES[domain].items():
-        assert domain.at(place) == pytest.approx(value, rel=1e-12, abs=1e-12)
-        assert domain.place_of(value) == pytest.approx(place)
-    assert domain.at(1.0) == pytest.approx(domain.at(1 - 1e-16)), "the end belongs to the last value"
+        assert domain.value_at(place) == pytest.approx(value, rel=1e-12, abs=1e-12)
+        assert domain.quantile_of(value) == pytest.approx(place)
+    assert domain.value_at(1.0) == pytest.approx(domain.value_at(1 - 1e-16)), "the end belongs to the last value"
 
 
 @pytest.mark.parametrize("domain", PLACES, ids=str)
@@ -491,11 +493,11 @@ def test_a_value_is_at_its_place_and_places_are_as_likely_as_samples(domain):
     rng = Random(0)
     sampled = [domain.sample(rng) for _ in range(2000)]
     for value in sampled[:200]:
-        assert domain.at(domain.place_of(value)) == pytest.approx(value)
-    placed = sorted(domain.at((i + 0.5) / 2000) for i in range(2000))
-    ends = domain.place_of(placed[0]), domain.place_of(placed[-1])
+        assert domain.value_at(domain.quantile_of(value)) == pytest.approx(value)
+    placed = sorted(domain.value_at((i + 0.5) / 2000) for i in range(2000))
+    ends = domain.quantile_of(placed[0]), domain.quantile_of(placed[-1])
     assert 0 <= ends[0] <= ends[1] <= 1
-    mean = [sum(map(domain.place_of, values)) / 2000 for values in (sampled, placed)]
+    mean = [sum(map(domain.quantile_of, values)) / 2000 for values in (sampled, placed)]
     assert mean[0] == pytest.approx(mean[1], abs=0.03)
 
 
@@ -512,11 +514,13 @@ VAST = {
 @pytest.mark.parametrize(("domain", "middle"), VAST.values(), ids=VAST)
 def test_places_among_very_many_integers(domain, middle):
     for place, value in ((0.0, domain.low), (0.5, middle), (1.0, domain.high - getattr(domain, "step", 1))):
-        assert abs(domain.at(place) - value) * 10**9 <= abs(value), place  # in whole numbers, for there are no floats
-    assert domain.holds(domain.at(1 / 3))
-    assert domain.holds(domain.sample(Random(0)))
+        assert abs(domain.value_at(place) - value) * 10**9 <= abs(value), (
+            place
+        )  # in whole numbers, for there are no floats
+    assert domain.contains(domain.value_at(1 / 3))
+    assert domain.contains(domain.sample(Random(0)))
     for place in (0.25, 0.5, 0.75):
-        assert domain.place_of(domain.at(place)) == pytest.approx(place)
+        assert domain.quantile_of(domain.value_at(place)) == pytest.approx(place)
 
 
 def test_to_optuna_has_no_step_where_there_are_very_many():
@@ -543,7 +547,7 @@ def test_to_optuna_has_no_step_where_there_are_very_many():
 def test_options_that_optuna_can_tell_apart(options, plain, positions):
     domain = choice(options)
     assert domain.is_plain is plain
-    shown = [domain.shown(position) for position in range(len(options))]
+    shown = [domain.optuna_value(position) for position in range(len(options))]
     assert [domain.position(each) for each in shown] == positions
     assert domain.to_optuna() == CategoricalDistribution(options if plain else range(len(options)))
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from shoal.core.errors import ShoalError
-from shoal.paths import absolute, as_given, here
+from shoal.paths import absolute, as_given, working_directory
 from shoal.remedy import command
 
 
@@ -29,7 +29,7 @@ def test_a_working_directory_that_was_removed_is_told_of_in_words(
     gone.mkdir()
     monkeypatch.chdir(gone)
     gone.rmdir()
-    for ask in (here, lambda: absolute("study")):
-        with pytest.raises(ShoalError, match=r"is gone \(No such file or directory\).*change to one that is there"):
+    for ask in (working_directory, lambda: absolute("study")):
+        with pytest.raises(ShoalError, match=r"is gone \(No such file or directory\).*change to an existing directory"):
             ask()
     assert absolute(tmp_path) == tmp_path

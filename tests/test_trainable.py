@@ -23,7 +23,7 @@ from shoal.core.errors import ShoalError, TaskError
 
 @pytest.fixture(autouse=True)
 def own_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trainable, "_made", None)
+    monkeypatch.setattr(trainable, "_report_count", None)
     for name in ("SHOAL_REPORT", "SHOAL_CHECKPOINT", "SHOAL_STEP"):
         monkeypatch.delenv(name, raising=False)
 

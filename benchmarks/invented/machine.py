@@ -118,7 +118,7 @@ def _shared_gpu(device: str, daemon: MpsDaemon) -> SharedGpu:
 
 def train(job: Job, device: Device, worker_context: WorkerContext, control: JobControl) -> Iterator[Event]:
     """A runner: that of Shoal on the CPU, in a process which uses the GPU as CUDA would."""
-    if job.purpose is not Purpose.SURVEY and _context.server is None:
+    if job.purpose is not Purpose.SIGNATURE and _context.server is None:
         _context.make()
     task.trains = job.purpose is Purpose.TRAIN
     for event in run(job, replace(device, name="cpu:0", uuid=""), worker_context, control):

@@ -47,6 +47,7 @@ class Cifar(shoal.Task):
         train: pictures to train on.
         test: pictures to validate on.
         dtype: of pictures and weights.
+        workers: loader processes of each set.
     """
 
     shared_augmentation = True
@@ -59,10 +60,12 @@ class Cifar(shoal.Task):
         train: int = 5000,
         test: int = 1000,
         dtype: torch.dtype = torch.float32,
+        workers: int = 0,
     ) -> None:
         if pipeline not in PIPELINES:
             raise ValueError(f"`pipeline` must be one of {', '.join(PIPELINES)}, got {pipeline!r}")
         self.pipeline, self.folder, self.train, self.test, self.dtype = pipeline, folder, train, test, dtype
+        self.loader_workers = workers
 
     def data(self, config: Config) -> tuple[Dataset[Any], Dataset[Any]]:
         """Configurations that name another `part` train on other pictures."""

@@ -87,7 +87,7 @@ def run(job: Job, device: Device, worker_context: WorkerContext, control: JobCon
     """A runner whose first and last lines tell the time."""
     began = time.monotonic()
     match job.purpose:
-        case Purpose.SURVEY:
+        case Purpose.SIGNATURE:
             yield SignaturesFound(job.id, {member.trial.number: KEY for member in job.members})
         case Purpose.PROFILE:
             yield Profiled(job.id, job.arrays[0].key, PROFILE)

@@ -88,7 +88,7 @@ def study(row: Row, task: Pictures, devices: str, directory: Path, cache: Path) 
         makespan,
         fmean(usage.occupancy for usage in seen.usage),
         sum(spent.values()),
-        spent[Purpose.SURVEY],
+        spent[Purpose.SIGNATURE],
         spent[Purpose.PROFILE],
         trained,
         failed,

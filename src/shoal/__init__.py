@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from shoal.algorithms.random import Random
     from shoal.algorithms.successive_halving import SuccessiveHalving
     from shoal.api import resume, tune
+    from shoal.callbacks.base import Callback
     from shoal.core.errors import ShoalError, StudyFailedError, StudyInterrupted
     from shoal.core.space import choice, grid, loguniform, quniform, randint, uniform
     from shoal.fuse.api import concat, fuse, stack
@@ -43,6 +44,7 @@ _HOMES = {
     "shoal.algorithms.random": ("Random",),
     "shoal.algorithms.successive_halving": ("SuccessiveHalving",),
     "shoal.api": ("resume", "tune"),
+    "shoal.callbacks.base": ("Callback",),
     "shoal.core.errors": ("ShoalError", "StudyFailedError", "StudyInterrupted"),
     "shoal.fuse": (
         *("FusedOptimizer", "GradScaler", "ModelArray", "TrainingStep", "clip_grad_norm_", "clip_grad_value_"),
@@ -56,7 +58,7 @@ _HOMES = {
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
 
-_PACKAGES = ("algorithms", "backends", "fuse", "pack", "reproduce", "schedule", "testing")
+_PACKAGES = ("algorithms", "backends", "callbacks", "fuse", "integrations", "pack", "reproduce", "schedule", "testing")
 """Packages that are imported at their first use as an attribute: `shoal.schedule.POLICIES`."""
 
 __version__ = "0.1.0"
@@ -64,6 +66,7 @@ __all__ = [
     "ASHA",
     "BOHB",
     "PBT",
+    "Callback",
     "FusedOptimizer",
     "GradScaler",
     "Grid",

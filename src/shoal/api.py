@@ -13,32 +13,34 @@ from itertools import chain, count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from shoal.algorithms.base import Algorithm, call_text, check_whole
+from shoal.algorithms.base import Algorithm, call_text, check_integer
 from shoal.arguments import (
-    blueprint,
-    bound,
-    check,
-    is_kept,
+    check_arguments,
+    is_pickled_by_value,
+    load_algorithm,
+    load_strategy,
+    metric_argument,
     own_batch_size,
-    pickled,
-    single,
-    strategy_of,
+    pickled_algorithm,
+    pickled_task,
     strategy_text,
 )
 from shoal.backends.base import Backend
 from shoal.backends.gpu_sharing import check_sharing
 from shoal.backends.registry import backend_class
+from shoal.callbacks.base import Callback
+from shoal.callbacks.follower import callbacks_text, following
 from shoal.cluster.discover import discover
-from shoal.cluster.nvml_monitor import NvmlMonitor
+from shoal.cluster.nvml import NvmlMonitor
 from shoal.cluster.temporary import remove_abandoned
 from shoal.core.errors import JournalError, ShoalError, TaskChangedError
 from shoal.core.job import WorkerContext
 from shoal.core.space import Space
 from shoal.core.trial import Config, derive_seed
 from shoal.cost.history import History, environment
-from shoal.dry_run.request import DryRunRequest, hand_over
+from shoal.dry_run.request import DryRunRequest, capture_request
 from shoal.journal.check import check_study
-from shoal.journal.requests import pending
+from shoal.journal.requests import pending_requests
 from shoal.journal.view import JournalView
 from shoal.journal.writer import Journal
 from shoal.opaque import RUNNER, TIME_LIMIT, Command, Opaque, opaque, source_files, structure
@@ -55,7 +57,7 @@ from shoal.results import Study
 from shoal.schedule.base import Policy
 from shoal.schedule.oversubscription import OversubscriptionTuner
 from shoal.schedule.registry import make_policy
-from shoal.sources import Edit, edits, modules_named, sources
+from shoal.sources import Edit, edits, project_files, sources
 from shoal.study.config import EngineConfig
 from shoal.study.engine import Engine
 from shoal.study.fleet import Fleet
@@ -93,6 +95,7 @@ def tune(
     checkpoint_seconds: float = 30.0,
     hang_seconds: float = HANG_SECONDS,
     time_limit: float = TIME_LIMIT,
+    callbacks: Sequence[Callback] = (),
     show_progress: bool = True,
 ) -> Study:
     """Search a space for the configuration with which a task does best.
@@ -121,6 +124,8 @@ def tune(
         hang_seconds: Time without progress after which a job is killed and its trials are retried; a job with longer
             steps is given ten times its longest step, and loading data or compiling ten times as long.
         time_limit: Seconds between two reports of a function, after which its trial has failed.
+        callbacks: Callbacks that another process calls with what is recorded, such as trackers; `resume` continues with
+            them. See `shoal.Callback`.
         show_progress: Whether to show a table on a terminal, or a few lines elsewhere, on standard error.
 
     Raises:
@@ -139,8 +144,8 @@ def tune(
         "task": type(task).__name__ if training is None else training.name,
         "opaque": "" if training is None else structure(training),
         "space": space.to_json(),
-        "metric": single(metric),
-        "mode": single(mode),
+        "metric": metric_argument(metric),
+        "mode": metric_argument(mode),
         "algorithm": call_text(algorithm),
         "policy": strategy_text(chosen["policy"]),
         "packing": strategy_text(chosen["packing"]),
@@ -153,11 +158,12 @@ def tune(
         "retries": retries,
         "checkpoint_seconds": checkpoint_seconds,
         "hang_seconds": hang_seconds,
+        "callbacks": callbacks_text(callbacks, chosen.get("trackers", ())),
         "paths": [str(absolute(path)) for path in sys.path],
         "shoal": version("shoal"),
     }
     # All checks run before the directory is made.
-    check(
+    check_arguments(
         algorithm=algorithm,
         metric=metric,
         checkpoint_seconds=checkpoint_seconds,
@@ -169,7 +175,7 @@ def tune(
         show_progress=chosen["show_progress"],
     )
     place = absolute(chosen["directory"] or _new_directory(str(spec["task"])))
-    check_whole("retries", retries, least=0)
+    check_integer("retries", retries, least=0)
     check_hang_seconds(hang_seconds)
     options = _run_options(
         Fleet(discover(chosen["devices"]), chosen["devices"]),
@@ -179,11 +185,11 @@ def tune(
         chosen["sharing"],
         chosen["show_progress"],
     )
-    plan = blueprint(algorithm)
-    search = bound(plan, spec, Space.from_json(spec["space"]), algorithm)
+    plan = pickled_algorithm(algorithm)
+    search = load_algorithm(plan, spec, Space.from_json(spec["space"]), algorithm)
     spec["totals"] = None if search.totals is None else asdict(search.totals)
     content = _describe_task(spec, task, training, space)
-    hand_over(DryRunRequest(spec, content, options.fleet.given, options.packing))
+    capture_request(DryRunRequest(spec, content, options.fleet.found, options.packing))
     with closing(Journal.create(place, spec, task=content, algorithm=plan, called=called)) as journal:
         return _run(journal, search, options)
 
@@ -202,7 +208,7 @@ def resume(
     """Continue a study that was stopped or killed; one that has ended is just returned.
 
     An ended study continues if failed trials are to be retried (`Study.retry`). Resuming runs code from the study's
-    directory: the pickled task and algorithm. docs/resume.md gives the consequences.
+    directory: the pickled task, algorithm and callbacks. docs/resume.md gives the consequences.
 
     Args:
         directory: Directory of the study.
@@ -229,15 +235,15 @@ def resume(
     with closing(Journal.open(directory)) as journal:
         check_study(journal)
         spec = journal.study
-        ended = spec.get("finished") and not pending(journal.directory)
+        ended = spec.get("finished") and not pending_requests(journal.directory)
         changed = [] if ended else _edits(journal, accept_changes)
         sys.path.extend(path for path in spec["paths"] if path not in sys.path)
-        search = bound(journal.blob("algorithm"), spec, journal.space)
+        search = load_algorithm(journal.blob("algorithm"), spec, journal.space)
         record = {"devices": spec["devices"], "added": [], "removed": []} | spec.get("fleet", {})
         options = _run_options(
-            Fleet(discover(devices), devices) if devices else Fleet.again(record, discover),
-            policy or strategy_of(spec["policy"]),
-            packing or strategy_of(spec["packing"]),
+            Fleet(discover(devices), devices) if devices else Fleet.from_record(record, discover),
+            policy or load_strategy(spec["policy"]),
+            packing or load_strategy(spec["packing"]),
             backend or spec["backend"],
             sharing or spec["sharing"],
             show_progress,
@@ -245,13 +251,16 @@ def resume(
         with journal.transaction():
             journal.begin_run(called)
             if changed:
-                journal.edited(changed)
+                journal.record_edits(changed)
         return _run(journal, search, options)
 
 
 @contextmanager
 def overridden(**arguments: Any) -> Iterator[list[Path]]:
     """Within this context, these arguments override those that the caller gives to `tune`.
+
+    Args:
+        arguments: Arguments of `tune` that replace those of the caller; or `trackers`, callbacks that are added to its.
 
     Yields:
         The directories of the studies that are run within, the last one last; it grows.
@@ -288,7 +297,7 @@ def _run_options(
     options = _RunOptions(
         fleet, make_policy(policy), make_packing(packing), backend_class(backend), sharing, show_progress
     )
-    check_sharing(sharing, fleet.given, processes=options.backend.concurrent)
+    check_sharing(sharing, fleet.found, processes=options.backend.concurrent)
     return options
 
 
@@ -304,10 +313,10 @@ def _describe_task(spec: dict[str, Any], task: object, training: Opaque | None, 
     Raises:
         TaskError: the task is invalid or cannot be pickled.
     """
-    content = pickled(task) if training is None else pickle.dumps(training)
-    spec["kept"] = is_kept(task)
+    content = pickled_task(task) if training is None else pickle.dumps(training)
+    spec["kept"] = is_pickled_by_value(task)
     home = type(task).__module__
-    project, files = modules_named(content, home) if training is None else source_files(training)
+    project, files = project_files(content, home) if training is None else source_files(training)
     spec["project"], spec["sources"] = project and str(project), sources(files)
     spec["batches"] = batch_text(space, own_batch_size(task)) if training is None else ""
     return content
@@ -328,9 +337,9 @@ def _run(journal: Journal, algorithm: Algorithm, options: _RunOptions) -> Study:
     fleet = options.fleet
     with closing(options.backend(worker_context)) as backend:
         history = History(environment=environment())
-        shared = {device.kind for _, device in fleet.given if device.is_cuda and options.backend.concurrent}
+        shared = {device.kind for _, device in fleet.found if device.is_cuda and options.backend.concurrent}
         config = EngineConfig(
-            fleet.given,
+            fleet.found,
             options.policy,
             backend,
             history,
@@ -349,13 +358,13 @@ def _run(journal: Journal, algorithm: Algorithm, options: _RunOptions) -> Study:
 
         display = progress(take, silent=not options.show_progress)
         begun = f"{epochs_text(take())} {'reports' if spec['opaque'] else 'epochs'}" if len(journal.runs()) > 1 else ""
-        display.say(summary(spec, [device.name for _, device in fleet.given], as_given(journal.directory), begun))
+        display.say(summary(spec, [device.name for _, device in fleet.found], as_given(journal.directory), begun))
         if spec.get("paused"):
             display.say([f"the study is paused; it goes on with: {command('study resume', journal.directory)}"])
         engine = Engine(journal, algorithm, config, display)
         engine.replay()
         try:
-            with _interruptible(engine):
+            with following(journal), _interruptible(engine):
                 engine.run()
         except ShoalError:
             raise

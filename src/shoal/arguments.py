@@ -13,27 +13,27 @@ from shoal.algorithms.base import Algorithm
 from shoal.core.errors import AlgorithmError, ShoalError, TaskError
 from shoal.core.space import Space
 from shoal.paths import check_path
-from shoal.pickling import dumped, loaded, remember, why_not_loaded
+from shoal.pickling import dumped, loaded, register_original, why_not_loaded
 from shoal.planner.packing.base import Packing
 from shoal.schedule.base import Policy
 from shoal.worker.failures import user_traceback
 
 __all__ = [
-    "blueprint",
-    "bound",
-    "check",
-    "is_kept",
+    "check_arguments",
+    "is_pickled_by_value",
+    "load_algorithm",
+    "load_strategy",
+    "metric_argument",
     "own_batch_size",
-    "pickled",
-    "single",
-    "strategy_of",
+    "pickled_algorithm",
+    "pickled_task",
     "strategy_text",
 ]
 
 _PICKLED = "pickled:"
 
 
-def pickled(task: object) -> bytes:
+def pickled_task(task: object) -> bytes:
     """Pickle the task for the workers.
 
     Raises:
@@ -50,12 +50,12 @@ def pickled(task: object) -> bytes:
     takes_config(task)
     remedy = "make what its attributes hold in `data` or `model`"
     content = dumped(task, "the task cannot be pickled for its workers", TaskError, remedy)
-    remember(content, task)
+    register_original(content, task)
     return content
 
 
-def is_kept(task: object) -> bool:
-    """Whether the pickle holds the definition of a task, as for scripts and notebooks, and not only its name."""
+def is_pickled_by_value(task: object) -> bool:
+    """Return whether the pickle holds the definition of a task, as for scripts and notebooks, and not only its name."""
     while isinstance(task, functools.partial):
         task = task.func
     defined = task if hasattr(task, "__qualname__") else type(task)
@@ -63,14 +63,14 @@ def is_kept(task: object) -> bool:
 
 
 def own_batch_size(task: object) -> str | None:
-    """Name of a task that overrides `batch_size`; None if the config gives the batch size."""
+    """Return the name of a task that overrides `batch_size`; None if the config gives the batch size."""
     from shoal.task import Task
 
     own = isinstance(task, Task) and type(task).batch_size is not Task.batch_size
     return type(task).__name__ if own else None
 
 
-def blueprint(algorithm: Algorithm) -> bytes:
+def pickled_algorithm(algorithm: Algorithm) -> bytes:
     """Pickle the algorithm for the journal.
 
     Raises:
@@ -81,11 +81,13 @@ def blueprint(algorithm: Algorithm) -> bytes:
     return dumped(algorithm, f"{algorithm!r} cannot be pickled for the journal", AlgorithmError, remedy)
 
 
-def bound(blueprint: bytes, spec: Mapping[str, Any], space: Space, given: Algorithm | None = None) -> Algorithm:
+def load_algorithm(
+    pickled_algorithm: bytes, spec: Mapping[str, Any], space: Space, given: Algorithm | None = None
+) -> Algorithm:
     """Load the algorithm from its pickle and bind it to the problem of the study.
 
     Args:
-        blueprint: Pickle of the algorithm.
+        pickled_algorithm: Pickle of the algorithm.
         spec: Description of the study.
         space: Search space of the study.
         given: Caller's own algorithm, just pickled to the blueprint: the result is then a copy of it, with the caller's
@@ -96,19 +98,21 @@ def bound(blueprint: bytes, spec: Mapping[str, Any], space: Space, given: Algori
         AlgorithmError: it cannot be loaded.
     """
     try:
-        algorithm: Algorithm = loaded(blueprint)
+        algorithm: Algorithm = loaded(pickled_algorithm)
     except (Exception, SystemExit) as error:
         raise AlgorithmError(f"the algorithm of the study cannot be loaded: {_cause(error)}") from error
     if given is not None:
         with suppress(TypeError):  # some attributes can be pickled but not copied, such as modules
             algorithm = copy.deepcopy(given)
+    if "gather" in vars(algorithm):  # the name of `group_by` in journals up to version 5
+        algorithm.group_by = vars(algorithm).pop("gather")
     shared = None if spec["data_seed"] == "trial" else spec["data_seed"]
     algorithm.bind(space, metric=spec["metric"], mode=spec["mode"], seed=spec["seed"], data_seed=shared)
     return algorithm
 
 
 def strategy_text(strategy: str | Policy | Packing) -> str:
-    """A policy or packing for the journal: its name, or its pickle.
+    """Return a policy or packing for the journal: its name, or its pickle.
 
     Raises:
         ShoalError: it cannot be pickled.
@@ -120,8 +124,8 @@ def strategy_text(strategy: str | Policy | Packing) -> str:
     return _PICKLED + base64.b64encode(content).decode()
 
 
-def strategy_of(text: str) -> Any:
-    """The policy or packing in the journal: its name, or the object.
+def load_strategy(text: str) -> Any:
+    """Return the policy or packing in the journal: its name, or the object.
 
     Raises:
         ShoalError: it cannot be loaded.
@@ -138,14 +142,14 @@ def _cause(error: BaseException) -> str:
     return f"{why_not_loaded(error)}\n\n{user_traceback(error)}"
 
 
-def single(value: object) -> object:
-    """A metric alone for a list of one; several metrics as a list."""
+def metric_argument(value: object) -> object:
+    """Return a metric alone for a list of one; several metrics as a list."""
     if not isinstance(value, (list, tuple)):
         return value
     return value[0] if len(value) == 1 else list(value)
 
 
-def check(
+def check_arguments(
     *,
     algorithm: object,
     metric: object,
@@ -163,29 +167,29 @@ def check(
         ShoalError: names the argument, its value and a valid one.
     """
 
-    def whole(value: object) -> bool:
+    def is_integer(value: object) -> bool:
         return isinstance(value, int) and not isinstance(value, bool)
 
-    def names(value: object) -> bool:
+    def is_names(value: object) -> bool:
         return isinstance(value, (list, tuple)) and all(isinstance(name, str) for name in value)
 
-    good = {
+    checks = {
         "algorithm": (isinstance(algorithm, Algorithm), algorithm, "an algorithm, such as shoal.Random(32, epochs=10)"),
         "metric": (
-            all(map(_is_name, metric if isinstance(metric, (list, tuple)) else [metric])),
+            all(map(_is_metric_name, metric if isinstance(metric, (list, tuple)) else [metric])),
             metric,
             "the name of a reported value, without control characters in it, or a list of such",
         ),
-        "seed": (whole(seed), seed, "an integer"),
+        "seed": (is_integer(seed), seed, "an integer"),
         "fuse": (isinstance(fuse, bool), fuse, "True or False"),
         "data_seed": (
-            data_seed in (None, "trial") or (whole(data_seed) and -(2**63) <= data_seed < 2**63),  # type: ignore[operator]
+            data_seed in (None, "trial") or (is_integer(data_seed) and -(2**63) <= data_seed < 2**63),  # type: ignore[operator]
             data_seed,
             'an integer of 64 bits, "trial" or None',
         ),
         "show_progress": (isinstance(show_progress, bool), show_progress, "True or False"),
         "devices": (
-            isinstance(devices, str) or names(devices),
+            isinstance(devices, str) or is_names(devices),
             devices,
             'a name such as "auto" or "cpu:2", or a list of names',
         ),
@@ -197,12 +201,12 @@ def check(
             "a number of seconds, at least 0",
         ),
     }
-    for name, (right, value, wanted) in good.items():
-        if not right:
-            raise ShoalError(f"`{name}` must be {wanted}, got {reprlib.repr(value)}")
+    for name, (valid, value, expected) in checks.items():
+        if not valid:
+            raise ShoalError(f"`{name}` must be {expected}, got {reprlib.repr(value)}")
     if directory is not None:
         check_path(directory)
 
 
-def _is_name(metric: object) -> bool:
+def _is_metric_name(metric: object) -> bool:
     return isinstance(metric, str) and all(unicodedata.category(char) != "Cc" for char in metric)

@@ -1,4 +1,4 @@
-"""Opaque trainings, a function of a config or a command: the study gets nothing but their reports."""
+"""Opaque trainings: a function of a config, or a command. A study receives only the reports of such a training."""
 
 import functools
 import hashlib
@@ -16,7 +16,7 @@ from shoal.core.errors import ShoalError, SpaceError, TaskError
 from shoal.core.space import Space, flatten
 from shoal.core.trial import Trial
 from shoal.pickling import dumped
-from shoal.sources import files_named, modules_named
+from shoal.sources import files_in_command, project_files
 
 __all__ = ["RUNNER", "TIME_LIMIT", "Command", "Function", "Opaque", "opaque", "source_files", "structure"]
 
@@ -26,8 +26,8 @@ RUNNER = "shoal.worker.opaque.run:run"
 TIME_LIMIT = 3600.0
 """Default of the most seconds without a report."""
 
-_PLACE = re.compile(r"\{\{|\}\}|\{([^{}]*)\}")
-_OWN = ("trial", "seed", "directory")
+_PLACEHOLDER = re.compile(r"\{\{|\}\}|\{([^{}]*)\}")
+_TRIAL_VALUES = ("trial", "seed", "directory")
 """Names that a command may use beside the parameters."""
 
 
@@ -90,15 +90,15 @@ class Command:
             TaskError: The program does not exist.
         """
         leaves = space.leaves()
-        named = [name for text in self.arguments for name in _names(text)]
+        named = [name for text in self.arguments for name in _placeholder_names(text)]
         for name in named:
-            if name not in leaves and name not in _OWN:
-                known = ", ".join(f"{{{each}}}" for each in (*leaves, *_OWN))
+            if name not in leaves and name not in _TRIAL_VALUES:
+                known = ", ".join(f"{{{each}}}" for each in (*leaves, *_TRIAL_VALUES))
                 raise SpaceError(
                     f"the command names {{{name}}}, which is no parameter; it may name {known}; "
                     "braces are {{ and }}"
                 )
-            if name in leaves and name in _OWN:
+            if name in leaves and name in _TRIAL_VALUES:
                 raise SpaceError(
                     f"the command names {{{name}}}, which is a parameter and a value of the trial; rename the parameter"
                 )
@@ -106,34 +106,34 @@ class Command:
                 raise SpaceError(f"the command names {{{name}}}, which only some configurations of the space have")
         if "{" not in self.arguments[0] and shutil.which(self.arguments[0]) is None:
             raise TaskError(f"there is no program {self.arguments[0]!r}; name one on the PATH, or by its whole path")
-        return [name for name, leaf in leaves.items() if leaf.chooser and name not in named]
+        return [name for name, leaf in leaves.items() if leaf.choice_name and name not in named]
 
     def line(self, trial: Trial, directory: Path) -> list[str]:
-        """The program and its arguments for a trial.
+        """Return the program and its arguments for a trial.
 
         Args:
             trial: Trial with the values to fill in.
             directory: Directory of the trial's checkpoint.
         """
-        own = {"trial": trial.number, "seed": trial.seed, "directory": directory}
-        values = {**own, **flatten(trial.config)}
-        return [_PLACE.sub(lambda place: _filled(place, values), text) for text in self.arguments]
+        trial_values = {"trial": trial.number, "seed": trial.seed, "directory": directory}
+        values = {**trial_values, **flatten(trial.config)}
+        return [_PLACEHOLDER.sub(lambda match: _substitute(match, values), text) for text in self.arguments]
 
 
 Opaque = Function | Command
 
 
 def source_files(training: Opaque) -> tuple[Path | None, list[Path]]:
-    """The source files of a training: for a function as `modules_named`; for a command no project, and the files that
-    it names.
+    """Return the source files of a training: for a function as `project_files`; for a command no project, and the files
+    that it names.
     """
     if isinstance(training, Command):
-        return None, files_named(training.arguments, training.directory)
-    return modules_named(training.content, training.module)
+        return None, files_in_command(training.arguments, training.directory)
+    return project_files(training.content, training.module)
 
 
 def structure(training: Opaque) -> str:
-    """The structure of its trials in the job history, equal in all studies of the same function or command."""
+    """Return the structure of its trials in the job history, equal in all studies of the same function or command."""
     digest = hashlib.blake2b(training.identity.encode(), digest_size=8).hexdigest()
     return f"opaque {training.name} {digest}"
 
@@ -159,14 +159,14 @@ def opaque(task: object, space: Space, time_limit: float) -> Opaque | None:
     if isinstance(task, type) or not callable(task) or _is_task(task):
         return None
     _check_signature(task)
-    function = _innermost(task)
+    function = _unwrap_partial(task)
     name = getattr(function, "__qualname__", type(function).__qualname__)
     code = getattr(function, "__code__", None)
-    place = code.co_filename if code is not None else getattr(function, "__module__", "")
+    match = code.co_filename if code is not None else getattr(function, "__module__", "")
     what = f"the function {name} cannot be pickled for its workers"
     content = dumped(task, what, TaskError, "make what it uses inside it")
     return Function(
-        name.rpartition(".")[2], content, f"{place}:{name}", time_limit, getattr(function, "__module__", None) or ""
+        name.rpartition(".")[2], content, f"{match}:{name}", time_limit, getattr(function, "__module__", None) or ""
     )
 
 
@@ -187,23 +187,25 @@ def _check_signature(task: Callable[..., Any]) -> None:
 
 
 def _is_task(task: object) -> bool:
-    """Whether an object is a `Task`, without an import of torch: if `shoal.task` is not imported, there are none."""
+    """Return whether an object is a `Task`, without an import of torch: if `shoal.task` is not imported, there are
+    none.
+    """
     module = sys.modules.get("shoal.task")
     return module is not None and isinstance(task, module.Task)
 
 
-def _innermost(function: Callable[..., Any]) -> Callable[..., Any]:
+def _unwrap_partial(function: Callable[..., Any]) -> Callable[..., Any]:
     while isinstance(function, functools.partial):
         function = function.func
     return function
 
 
-def _names(text: str) -> list[str]:
-    return [place.group(1) for place in _PLACE.finditer(text) if place.group(1) is not None]
+def _placeholder_names(text: str) -> list[str]:
+    return [match.group(1) for match in _PLACEHOLDER.finditer(text) if match.group(1) is not None]
 
 
-def _filled(place: re.Match[str], values: Mapping[str, Any]) -> str:
-    if place.group(1) is None:
-        return place.group()[0]
-    value = values[place.group(1)]
+def _substitute(match: re.Match[str], values: Mapping[str, Any]) -> str:
+    if match.group(1) is None:
+        return match.group()[0]
+    value = values[match.group(1)]
     return json.dumps(value) if isinstance(value, (list, dict)) else str(value)

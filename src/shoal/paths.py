@@ -6,14 +6,14 @@ from pathlib import Path
 
 from shoal.core.errors import ShoalError
 
-__all__ = ["absolute", "as_given", "check_path", "here"]
+__all__ = ["absolute", "as_given", "check_path", "working_directory"]
 
 _GIVEN: dict[Path, Path] = {}
 """Each path that `absolute` made -> the path that the user gave."""
 
 
-def here() -> Path:
-    """The working directory.
+def working_directory() -> Path:
+    """Return the working directory.
 
     Raises:
         ShoalError: the working directory was removed, or this user may not enter it.
@@ -22,8 +22,8 @@ def here() -> Path:
         return Path.cwd()
     except OSError as error:
         raise ShoalError(
-            f"the working directory of this process is gone ({error.strerror}), so nothing relative to it can be "
-            "found; change to one that is there (cd, os.chdir), or name files and directories by their whole paths"
+            f"the working directory of this process is gone ({error.strerror}), so relative paths cannot be "
+            "resolved; change to an existing directory (cd, os.chdir), or give absolute paths"
         ) from error
 
 
@@ -46,7 +46,7 @@ def check_path(path: object) -> None:
 
 
 def absolute(path: Path | str) -> Path:
-    """The absolute path of a path.
+    """Return the absolute path of a path.
 
     Raises:
         ShoalError: the path is relative, and the working directory does not exist.
@@ -54,11 +54,11 @@ def absolute(path: Path | str) -> Path:
     path = Path(path)
     if path.is_absolute():
         return path
-    whole = here() / path
+    whole = working_directory() / path
     _GIVEN[whole] = path
     return whole
 
 
 def as_given(path: Path) -> Path:
-    """A path of `absolute` as the user gave it, valid in the user's shell, which has not changed its directory."""
+    """Return the path that the user gave for a path of `absolute`; it is valid in the directory of the user's shell."""
     return _GIVEN.get(path, path)

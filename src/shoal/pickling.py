@@ -13,49 +13,49 @@ import cloudpickle
 
 from shoal.core.errors import ShoalError
 
-__all__ = ["dumped", "loaded", "recalled", "remember", "why_not_loaded"]
+__all__ = ["dumped", "loaded", "original_or_loaded", "register_original", "why_not_loaded"]
 
-_given: dict[bytes, object] = {}
+_originals: dict[bytes, object] = {}
 """Digest of the bytes -> the object that this process pickled to them. Objects stay alive as long as the process."""
 
 
-def dumped(value: object, what: str, fault: type[ShoalError], remedy: str) -> bytes:
+def dumped(value: object, what: str, error_class: type[ShoalError], remedy: str) -> bytes:
     """Pickle a user's object.
 
     Args:
         value: The object.
         what: Beginning of the error message, as in "the task cannot be pickled for its workers".
-        fault: Class of the error.
+        error_class: Class of the error.
         remedy: End of the error message, the remedy.
 
     Raises:
-        ShoalError: a `fault`; the object cannot be pickled.
+        ShoalError: a `error_class`; the object cannot be pickled.
     """
     try:
         content: bytes = cloudpickle.dumps(value)
     except (TypeError, pickle.PicklingError) as error:
-        raise fault(f"{what} ({_culprit(value)}{error}); {remedy}") from error
+        raise error_class(f"{what} ({_unpicklable_part(value)}{error}); {remedy}") from error
     return content
 
 
-def remember(content: bytes, value: object) -> None:
-    """Register the object that this process has pickled to these bytes, for `recalled`."""
-    _given[_digest(content)] = value
+def register_original(content: bytes, value: object) -> None:
+    """Register the object that this process has pickled to these bytes, for `original_or_loaded`."""
+    _originals[_digest(content)] = value
 
 
-def recalled(content: bytes) -> Any:
-    """The original object, if this process pickled it and it has not changed since; else the result of `loaded`.
+def original_or_loaded(content: bytes) -> Any:
+    """Return the original object, if this process pickled it and it has not changed since; else the result of `loaded`.
 
-    So the caller of `tune` keeps its own classes, globals and breakpoints in code that runs in its process. A change of
-    an attribute, of a class or function of `__main__`, or of a global that these read shows in the bytes of a new
-    pickle. Then the recorded bytes count.
+    So the caller of `tune` keeps its own classes, globals and breakpoints in code that runs in its process. The bytes
+    of a new pickle show a change of an attribute, of a class or function of `__main__`, or of a global that these read.
+    After a change the recorded bytes are loaded.
     """
-    value = _given.get(_digest(content))
+    value = _originals.get(_digest(content))
     return value if value is not None and _is_pickled_to(value, content) else loaded(content)
 
 
 def loaded(content: bytes) -> Any:
-    """A new object from these bytes. Its classes are new, too, if they were pickled by value.
+    """Return a new object from these bytes. Its classes are new, too, if they were pickled by value.
 
     cloudpickle alone would find a class of `__main__` that this process has already, or has loaded from other bytes,
     and replace its methods by those of these bytes.
@@ -67,7 +67,7 @@ def loaded(content: bytes) -> Any:
 
 
 def why_not_loaded(error: BaseException) -> str:
-    """The error of `loaded` in a line, with the remedy."""
+    """Return the error of `loaded` in a line, with the remedy."""
     if isinstance(error, (ImportError, AttributeError)):
         return f"{error}; define it in a module on sys.path or in the script itself"
     return f"{type(error).__name__}: {error}; correct its module"
@@ -77,7 +77,7 @@ class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         module, name = _RENAMED.get((module, name), (_MOVED.get(module, module), name))
         found = super().find_class(module, name)
-        return _untracked(found) if (module, name) in _MAKERS else found
+        return _without_class_id(found) if (module, name) in _CLASS_MAKERS else found
 
 
 _MOVED = {
@@ -107,13 +107,12 @@ _MOVED = {
     "shoal.schedule.turns": "shoal.schedule.time_sharing",
     **{
         f"shoal.planner.packing.{name}": "shoal.planner.packing.baselines"
-        for name in ("batch_size", "no_packing", "random")
+        for name in ("batch_size", "distance", "knn", "no_packing", "random")
     },
     "shoal.planner.candidates": "shoal.planner.grouping",
     "shoal.planner.feasibility": "shoal.schedule.check",
     "shoal.planner.free_resources": "shoal.planner.admission",
     "shoal.planner.packing.check": "shoal.planner.packing.groups",
-    "shoal.planner.packing.distance": "shoal.planner.packing.knn",
     "shoal.planner.packing.local_search": "shoal.planner.packing.cost",
     "shoal.planner.reservations": "shoal.planner.planning_context",
     "shoal.planner.resource_limit": "shoal.planner.partition",
@@ -144,11 +143,11 @@ _RENAMED = {
 }
 """Old module and class -> present module and class, for renamed policies and packings."""
 
-_MAKERS = {("cloudpickle.cloudpickle", f"_make_skeleton_{kind}") for kind in ("class", "enum")}
+_CLASS_MAKERS = {("cloudpickle.cloudpickle", f"_make_skeleton_{kind}") for kind in ("class", "enum")}
 
 
-def _untracked(make: Callable[..., type]) -> Callable[..., type]:
-    """A class maker of cloudpickle without the id by which it finds classes made before."""
+def _without_class_id(make: Callable[..., type]) -> Callable[..., type]:
+    """Return a class maker of cloudpickle without the id by which it finds classes made before."""
 
     def made(*arguments: Any) -> type:
         *others, _, extra = arguments
@@ -164,8 +163,8 @@ def _is_pickled_to(value: object, content: bytes) -> bool:
         return False
 
 
-def _culprit(value: object) -> str:
-    """The part of a value that cannot be pickled, as the beginning of a sentence; "" if unknown."""
+def _unpicklable_part(value: object) -> str:
+    """Return the part of a value that cannot be pickled, as the beginning of a sentence; "" if unknown."""
     for what, part in _parts(value):
         if not _can_be_pickled(part):
             lock = ", a functools.cached_property, which holds a lock before Python 3.12"
@@ -174,7 +173,7 @@ def _culprit(value: object) -> str:
 
 
 def _parts(value: object) -> Iterator[tuple[str, object]]:
-    """Parts pickled with a value, by name: its attributes, those of its classes, globals of their functions."""
+    """Yield parts pickled with a value, by name: its attributes, those of its classes, globals of their functions."""
     for name, part in getattr(value, "__dict__", {}).items():
         yield f"its attribute {name!r}", part
     functions = _functions(value)
@@ -200,7 +199,7 @@ def _parts(value: object) -> Iterator[tuple[str, object]]:
 
 
 def _functions(value: object) -> list[FunctionType]:
-    """Functions of a value: itself, or those of a property, class method or static method."""
+    """Return the functions of a value: itself, or those of a property, class method or static method."""
     if isinstance(value, property):
         return [part for part in (value.fget, value.fset, value.fdel) if isinstance(part, FunctionType)]
     inner = value.__func__ if isinstance(value, (classmethod, staticmethod)) else value

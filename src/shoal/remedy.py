@@ -1,15 +1,15 @@
-"""Remedies in error messages: shell commands to copy."""
+"""Shell commands that error messages give as remedies."""
 
 import shlex
 from pathlib import Path
 
 from shoal.paths import as_given
 
-__all__ = ["after_mending", "command"]
+__all__ = ["command", "resume_remedy"]
 
 
 def command(verb: str, directory: Path, *options: str) -> str:
-    """A command for a study: "shoal resume 'my runs/one' --accept-changes".
+    """Return a command for a study: "shoal resume 'my runs/one' --accept-changes".
 
     Args:
         verb: Subcommand: "resume", "trial retry".
@@ -19,20 +19,20 @@ def command(verb: str, directory: Path, *options: str) -> str:
     return " ".join(["shoal", verb, shlex.quote(str(as_given(directory))), *options])
 
 
-def after_mending(directory: Path, *, kept: bool, lost: bool = False) -> str:
-    """The remedy for a task that cannot go on.
+def resume_remedy(directory: Path, *, kept: bool, lost: bool = False) -> str:
+    """Return the remedy for a task that cannot go on.
 
     Args:
         directory: Directory of the study.
         kept: Whether the study keeps the task's definition, so that an edit has no effect.
         lost: Whether trials have failed for good.
     """
-    again = command("resume", directory, "--accept-changes")  # a mended task is an edited task
+    again = command("resume", directory, "--accept-changes")  # a corrected task counts as an edited task
     if lost:
         again = f"{command('trial retry', directory, '--failed')}, and then {again}"
     if not kept:
-        return f"Mend that, then go on with: {again}"
+        return f"Fix the cause, then resume with: {again}"
     return (
-        "The study keeps what a script or a notebook defines as it was: mend that and begin a new study. Where the "
-        f"fault is elsewhere, in a module, in data or in the machine, mend it and go on with: {again}"
+        "The study keeps the definitions of a script or notebook as they were. If the cause is in them, fix it and "
+        f"begin a new study. If the cause is in a module, in data or in the machine, fix it and resume with: {again}"
     )

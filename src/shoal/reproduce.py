@@ -4,7 +4,9 @@ A study trains each trial, alone or fused, as follows:
 
 - `data` is called with torch's, Python's and NumPy's generators seeded with 0; `model`, then `optimizer`, with these
   seeded with `trial.seed`. The model is made on the CPU, moved to the device, and set to training.
-- Each epoch visits the training set in `sample_order`, and cuts it into batches of `task.batch_size(config)`.
+- Each epoch visits the training set in `sample_order`, and cuts it into batches of `task.batch_size(config)`. Of a
+  `DataLoader` from `data`, the sampler gives the order (shuffle=True: as for a data set), and `drop_last` is kept. The
+  validation set is visited in ascending order, or in that of a sampler.
 - Each batch of training runs within `randomness(trial, step)`, where `step` counts batches from 0 over all epochs
   (`Task.accumulate` makes one training step of several batches). With `Task.steps_per_epoch`, read "pass over the
   training set" for "epoch".
@@ -16,14 +18,16 @@ A study trains each trial, alone or fused, as follows:
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from torch.utils.data import DataLoader
 
 from shoal.core.errors import ShoalError
 from shoal.core.trial import step_seed
-from shoal.data.batches import epoch_order, noise_seed
+from shoal.data.batches import noise_seed
+from shoal.data.loader import epoch_order, take_apart
 from shoal.fuse.generators import OtherGenerators, reseed, undrawn
 from shoal.fuse.intercept import member_run
 from shoal.fuse.randomness import Randomness, member_keys
@@ -43,27 +47,34 @@ class Seeded(Protocol):
         """Seed of the order of samples."""
 
 
-def sample_order(trial: Seeded, epoch: int, samples: int) -> Tensor:
-    """The order in which an epoch of a trial visits its training set.
+def sample_order(trial: Seeded, epoch: int, samples: int | DataLoader[Any]) -> Tensor:
+    """Return the order in which an epoch of a trial visits its training set.
 
     Args:
         trial: Trial, such as `study.best_trial`.
         epoch: Number of the epoch, from 0.
-        samples: Size of the training set.
+        samples: Size of the training set; or the `DataLoader` that `data` returns as training set, whose sampler
+            decides.
 
     Returns:
         Indices, int64 [samples]; `.split(batch_size)` gives those of the batches.
 
     Raises:
-        ShoalError: An argument is invalid.
+        ShoalError: An argument is invalid, or a study refuses the loader.
     """
-    _check(trial, epoch=(epoch, 0), samples=(samples, 1))
-    return epoch_order(samples, trial.data_seed, epoch)
+    if not isinstance(samples, DataLoader):
+        _check(trial, epoch=(epoch, 0), samples=(samples, 1))
+        return epoch_order(samples, trial.data_seed, epoch)
+    _check(trial, epoch=(epoch, 0))
+    dataset, _, settings = take_apart(samples, "training")
+    count = settings.samples(dataset)
+    order = settings.indices(count, trial.data_seed, epoch)
+    return torch.arange(count) if order is None else order
 
 
 @contextmanager
 def randomness(trial: Seeded, step: int, array: bool = True) -> Iterator[None]:
-    """Within, torch draws the random numbers that a step of a trial draws in a study, alone or fused.
+    """Make torch draw the random numbers that a step of a trial draws in a study, alone or fused.
 
     They are not those of `torch.manual_seed`. Draws of torch functions without a generator argument (dropout, also in
     attention, `torch.rand`) depend on the trial's seed, the step, and the number of such draws before in the step. They
@@ -78,7 +89,8 @@ def randomness(trial: Seeded, step: int, array: bool = True) -> Iterator[None]:
 
     Raises:
         ShoalError: An argument is invalid.
-        FusionError: Within, a random function runs under `torch.utils.checkpoint`, or an array of `shoal.fuse` runs.
+        FusionError: A random function runs under `torch.utils.checkpoint` within the context, or an array of
+            `shoal.fuse` does.
 
     Example:
         with shoal.randomness(study.best_trial, step=0):
@@ -95,10 +107,11 @@ def randomness(trial: Seeded, step: int, array: bool = True) -> Iterator[None]:
 
 @contextmanager
 def sample_randomness(trial: Seeded, epoch: int | None, batch: int) -> Iterator[None]:
-    """Within, the generators of torch, Python and NumPy give the numbers that the samples of a batch draw in a study.
+    """Make the generators of torch, Python and NumPy give the numbers that the samples of a batch draw in a study.
 
-    For data sets that draw, such as those with random crops: fetch the samples of one batch within, in order. All
-    generators are restored at the end. With `Task.shared_augmentation` a study draws by blocks of samples instead.
+    For data sets that draw, such as those with random crops: fetch the samples of one batch within the context, in
+    order. All generators are restored at the end. With `Task.shared_augmentation` a study draws by blocks of samples
+    instead.
 
     Args:
         trial: Trial, such as `study.best_trial`.
@@ -129,7 +142,7 @@ def _check(trial: object, **numbers: tuple[object, int | None]) -> None:
 
 @contextmanager
 def _generators(seed: int) -> Iterator[None]:
-    """Within, the default generators are seeded; they are restored at the end."""
+    """Seed the default generators within this context; restore them at the end."""
     device = torch.device("cpu")
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         device = torch.device("cuda", torch.cuda.current_device())

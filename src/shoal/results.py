@@ -14,8 +14,8 @@ from shoal.journal.view import JournalView
 from shoal.paths import absolute, check_path
 from shoal.reporting.grid import StudyGrid, study_grid
 from shoal.reporting.optuna_study import mirror, optuna_study
-from shoal.reporting.ranking import front, nobody, ranked
-from shoal.reporting.rerun import Rerun, to_rerun
+from shoal.reporting.ranking import front, ranked, why_no_best
+from shoal.reporting.rerun import Rerun, find_rerun
 from shoal.reporting.table import dataframe
 from shoal.sources import edits
 from shoal.study import requests
@@ -72,7 +72,7 @@ class Study:
             )
         for best in self.best_trials:
             return best
-        raise ShoalError(f"no trial of the study in {self.directory} {nobody(self.trials, self.objectives)}")
+        raise ShoalError(f"no trial of the study in {self.directory} {why_no_best(self.trials, self.objectives)}")
 
     @property
     def best_trials(self) -> list[TrialRow]:
@@ -86,7 +86,8 @@ class Study:
         return [row for row in ranked(trials, self.objectives, best) if row.number in best]
 
     def dataframe(self) -> "pd.DataFrame":
-        """One row per trial: its state, config, metrics (last and best), epochs, seconds, device, array and reason.
+        """Return one row per trial: its state, config, metrics (last and best), epochs, seconds, device, array and
+        reason.
 
         After a kill of the study's process its running trials are "interrupted" until the study is resumed.
         """
@@ -95,14 +96,14 @@ class Study:
             return dataframe(journal.trials(), runs=runs)
 
     def grid(self) -> StudyGrid:
-        """The trials by the values of the searched parameters: `grid().project("lr", "width").cells`."""
+        """Return the trials by the values of the searched parameters: `grid().project("lr", "width").cells`."""
         with self._journal() as journal:
             return study_grid(journal.space, journal.trials(), self.objectives[0])
 
     def to_optuna(
         self, storage: "str | optuna.storages.BaseStorage | None" = None, name: str | None = None
     ) -> "optuna.Study":
-        """A new Optuna study of the ended trials, for Optuna's plots and dashboard; see `optuna_study`.
+        """Return a new Optuna study of the ended trials, for Optuna's plots and dashboard; see `optuna_study`.
 
         Args:
             storage: Storage of the new study: an address such as "sqlite:///optuna.db", the path of a file for Optuna's
@@ -276,7 +277,7 @@ class Study:
             The whole config.
 
         Raises:
-            ShoalError: the config lies outside the space though `outside` is false, or cannot be kept in the journal;
+            ShoalError: the config lies outside the space though `outside` is false, or cannot be stored in the journal;
                 or `epochs` is not a positive integer.
             JournalError: as in `pause`.
         """
@@ -405,7 +406,7 @@ class Study:
         """
         with self._journal() as journal:
             check_study(journal)
-            row, device = to_rerun(journal, number, devices)
+            row, device = find_rerun(journal, number, devices)
             spec, task = journal.study, journal.blob("task")
             # a FAILED report of a retried trial is not a report of an epoch
             recorded = [report for report in journal.curve(number) if report.state is not TrialState.FAILED]

@@ -12,16 +12,16 @@ from functools import lru_cache
 from pathlib import Path
 from types import ModuleType
 
-from shoal.paths import absolute, here
+from shoal.paths import absolute, working_directory
 
-__all__ = ["Edit", "Sources", "edits", "files_named", "followed", "modules_named", "sources"]
+__all__ = ["Edit", "Sources", "edits", "files_in_command", "imported_files", "project_files", "sources"]
 
 Sources = Mapping[str, Mapping[str, str | None]]
 """Path of a file -> its "digest" and its "text"; the text is None if it is not UTF-8, or too long."""
 
-_LONGEST = 200_000
+_MAX_TEXT_BYTES = 200_000
 """Most bytes of a file whose text is kept, to show its changes later."""
-_SHOWN = 40
+_MAX_DIFF_LINES = 40
 """Most lines of a diff that are shown."""
 _INSTALLED = {"site-packages", "dist-packages"}
 _STANDARD = Path(sysconfig.get_path("stdlib"))
@@ -41,19 +41,19 @@ class Edit:
 
 
 def sources(paths: Iterable[Path]) -> dict[str, dict[str, str | None]]:
-    """Present contents of files; unreadable files are left out."""
+    """Return the present contents of files; unreadable files are left out."""
     found = {}
     for path in paths:
-        if (source := _read(path)) is not None:
+        if (source := _read_source(path)) is not None:
             found[str(path)] = source
     return found
 
 
-def edits(then: Sources) -> list[Edit]:
-    """Changes of files since then; runs none of them."""
+def edits(recorded: Sources) -> list[Edit]:
+    """Return the changes of files since then; runs none of them."""
     found = []
-    for path, before in then.items():
-        now = _read(Path(path))
+    for path, before in recorded.items():
+        now = _read_source(Path(path))
         if now is None:
             found.append(Edit(path, "cannot be read any more"))
         elif now["digest"] != before["digest"]:
@@ -61,8 +61,8 @@ def edits(then: Sources) -> list[Edit]:
     return found
 
 
-def modules_named(content: bytes, home: str) -> tuple[Path | None, list[Path]]:
-    """The project of a pickled object, and the project's files on which the object depends, in order.
+def project_files(content: bytes, module: str) -> tuple[Path | None, list[Path]]:
+    """Return the project of a pickled object, and the project's files on which the object depends, in order.
 
     The project is the directory from which the defining module is imported, the directory of the script, or the working
     directory of a notebook. It is None for installed packages and the standard library, which have no files here. The
@@ -70,38 +70,38 @@ def modules_named(content: bytes, home: str) -> tuple[Path | None, list[Path]]:
 
     Args:
         content: Pickled bytes; each name of an imported module in them counts.
-        home: Name of the module that defines the object. Of "__main__" only its imports count: its own definitions are
+        module: Name of the defining module. Of "__main__" only its imports count, since its own definitions are
             in the pickle.
     """
-    path = _file(sys.modules.get(home))
-    project = here() if path is None else _project(path, home)
+    path = _file_of(sys.modules.get(module))
+    project = working_directory() if path is None else _project_of(path, module)
     if _INSTALLED & set(project.parts) or project.is_relative_to(_STANDARD):  # a class that `type` made is of "abc"
         return None, []
     names = {text for _, text, _ in pickletools.genops(content) if isinstance(text, str) and text in sys.modules}
-    named = {file for name in names for file in _files(name.split("."), project)}
-    if path is None or home != "__main__":
-        return project, followed(named, project)
-    return project, [file for file in followed({path, *named}, project) if file != path]
+    named = {file for name in names for file in _files_of_module(name.split("."), project)}
+    if path is None or module != "__main__":
+        return project, imported_files(named, project)
+    return project, [file for file in imported_files({path, *named}, project) if file != path]
 
 
-def followed(paths: Iterable[Path], project: Path) -> list[Path]:
-    """Files and, transitively, the files of all modules of a project that they import; in order.
+def imported_files(paths: Iterable[Path], project: Path) -> list[Path]:
+    """Return the files and, transitively, the files of all modules of a project that they import; in order.
 
     Args:
         paths: Paths of the files, in the project.
         project: Directory of the modules, which need not be imported.
     """
     known: set[Path] = set()
-    to_do = list(paths)
-    while to_do:
-        if (path := to_do.pop()) not in known:
+    pending = list(paths)
+    while pending:
+        if (path := pending.pop()) not in known:
             known.add(path)
-            to_do += [file for name in _imports(path, project) for file in _files(name, project)]
+            pending += [file for name in _imports_of_file(path, project) for file in _files_of_module(name, project)]
     return sorted(known)
 
 
-def files_named(arguments: Sequence[str], directory: Path) -> list[Path]:
-    """The files that a command names, in order: arguments that are paths of files, also after "=".
+def files_in_command(arguments: Sequence[str], directory: Path) -> list[Path]:
+    """Return the files that a command names, in order: arguments that are paths of files, also after "=".
 
     Args:
         arguments: The program and its arguments.
@@ -111,29 +111,29 @@ def files_named(arguments: Sequence[str], directory: Path) -> list[Path]:
     return sorted(path for text in named if text and "\0" not in text and (path := directory / text).is_file())
 
 
-def _project(path: Path, home: str) -> Path:
-    """The directory from which a module is imported, or the directory of a script."""
-    spec = sys.modules[home].__spec__  # set by `python -m`; None for a script
-    package = (home if spec is None else spec.name).count(".") + (path.name == "__init__.py")
+def _project_of(path: Path, module: str) -> Path:
+    """Return the directory from which a module is imported, or the directory of a script."""
+    spec = sys.modules[module].__spec__  # set by `python -m`; None for a script
+    package = (module if spec is None else spec.name).count(".") + (path.name == "__init__.py")
     return path.parents[min(package, len(path.parents) - 1)]
 
 
-def _file(module: ModuleType | None) -> Path | None:
+def _file_of(module: ModuleType | None) -> Path | None:
     name = getattr(module, "__file__", None)
     return absolute(name) if isinstance(name, str) and name.endswith(".py") else None
 
 
-def _files(name: Sequence[str], project: Path) -> Iterator[Path]:
-    """The existing files of a module and of its parent packages."""
+def _files_of_module(name: Sequence[str], project: Path) -> Iterator[Path]:
+    """Yield the existing files of a module and of its parent packages."""
     for end in range(1, len(name) + 1):
         place = project.joinpath(*name[:end])
         yield from [file for file in (place / "__init__.py", place.with_name(f"{place.name}.py")) if file.is_file()][:1]
 
 
-def _imports(path: Path, project: Path) -> Iterator[Sequence[str]]:
-    """Dotted names that a file imports, split into parts; some are not modules."""
+def _imports_of_file(path: Path, project: Path) -> Iterator[Sequence[str]]:
+    """Yield dotted names that a file imports, split into parts; some are not modules."""
     try:
-        found = _imported(path.read_bytes())
+        found = _imports_of_source(path.read_bytes())
     except OSError:
         return
     for level, parts in found:
@@ -142,8 +142,8 @@ def _imports(path: Path, project: Path) -> Iterator[Sequence[str]]:
 
 
 @lru_cache(maxsize=256)
-def _imported(source: bytes) -> list[tuple[int, list[str]]]:
-    """Imports of a source text: level, 0 if absolute, and parts of the name; empty if it is not Python."""
+def _imports_of_source(source: bytes) -> list[tuple[int, list[str]]]:
+    """Return the imports of a source text: level, 0 if absolute, and parts of the name; empty if it is not Python."""
     try:
         tree = ast.parse(source)
     except (SyntaxError, ValueError):
@@ -158,13 +158,13 @@ def _imported(source: bytes) -> list[tuple[int, list[str]]]:
     return found
 
 
-def _read(path: Path) -> dict[str, str | None] | None:
+def _read_source(path: Path) -> dict[str, str | None] | None:
     try:
         data = path.read_bytes()
     except OSError:
         return None
     text = None
-    if len(data) <= _LONGEST:
+    if len(data) <= _MAX_TEXT_BYTES:
         try:
             text = data.decode()
         except UnicodeDecodeError:
@@ -176,12 +176,13 @@ def _difference(path: str, before: str | None, now: str | None) -> str:
     if before is None or now is None:
         return "holds something else"
     lines = difflib.unified_diff(before.splitlines(), now.splitlines(), f"{path} (before)", path, n=1, lineterm="")
-    first, left = [], 0
+    shown, omitted = [], 0
     for number, line in enumerate(lines):
-        if number < _SHOWN:
-            first.append(line)
+        if number < _MAX_DIFF_LINES:
+            shown.append(line)
         else:
-            left += 1
+            omitted += 1
     return (
-        "\n".join([*first, *([f"... and {left} lines more"] if left else [])]) or "only the ends of its lines changed"
+        "\n".join([*shown, *([f"... and {omitted} lines more"] if omitted else [])])
+        or "only the ends of its lines changed"
     )

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils import _pytree as pytree
-from torch.utils.data import Dataset, default_collate
+from torch.utils.data import DataLoader, Dataset, default_collate
 
 from shoal.core.errors import TaskError
 from shoal.core.trial import Config
@@ -62,6 +62,11 @@ class Task(ABC):
     With "step", a training step is one call of `step`. `ReduceLROnPlateau` needs "epoch": it follows `valid_loss`.
     """
 
+    loader_workers: int = 0
+    """Number of processes that fetch the samples of a data set from `data`, beside the one that trains; each of the two
+    sets has its own. A `DataLoader` has its `num_workers` in place of this. Samples are equal with and without.
+    """
+
     shared_augmentation: bool = False
     """Whether random draws for a sample depend only on the data seed, the epoch and the sample.
 
@@ -72,8 +77,19 @@ class Task(ABC):
     """
 
     @abstractmethod
-    def data(self, config: Config) -> tuple[Dataset[Any], Dataset[Any]]:
-        """Return the training and the validation set, with a length and indices (map style)."""
+    def data(self, config: Config) -> tuple[Dataset[Any] | DataLoader[Any], Dataset[Any] | DataLoader[Any]]:
+        """Return the training and the validation set, with a length and indices (map style), or a `DataLoader` of each.
+
+        Of a loader, `batch_size`, `shuffle` or `sampler`, `drop_last`, `collate_fn`, `num_workers`, `prefetch_factor`
+        and `worker_init_fn` are kept. shuffle=True is the order of the data seed, as for a data set; shuffle=False the
+        ascending order, also in training. Another sampler is iterated once an epoch, with the generators seeded with
+        the data seed and the epoch; it must have a length. The training loader's batch size must be that of
+        `batch_size`, unless neither the config nor an override gives one; validation has its loader's own. Validation
+        is not shuffled. Iterable data sets and batch samplers are refused.
+
+        Trials share one copy of a data set if `data` reads equal values: a loader that is made with the config's batch
+        size has a copy for each batch size.
+        """
 
     @abstractmethod
     def model(self, config: Config) -> nn.Module:

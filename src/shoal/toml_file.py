@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from shoal.core.errors import ShoalError
 
-__all__ = ["TomlLocation", "hint", "unknown"]
+__all__ = ["TomlLocation", "nearest_name_hint", "unknown_name_text"]
 
 
 class _File(NamedTuple):
@@ -36,7 +36,7 @@ class TomlLocation:
 
     @staticmethod
     def of(path: Path, fault: type[ShoalError]) -> "TomlLocation":
-        """The location of a whole file.
+        """Return the location of a whole file.
 
         Raises:
             ShoalError: a `fault`; the file does not exist, or is not TOML.
@@ -56,12 +56,12 @@ class TomlLocation:
         """The contents of the files merged; the first file takes precedence."""
         return {key: value for file in reversed(self.files) for key, value in file.content.items()}
 
-    def extending(self, other: "TomlLocation") -> "TomlLocation":
-        """The location of a file that extends another."""
+    def with_fallback(self, other: "TomlLocation") -> "TomlLocation":
+        """Return the location of a file that extends another."""
         return replace(self, files=(*self.files, *other.files))
 
     def __truediv__(self, part: str | int) -> "TomlLocation":
-        """The location of the value under a key or at a position."""
+        """Return the location of the value under a key or at a position."""
         return replace(self, path=(*self.path, part))
 
     @property
@@ -70,22 +70,22 @@ class TomlLocation:
         return next((f"`{part}`" for part in reversed(self.path) if isinstance(part, str)), "the file")
 
     def error(self, fault: str) -> ShoalError:
-        """An error about this location, with file and line."""
+        """Return an error about this location, with file and line."""
         file = next((each for each in self.files if self.path[:1] and self.path[0] in each.content), self.files[0])
-        return self.fault(f"{file.path}:{_line(file, self.path)}: {fault}")
+        return self.fault(f"{file.path}:{_line_number(file, self.path)}: {fault}")
 
 
-def unknown(what: str, name: object, names: Collection[str]) -> str:
-    """A message for an unknown name, with the closest name and all valid names."""
-    return f"there is no {what} {name!r}{hint(name, names)}; there are {', '.join(names)}"
+def unknown_name_text(what: str, name: object, names: Collection[str]) -> str:
+    """Return a message for an unknown name, with the closest name and all valid names."""
+    return f"there is no {what} {name!r}{nearest_name_hint(name, names)}; there are {', '.join(names)}"
 
 
-def _line(file: _File, path: Sequence[str | int]) -> int:
-    """Number of the line on which the statement of a value begins, or else its table."""
+def _line_number(file: _File, path: Sequence[str | int]) -> int:
+    """Return the number of the line on which the statement of a value begins, or else its table."""
     lines = file.text.split("\n")
 
-    def is_there(end: int) -> bool:
-        """Whether the value is in the first lines, completed to the end of their last statement."""
+    def contains_value(end: int) -> bool:
+        """Return whether the value is in the first lines, completed to the end of their last statement."""
         while True:
             with suppress(tomllib.TOMLDecodeError):
                 found: Any = tomllib.loads("\n".join(lines[:end]))
@@ -97,12 +97,12 @@ def _line(file: _File, path: Sequence[str | int]) -> int:
             return True
         return False
 
-    while path and not is_there(len(lines)):
+    while path and not contains_value(len(lines)):
         path = path[:-1]
-    return max(1, bisect_left(range(len(lines)), True, key=is_there))
+    return max(1, bisect_left(range(len(lines)), True, key=contains_value))
 
 
-def hint(name: object, names: Collection[str]) -> str:
-    """The closest of some names, in words; "" if none is close."""
+def nearest_name_hint(name: object, names: Collection[str]) -> str:
+    """Return the closest of some names, in words; "" if none is close."""
     close = get_close_matches(str(name), names, n=1)
     return f" (did you mean {close[0]!r}?)" if close else ""

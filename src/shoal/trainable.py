@@ -19,10 +19,13 @@ __all__ = ["TrainingStopped", "checkpoint", "report", "step"]
 
 
 class TrainingStopped(SystemExit):
-    """Ends a function or program whose trial stops now. A program that does not catch it exits with status 0."""
+    """Raised to end a function or program whose trial stops. A program that does not catch it exits with status 0."""
+
+    reached = False
+    """Whether the trial has reached its budget."""
 
 
-_made: int | None = None
+_report_count: int | None = None
 """Number of reports of the trial; None before the first one of this process."""
 
 
@@ -45,24 +48,26 @@ def report(metrics: Mapping[str, Any], step: int | None = None) -> None:
         TaskError: A metric is no number, or the step is not the next one.
         ShoalError: The study has ended.
     """
-    global _made
+    global _report_count
     if not isinstance(metrics, Mapping):
         raise TaskError(f"`metrics` of a report must be a mapping of names to numbers, got {metrics!r}")
     number = _step(step)
     values = {name: _number(name, value) for name, value in metrics.items()}
     if address := os.environ.get("SHOAL_REPORT"):
-        answer = _ask(address, {"metrics": values, "step": number})
+        answer = _send_report(address, {"metrics": values, "step": number})
         if refusal := answer.get("refused"):
             raise TaskError(refusal)
         if not answer["go_on"]:
-            raise TrainingStopped(0)
+            stopped = TrainingStopped(0)
+            stopped.reached = bool(answer.get("reached"))
+            raise stopped
     else:
         print(json.dumps({**values, "step": number}), flush=True)
-    _made = number
+    _report_count = number
 
 
 def checkpoint() -> Path:
-    """The directory for the checkpoint of the trial.
+    """Return the directory for the checkpoint of the trial.
 
     At the start it has the contents of the last report that changed them, even if the process or the job was killed
     since; for a new trial it is empty. `step()` is the number of that report.
@@ -82,11 +87,12 @@ def checkpoint() -> Path:
 
 
 def step() -> int:
-    """The number of reports so far, so that `for epoch in range(shoal.step(), epochs)` goes on where the trial was.
+    """Return the number of reports so far, so that `for epoch in range(shoal.step(), epochs)` goes on where the trial
+    was.
 
     At the start it is the number of the report whose state `checkpoint` has; 0 if it has none.
     """
-    return int(os.environ.get("SHOAL_STEP", "0")) if _made is None else _made
+    return int(os.environ.get("SHOAL_STEP", "0")) if _report_count is None else _report_count
 
 
 def _step(given: int | None) -> int:
@@ -98,7 +104,7 @@ def _step(given: int | None) -> int:
 
 
 def _number(name: object, value: Any) -> float:
-    single = value.item() if getattr(value, "size", None) == 1 or _elements(value) == 1 else value
+    single = value.item() if getattr(value, "size", None) == 1 or _element_count(value) == 1 else value
     if not isinstance(single, (str, bytes)):
         with suppress(TypeError, ValueError, RuntimeError, OverflowError):
             single = float(single)
@@ -107,13 +113,13 @@ def _number(name: object, value: Any) -> float:
     return float(single)
 
 
-def _elements(value: Any) -> object:
-    """Number of elements of a tensor; None for other values."""
+def _element_count(value: Any) -> object:
+    """Return the number of elements of a tensor; None for other values."""
     count = getattr(value, "numel", None)
     return count() if callable(count) else None
 
 
-def _ask(address: str, message: Mapping[str, object]) -> dict[str, Any]:
+def _send_report(address: str, message: Mapping[str, object]) -> dict[str, Any]:
     """Send a message to the worker and return its answer."""
     try:
         with socket.socket(socket.AF_UNIX) as connection:

@@ -42,7 +42,7 @@ CASES = {
         lambda: PBT(n=6, epochs=4, resample=0, explored=["optimizer", "optimizer[0].momentum"]),
         MIXED,
     ),
-    "random, gathered": (lambda: Random(n=25, epochs=3, gather=["optimizer.name"]), MIXED),
+    "random, grouped": (lambda: Random(n=25, epochs=3, group_by=["optimizer.name"]), MIXED),
 }
 ASYNCHRONOUS = {
     "asha": (lambda: ASHA(n=40, max_epochs=9, concurrency=8), MIXED),
@@ -54,10 +54,10 @@ ASYNCHRONOUS = {
         lambda: ASHA(n=20, max_epochs=9, concurrency=4, variant="stopping", sampler="nsga2"),
         MIXED,
     ),
-    "asha, gathered": (lambda: ASHA(n=40, max_epochs=9, concurrency=8, gather=["width"]), DISCRETE),
+    "asha, grouped": (lambda: ASHA(n=40, max_epochs=9, concurrency=8, group_by=["width"]), DISCRETE),
     "bohb": (lambda: BOHB(max_epochs=9, brackets=5), MIXED),
     "bohb, one by one": (lambda: BOHB(max_epochs=9, concurrency=1, random_fraction=0), MIXED),
-    "bohb, eta 2": (lambda: BOHB(max_epochs=11, eta=2, samples=4, concurrency=20, gather=["depth"]), DISCRETE),
+    "bohb, eta 2": (lambda: BOHB(max_epochs=11, eta=2, samples=4, concurrency=20, group_by=["depth"]), DISCRETE),
     "median": (lambda: Median(n=30, epochs=5, concurrency=6), MIXED),
     "median, every two epochs": (lambda: Median(n=20, epochs=7, interval=2, grace=4, least=1, concurrency=9), MIXED),
     "optuna": (lambda: OptunaSearch(n=16, epochs=3, concurrency=3), MIXED),

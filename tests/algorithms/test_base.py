@@ -1,4 +1,4 @@
-"""What every algorithm takes and refuses."""
+"""Arguments that every algorithm accepts and refuses."""
 
 import math
 from fractions import Fraction
@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import shoal
-from shoal.algorithms.base import Algorithm, Problem, call_text, check_whole
+from shoal.algorithms.base import Algorithm, Problem, call_text, check_integer
 from shoal.core.errors import AlgorithmError, TaskError
 from shoal.core.objective import Objective
 from shoal.core.space import Space, uniform
@@ -50,7 +50,7 @@ def test_a_metric_that_is_no_real_number_is_named(metric, value):
 )
 def test_settings_that_count(value, wanted):
     with pytest.raises(AlgorithmError) as error:
-        check_whole("n", value)
+        check_integer("n", value)
     assert str(error.value) == f"`n` must be {wanted}"
 
 

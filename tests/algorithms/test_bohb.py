@@ -192,15 +192,15 @@ def test_parameters_within_options():
 
 
 def test_gather_orders_the_random_part_only():
-    def part(gather):
-        algorithm = bound(SyncBOHB(27, brackets=2, random_fraction=0.7, gather=gather), NESTED)
+    def part(group_by):
+        algorithm = bound(SyncBOHB(27, brackets=2, random_fraction=0.7, group_by=group_by), NESTED)
         trials, _ = run(algorithm, lambda config: config["layers"])
         return [trial.config for trial in trials[:27]], algorithm
 
     plain, _ = part(())
-    gathered, _ = part(["layers", "optimizer.name"])
-    assert sorted(map(repr, plain)) == sorted(map(repr, gathered))
-    assert plain != gathered
+    grouped, _ = part(["layers", "optimizer.name"])
+    assert sorted(map(repr, plain)) == sorted(map(repr, grouped))
+    assert plain != grouped
 
 
 @pytest.mark.parametrize(

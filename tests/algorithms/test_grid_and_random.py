@@ -59,7 +59,7 @@ def test_a_trial_is_complete_when_it_reaches_the_budget():
 
 def test_an_unknown_trial_is_refused():
     with pytest.raises(
-        AlgorithmError, match=r"trial 6 is unknown; Grid\(epochs=1, gather=\(\)\) has the trials 0 to 5"
+        AlgorithmError, match=r"trial 6 is unknown; Grid\(epochs=1, group_by=\(\)\) has the trials 0 to 5"
     ):
         bind(Grid(epochs=1)).observe(Report(6, 1, {"loss": 0.0}))
 
@@ -69,7 +69,7 @@ def test_an_algorithm_serves_one_study_but_a_copy_serves_another():
     fresh = copy.deepcopy(algorithm)
     bind(algorithm)
     with pytest.raises(
-        AlgorithmError, match=r"Hyperband\(max_epochs=9, eta=3, brackets=None, gather=\(\)\) serves another study"
+        AlgorithmError, match=r"Hyperband\(max_epochs=9, eta=3, brackets=None, group_by=\(\)\) serves another study"
     ):
         bind(algorithm)
     bind(fresh)
@@ -85,7 +85,7 @@ def test_an_algorithm_serves_one_study_but_a_copy_serves_another():
     ids=["next_groups", "observe", "finished"],
 )
 def test_an_algorithm_that_is_not_bound_says_so(use):
-    with pytest.raises(AlgorithmError, match=r"Random\(n=1, epochs=1, gather=\(\)\) has no search space yet"):
+    with pytest.raises(AlgorithmError, match=r"Random\(n=1, epochs=1, group_by=\(\)\) has no search space yet"):
         use(Random(n=1, epochs=1))
 
 

@@ -1,4 +1,4 @@
-"""What a sampler is shown of trials that pause, go on and end."""
+"""The view that a sampler gets of trials that pause, continue and end."""
 
 import math
 
@@ -47,11 +47,11 @@ def test_how_a_trial_is_shown_on_its_way():
     shown, witness = witnessed()
     for _ in range(5):
         shown.propose()
-    shown.saw(0, 1, (0.5,))
-    shown.saw(1, 1, (0.75,))
-    shown.saw(1, 3, (0.25,))  # the model is still of the lowest budget
-    shown.lost(2)
-    shown.saw(3, 1, (math.nan,))
+    shown.add_values(0, 1, (0.5,))
+    shown.add_values(1, 1, (0.75,))
+    shown.add_values(1, 3, (0.25,))  # the model is still of the lowest budget
+    shown.mark_failed(2)
+    shown.add_values(3, 1, (math.nan,))
     shown.propose()
     assert witness.seen[-1] == [
         (Shown.COMPLETE, 0.5),
@@ -72,20 +72,20 @@ def test_the_model_moves_up_once_a_budget_has_enough_and_stays():
     shown, witness = witnessed()
     for number in range(14):
         shown.propose()
-        shown.saw(number, 1, (1.0,))
+        shown.add_values(number, 1, (1.0,))
     for number in range(9):
-        shown.saw(number, 3, (0.5,))
+        shown.add_values(number, 3, (0.5,))
     shown.propose()
     assert witness.seen[-1] == [(Shown.COMPLETE, 1.0)] * 14
-    shown.lost(9)  # it had got to the first budget
-    shown.saw(10, 3, (0.5,))
+    shown.mark_failed(9)  # it had got to the first budget
+    shown.add_values(10, 3, (0.5,))
     shown.propose()
     reached, lost, left_behind = (Shown.COMPLETE, 0.5), (Shown.FAIL, None), (Shown.COMPLETE, 1.0)
     assert witness.seen[-1] == [*[reached] * 9, lost, reached, *[left_behind] * 3, (Shown.RUNNING, None)]
-    shown.goes_on(11)
+    shown.mark_training(11)
     shown.propose()
     assert witness.seen[-1][11] == (Shown.WAITING, None)
-    shown.saw(11, 3, (2.0,))  # the worst there is no better than who was left behind
+    shown.add_values(11, 3, (2.0,))  # the worst there is no better than who was left behind
     shown.propose()
     assert witness.seen[-1][11:14] == [(Shown.COMPLETE, 2.0)] * 3
 
@@ -95,12 +95,12 @@ def test_a_space_of_many_parameters_needs_more():
     shown, witness = witnessed(space=space)
     for number in range(12):
         shown.propose()
-        shown.saw(number, 1, (1.0,))
+        shown.add_values(number, 1, (1.0,))
         if number < 11:
-            shown.saw(number, 3, (0.5,))
+            shown.add_values(number, 3, (0.5,))
     shown.propose()
     assert {value for _, value in witness.seen[-1]} == {1.0}
-    shown.saw(11, 3, (0.5,))
+    shown.add_values(11, 3, (0.5,))
     shown.propose()
     assert {value for _, value in witness.seen[-1][:12]} == {0.5}
 
@@ -109,7 +109,7 @@ def test_a_sampler_finds_the_best_trial_as_in_any_study():
     shown, witness = witnessed()
     for number, value in enumerate((3.0, 1.0, 2.0)):
         shown.propose()
-        shown.saw(number, 1, (value,))
+        shown.add_values(number, 1, (value,))
     study = shown._study
     assert (study.best_trial.number, study.best_value) == (1, 1.0)
     study.stop()  # as a grid does when nothing is left; here it is not for the sampler to say
@@ -124,16 +124,16 @@ def test_a_new_worst_value_changes_only_what_was_left_behind(budgets, halved, mo
     monkeypatch.setattr(shown._storage, "show", lambda trial, *how: (numbers.append(trial.number), show(trial, *how)))
     for number in range(100):
         shown.propose()
-        shown.saw(number, 1, (float(number),))
+        shown.add_values(number, 1, (float(number),))
     assert numbers == [*range(100)]  # each is worse than all before it, and changes nothing of them
     if halved:
         for number in range(10):
-            shown.saw(number, 3, (1000.0 + number,))
+            shown.add_values(number, 3, (1000.0 + number,))
         assert numbers[100:109] == [*range(9)]
         assert numbers[109:] == [*range(100)]  # the model has moved up
-        shown.saw(10, 3, (2000.0,))
+        shown.add_values(10, 3, (2000.0,))
         assert sorted(numbers[209:]) == [*range(10, 100)]  # nine have been there before
-        shown.saw(11, 3, (0.0,))
+        shown.add_values(11, 3, (0.0,))
         assert numbers[299:] == [11]
 
 
@@ -152,7 +152,7 @@ def test_paused_trials_do_not_push_tpe_away_as_the_naive_way_does():
     ours, theirs = [], []
     for number in range(60):
         ours.append(shown.propose()["x"])
-        shown.saw(number, 1, (loss(ours[-1]),))
+        shown.add_values(number, 1, (loss(ours[-1]),))
         trial = naive.ask()
         theirs.append(trial.suggest_float("x", 0, 1))
         if loss(theirs[-1]) >= 0.1:  # else it is paused, for which Optuna has no word but RUNNING

@@ -44,7 +44,7 @@ SEARCHED = {
     "nsga2": {"nested": "`net[0].width`"},
     "cmaes": {"mixed": "`act`", "choices": SpaceError, "nested": SpaceError},
 }
-"""What each sampler makes of each space: a silent yes unless there are parameters it ignores, or an error."""
+"""Each sampler accepts a space silently, warns about parameters that it ignores, or raises an error."""
 
 
 @pytest.mark.parametrize("make", [OptunaSearch, ASHA])

@@ -37,7 +37,9 @@ def local(place: Path, script: Script, name: str = "mps", command: str | None = 
         return SharedGpu(device, each, device_file=os.environ[fakes.DEVICE_FILE])
 
     def make(worker_context: WorkerContext) -> Local:
-        return Local(worker_context, GpuSharing(name, daemon, lambda: 200 * time.monotonic(), shared_gpu, pause=0.02))
+        return Local(
+            worker_context, GpuSharing(name, daemon, lambda: 200 * time.monotonic(), shared_gpu, check_interval=0.02)
+        )
 
     with scripted(make, place / "study", script) as backend:
         assert isinstance(backend, Local)

@@ -45,7 +45,7 @@ def gone(pid: int, seconds: float = 5.0) -> bool:
 
 def as_a_killed_engine_leaves_it(each: MpsDaemon) -> None:
     each._finalizer.detach()
-    each.directory.leave()
+    each.directory.release_lock()
 
 
 def test_its_life(place: Path, command: str) -> None:
@@ -210,7 +210,7 @@ class TestSharedByStudies:
 
     def test_a_number_that_is_now_another_program_s_is_no_daemon(self, place: Path, command: str) -> None:
         mine = daemon(place, command)
-        mine.directory.enter(0.0)
+        mine.directory.acquire(0.0)
         (mine.directory.pipe / "nvidia-cuda-mps-control.pid").write_text(str(os.getppid()))
         assert not mine.alive()
         mine.start()
@@ -268,7 +268,7 @@ class TestBadInput:
         mine = daemon(place, command)
         mine.start()
         with pytest.raises(MpsError, match="answers 'Server 1 not found' to 'get_client_list 1'"):
-            mine._control.ask_numbers("get_client_list 1")
+            mine._control.query_pids("get_client_list 1")
         mine.stop()
 
     def test_the_pipe_directory_is_taken(self, place: Path, command: str) -> None:

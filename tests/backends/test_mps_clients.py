@@ -49,7 +49,7 @@ class TestClients:
 
     def test_a_survey_that_opens_the_gpu_goes_on(self, place: Path) -> None:
         with local(place, fakes.surveys) as backend:
-            backend.start(replace(scripted_job("job"), purpose=Purpose.SURVEY), GPU)
+            backend.start(replace(scripted_job("job"), purpose=Purpose.SIGNATURE), GPU)
             next_event(backend)
             assert run_on(backend) == []
             assert stopped(backend, "job")
@@ -104,7 +104,7 @@ class TestClients:
     def test_what_follows_one_another_closely_has_one_cause(self, place: Path) -> None:
         gpu = SharedGpu("cuda:0", MpsDaemon("GPU-0", place / "GPU-0"))
         for now in (0.0, 1.0, 9.0, 18.0, 30.0):
-            gpu.fail(now)
+            gpu.record_failure(now)
         assert gpu.failures == 2
 
 

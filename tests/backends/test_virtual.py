@@ -156,7 +156,7 @@ def test_members_leave_at_once_and_join_at_the_end_of_an_epoch() -> None:
     backend = virtual()
     backend.start(job(0, 2), GPU)
     backend.poll(0.2)
-    backend.change("job", JobUpdate(leave=frozenset({0}), join=job(4).arrays, look=(Trial(7, {}, 0, 0),)))
+    backend.change("job", JobUpdate(leave=frozenset({0}), join=job(4).arrays, find_signatures=(Trial(7, {}, 0, 0),)))
     said = told(backend)
     assert SignaturesFound("job", {7: OTHER}) in said
     assert MembersLeft("job", frozenset({0})) in said
@@ -179,7 +179,7 @@ def test_an_error_takes_its_array_along_and_no_other(numbers: tuple[int, ...]) -
 
 def test_surveys_and_profiles_find_what_the_workload_says() -> None:
     backend = virtual()
-    for purpose in (Purpose.SURVEY, Purpose.PROFILE):
+    for purpose in (Purpose.SIGNATURE, Purpose.PROFILE):
         backend.start(Job(str(purpose), job(0, 1).arrays, purpose), GPU)
     said = told(backend)
     assert SignaturesFound("survey", {0: KEY, 1: OTHER}) in said
@@ -189,10 +189,10 @@ def test_surveys_and_profiles_find_what_the_workload_says() -> None:
 def test_a_copy_begins_with_the_checkpoint_of_its_origin_or_not_at_all() -> None:
     checkpoints = {0: 2}
     backend: Backend = virtual(checkpoints=checkpoints)
-    backend.inherit(Path(), Trial(1, {}, 0, 0, Origin(0, 2)))
+    backend.copy_checkpoint(Path(), Trial(1, {}, 0, 0, Origin(0, 2)))
     assert checkpoints == {0: 2, 1: 2}
     with pytest.raises(CheckpointError, match="trial 2 was to go on from trial 0 at epoch 1"):
-        backend.inherit(Path(), Trial(2, {}, 0, 0, Origin(0, 1)))
+        backend.copy_checkpoint(Path(), Trial(2, {}, 0, 0, Origin(0, 1)))
 
 
 def test_no_job_is_started_twice() -> None:

@@ -44,9 +44,9 @@ def test_a_line_a_device(many):
     cores = str(max(1, len(os.sched_getaffinity(0)) // 4))
     title, *rows = map(columns, lines())
     assert title == ["device", "kind", "memory", "free", "cores", "busy", "compute mode", "used by", "health"]
-    holders = f"{NAME} (pid {SELF}) 69.0 GB, pid {HIDDEN}"
+    processes = f"{NAME} (pid {SELF}) 69.0 GB, pid {HIDDEN}"
     assert rows == [
-        ["cuda:0", "NVIDIA H200", "140.0 GB", "70.0 GB", cores, "97%", "default", holders, "ok"],
+        ["cuda:0", "NVIDIA H200", "140.0 GB", "70.0 GB", cores, "97%", "default", processes, "ok"],
         ["cuda:1", "NVIDIA A100", "80.0 GB", "80.0 GB", cores, "0%", "prohibited", "–", "compute mode prohibited"],
         ["cuda:2", "unknown", "–", "–", cores, "–", "–", "–", "has fallen off the bus"],
         ["mig:0", "NVIDIA H200 MIG 1g.18gb", "18.0 GB", "18.0 GB", cores, "–", "default", "–", "ok"],

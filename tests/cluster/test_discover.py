@@ -24,8 +24,8 @@ class Invented:
     bytes: int = 32 * GB
     cards: list[Gpu] = field(default_factory=list)
     others: list[Accelerator] = field(default_factory=list)
-    absence: str = "there is no NVIDIA driver"
-    trouble: bool = False
+    absence_reason: str = "there is no NVIDIA driver"
+    driver_fails: bool = False
     name: str = "invented"
 
     def cores(self):
@@ -38,7 +38,7 @@ class Invented:
         return self.bytes
 
     def gpus(self):
-        return Listing(tuple(self.cards), "" if self.cards else self.absence, self.trouble)
+        return Listing(tuple(self.cards), "" if self.cards else self.absence_reason, self.driver_fails)
 
     def accelerators(self, sort):
         return [each for each in self.others if each.name.startswith(sort)]
@@ -196,11 +196,13 @@ def test_a_study_needs_one_healthy_device(devices, message):
     assert take_inventory(devices, machine).gpus["cuda:1"] == PROHIBITED
 
 
-@pytest.mark.parametrize("trouble", [pytest.param(True, id="a driver that fails"), pytest.param(False, id="no driver")])
-def test_cpu_slots_instead_of_gpus_are_a_warning_only_where_there_should_be_gpus(caplog, trouble):
-    machine = Invented(absence="NVML fails: Unknown Error", trouble=trouble)
+@pytest.mark.parametrize(
+    "driver_fails", [pytest.param(True, id="a driver that fails"), pytest.param(False, id="no driver")]
+)
+def test_cpu_slots_instead_of_gpus_are_a_warning_only_where_there_should_be_gpus(caplog, driver_fails):
+    machine = Invented(absence_reason="NVML fails: Unknown Error", driver_fails=driver_fails)
     assert len(discover("auto", machine).nodes[0].devices) == 8
-    assert caplog.messages == ["no GPU is used: NVML fails: Unknown Error"][: int(trouble)]
+    assert caplog.messages == ["no GPU is used: NVML fails: Unknown Error"][: int(driver_fails)]
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ import pynvml
 import pytest
 from nvml_samples import GB, Card, FakeNvml, divided, instance
 
-from shoal.cluster.monitor import Holder
-from shoal.cluster.nvml import Gpu, Listing, gpus, named, visible
+from shoal.cluster.monitor import DeviceProcess
+from shoal.cluster.nvml import Gpu, Listing, by_device_name, gpus, visible_gpus
 
 LOST = pynvml.NVMLError_GpuIsLost
 FORBIDDEN = pynvml.NVMLError_NoPermission
@@ -28,20 +28,30 @@ def test_the_fake_has_the_functions_and_arguments_of_the_real_module():
         assert list(real.parameters) == list(inspect.signature(getattr(FakeNvml(), name)).parameters), name
 
 
-def test_gpus_of_two_kinds_are_listed_with_all_that_is_known(nvml):
+def test_gpus_of_two_models_are_listed_with_all_fields(nvml):
     nvml.cards = [
         Card("GPU-a", held=2 * GB, busy=97, compute=[(SELF, 2 * GB)], uncorrected=1),
         Card("GPU-b", "NVIDIA A100", total=80 * GB, mode=pynvml.NVML_COMPUTEMODE_EXCLUSIVE_PROCESS),
     ]
     assert gpus() == Listing(
         (
-            Gpu("GPU-a", "NVIDIA H200", 140 * GB, 0, 138 * GB, "default", 97, (Holder(SELF, SELF_NAME, 2 * GB),), 1),
+            Gpu(
+                "GPU-a",
+                "NVIDIA H200",
+                140 * GB,
+                0,
+                138 * GB,
+                "default",
+                97,
+                (DeviceProcess(SELF, SELF_NAME, 2 * GB),),
+                1,
+            ),
             Gpu("GPU-b", "NVIDIA A100", 79 * GB, 1, 79 * GB, "exclusive process", 0),
         )
     )
 
 
-def test_a_driver_that_does_not_tell_its_reserve(nvml):
+def test_memory_of_a_driver_that_does_not_report_its_reserve(nvml):
     nvml.cards, nvml.memory_tells_reserve = [Card("GPU-a", held=40 * GB)], False
     (gpu,) = gpus().gpus
     assert (gpu.memory, gpu.free, gpu.reason) == (141 * GB, 100 * GB, "")
@@ -84,11 +94,11 @@ def test_a_gpu_that_cannot_be_used_is_listed_with_the_reason(nvml, card, reason)
 def test_a_gpu_without_a_handle_keeps_its_place(nvml, error, reason):
     nvml.cards = [Card("GPU-a", failing={"nvmlDeviceGetHandleByIndex": error}), Card("GPU-b")]
     assert gpus().gpus[0] == Gpu("", "unknown", reason=reason)
-    assert [*named(gpus().gpus)] == ["cuda:0", "cuda:1"]
+    assert [*by_device_name(gpus().gpus)] == ["cuda:0", "cuda:1"]
 
 
 @pytest.mark.parametrize("error", [UNSUPPORTED, FORBIDDEN, pynvml.NVMLError_FunctionNotFound])
-def test_what_a_gpu_need_not_tell_is_left_open(nvml, error):
+def test_missing_values_of_a_gpu_are_none(nvml, error):
     optional = ["ComputeMode", "UtilizationRates", "TotalEccErrors", "RemappedRows"]
     optional += [f"{sort}RunningProcesses_v3" for sort in ("Compute", "MPSCompute", "Graphics")]
     nvml.cards = [Card("GPU-a", compute=[(SELF, GB)], failing={f"nvmlDeviceGet{name}": error for name in optional})]
@@ -96,33 +106,35 @@ def test_what_a_gpu_need_not_tell_is_left_open(nvml, error):
 
 
 HOLDERS = [
-    pytest.param({"compute": [(SELF, GB)]}, [Holder(SELF, SELF_NAME, GB)], id="named by its program"),
-    pytest.param({"compute": [(NOBODY, None)]}, [Holder(NOBODY, f"pid {NOBODY}", None)], id="of a container's host"),
+    pytest.param({"compute": [(SELF, GB)]}, [DeviceProcess(SELF, SELF_NAME, GB)], id="named by its program"),
+    pytest.param(
+        {"compute": [(NOBODY, None)]}, [DeviceProcess(NOBODY, f"pid {NOBODY}", None)], id="of a container's host"
+    ),
     pytest.param(
         {"compute": [(NOBODY, GB)], "mps": [(SELF, GB)], "graphics": [(NOBODY, 2 * GB)]},
-        [Holder(NOBODY, f"pid {NOBODY}", 2 * GB), Holder(SELF, SELF_NAME, GB)],
+        [DeviceProcess(NOBODY, f"pid {NOBODY}", 2 * GB), DeviceProcess(SELF, SELF_NAME, GB)],
         id="listed twice, and a client of MPS",
     ),
 ]
 
 
 @pytest.mark.parametrize(("lists", "expected"), HOLDERS)
-def test_who_holds_a_gpu(nvml, lists, expected):
+def test_processes_on_a_gpu(nvml, lists, expected):
     nvml.cards = [Card("GPU-a", **lists)]
-    assert gpus().gpus[0].holders == tuple(expected)
+    assert gpus().gpus[0].processes == tuple(expected)
 
 
 def test_instances_take_the_place_of_the_gpu_that_mig_divides(nvml):
     parts = [instance("MIG-1", compute=[(SELF, GB)]), None, instance("MIG-2", group=2, name="MIG 1g.18gb")]
     nvml.cards = [Card("GPU-a", mig=False), divided(*parts), Card("GPU-b", "NVIDIA A100")]
-    found = named(gpus().gpus)
+    found = by_device_name(gpus().gpus)
     assert [(name, gpu.uuid, gpu.model, gpu.memory // GB, gpu.index) for name, gpu in found.items()] == [
         ("cuda:0", "GPU-a", "NVIDIA H200", 140, 0),
         ("cuda:1", "GPU-b", "NVIDIA A100", 140, 2),
         ("mig:0", "MIG-1", "NVIDIA H200 MIG 1g.18gb", 18, 1),
         ("mig:1", "MIG-2", "NVIDIA H200 MIG 1g.18gb", 18, 1),
     ]
-    assert found["mig:0"].holders == (Holder(SELF, SELF_NAME, GB),)
+    assert found["mig:0"].processes == (DeviceProcess(SELF, SELF_NAME, GB),)
     assert (found["mig:0"].utilisation, found["mig:0"].reason) == (None, "")
 
 
@@ -141,17 +153,17 @@ ABSENT = [
 ]
 
 
-@pytest.mark.parametrize(("error", "absence", "trouble"), ABSENT)
-def test_why_there_is_no_gpu(nvml, error, absence, trouble):
+@pytest.mark.parametrize(("error", "absence_reason", "driver_fails"), ABSENT)
+def test_the_reason_why_there_is_no_gpu(nvml, error, absence_reason, driver_fails):
     nvml.init_error = error
     listing = gpus()
-    assert (listing.gpus, listing.trouble) == ((), trouble)
-    assert re.search(absence, listing.absence)
+    assert (listing.gpus, listing.driver_fails) == ((), driver_fails)
+    assert re.search(absence_reason, listing.absence_reason)
 
 
 def test_without_the_binding_there_are_none(monkeypatch):
     monkeypatch.setitem(sys.modules, "pynvml", None)
-    assert gpus() == Listing(absence="the package nvidia-ml-py is not installed")
+    assert gpus() == Listing(absence_reason="the package nvidia-ml-py is not installed")
 
 
 H200 = Gpu("GPU-aa11", "NVIDIA H200", 140 * GB, 0)
@@ -179,12 +191,12 @@ ALL = (H200, A100, OTHER, PART, PART_TOO, LOST_ONE)
     ],
 )
 def test_cuda_visible_devices(setting, expected):
-    listing = visible(Listing(ALL), setting)
+    listing = visible_gpus(Listing(ALL), setting)
     assert listing.gpus == expected
     hidden = f"CUDA_VISIBLE_DEVICES={setting!r} hides all GPUs (6 of this machine)"
-    assert listing.absence == ("" if expected else hidden)
+    assert listing.absence_reason == ("" if expected else hidden)
 
 
 def test_where_there_are_no_gpus_none_is_hidden():
-    absent = Listing(absence="there is no NVIDIA driver")
-    assert visible(absent, "0") == absent
+    absent = Listing(absence_reason="there is no NVIDIA driver")
+    assert visible_gpus(absent, "0") == absent

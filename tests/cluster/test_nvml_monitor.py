@@ -7,7 +7,7 @@ import pynvml
 import pytest
 from nvml_samples import GB, Card, divided, instance
 
-from shoal.cluster import Condition, Holder, NvmlMonitor, discover
+from shoal.cluster import Condition, DeviceProcess, NvmlMonitor, discover
 
 ENGINE = os.getpid()
 PARENT = os.getppid()
@@ -29,18 +29,18 @@ def monitor(card):
 
 def look(monitor, *own):
     """The condition of the first GPU; the others must be healthy and nobody's."""
-    first, *others = monitor.look(own or (ENGINE,)).values()
+    first, *others = monitor.conditions(own or (ENGINE,)).values()
     assert all(condition == Condition() for condition in others)
     return first
 
 
 def test_all_is_well(monitor):
-    assert monitor.look([ENGINE]) == {"cuda:0": Condition(), "cuda:1": Condition()}
+    assert monitor.conditions([ENGINE]) == {"cuda:0": Condition(), "cuda:1": Condition()}
 
 
 def test_cpu_slots_are_healthy_and_nvml_is_not_asked(nvml):
     nvml.init_error = pynvml.NVMLError_Unknown
-    assert NvmlMonitor(discover("cpu:2")).look([ENGINE]) == {"cpu:0": Condition(), "cpu:1": Condition()}
+    assert NvmlMonitor(discover("cpu:2")).conditions([ENGINE]) == {"cpu:0": Condition(), "cpu:1": Condition()}
 
 
 FAILING = [
@@ -106,7 +106,7 @@ def test_an_instance_that_is_taken_away(nvml):
 )
 def test_when_nvml_itself_fails(monitor, nvml, error, condition):
     nvml.init_error = error
-    assert monitor.look([ENGINE]) == {"cuda:0": condition, "cuda:1": condition}
+    assert monitor.conditions([ENGINE]) == {"cuda:0": condition, "cuda:1": condition}
     nvml.init_error = None
     assert look(monitor) == Condition()
 
@@ -115,9 +115,9 @@ def test_programs_of_others_are_holders_and_the_studys_own_are_not(monitor, card
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as worker:
         card.compute = [(worker.pid, 2 * GB), (PARENT, 70 * GB)]
         card.held = 72 * GB
-        others = (Holder(PARENT, PARENT_NAME, 70 * GB),)
-        assert look(monitor, worker.pid, ENGINE) == Condition(holders=others)
-        assert look(monitor, ENGINE) == Condition(holders=others), "a child of the engine is its own"
+        others = (DeviceProcess(PARENT, PARENT_NAME, 70 * GB),)
+        assert look(monitor, worker.pid, ENGINE) == Condition(processes=others)
+        assert look(monitor, ENGINE) == Condition(processes=others), "a child of the engine is its own"
         worker.stdin.close()
     card.compute, card.held = [], 0
     assert look(monitor) == Condition()
@@ -127,11 +127,11 @@ def test_processes_that_cannot_be_seen_are_others_if_they_were_there_first(card)
     card.compute, card.held = [(HIDDEN, 70 * GB)], 70 * GB
     monitor = NvmlMonitor(discover("auto"))
     card.compute, card.held = [(HIDDEN, 70 * GB), (HIDDEN_TOO, 2 * GB)], 72 * GB
-    assert look(monitor) == Condition(holders=(Holder(HIDDEN, f"pid {HIDDEN}", 70 * GB),))
+    assert look(monitor) == Condition(processes=(DeviceProcess(HIDDEN, f"pid {HIDDEN}", 70 * GB),))
 
 
 def unnamed(memory):
-    return Holder(0, "programs that NVML does not name", memory)
+    return DeviceProcess(0, "programs that NVML does not name", memory)
 
 
 def test_memory_that_nobody_is_named_for_is_that_of_others_as_far_as_it_was_held_before(card):
@@ -139,7 +139,7 @@ def test_memory_that_nobody_is_named_for_is_that_of_others_as_far_as_it_was_held
     monitor = NvmlMonitor(discover("auto"))
     for held, others in [(70, 70), (75, 70), (30, 30), (60, 30), (0, 0), (60, 0)]:
         card.held = held * GB
-        assert look(monitor) == Condition(holders=(unnamed(others * GB),) if others else ())
+        assert look(monitor) == Condition(processes=(unnamed(others * GB),) if others else ())
 
 
 def test_the_little_that_a_driver_takes_is_nobodys(card):
@@ -149,12 +149,12 @@ def test_the_little_that_a_driver_takes_is_nobodys(card):
 
 def test_a_process_of_unknown_memory_is_named_beside_what_it_may_hold(card):
     card.compute, card.held = [(HIDDEN, None)], 70 * GB
-    holders = (Holder(HIDDEN, f"pid {HIDDEN}", None), unnamed(70 * GB))
-    assert look(NvmlMonitor(discover("auto"))) == Condition(holders=holders)
+    processes = (DeviceProcess(HIDDEN, f"pid {HIDDEN}", None), unnamed(70 * GB))
+    assert look(NvmlMonitor(discover("auto"))) == Condition(processes=processes)
 
 
 def test_devices_come_and_go(monitor, nvml, card):
     card.held = 40 * GB
     nvml.cards.append(Card("GPU-c", held=20 * GB))
     monitor.watch(discover(["cuda:0", "cuda:2"]))
-    assert monitor.look([ENGINE]) == {"cuda:0": Condition(), "cuda:2": Condition(holders=(unnamed(20 * GB),))}
+    assert monitor.conditions([ENGINE]) == {"cuda:0": Condition(), "cuda:2": Condition(processes=(unnamed(20 * GB),))}

@@ -48,7 +48,7 @@ def test_devices_of_a_type(torch, sort, apple, expected):
     assert list(torch_devices(sort)) == expected
 
 
-def test_a_machine_of_apples_asks_torch(torch, monkeypatch):
+def test_an_apple_machine_lists_its_devices_by_torch(torch, monkeypatch):
     torch(TORCH.format(apple=True))
     monkeypatch.setattr("platform.system", lambda: "Darwin")
     monkeypatch.setattr("platform.machine", lambda: "arm64")

@@ -3,7 +3,7 @@
 import pytest
 
 from shoal.core.demand import Profile
-from shoal.cost.estimate import EXPECTED_COMPILE_SECONDS, EXPECTED_GAIN, repays
+from shoal.cost.estimate import EXPECTED_COMPILE_SECONDS, EXPECTED_GAIN, compiling_pays
 
 NEVER = Profile({1: 1.0, 16: 4.0}, 10, 3, 0, 0, 1.0, 1.0)
 GAINED = Profile({1: 1.0, 16: 4.0}, 10, 3, 0, 0, 1.0, 1.0, compiled_gain={16: 2.0}, compile_seconds=6.0)
@@ -22,5 +22,5 @@ CASES = {
 
 
 @pytest.mark.parametrize(("profile", "eager", "steps", "expected"), CASES.values(), ids=CASES)
-def test_repays(profile: Profile | None, eager: float, steps: float, expected: bool) -> None:
-    assert repays(profile, 16, eager, int(steps)) is expected
+def test_compiling_pays(profile: Profile | None, eager: float, steps: float, expected: bool) -> None:
+    assert compiling_pays(profile, 16, eager, int(steps)) is expected

@@ -6,12 +6,12 @@ from hypothesis import strategies as st
 
 from shoal.core.demand import Profile
 from shoal.cost.estimate import (
-    TURN_SECONDS,
+    STEP_OVERHEAD_SECONDS,
     best_size,
-    fitting,
     fuse_seconds,
     fused_gain,
     job_demand,
+    largest_fitting,
     memory,
     seconds,
     step_seconds,
@@ -118,7 +118,7 @@ def test_the_best_size_is_never_slower_per_member_than_any_other(measured, at_mo
     smallest = min(measured)
     for size in range(1, at_most + 1):
         if size >= smallest or len(measured) == 1:
-            taken = [(step_seconds(costs, members) + TURN_SECONDS) / members for members in (best, size)]
+            taken = [(step_seconds(costs, members) + STEP_OVERHEAD_SECONDS) / members for members in (best, size)]
             assert taken[0] <= taken[1] * (1 + 1e-6)
 
 
@@ -134,9 +134,9 @@ def test_the_best_size_is_never_slower_per_member_than_any_other(measured, at_mo
         pytest.param(100, 0, 99, 99, 0, id="members too small to measure, and no room for the process"),
     ],
 )
-def test_fitting(base, member, available, at_most, expected):
+def test_largest_fitting(base, member, available, at_most, expected):
     costs = profile({1: 1.0}, base_memory=base, member_memory=member)
-    assert fitting(costs, available, at_most) == expected
+    assert largest_fitting(costs, available, at_most) == expected
     assert expected == 0 or memory(costs, expected) <= available
 
 

@@ -40,7 +40,7 @@ def test_a_profile_belongs_to_its_whole_key(tmp_path, other):
     assert History(path).get(*other) == changed
 
 
-def test_paces_are_of_pairs_on_a_kind_of_device(tmp_path):
+def test_pack_speeds_belong_to_pairs_on_a_kind_of_device(tmp_path):
     path = tmp_path / "history.sqlite"
     history = History(path, environment="torch 1")
     history.put_pack_speed(("a", "b"), "cpu/1", 0.9)
@@ -104,7 +104,7 @@ def test_a_row_that_cannot_be_read_is_measured_anew_and_the_others_are_kept(tmp_
     assert History(path).get("damaged", *KEY[1:]) == PROFILE
 
 
-def test_a_file_that_breaks_later_warns_once_and_keeps_what_is_known(tmp_path):
+def test_a_file_that_breaks_later_warns_once_and_keeps_the_profiles(tmp_path):
     history = History(tmp_path / "history.sqlite")
     history.put(*KEY, PROFILE)
     not_a_database(history.path)

@@ -24,7 +24,7 @@ def path(tmp_path):
     return path
 
 
-def test_everything_that_is_known_is_there(path):
+def test_records_hold_every_field(path):
     assert [(x.environment, x.kind, x.structure, x.batch_size, x.profile) for x in records(path)] == [
         ("torch 1", "cpu/1", "abc", 32, PROFILE),
         ("torch 2", "H200", "abc", 32, PROFILE),
@@ -34,7 +34,7 @@ def test_everything_that_is_known_is_there(path):
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"step_seconds": {}}', "null"])
-def test_what_another_version_wrote_is_there_without_its_profile(path, text):
+def test_records_of_another_version_have_no_profile(path, text):
     with closing(sqlite3.connect(path)) as connection, connection:
         connection.execute("UPDATE profiles SET profile = ? WHERE environment = 'torch 1'", (text,))
     assert [record.profile for record in records(path)] == [None, PROFILE, PROFILE, PROFILE]
@@ -57,7 +57,7 @@ def test_forget(path, which, removed, left):
     assert len(records(path)) == left
 
 
-def test_no_file_is_no_knowledge_and_makes_none(tmp_path):
+def test_a_missing_file_has_no_records_and_is_not_created(tmp_path):
     path = tmp_path / "nothing.sqlite"
     assert records(path) == []
     assert forget(path) == (0, 0)

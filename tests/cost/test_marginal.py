@@ -4,12 +4,12 @@ from hypothesis import strategies as st
 
 from shoal.core.demand import Profile
 from shoal.cost.scaling import (
-    crowded_scaling,
     fit_alpha,
     fit_beta,
+    max_sharing,
     measured_scaling,
-    most_sharing,
     packing_benefit,
+    shared_device_scaling,
 )
 
 
@@ -47,16 +47,16 @@ SHARING = {
 
 
 @pytest.mark.parametrize("name", SHARING)
-def test_most_sharing(name):
+def test_max_sharing(name):
     times, threshold, expected = SHARING[name]
-    assert most_sharing(times, threshold) == expected
+    assert max_sharing(times, threshold) == expected
 
 
 def test_the_largest_p_above_the_threshold_may_be_worse_than_one_trial():
     times = packed(1, 3, 3.1)
     assert packing_benefit(3, times[3], times[2]) > 0.05
     assert 3 / 3.1 < 1, "three at once are slower than one after the other"
-    assert most_sharing(times) == 1
+    assert max_sharing(times) == 1
 
 
 @given(st.floats(1, 3), st.integers(2, 6), st.floats(0.001, 100))
@@ -85,14 +85,14 @@ def test_a_measured_scaling_is_within_the_bounds_of_the_lemmas(packing, spreadin
     scaling = measured_scaling(
         {p: [time] * p for p, time in enumerate(packing, start=1)},
         dict(enumerate(spreading, start=1)),
-        most=most,
+        max_devices=most,
     )
     assert scaling.sharing == 1 or 1 <= scaling.alpha < scaling.sharing / (scaling.sharing - 1)
     assert scaling.devices == 1 or 1 <= scaling.beta < 1 + 1 / scaling.devices
 
 
 def test_measured_scaling_takes_all_of_it_together():
-    scaling = measured_scaling({1: [1.0], 2: [1.2, 1.2], 3: [1.44] * 3, 4: [3.0] * 4}, {1: 1.0, 2: 0.55}, most=4)
+    scaling = measured_scaling({1: [1.0], 2: [1.2, 1.2], 3: [1.44] * 3, 4: [3.0] * 4}, {1: 1.0, 2: 0.55}, max_devices=4)
     assert scaling.alpha == pytest.approx(1.2)
     assert scaling.beta == pytest.approx(1.1)
     assert (scaling.sharing, scaling.devices) == (3, 4)
@@ -103,7 +103,7 @@ def test_measured_scaling_takes_all_of_it_together():
     [
         pytest.param(lambda: packing_benefit(1, [1.0], []), "at least 2 trials, got 1", id="one trial"),
         pytest.param(lambda: packing_benefit(2, [1.0, 0.0], [1.0]), r"with 2 must be .* \[1.0, 0.0\]", id="no time"),
-        pytest.param(lambda: most_sharing({2: [1.0, 1.0]}), "with 1 must be measured", id="not alone"),
+        pytest.param(lambda: max_sharing({2: [1.0, 1.0]}), "with 1 must be measured", id="not alone"),
         pytest.param(lambda: fit_alpha({1: [1.0]}), "measure 2 as well", id="alone only"),
         pytest.param(lambda: fit_beta({2: 1.0}), "with 1 must be measured", id="not on one device"),
     ],
@@ -129,5 +129,5 @@ SCALINGS = {
 @pytest.mark.parametrize(("crowding", "expected", "found"), SCALINGS.values(), ids=SCALINGS)
 def test_how_many_are_to_share_a_device(crowding, expected, found):
     profile = Profile({1: 1.0}, 10, 0, base_memory=0, member_memory=1, compute=0.5, cores=1.0, crowding=crowding)
-    scaling = crowded_scaling(profile, expected)
+    scaling = shared_device_scaling(profile, expected)
     assert (scaling and (scaling.sharing, pytest.approx(scaling.alpha))) == found

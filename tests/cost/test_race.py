@@ -10,11 +10,11 @@ from shoal.cost.race import Race, RaceRules, choose_fastest
 LONG, SHORT = 0.1, 0.001
 
 
-def run(race: Race[str], seconds: dict[str, float | Iterator[float]], most: int = 500) -> list[str]:
+def run(race: Race[str], seconds: dict[str, float | Iterator[float]], max_runs: int = 500) -> list[str]:
     """Let a race go on until it is over; returns who ran."""
     ran = []
     while race.winner is None:
-        assert len(ran) < most, f"no winner after {most} runs: {race.seconds}"
+        assert len(ran) < max_runs, f"no winner after {max_runs} runs: {race.seconds}"
         name = race.next
         ran.append(name)
         took = seconds[name]
@@ -46,7 +46,7 @@ def test_the_fastest_wins(seconds: dict[str, float | Iterator[float]], margin: f
 
 def test_short_runs_come_in_bursts_of_which_the_first_does_not_count() -> None:
     cold = chain([9.0], repeat(SHORT))
-    race = Race("ab", RaceRules(rounds=6, most=6))
+    race = Race("ab", RaceRules(min_runs=6, max_runs=6))
     assert bursts(run(race, {"a": cold, "b": SHORT})) == [("a", 1), ("b", 4), ("a", 4), ("b", 4), ("a", 4)]
     assert race.seconds == {"a": SHORT, "b": SHORT}
 
@@ -58,44 +58,44 @@ def test_long_runs_take_turns_and_the_very_first_does_not_count() -> None:
 
 
 def test_a_burst_of_one_counts_every_run_but_the_first() -> None:
-    race = Race("ab", RaceRules(rounds=2, most=2, burst=1))
+    race = Race("ab", RaceRules(min_runs=2, max_runs=2, burst=1))
     assert "".join(run(race, {"a": SHORT, "b": SHORT})) == "ababab"
 
 
 def test_short_runs_are_counted_until_they_took_long_enough() -> None:
-    race = Race("a", RaceRules(rounds=3, most=1000, enough_seconds=0.05))
+    race = Race("a", RaceRules(min_runs=3, max_runs=1000, enough_seconds=0.05))
     assert len(run(race, {"a": 0.006})) == 1 + 9
 
 
-def test_the_hopeless_are_dropped_and_the_last_rival_needs_no_more_runs() -> None:
-    race = Race("abc", RaceRules(hopeless=3.0, hopeless_seconds=0.02))
+def test_slow_candidates_are_dropped_and_the_last_one_needs_no_more_runs() -> None:
+    race = Race("abc", RaceRules(drop_ratio=3.0, drop_after_seconds=0.02))
     ran = run(race, {"a": LONG, "b": 5 * LONG, "c": 2 * LONG})
     assert (ran.count("b"), ran.count("c")) == (2, 4)
-    race = Race("ab", RaceRules(hopeless=3.0, hopeless_seconds=0.02))
+    race = Race("ab", RaceRules(drop_ratio=3.0, drop_after_seconds=0.02))
     assert "".join(run(race, {"a": 5 * LONG, "b": LONG})) == "abab"
     assert race.winner == "b"
 
 
-def test_nobody_is_dropped_before_its_runs_took_the_seconds_that_it_may_be_disturbed_for() -> None:
+def test_a_candidate_is_dropped_only_after_drop_after_seconds() -> None:
     """Steps of what has just been made become shorter for a while."""
-    race = Race("ab", RaceRules(hopeless=1.5, hopeless_seconds=1.0, rounds=8))
+    race = Race("ab", RaceRules(drop_ratio=1.5, drop_after_seconds=1.0, min_runs=8))
     run(race, {"a": LONG, "b": chain([LONG, 0.3, 0.3, 0.3], repeat(0.05))})
     assert race.winner == "b"
 
 
-def test_one_lucky_run_takes_nobodys_place() -> None:
-    race = Race("ab", RaceRules(hopeless=10))
+def test_one_fast_run_does_not_replace_the_incumbent() -> None:
+    race = Race("ab", RaceRules(drop_ratio=10))
     run(race, {"a": LONG, "b": chain([LONG, 0.05], repeat(0.12))})
     assert race.winner == "a"
 
 
-def test_what_is_over_budget_is_decided_by_one_run_of_each() -> None:
+def test_over_budget_one_run_of_each_decides() -> None:
     race = Race("ab", RaceRules(budget_seconds=2.0))
     assert "".join(run(race, {"a": 5.0, "b": 4.0})) == "abab"
     assert race.winner == "b"
 
 
-def test_work_is_what_seconds_are_held_against() -> None:
+def test_costs_are_seconds_per_unit_of_work() -> None:
     race = Race("ab")
     while race.winner is None:
         race.note(LONG, work=1 if race.next == "a" else 2)
@@ -103,7 +103,7 @@ def test_work_is_what_seconds_are_held_against() -> None:
 
 
 @pytest.mark.parametrize(("compiled", "winner"), [(0.09, "compiled"), (0.097, "serial")])
-def test_who_joins_later_runs_against_the_leader_who_is_timed_anew(compiled: float, winner: str) -> None:
+def test_an_added_candidate_races_against_the_leader_timed_anew(compiled: float, winner: str) -> None:
     eager, serial = repeat(0.3), chain([0.2] * 4, repeat(0.1))
     race = Race(["eager", "serial"])
     run(race, {"eager": eager, "serial": serial})
@@ -138,10 +138,10 @@ def fails() -> float:
 
 @pytest.mark.parametrize("candidates", [{"a": lambda: LONG, "b": fails}, {"a": lambda: LONG, "b": fails, "c": fails}])
 def test_candidates_that_cannot_run_are_dropped(candidates: dict[str, Callable[[], float]]) -> None:
-    race = choose_fastest(candidates, refusals=(RuntimeError,))
+    race = choose_fastest(candidates, expected_errors=(RuntimeError,))
     assert (race.winner, set(race.seconds) - {"a"}) == ("a", set())
 
 
-def test_what_the_first_candidate_raises_is_raised() -> None:
+def test_an_error_of_the_first_candidate_is_raised() -> None:
     with pytest.raises(RuntimeError, match="not for these shapes"):
-        choose_fastest({"b": fails, "a": lambda: LONG}, refusals=(RuntimeError,))
+        choose_fastest({"b": fails, "a": lambda: LONG}, expected_errors=(RuntimeError,))

@@ -58,6 +58,6 @@ def test_a_width_is_above_0(width):
         Scaling().factor(width)
 
 
-def test_beyond_all_measure_it_takes_for_ever():
+def test_an_overflow_is_infinite():
     assert Scaling(alpha=2.0, sharing=2000).factor(1 / 2000) == inf
     assert Scaling(beta=1.5, devices=3000).factor(3000) == inf

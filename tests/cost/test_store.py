@@ -15,7 +15,7 @@ from shoal.core.job import Job, Purpose
 from shoal.core.trial import Trial
 from shoal.cost.estimate import memory
 from shoal.cost.history import History, records
-from shoal.cost.store import EpochTimes, Observation, OutOfMemorySeen, ProfileStore, WeightedMeans
+from shoal.cost.store import EpochTimes, Observation, OutOfMemoryObserved, ProfileStore, WeightedMeans
 
 H200 = Device("cuda:0", "H200", 141 * GB)
 KNOWN = replace(
@@ -69,7 +69,7 @@ def after(
     ],
     ids=["first", "weights", "hardly moves", "was wrong", "then begins anew"],
 )
-def test_a_mean_weighs_what_was_seen_last_more(
+def test_a_mean_weighs_newer_observations_more(
     known: float | None, seen: Sequence[float], wrong: float, means: Sequence[float]
 ) -> None:
     weighted = WeightedMeans()
@@ -78,7 +78,7 @@ def test_a_mean_weighs_what_was_seen_last_more(
         assert known == pytest.approx(mean)
 
 
-def test_what_only_trainings_show_outlasts_a_measurement() -> None:
+def test_a_profile_job_keeps_measurements_of_training_jobs() -> None:
     assert after(knowing(KNOWN), Profiled("two", A, FOUND), job=PROFILE) == replace(
         FOUND, member_memory=3 * GB, compiled_gain={4: 2.0, 8: 1.5}, compile_seconds=5.0, crowding={2: 1.5}
     )
@@ -125,7 +125,7 @@ def test_epochs_alone_scale_the_steps_of_all_sizes(profile: Profile, seconds: Se
     assert found is not None
     assert found.step_seconds == pytest.approx({size: factor * each for size, each in EPOCH.step_seconds.items()}, 0.01)
     assert found == replace(profile, step_seconds=found.step_seconds)
-    assert (store.learnt == 1) == (factor == 1), "nothing is planned anew for nothing"
+    assert (store.changes == 1) == (factor == 1), "nothing is planned anew for nothing"
 
 
 @pytest.mark.parametrize(
@@ -139,19 +139,19 @@ def test_epochs_alone_scale_the_steps_of_all_sizes(profile: Profile, seconds: Se
         pytest.param(EPOCH, [EpochTimes(2, 2, 3.0), EpochTimes(3, 2, 8.0)], {2: 1.5, 3: 4.0}, id="of more jobs"),
     ],
 )
-def test_company_is_learnt(profile: Profile, seen: Sequence[EpochTimes], crowding: Mapping[int, float]) -> None:
+def test_crowding_is_observed(profile: Profile, seen: Sequence[EpochTimes], crowding: Mapping[int, float]) -> None:
     assert after(knowing(profile), *seen) == replace(profile, crowding=crowding)
 
 
-def test_what_is_known_already_is_no_news(store: ProfileStore) -> None:
+def test_an_unchanged_measurement_is_no_change(store: ProfileStore) -> None:
     assert after(store, EpochTimes(2, 2, 3.0)) is None, "nothing is known of the key yet"
-    assert store.learnt == 0
+    assert store.changes == 0
     store = knowing(EPOCH)
     after(store, *([EpochTimes(2, 2, 3.0)] * 3))
-    assert store.learnt == 2
+    assert store.changes == 2
 
 
-def test_the_pace_of_a_pack_is_that_of_its_pairs() -> None:
+def test_the_speed_of_a_pack_applies_to_its_pairs() -> None:
     history = History("")
     store = ProfileStore(history)
     a, b, c = A.steps, B.steps, replace(A, structure="c").steps
@@ -191,7 +191,7 @@ def test_arrays_in_one_process_are_raised_together_and_not_above_the_device() ->
     assert memory(limited, 4) == 280
 
 
-def test_a_process_of_which_one_array_is_unknown_raises_nothing() -> None:
+def test_a_process_with_an_unmeasured_array_changes_no_profile() -> None:
     assert after(knowing(MEMORY), MemoryMeasured("one", {A: 2, B: 1}, 10_000)) == MEMORY
 
 
@@ -205,16 +205,18 @@ def test_a_process_of_which_one_array_is_unknown_raises_nothing() -> None:
         pytest.param(105, 0, 10, id="never less than before"),
     ],
 )
-def test_after_running_out_more_is_expected_of_a_member(device: int, peak: int, expected: int) -> None:
+def test_running_out_of_memory_raises_the_memory_of_a_member(device: int, peak: int, expected: int) -> None:
     seen = [MemoryMeasured("one", {A: 4}, peak)] if peak else []
-    found = after(knowing(MEMORY), *seen, OutOfMemorySeen((array(0, 1, 2, 3),)), device=replace(H200, memory=device))
+    found = after(
+        knowing(MEMORY), *seen, OutOfMemoryObserved((array(0, 1, 2, 3),)), device=replace(H200, memory=device)
+    )
     assert found == replace(MEMORY, member_memory=expected)
 
 
-def test_running_out_again_and_again_is_more_each_time_also_from_nothing() -> None:
+def test_each_out_of_memory_raises_the_memory_further() -> None:
     store, seen = knowing(replace(MEMORY, member_memory=0)), []
     for _ in range(4):
-        profile = after(store, OutOfMemorySeen((array(0, 1, 2, 3),)))
+        profile = after(store, OutOfMemoryObserved((array(0, 1, 2, 3),)))
         assert profile is not None
         seen.append(profile.member_memory)
     assert seen == [1, 2, 3, 5]
@@ -224,14 +226,14 @@ def test_the_peak_of_a_pack_is_no_arrays_own_nor_that_of_a_job_that_is_over() ->
     store = knowing(MEMORY)
     store.observe(MemoryMeasured("one", {A: 4}, 170), TRAIN, H200)
     store.end("one")
-    found = after(store, OutOfMemorySeen((array(0, 1, 2, 3),)))
+    found = after(store, OutOfMemoryObserved((array(0, 1, 2, 3),)))
     assert found == replace(MEMORY, member_memory=15)
     store = knowing(MEMORY, A, B)
     store.observe(MemoryMeasured("one", {A: 4}, 170), TRAIN, H200)
-    assert after(store, OutOfMemorySeen((array(0), array(1, key=B)))) == replace(MEMORY, member_memory=15)
+    assert after(store, OutOfMemoryObserved((array(0), array(1, key=B)))) == replace(MEMORY, member_memory=15)
 
 
-def test_where_a_structure_came_from_is_kept_across_studies(tmp_path: Path) -> None:
+def test_origins_are_kept_across_studies(tmp_path: Path) -> None:
     path = tmp_path / "history.sqlite"
     ProfileStore(History(path), "Digits").observe(Profiled("one", A, FUSES), job(array(3)), H200)
     assert [record.origins for record in records(path)] == [{"Digits": {"lr": 0.3, "width": 64}}]

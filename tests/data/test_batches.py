@@ -14,7 +14,8 @@ from torch.utils.data import Dataset, TensorDataset, default_collate
 from shoal.core.errors import TaskError
 from shoal.data import batches as batches_module
 from shoal.data import fetch as fetch_module
-from shoal.data.batches import Batches, epoch_order
+from shoal.data.batches import Batches
+from shoal.data.loader import epoch_order
 from shoal.data.samples import same
 from shoal.fuse.generators import reseed
 

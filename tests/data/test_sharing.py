@@ -15,10 +15,11 @@ from torch import Tensor
 
 from shoal.data import batches as batches_module
 from shoal.data import fetch as fetch_module
-from shoal.data.batches import LOOKED_AT, Batches, epoch_order
+from shoal.data.batches import LOOKED_AT, Batches
 from shoal.data.fetch import Fetcher
-from shoal.data.sample_window import BLOCK
+from shoal.data.loader import epoch_order
 from shoal.data.samples import same
+from shoal.data.unit import BLOCK
 from shoal.fuse.generators import reseed
 
 SIZES = (20, 50, 70)

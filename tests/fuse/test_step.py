@@ -80,7 +80,7 @@ def test_a_compiled_step_equals_the_others(make: Callable[[float], nn.Module]) -
         array, optimizer = array_of(3, 0.3, make)
         step = TrainingStep(array, optimizer, loss, ways, compiling=lambda seconds: True, clock=count().__next__)
         with torch._inductor.config.patch({"cpp.vec_isa_ok": True}):  # not tried out in a process that imports torch
-            losses = torch.stack([step((X, Y)) for _ in range(4 * (RaceRules.rounds + 1))])
+            losses = torch.stack([step((X, Y)) for _ in range(4 * (RaceRules.min_runs + 1))])
         results.append((losses, states(array)))
         assert set(step.seconds) == set(ways)
     close(results[0][0], results[1][0], "losses")
@@ -359,7 +359,7 @@ def test_shapes_that_do_not_come_again_are_given_up() -> None:
     step = TrainingStep(array, optimizer, loss, clock=clock)
     clock.watch(step)
     step((X, Y))
-    for _ in range(PATIENCE + 2 * (RaceRules.rounds + 1)):
+    for _ in range(PATIENCE + 2 * (RaceRules.min_runs + 1)):
         step((X[:4], Y[:4]))
     assert step.way == "plain"
 

@@ -33,13 +33,13 @@ def go_on(directory, said):
         numbers = range(4 * step, 4 * step + 4)
         name = f"{step} of process {os.getpid()}"
         with journal.transaction():
-            journal.asked(4, [group(numbers, 2)])
-            journal.job_started(job(name, numbers), "cpu:0")
-        journal.reported(name, [report(number, 1) for number in numbers])
+            journal.record_proposal(4, [group(numbers, 2)])
+            journal.record_job_start(job(name, numbers), "cpu:0")
+        journal.record_reports(name, [report(number, 1) for number in numbers])
         with journal.transaction():
-            journal.reported(name, [report(number, 2, state=TrialState.PAUSED) for number in numbers])
-            journal.decided([Decision(number, TrialState.COMPLETE) for number in numbers])
-            journal.job_ended(name, "finished", failed=False)
+            journal.record_reports(name, [report(number, 2, state=TrialState.PAUSED) for number in numbers])
+            journal.record_decisions([Decision(number, TrialState.COMPLETE) for number in numbers])
+            journal.record_job_end(name, "finished", failed=False)
         step += 1
         said.send(step)
 

@@ -1,4 +1,4 @@
-"""The task of the studies that older versions of Shoal have begun: `begun_by_version_3`."""
+"""The task of the studies that older versions of Shoal have begun: `begun_by_version_3` and later ones."""
 
 import torch
 import torch.nn.functional as F

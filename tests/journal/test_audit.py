@@ -1,4 +1,4 @@
-"""What was promised beyond what there was, at any moment of a journal."""
+"""The audit finds reservations above the capacity at any time of a journal."""
 
 from dataclasses import replace
 
@@ -23,15 +23,17 @@ class Clock:
 
 
 def start(name, device, memory, cores=1.0):
-    return lambda journal: journal.job_started(replace(job(name, [0]), demand=Demand(0.5, memory, cores, 1.0)), device)
+    return lambda journal: journal.record_job_start(
+        replace(job(name, [0]), demand=Demand(0.5, memory, cores, 1.0)), device
+    )
 
 
 def end(name):
-    return lambda journal: journal.job_ended(name, "finished", failed=False)
+    return lambda journal: journal.record_job_end(name, "finished", failed=False)
 
 
 def promise(name, memory, cores=1.0):
-    return lambda journal: journal.promised({name: Demand(0.5, memory, cores, 1.0)})
+    return lambda journal: journal.record_reservations({name: Demand(0.5, memory, cores, 1.0)})
 
 
 CASES = {
@@ -44,11 +46,11 @@ CASES = {
     "at the same moment": ([(1, start("a", "cuda:0", 60)), (2, start("b", "cuda:0", 60)), (2, end("a"))], []),
     "a job of no duration": ([(1, start("a", "cuda:0", 160)), (1, end("a"))], []),
     "on two devices": ([(1, start("a", "cuda:0", 60)), (2, start("b", "cuda:1", 60))], []),
-    "less is promised in time": (
+    "less is reserved in time": (
         [(1, start("a", "cuda:0", 60)), (2, promise("a", 30)), (3, start("b", "cuda:0", 70))],
         [],
     ),
-    "less is promised too late": (
+    "less is reserved too late": (
         [(1, start("a", "cuda:0", 60)), (2, start("b", "cuda:0", 70)), (3, promise("a", 30))],
         [Overcommitment("cuda:0", "bytes", 2.0, 130, 100, ("a", "b"))],
     ),
@@ -76,7 +78,7 @@ def clock():
 @pytest.fixture
 def journal(tmp_path, clock):
     with Journal.create(tmp_path, STUDY, task=b"", algorithm=b"", clock=clock) as journal:
-        journal.asked(1, [group([0], 3)])
+        journal.record_proposal(1, [group([0], 3)])
         yield journal
 
 
@@ -90,7 +92,7 @@ def test_over_promised(events, expected, journal, clock):
 
 def test_a_violation_reads_well():
     assert str(Overcommitment("cuda:0", "bytes", 2.0, 101, 100, ("a", "b"))) == (
-        "cuda:0: 101 of 100 bytes were promised at 2.000 to a, b"
+        "cuda:0: 101 of 100 bytes were reserved at 2.000 to a, b"
     )
 
 

@@ -1,4 +1,4 @@
-"""What is recorded is read back, by the writer, by a reader and after the file was opened again."""
+"""Records are read back by the writer, by a reader, and after the file was opened again."""
 
 import math
 from dataclasses import replace
@@ -44,19 +44,19 @@ def test_a_reader_cannot_write(journal):
 
 
 def test_a_trial_from_proposal_to_promotion_to_its_end(journal):
-    journal.asked(4, [group([0, 1], 1, "rung 0")])
+    journal.record_proposal(4, [group([0, 1], 1, "rung 0")])
     assert states(journal) == [PENDING, PENDING]
-    journal.job_started(job("1", [0, 1]), "cpu:0")
+    journal.record_job_start(job("1", [0, 1]), "cpu:0")
     assert states(journal) == [RUNNING, RUNNING]
-    journal.reported("1", [report(0, 1, 0.5, PAUSED), report(1, 1, 0.25, PAUSED)])
+    journal.record_reports("1", [report(0, 1, 0.5, PAUSED), report(1, 1, 0.25, PAUSED)])
     assert states(journal) == [PAUSED, PAUSED]
-    journal.decided([Decision(1, STOPPED, "rank 2 of 2")])
-    journal.asked(1, [group([0], 3, "rung 1")])
+    journal.record_decisions([Decision(1, STOPPED, "rank 2 of 2")])
+    journal.record_proposal(1, [group([0], 3, "rung 1")])
     assert states(journal) == [PENDING, STOPPED]
-    journal.job_ended("1", "finished", failed=False)
-    journal.job_started(job("2", [0]), "cpu:1")
-    journal.reported("2", [report(0, 2, 0.75), report(0, 3, 0.625, PAUSED)])
-    journal.decided([Decision(0, COMPLETE)])
+    journal.record_job_end("1", "finished", failed=False)
+    journal.record_job_start(job("2", [0]), "cpu:1")
+    journal.record_reports("2", [report(0, 2, 0.75), report(0, 3, 0.625, PAUSED)])
+    journal.record_decisions([Decision(0, COMPLETE)])
 
     first, second = journal.trials()
     assert first.trial == trial(0)
@@ -70,19 +70,19 @@ def test_a_trial_from_proposal_to_promotion_to_its_end(journal):
 
 
 def test_a_suspension_shows_in_the_rows_of_both_jobs(journal):
-    journal.asked(4, [group([0, 1], 3)])
-    journal.job_started(job("1", [0, 1]), "cpu:0")
-    journal.leaving("1", "suspended by the policy")
+    journal.record_proposal(4, [group([0, 1], 3)])
+    journal.record_job_start(job("1", [0, 1]), "cpu:0")
+    journal.record_preemption("1", "suspended by the policy")
     (row,) = journal.jobs(running=True)
     assert (row.outcome, row.message) == ("", "suspended by the policy")
-    assert journal.job_ended("1", "suspended", failed=False) == {0: 0, 1: 0}
+    assert journal.record_job_end("1", "suspended", failed=False) == {0: 0, 1: 0}
     assert states(journal) == [PENDING, PENDING]
-    journal.job_started(replace(job("2", [0, 1]), resumes="1"), "cpu:1")
+    journal.record_job_start(replace(job("2", [0, 1]), resumes="1"), "cpu:1")
     assert states(journal) == [RUNNING, RUNNING]
-    journal.leaving("2", "suspended by the policy")
-    journal.job_ended("2", "suspended", failed=False)
-    journal.job_started(replace(job("3", [0, 1]), resumes="2"), "cpu:1")
-    journal.job_ended("3", "crashed", "killed", failed=True)
+    journal.record_preemption("2", "suspended by the policy")
+    journal.record_job_end("2", "suspended", failed=False)
+    journal.record_job_start(replace(job("3", [0, 1]), resumes="2"), "cpu:1")
+    journal.record_job_end("3", "crashed", "killed", failed=True)
     assert [(row.outcome, row.message) for row in journal.jobs()] == [
         ("suspended", "suspended by the policy"),
         ("suspended", "goes on with 1\nsuspended by the policy"),
@@ -91,9 +91,9 @@ def test_a_suspension_shows_in_the_rows_of_both_jobs(journal):
 
 
 def test_everything_is_there_after_opening_again(journal):
-    journal.asked(4, [group([0, 1], 1)])
-    journal.job_started(job("1", [0, 1]), "cpu:0")
-    journal.reported("1", [report(0, 1, math.nan, PAUSED)])
+    journal.record_proposal(4, [group([0, 1], 1)])
+    journal.record_job_start(job("1", [0, 1]), "cpu:0")
+    journal.record_reports("1", [report(0, 1, math.nan, PAUSED)])
     before = journal.trials(), list(journal.events()), journal.jobs()
     journal.close()
     with Journal.open(journal.directory) as again:
@@ -102,14 +102,14 @@ def test_everything_is_there_after_opening_again(journal):
 
 def test_events_come_in_the_order_in_which_they_drove_the_algorithm(journal):
     first, second = [group([0, 1], 1, "rung 0")], [group([1], 3, "rung 1"), group([2], 2)]
-    journal.asked(5, first)
-    journal.asked(5, [])
-    journal.reported("1", [report(1, 1, 0.5, PAUSED), report(0, 1, 0.25, PAUSED)])
+    journal.record_proposal(5, first)
+    journal.record_proposal(5, [])
+    journal.record_reports("1", [report(1, 1, 0.5, PAUSED), report(0, 1, 0.25, PAUSED)])
     directory = journal.directory
     journal.close()
     with Journal.open(directory) as again:
-        again.asked(2, second)
-        again.reported("2", [report(2, 1)])
+        again.record_proposal(2, second)
+        again.record_reports("2", [report(2, 1)])
         assert list(again.events()) == [
             Proposal(5, tuple(first)),
             report(1, 1, 0.5, PAUSED),
@@ -135,34 +135,34 @@ def test_events_come_in_the_order_in_which_they_drove_the_algorithm(journal):
     ],
 )
 def test_what_is_news_after_a_resume(journal, before, again, news):
-    journal.asked(1, [group([0], 3)])
-    assert journal.reported("1", before) == before
+    journal.record_proposal(1, [group([0], 3)])
+    assert journal.record_reports("1", before) == before
     row = journal.trials()
-    assert journal.reported("2", [again]) == ([again] if news else [])
+    assert journal.record_reports("2", [again]) == ([again] if news else [])
     assert len(journal.curve(0)) == len(before) + news
     if not news:
         assert journal.trials() == row
 
 
 def test_a_late_report_of_a_trial_that_was_stopped_changes_nothing(journal):
-    journal.asked(1, [group([0], 3)])
-    journal.reported("1", [report(0, 1)])
-    journal.decided([Decision(0, STOPPED, "enough")])
-    assert journal.reported("1", [report(0, 2)]) == []
+    journal.record_proposal(1, [group([0], 3)])
+    journal.record_reports("1", [report(0, 1)])
+    journal.record_decisions([Decision(0, STOPPED, "enough")])
+    assert journal.record_reports("1", [report(0, 2)]) == []
     assert journal.trials()[0].reason == "enough"
 
 
 def test_a_final_state_is_kept(journal):
-    journal.asked(1, [group([0], 3)])
-    journal.reported("", [Report(0, 0, state=FAILED, reason="its model raised")])
-    journal.decided([Decision(0, COMPLETE)])
+    journal.record_proposal(1, [group([0], 3)])
+    journal.record_reports("", [Report(0, 0, state=FAILED, reason="its model raised")])
+    journal.record_decisions([Decision(0, COMPLETE)])
     assert (journal.trials()[0].state, journal.trials()[0].reason) == (FAILED, "its model raised")
 
 
 def test_a_report_of_an_unknown_trial_is_refused_with_all_of_its_step(journal):
-    journal.asked(1, [group([0], 3)])
+    journal.record_proposal(1, [group([0], 3)])
     with pytest.raises(JournalError, match="trial 9 has reported, but the algorithm has not proposed it"):
-        journal.reported("1", [report(0, 1), report(9, 1)])
+        journal.record_reports("1", [report(0, 1), report(9, 1)])
     assert journal.curve(0) == []
 
 
@@ -170,49 +170,49 @@ def test_a_report_of_an_unknown_trial_is_refused_with_all_of_its_step(journal):
     ("failed", "failures"), [pytest.param(True, 1, id="failed"), pytest.param(False, 0, id="stopped as asked")]
 )
 def test_trials_of_a_job_that_ended_early_wait_again(journal, failed, failures):
-    journal.asked(2, [group([0, 1], 2)])
-    journal.job_started(job("1", [0, 1]), "cpu:0")
-    journal.reported("1", [report(0, 2, state=PAUSED)])
-    assert journal.job_ended("1", "crashed", "killed by SIGKILL", failed=failed) == {1: failures}
+    journal.record_proposal(2, [group([0, 1], 2)])
+    journal.record_job_start(job("1", [0, 1]), "cpu:0")
+    journal.record_reports("1", [report(0, 2, state=PAUSED)])
+    assert journal.record_job_end("1", "crashed", "killed by SIGKILL", failed=failed) == {1: failures}
     assert [(row.state, row.failures) for row in journal.trials()] == [(PAUSED, 0), (PENDING, failures)]
     ended = ("crashed", "killed by SIGKILL", ("s x 32",), Reservation(1003.0), {"s x 32": (0, 1)})
     assert journal.jobs() == [JobRow("1", Purpose.TRAIN, "cpu:0", (0, 1), 1003.0, 1005.0, *ended)]
 
 
 def test_a_profile_job_leaves_its_trials_waiting(journal):
-    journal.asked(2, [group([0, 1], 2)])
-    journal.job_started(job("1", [0, 1], purpose=Purpose.PROFILE), "cpu:0")
+    journal.record_proposal(2, [group([0, 1], 2)])
+    journal.record_job_start(job("1", [0, 1], purpose=Purpose.PROFILE), "cpu:0")
     assert states(journal) == [PENDING, PENDING]
     assert [row.purpose for row in journal.jobs(running=True)] == [Purpose.PROFILE]
-    assert journal.job_ended("1", "finished", failed=False) == {}
+    assert journal.record_job_end("1", "finished", failed=False) == {}
     assert journal.jobs(running=True) == []
 
 
 def test_nothing_runs_after_requeue(journal):
-    journal.asked(2, [group([0, 1], 2)])
-    journal.job_started(job("1", [0]), "cpu:0")
+    journal.record_proposal(2, [group([0, 1], 2)])
+    journal.record_job_start(job("1", [0]), "cpu:0")
     journal.requeue_running()
     assert states(journal) == [PENDING, PENDING]
-    assert [row.outcome for row in journal.jobs()] == ["lost"]
+    assert [row.outcome for row in journal.jobs()] == ["orphaned"]
     assert journal.trials()[0].failures == 0
 
 
 def test_reasons_of_waiting_are_written_only_for_trials_that_wait(journal):
-    journal.asked(3, [group([0, 1, 2], 2)])
-    journal.job_started(job("1", [0]), "cpu:0")
-    journal.waiting_reasons({0: "late", 1: "its model is being measured", 2: "its model is being measured"})
+    journal.record_proposal(3, [group([0, 1, 2], 2)])
+    journal.record_job_start(job("1", [0]), "cpu:0")
+    journal.record_waiting_reasons({0: "late", 1: "its model is being measured", 2: "its model is being measured"})
     assert StudyStatistics(journal).waiting() == {"its model is being measured": [1, 2]}
     assert journal.trials()[0].reason == ""
     changes = journal.tables.connection.total_changes
-    journal.waiting_reasons({2: "all devices are busy"})
+    journal.record_waiting_reasons({2: "all devices are busy"})
     assert StudyStatistics(journal).waiting() == {"all devices are busy": [2], "its model is being measured": [1]}
     assert journal.tables.connection.total_changes == changes + 1
 
 
 def start_and_report_a_stranger(journal):
-    journal.asked(1, [group([0], 2)])
-    journal.job_started(job("1", [0]), "cpu:0")
-    journal.reported("1", [report(9, 1)])
+    journal.record_proposal(1, [group([0], 2)])
+    journal.record_job_start(job("1", [0]), "cpu:0")
+    journal.record_reports("1", [report(9, 1)])
 
 
 def test_a_transaction_that_raises_leaves_nothing(journal):
@@ -220,24 +220,24 @@ def test_a_transaction_that_raises_leaves_nothing(journal):
         start_and_report_a_stranger(journal)
     assert journal.trials() == []
     assert journal.jobs() == []
-    journal.asked(1, [group([0], 2)])
+    journal.record_proposal(1, [group([0], 2)])
     assert states(journal) == [PENDING]
 
 
 def test_a_reader_sees_a_step_when_it_is_whole(journal):
     with Journal.read(journal.directory) as view:
         with journal.transaction():
-            journal.asked(1, [group([0, 1], 2)])
+            journal.record_proposal(1, [group([0, 1], 2)])
             assert view.trials() == []
-            journal.job_started(job("1", [0]), "cpu:0")
+            journal.record_job_start(job("1", [0]), "cpu:0")
         assert states(view) == [RUNNING, PENDING]
 
 
 def test_epochs_count_what_is_done_and_what_is_still_asked_for(journal):
-    journal.asked(4, [group([0, 1, 2, 3], 4)])
-    journal.job_started(job("1", [0, 1, 2]), "cpu:0")
-    journal.reported("1", [report(0, 4, state=PAUSED), report(1, 1), report(2, 2)])
-    journal.decided([Decision(2, STOPPED)])
+    journal.record_proposal(4, [group([0, 1, 2, 3], 4)])
+    journal.record_job_start(job("1", [0, 1, 2]), "cpu:0")
+    journal.record_reports("1", [report(0, 4, state=PAUSED), report(1, 1), report(2, 2)])
+    journal.record_decisions([Decision(2, STOPPED)])
     assert StudyStatistics(journal).epochs() == (7, 7 + 3 + 4)
 
 
@@ -245,18 +245,18 @@ def test_epochs_count_what_is_done_and_what_is_still_asked_for(journal):
 def test_the_best_is_finite_and_has_not_failed_and_is_the_oldest_of_equals(tmp_path, mode, best):
     with create(tmp_path, mode=mode) as journal:
         assert journal.best() is None
-        journal.asked(6, [group(range(6), 3)])
-        journal.reported("1", [report(0, 1, math.nan), report(4, 1, 0.1), report(1, 1, 0.1), report(2, 1, 0.9)])
-        journal.reported("1", [report(3, 1, 0.9), report(5, 1, 0.05 if mode == "min" else 0.99)])
-        journal.reported("1", [Report(5, 1, state=FAILED)])
+        journal.record_proposal(6, [group(range(6), 3)])
+        journal.record_reports("1", [report(0, 1, math.nan), report(4, 1, 0.1), report(1, 1, 0.1), report(2, 1, 0.9)])
+        journal.record_reports("1", [report(3, 1, 0.9), report(5, 1, 0.05 if mode == "min" else 0.99)])
+        journal.record_reports("1", [Report(5, 1, state=FAILED)])
         assert journal.best().number == best
         assert journal.trials()[0].objective is None
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 5e-324, 0.1 + 0.2, 1.7976931348623157e308, -0.0])
 def test_unusual_metrics_survive(journal, value):
-    journal.asked(1, [group([0], 1)])
-    journal.reported("1", [report(0, 1, value)])
+    journal.record_proposal(1, [group([0], 1)])
+    journal.record_reports("1", [report(0, 1, value)])
     (row,) = journal.trials()
     (seen,) = journal.curve(0)
     assert repr(row.metrics["accuracy"]) == repr(seen.metrics["accuracy"]) == repr(value)
@@ -274,14 +274,14 @@ json_values = st.recursive(
 def test_any_config_and_seed_survive(tmp_path_factory, config, seed):
     one = Trial(0, config, seed, seed)
     with create(tmp_path_factory.mktemp("study")) as journal:
-        journal.asked(1, [TrialGroup((one,), Budget(1))])
+        journal.record_proposal(1, [TrialGroup((one,), Budget(1))])
         assert journal.trials()[0].trial == one
         assert repr(journal.trials()[0].config) == repr(config)
 
 
 def test_a_config_that_json_cannot_keep_is_refused(journal):
-    with pytest.raises(JournalError, match=r"the config of trial 3 cannot be kept .*frozenset"):
-        journal.asked(1, [TrialGroup((trial(3, lr=frozenset()),), Budget(1))])
+    with pytest.raises(JournalError, match=r"the config of trial 3 cannot be stored .*frozenset"):
+        journal.record_proposal(1, [TrialGroup((trial(3, lr=frozenset()),), Budget(1))])
 
 
 @pytest.mark.parametrize(
@@ -309,10 +309,10 @@ def test_best_values_pass_over_nan():
 
 
 def test_half_a_character_in_a_reason_is_kept_escaped(journal):
-    journal.asked(1, [group([0], 5)])
-    journal.waiting_reasons({0: "a\udc80"})
-    journal.job_started(job("1", [0]), "cpu:0")
-    journal.job_ended("1", "crashed", "b\udc80", failed=True)
-    journal.reported("", [replace(report(0, 1, state=TrialState.FAILED), reason="c\udc80")])
+    journal.record_proposal(1, [group([0], 5)])
+    journal.record_waiting_reasons({0: "a\udc80"})
+    journal.record_job_start(job("1", [0]), "cpu:0")
+    journal.record_job_end("1", "crashed", "b\udc80", failed=True)
+    journal.record_reports("", [replace(report(0, 1, state=TrialState.FAILED), reason="c\udc80")])
     assert journal.trials()[0].reason == r"c\udc80"
     assert journal.jobs()[0].message == r"b\udc80"

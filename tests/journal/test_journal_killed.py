@@ -1,4 +1,4 @@
-"""What `kill -9` and a full disk leave behind: whole transactions, and all that were acknowledged."""
+"""After `kill -9` or a full disk the journal holds whole transactions, and all acknowledged ones."""
 
 import os
 import random
@@ -16,7 +16,7 @@ from shoal.journal.view import JournalView
 from shoal.journal.writer import Journal
 
 
-def check_whole(view, acknowledged):
+def check_integer(view, acknowledged):
     assert view.tables.rows("PRAGMA integrity_check") == [("ok",)]
     trials = view.trials()
     assert len(trials) in (4 * acknowledged, 4 * acknowledged + 4, 4 * acknowledged + 8)
@@ -41,7 +41,7 @@ def test_kills_at_random_moments_leave_whole_transactions(tmp_path):
         done = acknowledged
         with JournalView.read(tmp_path) as view:
             assert view.writer() is None
-            check_whole(view, acknowledged)
+            check_integer(view, acknowledged)
     assert done > 12
 
 
@@ -65,12 +65,12 @@ from shoal.core.errors import StorageFullError, StudyExistsError
 limit = 300_000
 resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
 journal = create(sys.argv[1])
-journal.asked(1, [group([0], 10**6)])
+journal.record_proposal(1, [group([0], 10**6)])
 epoch = 0
 try:
     while True:
         with journal.transaction():
-            journal.reported("1", [report(0, epoch + 1), report(0, epoch + 2)])
+            journal.record_reports("1", [report(0, epoch + 1), report(0, epoch + 2)])
         epoch += 2
 except StorageFullError as error:
     print(epoch, error)
@@ -94,7 +94,7 @@ def test_a_full_disk_says_what_to_do_and_loses_nothing(tmp_path):
     with Journal.open(tmp_path) as journal:
         assert [seen.epoch for seen in journal.curve(0)] == list(range(1, int(epochs) + 1))
         following = report(0, int(epochs) + 1)
-        assert journal.reported("1", [following]) == [following]
+        assert journal.record_reports("1", [following]) == [following]
 
 
 FULL = """
@@ -122,8 +122,8 @@ def test_the_database_s_own_word_for_full_is_understood(tmp_path):
         ((pages,),) = journal.tables.rows("PRAGMA page_count")
         journal.tables.rows(f"PRAGMA max_page_count = {pages}")
         with pytest.raises(StorageFullError, match="database or disk is full"):
-            journal.asked(1000, [group(range(1000), 1)])
+            journal.record_proposal(1000, [group(range(1000), 1)])
         assert journal.trials() == []
         journal.tables.rows("PRAGMA max_page_count = 1000000")
-        journal.asked(1000, [group(range(1000), 1)])
+        journal.record_proposal(1000, [group(range(1000), 1)])
         assert len(journal.trials()) == 1000

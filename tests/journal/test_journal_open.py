@@ -14,7 +14,7 @@ from journal_samples import STUDY, create, group, report
 
 from shoal.cluster.temporary import remove_abandoned
 from shoal.core.errors import JournalError, StudyExistsError
-from shoal.journal.lock import holder
+from shoal.journal.lock import lock_owner
 from shoal.journal.writer import Journal
 
 
@@ -26,8 +26,8 @@ def journal(tmp_path):
 
 def test_a_study_that_is_only_opened_was_not_run(tmp_path):
     with create(tmp_path) as journal:
-        journal.asked(1, [group([0], 5)])
-        journal.reported("1", [report(0, 1), report(0, 2)])
+        journal.record_proposal(1, [group([0], 5)])
+        journal.record_reports("1", [report(0, 1), report(0, 2)])
     with Journal.open(tmp_path) as journal:
         assert [run.epochs for run in journal.runs()] == [0]
         journal.begin_run()
@@ -53,7 +53,7 @@ def test_a_directory_without_a_study_is_named_and_left_alone(tmp_path, use):
 def test_another_schema_version_names_both(journal, use):
     journal.tables.rows("PRAGMA user_version = 99")
     journal.close()
-    with pytest.raises(JournalError, match=r"journal version 99, this Shoal reads versions 3 to 5"):
+    with pytest.raises(JournalError, match=r"journal version 99, this Shoal reads versions 3 to 6"):
         use(journal.directory)
 
 
@@ -93,7 +93,7 @@ def test_a_directory_that_cannot_be_made_is_named(tmp_path):
     ("change", "message"),
     [
         pytest.param({"mode": "best"}, "mode 'min' or 'max', got 'accuracy', 'best'", id="mode"),
-        pytest.param({"policy": object()}, "the study's 'policy' cannot be kept", id="no JSON"),
+        pytest.param({"policy": object()}, "the study's 'policy' cannot be stored", id="no JSON"),
     ],
 )
 def test_a_study_that_cannot_be_described_is_refused_before_anything_is_made(tmp_path, change, message):
@@ -155,11 +155,11 @@ def test_a_child_that_outlives_its_engine_does_not_keep_the_study(start, tmp_pat
     with engine:
         child = int(engine.stdout.readline())
         try:
-            assert holder(tmp_path / "study") == engine.pid
+            assert lock_owner(tmp_path / "study") == engine.pid
             engine.kill()
             engine.wait()
             os.kill(child, 0)
-            assert holder(tmp_path / "study") is None
+            assert lock_owner(tmp_path / "study") is None
             with Journal.open(tmp_path / "study") as again:
                 assert again.study == STUDY
         finally:
@@ -176,12 +176,12 @@ def test_readers_know_whether_the_study_is_run(journal):
 
 
 def test_a_reader_opens_beside_the_writer_in_another_process(journal):
-    journal.asked(1, [group([0, 1], 3)])
+    journal.record_proposal(1, [group([0, 1], 3)])
     code = (
         f"from shoal.journal.view import JournalView; print(len(JournalView.read({str(journal.directory)!r}).trials()))"
     )
     with journal.transaction():
-        journal.reported("1", [report(0, 1)])
+        journal.record_reports("1", [report(0, 1)])
         reader = subprocess.run(
             [sys.executable, "-c", code], env=environment(), capture_output=True, text=True, check=True
         )
@@ -217,7 +217,7 @@ def shared():
 @pytest.mark.parametrize("folder", [0o555, 0o777], ids=["read only", "of a group"])
 def test_a_study_of_somebody_else_is_read_whole_and_left_alone(shared, state, folder):
     journal = create(shared / "study")
-    journal.asked(1, [group([0, 1], 3)])
+    journal.record_proposal(1, [group([0, 1], 3)])
     directory = shared / "study"
     if state == "closed":
         journal.close()

@@ -19,12 +19,14 @@ def journal(tmp_path_factory):
 
 def test_ten_thousand_trials(journal):
     begin = time.perf_counter()
-    journal.asked(N, [group(range(N), 1)])
+    journal.record_proposal(N, [group(range(N), 1)])
     asked = time.perf_counter()
-    journal.waiting_reasons(dict.fromkeys(range(N), "all devices are busy"))
+    journal.record_waiting_reasons(dict.fromkeys(range(N), "all devices are busy"))
     waiting = time.perf_counter()
     for start in range(0, N, 10):
-        journal.reported("1", [report(number, 1, number / N, TrialState.PAUSED) for number in range(start, start + 10)])
+        journal.record_reports(
+            "1", [report(number, 1, number / N, TrialState.PAUSED) for number in range(start, start + 10)]
+        )
     reported = time.perf_counter()
     rows = journal.trials()
     read = time.perf_counter()

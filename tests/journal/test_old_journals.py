@@ -11,8 +11,11 @@ import pytest
 from typer.testing import CliRunner
 
 import shoal
+from shoal.arguments import bound
 from shoal.cli.app import app
 from shoal.core.errors import JournalError
+from shoal.core.event import Outcome
+from shoal.core.job import Purpose
 from shoal.core.trial import Report, TrialState
 from shoal.journal.schema import _MIGRATIONS, VERSION
 from shoal.journal.view import JournalView
@@ -29,18 +32,20 @@ STATES = {
         TrialState.RUNNING: 1,
         TrialState.PENDING: 5,
     },
+    5: {TrialState.PAUSED: 4, TrialState.RUNNING: 11, TrialState.PENDING: 2},
 }
 """Version -> how many trials are in each state."""
 
-BEST = {3: 15, 4: 8}
+BEST = {3: 15, 4: 8, 5: 8}
 
 
 @pytest.fixture(params=STATES, ids="version {}".format)
 def begun(request, tmp_path):
     """A Hyperband of `old_task.Line`; `undisturbed.json` is what the version that began it found in the end.
 
-    People had intervened in the one of version 4: trials were paused, stopped, added and tried again, the policy was
-    changed and a device taken away; that a trial goes on is still to be done.
+    In the study of version 4, users had intervened: trials were paused, stopped, added and tried again, the policy was
+    changed and a device taken away; that a trial goes on is still to be done. The one of version 5 was killed twice;
+    trials 2 and 12 are paused, and requests to resume them are pending.
     """
     return unpacked(request.param, tmp_path)
 
@@ -122,9 +127,31 @@ def test_what_people_asked_of_it_becomes_rows_of_the_sequence_in_their_places(tm
         assert not any(isinstance(x, Report) and x.trial in (0, 6) and x.metrics for x in events), "failures only"
         assert not {"interventions", "retried"} & journal.study.keys()
         sequence = journal.tables.rows(
-            "SELECT seq, time FROM asks UNION SELECT seq, time FROM reports UNION SELECT seq, time FROM interventions "
-            "ORDER BY seq"
+            "SELECT seq, time FROM proposals UNION SELECT seq, time FROM reports "
+            "UNION SELECT seq, time FROM interventions ORDER BY seq"
         )
     assert len(sequence) == len(times) + len(done)
     moments = [moment for _, moment in sequence]
     assert moments == sorted(moments)
+
+
+def test_renamed_tables_and_values_keep_their_contents(tmp_path):
+    directory = unpacked(5, tmp_path)
+    with closing(sqlite3.connect(directory / "journal.sqlite")) as old:
+        ((reservations,),) = old.execute("SELECT count(*) FROM promises")
+        ((proposals,),) = old.execute("SELECT count(*) FROM asks")
+    with JournalView.read(directory) as journal:
+        assert Counter((job.purpose, job.outcome) for job in journal.jobs()) == {
+            (Purpose.SIGNATURE, Outcome.FINISHED): 4,
+            (Purpose.TRAIN, Outcome.ORPHANED): 2,
+            (Purpose.TRAIN, ""): 2,
+        }
+        assert sum(map(len, journal.reservations().values())) == reservations > 0
+        assert journal.tables.rows("SELECT count(*) AS n FROM proposals") == [(proposals,)]
+        assert journal.paused_trials() == (2, 12)
+
+
+def test_an_algorithm_pickled_with_gather_groups_by_the_same_parameters(tmp_path):
+    with JournalView.read(unpacked(5, tmp_path)) as journal:
+        algorithm = bound(journal.blob("algorithm"), journal.study, journal.space)
+    assert algorithm.group_by == ["momentum"]

@@ -13,7 +13,7 @@ from shoal.core.device import Device
 from shoal.core.job import Job, Purpose
 from shoal.cost.estimate import seconds
 from shoal.planner import Grouping, NoPacking
-from shoal.planner.admission import admitted
+from shoal.planner.admission import admit
 
 DEAR = replace(FUSES, fuse_seconds={1: 0.0, 16: 1e4})
 COMPILED = replace(FUSES, compile_seconds=1e4, compiled_gain={4: 2.0})
@@ -30,7 +30,7 @@ def host(count, name="job", first=100, key=A):
 
 def joined(arrays, running, free, profiles, alone=frozenset()):
     """Who joins which job, where nobody comes in beside."""
-    return by_job(admitted(arrays, running, free, profiles, Grouping(NoPacking()), alone))
+    return by_job(admit(arrays, running, free, profiles, Grouping(NoPacking()), alone))
 
 
 def array(count, key=A, start=0):
@@ -59,7 +59,7 @@ def by_job(joins):
         pytest.param(profile({1: 1.0, 4: 1.2, 16: 16.0}), array(3), 100, None, id="the array is as large as is good"),
     ],
 )
-def test_who_joins(step, waiting, memory_gb, expected):
+def test_members_join_the_array_that_saves_most_time(step, waiting, memory_gb, expected):
     free = room({"job": (memory_gb - 4) * GB})
     joins = joined([waiting], [host(4)], free, known(A=step, B=step))
     assert {job: [m.trial.number for m in members] for job, members in joins.items()} == (
@@ -67,7 +67,7 @@ def test_who_joins(step, waiting, memory_gb, expected):
     )
 
 
-def test_the_array_that_saves_most_takes_them_and_the_others_what_is_left():
+def test_remaining_members_join_the_next_best_array():
     pair = [host(2), host(6, "other", first=200)]
     joins = joined([array(4)], pair, room({"job": 98 * GB, "other": 2 * GB}), known(A=FUSES))
     assert {job: len(members) for job, members in joins.items()} == {"job": 4}
@@ -88,14 +88,14 @@ def test_hosts_of_one_device_share_its_memory():
 @pytest.mark.parametrize(
     ("epochs", "expected"), [(3, [0, 1]), (10, [0, 1]), (11, [])], ids=["shorter", "as long", "longer"]
 )
-def test_nobody_keeps_a_device_from_those_that_cannot_join(epochs, expected):
+def test_joins_do_not_delay_keys_that_cannot_join(epochs, expected):
     """The host has ten epochs left; an array of another structure waits."""
     waiting = Array(A, tuple(member(number, target=epochs) for number in range(2)))
     joins = joined([Array(B, (member(50),)), waiting], [host(4)], room({"job": 96 * GB}), known(A=FUSES, B=FUSES))
     assert [m.trial.number for members in joins.values() for m in members] == expected
 
 
-def test_who_can_take_others_in():
+def test_open_hosts():
     device, other = slots(2, memory=10)
     full = Job("full", (Array(A, (member(0), member(1))),))
     jobs = [
@@ -135,7 +135,7 @@ def test_a_job_on_a_gpu_does_not_outgrow_the_limit_of_its_process(promised, besi
     assert len(joins.get("job", ())) == joining
 
 
-def test_who_joins_two_arrays_of_a_job_at_once_counts_against_its_limit_together():
+def test_joins_to_two_arrays_share_the_limit_of_the_process():
     (device,) = slots(1, memory=100, uuid="GPU-0")
     present = (Array(A, (member(100),)), Array(B, (member(200),)))
     job = Job("job", present, demand=Demand(0.5, 4 * GB, 1.0, 60.0))
@@ -150,7 +150,7 @@ def test_who_joins_two_arrays_of_a_job_at_once_counts_against_its_limit_together
     present=st.lists(st.tuples(st.integers(1, 20), st.integers(0, 40), st.sampled_from([A, B])), max_size=3),
     step=st.sampled_from([LINEAR, FUSES, CONSTANT, DEAR, COMPILED]),
 )
-def test_joining_keeps_its_promises(waiting, present, step):
+def test_joining_invariants(waiting, present, step):
     """Nobody joins twice, no other structure, no more than memory holds, and never to lose time."""
     rest = {f"cpu:{index}": max(0, most - count) * GB for index, (count, most, _) in enumerate(present)}
     free = room(rest or {"cpu:0": 0})
@@ -159,7 +159,7 @@ def test_joining_keeps_its_promises(waiting, present, step):
     for count, start, key in waiting:
         arrays.append(Array(key, tuple(member(first + m, start=start) for m in range(count))))
         first += count
-    found = admitted(arrays, running, free, known(A=step, B=step), Grouping(NoPacking()))
+    found = admit(arrays, running, free, known(A=step, B=step), Grouping(NoPacking()))
     joins = by_job(found)
     keys = {m.trial.number: each.key for each in arrays for m in each.members}
     taken = [m.trial.number for members in joins.values() for m in members]

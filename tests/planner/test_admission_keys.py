@@ -23,16 +23,16 @@ from planner_samples import (
 
 from shoal.core.demand import Demand
 from shoal.planner import Array, Grouping, Job, Planner, Purpose, RandomPacking
-from shoal.planner.admission import MOST_REFUSED, admitted
+from shoal.planner.admission import MAX_REFUSED, admit
 from shoal.schedule import Fifo
 
 
 def taken_in(arrays, running, grouping, profiles, free, alone):
     """Which arrays come into which job, where no member joins an array."""
-    return admitted(arrays, running, free, profiles, grouping, alone, fuse=False)
+    return admit(arrays, running, free, profiles, grouping, alone, fuse=False)
 
 
-def test_who_finds_no_device_comes_into_a_job_that_runs_where_that_saves_time():
+def test_an_array_without_a_device_joins_a_running_job_if_that_saves_time():
     profiles = known(A=KEPT, B=KEPT, C=replace(LINEAR, step_seconds={1: 10.0}))
     (device,) = slots(1, memory=3)
     running = [(Job("runs", (array(A, 0, 1),)), device)]
@@ -45,7 +45,7 @@ def test_who_finds_no_device_comes_into_a_job_that_runs_where_that_saves_time():
     assert placement.refusals.keys() == {8, 9}
 
 
-def test_newcomers_spread_over_the_jobs_that_run():
+def test_arrays_spread_over_the_running_jobs():
     profiles = known(A=KEPT, B=KEPT)
     devices = slots(2)
     running = [
@@ -72,7 +72,7 @@ def test_newcomers_spread_over_the_jobs_that_run():
     ],
 )
 @pytest.mark.parametrize("fits", [True, False], ids=["", "but is too small"])
-def test_who_could_have_the_device_that_is_free_next_comes_into_no_job_that_ends_later(other, comes, fits):
+def test_an_array_joins_no_job_that_ends_after_the_next_device_is_free(other, comes, fits):
     """There is room in a job of 1 s, and none in the other one."""
     some = [*slots(1), *slots(1, "other", memory=100 if fits else 0)]
     running = list(zip([Job("long", (array(A, 0, target=100),)), other], some, strict=True))
@@ -81,7 +81,7 @@ def test_who_could_have_the_device_that_is_free_next_comes_into_no_job_that_ends
     assert taken.keys() == ({"long"} if comes or not fits else set())
 
 
-def test_nobody_overtakes_who_waits_for_a_device():
+def test_a_younger_array_does_not_join_before_a_refused_older_one():
     profiles = known(A=KEPT, B=KEPT, C=replace(LINEAR, step_seconds={1: 10.0}))
     (device,) = slots(1)
     running = [(Job("runs", (array(A, 0),)), device)]
@@ -101,17 +101,17 @@ def test_nobody_overtakes_who_waits_for_a_device():
         pytest.param(BY_BATCH, array(replace(B, batch_size=64), 1, start=3), False, id="batches of another size"),
     ],
 )
-def test_who_shares_samples_with_those_under_way_comes_at_once(profile, incoming, comes):
+def test_an_array_at_the_same_epoch_joins_at_once(profile, incoming, comes):
     (device,) = slots(1)
     running = [(Job("runs", (array(A, 0, start=3),)), device)]
     free = room({device.name: 50 * GB})
     found = taken_in([incoming], running, Grouping(), known(A=profile, B=profile), free, frozenset())
     assert found.keys() == ({"runs"} if comes else set())
-    assert all(each.apart for arrays in found.values() for each in arrays), "also from those of its key"
+    assert all(each.separate for arrays in found.values() for each in arrays), "also from those of its key"
 
 
 @pytest.mark.parametrize("start", [0, 3])
-def test_who_trains_at_several_epochs_is_at_no_place_in_the_data(start):
+def test_an_array_at_several_epochs_shares_no_stream(start):
     (device,) = slots(1)
     running = [(Job("runs", (Array(A, (member(0, 3), member(2, 0))),)), device)]
     free = room({device.name: 50 * GB})
@@ -119,18 +119,18 @@ def test_who_trains_at_several_epochs_is_at_no_place_in_the_data(start):
     assert taken_in([array(B, 1, start=start)], running, Grouping(), profiles, free, frozenset()) == {}
 
 
-def test_after_many_that_come_nowhere_nobody_else_is_looked_at():
+def test_admission_ends_after_many_refused_arrays():
     (device,) = slots(1)
     running = [(Job("runs", (array(A, 0, start=3),)), device)]
     free = room({device.name: 50 * GB})
-    for refused, comes in ((MOST_REFUSED - 1, True), (MOST_REFUSED, False)):
+    for refused, comes in ((MAX_REFUSED - 1, True), (MAX_REFUSED, False)):
         arrays = [*(array(B, number) for number in range(1, refused + 1)), array(B, 99, start=3)]
         taken = taken_in(arrays, running, Grouping(), known(A=FETCHES, B=FETCHES), free, frozenset())
         assert bool(taken) == comes
 
 
 @pytest.mark.parametrize(("target", "comes"), [(10, True), (4, False)], ids=["after long", "soon"])
-def test_who_shares_samples_comes_unless_done_earlier_on_the_device_that_is_free_next(target, comes):
+def test_an_array_joins_unless_it_ends_earlier_on_the_next_free_device(target, comes):
     """There is room in a job that trains 10 other arrays beside, and none in the other one."""
     devices = slots(2)
     crowd = tuple(array(replace(A, batch_size=size), size, start=3) for size in range(10))
@@ -144,7 +144,7 @@ def test_who_shares_samples_comes_unless_done_earlier_on_the_device_that_is_free
     assert found.keys() == ({"crowd"} if comes else set())
 
 
-def test_who_shares_samples_overtakes_who_waits_for_a_device():
+def test_an_array_that_shares_samples_joins_before_older_arrays():
     profiles = known(A=FETCHES, B=FETCHES, C=KEPT)
     (device,) = slots(1)
     running = [(Job("runs", (array(A, 0, start=3),)), device)]
@@ -163,7 +163,7 @@ def test_who_shares_samples_overtakes_who_waits_for_a_device():
         pytest.param(3, 1.0, 2, False, id="a process that may not"),
     ],
 )
-def test_a_newcomer_takes_what_the_job_needs_more_with_it(free, cores, promised, comes):
+def test_a_joining_array_takes_the_additional_demand_of_the_job(free, cores, promised, comes):
     (device,) = slots(1, uuid="GPU-0", cores=4)
     profiles = known(A=KEPT, B=replace(KEPT, base_memory=2 * GB, cores=2.0))
     demand = None if promised is None else Demand(0.5, promised * GB, 1.0, 60.0)
@@ -174,7 +174,7 @@ def test_a_newcomer_takes_what_the_job_needs_more_with_it(free, cores, promised,
     assert left.memory(device.name) == (0 if comes else free * GB)
 
 
-def test_nobody_joins_where_cores_are_overdrawn():
+def test_no_array_joins_if_the_cores_are_overdrawn():
     left = room({"cpu:0": 5 * GB}, cores=-0.5)
     assert (left.memory("cpu:0"), left.holds("cpu:0", 0, 0.0)) == (0, False)
 
@@ -188,7 +188,7 @@ def test_nobody_joins_where_cores_are_overdrawn():
         pytest.param(Job("job", (array(replace(A, data="other"), 0),)), frozenset(), id="of other data"),
     ],
 )
-def test_jobs_that_nobody_comes_into(job, alone):
+def test_jobs_that_admit_no_arrays(job, alone):
     (device,) = slots(1)
     taken = taken_in(
         [array(B, 1)], [(job, device)], Grouping(), known(A=FETCHES, B=FETCHES), room({device.name: 9 * GB}), alone

@@ -100,7 +100,7 @@ LARGE = profile(0.1, base=10, member=3_000_000_000)
 )
 def test_an_array_by_itself_has_a_reason(jobs, expected):
     (first, *_) = planned(plan(*jobs), Cost(), True, {})
-    assert first.decided == expected
+    assert first.decision == expected
 
 
 def test_a_packed_array_says_with_whom_and_what_that_saves():
@@ -108,21 +108,23 @@ def test_a_packed_array_says_with_whom_and_what_that_saves():
     single, fused, lone = planned(plan(*jobs), Cost(), True, {})
     # 0.02 + 0.01 + 0.5 and a start against 0.03 + 2 * 0.5 and two
     share = f"{100 * (0.5 + START_SECONDS) / (1.03 + 2 * START_SECONDS):.0f}"
-    assert fused.decided == f"2 trials fused; packed with 3: saves {share} %"
-    assert lone.decided == f"packed with 2: saves {share} %"
+    assert fused.decision == f"2 trials fused; packed with 3: saves {share} %"
+    assert lone.decision == f"packed with 2: saves {share} %"
     assert [(each.job, each.packed_with) for each in (single, fused, lone)] == [(1, ()), (2, (2,)), (2, (1,))]
     assert fused.seconds == lone.seconds == pytest.approx(0.53 + START_SECONDS)
-    assert (fused.apart, lone.apart) == pytest.approx((2 * (0.51 + START_SECONDS), 0.51 + START_SECONDS))
+    assert (fused.separate_seconds, lone.separate_seconds) == pytest.approx(
+        (2 * (0.51 + START_SECONDS), 0.51 + START_SECONDS)
+    )
 
 
 def test_other_reasons_are_those_of_the_study_and_of_what_went_wrong():
     jobs = [(array([0], profile()),), (array([1], profile()),)]
     (unfused, _) = planned(plan(*jobs), NoPacking(), False, {})
-    assert unfused.decided.startswith("not fused: fuse=False; by itself: sharing would save up to ")
-    assert unfused.decided.endswith(", NoPacking() decides")
+    assert unfused.decision.startswith("not fused: fuse=False; by itself: sharing would save up to ")
+    assert unfused.decision.endswith(", NoPacking() decides")
     others = [(array([0], SLOW),), (array([1], SLOW, "cnn"),)]
     (_, wrong) = planned(plan(*others), Cost(), True, {"RuntimeError: no": ((0,), (1,))})
-    assert wrong.decided == "by itself: measuring it with others failed: RuntimeError: no"
+    assert wrong.decision == "by itself: measuring it with others failed: RuntimeError: no"
 
 
 def test_figures_of_an_array_are_those_of_its_profile():

@@ -7,7 +7,7 @@ import pytest
 from shoal.core.array import FusionKey, Member
 from shoal.core.demand import Profile
 from shoal.core.trial import Trial
-from shoal.planner.families import by_family, families, in_turns
+from shoal.planner.families import by_family, families, round_robin
 
 
 def key(structure: str, family: str = "adapters", data: str = "d") -> FusionKey:
@@ -23,7 +23,7 @@ def waiting(*keys: FusionKey, epochs: int = 10) -> list[tuple[Member, FusionKey]
 
 
 R4, R8 = key("r4"), key("r8")
-FAMILY = R4.of_family
+FAMILY = R4.family_key
 SLOW = {R4: profile({1: 0.1, 4: 0.4}), R8: profile({1: 0.1, 4: 0.4})}
 FAST = profile({1: 0.1, 4: 0.2})
 DEAR = profile({1: 0.1, 4: 0.39})
@@ -38,8 +38,8 @@ CASES: dict[str, tuple[dict[FusionKey, Profile], dict[str, Any], bool]] = {
     "there is too little work to measure it for": (SLOW, {"epochs": 0.01}, False),
     "it cannot be measured": (SLOW, {"unmeasurable": {(FAMILY, "cpu")}}, False),
     "a structure is still to be measured": ({R4: SLOW[R4], FAMILY: FAST}, {}, False),
-    "trials that failed in company keep their keys": ({**SLOW, FAMILY: FAST}, {"apart": {0, 1, 2, 3}}, False),
-    "those that are left are of one structure": ({**SLOW, FAMILY: FAST}, {"apart": {1, 3}}, False),
+    "failed trials keep their keys": ({**SLOW, FAMILY: FAST}, {"excluded": {0, 1, 2, 3}}, False),
+    "the remaining trials have one structure": ({**SLOW, FAMILY: FAST}, {"excluded": {1, 3}}, False),
 }
 
 
@@ -67,4 +67,4 @@ def test_families_agree_on_data_and_batches() -> None:
 
 def test_members_come_in_turns_of_their_structures() -> None:
     some = waiting(R4, R4, R4, R8, key("r16"), R8)
-    assert [member.trial.number for member in in_turns(some)] == [0, 3, 4, 1, 5, 2]
+    assert [member.trial.number for member in round_robin(some)] == [0, 3, 4, 1, 5, 2]

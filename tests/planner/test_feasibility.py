@@ -71,7 +71,7 @@ CASES = {
 
 
 @pytest.mark.parametrize(("jobs", "actions", "done", "later"), CASES.values(), ids=CASES)
-def test_what_is_done_at_once(jobs, actions, done, later):
+def test_the_feasible_part_of_a_plan(jobs, actions, done, later):
     where = Cluster((Node("n0", 4, tuple(slots(2))),))
     touched = {action.job for action in actions if not isinstance(action, (Suspend, Stop))}
     off_devices = [job.id for job in jobs if job.id not in touched and job.state is not JobState.RUNNING]
@@ -81,4 +81,4 @@ def test_what_is_done_at_once(jobs, actions, done, later):
         check_plan(plan, jobs, where, 0.0)
     found = feasible(plan, jobs, where, {"leaving"})
     assert found.actions == tuple(done)
-    assert found.later == later
+    assert found.deferred == later

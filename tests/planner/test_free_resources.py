@@ -28,11 +28,11 @@ def held(memory, cores, device=ONE):
         pytest.param([held(110, 1.0)], "a:0", 0, 0.0, False, id="memory is overdrawn"),
     ],
 )
-def test_what_fits(jobs, device, memory, cores, fits):
+def test_fitting_amounts(jobs, device, memory, cores, fits):
     assert FreeResources(CLUSTER, jobs).holds(device, memory, cores) is fits
 
 
-def test_what_is_taken_is_gone():
+def test_taken_amounts_are_not_free():
     room = FreeResources(CLUSTER, [])
     room.take("a:0", 30, 2.0)
     assert (room.memory("a:0"), room.memory("a:1"), room.holds("a:1", 0, 2.1)) == (70, 100, False)
@@ -40,6 +40,6 @@ def test_what_is_taken_is_gone():
     assert (room.memory("a:0"), room.memory("a:1")) == (0, 0), "cores are overdrawn"
 
 
-def test_a_device_that_is_not_healthy_has_no_room():
+def test_an_unhealthy_device_has_no_free_memory():
     room = FreeResources(CLUSTER, [held(60, 1.0, LOST)])
     assert ("a:0" in room, "b:0" in room) == (True, False)

@@ -47,13 +47,13 @@ def grouped(arrays, profiles, grouping=None, devices=None, alone=frozenset()):
         pytest.param(replace(FETCHES, member_memory=60 * GB), B, False, id="more than there is memory for"),
     ],
 )
-def test_who_shares_a_process(profile, other, together):
+def test_arrays_of_equal_data_and_kinds_share_a_process(profile, other, together):
     profiles = known(A=profile, B=profile)
     expected = [[[0], [1]]] if together else [[[0]], [[1]]]
     assert grouped([array(A, 0), array(other, 1)], profiles) == expected
 
 
-def test_samples_are_not_shared_by_those_at_other_epochs():
+def test_arrays_at_different_epochs_do_not_share_samples():
     profiles = known(A=FETCHES, B=FETCHES)
     assert grouped([array(A, 0), array(B, 1, start=3)], profiles) == [[[0]], [[1]]]
 
@@ -66,7 +66,7 @@ def test_samples_are_not_shared_by_those_at_other_epochs():
         pytest.param(KEPT, 99, [[[0]], [[1], [2], [3]]], id="or is done anywhere"),
     ],
 )
-def test_what_others_wait_for_is_not_kept_by_company(profile, ahead, together):
+def test_an_array_with_follow_up_training_is_not_delayed_by_a_group(profile, ahead, together):
     rung = TrialGroup((member(0).trial,), Budget(10), epochs_ahead=ahead, work_ahead=ahead)
     arrays = [array(A if number % 2 else B, number) for number in range(4)]
     found = Grouping().groups(
@@ -99,7 +99,7 @@ class Noting(Packing):
     ],
     ids=["samples shared at one place", "samples that are kept"],
 )
-def test_what_follows_is_a_part_of_what_it_comes_back_to_or_a_tail(profile, seconds, fetching, tail):
+def test_follow_up_training_counts_in_its_process_or_as_a_tail(profile, seconds, fetching, tail):
     """Two of one rung, of which nine trials are to be trained for 27 epochs in all; they have 4 and 6 epochs left."""
     both = Array(A, (member(0, target=4), member(1, target=6)))
     rung = TrialGroup(tuple(member(number).trial for number in range(18)), Budget(6), epochs_ahead=27, work_ahead=27)
@@ -110,7 +110,7 @@ def test_what_follows_is_a_part_of_what_it_comes_back_to_or_a_tail(profile, seco
     assert (found.seconds, found.fetching, found.tail) == pytest.approx((seconds, fetching, tail))
 
 
-def test_samples_of_the_same_data_take_as_long_whoever_measured_them():
+def test_arrays_of_the_same_data_have_the_same_fetch_time():
     noisy = replace(FETCHES, fetch_seconds=0.03)
     packing = Noting()
     arrays = [array(A, 0), array(replace(B, batch_size=64), 1), array(replace(C, data="other"), 2)]
@@ -119,13 +119,13 @@ def test_samples_of_the_same_data_take_as_long_whoever_measured_them():
     assert per_sample == pytest.approx({"A": 0.01 / 32, "B": 0.01 / 32, "C": 0.03 / 32})
 
 
-def test_who_failed_in_company_and_who_is_unknown_has_a_process_of_its_own():
+def test_failed_and_unmeasured_arrays_get_their_own_process():
     profiles = known(A=FETCHES, B=FETCHES)
     arrays = [array(A, 0), array(C, 1), array(B, 2), array(B, 3)]
     assert grouped(arrays, profiles, alone={3}) == [[[0], [2]], [[1]], [[3]]]
 
 
-def test_arrays_that_are_known_on_other_kinds_of_devices_are_not_put_together():
+def test_arrays_with_profiles_on_different_kinds_are_not_grouped():
     profiles = known(A={"cpu/1": FETCHES}, B={"H200": FETCHES})
     devices = [*slots(1), *slots(1, "H200")]
     assert grouped([array(A, 0), array(B, 1)], profiles, devices=devices) == [[[0]], [[1]]]
@@ -139,7 +139,7 @@ def test_the_packing_decides():
     assert grouped(arrays, slow, Grouping(RandomPacking())) == [[[0], [1]]]
 
 
-def test_a_pace_that_was_measured_to_lose_undoes_a_group():
+def test_a_measured_loss_splits_a_group():
     profiles = known(A=replace(FETCHES, fetch_seconds=0.0005), B=replace(FETCHES, fetch_seconds=0.0005))
     arrays = [array(A, 0), array(B, 1)]
     assert grouped(arrays, profiles) == [[[0], [1]]]
@@ -147,7 +147,7 @@ def test_a_pace_that_was_measured_to_lose_undoes_a_group():
     assert grouped(arrays, profiles, loses) == [[[0]], [[1]]]
 
 
-def test_a_job_of_several_arrays_takes_what_they_need_together():
+def test_the_demand_of_a_job_is_the_sum_over_its_arrays():
     fuses = replace(FETCHES, step_seconds={1: 0.001, 2: 0.0015}, base_memory=2 * GB)
     profiles = known(A=fuses, B=replace(FETCHES, base_memory=3 * GB, cores=2.0))
     asked = []
@@ -168,6 +168,6 @@ def test_a_job_of_several_arrays_takes_what_they_need_together():
     assert demand.seconds == pytest.approx(steps + 0.01 * 10 * 10)
 
 
-def test_what_a_job_costs_beside_its_steps_is_worth_a_pack_of_short_ones():
+def test_the_fixed_overhead_of_jobs_makes_packs_of_short_arrays_pay():
     short = replace(LINEAR, step_seconds={1: START_SECONDS / 1000})
     assert grouped([array(A, 0), array(B, 1)], known(A=short, B=short)) == [[[0], [1]]]

@@ -31,21 +31,21 @@ def told(name="job-1", *values, seconds=1.0):
 
 
 def seen(tracker, one, now):
-    return tracker.running(one, DEVICE, NEED["cpu/1"], now)
+    return tracker.running_view(one, DEVICE, NEED["cpu/1"], now)
 
 
 def suspend(tracker, one, now, left=(1, 2)):
-    tracker.leave(one.id, AWAY, now - 0.25)
+    tracker.request_preemption(one.id, AWAY, now - 0.25)
     tracker.end(one, tracker.outcome(Ended(one.id, Outcome.STOPPED)), left, now)
 
 
-def test_a_job_may_be_preempted_from_its_first_report_on_until_it_is_asked_to_leave():
+def test_a_job_is_preemptible_from_its_first_report_to_a_preemption_request():
     tracker = JobTracker()
     tracker.begin(job(), ("cpu/1:0",), None, 10.0)
     assert not seen(tracker, job(), 11.0).preemptible
     tracker.on_report(told(), 12.0)
     assert seen(tracker, job(), 12.0).preemptible
-    tracker.leave("job-1", AWAY, 13.0)
+    tracker.request_preemption("job-1", AWAY, 13.0)
     assert not seen(tracker, job(), 13.0).preemptible
     assert tracker.leaving == {"job-1": AWAY}
     suspend(tracker, job(), 14.0)
@@ -53,8 +53,8 @@ def test_a_job_may_be_preempted_from_its_first_report_on_until_it_is_asked_to_le
     assert not seen(tracker, job("job-2"), 21.0).preemptible, "each stretch leads further"
 
 
-@pytest.mark.parametrize("purpose", [Purpose.PROFILE, Purpose.SURVEY])
-def test_who_measures_or_looks_is_left_alone(purpose):
+@pytest.mark.parametrize("purpose", [Purpose.PROFILE, Purpose.SIGNATURE])
+def test_signature_and_profile_jobs_are_not_preemptible(purpose):
     tracker = JobTracker()
     one = Job("job-1", job().arrays, purpose)
     tracker.begin(one, ("cpu/1:0",), None, 0.0)
@@ -62,9 +62,9 @@ def test_who_measures_or_looks_is_left_alone(purpose):
     assert not seen(tracker, one, 2.0).preemptible
 
 
-def test_times_and_losses_add_up_over_all_stretches():
+def test_times_and_losses_add_up_over_suspensions():
     tracker = JobTracker()
-    tracker.look([(member(1), A), (member(2), A)], 3.0)
+    tracker.split_waiting([(member(1), A), (member(2), A)], 3.0)
     tracker.begin(job(), ("cpu/1:0",), 0.5, 10.0)
     tracker.on_report(told("job-1", 5.0, 4.0), 12.0)
     tracker.on_report(told("job-1", 4.5, 3.0), 13.0)
@@ -72,7 +72,7 @@ def test_times_and_losses_add_up_over_all_stretches():
     assert (view.since, view.ran, view.share, view.home, view.quanta) == (10.0, 4.0, 0.5, "cpu/1:0", ())
     suspend(tracker, job(), 15.0)
     first = TurnStats(5.0, 3.0, 3.0, 4, 2.0)
-    view = tracker.off(job(), NEED)
+    view = tracker.suspended_view(job(), NEED)
     assert (view.state, view.devices, view.share) == (JobState.SUSPENDED, (), None)
     assert (view.since, view.ran, view.home, view.quanta, view.best) == (15.0, 5.0, "cpu/1:0", (first,), 3.0)
     again = job("job-2", resumes="job-1")
@@ -85,7 +85,7 @@ def test_times_and_losses_add_up_over_all_stretches():
     assert tracker.suspended == ()
 
 
-def test_a_turn_that_is_too_short_goes_on():
+def test_a_short_turn_does_not_end():
     tracker = JobTracker()
     tracker.begin(job(), ("cpu/1:0",), None, 0.0)
     tracker.on_report(told("job-1", 3.0), 1.0)
@@ -97,7 +97,7 @@ def test_a_turn_that_is_too_short_goes_on():
     assert len(seen(tracker, job(), 9.0).quanta) == 1, "a turn without a loss is none"
 
 
-def test_a_loss_that_is_no_number_is_not_the_best():
+def test_a_nonfinite_loss_is_not_the_best():
     tracker = JobTracker()
     tracker.begin(job(), ("cpu/1:0",), None, 0.0)
     tracker.on_report(told("job-1", float("inf")), 1.0)
@@ -128,91 +128,95 @@ def test_the_cost_of_a_switch_is_measured_up_to_the_first_step():
         (Outcome.CRASHED, AWAY, Outcome.CRASHED),
     ],
 )
-def test_only_who_was_asked_to_and_has_saved_all_is_suspended(outcome, leave, ends):
+def test_only_a_stopped_job_with_an_open_request_is_suspended(outcome, leave, ends):
     tracker = JobTracker()
     tracker.begin(job(), ("cpu/1:0",), None, 0.0)
     if leave is not None:
-        tracker.leave("job-1", leave, 1.0)
+        tracker.request_preemption("job-1", leave, 1.0)
     assert tracker.outcome(Ended("job-1", outcome)) is ends
     tracker.end(job(), ends, (1, 2), 2.0)
     assert tracker.suspended == (("job-1",) if ends is Outcome.SUSPENDED else ())
     assert tracker.leaving == {}
 
 
-def test_trials_of_a_suspended_job_are_apart_from_where_they_are_now_until_they_are_over():
+def test_split_waiting_separates_members_of_suspended_jobs():
     tracker = JobTracker()
     tracker.begin(job(), ("cpu/1:0",), None, 0.0)
     suspend(tracker, job(), 1.0)
     there = [(member(1, start=4), A), (member(2), A), (member(3), B)]
-    free, suspended = tracker.look(there, 2.0)
+    free, suspended = tracker.split_waiting(there, 2.0)
     assert free == there[2:]
     assert suspended == [job("job-1", member(1, start=4), member(2))]
-    free, suspended = tracker.look(there[1:], 3.0)
+    free, suspended = tracker.split_waiting(there[1:], 3.0)
     assert (free, suspended) == (there[2:], [job("job-1", member(2))])
-    free, suspended = tracker.look(there[2:], 4.0)
+    free, suspended = tracker.split_waiting(there[2:], 4.0)
     assert (free, suspended, tracker.suspended) == (there[2:], [], ())
 
 
-def test_who_had_reached_its_target_is_not_suspended_with_the_others():
+def test_finished_trials_leave_a_suspended_job():
     tracker = JobTracker()
     tracker.begin(job(), ("cpu/1:0",), None, 0.0)
     suspend(tracker, job(), 1.0, left=(2,))
-    _, suspended = tracker.look([(member(2), A)], 2.0)
+    _, suspended = tracker.split_waiting([(member(2), A)], 2.0)
     assert suspended == [job("job-1", member(2))]
 
 
-def test_a_job_that_is_dissolved_waits_in_pieces():
+def test_trials_of_a_dissolved_job_wait_individually():
     tracker = JobTracker()
     tracker.begin(job(), ("cpu/1:0",), None, 0.0)
     suspend(tracker, job(), 1.0)
     tracker.dissolve("job-1")
     there = [(member(1), A), (member(2), A)]
-    assert tracker.look(there, 2.0) == (there, [])
+    assert tracker.split_waiting(there, 2.0) == (there, [])
 
 
-def test_arrays_have_waited_since_the_first_of_their_trials_came():
+def test_an_array_waits_since_the_arrival_of_its_first_trial():
     tracker = JobTracker()
-    tracker.look([(member(1), A)], 3.0)
-    tracker.look([(member(1), A), (member(2), A)], 5.0)
-    assert tracker.waiting("w", NEED, [Array(A, (member(2), member(1)))], 9.0).since == 3.0
-    assert tracker.waiting("w", NEED, [Array(A, (member(2),))], 9.0).since == 5.0
-    tracker.look([(member(2), A)], 6.0)
-    tracker.look([(member(1), A), (member(2), A)], 7.0)
-    assert tracker.waiting("w", NEED, [Array(A, (member(1),))], 9.0).since == 7.0, "it was trained meanwhile"
+    tracker.split_waiting([(member(1), A)], 3.0)
+    tracker.split_waiting([(member(1), A), (member(2), A)], 5.0)
+    assert tracker.waiting_view("w", NEED, [Array(A, (member(2), member(1)))], 9.0).since == 3.0
+    assert tracker.waiting_view("w", NEED, [Array(A, (member(2),))], 9.0).since == 5.0
+    tracker.split_waiting([(member(2), A)], 6.0)
+    tracker.split_waiting([(member(1), A), (member(2), A)], 7.0)
+    assert tracker.waiting_view("w", NEED, [Array(A, (member(1),))], 9.0).since == 7.0, "it was trained meanwhile"
 
 
-def test_a_job_is_described_by_its_members_and_what_they_ask_for():
+def test_a_view_describes_the_members_of_a_job():
     tracker = JobTracker()
     one, two, three = (member(number) for number in (1, 2, 3))
-    tracker.enlist([TrialGroup((one.trial, two.trial), Budget(9), "rung 1"), TrialGroup((three.trial,), Budget(9))])
-    view = tracker.waiting("w", NEED, [Array(A, (member(1, start=2, target=9), member(2, start=5, target=9)))], 0.0)
+    tracker.register_groups(
+        [TrialGroup((one.trial, two.trial), Budget(9), "rung 1"), TrialGroup((three.trial,), Budget(9))]
+    )
+    view = tracker.waiting_view(
+        "w", NEED, [Array(A, (member(1, start=2, target=9), member(2, start=5, target=9)))], 0.0
+    )
     assert (view.group, view.epoch, view.budget) == ("rung 1", 2, 9)
     assert (view.scaling.sharing, view.scaling.devices) == (2, 1), "0.4 of a device: two of them side by side"
-    assert tracker.waiting("w", NEED, [Array(A, (one, three))], 0.0).group is None
-    assert tracker.waiting("w", NEED, [Array(A, (three,))], 0.0).group is None
+    assert tracker.waiting_view("w", NEED, [Array(A, (one, three))], 0.0).group is None
+    assert tracker.waiting_view("w", NEED, [Array(A, (three,))], 0.0).group is None
     whole = {"cpu/1": Demand(1.0, 10, 1.0, 5.0), "other": Demand(0.2, 10, 1.0, 5.0)}
-    assert tracker.waiting("w", whole, [Array(A, (one,))], 0.0).scaling.sharing == 1
+    assert tracker.waiting_view("w", whole, [Array(A, (one,))], 0.0).scaling.sharing == 1
 
 
-def test_what_others_wait_for_is_told_with_what_they_will_take():
+def test_the_critical_path_includes_follow_up_training():
     fast, slow = profile({1: 0.5}, epoch_steps=4), profile({1: 50.0}, epoch_steps=4)
     known = {(A, "cpu/1"): fast, (A, "slow"): slow}
     tracker = JobTracker(lambda key, kind: known.get((key, kind)))
     needs = NEED | {"slow": NEED["cpu/1"]}
     low, high, last, unknown = (member(number) for number in range(4))
-    tracker.enlist([TrialGroup((low.trial, unknown.trial), Budget(1), "0", epochs_ahead=8)])
-    tracker.enlist([TrialGroup((high.trial,), Budget(3), "1", epochs_ahead=6)])
-    tracker.enlist([TrialGroup((last.trial,), Budget(9), "2")])
+    tracker.register_groups([TrialGroup((low.trial, unknown.trial), Budget(1), "0", epochs_ahead=8)])
+    tracker.register_groups([TrialGroup((high.trial,), Budget(3), "1", epochs_ahead=6)])
+    tracker.register_groups([TrialGroup((last.trial,), Budget(9), "2")])
 
     def path(key, *members):
-        return tracker.waiting("w", needs, [Array(key, members)], 0.0).critical_path
+        return tracker.waiting_view("w", needs, [Array(key, members)], 0.0).critical_path
 
     own, epoch = NEED["cpu/1"].seconds, seconds(fast, [1])
     assert path(A, low) == pytest.approx(own + 8 * epoch)
     assert path(A, low, high, last) == pytest.approx(own + 8 * epoch), "the longest that anybody waits for"
     assert path(A, last) == 0.0
     assert path(B, unknown) == 0.0
-    tracker.enlist([TrialGroup((low.trial,), Budget(9), "2")])
+    tracker.register_groups([TrialGroup((low.trial,), Budget(9), "2")])
     assert path(A, low) == 0.0, "it has come to the last rung"
 
 
@@ -226,13 +230,15 @@ def test_what_others_wait_for_is_told_with_what_they_will_take():
     ],
     ids=["as long as the job", "with samples to fetch", "done before the job is", "and samples to fetch"],
 )
-def test_what_follows_counts_from_when_its_trial_is_done(left, sharing, wanted):
+def test_follow_up_training_begins_at_the_end_of_its_trial(left, sharing, wanted):
     known = replace(profile({1: 0.5}, epoch_steps=4), fetch_seconds=0.1, sharing=sharing)
     tracker = JobTracker(lambda key, kind: known)
     rung, long = member(1, target=left), member(2, target=4)
-    tracker.enlist([TrialGroup((rung.trial,), Budget(left), "0", epochs_ahead=8), TrialGroup((long.trial,), Budget(4))])
+    tracker.register_groups(
+        [TrialGroup((rung.trial,), Budget(left), "0", epochs_ahead=8), TrialGroup((long.trial,), Budget(4))]
+    )
     assert NEED["cpu/1"].seconds == 5.0
-    found = tracker.waiting("w", NEED, [Array(A, (rung,)), Array(B, (long,))], 0.0).critical_path
+    found = tracker.waiting_view("w", NEED, [Array(A, (rung,)), Array(B, (long,))], 0.0).critical_path
     assert found == pytest.approx(wanted)
 
 
@@ -247,20 +253,20 @@ def test_what_follows_counts_from_when_its_trial_is_done(left, sharing, wanted):
     ],
     ids=["not seen", "one more may be tried", "a third does not pay", "nor does a second", "not of a pack"],
 )
-def test_how_many_share_a_device_is_what_it_was_worth(crowding, arrays, sharing, alpha):
+def test_sharing_follows_measured_crowding(crowding, arrays, sharing, alpha):
     known = profile({1: 1.0}, compute=0.4, crowding=crowding)
     some = [Array(A, (member(number),)) for number in range(arrays)]
-    view = JobTracker(lambda key, kind: known).waiting("w", NEED, some, 0.0)
+    view = JobTracker(lambda key, kind: known).waiting_view("w", NEED, some, 0.0)
     assert (view.scaling.sharing, view.scaling.alpha) == (sharing, pytest.approx(alpha))
 
 
 def test_the_oldest_job_comes_first_whether_it_runs_or_is_suspended():
     tracker = JobTracker()
     older, younger = job("older", member(1)), job("younger", member(2))
-    tracker.look([(member(1), A)], 1.0)
-    tracker.look([(member(1), A), (member(2), A)], 2.0)
+    tracker.split_waiting([(member(1), A)], 1.0)
+    tracker.split_waiting([(member(1), A), (member(2), A)], 2.0)
     where = cluster(*slots(2))
-    tracker.meet([(younger, where.device("cpu/1:0")), (older, where.device("cpu/1:1"))], 3.0)
+    tracker.register_running([(younger, where.device("cpu/1:0")), (older, where.device("cpu/1:1"))], 3.0)
     suspend(tracker, older, 9.0)
-    views = [seen(tracker, younger, 10.0), tracker.off(older, NEED)]
-    assert [view.id for view in tracker.in_order(views)] == ["older", "younger"]
+    views = [seen(tracker, younger, 10.0), tracker.suspended_view(older, NEED)]
+    assert [view.id for view in tracker.sorted_by_arrival(views)] == ["older", "younger"]

@@ -26,13 +26,13 @@ def waiting(count: int) -> list[tuple[Member, FusionKey]]:
     return [(member, opaque_key("opaque train 1", member.trial)) for member in members]
 
 
-def test_keys_share_what_is_known_but_no_array() -> None:
+def test_opaque_keys_share_profiles_but_no_array() -> None:
     keys = [key for _, key in waiting(3)]
     assert len(set(keys)) == 3
     assert len({(key.structure, key.data, key.batch_size) for key in keys}) == 1
 
 
-def test_what_is_unknown_gets_a_device_of_its_own_without_being_measured() -> None:
+def test_an_opaque_key_without_a_profile_gets_a_whole_device() -> None:
     placement = planner(None).plan(waiting(3), [], cluster(2), 0.0)
     assert [(job.purpose, len(job.members), device.name) for job, device in placement.starts] == [
         (Purpose.TRAIN, 1, "cpu:0"),
@@ -41,7 +41,7 @@ def test_what_is_unknown_gets_a_device_of_its_own_without_being_measured() -> No
     assert placement.refusals.keys() == {2}
 
 
-def test_what_is_known_shares_a_device_each_in_a_process_of_its_own() -> None:
+def test_opaque_keys_with_profiles_share_a_device_in_separate_processes() -> None:
     placement = planner(watched(1.0, 300, 0.3, 1.0)).plan(waiting(5), [], cluster(1), 0.0)
     assert [len(job.arrays) for job, _ in placement.starts] == [1, 1, 1]
     assert [job.demand.memory for job, _ in placement.starts if job.demand] == [300, 300, 300]
@@ -49,7 +49,7 @@ def test_what_is_known_shares_a_device_each_in_a_process_of_its_own() -> None:
     assert placement.joins == {}
 
 
-def test_nobody_joins_a_program_that_runs() -> None:
+def test_no_member_joins_a_running_program() -> None:
     profile = watched(1.0, 900, 0.9, 1.0)
     (first, key), *others = waiting(3)
     device = cluster(1).device("cpu:0")

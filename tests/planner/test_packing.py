@@ -17,7 +17,7 @@ from shoal.planner.packing import (
     make_packing,
     predicted,
 )
-from shoal.planner.packing.knn import euclidean, l1, places
+from shoal.planner.packing.baselines import euclidean, l1, positions
 from shoal.testing import check_packing
 
 
@@ -58,7 +58,7 @@ class Fickle(NoPacking):
         (Fickle, "a second call returns other groups"),
     ],
 )
-def test_the_suite_finds_what_is_broken(broken, message):
+def test_the_suite_rejects_broken_packings(broken, message):
     with pytest.raises(AssertionError, match=message):
         check_packing(broken, examples=50)
 
@@ -129,12 +129,12 @@ def test_illegal_groups(groups, message):
 
 
 @pytest.mark.parametrize("groups", [None, [None], [("a",)], 3], ids=str)
-def test_what_is_no_groups_at_all_is_refused(groups):
+def test_an_answer_that_is_no_list_of_groups_is_refused(groups):
     with pytest.raises(PackError, match="was given, got"):
         check_groups(groups, [A, B], context())
 
 
-def test_groups_that_a_process_cannot_feed_or_hold():
+def test_groups_with_two_streams_or_too_much_memory_are_refused():
     with pytest.raises(PackError, match="needs 2 streams of data; a process has one"):
         check_groups([[A, C]], [A, C], context())
     with pytest.raises(PackError, match="needs 2000000000 bytes, the smallest device has 1000000000"):
@@ -157,13 +157,13 @@ def test_batch_sizes(sizes, where, expected):
     assert numbers(BatchSize().pack(candidates, context(**where))) == expected
 
 
-def test_the_process_itself_takes_memory_too_and_who_does_not_fit_is_passed_over():
+def test_base_memory_counts_and_an_array_that_does_not_fit_is_skipped():
     large = [candidate(0, memory=3, base=1), candidate(1, memory=3, base=2), candidate(2, memory=1, base=2)]
     assert numbers(BatchSize().pack(large, context(memory=7))) == [[0, 2], [1]]
     assert numbers(BatchSize().pack(large, context(memory=9))) == [[0, 1, 2]]
 
 
-def test_random_groups_fill_memory_or_have_their_size():
+def test_random_groups_fill_memory_or_reach_the_size_limit():
     candidates = [candidate(number) for number in range(7)]
     assert sorted(map(len, RandomPacking().pack(candidates, context(memory=3)))) == [1, 3, 3]
     assert sorted(map(len, RandomPacking(2).pack(candidates, context()))) == [1, 2, 2, 2]
@@ -178,8 +178,8 @@ ONE = {"batch_size": 20, "optimizer": "SGD", "learning_rate": 0.01, "activation"
 OTHER = ONE | {"batch_size": 40, "optimizer": "Adagrad"}
 
 
-def test_the_printed_example_is_five_and_the_euclidean_distance_is_not():
-    one, other = places([ONE, OTHER], PAPER)
+def test_l1_not_euclidean_gives_the_example_of_the_paper():
+    one, other = positions([ONE, OTHER], PAPER)
     assert l1(one, other) == 5  # 4 steps of batch size, and another optimizer
     assert euclidean(one, other) == pytest.approx(17**0.5)
 
@@ -199,11 +199,11 @@ DISTANCES = {
 
 @pytest.mark.parametrize(("one", "other", "axes", "expected"), DISTANCES.values(), ids=DISTANCES)
 def test_distances(one, other, axes, expected):
-    assert l1(*places([one, other], axes)) == expected
+    assert l1(*positions([one, other], axes)) == expected
 
 
 def test_numbers_without_an_axis_are_ranked_among_all_candidates():
-    found = places([{"lr": value} for value in (0.5, 0.001, 0.5, 0.1)], {})
+    found = positions([{"lr": value} for value in (0.5, 0.001, 0.5, 0.1)], {})
     assert [l1(found[0], place) for place in found] == [0, 2, 0, 1]
 
 
@@ -211,7 +211,7 @@ def configured(*configs):
     return [candidate(number, config=config) for number, config in enumerate(configs)]
 
 
-def test_the_nearest_come_first():
+def test_the_nearest_arrays_are_grouped_first():
     """Clusters of three batch sizes each, and memory for three: whoever is the centroid, they come together."""
     candidates = configured(*({"batch_size": size} for size in (20, 65, 25, 70, 20, 65)))
     for seed in range(6):
@@ -231,11 +231,11 @@ def test_the_nearest_come_first():
     ],
     ids=repr,
 )
-def test_nobody_beyond_the_threshold(packing, expected):
+def test_arrays_beyond_the_threshold_are_not_grouped(packing, expected):
     assert numbers(packing.pack(configured(ONE, OTHER), context(axes=PAPER))) == expected
 
 
-def test_measured_paces_come_before_likeness_and_losses_are_left_out():
+def test_measured_pack_speeds_precede_distances_and_slow_pairs_are_excluded():
     a, b, c, d = candidates = configured({"x": "a"}, {"x": "a"}, {"x": "b"}, {"x": "b"})
     measured = pack_speeds(candidates, _01=1.3, _02=0.7, _13=0.8, _23=1.2)
     for seed in range(4):
@@ -246,7 +246,7 @@ def test_measured_paces_come_before_likeness_and_losses_are_left_out():
     assert KNN(metric="measured").pack(candidates, losing) == [(a,), (b,), (c,), (d,)]
 
 
-def test_what_was_never_measured_is_taken_by_likeness():
+def test_unmeasured_pairs_are_ordered_by_distance():
     candidates = configured({"x": "a"}, {"x": "b"}, {"x": "a"}, {"x": "b"})
     assert numbers(KNN(metric="measured").pack(candidates, context(memory=2))) == [[0, 2], [1, 3]]
 
@@ -269,12 +269,12 @@ def test_predictions(group, measured, apart, expected):
     assert found.impv == pytest.approx((apart - expected) / apart)
 
 
-def test_arrays_of_one_key_have_a_pace_too():
+def test_arrays_of_one_key_have_a_pack_speed():
     group = [candidate(number, structure="A") for number in range(4)]
     assert predicted(group, context(pack_speeds=pack_speeds(group, _01=0.5))).together == pytest.approx(20)
 
 
-def test_a_prediction_does_not_depend_on_what_else_was_measured():
+def test_a_prediction_ignores_measurements_of_other_pairs():
     group = [candidate(0), candidate(1)]
     others = [candidate(number) for number in range(2, 9)]
     measured = {frozenset((one.key, other.key)): 3.0 for one in (*group, *others) for other in others}
@@ -282,7 +282,7 @@ def test_a_prediction_does_not_depend_on_what_else_was_measured():
     assert predicted(group, where).together == pytest.approx(10)
 
 
-def test_nothing_takes_no_time_and_saves_none():
+def test_a_candidate_of_zero_seconds_saves_nothing():
     assert predicted([candidate(0, seconds=0)], context()).impv == 0
 
 
@@ -292,7 +292,7 @@ def test_a_candidate_without_members_is_refused():
         Candidate(empty, 1.0, 0.0, 0, 0)
 
 
-def test_the_pace_of_a_pair_has_no_order():
+def test_the_pack_speed_of_a_pair_is_symmetric():
     where = PackingContext((0.0,), 0, pack_speeds=pack_speeds([A, B], _01=0.8))
     assert where.pack_speed(A.key, B.key) == where.pack_speed(B.key, A.key) == 0.8
     assert where.pack_speed(A.key, A.key) is None

@@ -94,7 +94,7 @@ def test_groups(candidates, where, expected):
     assert numbers(groups) == expected
 
 
-def test_worth_is_what_a_group_must_save():
+def test_a_group_must_save_the_part_worth():
     candidates = [candidate(0, 10), candidate(1, 10)]
     where = context(start=1.0)  # saves 1 of 22 seconds
     assert numbers(Cost(0.04).pack(candidates, where)) == [[0, 1]]
@@ -103,7 +103,7 @@ def test_worth_is_what_a_group_must_save():
 
 @settings(max_examples=150, deadline=None)
 @given(packing_contexts())
-def test_it_is_never_expected_to_end_later_than_without_company_and_every_group_is_worth_it(drawn):
+def test_the_makespan_never_exceeds_no_packing_and_every_group_saves_enough(drawn):
     candidates, where = drawn
     groups = Cost().pack(candidates, where)
     alone = [(candidate,) for candidate in candidates]
@@ -113,14 +113,14 @@ def test_it_is_never_expected_to_end_later_than_without_company_and_every_group_
 
 @settings(max_examples=100, deadline=None)
 @given(packing_contexts())
-def test_the_row_predicts_what_everybody_else_predicts(drawn):
+def test_the_candidate_order_agrees_with_predicted(drawn):
     candidates, where = drawn
     row = CandidateOrder(candidates, where, worth=0.0)
     cut = row.cut()
     assert sorted(place for group in cut.groups for place in group) == list(range(len(candidates)))
     for group, length, tail in zip(cut.groups, cut.lengths, cut.tails, strict=True):
         assert length == pytest.approx(predicted([candidates[place] for place in group], where).together)
-        assert row.joined(group) == pytest.approx((length, tail))
+        assert row.evaluate(group) == pytest.approx((length, tail))
 
 
 @pytest.mark.parametrize(
@@ -135,7 +135,7 @@ def test_the_row_predicts_what_everybody_else_predicts(drawn):
     ],
     ids=["longest first", "a device is busy", "much follows", "after each", "what follows counts as its own", "busier"],
 )
-def test_the_makespan_with_what_follows(lengths, loads, tails, seconds):
+def test_the_makespan_includes_tails(lengths, loads, tails, seconds):
     assert makespan(lengths, loads, tails) == seconds
 
 
@@ -150,9 +150,9 @@ def test_the_makespan_with_what_follows(lengths, loads, tails, seconds):
     ],
     ids=["nothing follows", "the longer one", "done before the group is", "not quite", "of another"],
 )
-def test_what_follows_a_group_begins_when_its_trial_is_done(epochs, tails, tail):
+def test_the_tail_of_a_group_begins_at_the_end_of_its_trial(epochs, tails, tail):
     group = [candidate(number, 10, tail=tails[number], epochs=epochs[number]) for number in range(2)]
-    assert CandidateOrder(group, context(), worth=0.0).joined([0, 1]) == (20, tail)
+    assert CandidateOrder(group, context(), worth=0.0).evaluate([0, 1]) == (20, tail)
 
 
 def drawn_at_random(seed, count, measured):
@@ -199,7 +199,7 @@ def is_legal(group, where):
 
 
 @pytest.mark.parametrize("measured", [0.0, 0.3, 1.0])
-def test_how_near_it_is_to_the_best_of_all_groupings(measured):
+def test_the_result_is_close_to_the_best_of_all_groupings(measured):
     """Of up to six arrays it is the best nine times in ten, and otherwise little worse."""
     excess = []
     for seed in range(60):
@@ -211,7 +211,7 @@ def test_how_near_it_is_to_the_best_of_all_groupings(measured):
     assert max(excess) < 0.06
 
 
-def test_changing_one_or_two_arrays_makes_groups_better_until_nothing_does():
+def test_local_search_ends_at_a_local_optimum():
     candidates = HALF[:4]
     where = context(memory=2, pack_speeds=pack_speeds(HALF, _01=1.3, _02=0.7, _13=0.8, _23=1.2))
     row = CandidateOrder(candidates, where, worth=0.05)
@@ -221,7 +221,7 @@ def test_changing_one_or_two_arrays_makes_groups_better_until_nothing_does():
 
 
 @pytest.mark.parametrize(("devices", "memory"), [(1, 10**6), (8, 10**6), (8, 10)])
-def test_a_thousand_arrays_are_balanced_in_no_time(devices, memory):
+def test_a_thousand_arrays_are_balanced(devices, memory):
     draw = random.Random(1)
     candidates = []
     for number in range(1000):

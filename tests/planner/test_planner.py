@@ -32,7 +32,7 @@ def summary(placement):
     ]
 
 
-def test_what_is_known_starts():
+def test_arrays_with_profiles_start():
     placement = planner(known(A=FUSES)).plan(waiting((A, 4)), [], cluster(*slots(2)), 0.0)
     assert summary(placement) == [
         ("job-0", "train", "A", [0, 1], "cpu/1:0"),
@@ -41,7 +41,7 @@ def test_what_is_known_starts():
     assert placement.refusals == {}
 
 
-def test_what_waits_has_the_policys_reason_and_no_job():
+def test_a_refused_array_has_the_reason_of_the_policy_and_no_job():
     turns = planner(known(A=CONSTANT, B=CONSTANT))
     where = cluster(*slots(1))
     members = waiting((A, 2), (B, 2))
@@ -52,7 +52,7 @@ def test_what_waits_has_the_policys_reason_and_no_job():
     assert summary(second) == [("job-1", "train", "B", [2, 3], "cpu/1:0")]
 
 
-def test_what_is_unknown_is_measured_first_all_of_it_in_one_job():
+def test_unknown_keys_are_profiled_first_in_one_job():
     profiles = {}
     turns = planner(lambda key, kind: profiles.get((key, kind)))
     where = cluster(*slots(1))
@@ -73,7 +73,7 @@ def test_what_is_unknown_is_measured_first_all_of_it_in_one_job():
     assert summary(fourth) == [("job-1", "train", "A", list(range(20)), "cpu/1:0")]
 
 
-def test_where_nothing_is_fused_one_member_is_measured_and_never_more_again():
+def test_without_fusion_one_member_is_profiled_once():
     ids = count()
     members = waiting((A, 20))
     turns = Planner(WFD(), known(), lambda: f"job-{next(ids)}", fuse=False)
@@ -84,14 +84,14 @@ def test_where_nothing_is_fused_one_member_is_measured_and_never_more_again():
     assert (job.purpose, [numbers(each) for each in job.arrays]) == (Purpose.TRAIN, [[0]])
 
 
-def test_devices_share_out_what_is_to_be_measured():
+def test_idle_devices_divide_the_keys_to_profile():
     placement = planner(known()).plan(waiting((A, 1), (B, 2), (C, 1)), [], cluster(*slots(2)), 0.0)
     held = [([each.key for each in job.arrays], device.name) for job, device in placement.starts]
     assert held == [([A, C], "cpu/1:0"), ([B], "cpu/1:1")]
 
 
 @pytest.mark.parametrize(("sample", "again"), [(16, False), (5, False), (4, True), (1, True)])
-def test_what_was_measured_for_few_is_measured_again_for_many(sample, again):
+def test_a_key_profiled_for_few_members_is_profiled_again_for_many(sample, again):
     profiles = known(A=replace(CONSTANT, sample=sample))
     placement = planner(profiles).plan(waiting((A, 12)), [], cluster(*slots(1)), 0.0)
     assert [job.purpose for job, _ in placement.starts] == [Purpose.PROFILE if again else Purpose.TRAIN]
@@ -109,7 +109,7 @@ def test_what_was_measured_for_few_is_measured_again_for_many(sample, again):
         pytest.param(1, 12, 99, False, False, id="nothing is fused"),
     ],
 )
-def test_sizes_that_were_too_dear_for_few_epochs_are_measured_for_many(pending, wait, done, fuse, again):
+def test_larger_sizes_are_profiled_once_many_epochs_are_pending(pending, wait, done, fuse, again):
     profiles = known(A=replace(CONSTANT, step_seconds={1: 1.0, 4: 1.0}, sample=12, pending=pending))
     ids = count()
     planned = Planner(WFD(), profiles, lambda: f"job-{next(ids)}", fuse=fuse, done=lambda key: done).plan(
@@ -120,7 +120,7 @@ def test_sizes_that_were_too_dear_for_few_epochs_are_measured_for_many(pending, 
         assert [array.pending for array in planned.starts[0][0].arrays] == [2 * wait + done]
 
 
-def test_who_joined_in_the_same_turn_counts_for_who_comes_after():
+def test_joins_of_a_turn_reduce_the_free_resources_of_later_joins():
     """A job that may grow to 5 GB takes in one of its key; another structure would make it 6."""
     (device,) = slots(1, uuid="GPU-0")
     short = replace(FUSES, step_seconds={1: 1e-3, 16: 4.75e-3}, fetch_seconds=0.01, sharing="kept")
@@ -164,14 +164,14 @@ def test_the_members_of_a_sample_start_at_the_same_epoch():
     assert summary(placement) == [("job-0", "profile", "A", [0, 2], "cpu/1:0")]
 
 
-def test_what_cannot_be_measured_runs_one_by_one_on_a_device_of_its_own():
+def test_unmeasurable_trials_run_alone_on_whole_devices():
     where = cluster(*slots(2, oversubscription=3.0))
     placement = planner(known()).plan(waiting((A, 3)), [], where, 0.0, unmeasurable={(A, "cpu/1")})
     assert summary(placement) == [("job-0", "train", "A", [0], "cpu/1:0"), ("job-1", "train", "A", [1], "cpu/1:1")]
     assert placement.refusals == {2: "waits for a free device: all 2 are busy"}
 
 
-def test_what_cannot_be_measured_on_one_kind_is_measured_on_another():
+def test_a_key_unmeasurable_on_one_kind_is_profiled_on_another():
     where = cluster(*slots(1), *slots(1, "H200"))
     placement = planner(known()).plan(waiting((A, 1)), [], where, 0.0, unmeasurable={(A, "cpu/1")})
     assert summary(placement) == [("job-0", "profile", "A", [0], "H200:0")]
@@ -211,7 +211,7 @@ def test_a_trial_too_large_for_any_device_says_so_of_itself():
     }
 
 
-def test_slots_are_all_used_though_a_process_shows_more_than_its_core():
+def test_all_slots_are_used_if_measured_cores_exceed_a_slot():
     hungry = profile({1: 1.0, 16: 16.0}, cores=1.1, compute=1.05)
     where = cluster(*slots(64))
     placement = planner(known(A=hungry)).plan(waiting((A, 64)), [], where, 0.0)

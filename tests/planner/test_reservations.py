@@ -51,7 +51,7 @@ def job(*arrays, demand=BEGUN, purpose=Purpose.TRAIN):
         pytest.param(
             {"job": job(array(0, 1, 2, 3)), "profile": replace(PROFILE, member_memory=50)},
             None,
-            id="it takes more than was thought, which promises it no more",
+            id="it takes more than was thought, and reserves no more for it",
         ),
         pytest.param(
             {"job": job(array(0, 1, 2, 3)), "profile": replace(PROFILE, member_memory=5)},
@@ -69,15 +69,15 @@ def test_memory(changes, memory):
     assert (demand and demand.memory) == memory
 
 
-def test_a_share_of_the_compute_stays_what_it_began_with():
+def test_a_job_keeps_its_initial_share_of_compute():
     small = replace(BEGUN, compute=0.25)
     assert promised(job(array(0, 1), demand=small)).compute == 0.25
     assert promised(job(array(0), demand=small), join=[array(1)]).compute == 0.25
     assert promised(job(array(0, 1), demand=replace(BEGUN, compute=1.0))).compute == 0.5
 
 
-def test_a_job_that_all_have_left_still_holds_its_memory():
+def test_a_job_without_members_holds_its_memory():
     turn = PlanningContext(
         lambda key, kind: PROFILE, Cluster((Node("one", 4, (DEVICE,)),)), frozenset(), frozenset(), {}
     )
-    assert turn.held(job(), DEVICE) == Demand(1.0, 140, 1.0, 0.0)
+    assert turn.running_demand(job(), DEVICE) == Demand(1.0, 140, 1.0, 0.0)

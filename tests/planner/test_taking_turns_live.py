@@ -31,7 +31,7 @@ class Scene:
     def tells(self, name, now):
         self.planner.tracker.on_report(Reported(name, (Report(0, 1),), TurnStats(2.0, 1.0, 1.0, 3, 0.5)), now)
 
-    def leaves(self, name, now):
+    def preemptions(self, name, now):
         job, _ = self.running.pop(name)
         tracker = self.planner.tracker
         outcome = tracker.outcome(Ended(name, Outcome.STOPPED))
@@ -47,26 +47,26 @@ def test_two_jobs_take_turns_on_a_device():
         RoundRobin(quantum=10.0), known(A=CONSTANT, B=CONSTANT), cluster(*slots(1)), waiting((A, 2), (B, 1))
     )
     assert starts(context.plan(0.0)) == [("job-1", "", [0, 1], "cpu/1:0")]
-    assert context.planner.wake == 10.0 == context.planner.patience(0.0, 20.0)
-    assert context.planner.patience(9.5, 0.25) == 0.25
-    assert context.plan(10.0).leaves == {}, "it has not taken a step yet"
+    assert context.planner.wake == 10.0 == context.planner.wait_seconds(0.0, 20.0)
+    assert context.planner.wait_seconds(9.5, 0.25) == 0.25
+    assert context.plan(10.0).preemptions == {}, "it has not taken a step yet"
     context.tells("job-1", 11.0)
     placement = context.plan(12.0)
-    assert placement.leaves == {"job-1": PreemptionRequest(True, "suspended by the policy")}
+    assert placement.preemptions == {"job-1": PreemptionRequest(True, "suspended by the policy")}
     assert placement.starts == ()
     assert placement.refusals == {2: "waits until job-1 has left cpu/1:0"}
-    assert context.plan(12.5).leaves == {}, "it is asked once"
-    context.leaves("job-1", 13.0)
+    assert context.plan(12.5).preemptions == {}, "it is asked once"
+    context.preemptions("job-1", 13.0)
     placement = context.plan(13.0)
     assert starts(placement) == [("job-2", "", [2], "cpu/1:0")]
     assert placement.refusals.keys() == {0, 1}
     context.tells("job-2", 14.0)
     context.plan(23.0)
-    context.leaves("job-2", 23.5)
+    context.preemptions("job-2", 23.5)
     assert starts(context.plan(23.5)) == [("job-3", "job-1", [0, 1], "cpu/1:0")]
 
 
-def test_nobody_joins_a_job_that_is_suspended_or_about_to_be():
+def test_no_member_joins_a_suspended_or_leaving_job():
     context = Scene(
         RoundRobin(quantum=10.0), known(A=CONSTANT, B=CONSTANT), cluster(*slots(1)), waiting((A, 2), (B, 1))
     )
@@ -74,9 +74,9 @@ def test_nobody_joins_a_job_that_is_suspended_or_about_to_be():
     context.tells("job-1", 1.0)
     context.members += waiting((B, 3), (A, 1))[3:]
     assert context.plan(2.0).joins.keys() == {"job-1"}
-    assert context.plan(11.0).leaves.keys() == {"job-1"}
+    assert context.plan(11.0).preemptions.keys() == {"job-1"}
     assert context.plan(11.5).joins == {}
-    context.leaves("job-1", 12.0)
+    context.preemptions("job-1", 12.0)
     assert context.plan(12.0).joins == {}
 
 
@@ -101,7 +101,7 @@ def test_water_filling_gives_shares_and_takes_them_back():
     context.members += waiting((A, 1), (B, 1))[1:]
     placement = context.plan(2.0)
     ((second, device),) = placement.starts
-    assert (second.demand.compute, device.name, placement.leaves) == (0.5, "cpu/1:0", {})
+    assert (second.demand.compute, device.name, placement.preemptions) == (0.5, "cpu/1:0", {})
     context.plan(3.0)
     assert {name: job.share for name, job in policy.seen.items()} == {"job-1": 0.5, "job-2": 0.5}
 
@@ -130,8 +130,10 @@ def test_a_job_moves_by_way_of_being_suspended():
     context = Scene(policy, known(A=CONSTANT), cluster(*slots(2)), waiting((A, 1)))
     context.plan(0.0)
     context.tells("job-1", 1.0)
-    assert context.plan(2.0).leaves == {"job-1": PreemptionRequest(True, "suspended by the policy, to go to cpu/1:1")}
-    context.leaves("job-1", 3.0)
+    assert context.plan(2.0).preemptions == {
+        "job-1": PreemptionRequest(True, "suspended by the policy, to go to cpu/1:1")
+    }
+    context.preemptions("job-1", 3.0)
     assert context.plan(3.0).refusals == {0: "not now"}
     assert starts(context.plan(4.0)) == [("job-2", "job-1", [0], "cpu/1:1")]
     assert policy.seen[3]["job-1"].home == "cpu/1:0"
@@ -145,7 +147,7 @@ def test_a_job_on_a_share_is_shown_with_it():
     ((job, _),) = context.plan(0.0).starts
     assert job.demand.compute == 0.25
     context.tells("job-1", 1.0)
-    assert context.plan(2.0).leaves == {}
+    assert context.plan(2.0).preemptions == {}
     context.plan(3.0)
     assert [seen["job-1"].share for seen in policy.seen[1:]] == [0.25, 0.75]
     assert policy.seen[0]["waiting-0"].scaling.sharing == 5

@@ -6,7 +6,7 @@ import pytest
 
 from shoal.core.errors import ShoalError
 from shoal.reporting import drawing
-from shoal.reporting.drawing import check_drawing, lanes, save
+from shoal.reporting.drawing import assign_lanes, check_drawing, save_figure
 from shoal.simulate.result import Interval
 
 
@@ -29,9 +29,15 @@ def test_a_drawing_that_cannot_be_saved_says_which(tmp_path):
     from matplotlib.figure import Figure
 
     with pytest.raises(ShoalError, match=r"the plot cannot be written: .*nowhere"):
-        save(Figure(), tmp_path / "nowhere" / "plot.png", "the plot")
+        save_figure(Figure(), tmp_path / "nowhere" / "plot.png", "the plot")
 
 
 def test_stays_on_one_device_do_not_cover_each_other():
-    stays = [Interval(name, 1, "gpu0", begin, end, 0.5) for name, begin, end in (("a", 0, 4), ("b", 2, 6), ("c", 4, 8))]
-    assert [(lane, count, stay.trial) for lane, count, stay in lanes(stays)] == [(0, 2, "a"), (1, 2, "b"), (0, 2, "c")]
+    intervals = [
+        Interval(name, 1, "gpu0", begin, end, 0.5) for name, begin, end in (("a", 0, 4), ("b", 2, 6), ("c", 4, 8))
+    ]
+    assert [(lane, count, stay.trial) for lane, count, stay in assign_lanes(intervals)] == [
+        (0, 2, "a"),
+        (1, 2, "b"),
+        (0, 2, "c"),
+    ]

@@ -6,12 +6,12 @@ from itertools import pairwise
 import pytest
 from rich.console import Console
 
+from shoal.cli.profile import DryRunTable, draw_dry_run, dry_run_json, seconds_text, verdict
 from shoal.core.array import Array, FusionKey, Member
 from shoal.core.demand import Profile
 from shoal.core.device import Device
 from shoal.core.trial import Trial
 from shoal.dry_run.result import DryRun, Failed, PlannedArray
-from shoal.reporting.dry_run import DryRunTable, draw_dry_run, dry_run_json, seconds_text, verdict
 
 
 def planned(numbers, width, job, packed_with, decided, fetch=0.1, batch_size=16):

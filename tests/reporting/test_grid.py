@@ -20,8 +20,7 @@ from shoal.core.objective import Objective
 from shoal.core.space import Space, choice, loguniform, quniform, randint, uniform
 from shoal.core.trial import Trial, TrialState
 from shoal.reporting.axis import axes
-from shoal.reporting.grid import Cell, grid_json, study_grid
-from shoal.reporting.heat_map import HeatMap
+from shoal.reporting.grid import Cell, HeatMap, grid_json, study_grid
 
 NESTED = {
     "lr": loguniform(1e-4, 1e-1),

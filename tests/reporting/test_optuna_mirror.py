@@ -43,14 +43,14 @@ def create(tmp_path, metric="accuracy", mode="max"):
 
 def train(journal, numbers, epochs):
     """They are asked for and started."""
-    journal.asked(1, [TrialGroup(tuple(TRIALS[number] for number in numbers), Budget(epochs))])
+    journal.record_proposal(1, [TrialGroup(tuple(TRIALS[number] for number in numbers), Budget(epochs))])
     members = tuple(Member(TRIALS[number], 0, epochs) for number in numbers)
     name = f"job {len(journal.jobs())}"
-    journal.job_started(Job(name, (Array(FusionKey("s", "d", 32), members),), Purpose.TRAIN), "cpu:0")
+    journal.record_job_start(Job(name, (Array(FusionKey("s", "d", 32), members),), Purpose.TRAIN), "cpu:0")
 
 
 def report(journal, number, epoch, accuracy, state=TrialState.RUNNING, **more):
-    journal.reported("job 0", [Report(number, epoch, {"accuracy": accuracy, **more}, 0.5, state)])
+    journal.record_reports("job 0", [Report(number, epoch, {"accuracy": accuracy, **more}, 0.5, state)])
 
 
 @pytest.fixture
@@ -90,18 +90,18 @@ def test_a_trial_s_way(tmp_path, storage, following):
     address, where = storage
     with closing(create(tmp_path)) as journal:
         following(tmp_path / "runs", address)
-        journal.asked(1, [TrialGroup(tuple(TRIALS), Budget(1))])
+        journal.record_proposal(1, [TrialGroup(tuple(TRIALS), Budget(1))])
         wait_for(where, [There.WAITING] * 4)
         train(journal, range(4), 1)
         wait_for(where, [There.RUNNING] * 4)
         report(journal, 0, 1, 0.5, TrialState.PAUSED)
         report(journal, 1, 1, 0.25, TrialState.PAUSED)
         report(journal, 2, 1, float("nan"), TrialState.PAUSED)
-        journal.decided([Decision(2, TrialState.STOPPED, "accuracy is nan")])
+        journal.record_decisions([Decision(2, TrialState.STOPPED, "accuracy is nan")])
         wait_for(where, [There.RUNNING, There.RUNNING, There.FAIL, There.RUNNING])
-        journal.asked(1, [TrialGroup((TRIALS[0],), Budget(2))])  # promoted: it waits to go on
+        journal.record_proposal(1, [TrialGroup((TRIALS[0],), Budget(2))])  # promoted: it waits to go on
         report(journal, 3, 1, 0.75, TrialState.PAUSED)
-        journal.decided([Decision(3, TrialState.STOPPED, "rank 3 of 3")])
+        journal.record_decisions([Decision(3, TrialState.STOPPED, "rank 3 of 3")])
         found = wait_for(where, [There.RUNNING, There.RUNNING, There.FAIL, There.PRUNED])
         assert found.trials[0].intermediate_values == {1: 0.5}
         assert found.trials[0].params == {"lr": TRIALS[0].config["lr"], "act": TRIALS[0].config["act"]}
@@ -109,7 +109,7 @@ def test_a_trial_s_way(tmp_path, storage, following):
         assert found.trials[3].value == 0.75
         train(journal, [0], 2)
         report(journal, 0, 2, 0.625, TrialState.PAUSED)
-        journal.decided([Decision(0, TrialState.COMPLETE)])
+        journal.record_decisions([Decision(0, TrialState.COMPLETE)])
         found = wait_for(where, [There.COMPLETE, There.RUNNING, There.FAIL, There.PRUNED])
         assert found.best_value == 0.625
         assert found.trials[0].intermediate_values == {1: 0.5, 2: 0.625}
@@ -125,7 +125,7 @@ def test_a_mirror_goes_on_where_another_stopped(tmp_path, storage):
     mirror(tmp_path / "runs", address, "mine")
     with closing(Journal.open(tmp_path / "runs")) as journal:
         report(journal, 0, 2, 0.75, TrialState.PAUSED)
-        journal.decided([Decision(0, TrialState.COMPLETE)])
+        journal.record_decisions([Decision(0, TrialState.COMPLETE)])
         train(journal, [2], 2)
     for _ in range(2):
         mirror(tmp_path / "runs", address, "mine")
@@ -172,7 +172,7 @@ def test_plots_of_a_study_that_runs(tmp_path, storage):
         for number, accuracy in enumerate((0.5, 0.25, 0.75)):
             report(journal, number, 1, accuracy)
             report(journal, number, 2, accuracy + 0.125, TrialState.PAUSED)
-        journal.decided([Decision(0, TrialState.COMPLETE), Decision(1, TrialState.COMPLETE)])
+        journal.record_decisions([Decision(0, TrialState.COMPLETE), Decision(1, TrialState.COMPLETE)])
     found = mirror(tmp_path / "runs", storage[0], "mine")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
@@ -188,7 +188,7 @@ def test_several_metrics(tmp_path, storage):
         train(journal, [0, 1], 1)
         report(journal, 0, 1, 0.5, TrialState.PAUSED, latency=2.0)
         report(journal, 1, 1, 0.75, TrialState.PAUSED, latency=float("nan"))
-        journal.decided([Decision(0, TrialState.COMPLETE), Decision(1, TrialState.COMPLETE)])
+        journal.record_decisions([Decision(0, TrialState.COMPLETE), Decision(1, TrialState.COMPLETE)])
     found = mirror(tmp_path / "runs", address, "mine")
     assert [direction.name for direction in found.directions] == ["MAXIMIZE", "MINIMIZE"]
     assert [trial.values for trial in found.trials] == [[0.5, 2.0], None]
@@ -267,7 +267,7 @@ def test_both_take_the_same_storages(tmp_path, storage):
     with closing(create(tmp_path)) as journal:
         train(journal, [0], 1)
         report(journal, 0, 1, 0.5, TrialState.PAUSED)
-        journal.decided([Decision(0, TrialState.COMPLETE)])
+        journal.record_decisions([Decision(0, TrialState.COMPLETE)])
     Study(tmp_path / "runs").to_optuna(address, "mine")
     assert states(where)[0] == [There.COMPLETE]
 

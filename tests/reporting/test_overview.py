@@ -27,23 +27,23 @@ def clock():
 def journal(tmp_path, clock):
     study = {"metric": "accuracy", "mode": "max", "retries": 2}
     with Journal.create(tmp_path / "a <study>", study, task=b"", algorithm=b"", clock=clock) as journal:
-        journal.devices_are(machines(2))
-        journal.asked(9, [TrialGroup(tuple(map(trial, range(8))), Budget(3))])
+        journal.record_devices(machines(2))
+        journal.record_proposal(9, [TrialGroup(tuple(map(trial, range(8))), Budget(3))])
         yield journal
 
 
 @pytest.mark.parametrize(
-    ("moments", "now", "expected", "breaks", "total"),
+    ("moments", "now", "expected", "resumes", "total"),
     [
         pytest.param([10.0, 20.0], 30.0, {10.0: 0.0, 25.0: 15.0}, [], 20.0, id="one run that goes on"),
         pytest.param([10.0, 20.0], None, {20.0: 10.0}, [], 10.0, id="one run that has ended"),
         pytest.param([], None, {}, [], 1e-3, id="nothing has happened"),
     ],
 )
-def test_time_of_one_run(moments, now, expected, breaks, total):
+def test_time_of_one_run(moments, now, expected, resumes, total):
     elapsed = Elapsed([Run(1, 10.0, 0)], moments, now)
     assert {moment: elapsed(moment) for moment in expected} == expected
-    assert (elapsed.breaks, elapsed.total) == (breaks, total)
+    assert (elapsed.resumes, elapsed.total) == (resumes, total)
 
 
 def test_time_in_which_nobody_ran_it_does_not_count():
@@ -52,21 +52,21 @@ def test_time_in_which_nobody_ran_it_does_not_count():
     assert [elapsed(moment) for moment in (10.0, 30.0, 60.0, 100.0, 100.5, 150.0, 210.0)] == [
         *(0.0, 20.0, 20.0, 20.0, 20.5, 20.5, 30.5)
     ]
-    assert (elapsed.breaks, elapsed.total) == ([20.0, 20.5], 31.5)
-    assert Elapsed(runs, [15.0], None).breaks == [5.0, 5.0]  # a run in which nothing happened has no length
+    assert (elapsed.resumes, elapsed.total) == ([20.0, 20.5], 31.5)
+    assert Elapsed(runs, [15.0], None).resumes == [5.0, 5.0]  # a run in which nothing happened has no length
 
 
 def test_what_became_of_the_time_of_a_device(journal, clock):
     clock.now = 1010.0
-    journal.job_started(replace(training("1", [0], demand=HALF), purpose=Purpose.PROFILE), "cuda:0")
-    journal.job_started(training("2", [0, 1], demand=HALF), "cuda:0")
+    journal.record_job_start(replace(training("1", [0], demand=HALF), purpose=Purpose.PROFILE), "cuda:0")
+    journal.record_job_start(training("2", [0, 1], demand=HALF), "cuda:0")
     clock.now = 1020.0
-    journal.job_ended("1", "finished", failed=False)
+    journal.record_job_end("1", "finished", failed=False)
     clock.now = 1030.0
-    journal.promised({"2": replace(HALF, compute=0.25)})
+    journal.record_reservations({"2": replace(HALF, compute=0.25)})
     clock.now = 1040.0
-    journal.job_ended("2", "crashed", failed=True)
-    journal.job_started(training("3", [2]), "cuda:1")  # of which nothing is known
+    journal.record_job_end("2", "crashed", failed=True)
+    journal.record_job_start(training("3", [2]), "cuda:1")  # of which nothing is known
     seen = overview(journal, 1050.0)
     first, second = seen.usage
     assert seen.elapsed.total == 50.0
@@ -83,38 +83,38 @@ def test_what_became_of_the_time_of_a_device(journal, clock):
 
 
 def test_the_best_value_so_far(journal, clock):
-    journal.job_started(training("1", range(4)), "cuda:0")
+    journal.record_job_start(training("1", range(4)), "cuda:0")
     for number, value in enumerate([0.5, float("nan"), 0.25, 0.75]):
         clock.now += 1.0
-        journal.reported("1", [Report(number, 1, {"accuracy": value, "other": 9.0}, 1.0)])
+        journal.record_reports("1", [Report(number, 1, {"accuracy": value, "other": 9.0}, 1.0)])
     clock.now += 1.0
-    journal.reported("1", [Report(3, 2, state=TrialState.FAILED, reason="its loss is NaN")])
+    journal.record_reports("1", [Report(3, 2, state=TrialState.FAILED, reason="its loss is NaN")])
     seen = overview(journal, clock.now)
     assert seen.curve == ((1.0, 0.5), (4.0, 0.75))
     assert [row.number for row in seen.best] == [0, 2]
-    assert [(row.number, row.reason) for row in seen.buried] == [(3, "its loss is NaN")]
+    assert [(row.number, row.reason) for row in seen.failed_trials] == [(3, "its loss is NaN")]
 
 
 def test_devices_that_only_an_earlier_run_had_are_told_of(journal, clock):
     clock.now = 1010.0
-    journal.job_started(training("1", [0]), "cuda:1")
+    journal.record_job_start(training("1", [0]), "cuda:1")
     journal.close()
     clock.now = 2000.0
     with Journal.open(journal.directory, clock=clock) as again:
         again.begin_run()
         again.requeue_running()
-        again.devices_are(machines(1))
+        again.record_devices(machines(1))
         seen = overview(again, 2001.0)
     assert [usage.device.name for usage in seen.usage] == ["cuda:1", "cuda:0"]
     assert (seen.bars[0].end, seen.elapsed.total, seen.failures) == (10.0, 11.0, [])
 
 
 def test_a_page_shows_every_name_as_it_is(journal, clock):
-    journal.job_started(training("1", [0, 1], demand=HALF), "cuda:0")
-    journal.reported("1", [Report(0, 1, {"accuracy": 0.5}, 1.0)])
+    journal.record_job_start(training("1", [0, 1], demand=HALF), "cuda:0")
+    journal.record_reports("1", [Report(0, 1, {"accuracy": 0.5}, 1.0)])
     clock.now += 90.0
-    journal.job_ended("1", "raised", "Traceback\nValueError: <b>&\nLog: logs/1.log", failed=True)
-    journal.reported("", [Report(1, 0, state=TrialState.FAILED, reason="first line\n<second>\x1b[1m")])
+    journal.record_job_end("1", "raised", "Traceback\nValueError: <b>&\nLog: logs/1.log", failed=True)
+    journal.record_reports("", [Report(1, 0, state=TrialState.FAILED, reason="first line\n<second>\x1b[1m")])
     seen = overview(journal, clock.now)
     text = page(seen, b"a picture")
     assert text.startswith("<!DOCTYPE html>")

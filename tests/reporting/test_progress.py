@@ -190,7 +190,7 @@ def at_work(purpose):
 
 
 def test_a_pipe_gets_a_line_at_once_for_each_thing_that_is_done_for_the_first_time(study, pipe):
-    study.changes |= {"states": dict.fromkeys(TrialState, 0), "starting": True, "devices": at_work(Purpose.SURVEY)}
+    study.changes |= {"states": dict.fromkeys(TrialState, 0), "starting": True, "devices": at_work(Purpose.SIGNATURE)}
     line = LineProgress(study.take, pipe, study.clock)
     line.say(["Digits: 17 trials"])
     with line:
@@ -202,7 +202,7 @@ def test_a_pipe_gets_a_line_at_once_for_each_thing_that_is_done_for_the_first_ti
             (2, {"starting": False}),
             (3, {"devices": at_work(Purpose.PROFILE)}),
             (4, {"devices": at_work(Purpose.TRAIN)}),
-            (5, {"devices": at_work(Purpose.SURVEY)}),
+            (5, {"devices": at_work(Purpose.SIGNATURE)}),
         )
     assert lines(pipe)[2:-1] == [
         "shoal: 0:00:02 looking at the models of 17 trials",

@@ -27,8 +27,8 @@ def look(tmp_path: Path) -> Look:
     """Runs a command beside the directory `study`, of which some folder may not be used as usual."""
     study = tmp_path / "study"
     with pretend(study, devices=1, jobs=2) as journal:
-        journal.asked(1, [TrialGroup((trial(99),), Budget(3))])
-        journal.reported("", [Report(99, 0, state=TrialState.FAILED, reason="as the test says")])
+        journal.record_proposal(1, [TrialGroup((trial(99),), Budget(3))])
+        journal.record_reports("", [Report(99, 0, state=TrialState.FAILED, reason="as the test says")])
     (study / "requests").mkdir()
 
     def run(*arguments: str, folder: str = "", mode: int = 0o555) -> tuple[int, str]:
@@ -52,7 +52,7 @@ def test_a_report_is_written_below_the_working_directory(look: Look) -> None:
 def test_status_says_that_going_on_needs_write_access(look: Look) -> None:
     status, said = look("status", "study")
     assert status == 0, said
-    assert "go on with: shoal resume study (as one who may write there)" in said
+    assert "go on with: shoal resume study (as a user with write permission)" in said
 
 
 def test_status_says_which_folder_may_not_be_read(look: Look) -> None:

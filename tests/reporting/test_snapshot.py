@@ -29,18 +29,18 @@ def clock():
 def journal(tmp_path, clock):
     study = {"metric": "accuracy", "mode": "max"}
     with Journal.create(tmp_path, study, task=b"", algorithm=b"", clock=clock) as journal:
-        journal.devices_are(CLUSTER)
+        journal.record_devices(CLUSTER)
         trials = tuple(Trial(number, {"lr": number}, number, 0) for number in range(4))
-        journal.asked(4, [TrialGroup(trials, Budget(4))])
+        journal.record_proposal(4, [TrialGroup(trials, Budget(4))])
         members = tuple(Member(trial, 0, 4) for trial in trials[:2])
         demand = Demand(0.5, 600, 1.0, 9.0)
-        journal.job_started(Job("1", (Array(FusionKey("", "", 32), members),), demand=demand), "cpu:1")
-        journal.waiting_reasons({2: "busy", 3: "busy"})
+        journal.record_job_start(Job("1", (Array(FusionKey("", "", 32), members),), demand=demand), "cpu:1")
+        journal.record_waiting_reasons({2: "busy", 3: "busy"})
         yield journal
 
 
 def report(journal, number, epoch, accuracy, state=TrialState.RUNNING):
-    journal.reported("1", [Report(number, epoch, {"accuracy": accuracy}, 1.0, state)])
+    journal.record_reports("1", [Report(number, epoch, {"accuracy": accuracy}, 1.0, state)])
 
 
 def test_before_the_first_report(journal):
@@ -71,7 +71,7 @@ def test_time_left_is_that_of_all_rungs(journal):
     report(journal, 0, 1, 0.5)
     report(journal, 0, 2, 0.5)
     seen = snapshot(journal, 110.0)
-    assert (seen.epochs_asked, seen.epochs_total, seen.epochs_most, seen.to_come) == (16, 40, 60, 5)
+    assert (seen.epochs_asked, seen.epochs_total, seen.epochs_most, seen.unproposed) == (16, 40, 60, 5)
     assert seen.seconds_left == pytest.approx(10.0 / 2 * 38)
     report(journal, 1, 1, 0.5, TrialState.FAILED)
     seen = snapshot(journal, 110.0)
@@ -82,13 +82,13 @@ def test_time_left_is_that_of_all_rungs(journal):
 def test_the_rate_of_a_job_is_that_of_all_its_trials_by_its_last_reports(journal):
     assert [job.rate for use in snapshot(journal, 110.0).devices for job in use.jobs] == [None]
     for epoch in range(1, 4):
-        journal.reported("1", [Report(number, epoch, {"accuracy": 0.5}, 0.25) for number in (0, 1)])
+        journal.record_reports("1", [Report(number, epoch, {"accuracy": 0.5}, 0.25) for number in (0, 1)])
     assert [job.rate for use in snapshot(journal, 110.0).devices for job in use.jobs] == [4.0]
 
 
 def test_a_last_report_that_took_no_time_is_left_out_of_the_rate(journal):
-    journal.reported("1", [Report(0, epoch, {"accuracy": 0.5}, 0.5) for epoch in (1, 2)])
-    journal.reported("1", [Report(0, 2, {"accuracy": 0.5}, 0.0, TrialState.PAUSED)])
+    journal.record_reports("1", [Report(0, epoch, {"accuracy": 0.5}, 0.5) for epoch in (1, 2)])
+    journal.record_reports("1", [Report(0, 2, {"accuracy": 0.5}, 0.0, TrialState.PAUSED)])
     assert [job.rate for use in snapshot(journal, 110.0).devices for job in use.jobs] == [2.0]
 
 
@@ -128,7 +128,7 @@ def test_nothing_runs_when_nobody_runs_it(journal, clock, tmp_path):
 
 def test_a_study_that_never_reported_ran_until_its_last_job_ended(journal, clock, tmp_path):
     clock.now = 104.0
-    journal.job_ended("1", "raised", "ValueError: x", failed=True)
+    journal.record_job_end("1", "raised", "ValueError: x", failed=True)
     journal.close()
     with Journal.read(tmp_path) as view:
         assert snapshot(view, 5000.0).elapsed == 4.0
@@ -136,7 +136,7 @@ def test_a_study_that_never_reported_ran_until_its_last_job_ended(journal, clock
 
 def test_finished(journal):
     report(journal, 0, 4, 0.5, TrialState.PAUSED)
-    journal.decided([Decision(number, TrialState.COMPLETE) for number in range(4)])
+    journal.record_decisions([Decision(number, TrialState.COMPLETE) for number in range(4)])
     seen = snapshot(journal, 110.0)
     assert seen.finished
     assert seen.seconds_left == 0.0
@@ -146,8 +146,8 @@ def test_jobs_that_share_a_device_and_trials_that_left(journal):
     report(journal, 0, 4, 0.5, TrialState.PAUSED)
     trial = Trial(2, {"lr": 2}, 2, 0)
     known = Job("2", (Array(FusionKey("", "", 32), (Member(trial, 0, 4),)),), demand=Demand(1.5, 300, 0.0, 1.0))
-    journal.job_started(known, "cpu:1")
-    journal.job_started(Job("3", known.arrays, Purpose.PROFILE), "cpu:0")
+    journal.record_job_start(known, "cpu:1")
+    journal.record_job_start(Job("3", known.arrays, Purpose.PROFILE), "cpu:0")
     idle, busy = snapshot(journal, 110.0).devices
     assert [(job.job, job.members) for job in busy.jobs] == [("1", 1), ("2", 1)]
     assert (busy.occupancy, busy.promised) == (1.5, 900)  # nobody takes more than all of a device
@@ -155,13 +155,13 @@ def test_jobs_that_share_a_device_and_trials_that_left(journal):
 
 
 def test_a_trial_that_failed_is_told_of_until_it_ends(journal):
-    journal.job_ended("1", "crashed", "killed\nLog: logs/1.log", failed=True)
+    journal.record_job_end("1", "crashed", "killed\nLog: logs/1.log", failed=True)
     first, second = snapshot(journal, 110.0).failing
     assert (first.trial.number, first.job.id, first.job.cause, first.job.log) == (0, "1", "killed", "logs/1.log")
     assert first.retries is None
     lone = Job("2", (Array(FusionKey("", "", 32), (Member(second.trial.trial, 0, 4),)),))
-    journal.job_started(lone, "cpu:0")
+    journal.record_job_start(lone, "cpu:0")
     first, second = snapshot(journal, 110.0).failing
     assert (second.trial.state, second.trial.job, second.job.id) == (TrialState.RUNNING, "2", "1")
-    journal.decided([Decision(0, TrialState.STOPPED)])
+    journal.record_decisions([Decision(0, TrialState.STOPPED)])
     assert [failing.trial.number for failing in snapshot(journal, 110.0).failing] == [1]

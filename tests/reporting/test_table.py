@@ -16,9 +16,18 @@ from shoal.core.objective import objectives
 from shoal.core.trial import Trial, TrialState
 from shoal.reporting.failures import cause_lines, failing_json, failing_text
 from shoal.reporting.ranking import ranked
-from shoal.reporting.snapshot import Best, DeviceUse, Edited, Failing, JobUse
+from shoal.reporting.snapshot import Best, DeviceUse, Failing, JobUse, TaskEdit
 from shoal.reporting.table import best_table, snapshot_json, status_table, trial_json, trials_table
-from shoal.reporting.text import best_texts, config_text, duration, edited_text, number, rate_text, rounded, shown
+from shoal.reporting.text import (
+    best_texts,
+    config_text,
+    duration_text,
+    number_text,
+    printable,
+    rate_text,
+    rounded,
+    task_edit_text,
+)
 
 
 def rendered(table):
@@ -41,7 +50,7 @@ def rendered(table):
     ],
 )
 def test_number(value, text):
-    assert number(value) == text
+    assert number_text(value) == text
 
 
 @pytest.mark.parametrize(
@@ -67,7 +76,7 @@ def test_rounded(value, digits, text):
     ("seconds", "text"), [(None, "–"), (0.0, "0:00:00"), (59.6, "0:01:00"), (3661.0, "1:01:01"), (90000.0, "25:00:00")]
 )
 def test_duration(seconds, text):
-    assert duration(seconds) == text
+    assert duration_text(seconds) == text
 
 
 def test_config_text():
@@ -172,7 +181,7 @@ def test_jobs_that_share_a_device_stand_below_its_name():
         pytest.param({"best": None}, "best     –", id="nothing measured"),
         pytest.param({"states": {}}, "trials   none yet", id="no trial"),
         pytest.param({"pid": None}, "trials   15 waiting, 8 interrupted", id="nobody runs it"),
-        pytest.param({"pid": None}, "waiting  15 trials (0, 1, 2, …): nobody runs the study", id="why, then"),
+        pytest.param({"pid": None}, "waiting  15 trials (0, 1, 2, …): no process runs the study", id="why, then"),
         pytest.param({"paused": True, "seconds_left": None}, "25 of 100  0:01:01 elapsed\n", id="it is paused"),
         pytest.param({"states": {TrialState.COMPLETE: 3}}, "25 of 100  0:01:01 elapsed\n", id="all have ended"),
         pytest.param(
@@ -194,7 +203,7 @@ def test_jobs_that_share_a_device_stand_below_its_name():
             id="rate",
         ),
         pytest.param(
-            {"devices": (DeviceUse(device("cpu:0"), (JobUse("job-00001", Purpose.SURVEY, 9),)),)},
+            {"devices": (DeviceUse(device("cpu:0"), (JobUse("job-00001", Purpose.SIGNATURE, 9),)),)},
             "cpu:0    cpu/1, 100% of it promised: job-00001 looks at 9 trials",
             id="survey",
         ),
@@ -329,7 +338,7 @@ def test_no_line_of_the_status_controls_a_terminal():
     failing = Failing(row(7, TrialState.PENDING, failures=1), failed_job("raised", f"ValueError: {evil}\nLog: {evil}"))
     seen = snapshot(
         failing=(failing,),
-        edits=(Edited(0.0, {evil: ""}, (), 0),),
+        edits=(TaskEdit(0.0, {evil: ""}, (), 0),),
         causes=causes([(1, evil)]),
         unmeasured=causes([(1, f"another {evil}")]),
     )
@@ -349,8 +358,8 @@ def test_many_trials_that_failed_are_counted():
 
 
 def test_an_edit_of_the_task_says_which_trials_were_not_through():
-    edits = (Edited(0.0, {"/mine/task.py": "-a\n+b", "/mine/nets.py": "cannot be read any more"}, (0, 1, 2, 5), 7),)
-    line = edited_text(*edits)
+    edits = (TaskEdit(0.0, {"/mine/task.py": "-a\n+b", "/mine/nets.py": "cannot be read any more"}, (0, 1, 2, 5), 7),)
+    line = task_edit_text(*edits)
     assert line.startswith("task.py, nets.py edited when it went on at ")
     assert line.endswith(": trials 0-2, 5 had not ended, those from 7 on had not begun")
     shown = rendered(status_table(snapshot(edits=edits)))
@@ -535,7 +544,7 @@ def test_rates_have_the_unit_that_reads_well(rate, text):
     ],
 )
 def test_what_would_control_a_terminal_is_escaped(text, line):
-    assert shown(text) == line
+    assert printable(text) == line
     goals = objectives(text, "max")
     seen = row(1, trial=Trial(1, {text: text}, 0, 0), metrics={text: 0.5}, best={text: 0.5}, reason=text)
     for table in (trials_table([seen], goals), best_table(seen, goals)):
@@ -545,4 +554,4 @@ def test_what_would_control_a_terminal_is_escaped(text, line):
 
 
 def test_the_lines_of_a_reason_are_lines():
-    assert shown("a\n\tb\x07", lines=True) == "a\n\tb\\x07"
+    assert printable("a\n\tb\x07", lines=True) == "a\n\tb\\x07"

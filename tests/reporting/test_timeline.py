@@ -14,7 +14,7 @@ from shoal.journal.statistics import StudyStatistics
 from shoal.journal.writer import Journal
 from shoal.reporting.overview import overview, structure_names
 from shoal.reporting.text import key_text, numbers_text, structure_text
-from shoal.reporting.timeline import TimelineBar, draw_timeline, limit, merged
+from shoal.reporting.timeline import TimelineBar, axis_limit, draw_timeline, merge_thin_bars
 
 
 def drawn(journal, path, now=None):
@@ -64,7 +64,7 @@ def test_a_study_in_which_nothing_has_happened(tmp_path):
     with Journal.create(tmp_path, study, task=b"", algorithm=b"", clock=Clock()) as journal:
         text = drawn(journal, tmp_path / "nothing.svg").read_text()
         assert "<!-- no value yet" in text
-        journal.devices_are(machines(1))
+        journal.record_devices(machines(1))
         assert "<!-- cuda:0" in drawn(journal, tmp_path / "timeline.svg").read_text()
 
 
@@ -76,7 +76,7 @@ def test_a_study_that_was_gone_on_with(tmp_path):
         again.begin_run()
         again.requeue_running()
         text = drawn(again, tmp_path / "timeline.svg", 90_001.0).read_text()
-    assert "gone on with at the dashed lines" in text
+    assert "resumed at the dashed lines" in text
 
 
 def test_a_file_that_cannot_be_written_is_named(tmp_path):
@@ -107,7 +107,7 @@ def piece(begin, end, colour="#000000", jobs=1, label=("trial 1",)):
     ],
 )
 def test_what_is_too_thin_is_drawn_together(pieces, expected):
-    assert merged(pieces, 3.0) == expected
+    assert merge_thin_bars(pieces, 3.0) == expected
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ def test_what_is_too_thin_is_drawn_together(pieces, expected):
     ],
 )
 def test_a_bad_first_value_does_not_flatten_the_others(values, end):
-    assert limit(values) == (end if end is None else pytest.approx(end))
+    assert axis_limit(values) == (end if end is None else pytest.approx(end))
 
 
 def test_a_value_beyond_the_axis_is_told(tmp_path):

@@ -77,7 +77,7 @@ def pretend(
     for index in range(2 * devices + jobs):
         begin, device = min(free)
         free.remove((begin, device))
-        purpose = Purpose.SURVEY if index < devices else Purpose.PROFILE if index < 2 * devices else Purpose.TRAIN
+        purpose = Purpose.SIGNATURE if index < devices else Purpose.PROFILE if index < 2 * devices else Purpose.TRAIN
         length = chance.uniform(1, 4) if purpose is not Purpose.TRAIN else chance.lognormvariate(2.5, 1.0)
         first = 8 * index
         demand = Demand(min(1.0, chance.uniform(0.3, 1.1) / side_by_side), 90 * GB // side_by_side, 1.0, length)
@@ -94,15 +94,15 @@ def pretend(
     journal = Journal.create(directory, study, task=b"", algorithm=b"", clock=clock)
     stop = max(time for time, *_ in events) * 0.8 + 200 if running else float("inf")
     with journal.transaction():
-        journal.devices_are(machines(devices))
+        journal.record_devices(machines(devices))
         for time, _, what, given in sorted(events, key=lambda event: event[:2]):
             if time > stop:
                 break
             clock.now = time
             if what == "start":
                 job, device = given
-                journal.asked(9, [TrialGroup(tuple(member.trial for member in job.members), Budget(3))])
-                journal.job_started(job, device)
+                journal.record_proposal(9, [TrialGroup(tuple(member.trial for member in job.members), Budget(3))])
+                journal.record_job_start(job, device)
             else:
                 job, fails = given
                 _end(journal, job, fails, chance)
@@ -116,11 +116,11 @@ def _end(journal: Journal, job: Job, fails: bool, chance: random.Random) -> None
             "crashed": "the process was killed by SIGKILL",
             "raised": "Traceback ...\nValueError: <no> such & thing",
         }
-        journal.job_ended(job.id, outcome, f"{told.get(outcome, 'too much')}\nLog: logs/{job.id}.log", failed=True)
+        journal.record_job_end(job.id, outcome, f"{told.get(outcome, 'too much')}\nLog: logs/{job.id}.log", failed=True)
         return
     if job.purpose is Purpose.TRAIN:
         good = 1 - 1 / (3 + chance.random() * (1 + job.members[0].trial.number) ** 0.5)
-        journal.reported(
+        journal.record_reports(
             job.id, [Report(m.trial.number, 3, {"accuracy": good}, 1.0, TrialState.COMPLETE) for m in job.members]
         )
-    journal.job_ended(job.id, "finished", failed=False)
+    journal.record_job_end(job.id, "finished", failed=False)

@@ -40,7 +40,7 @@ def test_conforms_by_every_objective(objective):
     check_policy(lambda: Auto(objective, _OneByOne()), examples=settings.default.max_examples // 2)
 
 
-def test_conforms_where_it_keeps_books(monkeypatch):
+def test_sessions_conform_for_many_jobs(monkeypatch):
     monkeypatch.setattr(auto_module, "_LARGE", 15)
     check_policy(lambda: Auto("mean_completion"), examples=settings.default.max_examples // 2)
 
@@ -180,7 +180,7 @@ OUTLOOKS = {
 
 
 @pytest.mark.parametrize("name", OUTLOOKS)
-def test_outlook(name):
+def test_plan_estimate(name):
     where, jobs, actions, expected = OUTLOOKS[name]
     found = plan_estimate(Plan(actions), jobs, where)
     for value in ("makespan", "mean_completion", "wait", "rate"):
@@ -198,7 +198,7 @@ def test_grows_over_idle_devices():
     assert Auto().plan(jobs, where, 0.0) == WaterFilling().plan(jobs, where, 0.0)
 
 
-def test_a_scaling_that_says_what_the_demand_says_is_no_reason_to_leave_room_unused():
+def test_a_scaling_implied_by_the_demand_does_not_reduce_sharing():
     """As of live jobs whose sharing was not seen yet: two of 0.4 at no cost. Three times a device may be promised."""
     views = [
         *(job(name, compute=0.4, seconds=10, on="cuda:0") for name in "abc"),
@@ -271,7 +271,7 @@ def test_turns(name):
     assert (plan.wake is not None) == expected
 
 
-def test_no_turns_that_would_leave_a_device_half_used():
+def test_no_turns_if_they_leave_compute_unused():
     """Two jobs fit beside each other; one by one they would do half as much in a second."""
 
     class Alone(Policy):
@@ -284,7 +284,7 @@ def test_no_turns_that_would_leave_a_device_half_used():
     assert set(placed(plan)) == {"a", "b"}
 
 
-def test_at_large_it_packs_and_comes_back(monkeypatch):
+def test_many_jobs_are_packed_by_a_knapsack_policy(monkeypatch):
     monkeypatch.setattr(auto_module, "_LARGE", 4)
     session = Auto().session(TWO)
     long, wide, small = job("long", seconds=9), job("wide", compute=0.9, seconds=8), job("small", seconds=1)

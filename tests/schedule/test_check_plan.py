@@ -128,7 +128,7 @@ def test_cores_of_jobs_on_other_devices_of_the_node_count():
         check_plan(Plan((Start("new", ("cuda:3",)),)), [RUNS, job("new", cores=3.5)], WHERE, 0.0)
 
 
-def test_a_device_that_was_too_full_is_not_held_against_a_plan_that_leaves_it_alone():
+def test_an_overfull_device_is_legal_if_the_plan_does_not_use_it():
     full = [job("a", compute=0.9, on="cuda:0"), job("b", compute=0.9, on="cuda:0")]
     check_plan(Plan((Start("new", ("cuda:3",)),)), [*full, job("new")], WHERE, 0.0)
 

@@ -88,14 +88,14 @@ def test_global_placement(name):
     assert Convergence().homes(jobs, TWO) == expected
 
 
-def test_who_is_in_the_queue_of_a_busy_device_does_not_take_another():
+def test_a_job_in_the_queue_of_a_busy_device_takes_no_other_device():
     jobs = [running("a", turn(5.0), turn(1.0)), suspended("b", LOW, home="cuda:0")]
     plan = Convergence().plan(jobs, TWO, 10.0)
     assert plan.actions == ()
     assert refused(plan) == {"b": "waits for its turn on cuda:0"}
 
 
-def test_who_is_in_no_queue_waits_for_one():
+def test_a_job_without_a_queue_waits_for_one():
     jobs = [running("a", LOW), waiting("b"), waiting("c")]
     plan = Convergence(jobs_per_device=2).plan(jobs, ONE, 5.0)
     assert refused(plan) == {"b": "waits for its turn on cuda:0", "c": "waits for a device with fewer than 2 jobs"}

@@ -18,7 +18,7 @@ def job(name: str, memory: int, **where: object) -> JobView:
 
 @pytest.mark.parametrize("healthy", [True, False])
 @pytest.mark.parametrize("name", POLICIES)
-def test_a_device_that_shrinks_under_its_job_gets_no_other_and_says_whose_it_is(name: str, healthy: bool) -> None:
+def test_a_shrunk_device_admits_no_job_and_names_the_foreign_program(name: str, healthy: bool) -> None:
     crowded = Device("cuda:0", "gpu", 10 * 10**9, 2, healthy=healthy, note=NOTE)
     cluster = Cluster((Node("here", 4, (crowded, Device("cuda:1", "gpu", 40 * 10**9, 2))),))
     running = job("old", 30 * 10**9, state=JobState.RUNNING, devices=("cuda:0",), preemptible=False, home="cuda:0")

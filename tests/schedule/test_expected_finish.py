@@ -53,14 +53,14 @@ def test_seconds_of_given_trends():
     assert ExpectedFinish(goal=0.9, doubt=0.1).seconds([ahead, behind]) == pytest.approx(expected)
 
 
-def test_who_is_at_the_goal_has_its_end_before_it():
+def test_after_the_goal_the_remaining_time_counts():
     done, near = Trend(3.0, 1.0, 0.0, 10.0, 40.0), Trend(3.0, 1.3, 0.1, 10.0, 40.0)
     seconds = ExpectedFinish().seconds([done, near])
     assert seconds[0] == 40.0
     assert seconds[1] < 40.0
 
 
-def test_without_any_reduction_who_has_had_least_goes_first():
+def test_without_any_reduction_the_least_run_time_goes_first():
     assert ExpectedFinish().seconds([Trend(1.0, 1.0, 0.0, 20.0, 5.0), Trend(1.0, 1.0, 0.0, 10.0, 5.0)]) == [20.0, 10.0]
 
 
@@ -120,7 +120,7 @@ def test_the_unit_and_the_height_of_losses_do_not_matter(losses, shift, scale): 
 
 @settings(max_examples=100, deadline=None, database=None)
 @given(LOSSES)
-def test_no_job_is_written_off(losses):
+def test_every_job_runs_eventually(losses):
     """However bad a loss, its time to the goal is finite."""
     seconds = ExpectedFinish().seconds([trend([turn(loss) for loss in each], 50.0) for each in losses])
     assert all(0 <= each < inf for each in seconds)

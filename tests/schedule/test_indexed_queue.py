@@ -18,7 +18,7 @@ STEPS = st.lists(
 
 @settings(max_examples=150, deadline=None, database=None)
 @given(STEPS)
-def test_it_finds_what_a_plain_list_finds(steps):
+def test_first_agrees_with_a_linear_search(steps):
     queue, entries, number = IndexedQueue(), [], 0
     for step, *values in steps:
         new = []
@@ -50,9 +50,9 @@ def test_it_finds_what_a_plain_list_finds(steps):
         assert queue.first(*limits) == expected
 
 
-def test_where_compute_rises_the_first_that_asks_too_much_ends_the_search():
+def test_with_sorted_compute_the_first_excess_ends_the_search():
     entries = [(float(number), number, number, 1, 1, "") for number in range(500)]
-    queue = IndexedQueue(entries, rising=True)
+    queue = IndexedQueue(entries, sorted_by_compute=True)
     assert queue.first(3, 1, 1) == entries[0]
     for entry in entries[:300]:
         queue.remove(entry)
@@ -60,7 +60,7 @@ def test_where_compute_rises_the_first_that_asks_too_much_ends_the_search():
     assert queue.first(300, 1, 1) == entries[300]
 
 
-def test_an_entry_that_began_a_block_comes_back_with_another_thing():
+def test_a_removed_first_entry_can_be_added_with_another_item():
     entries = [(float(number), number, 1, 1, 1, object()) for number in range(500)]
     queue = IndexedQueue(entries)
     for gone in entries:

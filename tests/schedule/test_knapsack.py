@@ -62,7 +62,7 @@ DEVICE = {
 
 
 @pytest.mark.parametrize("policy", DEVICE, ids=lambda policy: policy.__name__)
-def test_of_the_devices_that_have_room(policy):
+def test_device_order_among_fitting_devices(policy):
     running = [
         job("x", compute=0.5, on="cuda:0"),
         job("y", compute=0.6, on="cuda:1"),
@@ -164,7 +164,7 @@ def test_no_heuristic_has_more_compute_in_use_than_exact(amounts, memories):
         assert in_use(policy.plan(jobs, where, 0.0), jobs) <= most + 1e-3
 
 
-def test_a_solver_without_a_solution_is_told_of(caplog):
+def test_a_missing_solution_is_logged(caplog):
     jobs = [job(str(i), compute=0.2 + 0.001 * i, seconds=i) for i in range(200)]
     where = cluster(*(gpu(index) for index in range(8)), cores=1000)
     with caplog.at_level(logging.WARNING):
@@ -193,7 +193,7 @@ def test_a_suspended_job_is_resumed_as_if_it_waited():
     assert WFD().plan([asleep], TWO, 0.0).actions == (Resume("a", ("cuda:0",)),)
 
 
-def test_refusals_are_made_when_they_are_looked_at():
+def test_refusals_are_computed_on_access():
     asked = []
     jobs = [job("a"), job("b")]
     refusals = Refusals(2, lambda: asked.append(None) or jobs, (), cluster())
@@ -296,7 +296,7 @@ def in_use(plan, jobs):
     return sum(demands[action.job] for action in plan.actions)
 
 
-def test_the_solver_prints_nothing_where_others_read(capfd):
+def test_the_solver_prints_nothing_to_standard_output(capfd):
     """HiGHS prints a line for some of these from C, whatever it is asked."""
     random = Random(0)
     jobs = [job(f"j{i}", compute=random.random(), seconds=random.uniform(1, 9)) for i in range(40)]

@@ -186,12 +186,12 @@ def test_a_refusal_says_what_is_missing(name):
     assert refusals == {"waits": reason}
 
 
-def test_fifo_calls_a_device_busy_that_has_room():
+def test_fifo_treats_a_device_with_a_job_as_busy():
     _, refusals = plan(Fifo(), [job("x", compute=0.1, on="cuda:0"), job("a", compute=0.1)], cluster(gpu(0)))
     assert refusals == {"a": "waits for a free device: cuda:0 is busy"}
 
 
-def test_reasons_tell_of_the_cluster_as_the_plan_leaves_it():
+def test_reasons_describe_the_cluster_after_the_plan():
     jobs = [job("a", compute=0.1, memory=50, seconds=1), job("b", compute=0.1, memory=60, seconds=2)]
     _, refusals = plan(WFD(), jobs, cluster(gpu(0)))
     assert refusals == {"a": "needs 50.0 GB, cuda:0 has 20.0 GB free"}

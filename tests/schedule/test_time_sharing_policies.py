@@ -51,7 +51,7 @@ def test_turns(name):
     assert actions == expected
 
 
-def test_nobody_is_asked_again_while_nobody_waits():
+def test_no_wake_time_if_no_job_waits():
     assert decide(Slaq(10.0), [running("a", LOW), running("b", LOW, on="cuda:1")], TWO) == ({}, None)
 
 
@@ -97,7 +97,7 @@ def test_jobs_beside_others_are_left_where_they_are():
     assert decide(Slaq(10.0), [*beside, suspended("c", HIGH)]) == ({}, None)
 
 
-def test_cores_that_a_job_gives_back_are_its_followers():
+def test_cores_of_a_suspended_job_are_free_for_the_next():
     where = Cluster((Node("n0", 4, (gpu(0), gpu(1))),))
     jobs = [
         running("a", LOW, demand={"A100": needs(cores=3)}),

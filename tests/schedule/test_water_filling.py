@@ -237,7 +237,7 @@ def test_dynamic_fluid(name):
     assert list(answer.actions) == expected
 
 
-def test_a_new_group_is_laid_on_what_is_idle_before_others_make_room():
+def test_a_new_group_gets_idle_devices_before_others_are_scaled_down():
     old = trial("old", 100, SLOW, on=names(0, 1, 2, 3, 4, 5))
     new = [trial(f"new-{index}", 10, SLOW, group="new") for index in range(2)]
     answer, places = plan([old, *new], gpus(8))
@@ -268,7 +268,7 @@ def test_without_preemption_sharing_or_growing_it_starts_jobs():
 
 
 @given(st.lists(st.floats(1, 100), min_size=1, max_size=20), st.integers(1, 6))
-def test_asked_again_at_once_it_leaves_everything_as_it_is(seconds, devices):
+def test_a_repeated_plan_changes_nothing(seconds, devices):
     scaling = replace(EASY, resize_seconds=1.0)
     jobs = [trial(f"{index}", each, scaling) for index, each in enumerate(seconds)]
     _, places = plan(jobs, gpus(devices))
@@ -282,5 +282,5 @@ def test_asked_again_at_once_it_leaves_everything_as_it_is(seconds, devices):
 
 
 def test_places_differ_by_more_than_rounding():
-    assert StripPlacement(names(0), 1 / 3).same(StripPlacement(names(0), 1 - 2 / 3))
-    assert not StripPlacement(names(0), 0.5).same(StripPlacement(names(1), 0.5))
+    assert StripPlacement(names(0), 1 / 3).is_close(StripPlacement(names(0), 1 - 2 / 3))
+    assert not StripPlacement(names(0), 0.5).is_close(StripPlacement(names(1), 0.5))

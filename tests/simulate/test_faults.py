@@ -25,7 +25,7 @@ def test_what_has_to_hold_of_a_disturbed_study_does(first: int) -> None:
 @pytest.mark.parametrize("seed", range(5))
 def test_so_it_does_where_more_wait_than_are_planned_for_in_a_turn(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(state, "HORIZON", 1)
-    monkeypatch.setattr(planning, "SEEN_A_DEVICE", 1)
+    monkeypatch.setattr(planning, "TRIALS_PER_DEVICE", 1)
     found = simulate(seed)
     assert not found.violation, f"seed {seed}, with {dict(found.faults)}"
 

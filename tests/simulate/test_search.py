@@ -6,7 +6,7 @@ from simulate_samples import REAL, cluster, needs_data, structure
 from shoal.core.errors import ScenarioError
 from shoal.core.trial import Report, Trial, TrialState
 from shoal.schedule import Fifo
-from shoal.simulate.curves import CurveSet, Decay, RealCurves, read_task
+from shoal.simulate.curves import CurveSet, PowerLawCurves, RecordedCurves, read_task
 from shoal.simulate.run import Simulation
 from shoal.simulate.workload import ListedJobs, SimulatedStudy, SimulatedWorkload
 
@@ -78,11 +78,11 @@ def trial(number):
 
 
 def test_decay_falls_from_its_start():
-    losses = Decay(2.0).losses(trial(1), 0, 5)
+    losses = PowerLawCurves(2.0).losses(trial(1), 0, 5)
     assert list(losses) == sorted(losses, reverse=True)
     assert 0 < losses[-1] < losses[0] < 2.0
-    assert list(losses[20:]) == list(Decay(2.0).losses(trial(1), 2, 5))
-    assert losses != Decay(2.0).losses(trial(2), 0, 5)
+    assert list(losses[20:]) == list(PowerLawCurves(2.0).losses(trial(1), 2, 5))
+    assert losses != PowerLawCurves(2.0).losses(trial(2), 0, 5)
 
 
 CURVES = [[4.0, 2.0, 1.0], [4.0, 3.0, 3.0], [4.0, 3.5, 0.5], [4.0, 4.0, 4.0]]
@@ -90,7 +90,7 @@ CURVES = [[4.0, 2.0, 1.0], [4.0, 3.0, 3.0], [4.0, 3.5, 0.5], [4.0, 4.0, 4.0]]
 
 def test_real_curves_are_interpolated():
     task = CurveSet(CURVES[:1], 1.0)
-    losses = RealCurves(task, 0).losses(trial(0), 0, 3)
+    losses = RecordedCurves(task, 0).losses(trial(0), 0, 3)
     assert losses[:2] == pytest.approx([3.8, 3.6])
     assert losses[9] == 2.0
     assert losses[19:] == [1.0] * 11
@@ -98,7 +98,7 @@ def test_real_curves_are_interpolated():
 
 def test_a_bin_has_its_good_trials():
     task = CurveSet(CURVES, 1.0)
-    curves = RealCurves(task, 5, trials=3, good=2)
+    curves = RecordedCurves(task, 5, trials=3, good=2)
     reached = [min(curves.losses(trial(number), 0, 2)) <= 1.0 for number in range(3)]
     assert sorted(reached) == [False, True, True]
 

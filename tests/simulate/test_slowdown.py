@@ -12,7 +12,7 @@ from shoal.core.errors import ScenarioError
 from shoal.core.job import Job
 from shoal.core.trial import Trial
 from shoal.simulate.curves import read_task
-from shoal.simulate.slowdown import SLOWDOWNS, allocate, read_curves
+from shoal.simulate.slowdown import SLOWDOWNS, divide_in_proportion, read_curves
 
 
 def tenant(workload="", share=None, compute=1.0, alpha=None):
@@ -45,14 +45,14 @@ ALLOCATIONS = {
 
 @pytest.mark.parametrize(("weights", "bounds", "total", "expected"), ALLOCATIONS.values(), ids=ALLOCATIONS)
 def test_allocate(weights, bounds, total, expected):
-    assert allocate(weights, bounds, total) == pytest.approx(expected)
+    assert divide_in_proportion(weights, bounds, total) == pytest.approx(expected)
 
 
 @settings(max_examples=100, deadline=None, database=None)
 @given(st.lists(st.tuples(st.floats(0, 2), st.floats(0, 1)), max_size=8))
 def test_an_allocation_keeps_its_limits(pairs):
     weights, bounds = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
-    shares = allocate(weights, bounds, 1.0)
+    shares = divide_in_proportion(weights, bounds, 1.0)
     assert sum(shares) <= 1 + 1e-9
     assert all(-1e-9 <= share <= bound + 1e-9 for share, bound in zip(shares, bounds, strict=True))
     if all(weights):
@@ -133,5 +133,5 @@ def test_the_real_tables():
         speeds = [speed for _, speed in curve.speeds]
         assert speeds == sorted(speeds)
         assert speeds[-1] == 1.0
-        assert 0 < curve.useful <= 1
+        assert 0 < curve.saturation <= 1
     assert curves["resnet/64"].speed(1 / 7) == pytest.approx(0.0283 / 0.0489)

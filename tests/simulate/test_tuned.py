@@ -27,7 +27,7 @@ def limited(limit):
     """A device delivers so many times the compute that it is said to have."""
 
     def speeds(device, jobs):
-        return [min(1.0, limit * device.compute / sum(job.asked for job in jobs))] * len(jobs)
+        return [min(1.0, limit * device.compute / sum(job.compute_demand for job in jobs))] * len(jobs)
 
     return speeds
 

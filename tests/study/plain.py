@@ -21,7 +21,7 @@ RELATIVE = 1e-9
 
 
 def plain_loop(task: shoal.Task, trial: Trial, epochs: int) -> Curve:
-    """What a user would write for one trial, with the order of samples and the random numbers that Shoal tells him."""
+    """A plain training loop of one trial, with the sample order and the seeds that Shoal uses."""
     torch.manual_seed(trial.seed)
     model = task.model(trial.config)
     optimizer = task.optimizer(model, trial.config)
@@ -58,7 +58,7 @@ def plain_loop(task: shoal.Task, trial: Trial, epochs: int) -> Curve:
 
 
 def collated(data: Any, rows: Tensor) -> Any:
-    """What `default_collate` makes of these samples, at once where they lie in tensors."""
+    """The result of `default_collate` for these samples, in one operation if they are tensors."""
     return list(data[rows]) if type(data) is TensorDataset else default_collate([data[int(row)] for row in rows])
 
 
@@ -123,7 +123,7 @@ def jobs(directory: Path) -> list[Any]:
 
 
 def table(study: shoal.Study) -> list[tuple[Any, ...]]:
-    """What a kill must not change: everything but times and places."""
+    """The results that a kill must not change: everything except times and devices."""
     return [(r.number, r.config, r.state, r.epoch, r.target, dict(r.metrics), dict(r.best)) for r in study.trials]
 
 

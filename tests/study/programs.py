@@ -38,7 +38,7 @@ def counted(config: Any) -> None:
 
 
 def before(config: Any, step: int) -> None:
-    """What is to go wrong once, at a step: the file that says so is there afterwards."""
+    """Fail once, at a step; a file then records that the failure has happened."""
     if step != config.get("at"):
         return
     marker = Path(config["marker"])

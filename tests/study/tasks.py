@@ -49,7 +49,7 @@ def mlp(*widths: int, between: type[nn.Module] = nn.ReLU) -> nn.Sequential:
 
 
 class Classify(shoal.Task):
-    """What all tasks here have in common."""
+    """Base class of the tasks here."""
 
     def __repr__(self) -> str:
         return type(self).__name__
@@ -276,7 +276,7 @@ RECENT: deque[int] = deque(maxlen=8)
 
 
 LINGER_SECONDS = 0.02
-"""How long a loss of `Lingering` sleeps."""
+"""Seconds that a loss of `Lingering` sleeps."""
 
 
 class Lingering(Blobs):

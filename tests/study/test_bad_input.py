@@ -1,4 +1,4 @@
-"""What a user gets wrong is said clearly, before anything is lost."""
+"""Mistakes of users raise clear errors before anything is lost."""
 
 import importlib
 import logging
@@ -122,13 +122,21 @@ def test_a_directory_that_is_no_path_is_refused(directory: Any) -> None:
         ),
         *(
             pytest.param(f"INSERT INTO study VALUES ('{key}', '{value}')", f"`{key}` of its study must", id=key)
-            for key, value in {"tried": '"zz"', "held": "null", "fleet": "5", "retried": "[]", "edits": "5"}.items()
+            for key, value in {
+                "common_failure_trials": '"zz"',
+                "paused_trials": "null",
+                "fleet": "5",
+                "retried": "[]",
+                "edits": "5",
+            }.items()
         ),
         pytest.param("DELETE FROM study WHERE key = 'paths'", "`paths` of its study is missing; it must be", id="gone"),
         pytest.param("DELETE FROM blobs WHERE name = 'task'", "its pickled task is missing", id="no task"),
         pytest.param("UPDATE trials SET epoch = -5", r"`epoch` is -5, below 0\)", id="epoch"),
         pytest.param("UPDATE trials SET target = 0", r"`target` is 0, below 1\)", id="target"),
-        pytest.param("UPDATE asks SET proposed = '[5]'", "what its algorithm proposed is not understood", id="asks"),
+        pytest.param(
+            "UPDATE proposals SET proposed = '[5]'", "a proposal of its algorithm is not understood", id="proposals"
+        ),
     ],
 )
 def test_a_journal_of_bad_values_is_not_gone_on_with_and_loses_nothing(change: str, words: str, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from plain import array_sizes, check_equal, curves, jobs, plain_loop, tune
 from typer.testing import CliRunner
 
 import shoal
-from shoal.cli import devices
+from shoal.cli import interventions
 from shoal.core.errors import DeviceError, JournalError
 from shoal.core.job import Purpose
 from shoal.core.trial import TrialState
@@ -24,8 +24,8 @@ from shoal.journal.view import JournalView
 from shoal.journal.writer import Journal
 
 app = typer.Typer(pretty_exceptions_enable=False)
-app.command()(devices.add)
-app.command()(devices.remove)
+app.command("add")(interventions.add_devices)
+app.command("remove")(interventions.remove_devices)
 
 
 def check_all(study: shoal.Study, task: shoal.Task, epochs: int = 4) -> None:

@@ -59,7 +59,7 @@ from shoal.schedule.knapsack import Fifo
 from shoal.schedule.oversubscription import OversubscriptionTuner
 from shoal.study.config import EngineConfig
 from shoal.study.engine import Engine
-from shoal.study.retries import ALIKE
+from shoal.study.retries import COMMON_FAILURES
 
 KEY = FusionKey("mlp", "digits", 32)
 PROFILE = Profile({1: 1e-3, 16: 1e-3}, 10, 1, base_memory=0, member_memory=1, compute=0.5, cores=1.0, mixing=1.0)
@@ -77,7 +77,7 @@ def value_of(trial: Trial, epoch: int) -> float:
 
 
 def reports(job: Job) -> Iterator[Reported]:
-    """What a worker says that trains all to the end, member by member."""
+    """The events of a worker that trains all members to the end, one by one."""
     for member in job.members:
         for epoch in range(member.start + 1, member.target + 1):
             state = TrialState.PAUSED if epoch == member.target else TrialState.RUNNING
@@ -88,7 +88,7 @@ def reports(job: Job) -> Iterator[Reported]:
 def well(job: Job) -> list[Event]:
     """A job in which nothing goes wrong."""
     match job.purpose:
-        case Purpose.SURVEY:
+        case Purpose.SIGNATURE:
             return [
                 SignaturesFound(job.id, {m.trial.number: KEY for m in job.members}),
                 Ended(job.id, Outcome.FINISHED),
@@ -131,7 +131,7 @@ class Scripted(Backend):
     stopped: list[str] = field(default_factory=list)
     killed: list[str] = field(default_factory=list)
     devices: dict[str, str] = field(default_factory=dict)
-    vacated: list[str] = field(default_factory=list)
+    released: list[str] = field(default_factory=list)
     changes: list[tuple[str, JobUpdate]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -153,8 +153,8 @@ class Scripted(Backend):
         self.killed.append(job)
         self._events[job] = [Ended(job, Outcome.CRASHED, "was killed")]
 
-    def vacate(self, device: str) -> None:
-        self.vacated.append(device)
+    def release_device(self, device: str) -> None:
+        self.released.append(device)
 
     def change(self, job: str, change: JobUpdate) -> None:
         self.changes.append((job, change))
@@ -162,8 +162,8 @@ class Scripted(Backend):
         if not isinstance(end, Ended):
             return  # it is over
         before = [event for event in before if not (isinstance(event, Reported) and _trials(event) & change.leave)]
-        if change.look:
-            before.insert(0, SignaturesFound(job, {trial.number: KEY for trial in change.look}))
+        if change.find_signatures:
+            before.insert(0, SignaturesFound(job, {trial.number: KEY for trial in change.find_signatures}))
         joining = Job(job, change.join) if change.join else None
         self._events[job] = [*before, *(reports(joining) if joining else ()), end]
 
@@ -191,7 +191,7 @@ def packed(script: Script, dropping: Iterable[int] = (), outcome: Outcome = Outc
 
     def run(job: Job) -> list[Event]:
         numbers = [member.trial.number for member in job.members]
-        if job.purpose is Purpose.SURVEY:
+        if job.purpose is Purpose.SIGNATURE:
             return [
                 SignaturesFound(job.id, {number: OTHER if number % 2 else KEY for number in numbers}),
                 Ended(job.id, Outcome.FINISHED),
@@ -359,7 +359,7 @@ def test_trials_climb_from_rung_to_rung_and_go_on_where_they_stopped(stage: Stag
     best = min(rows, key=lambda row: row[1]["x"])  # type: ignore[index]
     assert best[2:4] == (TrialState.COMPLETE, 9)
     assert sorted(row[3] for row in rows) == [1] * 6 + [3] * 2 + [9]
-    assert stage.jobs() == [("survey", "finished"), ("profile", "finished")] + [("train", "finished")] * 3
+    assert stage.jobs() == [("signature", "finished"), ("profile", "finished")] + [("train", "finished")] * 3
 
 
 class Impatient(Grid):
@@ -511,7 +511,7 @@ def test_a_device_that_is_idle_waits_for_no_look_at_a_busy_one(tmp_path: Path) -
 
     class Busy(Scripted):
         def change(self, job: str, change: JobUpdate) -> None:
-            if not change.look:
+            if not change.find_signatures:
                 super().change(job, change)
 
     stage = Stage(tmp_path / "study", lambda: ASHA(9, max_epochs=9, concurrency=4), slots=2)
@@ -558,8 +558,8 @@ def test_new_trials_are_looked_at_by_jobs_that_run(tmp_path: Path) -> None:
     stage = Stage(tmp_path / "study", lambda: ASHA(9, max_epochs=9, concurrency=4))
     carrier = backend(side_by_side)
     stage.run(carrier)
-    looked = [trial.number for _, change in carrier.changes for trial in change.look]
-    surveyed = [m.trial.number for job in carrier.started if job.purpose is Purpose.SURVEY for m in job.members]
+    looked = [trial.number for _, change in carrier.changes for trial in change.find_signatures]
+    surveyed = [m.trial.number for job in carrier.started if job.purpose is Purpose.SIGNATURE for m in job.members]
     assert looked
     assert sorted(looked + surveyed) == list(range(9))
 
@@ -570,7 +570,7 @@ def test_who_was_not_looked_at_when_a_job_crashed_is_a_suspect(tmp_path: Path) -
 
     class Fragile(Scripted):
         def change(self, job: str, change: JobUpdate) -> None:
-            if change.look:
+            if change.find_signatures:
                 self.changes.append((job, change))
                 self._events[job] = [Ended(job, Outcome.CRASHED, "as the script says")]
             else:
@@ -578,8 +578,8 @@ def test_who_was_not_looked_at_when_a_job_crashed_is_a_suspect(tmp_path: Path) -
 
     carrier = Fragile(side_by_side, at_once=False, on_start=nothing)
     stage.run(carrier)
-    looked = {trial.number for _, change in carrier.changes for trial in change.look}
-    surveys = [[m.trial.number for m in job.members] for job in carrier.started if job.purpose is Purpose.SURVEY]
+    looked = {trial.number for _, change in carrier.changes for trial in change.find_signatures}
+    surveys = [[m.trial.number for m in job.members] for job in carrier.started if job.purpose is Purpose.SIGNATURE]
     assert all([number] in surveys for number in looked)
     assert all(row[2].final for row in stage.outcome())
 
@@ -596,7 +596,7 @@ def test_a_job_is_in_the_journal_before_it_starts(stage: Stage) -> None:
 
     with closing(stage.open()) as journal:
         stage.engine(journal, backend(on_start=look)).run()
-    assert seen == [Purpose.SURVEY, Purpose.PROFILE, Purpose.TRAIN, Purpose.TRAIN, Purpose.TRAIN]
+    assert seen == [Purpose.SIGNATURE, Purpose.PROFILE, Purpose.TRAIN, Purpose.TRAIN, Purpose.TRAIN]
 
 
 def row_numbers(job: Job) -> set[int]:
@@ -651,7 +651,16 @@ MAKERS: dict[str, Callable[[], Algorithm]] = {
 
 @pytest.mark.in_turns
 @pytest.mark.parametrize(
-    "method", ["asked", "reported", "decided", "job_started", "joined", "job_ended", "waiting_reasons"]
+    "method",
+    [
+        "record_proposal",
+        "record_reports",
+        "record_decisions",
+        "record_job_start",
+        "record_join",
+        "record_job_end",
+        "record_waiting_reasons",
+    ],
 )
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
@@ -662,7 +671,9 @@ def test_a_kill_around_any_record_changes_nothing(
     undisturbed.run(backend())
     stage = Stage(tmp_path / "study", make)
     kills = run_with_kills(method, when, lambda: stage.run(backend()), monkeypatch)
-    assert kills > 0 or (method == "joined" and make is MAKERS["hyperband"]), "one bracket: nobody runs to be joined"
+    assert kills > 0 or (method == "record_join" and make is MAKERS["hyperband"]), (
+        "one bracket: nobody runs to be joined"
+    )
     assert stage.outcome() == undisturbed.outcome()
 
 
@@ -682,7 +693,7 @@ def test_a_kill_between_the_record_and_the_start_of_a_job_loses_no_trial(tmp_pat
             stage.run(backend(on_start=die_once))
     stage.run(backend(on_start=die_once))
     assert stage.outcome() == undisturbed.outcome()
-    assert [outcome for _, outcome in stage.jobs()].count("lost") == len(Purpose)
+    assert [outcome for _, outcome in stage.jobs()].count("orphaned") == len(Purpose)
 
 
 @pytest.mark.parametrize("retries", [0, 1, 2])
@@ -722,7 +733,7 @@ def test_a_key_that_cannot_be_measured_is_not_measured_again_and_not_fused(tmp_p
     assert {row[2] for row in stage.outcome()} == {TrialState.COMPLETE}
 
 
-ALL = range(ALIKE)
+ALL = range(COMMON_FAILURES)
 
 
 def twelve(directory: Path) -> Stage:
@@ -763,7 +774,7 @@ def test_trials_of_one_job_that_fail_one_by_one_end_a_study_as_soon(tmp_path: Pa
 
 def test_profiles_that_raise_alike_end_a_study_as_soon(tmp_path: Path) -> None:
     def script(job: Job) -> Sequence[Event]:
-        if job.purpose is Purpose.SURVEY:
+        if job.purpose is Purpose.SIGNATURE:
             keys = {m.trial.number: replace(KEY, structure=f"net {m.trial.number}") for m in job.members}
             return [SignaturesFound(job.id, keys), Ended(job.id, Outcome.FINISHED)]
         return [Ended(job.id, Outcome.RAISED, "Traceback\nValueError: x\nLog: a.log")]
@@ -771,7 +782,7 @@ def test_profiles_that_raise_alike_end_a_study_as_soon(tmp_path: Path) -> None:
     stage = twelve(tmp_path / "study")
     with pytest.raises(StudyFailedError, match=r"ValueError: x \(trials 0-4; log: a.log\)"):
         stage.run(backend(script))
-    assert [purpose for purpose, _ in stage.jobs()] == ["survey", *["profile"] * ALIKE]
+    assert [purpose for purpose, _ in stage.jobs()] == ["signature", *["profile"] * COMMON_FAILURES]
     with closing(stage.open()) as journal:
         assert [(cause.text, cause.trials) for cause in causes(StudyStatistics(journal).unmeasured(0.0))] == [
             ("ValueError: x", (*ALL,))
@@ -782,7 +793,7 @@ def test_profiles_of_trials_that_ended_a_run_do_not_end_the_next(tmp_path: Path)
     """They come before any training."""
 
     def script(job: Job) -> Sequence[Event]:
-        if job.purpose is Purpose.SURVEY:
+        if job.purpose is Purpose.SIGNATURE:
             keys = {m.trial.number: replace(KEY, structure=f"net {m.trial.number}") for m in job.members}
             return [SignaturesFound(job.id, keys), Ended(job.id, Outcome.FINISHED)]
         return [Ended(job.id, Outcome.RAISED, "ValueError: x")] if job.members[0].trial.number < 8 else well(job)
@@ -812,9 +823,9 @@ def test_once_a_trial_has_reported_all_may_fail_alike_after_a_resume_too(tmp_pat
 
 
 def test_after_a_survey_that_crashed_trials_are_looked_at_one_by_one(tmp_path: Path) -> None:
-    stage, carrier = four(tmp_path / "study"), backend(failing(0, outcome=Outcome.CRASHED, purpose=Purpose.SURVEY))
+    stage, carrier = four(tmp_path / "study"), backend(failing(0, outcome=Outcome.CRASHED, purpose=Purpose.SIGNATURE))
     stage.run(carrier)
-    assert [purpose for purpose, _ in stage.jobs()][:5] == ["survey"] * 5
+    assert [purpose for purpose, _ in stage.jobs()][:5] == ["signature"] * 5
     assert {row[2] for row in stage.outcome()} == {TrialState.COMPLETE}
 
 
@@ -895,7 +906,7 @@ def test_jobs_that_cannot_be_started_on_a_full_disk_are_not_waited_for(
 
     stage, carrier = four(tmp_path / "study", slots=2), backend(on_start=none)
     with monkeypatch.context() as patch:
-        patch.setattr(Journal, "job_ended", full)
+        patch.setattr(Journal, "record_job_end", full)
         with pytest.raises(StorageFullError, match="no room for the journal"):
             stage.run(carrier)
     assert not carrier.stopped, "no job was there"
@@ -961,7 +972,7 @@ def test_a_job_whose_start_cannot_be_recorded_is_not_waited_for(
         raise StorageFullError("no room for the journal")
 
     with monkeypatch.context() as patch:
-        patch.setattr(Journal, "job_started", full)
+        patch.setattr(Journal, "record_job_start", full)
         with pytest.raises(StorageFullError, match="no room for the journal"):
             stage.run(carrier)
     assert not carrier.started
@@ -974,12 +985,12 @@ def test_a_full_disk_as_a_trial_gets_a_copy_ends_the_study_in_words(stage: Stage
     carrier = backend()
     copied: list[int] = []
 
-    def inherit(directory: Path, trial: Trial) -> None:
+    def copy_checkpoint(directory: Path, trial: Trial) -> None:
         copied.append(trial.number)
         if len(copied) == 13:  # of a later rung
             raise OSError(errno.ENOSPC, "No space left on device")
 
-    carrier.inherit = inherit  # type: ignore[method-assign]
+    carrier.copy_checkpoint = copy_checkpoint  # type: ignore[method-assign]
     with pytest.raises(StorageFullError, match="No space left on device"):
         stage.run(carrier)
     stage.run(backend())
@@ -1025,7 +1036,7 @@ def test_a_trial_that_fails_by_itself_leaves_its_company_alone(tmp_path: Path) -
 def test_surveys_are_shared_by_idle_devices(slots: int, tmp_path: Path) -> None:
     stage, carrier = four(tmp_path / "study", slots), backend()
     stage.run(carrier)
-    surveys = [job for job in carrier.started if job.purpose is Purpose.SURVEY]
+    surveys = [job for job in carrier.started if job.purpose is Purpose.SIGNATURE]
     assert len(surveys) == slots
     assert sorted(number for job in surveys for number in row_numbers(job)) == [0, 1, 2, 3]
 
@@ -1038,7 +1049,7 @@ def test_an_engine_that_proposes_other_trials_than_were_recorded_says_so(stage: 
         other.run(backend())
 
 
-@pytest.mark.parametrize("purpose", [Purpose.SURVEY, Purpose.TRAIN])
+@pytest.mark.parametrize("purpose", [Purpose.SIGNATURE, Purpose.TRAIN])
 def test_a_task_that_cannot_be_loaded_after_a_resume_fails_no_trial(purpose: Purpose, stage: Stage) -> None:
     def die_in_the_second_rung(job: Job) -> None:
         if job.purpose is Purpose.TRAIN and job.members[0].start > 0:
@@ -1067,7 +1078,7 @@ def test_the_oversubscription_follows_from_what_jobs_report(
 
     def script(job: Job) -> list[Event]:
         match job.purpose:
-            case Purpose.SURVEY:
+            case Purpose.SIGNATURE:
                 keys = {m.trial.number: replace(KEY, structure=f"net {m.trial.number}") for m in job.members}
                 return [SignaturesFound(job.id, keys), Ended(job.id, Outcome.FINISHED)]
             case Purpose.TRAIN:
@@ -1165,7 +1176,9 @@ def test_a_study_that_runs_tries_again_at_once(tmp_path: Path) -> None:
     assert [row[2] for row in stage.outcome()] == [TrialState.COMPLETE] * 4
 
 
-@pytest.mark.parametrize("method", ["retry", "put", "reported", "decided", "job_started", "job_ended"])
+@pytest.mark.parametrize(
+    "method", ["requeue_failed", "put", "record_reports", "record_decisions", "record_job_start", "record_job_end"]
+)
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_kill_while_trials_are_tried_again_changes_nothing(
     method: str, when: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -97,7 +97,7 @@ def test_a_study_whose_jobs_never_rest_ends_as_any_other(make: Callable[[], Algo
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-@pytest.mark.parametrize("method", ["leaving", "job_ended", "job_started", "reported"])
+@pytest.mark.parametrize("method", ["record_preemption", "record_job_end", "record_job_start", "record_reports"])
 def test_a_kill_while_jobs_are_suspended_loses_no_trial(
     method: str, when: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,4 +1,4 @@
-"""What a trial learns does not depend on whom it trains with: every epoch of every trial against a plain loop."""
+"""Results of a trial do not depend on the other members: each epoch of each trial is compared with a plain loop."""
 
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What one trial does wrong stays with it: its neighbours' numbers are those of plain loops."""
+"""Faults of one trial do not change its neighbours, whose results equal those of plain loops."""
 
 from pathlib import Path
 from typing import Any

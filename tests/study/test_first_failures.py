@@ -1,12 +1,12 @@
-"""What trials fail of, each by itself, before any has reported anything: five alike end a study."""
+"""Five trials that fail alone with one cause, before any trial has reported, end the study."""
 
 import pytest
 
 from shoal.core.cause import Cause
-from shoal.study.retries import ALIKE, FirstFailures
+from shoal.study.retries import COMMON_FAILURES, FirstFailures
 from shoal.study.trials import TrialTable
 
-ALL = range(ALIKE)
+ALL = range(COMMON_FAILURES)
 
 
 def message(number, text="ValueError: x"):
@@ -17,14 +17,14 @@ def noted(*failures):
     """After failures of (number, text)."""
     first = FirstFailures(TrialTable())
     for number, text in failures:
-        assert first.alike() is None
+        assert first.common_cause() is None
         first.note(number, message(number, text))
     return first
 
 
 def test_so_many_trials_that_fail_alike_end_a_study():
     first = noted(*((number, "ValueError: x") for number in ALL))
-    assert first.alike() == Cause("ValueError: x", tuple(ALL), "logs/0.log", message(0))
+    assert first.common_cause() == Cause("ValueError: x", tuple(ALL), "logs/0.log", message(0))
 
 
 @pytest.mark.parametrize(
@@ -32,28 +32,28 @@ def test_so_many_trials_that_fail_alike_end_a_study():
     [
         [(number, "ValueError: x") for number in ALL[1:]],
         [(0, "ValueError: y"), *((number, "ValueError: x") for number in ALL[1:])],
-        [(0, "ValueError: x")] * ALIKE,
+        [(0, "ValueError: x")] * COMMON_FAILURES,
     ],
     ids=["too few", "another cause", "the same trial again"],
 )
 def test_what_ends_no_study(failures):
-    assert noted(*failures).alike() is None
+    assert noted(*failures).common_cause() is None
 
 
-@pytest.mark.parametrize("before", [0, ALIKE - 1])
+@pytest.mark.parametrize("before", [0, COMMON_FAILURES - 1])
 def test_once_a_trial_has_reported_no_failures_end_a_study(before):
     first = noted(*((number, "ValueError: x") for number in range(before)))
     first.reported()
     for number in range(12):
         first.note(number, message(number))
-    assert first.alike() is None
+    assert first.common_cause() is None
 
 
 def test_trials_that_an_earlier_run_ended_on_do_not_count_again():
     trials = TrialTable()
-    trials.tried = {*ALL}
+    trials.common_failures = {*ALL}
     first = FirstFailures(trials)
-    for number in range(2 * ALIKE):
-        assert first.alike() is None
+    for number in range(2 * COMMON_FAILURES):
+        assert first.common_cause() is None
         first.note(number, message(number))
-    assert first.alike().trials == tuple(range(ALIKE, 2 * ALIKE))
+    assert first.common_cause().trials == tuple(range(COMMON_FAILURES, 2 * COMMON_FAILURES))

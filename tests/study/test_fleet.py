@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from shoal.cluster.monitor import Condition, Holder
+from shoal.cluster.monitor import Condition, DeviceProcess
 from shoal.core.device import Cluster, Device, Node
 from shoal.core.errors import DeviceError
 from shoal.study.fleet import Fleet
@@ -27,8 +27,8 @@ def find(devices: str | Sequence[str]) -> Cluster:
     return gpus(*(int(name.removeprefix("cuda:")) for name in names))
 
 
-def held(*holders: Holder) -> Condition:
-    return Condition(holders=holders)
+def held(*processes: DeviceProcess) -> Condition:
+    return Condition(processes=processes)
 
 
 @pytest.mark.parametrize(
@@ -37,34 +37,38 @@ def held(*holders: Holder) -> Condition:
         pytest.param(Condition(), True, 80 * GB, "", id="well"),
         pytest.param(LOST, False, 80 * GB, "is lost: has fallen off the bus", id="lost"),
         pytest.param(
-            held(Holder(4711, "python", 70 * GB)), True, 10 * GB, "python (pid 4711) holds 70.0 GB", id="held by one"
+            held(DeviceProcess(4711, "python", 70 * GB)),
+            True,
+            10 * GB,
+            "python (pid 4711) holds 70.0 GB",
+            id="held by one",
         ),
         pytest.param(
-            held(Holder(1, "a", GB), Holder(2, "b", 3 * GB), Holder(3, "c", 2 * GB)),
+            held(DeviceProcess(1, "a", GB), DeviceProcess(2, "b", 3 * GB), DeviceProcess(3, "c", 2 * GB)),
             True,
             74 * GB,
             "b (pid 2) holds 3.0 GB, c (pid 3) holds 2.0 GB, 1 more hold some",
             id="held by many",
         ),
-        pytest.param(held(Holder(9, "X", None)), True, 80 * GB, "X (pid 9) holds some of it", id="nobody knows"),
-        pytest.param(held(Holder(9, "X", 90 * GB)), True, 0, "X (pid 9) holds 90.0 GB", id="more than there is"),
+        pytest.param(held(DeviceProcess(9, "X", None)), True, 80 * GB, "X (pid 9) holds some of it", id="nobody knows"),
+        pytest.param(held(DeviceProcess(9, "X", 90 * GB)), True, 0, "X (pid 9) holds 90.0 GB", id="more than there is"),
     ],
 )
 def test_what_a_monitor_sees_is_how_the_device_is(condition: Condition, healthy: bool, memory: int, note: str) -> None:
     fleet = Fleet(gpus(0, 1))
-    fleet.see({"cuda:1": condition})
+    fleet.apply({"cuda:1": condition})
     untouched, seen = (device for _, device in fleet.cluster)
     assert untouched == gpus(0, 1).device("cuda:0")
     assert (seen.healthy, seen.memory, seen.note) == (healthy, memory, note)
-    assert fleet.gone == (frozenset() if healthy else {"cuda:1"})
-    assert fleet.diminished == (condition != Condition())
-    assert fleet.hopeful == gpus(0, 1)
-    fleet.see({"cuda:1": Condition()})
+    assert fleet.unusable == (frozenset() if healthy else {"cuda:1"})
+    assert fleet.can_recover == (condition != Condition())
+    assert fleet.best_case == gpus(0, 1)
+    fleet.apply({"cuda:1": Condition()})
     assert fleet.cluster == gpus(0, 1), "it has returned"
 
 
 @pytest.mark.parametrize(
-    ("conditions", "removed", "diminished", "emptied"),
+    ("conditions", "removed", "can_recover", "all_removed"),
     [
         ({}, [], False, False),
         ({"cuda:0": LOST}, [], True, False),
@@ -75,28 +79,28 @@ def test_what_a_monitor_sees_is_how_the_device_is(condition: Condition, healthy:
     ],
 )
 def test_who_may_come_back(
-    conditions: Mapping[str, Condition], removed: Sequence[str], diminished: bool, emptied: bool
+    conditions: Mapping[str, Condition], removed: Sequence[str], can_recover: bool, all_removed: bool
 ) -> None:
     fleet = Fleet(gpus(0, 1))
-    fleet.see(conditions)
+    fleet.apply(conditions)
     if removed:
         fleet.remove(removed)
-    assert (fleet.diminished, fleet.emptied) == (diminished, emptied)
+    assert (fleet.can_recover, fleet.all_removed) == (can_recover, all_removed)
 
 
 def test_a_device_that_was_found_unhealthy_is_not_hoped_for_until_it_is_seen_to_be_well() -> None:
     forbidden = Cluster((Node("here", 8, (Device("cuda:0", "H200", GB, healthy=False, note="is prohibited"),)),))
     fleet = Fleet(forbidden)
-    assert fleet.gone == {"cuda:0"}
-    assert not any(device.healthy for _, device in fleet.hopeful)
-    fleet.see({"cuda:0": Condition()})
-    assert not fleet.gone
+    assert fleet.unusable == {"cuda:0"}
+    assert not any(device.healthy for _, device in fleet.best_case)
+    fleet.apply({"cuda:0": Condition()})
+    assert not fleet.unusable
 
 
 def test_devices_are_removed_and_come_back_as_they_were() -> None:
     fleet = Fleet(gpus(0, 1), ["cuda:0", "cuda:1"])
     fleet.remove(["cuda:1"])
-    assert fleet.gone == {"cuda:1"}
+    assert fleet.unusable == {"cuda:1"}
     assert fleet.cluster.device("cuda:1").note == "was removed by request"
     assert fleet.used == ["cuda:0"]
     fleet.add(["cuda:1"], find)
@@ -137,8 +141,8 @@ def test_a_record_brings_back_what_was_changed() -> None:
     fleet = Fleet(find(["cuda:0", "cuda:1"]), ["cuda:0", "cuda:1"])
     fleet.remove(["cuda:0"])
     fleet.add(["cuda:3"], find)
-    again = Fleet.again(fleet.record(), find)
+    again = Fleet.from_record(fleet.record(), find)
     assert again.cluster == fleet.cluster
     assert again.record() == fleet.record()
     again.remove(["cuda:3"])
-    assert Fleet.again(again.record(), find).used == ["cuda:1"]
+    assert Fleet.from_record(again.record(), find).used == ["cuda:1"]

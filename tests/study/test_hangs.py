@@ -19,7 +19,7 @@ def hung_at(said: Sequence[tuple[float, Event]], until: float = 2000.0) -> float
     for now in range(int(until)):
         while left and left[0][0] <= now:
             hang_detector.on_event(left.pop(0)[1])
-        if list(hang_detector.look(float(now))):
+        if list(hang_detector.poll(float(now))):
             return float(now)
     return None
 
@@ -49,9 +49,9 @@ def test_nothing_hangs_because_the_engine_slept() -> None:
     hang_detector = HangDetector(100.0)
     hang_detector.begin(Job("job", ()))
     hang_detector.on_event(STEPS)
-    assert not list(hang_detector.look(0.0))
-    assert not list(hang_detector.look(5000.0))
-    assert not list(hang_detector.look(5001.0))
+    assert not list(hang_detector.poll(0.0))
+    assert not list(hang_detector.poll(5000.0))
+    assert not list(hang_detector.poll(5001.0))
 
 
 def test_a_job_that_has_ended_is_not_watched() -> None:
@@ -59,7 +59,7 @@ def test_a_job_that_has_ended_is_not_watched() -> None:
     hang_detector.begin(Job("job", ()))
     hang_detector.end("job")
     hang_detector.on_event(STEPS)
-    assert not [hung for now in range(50) for hung in hang_detector.look(float(now))]
+    assert not [hung for now in range(50) for hung in hang_detector.poll(float(now))]
 
 
 @pytest.mark.parametrize("seconds", [0, -1, 2.9, float("nan"), float("inf"), "60", None, True])

@@ -1,4 +1,4 @@
-"""What a tuner is told of jobs that share a device, case by case, and what comes of it."""
+"""Observations that the tuner gets of jobs on a shared device, case by case."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -48,7 +48,7 @@ Step = Job | str | tuple[str, float] | tuple[str, float, int]
 
 
 def told(*story: Step, tuner: Spy | None = None, waiting: bool = True) -> list[list[tuple[float, float]]]:
-    """What a tuner is told of one device: a job begins there, one of a name ends, an epoch of it took so many seconds.
+    """The observations that a tuner gets of one device: a job starts or ends, or an epoch took a number of seconds.
 
     The third of an epoch is the number of its members.
     """
@@ -58,7 +58,7 @@ def told(*story: Step, tuner: Spy | None = None, waiting: bool = True) -> list[l
 
 
 def play(speeds: InterferenceTracker, story: Iterable[Step], waiting: bool = True) -> list[EpochTimes | None]:
-    """What the epochs of a story show of the company; see `told`."""
+    """The measured epoch times of a scenario; see `told`."""
     seen = []
     for step in story:
         if isinstance(step, Job):

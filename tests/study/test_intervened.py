@@ -23,14 +23,14 @@ SPACE = {"lr": shoal.grid([0.01, 0.02, 0.04])}
 def when(monkeypatch: pytest.MonkeyPatch) -> dict[tuple[int, int], Callable[[], object]]:
     """Number of a trial and the epoch that it reports -> what people do then."""
     asks: dict[tuple[int, int], Callable[[], object]] = {}
-    original = Journal.reported
+    original = Journal.record_reports
 
     def reported(journal: Journal, job: str, reports: Iterable[Report]) -> list[Report]:
         for report in (news := original(journal, job, reports)):
             asks.pop((report.trial, report.epoch), lambda: None)()
         return news
 
-    monkeypatch.setattr(Journal, "reported", reported)
+    monkeypatch.setattr(Journal, "record_reports", reported)
     return asks
 
 

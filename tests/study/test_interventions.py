@@ -33,7 +33,7 @@ from shoal.core.device import Cluster
 from shoal.core.errors import DeviceError, PolicyError, ShoalError
 from shoal.core.job import JobUpdate, Purpose
 from shoal.core.trial import Origin, TrialState
-from shoal.journal.requests import leave, pending
+from shoal.journal.requests import pending_requests, write_request
 from shoal.journal.rows import Intervention, TrialRow
 from shoal.journal.view import JournalView
 from shoal.reporting.snapshot import snapshot
@@ -195,7 +195,9 @@ def test_a_trial_that_is_resumed_before_it_has_left_waits_for_that(tmp_path: Pat
 
 
 @pytest.mark.in_turns
-@pytest.mark.parametrize("method", ["intervened", "dropped", "decided", "job_started"])
+@pytest.mark.parametrize(
+    "method", ["record_intervention", "record_dropped_trials", "record_decisions", "record_job_start"]
+)
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("make", [MAKERS["hyperband"], MAKERS["asha"]], ids=["hyperband", "asha"])
 def test_a_kill_while_trials_are_paused_and_resumed_changes_nothing(
@@ -210,7 +212,7 @@ def test_a_kill_while_trials_are_paused_and_resumed_changes_nothing(
     def run() -> None:
         stage.run(Asking(side_by_side, at_once=False, on_start=nothing, directory=stage.directory, asks=asks))
 
-    assert run_with_kills(method, when, run, monkeypatch) or method == "dropped"
+    assert run_with_kills(method, when, run, monkeypatch) or method == "record_dropped_trials"
     assert not asks
     assert stage.outcome() == undisturbed(tmp_path, lambda place: Stage(place, make))
     assert [verb for verb, _, _ in noted(stage)] == ["pause", "resume"], "each is done once"
@@ -221,8 +223,8 @@ def test_two_people_at_once_are_both_noted_in_order_and_what_makes_no_sense_is_r
 
     def two(study: Study) -> None:
         for trials in ([1, 2], [2, 9]):
-            leave(study.directory, "pause", trials=trials)
-        leave(study.directory, "resume", trials=[1, 2, 3])
+            write_request(study.directory, "pause", trials=trials)
+        write_request(study.directory, "resume", trials=[1, 2, 3])
 
     stage.run(asking(stage, (at_once, two)))
     assert noted(stage) == [
@@ -230,7 +232,7 @@ def test_two_people_at_once_are_both_noted_in_order_and_what_makes_no_sense_is_r
         ("pause", (), ("trial 2 is paused already", "there is no trial 9")),
         ("resume", (1, 2), ("trial 3 is not paused",)),
     ]
-    leave(stage.directory, "pause", trials=[0])
+    write_request(stage.directory, "pause", trials=[0])
     stage.run(backend())
     assert noted(stage)[-1] == ("pause", (), ("trial 0 is over, complete",))
     assert stage.outcome() == undisturbed(tmp_path, four)
@@ -261,7 +263,7 @@ def test_what_is_asked_while_nobody_runs_the_study_is_done_when_it_goes_on(tmp_p
 
 def test_what_only_a_newer_version_knows_is_refused_and_the_study_goes_on(tmp_path: Path) -> None:
     stage = half_way(tmp_path)
-    leave(stage.directory, "turn", trials=[0])  # type: ignore[arg-type]
+    write_request(stage.directory, "turn", trials=[0])  # type: ignore[arg-type]
     stage.run(backend())
     ((verb, trials, (why,)),) = noted(stage)
     assert (verb, trials) == ("turn", ())
@@ -304,7 +306,7 @@ def test_a_trial_that_is_over_is_neither_paused_nor_resumed_nor_stopped(tmp_path
 
 def test_interventions_are_kept_with_their_time(tmp_path: Path) -> None:
     stage = half_way(tmp_path)
-    leave(stage.directory, "resume", trials=[0])
+    write_request(stage.directory, "resume", trials=[0])
     stage.run(backend())
     with closing(stage.open()) as journal:
         (only,) = journal.interventions()
@@ -394,7 +396,7 @@ def test_an_algorithm_that_chooses_only_stopped_trials_is_asked_again_at_once(tm
 
 
 @pytest.mark.in_turns
-@pytest.mark.parametrize("method", ["intervened", "overruled", "asked"])
+@pytest.mark.parametrize("method", ["record_intervention", "record_user_stop", "record_proposal"])
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_kill_while_trials_are_stopped_changes_nothing(
     method: str, when: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -456,7 +458,7 @@ def test_a_policy_that_is_unknown_is_refused_before_anything_is_sent_and_by_the_
     ):
         Study(stage.directory).policy("wdf")
     assert not (stage.directory / "requests").exists()
-    leave(stage.directory, "policy", given={"policy": "wdf"})
+    write_request(stage.directory, "policy", arguments={"policy": "wdf"})
     stage.run(backend())
     ((_, _, (why,)),) = noted(stage)
     assert why.startswith("there is no policy 'wdf'")
@@ -491,7 +493,7 @@ def test_what_the_commands_say(arguments: str, status: int, words: str, tmp_path
     assert done.exit_code == status
     said = " ".join((done.output or str(done.exception)).replace("│", " ").split())
     assert re.search(words, said)
-    assert len(pending(stage.directory)) == (status == 0)
+    assert len(pending_requests(stage.directory)) == (status == 0)
 
 
 ADDED = 1_000_000
@@ -512,7 +514,7 @@ def test_an_added_trial_is_trained_and_counts_and_the_algorithm_goes_on_without_
     stage.run(asking(stage, (reached(0, 1), lambda study: study.add({"x": 1e-6}, 4))))
     mine = rows_of(stage)[ADDED]
     assert (mine.state, mine.epoch, mine.target, mine.config) == (TrialState.COMPLETE, 4, 4, {"x": 1e-6})
-    assert mine.reason == "added by a user, up to its budget"
+    assert mine.reason == "added by a user, and has reached its budget"
     others = [row for row in stage.outcome() if row[0] != ADDED]
     alone = undisturbed(tmp_path, place)
     if make is not MAKERS["asha"]:  # whose decisions depend on who is first
@@ -612,7 +614,7 @@ def test_a_value_outside_its_domain_is_noted_and_shown_everywhere(tmp_path: Path
 
 
 @pytest.mark.in_turns
-@pytest.mark.parametrize("method", ["intervened", "trial_added", "decided"])
+@pytest.mark.parametrize("method", ["record_intervention", "record_added_trial", "record_decisions"])
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_kill_while_trials_are_added_changes_nothing(
     method: str, when: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -639,7 +641,7 @@ def test_a_kill_while_trials_are_added_changes_nothing(
         (lambda study: study.add({"x": 1.0}, 0), "`epochs` must be an integer of at least 1, got 0"),
         (
             lambda study: study.add({"x": {1.0}}, 2, outside=True),
-            "the config of the trial cannot be kept in the journal",
+            "the config of the trial cannot be stored in the journal",
         ),
         (lambda study: study.clone([1, 9], anew=True), "has no trial 9; its trials are 0-3"),
         (lambda study: study.clone(1, {"x": 7}), "`x` is 7, and the space has choice"),
@@ -686,7 +688,7 @@ def test_a_number_is_as_good_as_several(numbers: Any, asked: list[int], tmp_path
 def test_what_a_study_cannot_add_is_noted(tmp_path: Path) -> None:
     stage = half_way(tmp_path)
     given = {"config": {"x": 9.0}, "epochs": 2, "origin": {"trial": 7, "epoch": 1}}
-    leave(stage.directory, "clone", given=given)
+    write_request(stage.directory, "clone", arguments=given)
     stage.run(backend())
     ((_, numbers, refused),) = noted(stage)
     assert numbers == ()
@@ -703,14 +705,14 @@ def test_a_study_that_is_paused_frees_its_devices_and_goes_on(tmp_path: Path) ->
     )
     stage.run(carrier)
     assert not carrier.asks
-    assert carrier.vacated == ["cpu:0"]
+    assert carrier.released == ["cpu:0"]
     assert [outcome for purpose, outcome in stage.jobs() if purpose == "train"] == ["stopped", "finished"]
     assert stage.outcome() == undisturbed(tmp_path, four)
     assert noted(stage) == [("pause study", (), ()), ("resume study", (), ())]
 
 
 @pytest.mark.in_turns
-@pytest.mark.parametrize("method", ["intervened", "put", "job_ended", "job_started"])
+@pytest.mark.parametrize("method", ["record_intervention", "put", "record_job_end", "record_job_start"])
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_kill_while_the_policy_changes_and_the_study_is_paused_and_resumed_changes_nothing(
     method: str, when: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -779,7 +781,7 @@ def test_a_study_that_is_ended_keeps_what_it_has_and_is_over_after_a_resume_too(
 
 
 @pytest.mark.in_turns
-@pytest.mark.parametrize("method", ["intervened", "put", "overruled", "job_ended"])
+@pytest.mark.parametrize("method", ["record_intervention", "put", "record_user_stop", "record_job_end"])
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_kill_while_a_study_is_ended_changes_nothing(
     method: str, when: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -803,7 +805,7 @@ def test_what_makes_no_sense_of_the_whole_study_is_noted(tmp_path: Path) -> None
     with pytest.raises(ShoalError, match="is paused already"):
         study.pause_study()
     for verb in ("pause study", "resume study", "resume study", "end study", "end study", "pause study"):
-        leave(stage.directory, verb)  # type: ignore[arg-type]
+        write_request(stage.directory, verb)  # type: ignore[arg-type]
     with pytest.raises(ShoalError, match="is to end already"):
         study.resume_study()
     stage.run(backend())

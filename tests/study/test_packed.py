@@ -52,7 +52,7 @@ SPACE = {"width": shoal.grid([4, 6, 8]), "batch_size": shoal.grid([8, 12]), "lr"
 
 
 def searched(directory: Path, **options: Any) -> dict[int, list[float]]:
-    """What every trial reported."""
+    """The reports of every trial."""
     study = shoal.tune(
         Net(),
         SPACE,

@@ -12,7 +12,7 @@ from torch import nn
 
 import shoal
 from shoal.core.trial import Trial, TrialState
-from shoal.data.batches import epoch_order
+from shoal.data.loader import epoch_order
 from shoal.journal.view import JournalView
 from shoal.worker.files import folder
 

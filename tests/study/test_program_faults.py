@@ -1,4 +1,4 @@
-"""What functions that report by themselves get wrong, in real processes."""
+"""Faults of functions that report by themselves, in real processes."""
 
 import sys
 import threading

@@ -1,4 +1,4 @@
-"""What a study hands back, and what it keeps for the next one."""
+"""Results of a study, and profiles that later studies use."""
 
 import json
 import math
@@ -18,7 +18,7 @@ from shoal.cli.app import app
 from shoal.core.errors import CheckpointError, ShoalError, StudyFailedError
 from shoal.core.job import Purpose
 from shoal.core.trial import TrialState
-from shoal.data.batches import epoch_order
+from shoal.data.loader import epoch_order
 
 RATES = {"lr": shoal.grid([0.003, 0.01, 0.03])}
 SGD = {"lr": shoal.grid([0.01, 0.03]), "momentum": 0.9, "step_size": 2}
@@ -203,7 +203,7 @@ def test_an_optimizer_of_some_parameters_is_said_once_whoever_finds_it(
         devices="cpu:2",
         show_progress=True,
     )
-    assert len({job.device for job in jobs(study.directory) if job.purpose is Purpose.SURVEY}) == 2
+    assert len({job.device for job in jobs(study.directory) if job.purpose is Purpose.SIGNATURE}) == 2
     unusual = "the task's `optimizer` leaves out parameters of the model ('0.bias', '2.bias')"
     (said,) = [line for line in capsys.readouterr().err.splitlines() if unusual in line]
     assert " note: trial " in said

@@ -101,8 +101,8 @@ def test_what_the_command_line_says(study: shoal.Study) -> None:
 )
 def test_the_front_is_found_once(study: shoal.Study, arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
-    find = ranking.undominated
-    monkeypatch.setattr(ranking, "undominated", lambda losses: (asked.append(len(losses)), find(losses))[1])
+    find = ranking.pareto_front
+    monkeypatch.setattr(ranking, "pareto_front", lambda losses: (asked.append(len(losses)), find(losses))[1])
     done = CliRunner().invoke(app, [arguments[0], str(study.directory), *arguments[1:]])
     assert done.exit_code == 0, done.output
     assert asked == [12]

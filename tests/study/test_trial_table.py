@@ -1,4 +1,4 @@
-"""Where the trials of a study stand."""
+"""States and queue order of the trials of a study."""
 
 from dataclasses import replace
 
@@ -12,10 +12,10 @@ def test_a_late_report_of_a_trial_that_waits_leaves_it_to_the_end_of_its_job() -
     trials, trial = TrialTable(), Trial(0, {}, 0, 0)
     trials.move(TrialRecord(trial, 9), TrialState.PENDING)
     trials.begin("job", [Member(trial, 0, 9)])
-    assert trials.wait_again("job", {0}, failed=True) == {0}
+    assert trials.requeue("job", {0}, failed=True) == {0}
     assert trials.reported(Report(0, 1, {"loss": 1.0}, 1.0, TrialState.RUNNING))
     assert trials[0].state is TrialState.RUNNING
-    assert trials.wait_again("job", None, failed=False) == {0}
+    assert trials.requeue("job", None, failed=False) == {0}
     assert (trials[0].state, trials[0].epoch, trials[0].failures) == (TrialState.PENDING, 1, 1)
 
 
@@ -39,7 +39,7 @@ def test_a_reason_is_told_when_it_changes_and_again_after_the_trial_ran() -> Non
     assert trials.explain(busy) == {}
     assert trials.explain(busy | {1: "is being measured"}) == {1: "is being measured"}
     trials.begin("job", [Member(some[0], 0, 9)])
-    trials.wait_again("job", None, failed=False)
+    trials.requeue("job", None, failed=False)
     assert trials.explain(busy) == busy
 
 
@@ -79,12 +79,12 @@ def test_the_first_that_wait_are_those_that_failed_least_then_by_number() -> Non
     assert [x.number for x in trials.waiting(2)] == [0, 1]
     trials.begin("job", [Member(trial, 0, 9) for trial in some[:2]])
     assert [x.number for x in trials.waiting(3)] == [2, 3, 4]
-    trials.wait_again("job", {0}, failed=True)
-    trials.wait_again("job", {1}, failed=False)
-    trials.held = {2}
+    trials.requeue("job", {0}, failed=True)
+    trials.requeue("job", {1}, failed=False)
+    trials.paused = {2}
     assert [x.number for x in trials.waiting(2)] == [1, 3]
     assert [x.number for x in trials.waiting()] == [1, 3, 4, 5, 0]
-    trials.held = set()
+    trials.paused = set()
     assert [x.number for x in trials.waiting(3)] == [1, 2, 3]
     assert [x.number for x in trials.in_order({0, 5, 2})] == [2, 5, 0]
     assert [x.number for x in trials.waiting(99)] == [1, 2, 3, 4, 5, 0]

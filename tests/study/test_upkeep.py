@@ -11,14 +11,14 @@ import pytest
 from test_engine import KEY, PROFILE, Killed, Scripted, Stage, backend, brackets, cluster, four, nothing, reports, well
 
 from shoal.backends.base import ArrayFailed, Ended, Event, MemoryMeasured, Outcome, Profiled, SignaturesFound
-from shoal.cluster.monitor import Condition, Holder
+from shoal.cluster.monitor import Condition, DeviceProcess
 from shoal.core.demand import Profile
 from shoal.core.device import Cluster, Device
 from shoal.core.errors import DeviceError, StorageFullError
 from shoal.core.job import Job, Purpose
 from shoal.core.trial import TrialState
 from shoal.cost.history import History
-from shoal.journal.requests import leave, pending
+from shoal.journal.requests import pending_requests, write_request
 from shoal.journal.rows import TrialRow
 from shoal.journal.writer import Journal
 from shoal.results import Study
@@ -50,7 +50,7 @@ class Sight:
     def watch(self, cluster: Cluster) -> None:
         """It looks at all there is."""
 
-    def look(self, own: Collection[int]) -> Mapping[str, Condition]:
+    def conditions(self, own: Collection[int]) -> Mapping[str, Condition]:
         assert own, "the engine has a process of its own"
         seen = self.see() if self.looks > 0 else {}
         self.looks -= bool(seen)
@@ -90,7 +90,7 @@ class Guarded(Stage):
             engine.run()
 
     def profile(self) -> Profile | None:
-        """What is known of `KEY` by now."""
+        """The profiles of `KEY` so far."""
         history = History(self.directory / "history.sqlite")
         return history.get(KEY.structure, KEY.data, KEY.batch_size, "cpu")
 
@@ -152,7 +152,7 @@ def test_jobs_on_a_lost_device_are_killed_and_start_elsewhere(tmp_path: Path) ->
     assert message.startswith(f"{device} is lost: has fallen off the bus\nLog: ")
     assert device not in {other for other, _, _ in others}
     assert carrier.killed == [next(job.id for job in carrier.started if job.purpose is Purpose.TRAIN)]
-    assert carrier.vacated == [device], "once, when nothing ran there any more"
+    assert carrier.released == [device], "once, when nothing ran there any more"
 
 
 def test_a_job_that_dies_because_its_device_does_is_not_to_blame(tmp_path: Path) -> None:
@@ -182,7 +182,7 @@ def test_a_study_without_a_device_waits_says_why_and_goes_on_when_one_returns(tm
 
 
 def test_a_device_full_of_someone_elses_memory_is_waited_for(tmp_path: Path) -> None:
-    full = Condition(holders=(Holder(4711, "python", 2**30 - 1000),))
+    full = Condition(processes=(DeviceProcess(4711, "python", 2**30 - 1000),))
     stage = guarded(tmp_path / "study", slots=1, see=lambda: {"cpu:0": full}, looks=12)
 
     def script(job: Job) -> list[Event]:
@@ -198,7 +198,7 @@ def test_a_device_full_of_someone_elses_memory_is_waited_for(tmp_path: Path) -> 
 
 
 def test_what_is_too_large_for_the_whole_device_is_not_waited_for(tmp_path: Path) -> None:
-    full = Condition(holders=(Holder(4711, "python", 2**29),))
+    full = Condition(processes=(DeviceProcess(4711, "python", 2**29),))
     stage = guarded(tmp_path / "study", slots=1, see=lambda: {"cpu:0": full})
 
     def script(job: Job) -> list[Event]:
@@ -247,7 +247,7 @@ def test_a_job_that_hangs_is_killed_also_where_the_disk_is_too_full_to_say_so(
 
     stage, carrier = guarded(tmp_path / "study", slots=1), backend(stuck(0))
     with monkeypatch.context() as patch:
-        patch.setattr(Journal, "killing", full)
+        patch.setattr(Journal, "record_kill", full)
         with pytest.raises(StorageFullError):
             stage.run(carrier, hang_seconds=5.0)
     assert carrier.killed == [carrier.started[2].id]
@@ -268,7 +268,7 @@ def request(directory: Path, verb: Literal["add devices", "remove devices"], *de
     thread = threading.Thread(target=wait)
     thread.said = said  # type: ignore[attr-defined]
     thread.start()
-    while not pending(directory) and thread.is_alive():
+    while not pending_requests(directory) and thread.is_alive():
         pass
     return thread
 
@@ -304,11 +304,11 @@ def test_a_running_study_changes_its_devices_by_request(
     complete(stage)
     others = [name for name in ("cpu:0", "cpu:1") if name != here]
     assert answers(asked[0]) == [others if expected == ["not here"] else expected]
-    assert not pending(stage.directory)
+    assert not pending_requests(stage.directory)
     assert not list((stage.directory / "requests").glob("*"))
     if "here" in devices:
         assert [end[:2] for end in stage.ends()] == [(here, "stopped"), (others[0], "finished")]
-        assert carrier.vacated == [here]
+        assert carrier.released == [here]
         with closing(stage.open()) as journal:
             record = dict(journal.study["fleet"])
         assert record == {"devices": "auto", "added": [], "removed": [here]}
@@ -321,19 +321,19 @@ def test_a_request_that_was_recorded_before_the_engine_was_killed_is_done_once(
 
     def when(job: Job) -> None:
         if not asked:
-            asked.append(leave(stage.directory, "remove devices", devices=["cpu:1"]))
+            asked.append(write_request(stage.directory, "remove devices", devices=["cpu:1"]))
 
     def die(*arguments: object) -> None:
         raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr("shoal.study.actuation.carried_out", die)
+        patch.setattr("shoal.study.actuation.delete_request", die)
         with pytest.raises(Killed):
             stage.run(backend(on_start=when))
         with closing(stage.open()) as journal:
             record = journal.study["fleet"]
-        assert [each.name for each in pending(stage.directory)] == asked
-        stage.fleet = Fleet.again(record, lambda devices: cluster(2))
+        assert [each.name for each in pending_requests(stage.directory)] == asked
+        stage.fleet = Fleet.from_record(record, lambda devices: cluster(2))
         patch.undo()
         stage.run(backend())
     complete(stage)
@@ -347,23 +347,23 @@ def test_a_request_that_its_user_gives_up_is_withdrawn(tmp_path: Path) -> None:
     stage = guarded(tmp_path / "study")
 
     def interrupt(seconds: float) -> None:
-        assert pending(stage.directory)
+        assert pending_requests(stage.directory)
         raise KeyboardInterrupt
 
     with closing(stage.open()), pytest.raises(KeyboardInterrupt):
         change_devices(stage.directory, "remove devices", ["cpu:1"], pause=interrupt)
-    assert pending(stage.directory) == []
+    assert pending_requests(stage.directory) == []
 
 
 def test_an_engine_that_is_busy_is_still_asked_when_its_user_has_waited_long_enough(tmp_path: Path) -> None:
     stage = guarded(tmp_path / "study")
     with closing(stage.open()), pytest.raises(DeviceError, match=r"within 0.1 s; the request stays pending"):
         change_devices(stage.directory, "remove devices", ["cpu:1"], patience=0.1)
-    assert [each.verb for each in pending(stage.directory)] == ["remove devices"]
+    assert [each.verb for each in pending_requests(stage.directory)] == ["remove devices"]
 
 
 def test_devices_are_changed_while_nobody_runs_the_study_and_trials_go_on_there(tmp_path: Path) -> None:
-    """What is kept is done at the resume, in order; what makes no sense by then is refused before."""
+    """Pending requests are carried out in order on resume; invalid requests are refused earlier."""
     stage = guarded(tmp_path / "study")
 
     def die(job: Job) -> None:
@@ -466,7 +466,7 @@ def test_a_trial_that_runs_out_of_a_small_device_is_tried_on_a_larger_one(tmp_pa
     small: list[str] = []
 
     def script(job: Job) -> list[Event]:
-        if job.purpose is Purpose.SURVEY:
+        if job.purpose is Purpose.SIGNATURE:
             keys = {m.trial.number: replace(KEY, structure=f"net {m.trial.number}") for m in job.members}
             return [SignaturesFound(job.id, keys), Ended(job.id, Outcome.FINISHED)]
         if job.purpose is Purpose.PROFILE:
@@ -534,21 +534,21 @@ def test_the_same_error_twice_by_itself_is_not_tried_a_third_time(message: str, 
 def test_a_study_on_a_full_disk_winds_up_without_recording_its_devices(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    record = Journal.devices_are
+    record = Journal.record_devices
 
     def script(job: Job) -> list[Event]:
         if len(carrier.trained()) == 2:
             return [Ended(job.id, Outcome.STORAGE_FULL, "no room for a checkpoint")]
         return well(job)
 
-    def devices_are(journal: Journal, cluster: Cluster) -> None:
+    def record_devices(journal: Journal, cluster: Cluster) -> None:
         if len(carrier.trained()) > 1:
             raise StorageFullError("no room for the journal")
         record(journal, cluster)
 
     two = brackets(tmp_path / "study")
     carrier, stage = backend(script), Guarded(two.directory, two.make, two.space, 2, Sight(dict, 0))
-    monkeypatch.setattr(Journal, "devices_are", devices_are)
+    monkeypatch.setattr(Journal, "record_devices", record_devices)
     with pytest.raises(StorageFullError, match="no room for a checkpoint"):
         stage.run(carrier)
     assert len(carrier.trained()) == 2
@@ -558,18 +558,18 @@ def test_a_study_on_a_full_disk_winds_up_without_recording_its_devices(
 def test_the_end_of_a_job_is_heard_though_its_devices_cannot_be_recorded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    record = Journal.devices_are
+    record = Journal.record_devices
 
     def script(job: Job) -> list[Event]:
         return [Ended(job.id, Outcome.CRASHED, "died")] if job.purpose is Purpose.TRAIN else well(job)
 
-    def devices_are(journal: Journal, cluster: Cluster) -> None:
+    def record_devices(journal: Journal, cluster: Cluster) -> None:
         if carrier.trained() and not any(carrier._events.values()):  # its end was polled, and is about to be handled
             raise StorageFullError("no room for the journal")
         record(journal, cluster)
 
     stage, carrier = guarded(tmp_path / "study", slots=1), backend(script)
-    monkeypatch.setattr(Journal, "devices_are", devices_are)
+    monkeypatch.setattr(Journal, "record_devices", record_devices)
     monkeypatch.setattr(carrier, "stop", lambda job: None)  # a job that has ended is left alone
     with pytest.raises(StorageFullError, match="no room for the journal"):
         stage.run(carrier)
@@ -599,8 +599,8 @@ def test_the_other_jobs_are_waited_for_though_the_end_of_one_on_a_full_disk_cann
 
     two = brackets(tmp_path / "study")
     carrier, stage = backend(script), Guarded(two.directory, two.make, two.space, 2, Sight(dict, 0))
-    record, say = Journal.job_ended, carrier.poll
-    monkeypatch.setattr(Journal, "job_ended", job_ended)
+    record, say = Journal.record_job_end, carrier.poll
+    monkeypatch.setattr(Journal, "record_job_end", job_ended)
     monkeypatch.setattr(carrier, "poll", poll)
     with pytest.raises(StorageFullError, match="no room for the journal"):
         stage.run(carrier)

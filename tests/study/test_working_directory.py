@@ -71,7 +71,7 @@ def test_whole_paths_need_no_working_directory(tmp_path: Path) -> None:
 
 
 def test_the_command_line_tells_before_torch_is_imported(tmp_path: Path) -> None:
-    """Whose arithmetic ends a process without a working directory: "cannot load libtorch_cpu.so"."""
+    """Its arithmetic ends a process without a working directory: "cannot load libtorch_cpu.so"."""
     (tmp_path / "script.py").write_text("print('was run')")
     main = f"{sys.executable} -c 'from shoal.cli import main; main()'"
     line = f"mkdir gone && cd gone && rmdir ../gone && exec {main} run {tmp_path / 'script.py'}"

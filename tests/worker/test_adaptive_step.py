@@ -10,7 +10,7 @@ from torch import Tensor, nn
 import shoal.fuse.step as step_module
 from shoal.core.demand import Profile
 from shoal.core.errors import FusionError
-from shoal.cost.estimate import repays
+from shoal.cost.estimate import compiling_pays
 from shoal.cost.race import RaceRules
 from shoal.fuse.api import fuse
 from shoal.fuse.array import ModelArray
@@ -107,8 +107,8 @@ def test_choice(profile: Profile, delay: float, steps: int, kept: bool | None, m
     monkeypatch.setattr(Captured, "delay", delay)
     array, optimizer = members()
     chosen = AdaptiveStep(array, optimizer, loss, profile, steps, Clock.look)
-    uncaptured = 2 * (RaceRules.rounds + 1)
-    total = 2 * uncaptured + RaceRules.rounds
+    uncaptured = 2 * (RaceRules.min_runs + 1)
+    total = 2 * uncaptured + RaceRules.min_runs
     for _ in range(total):
         losses = chosen.step(X)
     torch.testing.assert_close(losses, plain(total), rtol=1e-12, atol=0)
@@ -128,7 +128,7 @@ def test_a_batch_of_another_shape_runs_eagerly(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(Captured, "delay", -0.9)
     array, optimizer = members()
     chosen = AdaptiveStep(array, optimizer, loss, KNOWN, 10**6, Clock.look)
-    for _ in range(4 * (RaceRules.rounds + 1)):
+    for _ in range(4 * (RaceRules.min_runs + 1)):
         chosen.step(X)
     taken = Captured.taken
     assert chosen.step(X[:2]).shape == (2,)
@@ -144,8 +144,8 @@ def test_a_step_that_cannot_be_compiled_is_not_tried_again(monkeypatch: pytest.M
     monkeypatch.setattr(step_module, "CapturedStep", refuse)
     array, optimizer = members()
     chosen = AdaptiveStep(array, optimizer, loss, KNOWN, 10**6, Clock.look)
-    for _ in range(2 * (RaceRules.rounds + 1)):
+    for _ in range(2 * (RaceRules.min_runs + 1)):
         chosen.step(X)
     assert chosen.finding is not None
     assert chosen.finding.compiled_gain[2] == 1.0
-    assert not repays(chosen.finding, 2, 1.0, 10**9)
+    assert not compiling_pays(chosen.finding, 2, 1.0, 10**9)

@@ -106,7 +106,7 @@ def test_slow_samples_make_sharing_pay(history, fusing_pays):
         assert each.profile.fetch_seconds >= each.array.key.batch_size * FETCH_SECONDS
         assert each.preprocessing > 0.5
     assert [(each.job, each.packed_with) for each in found.arrays] == [(1, (1, 2)), (1, (0, 2)), (1, (0, 1))]
-    assert found.arrays[0].decided.startswith("2 trials fused; packed with 2, 3: saves ")
+    assert found.arrays[0].decision.startswith("2 trials fused; packed with 2, 3: saves ")
     assert found.pays
     assert found.totals["chosen"] < min(found.totals["fused"], found.totals["packed"]) < found.totals["apart"]
     fetched = 144 * FETCH_SECONDS
@@ -135,7 +135,7 @@ def test_what_the_history_says_is_measured_anew(history):
 def test_arrays_of_other_data_stay_apart(history):
     found = tried([{"data": "slow", "width": 4}, {"width": 4}], history)
     assert [each.job for each in found.arrays] == [1, 2]
-    assert [each.decided for each in found.arrays] == ["by itself: no other array has its data"] * 2
+    assert [each.decision for each in found.arrays] == ["by itself: no other array has its data"] * 2
     assert [each.profile.sharing for each in found.arrays] == ["kept", "resident"]
     assert found.totals["packed"] == found.totals["apart"]
 
@@ -210,8 +210,8 @@ def test_who_exits_is_told_and_the_others_go_on(history):
 def test_trials_are_not_fused_where_the_study_says_so(history):
     found = tried([{"width": 4}, {"width": 4}], history, packing=NoPacking(), fuse=False)
     assert [numbers(each) for each in found.arrays] == [[0], [1]]
-    assert found.arrays[0].decided.startswith("not fused: fuse=False; by itself: sharing would save up to ")
-    assert found.arrays[0].decided.endswith(", NoPacking() decides")
+    assert found.arrays[0].decision.startswith("not fused: fuse=False; by itself: sharing would save up to ")
+    assert found.arrays[0].decision.endswith(", NoPacking() decides")
     assert set(found.totals.values()) == {found.totals["apart"]}
 
 
@@ -237,7 +237,7 @@ def test_arrays_that_raise_in_company_are_by_themselves(history):
     found = tried(configs, history, Lonely())
     assert [each.job for each in found.arrays] == [1, 2]
     why = "by itself: measuring it with others failed: RuntimeError: too many models"
-    assert [each.decided for each in found.arrays] == [why] * 2
+    assert [each.decision for each in found.arrays] == [why] * 2
     assert history.pack_speeds("cpu/1") == {}
 
 

@@ -202,7 +202,7 @@ def test_a_way_is_tried_a_few_times(gpu: torch.device) -> None:
     rounds = until_chosen(turns, lanes)
     assert turns.way == "turns"
     doubling = 10  # of the span, while a round is short
-    assert rounds <= doubling + 2 * (RULES.rounds + 1)
+    assert rounds <= doubling + 2 * (RULES.min_runs + 1)
 
 
 def test_lanes_end_each_round_side_by_side() -> None:

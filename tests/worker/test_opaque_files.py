@@ -11,7 +11,7 @@ import pytest
 
 from shoal.core.errors import CheckpointError
 from shoal.core.trial import Origin, Report, Trial
-from shoal.worker.files import inherit, published
+from shoal.worker.files import copy_checkpoint, published
 from shoal.worker.opaque.files import ProgramFiles
 
 
@@ -222,13 +222,13 @@ def test_what_a_program_that_prints_keeps_is_not_copied_to_another_trial(tmp_pat
     (store.live / "a").write_text("1")
     store.output.write_text(printed(1, 2))
     with pytest.raises(CheckpointError, match=r"copied when it calls shoal\.report, not when it prints"):
-        inherit(tmp_path, Trial(4, {}, 0, 0, Origin(3, 2)))
+        copy_checkpoint(tmp_path, Trial(4, {}, 0, 0, Origin(3, 2)))
 
 
 def test_a_copy_of_a_trial_has_files_of_its_own(tmp_path: Path, store: ProgramFiles) -> None:
     (store.live / "a").write_text("1")
     store.put_aside(reports(2))
-    inherit(tmp_path, Trial(4, {}, 0, 0, Origin(3, 2)))
+    copy_checkpoint(tmp_path, Trial(4, {}, 0, 0, Origin(3, 2)))
     copy = ProgramFiles(tmp_path, 4)
     copy.begin()
     assert (copy.live / "a").read_text() == "1"

@@ -174,7 +174,7 @@ def test_who_comes_within_an_epoch_catches_up_and_shares_the_samples(
     task = Long()
     shop = Shop(task, tmp_path)
     (array,) = shop.arrays([whole(newcomer, 2)])
-    plan = Planned({300: JobUpdate(join=(replace(array, apart=True),))})  # steps of 2 and of 5: 428 samples
+    plan = Planned({300: JobUpdate(join=(replace(array, separate=True),))})  # steps of 2 and of 5: 428 samples
     reports = reports_in(shop.run([whole(0, 2), whole(4, 2)], plan))
     everybody = sorted((0, 4, newcomer))
     assert sorted((r.trial, r.epoch) for r in reports) == [(number, epoch) for number in everybody for epoch in (1, 2)]

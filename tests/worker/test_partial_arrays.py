@@ -101,12 +101,12 @@ def test_keys_say_what_is_apart_and_what_is_shared() -> None:
     signature_builder = SignatureBuilder(task := Adapted(), DataSets(task, CPU))
     keys = [signature_builder.key(each.trial) for each in members(*RANKS, 0)]
     assert len({key.structure for key in keys}) == 4
-    assert len({key.of_family for key in keys}) == 1
+    assert len({key.family_key for key in keys}) == 1
 
 
 def test_a_family_is_measured_as_one_array() -> None:
     sets = DataSets(task := Adapted(), CPU)
     some = members(*RANKS)
-    family = SignatureBuilder(task, sets).key(some[0].trial).of_family
+    family = SignatureBuilder(task, sets).key(some[0].trial).family_key
     profile = measure(task, sets, Array(family, tuple(some)), CPU, memory=1 << 34)
     assert profile.step_seconds.keys() >= {1, 4}

@@ -13,11 +13,11 @@ import shoal
 from shoal.core.array import Member
 from shoal.core.errors import TaskError
 from shoal.core.trial import Origin, Trial
-from shoal.data.batches import epoch_order
+from shoal.data.loader import epoch_order
 from shoal.fuse.generators import reseed
 from shoal.task import Task
 from shoal.worker.checkpoint import load_newest
-from shoal.worker.files import inherit
+from shoal.worker.files import copy_checkpoint
 from shoal.worker.worker_state import TrialCache
 
 EPOCHS, STEPS = 3, 3
@@ -147,7 +147,7 @@ def test_a_trial_that_takes_over_weights_has_the_schedule_of_its_own_steps(tmp_p
     task, source = ByStep(), trial(0)
     work(task, tmp_path, [Member(source, 0, 2)])
     follower = Trial(2, {"lr": 0.05, "number": 2}, seed=5, data_seed=7, origin=Origin(0, 2))
-    inherit(tmp_path, follower)
+    copy_checkpoint(tmp_path, follower)
     work(task, tmp_path, [Member(follower, 2, 3)])
     found = load_newest(tmp_path, 2)
     assert found is not None

@@ -491,7 +491,7 @@ class Divided(Net):
 
 
 def test_a_look_loads_no_data(tmp_path: Path) -> None:
-    plan = {1: JobUpdate(look=(trial(0), trial(1)))}
+    plan = {1: JobUpdate(find_signatures=(trial(0), trial(1)))}
     events = work(Divided(), tmp_path, [Member(trial(0), 0, 1)], Planned(plan))
     (looked,) = [event for event in events if isinstance(event, SignaturesFound)]
     assert looked.keys.keys() == {0}

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from shoal.algorithms.base import Problem, Totals, check_whole
+from shoal.algorithms.base import Problem, Totals, check_integer
 from shoal.algorithms.bracket import Rung, check_halving, milestones, totals_of
 from shoal.algorithms.concurrent import ConcurrentAlgorithm
 from shoal.algorithms.projection import projection
@@ -22,7 +22,7 @@ __all__ = ["ASHA"]
 
 VARIANTS = ("promotion", "stopping")
 
-_Standing = tuple[float, int]
+_RankKey = tuple[float, int]
 """Loss of a trial (less is better) and its number, which breaks ties."""
 
 
@@ -34,17 +34,17 @@ class _Rung:
         epochs: Budget of the rung.
         ranking: All trials that reached the rung, best first; NaN counts as the worst.
         paused: Trials that may still be promoted, best first.
-        going: Numbers of the promoted trials, in the order of the decisions.
+        promoted: Numbers of the promoted trials, in the order of the decisions.
     """
 
     epochs: int
-    ranking: list[_Standing] = field(default_factory=list)
-    paused: list[_Standing] = field(default_factory=list)
-    going: deque[int] = field(default_factory=deque)
+    ranking: list[_RankKey] = field(default_factory=list)
+    paused: list[_RankKey] = field(default_factory=list)
+    promoted: deque[int] = field(default_factory=deque)
 
-    def rank(self, standing: _Standing) -> int:
+    def rank(self, key: _RankKey) -> int:
         """Number of better trials on the rung."""
-        return bisect_left(self.ranking, standing)
+        return bisect_left(self.ranking, key)
 
 
 @dataclass(eq=False)
@@ -78,8 +78,8 @@ class ASHA(ConcurrentAlgorithm):
         sampler: None for random configurations, a name of `SAMPLERS`, or a function that makes a new Optuna sampler of
             a seed. "nsga2" and "cmaes" breed generations of trials with a value at the modelled budget; few trials get
             there, so they learn late.
-        gather: Parameters by which each `concurrency` configurations are ordered, so that those which can be one array
-            come together. The set of configurations does not change.
+        group_by: Parameters by which each `concurrency` configurations are ordered, so that those which can be one
+            array come together. The set of configurations does not change.
 
     Raises:
         AlgorithmError: a setting is no integer, out of range, no variant, or no sampler.
@@ -92,12 +92,12 @@ class ASHA(ConcurrentAlgorithm):
     concurrency: int = 32
     variant: str = "promotion"
     sampler: "str | Callable[[int], optuna.samplers.BaseSampler] | None" = None
-    gather: Sequence[str] = ()
+    group_by: Sequence[str] = ()
 
     def __post_init__(self) -> None:
-        check_whole("n", self.n)
+        check_integer("n", self.n)
         check_halving(self.min_epochs, self.max_epochs, self.eta)
-        check_whole("concurrency", self.concurrency)
+        check_integer("concurrency", self.concurrency)
         if self.variant not in VARIANTS:
             raise AlgorithmError(f"`variant` must be one of {', '.join(VARIANTS)}, got {self.variant!r}")
         if self.sampler is not None:
@@ -114,7 +114,7 @@ class ASHA(ConcurrentAlgorithm):
         budgets = milestones(self.min_epochs, self.max_epochs, self.eta)
         self._rungs = [_Rung(epochs) for epochs in budgets]
         self._projection = None if self.sampler is None else projection(problem, self.sampler, budgets, self.n)
-        self._arrived = False  # whether a trial has measured a number at the end
+        self._has_finisher = False  # whether a trial has measured a number at the end
 
     @property
     def totals(self) -> Totals | None:
@@ -131,21 +131,21 @@ class ASHA(ConcurrentAlgorithm):
         least = totals_of([rungs])
         return Totals(self.n, least.least, self.n * self.max_epochs)
 
-    def next_stretch(self) -> tuple[int, int] | None:
+    def next_training(self) -> tuple[int, int] | None:
         """A promoted trial, from the highest rung down; else a new trial."""
         for rung, above in zip(reversed(self._rungs[:-1]), reversed(self._rungs), strict=False):
-            if rung.going:
-                return self._goes_on(rung.going.popleft()), above.epochs
+            if rung.promoted:
+                return self._resume_training(rung.promoted.popleft()), above.epochs
             if self._may_promote(rung):
-                return self._goes_on(rung.paused.pop(0)[1]), above.epochs
-        return (self.begin_trial(self._new()), self._rungs[0].epochs) if len(self.trials) < self.n else None
+                return self._resume_training(rung.paused.pop(0)[1]), above.epochs
+        return (self.begin_trial(self._proposed_config()), self._rungs[0].epochs) if len(self.trials) < self.n else None
 
-    def _goes_on(self, number: int) -> int:
+    def _resume_training(self, number: int) -> int:
         if self._projection is not None:
-            self._projection.goes_on(number)
+            self._projection.mark_training(number)
         return number
 
-    def _new(self) -> Config | None:
+    def _proposed_config(self) -> Config | None:
         return None if self._projection is None else self._projection.propose()
 
     def _may_promote(self, rung: _Rung) -> bool:
@@ -154,62 +154,62 @@ class ASHA(ConcurrentAlgorithm):
     def reached(self, number: int, epoch: int, value: float) -> list[Decision]:
         """Decide on the trial; when no trial can be promoted any more, decide on all that are left."""
         if self._projection is not None:
-            self._projection.saw(number, epoch, (value,))
+            self._projection.add_values(number, epoch, (value,))
         rung = next(rung for rung in self._rungs if rung.epochs == epoch)
-        return self._rank(number, value, rung) + self._end()
+        return self._rank(number, value, rung) + self._end_if_exhausted()
 
     def failed(self, number: int) -> list[Decision]:
         """Remove a failed trial from the search."""
         if self._projection is not None:
-            self._projection.lost(number)
-        return self._end()
+            self._projection.mark_failed(number)
+        return self._end_if_exhausted()
 
     def _rank(self, number: int, value: float, rung: _Rung) -> list[Decision]:
         """Rank a trial on the rung that it has reached."""
         if rung is self._rungs[-1]:
-            self._arrived = self._arrived or not math.isnan(value)
+            self._has_finisher = self._has_finisher or not math.isnan(value)
             return [Decision(number, TrialState.COMPLETE)]
         lost = math.isnan(value)
-        standing = (self.problem.loss(value), number)
-        insort(rung.ranking, standing)
+        key = (self.problem.loss(value), number)
+        insort(rung.ranking, key)
         if lost:
             reason = f"{self.problem.metric} is nan at epoch {rung.epochs}"
             return [Decision(number, TrialState.STOPPED, reason)]
         if self.variant == "promotion":
-            insort(rung.paused, standing)
+            insort(rung.paused, key)
             return []
         reached = len(rung.ranking)
-        if reached < self.eta or rung.rank(standing) < reached // self.eta:
-            rung.going.append(number)
+        if reached < self.eta or rung.rank(key) < reached // self.eta:
+            rung.promoted.append(number)
             return []
-        return [self._stopped(standing, rung)]
+        return [self._stopped(key, rung)]
 
-    def _end(self) -> list[Decision]:
+    def _end_if_exhausted(self) -> list[Decision]:
         """When no trial is in training and none can be promoted: promote one to the end, or stop all that are left."""
-        if self.training or len(self.trials) < self.n or any(rung.going for rung in self._rungs):
+        if self.training or len(self.trials) < self.n or any(rung.promoted for rung in self._rungs):
             return []
         if any(map(self._may_promote, self._rungs)):
             return []
         highest = next((rung for rung in reversed(self._rungs) if rung.paused), None)
-        if highest is not None and not self._arrived:
-            highest.going.append(highest.paused.pop(0)[1])
+        if highest is not None and not self._has_finisher:
+            highest.promoted.append(highest.paused.pop(0)[1])
             return []
-        decisions = [self._stopped(standing, rung) for rung in self._rungs for standing in rung.paused]
+        decisions = [self._stopped(key, rung) for rung in self._rungs for key in rung.paused]
         for rung in self._rungs:
             rung.paused.clear()
         return decisions
 
-    def _stopped(self, standing: _Standing, rung: _Rung) -> Decision:
+    def _stopped(self, key: _RankKey, rung: _Rung) -> Decision:
         reached = len(rung.ranking)
         places = reached // self.eta
         if places:
             on = "only the best goes on" if places == 1 else f"the best {places} go on"
         else:  # the promotion was the one beyond the paper
             on = f"of fewer than {self.eta} only so many go on that one gets to the end"
-        reason = f"rank {rung.rank(standing) + 1} of {reached} at epoch {rung.epochs}; {on}"
-        return Decision(standing[1], TrialState.STOPPED, reason)
+        reason = f"rank {rung.rank(key) + 1} of {reached} at epoch {rung.epochs}; {on}"
+        return Decision(key[1], TrialState.STOPPED, reason)
 
     @property
     def has_paused(self) -> bool:
         """Whether a trial on a rung may still be promoted."""
-        return any(rung.paused or rung.going for rung in self._rungs)
+        return any(rung.paused or rung.promoted for rung in self._rungs)

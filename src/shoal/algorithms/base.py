@@ -14,7 +14,7 @@ from shoal.core.objective import Objective, check_reported, objectives
 from shoal.core.space import Space, flatten
 from shoal.core.trial import Config, Decision, Origin, Report, Trial, TrialGroup, TrialState, derive_seed
 
-__all__ = ["Algorithm", "Problem", "Totals", "call_text", "check_number", "check_trials", "check_whole"]
+__all__ = ["Algorithm", "Problem", "Totals", "call_text", "check_integer", "check_number", "check_trials"]
 
 _MOST = 10**12
 _MOST_TRIALS = 10**6
@@ -49,15 +49,15 @@ class Problem:
     Args:
         space: Search space.
         metric: Name of the reported value to compare trials by; of several metrics, the first.
-        mode: "min" or "max": which end of the metric is good.
+        mode: "min" or "max": the direction in which the metric is better.
         seed: Seed of the study; with a trial's number it determines that trial.
         data_seed: Data seed of all trials; None gives every trial its own.
-        others: Further metrics, for algorithms that take several.
-        gather: Parameters, named as `flatten` names them, such as "width" or "optimizer.name". Trials that agree on
-            them can be one array, so random configurations that agree come one after the other.
+        other_objectives: Further metrics, for algorithms that take several.
+        group_by: Parameters, named as `flatten` names them, such as "width" or "optimizer.name". Random configurations
+            with equal values of these are adjacent, so that their trials can form one array.
 
     Raises:
-        AlgorithmError: `mode` is neither "min" nor "max", or `gather` is no list of names or has a name that no
+        AlgorithmError: `mode` is neither "min" nor "max", or `group_by` is no list of names or has a name that no
             configuration has.
     """
 
@@ -66,25 +66,27 @@ class Problem:
     mode: str
     seed: int
     data_seed: int | None
-    others: tuple[Objective, ...] = ()
-    gather: Sequence[str] = ()
+    other_objectives: tuple[Objective, ...] = ()
+    group_by: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         Objective(self.metric, self.mode)  # checks the mode
-        if isinstance(self.gather, str):
-            raise AlgorithmError(f"`gather` must be a list of names, got {self.gather!r}; write [{self.gather!r}]")
-        if not isinstance(self.gather, Sequence) or not all(isinstance(name, str) for name in self.gather):
-            raise AlgorithmError(f"`gather` must be a list of names, such as ['width'], or [], got {self.gather!r}")
+        if isinstance(self.group_by, str):
+            raise AlgorithmError(
+                f"`group_by` must be a list of names, got {self.group_by!r}; write [{self.group_by!r}]"
+            )
+        if not isinstance(self.group_by, Sequence) or not all(isinstance(name, str) for name in self.group_by):
+            raise AlgorithmError(f"`group_by` must be a list of names, such as ['width'], or [], got {self.group_by!r}")
         columns = self.space.leaves()
-        for name in self.gather:
+        for name in self.group_by:
             if name not in columns:
                 names = ", ".join(map(repr, sorted(columns))) or "nothing"
-                raise AlgorithmError(f"`gather` names {name!r}, which is not in the search space; it has {names}")
+                raise AlgorithmError(f"`group_by` names {name!r}, which is not in the search space; it has {names}")
 
     @property
     def objectives(self) -> tuple[Objective, ...]:
         """All metrics with their modes, the first one first."""
-        return (Objective(self.metric, self.mode), *self.others)
+        return (Objective(self.metric, self.mode), *self.other_objectives)
 
     def loss(self, value: float) -> float:
         """A value of the first metric as a loss: less is better, and NaN is infinite."""
@@ -95,16 +97,16 @@ class Problem:
         return self.space.sample(derive_seed(self.seed, "config", number))
 
     def samples(self, numbers: Sequence[int]) -> list[Config]:
-        """The random configurations of trials that may begin together: those of `sample`, gathered."""
-        return self.gathered([self.sample(number) for number in numbers])
+        """The random configurations of trials that may begin together, ordered by `group_by`."""
+        return self.grouped([self.sample(number) for number in numbers])
 
-    def gathered(self, configs: Sequence[Config]) -> list[Config]:
-        """The same configurations, each moved up to the first one that agrees with it on the parameters to gather."""
-        alike: dict[str, list[Config]] = {}
+    def grouped(self, configs: Sequence[Config]) -> list[Config]:
+        """The same configurations, reordered so that those with equal `group_by` parameters are adjacent."""
+        groups: dict[str, list[Config]] = {}
         for config in configs:
             row = flatten(config)
-            alike.setdefault(json.dumps([row.get(name) for name in self.gather]), []).append(config)
-        return [config for together in alike.values() for config in together]
+            groups.setdefault(json.dumps([row.get(name) for name in self.group_by]), []).append(config)
+        return [config for group in groups.values() for config in group]
 
     def random_trials(self, numbers: Sequence[int]) -> list[Trial]:
         """Trials of random configurations that may begin together."""
@@ -138,15 +140,15 @@ class Problem:
                 )
         return tuple(report.metrics[objective.metric] for objective in self.objectives)
 
-    def at_end(self, report: Report, target: int | None) -> float | None:
-        """The metric of a trial at the end of its stretch: NaN if the trial failed, None before the end.
+    def value_at_target(self, report: Report, target: int | None) -> float | None:
+        """The metric of a trial at its target epoch: NaN if the trial failed, None before that epoch.
 
         Args:
             report: Report of the trial.
-            target: Last epoch of the stretch; None for a trial that is not in training.
+            target: Target epoch of the trial; None for a trial that is not in training.
 
         Raises:
-            AlgorithmError: the report is beyond that epoch.
+            AlgorithmError: the report is beyond the target epoch.
             TaskError: the report of a trial that did not fail lacks the metric, whatever epoch it is.
         """
         has_failed = report.state is TrialState.FAILED
@@ -204,7 +206,7 @@ class Algorithm(ABC):
 
     takes_several_metrics: ClassVar[bool] = False
     """Whether the algorithm can compare trials by more than one metric."""
-    gather: Sequence[str] = ()
+    group_by: Sequence[str] = ()
     """Names of parameters, see `Problem`; a setting of algorithms with random configurations or a grid."""
 
     _problem: Problem | None = None
@@ -228,8 +230,8 @@ class Algorithm(ABC):
             data_seed: Seed of the order of samples of every trial; None gives each trial its own.
 
         Raises:
-            AlgorithmError: `mode` or a name in `gather` is unknown, there are more metrics than the algorithm takes, or
-                the instance serves another study already.
+            AlgorithmError: `mode` or a name in `group_by` is unknown, the algorithm does not support so many metrics,
+                or the instance serves another study already.
             SpaceError: the algorithm cannot search this space.
         """
         self.check_new()
@@ -238,7 +240,7 @@ class Algorithm(ABC):
             raise AlgorithmError(
                 f"{type(self).__name__} compares trials by one metric, got {metric!r}; for several use OptunaSearch"
             )
-        problem = Problem(space, first.metric, first.mode, seed, data_seed, tuple(others), self.gather)
+        problem = Problem(space, first.metric, first.mode, seed, data_seed, tuple(others), self.group_by)
         self.begin(problem)
         self._problem = problem
 
@@ -253,7 +255,7 @@ class Algorithm(ABC):
         return self._problem  # type: ignore[return-value]  # it is bound
 
     def check_new(self) -> None:
-        """Refuse a second study.
+        """Raise an error if the instance is bound already.
 
         Raises:
             AlgorithmError: `bind` was called already.
@@ -262,7 +264,7 @@ class Algorithm(ABC):
             raise AlgorithmError(f"{self!r} serves another study already; make a new one for each study")
 
     def check_bound(self) -> None:
-        """Refuse a call before `bind`.
+        """Raise an error if the instance is not bound.
 
         Raises:
             AlgorithmError: `bind` was not called yet.
@@ -271,7 +273,7 @@ class Algorithm(ABC):
             raise AlgorithmError(f"{self!r} has no search space yet; call bind(...) first")
 
     def check_begun(self, number: int, begun: int) -> None:
-        """Refuse a report of a trial that has not begun, or any before `bind`.
+        """Raise an error for a report of a trial that has not begun, or if the instance is not bound.
 
         Args:
             number: Number of the trial.
@@ -339,11 +341,12 @@ def call_text(algorithm: "Algorithm") -> str:
     return f"{type(algorithm).__name__}({', '.join(chosen)})"
 
 
-def check_whole(name: str, value: object, least: int = 1) -> None:
-    """Check a setting that counts something.
+def check_integer(name: str, value: object, least: int = 1) -> None:
+    """Check an integer setting.
 
     Raises:
-        AlgorithmError: `value` is no integer, below `least`, or so large that a journal could not keep sums of such.
+        AlgorithmError: `value` is no integer, is below `least`, or is too large for sums of it to be stored in a
+            journal.
     """
     if isinstance(value, Integral) and not isinstance(value, int):
         raise AlgorithmError(f"`{name}` must be a Python int of at least {least}, got {value!r}; write int(...)")
@@ -354,7 +357,7 @@ def check_whole(name: str, value: object, least: int = 1) -> None:
 
 
 def check_number(name: str, value: object, least: float, most: float) -> None:
-    """Check a setting that is a number, whole or not.
+    """Check a numeric setting.
 
     Raises:
         AlgorithmError: `value` is no number from `least` to `most`.

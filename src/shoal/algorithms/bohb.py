@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import TYPE_CHECKING, Any, final
 
-from shoal.algorithms.base import Problem, Totals, check_number, check_whole
+from shoal.algorithms.base import Problem, Totals, check_integer, check_number
 from shoal.algorithms.bracket import Bracket, BracketedAlgorithm, Rung, check_halving, totals_of
 from shoal.algorithms.hyperband import deepest_bracket, rungs
 from shoal.core.domain import Choice, Domain
@@ -45,7 +45,7 @@ class SyncBOHB(BracketedAlgorithm):
         min_points: Fewest trials in either density, which may share some; None is one more than there are parameters.
         bandwidth_factor: Factor by which the bandwidths are widened for the candidates.
         min_bandwidth: Least bandwidth of either density, all values lying between 0 and 1.
-        gather: Parameters by which the random configurations of each bracket are ordered, so that those which can be
+        group_by: Parameters by which the random configurations of each bracket are ordered, so that those which can be
             one array come together. The set of configurations does not change.
 
     Raises:
@@ -62,7 +62,7 @@ class SyncBOHB(BracketedAlgorithm):
     min_points: int | None = None
     bandwidth_factor: float = 3.0
     min_bandwidth: float = 1e-3
-    gather: Sequence[str] = ()
+    group_by: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         check_halving(self.min_epochs, self.max_epochs, self.eta)
@@ -73,8 +73,8 @@ class SyncBOHB(BracketedAlgorithm):
             )
         for name in ("brackets", "min_points"):
             if getattr(self, name) is not None:
-                check_whole(name, getattr(self, name))
-        check_whole("samples", self.samples)
+                check_integer(name, getattr(self, name))
+        check_integer("samples", self.samples)
         for name, least, most in (
             ("random_fraction", 0.0, 1.0),
             ("good_fraction", 0.0, 1.0),
@@ -169,7 +169,7 @@ class BOHB(SyncBOHB):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_whole("concurrency", self.concurrency)
+        check_integer("concurrency", self.concurrency)
 
     def may_begin(self, training: int) -> bool:
         """Whether fewer than `concurrency` trials are to be trained."""
@@ -185,7 +185,11 @@ class _Axes:
 
     def __init__(self, problem: Problem) -> None:
         self.space = problem.space
-        domains = [(path, domain) for path, (domain, _) in self.space.domains().items() if domain.at(0) != domain.at(1)]
+        domains = [
+            (path, domain)
+            for path, (domain, _) in self.space.domains().items()
+            if domain.value_at(0) != domain.value_at(1)
+        ]
         self.dimension = {path: index for index, (path, _) in enumerate(domains)}
         self.options = [len(domain.options) if isinstance(domain, Choice) else 0 for _, domain in domains]
 
@@ -199,7 +203,7 @@ class _Axes:
         point = [math.nan] * self.count
         for path, (domain, value) in self.space.parameters(config).items():
             if path in self.dimension:
-                point[self.dimension[path]] = value if isinstance(domain, Choice) else domain.place_of(value)
+                point[self.dimension[path]] = value if isinstance(domain, Choice) else domain.quantile_of(value)
         return point
 
 
@@ -231,9 +235,9 @@ class Density:
         """Bandwidth of each dimension."""
         for column, count in zip(self._points.T, options, strict=True):
             own = column[~np.isnan(column)]
-            sigma = (_spread(own, count) if count else float(own.std())) if len(own) else 0.0
+            sigma = (_categorical_sigma(own, count) if count else float(own.std())) if len(own) else 0.0
             bandwidth = max(scale * sigma * max(len(own), 1) ** (-1 / (4 + len(options))), least)
-            self.bandwidths.append(min(bandwidth, _flat(count)) if count else bandwidth)
+            self.bandwidths.append(min(bandwidth, _uniform_bandwidth(count)) if count else bandwidth)
 
     def log(self, points: Sequence[_Point]) -> "NDArray[Any]":
         """The logarithm of the density at M points. Shape [M]."""
@@ -248,7 +252,7 @@ class Density:
                 kernel = np.where(values == centres, math.log1p(-width) if count > 1 else 0.0, differ)
                 unknown = -math.log(count)
             else:
-                inside = [_normal((1 - centre) / width) - _normal(-centre / width) for centre in centres]
+                inside = [_normal_cdf((1 - centre) / width) - _normal_cdf(-centre / width) for centre in centres]
                 kernel = -0.5 * ((values - centres) / width) ** 2 - np.log(
                     np.sqrt(2 * np.pi) * width * np.array(inside)
                 )
@@ -271,7 +275,7 @@ class Density:
         if math.isnan(own):
             return rng.randrange(count) if count else rng.random()
         if count:
-            if rng.random() >= min(width, _flat(count)):
+            if rng.random() >= min(width, _uniform_bandwidth(count)):
                 return own
             other = rng.randrange(count - 1)
             return other + (other >= own)
@@ -301,14 +305,14 @@ class _Model:
 
         def pick(path: str, domain: Domain) -> object:
             if path not in self.axes.dimension:
-                return domain.at(0)
+                return domain.value_at(0)
             place = self.good.near(centre, self.axes.dimension[path], factor, rng)
-            return int(place) if isinstance(domain, Choice) else domain.at(place)
+            return int(place) if isinstance(domain, Choice) else domain.value_at(place)
 
         return self.axes.space.draw(pick)
 
 
-def _spread(positions: "NDArray[Any]", count: int) -> float:
+def _categorical_sigma(positions: "NDArray[Any]", count: int) -> float:
     """Sigma of the positions of options."""
     import numpy as np
 
@@ -316,11 +320,11 @@ def _spread(positions: "NDArray[Any]", count: int) -> float:
     return math.sqrt((1 - float((shares**2).sum())) / 2)
 
 
-def _flat(count: int) -> float:
+def _uniform_bandwidth(count: int) -> float:
     """The bandwidth at which all `count` options are equally likely."""
     return (count - 1) / count
 
 
-def _normal(z: float) -> float:
+def _normal_cdf(z: float) -> float:
     """The cumulative normal distribution."""
     return 0.5 * math.erfc(-z / math.sqrt(2))

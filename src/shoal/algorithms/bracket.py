@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from shoal.algorithms.base import Algorithm, Problem, Totals, check_whole
+from shoal.algorithms.base import Algorithm, Problem, Totals, check_integer
 from shoal.core.errors import AlgorithmError
 from shoal.core.trial import Budget, Decision, Report, Trial, TrialGroup, TrialState
 
@@ -24,9 +24,9 @@ class Rung:
 class Bracket:
     """One run of successive halving (Jamieson and Talwalkar 2016), with given sizes and budgets of its rungs.
 
-    When every trial of a rung is PAUSED or FAILED, the best are promoted: as many as the next rung has places, whatever
-    has failed, but none whose metric is NaN. Equal metrics are ranked by the trial's number. On the last rung each
-    trial is COMPLETE as soon as it gets there.
+    When every trial of a rung is PAUSED or FAILED, the best fill the places of the next rung. Trials whose metric is
+    NaN are not promoted. Equal metrics are ranked by the trial's number. A trial that
+    reaches the last rung is COMPLETE at once.
 
     Args:
         name: Name of the bracket's groups.
@@ -44,34 +44,34 @@ class Bracket:
         self._name = name
         self._problem = problem
         self._budgets = [rung.epochs for rung in rungs]
-        self._places = [rung.trials for rung in rungs[1:]]
+        self._promotions = [rung.trials for rung in rungs[1:]]
         self._rung = 0
-        self._undecided = {trial.number: trial for trial in trials}
+        self._open_trials = {trial.number: trial for trial in trials}
         self._values: dict[int, float] = {}
-        self._emitted = False
+        self._proposed = False
         self.results = {}
 
     @property
     def training(self) -> int:
         """Number of trials that have not reached the next rung."""
-        return len(self._undecided) - len(self._values)
+        return len(self._open_trials) - len(self._values)
 
     @property
     def finished(self) -> bool:
         """Whether every trial has ended."""
-        return not self._undecided
+        return not self._open_trials
 
     def next_group(self) -> TrialGroup | None:
         """The trials of a rung that has just been reached, once; else None."""
-        if self._emitted or self.finished:
+        if self._proposed or self.finished:
             return None
-        self._emitted = True
-        name = f"{self._name}, rung {self._rung}" if self._places else self._name
+        self._proposed = True
+        name = f"{self._name}, rung {self._rung}" if self._promotions else self._name
         epochs, *later = self._budgets[self._rung :]
-        steps = zip(self._places[self._rung :], pairwise((epochs, *later)), strict=True)
+        steps = zip(self._promotions[self._rung :], pairwise((epochs, *later)), strict=True)
         work = sum(trials * (after - before) for trials, (before, after) in steps)
         ahead = self._budgets[-1] - epochs
-        return TrialGroup(tuple(self._undecided.values()), Budget(epochs), name, epochs_ahead=ahead, work_ahead=work)
+        return TrialGroup(tuple(self._open_trials.values()), Budget(epochs), name, epochs_ahead=ahead, work_ahead=work)
 
     def observe(self, report: Report) -> list[Decision]:
         """Process a report of a trial of the bracket, and return the decisions that follow.
@@ -79,35 +79,35 @@ class Bracket:
         Raises:
             AlgorithmError: the trial is beyond its budget.
             TaskError: the report lacks the metric; also before the last epoch of the rung, so that a misspelt name
-                costs one epoch.
+                is found after one epoch.
         """
         number, budget = report.trial, self._budgets[self._rung]
         if report.state is TrialState.FAILED:
-            if self._undecided.pop(number, None) is not None:
+            if self._open_trials.pop(number, None) is not None:
                 self._values.pop(number, None)
-                self._note(number, math.nan)
-            return self._climb_if_complete()
+                self._record_result(number, math.nan)
+            return self._promote_if_complete()
 
-        value = self._problem.at_end(report, budget if number in self._undecided else None)
+        value = self._problem.value_at_target(report, budget if number in self._open_trials else None)
         if value is None:
             return []
-        if self._rung == len(self._places):
-            del self._undecided[number]
-            self._note(number, value)
+        if self._rung == len(self._promotions):
+            del self._open_trials[number]
+            self._record_result(number, value)
             return [Decision(number, TrialState.COMPLETE)]
         if number not in self._values:
             self._values[number] = value
-            self._note(number, value)
-        return self._climb_if_complete()
+            self._record_result(number, value)
+        return self._promote_if_complete()
 
-    def _note(self, number: int, value: float) -> None:
+    def _record_result(self, number: int, value: float) -> None:
         self.results.setdefault(self._budgets[self._rung], {})[number] = value
 
-    def _climb_if_complete(self) -> list[Decision]:
-        if not self._undecided or len(self._values) < len(self._undecided):
+    def _promote_if_complete(self) -> list[Decision]:
+        if not self._open_trials or len(self._values) < len(self._open_trials):
             return []
         ranking, lost = self._ranking()
-        best = ranking[: self._places[self._rung]]
+        best = ranking[: self._promotions[self._rung]]
         epochs = self._budgets[self._rung]
         on = "only the best goes on" if len(best) == 1 else f"the best {len(best)} go on"
         decisions = [
@@ -117,10 +117,10 @@ class Bracket:
         decisions += [
             Decision(number, TrialState.STOPPED, f"{self._problem.metric} is nan at epoch {epochs}") for number in lost
         ]
-        self._undecided = {number: self._undecided[number] for number in sorted(best)}
+        self._open_trials = {number: self._open_trials[number] for number in sorted(best)}
         self._values = {}
         self._rung += 1
-        self._emitted = False
+        self._proposed = False
         return decisions
 
     def _ranking(self) -> tuple[list[int], list[int]]:
@@ -131,9 +131,10 @@ class Bracket:
 
 
 class BracketedAlgorithm(Algorithm):
-    """Base class of algorithms that run independent brackets; a subclass decides which ones, and when each begins.
+    """Base class of algorithms that run independent brackets; a subclass decides which brackets run and when each
+    begins.
 
-    A rung is requested whole, whatever devices are free: more trials at once fill the arrays.
+    A rung is proposed as a whole, even if few devices are free, because more trials fill larger arrays.
     """
 
     @abstractmethod
@@ -149,39 +150,41 @@ class BracketedAlgorithm(Algorithm):
 
     def begin(self, problem: Problem) -> None:
         """Begin the first bracket, and all that may begin beside it."""
-        self._coming = iter(self.brackets_for(problem))
-        self._all_began = False
+        self._next_brackets = iter(self.brackets_for(problem))
+        self._all_begun = False
         self._brackets: list[Bracket] = []
-        self._home: dict[int, Bracket] = {}
+        self._bracket_of: dict[int, Bracket] = {}
         self._begin_brackets()
-        self._at_once = self._all_began
+        self._begun_together = self._all_begun
 
     def _begin_brackets(self) -> None:
-        while not self._all_began and self.may_begin(sum(bracket.training for bracket in self._brackets)):
-            bracket = next(self._coming, None)
+        while not self._all_begun and self.may_begin(sum(bracket.training for bracket in self._brackets)):
+            bracket = next(self._next_brackets, None)
             if bracket is None:
-                self._all_began = True
+                self._all_begun = True
             else:
                 self._brackets.append(bracket)
-                self._home |= {trial.number: bracket for trial in bracket.trials}
+                self._bracket_of |= {trial.number: bracket for trial in bracket.trials}
 
     @property
     def totals(self) -> Totals | None:
         """Sums over all brackets if all begin at once; an algorithm with later brackets overrides this."""
         self.check_bound()
-        return totals_of(bracket.rungs for bracket in self._brackets) if self._at_once else None
+        return totals_of(bracket.rungs for bracket in self._brackets) if self._begun_together else None
 
     def next_groups(self, free: int) -> list[TrialGroup]:
-        """The rungs reached since the last call, each whole."""
+        """The complete rungs reached since the last call."""
         self.check_bound()
         return [group for bracket in self._brackets if (group := bracket.next_group()) is not None]
 
     def observe(self, report: Report) -> list[Decision]:
         """Decisions on the trials of at most one rung, see `Bracket`."""
         self.check_bound()
-        if report.trial not in self._home:
-            raise AlgorithmError(f"trial {report.trial} is unknown; {self!r} has the trials 0 to {len(self._home) - 1}")
-        decisions = self._home[report.trial].observe(report)
+        if report.trial not in self._bracket_of:
+            raise AlgorithmError(
+                f"trial {report.trial} is unknown; {self!r} has the trials 0 to {len(self._bracket_of) - 1}"
+            )
+        decisions = self._bracket_of[report.trial].observe(report)
         self._begin_brackets()
         return decisions
 
@@ -189,7 +192,7 @@ class BracketedAlgorithm(Algorithm):
     def finished(self) -> bool:
         """Whether every trial of every bracket has ended."""
         self.check_bound()
-        return self._all_began and all(bracket.finished for bracket in self._brackets)
+        return self._all_begun and all(bracket.finished for bracket in self._brackets)
 
 
 def totals_of(tables: Iterable[Sequence[Rung]]) -> Totals:
@@ -223,9 +226,9 @@ def check_halving(min_epochs: object, max_epochs: object, eta: object) -> None:
     Raises:
         AlgorithmError: one is no integer or out of range, or the least budget is above the greatest.
     """
-    check_whole("eta", eta, least=2)
-    check_whole("min_epochs", min_epochs)
-    check_whole("max_epochs", max_epochs)
+    check_integer("eta", eta, least=2)
+    check_integer("min_epochs", min_epochs)
+    check_integer("max_epochs", max_epochs)
     if min_epochs > max_epochs:  # type: ignore[operator]  # both are integers
         raise AlgorithmError(
             f"`min_epochs` must be at most `max_epochs`, got {min_epochs} and {max_epochs}; exchange them?"

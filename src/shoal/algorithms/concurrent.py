@@ -1,4 +1,4 @@
-"""The base class of algorithms that decide on each trial when it reports."""
+"""The base class of algorithms that decide about each trial when it reports."""
 
 from abc import abstractmethod
 
@@ -11,7 +11,7 @@ __all__ = ["ConcurrentAlgorithm"]
 class ConcurrentAlgorithm(Algorithm):
     """Trains at most `concurrency` trials at a time, `n` in all; a subclass decides which trial is next.
 
-    The groups of one call are the trials that train up to the same epoch, the longest first.
+    Each call proposes one group for each target epoch, the largest target first.
     """
 
     n: int
@@ -23,11 +23,11 @@ class ConcurrentAlgorithm(Algorithm):
         """All trials that have begun, by number."""
         self.training: dict[int, int] = {}
         """Number of each trial in training -> its target epoch."""
-        self._drawn: dict[int, Config] = {}
+        self._configs: dict[int, Config] = {}
 
     @abstractmethod
-    def next_stretch(self) -> tuple[int, int] | None:
-        """Number and target epoch of the next trial to train; None while there is none."""
+    def next_training(self) -> tuple[int, int] | None:
+        """Number and target epoch of the next trial to train; None if no trial can train now."""
 
     @abstractmethod
     def reached(self, number: int, epoch: int, value: float) -> list[Decision]:
@@ -45,33 +45,33 @@ class ConcurrentAlgorithm(Algorithm):
     def begin_trial(self, config: Config | None = None) -> int:
         """The number of a new trial; its configuration is random unless given."""
         number = len(self.trials)
-        self.trials.append(self.problem.trial(number, self._random(number) if config is None else config))
+        self.trials.append(self.problem.trial(number, self._random_config(number) if config is None else config))
         return number
 
-    def _random(self, number: int) -> Config:
-        """A configuration drawn together with those of the next `concurrency` trials, since only these can begin in one
-        array.
+    def _random_config(self, number: int) -> Config:
+        """A random configuration. Configurations of `concurrency` trials are drawn together, since only these trials
+        can begin in one array.
         """
-        if number not in self._drawn:
+        if number not in self._configs:
             numbers = range(number, min(number + self.concurrency, self.n))
-            self._drawn = dict(zip(numbers, self.problem.samples(numbers), strict=True))
-        return self._drawn[number]
+            self._configs = dict(zip(numbers, self.problem.samples(numbers), strict=True))
+        return self._configs[number]
 
     def next_groups(self, free: int) -> list[TrialGroup]:
         """The next trials, while fewer than `concurrency` are in training."""
         self.check_bound()
-        stretches: dict[int, list[int]] = {}
-        while len(self.training) < self.concurrency and (stretch := self.next_stretch()) is not None:
-            number, epochs = stretch
+        by_target: dict[int, list[int]] = {}
+        while len(self.training) < self.concurrency and (following := self.next_training()) is not None:
+            number, epochs = following
             self.training[number] = epochs
-            stretches.setdefault(epochs, []).append(number)
+            by_target.setdefault(epochs, []).append(number)
         return [
             TrialGroup(tuple(self.trials[number] for number in sorted(numbers)), Budget(epochs), f"to epoch {epochs}")
-            for epochs, numbers in sorted(stretches.items(), reverse=True)
+            for epochs, numbers in sorted(by_target.items(), reverse=True)
         ]
 
     def observe(self, report: Report) -> list[Decision]:
-        """Process a report; one before the end of a stretch, or of a trial that is not in training, decides nothing.
+        """Process a report. It decides nothing before the target epoch, or if the trial is not in training.
 
         Raises:
             AlgorithmError: the trial is unknown, or beyond its budget.
@@ -79,7 +79,7 @@ class ConcurrentAlgorithm(Algorithm):
         """
         number = report.trial
         self.check_begun(number, len(self.trials))
-        value = self.problem.at_end(report, self.training.get(number))
+        value = self.problem.value_at_target(report, self.training.get(number))
         if value is None:
             return []
         epochs = self.training.pop(number)

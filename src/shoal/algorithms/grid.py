@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from shoal.algorithms.base import Problem, check_whole
+from shoal.algorithms.base import Problem, check_integer
 from shoal.algorithms.bracket import Bracket, BracketedAlgorithm, Rung
 
 __all__ = ["Grid"]
@@ -15,19 +15,19 @@ class Grid(BracketedAlgorithm):
 
     Args:
         epochs: Epochs of each trial.
-        gather: Parameters by which the points are ordered, so that those which can be one array come together.
+        group_by: Parameters by which the points are ordered, so that those which can be one array come together.
 
     Raises:
         AlgorithmError: `epochs` is no integer of at least 1.
     """
 
     epochs: int
-    gather: Sequence[str] = ()
+    group_by: Sequence[str] = ()
 
     def __post_init__(self) -> None:
-        check_whole("epochs", self.epochs)
+        check_integer("epochs", self.epochs)
 
     def brackets_for(self, problem: Problem) -> list[Bracket]:
         """One bracket with a single rung."""
-        trials = [problem.trial(number, config) for number, config in enumerate(problem.gathered(problem.space.grid()))]
+        trials = [problem.trial(number, config) for number, config in enumerate(problem.grouped(problem.space.grid()))]
         return [Bracket("grid", [Rung(len(trials), self.epochs)], trials, problem)]

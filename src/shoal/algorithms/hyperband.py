@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from shoal.algorithms.base import Problem, check_trials, check_whole
+from shoal.algorithms.base import Problem, check_integer, check_trials
 from shoal.algorithms.bracket import Bracket, BracketedAlgorithm, Rung
 from shoal.core.errors import AlgorithmError
 
@@ -22,8 +22,8 @@ class Hyperband(BracketedAlgorithm):
         eta: Factor by which each rung has fewer trials, and more epochs.
         brackets: Number of the floor(log_eta(R)) + 1 brackets to run, beginning with the one of the most trials; None
             is all. 1 is plain successive halving.
-        gather: Parameters by which the configurations of each bracket are ordered, so that those which can be one array
-            come together. The set of configurations does not change.
+        group_by: Parameters by which the configurations of each bracket are ordered, so that those which can be one
+            array come together. The set of configurations does not change.
 
     Raises:
         AlgorithmError: a setting is no integer, or out of range.
@@ -32,17 +32,17 @@ class Hyperband(BracketedAlgorithm):
     max_epochs: int
     eta: int = 3
     brackets: int | None = None
-    gather: Sequence[str] = ()
+    group_by: Sequence[str] = ()
 
     def __post_init__(self) -> None:
-        check_whole("eta", self.eta, least=2)
-        check_whole("max_epochs", self.max_epochs)
+        check_integer("eta", self.eta, least=2)
+        check_integer("max_epochs", self.max_epochs)
         if self.max_epochs < self.eta:
             raise AlgorithmError(
                 f"`max_epochs` must be at least eta, {self.eta}, or there is nothing to halve; got {self.max_epochs}"
             )
         if self.brackets is not None:
-            check_whole("brackets", self.brackets)
+            check_integer("brackets", self.brackets)
             most = deepest_bracket(self.max_epochs, self.eta) + 1
             if self.brackets > most:
                 raise AlgorithmError(

@@ -6,7 +6,7 @@ from collections import defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from shoal.algorithms.base import Problem, Totals, check_whole
+from shoal.algorithms.base import Problem, Totals, check_integer
 from shoal.algorithms.concurrent import ConcurrentAlgorithm
 from shoal.core.errors import AlgorithmError
 from shoal.core.trial import Decision, TrialState
@@ -29,8 +29,8 @@ class Median(ConcurrentAlgorithm):
         grace: First epoch at which a trial may be stopped.
         least: Number of other trials that must have reached an epoch before a trial is stopped there.
         concurrency: Most trials in training at a time, whatever devices there are.
-        gather: Parameters by which each `concurrency` configurations are ordered, so that those which can be one array
-            come together. The set of configurations does not change.
+        group_by: Parameters by which each `concurrency` configurations are ordered, so that those which can be one
+            array come together. The set of configurations does not change.
 
     Raises:
         AlgorithmError: a setting is no integer, or out of range.
@@ -42,11 +42,11 @@ class Median(ConcurrentAlgorithm):
     grace: int = 1
     least: int = 5
     concurrency: int = 32
-    gather: Sequence[str] = ()
+    group_by: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         for name in ("n", "epochs", "interval", "grace", "least", "concurrency"):
-            check_whole(name, getattr(self, name))
+            check_integer(name, getattr(self, name))
         if self.grace > self.epochs:
             raise AlgorithmError(f"`grace` must be at most `epochs`, {self.epochs}, got {self.grace}")
 
@@ -55,7 +55,7 @@ class Median(ConcurrentAlgorithm):
         super().begin(problem)
         self._values: dict[int, list[float]] = defaultdict(list)  # losses; inf for NaN
         self._means: dict[int, list[float]] = defaultdict(list)  # epoch -> means of all trials there, ascending
-        self._going: deque[tuple[int, int]] = deque()
+        self._to_continue: deque[tuple[int, int]] = deque()
 
     @property
     def totals(self) -> Totals | None:
@@ -63,10 +63,10 @@ class Median(ConcurrentAlgorithm):
         first = min(-(-self.grace // self.interval) * self.interval, self.epochs)
         return Totals(self.n, self.n * first, self.n * self.epochs)
 
-    def next_stretch(self) -> tuple[int, int] | None:
+    def next_training(self) -> tuple[int, int] | None:
         """The trial whose turn it is to be trained further; else a new trial."""
-        if self._going:
-            return self._going.popleft()
+        if self._to_continue:
+            return self._to_continue.popleft()
         return (self.begin_trial(), min(self.interval, self.epochs)) if len(self.trials) < self.n else None
 
     def reached(self, number: int, epoch: int, value: float) -> list[Decision]:
@@ -75,26 +75,26 @@ class Median(ConcurrentAlgorithm):
         values = self._values[number]
         values.append(loss(value))
         others = self._means[epoch]
-        middle = _middle(others) if len(others) >= self.least else math.inf
+        median = _median(others) if len(others) >= self.least else math.inf
         count = len(others)
         insort(others, _mean(values))
         if epoch == self.epochs:
             return [Decision(number, TrialState.COMPLETE)]
         if math.isnan(value):
             return [Decision(number, TrialState.STOPPED, f"{self.problem.metric} is nan at epoch {epoch}")]
-        if epoch >= self.grace and min(values) > middle:
+        if epoch >= self.grace and min(values) > median:
             reason = (
                 f"the best {self.problem.metric} up to epoch {epoch}, {loss(min(values)):.4g}, is worse than the "
-                f"median of the means of {count} others, {loss(middle):.4g}"
+                f"median of the means of {count} others, {loss(median):.4g}"
             )
             return [Decision(number, TrialState.STOPPED, reason)]
-        self._going.append((number, min(epoch + self.interval, self.epochs)))
+        self._to_continue.append((number, min(epoch + self.interval, self.epochs)))
         return []
 
     @property
     def has_paused(self) -> bool:
         """Whether a trial is to be trained further."""
-        return bool(self._going)
+        return bool(self._to_continue)
 
 
 def _mean(values: Sequence[float]) -> float:
@@ -109,7 +109,7 @@ def _mean(values: Sequence[float]) -> float:
     return min(max(mean, min(values)), max(values))
 
 
-def _middle(rising: Sequence[float]) -> float:
+def _median(ascending: Sequence[float]) -> float:
     """The median; inf, by which no trial is stopped, if it lies between both infinities."""
-    middle = rising[(len(rising) - 1) // 2] / 2 + rising[len(rising) // 2] / 2
-    return math.inf if math.isnan(middle) else middle
+    median = ascending[(len(ascending) - 1) // 2] / 2 + ascending[len(ascending) // 2] / 2
+    return math.inf if math.isnan(median) else median

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from shoal.algorithms.base import Problem, Totals, check_whole
+from shoal.algorithms.base import Problem, Totals, check_integer
 from shoal.algorithms.concurrent import ConcurrentAlgorithm
 from shoal.algorithms.projection import projection
 from shoal.algorithms.sampler import check_sampler
@@ -45,9 +45,9 @@ class OptunaSearch(ConcurrentAlgorithm):
     concurrency: int = 8
 
     def __post_init__(self) -> None:
-        check_whole("n", self.n)
-        check_whole("epochs", self.epochs)
-        check_whole("concurrency", self.concurrency)
+        check_integer("n", self.n)
+        check_integer("epochs", self.epochs)
+        check_integer("concurrency", self.concurrency)
         if self.sampler is not None:
             check_sampler(self.sampler)
 
@@ -59,7 +59,7 @@ class OptunaSearch(ConcurrentAlgorithm):
             AlgorithmError: it cannot search for another reason.
         """
         super().begin(problem)
-        default = "nsga2" if problem.others else "tpe"
+        default = "nsga2" if problem.other_objectives else "tpe"
         self._projection = projection(problem, self.sampler or default, (self.epochs,), self.n)
         self._values: tuple[float, ...] = ()
 
@@ -68,7 +68,7 @@ class OptunaSearch(ConcurrentAlgorithm):
         """`n` trials, each trained to the end."""
         return Totals(self.n, self.n * self.epochs, self.n * self.epochs)
 
-    def next_stretch(self) -> tuple[int, int] | None:
+    def next_training(self) -> tuple[int, int] | None:
         """A new trial that the sampler proposes."""
         return None if len(self.trials) == self.n else (self.begin_trial(self._projection.propose()), self.epochs)
 
@@ -80,12 +80,12 @@ class OptunaSearch(ConcurrentAlgorithm):
 
     def reached(self, number: int, epoch: int, value: float) -> list[Decision]:
         """Give the sampler the values of a trial."""
-        self._projection.saw(number, epoch, self._values)
+        self._projection.add_values(number, epoch, self._values)
         return [Decision(number, TrialState.COMPLETE)]
 
     def failed(self, number: int) -> list[Decision]:
         """Report a failed trial to the sampler."""
-        self._projection.lost(number)
+        self._projection.mark_failed(number)
         return []
 
     @property

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from shoal.algorithms.base import Algorithm, Problem, Totals, check_number, check_whole
+from shoal.algorithms.base import Algorithm, Problem, Totals, check_integer, check_number
 from shoal.core.domain import Choice, Domain, LogRandInt, LogUniform, QUniform, RandInt, Uniform
 from shoal.core.errors import AlgorithmError, SpaceError
 from shoal.core.trial import Budget, Config, Decision, Origin, Report, Trial, TrialGroup, TrialState, derive_seed
@@ -51,9 +51,9 @@ class PBT(Algorithm):
     explored: Sequence[str] | None = None
 
     def __post_init__(self) -> None:
-        check_whole("n", self.n, least=2)
-        check_whole("epochs", self.epochs)
-        check_whole("interval", self.interval)
+        check_integer("n", self.n, least=2)
+        check_integer("epochs", self.epochs)
+        check_integer("interval", self.interval)
         for name, most in (("truncation", 0.5), ("resample", 1.0)):
             check_number(name, getattr(self, name), 0, most)
         if isinstance(self.explored, str):
@@ -120,7 +120,7 @@ class PBT(Algorithm):
         """
         number = report.trial
         self.check_begun(number, len(self._trials))
-        value = self.problem.at_end(report, self._target if number in self._training else None)
+        value = self.problem.value_at_target(report, self._target if number in self._training else None)
         if value is None:
             return []
         has_failed = report.state is TrialState.FAILED
@@ -174,7 +174,7 @@ class PBT(Algorithm):
             explored = not isinstance(domain, Choice) if self.explored is None else path in self.explored
             if not explored:
                 return value
-            return domain.sample(rng) if rng.random() < self.resample else _beside(domain, value, rng)
+            return domain.sample(rng) if rng.random() < self.resample else _perturbed(domain, value, rng)
 
         return self.problem.space.draw(pick)
 
@@ -185,7 +185,7 @@ class PBT(Algorithm):
         return not self._next and not self._training
 
 
-def _beside(domain: Domain, value: Any, rng: Random) -> Any:
+def _perturbed(domain: Domain, value: Any, rng: Random) -> Any:
     """A value near another one; for a choice, both are positions."""
     up = rng.random() < 0.5
     match domain:

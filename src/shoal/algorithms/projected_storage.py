@@ -12,7 +12,7 @@ __all__ = ["ProjectedStorage", "ProjectedStudy"]
 
 
 class ProjectedStorage(InMemoryStorage):
-    """Stores every trial as it was asked for, RUNNING, with its sampler's notes; readers get the state set by `show`.
+    """Stores each trial as RUNNING with its sampler's attributes; readers get the state set by `show`.
 
     Optuna itself refuses to change a trial after `Study.tell`.
     """

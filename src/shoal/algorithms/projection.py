@@ -1,4 +1,4 @@
-"""The view of partly trained trials that an Optuna sampler models, and its proposals."""
+"""A projection of partly trained trials onto one budget, which an Optuna sampler models."""
 
 import math
 from collections import Counter
@@ -6,7 +6,14 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from shoal.algorithms.base import Problem
-from shoal.algorithms.sampler import check_searchable, directions, heard, made, quiet, sampler_text
+from shoal.algorithms.sampler import (
+    check_searchable,
+    directions,
+    log_optuna_warnings,
+    make_sampler,
+    sampler_text,
+    without_optuna_info,
+)
 from shoal.core.domain import Choice, Domain, QUniform
 from shoal.core.errors import AlgorithmError, ShoalError
 from shoal.core.trial import Config, derive_seed
@@ -19,8 +26,8 @@ __all__ = ["Projection", "projection"]
 _STARTUP = 10
 """Least number of trials for Optuna's TPE and GP to model anything; with fewer, a new budget would make them random."""
 
-_REHEARSED = 12
-"""Proposals of a rehearsal: two more than `_STARTUP`, so that a model is made and used."""
+_TRIAL_PROPOSALS = 12
+"""Proposals of a trial of a sampler: two more than `_STARTUP`, so that its model is built and used."""
 
 
 class Projection:
@@ -58,19 +65,19 @@ class Projection:
 
         self._problem = problem
         self._name = name
-        self._enough = max(_STARTUP, len(problem.space.domains()) + 3)
-        self._modelled = budgets[0]
+        self._min_observations = max(_STARTUP, len(problem.space.domains()) + 3)
+        self._modelled_budget = budgets[0]
         self._storage = ProjectedStorage()
-        with quiet():
+        with without_optuna_info():
             self._id = self._storage.create_new_study(directions(problem.objectives), "projection")
         self._study = ProjectedStudy("projection", self._storage, sampler)
-        self._seen: list[dict[int, Sequence[float]]] = []  # for each trial, epochs -> values
-        self._lost: set[int] = set()
-        self._going: set[int] = set()  # trials in training beyond their last value
-        self._behind: set[int] = set()  # trials with values, but none at the modelled budget
+        self._results: list[dict[int, Sequence[float]]] = []  # for each trial, epochs -> values
+        self._failed: set[int] = set()
+        self._training: set[int] = set()  # trials in training beyond their last value
+        self._not_promoted: set[int] = set()  # trials with values, but none at the modelled budget
         self._worst = -math.inf  # greatest finite loss at the modelled budget
         self._reached: Counter[int] = Counter()  # epochs -> number of trials with values there
-        self._said: set[str] = set()
+        self._logged: set[str] = set()
 
     @property
     def metrics(self) -> list[str]:
@@ -84,17 +91,17 @@ class Projection:
             AlgorithmError: the sampler has failed.
         """
         try:
-            with heard(self._said):
+            with log_optuna_warnings(self._logged):
                 proposal = self._study.ask()
-                config = self._problem.space.draw(lambda path, domain: _suggested(proposal, path, domain))
+                config = self._problem.space.draw(lambda path, domain: _suggest(proposal, path, domain))
         except ShoalError:
             raise
         except Exception as error:
-            raise self._fault(error) from error
-        self._seen.append({})
+            raise self._search_error(error) from error
+        self._results.append({})
         return config
 
-    def saw(self, number: int, epochs: int, values: Sequence[float]) -> None:
+    def add_values(self, number: int, epochs: int, values: Sequence[float]) -> None:
         """Add the values of a trial at one of the budgets.
 
         Args:
@@ -103,63 +110,63 @@ class Projection:
             values: Values of the metrics; with a NaN the trial counts as failed.
         """
         if any(map(math.isnan, values)):
-            self.lost(number)
+            self.mark_failed(number)
             return
-        if not self._seen[number]:
-            self._conclude(number, values)
-        self._seen[number][epochs] = values
-        self._going.discard(number)
+        if not self._results[number]:
+            self._tell_sampler(number, values)
+        self._results[number][epochs] = values
+        self._training.discard(number)
         self._reached[epochs] += 1
-        modelled, worst = self._modelled, self._worst
-        if epochs == self._modelled:
+        previous_budget, worst = self._modelled_budget, self._worst
+        if epochs == self._modelled_budget:
             self._worst = max(self._worst, self._loss(values))
-        elif epochs > self._modelled and self._reached[epochs] >= self._enough:
-            self._modelled = epochs
-            self._worst = max(self._loss(seen[epochs]) for seen in self._seen if epochs in seen)
-            self._behind = {other for other, seen in enumerate(self._seen) if seen and epochs not in seen}
-        if self._modelled in self._seen[number]:
-            self._behind.discard(number)
+        elif epochs > self._modelled_budget and self._reached[epochs] >= self._min_observations:
+            self._modelled_budget = epochs
+            self._worst = max(self._loss(seen[epochs]) for seen in self._results if epochs in seen)
+            self._not_promoted = {other for other, seen in enumerate(self._results) if seen and epochs not in seen}
+        if self._modelled_budget in self._results[number]:
+            self._not_promoted.discard(number)
         else:
-            self._behind.add(number)
-        if modelled != self._modelled:
-            changed: Iterable[int] = range(len(self._seen))
+            self._not_promoted.add(number)
+        if previous_budget != self._modelled_budget:
+            changed: Iterable[int] = range(len(self._results))
         else:
-            changed = {number} if worst == self._worst else {number, *self._behind}
+            changed = {number} if worst == self._worst else {number, *self._not_promoted}
         for other in changed:
-            self._show(other)
+            self._update_state(other)
 
-    def goes_on(self, number: int) -> None:
-        """Note that a trial is trained further."""
-        self._going.add(number)
-        self._show(number)
+    def mark_training(self, number: int) -> None:
+        """Mark a trial as in training beyond its last value."""
+        self._training.add(number)
+        self._update_state(number)
 
-    def lost(self, number: int) -> None:
-        """Note that a trial has failed."""
-        if not self._seen[number]:
-            self._conclude(number, None)
-        self._lost.add(number)
-        self._going.discard(number)
-        self._show(number)
+    def mark_failed(self, number: int) -> None:
+        """Mark a trial as failed."""
+        if not self._results[number]:
+            self._tell_sampler(number, None)
+        self._failed.add(number)
+        self._training.discard(number)
+        self._update_state(number)
 
     def _loss(self, values: Sequence[float]) -> float:
         """Loss by the one metric of halving; -inf for an infinite loss, which is no worst value."""
         loss = self._problem.objectives[0].loss(values[0])
         return loss if math.isfinite(loss) else -math.inf
 
-    def _show(self, number: int) -> None:
+    def _update_state(self, number: int) -> None:
         from optuna.trial import TrialState as Shown
 
-        seen, trial = self._seen[number], self._trial(number)
-        if self._modelled in seen:
-            self._storage.show(trial, Shown.COMPLETE, seen[self._modelled])
-        elif number in self._lost:
+        seen, trial = self._results[number], self._trial(number)
+        if self._modelled_budget in seen:
+            self._storage.show(trial, Shown.COMPLETE, seen[self._modelled_budget])
+        elif number in self._failed:
             self._storage.show(trial, Shown.FAIL)
-        elif number in self._going:
+        elif number in self._training:
             self._storage.show(trial, Shown.WAITING)
         elif seen:
-            self._storage.show(trial, Shown.COMPLETE, self._left_behind(seen[max(seen)]))
+            self._storage.show(trial, Shown.COMPLETE, self._censored(seen[max(seen)]))
 
-    def _left_behind(self, values: Sequence[float]) -> Sequence[float]:
+    def _censored(self, values: Sequence[float]) -> Sequence[float]:
         """The values of a trial that did not reach the modelled budget, at best equal to the worst there."""
         loss = self._problem.objectives[0].loss
         return (loss(max(loss(values[0]), self._worst)),)
@@ -167,8 +174,9 @@ class Projection:
     def _trial(self, number: int) -> "optuna.trial.FrozenTrial":
         return self._storage.get_trial(self._storage.get_trial_id_from_study_id_trial_number(self._id, number))
 
-    def _conclude(self, number: int, values: Sequence[float] | None) -> None:
-        """Report the first result of a trial to the sampler once, as `Study.tell` does: some samplers take notes.
+    def _tell_sampler(self, number: int, values: Sequence[float] | None) -> None:
+        """Report the first result of a trial to the sampler once, as `Study.tell` does, because some samplers keep
+        state.
 
         Raises:
             AlgorithmError: the sampler has failed.
@@ -177,13 +185,13 @@ class Projection:
 
         state = Told.FAIL if values is None else Told.COMPLETE
         try:
-            with heard(self._said):
+            with log_optuna_warnings(self._logged):
                 self._study.sampler.after_trial(self._study, self._trial(number), state, values)
         except Exception as error:
-            raise self._fault(error) from error
+            raise self._search_error(error) from error
 
-    def _fault(self, error: Exception) -> AlgorithmError:
-        """What a sampler raised, with the parameters that it was asked for."""
+    def _search_error(self, error: Exception) -> AlgorithmError:
+        """An error that names the sampler's exception, the parameters and the metrics."""
         space = ", ".join(f"`{path}` {domain}" for path, (domain, _) in self._problem.space.domains().items())
         return AlgorithmError(
             f"{self._name} cannot search {space or 'a space without parameters'} by "
@@ -198,7 +206,7 @@ def projection(
     budgets: Sequence[int],
     n: int,
 ) -> Projection:
-    """Make a projection without trials; a sampler of the user is first tried on the problem, with invented values.
+    """Make an empty projection. A user's sampler is first tried on the problem with random values.
 
     Args:
         problem: Search problem of the study.
@@ -212,12 +220,12 @@ def projection(
     """
     check_searchable(sampler, problem)
     name, seed = sampler_text(sampler), problem.seed % 2**32
-    own = made(sampler, seed)
+    own = make_sampler(sampler, seed)
     if not isinstance(sampler, str):
-        others = [made(sampler, seed) for _ in range(2)]
+        others = [make_sampler(sampler, seed) for _ in range(2)]
         if len({id(each) for each in (own, *others)}) < 3:
             raise AlgorithmError(f"`sampler` must make a new sampler whenever it is called, {sampler!r} does not")
-        first, second = (_rehearsed(Projection(problem, other, name, budgets), budgets[0], n) for other in others)
+        first, second = (_trial_proposals(Projection(problem, other, name, budgets), budgets[0], n) for other in others)
         if first != second:
             kind = type(own).__name__
             raise AlgorithmError(
@@ -227,16 +235,16 @@ def projection(
     return Projection(problem, own, name, budgets)
 
 
-def _rehearsed(rehearsal: Projection, budget: int, n: int) -> list[Config]:
-    """The proposals of a sampler that is given invented values."""
+def _trial_proposals(projection: Projection, budget: int, n: int) -> list[Config]:
+    """The proposals of a sampler for random values."""
     proposals = []
-    for number in range(min(n, _REHEARSED)):
-        proposals.append(rehearsal.propose())
-        rehearsal.saw(number, budget, [derive_seed("rehearsal", number, x) / 2**63 for x in rehearsal.metrics])
+    for number in range(min(n, _TRIAL_PROPOSALS)):
+        proposals.append(projection.propose())
+        projection.add_values(number, budget, [derive_seed("rehearsal", number, x) / 2**63 for x in projection.metrics])
     return proposals
 
 
-def _suggested(proposal: "optuna.Trial", path: str, domain: Domain) -> Any:
+def _suggest(proposal: "optuna.Trial", path: str, domain: Domain) -> Any:
     """The sampler's value of a domain; for a choice, the position."""
     from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from shoal.algorithms.base import Problem, check_trials, check_whole
+from shoal.algorithms.base import Problem, check_integer, check_trials
 from shoal.algorithms.bracket import Bracket, BracketedAlgorithm, Rung
 
 __all__ = ["Random"]
@@ -16,8 +16,8 @@ class Random(BracketedAlgorithm):
     Args:
         n: Number of trials.
         epochs: Epochs of each trial.
-        gather: Parameters by which the configurations are ordered, so that those which can be one array come together.
-            The set of configurations does not change.
+        group_by: Parameters by which the configurations are ordered, so that those which can be one array come
+            together. The set of configurations does not change.
 
     Raises:
         AlgorithmError: a setting is no integer of at least 1.
@@ -25,12 +25,12 @@ class Random(BracketedAlgorithm):
 
     n: int
     epochs: int
-    gather: Sequence[str] = ()
+    group_by: Sequence[str] = ()
 
     def __post_init__(self) -> None:
-        check_whole("n", self.n)
+        check_integer("n", self.n)
         check_trials(repr(self), self.n)
-        check_whole("epochs", self.epochs)
+        check_integer("epochs", self.epochs)
 
     def brackets_for(self, problem: Problem) -> list[Bracket]:
         """One bracket with a single rung."""

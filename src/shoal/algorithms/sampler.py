@@ -16,7 +16,16 @@ from shoal.core.space import Space
 if TYPE_CHECKING:
     import optuna
 
-__all__ = ["SAMPLERS", "check_sampler", "check_searchable", "directions", "heard", "made", "quiet", "sampler_text"]
+__all__ = [
+    "SAMPLERS",
+    "check_sampler",
+    "check_searchable",
+    "directions",
+    "log_optuna_warnings",
+    "make_sampler",
+    "sampler_text",
+    "without_optuna_info",
+]
 
 SAMPLERS = {
     "tpe": "TPESampler",
@@ -54,7 +63,9 @@ def sampler_text(sampler: "str | Callable[[int], optuna.samplers.BaseSampler]") 
     return f"sampler {sampler!r}" if isinstance(sampler, str) else f"the sampler of {sampler!r}"
 
 
-def made(sampler: "str | Callable[[int], optuna.samplers.BaseSampler]", seed: int) -> "optuna.samplers.BaseSampler":
+def make_sampler(
+    sampler: "str | Callable[[int], optuna.samplers.BaseSampler]", seed: int
+) -> "optuna.samplers.BaseSampler":
     """A new sampler.
 
     Raises:
@@ -70,7 +81,7 @@ def made(sampler: "str | Callable[[int], optuna.samplers.BaseSampler]", seed: in
             named: samplers.BaseSampler = getattr(samplers, SAMPLERS[sampler])(seed=seed, **_SETTINGS.get(sampler, {}))
         return named
     try:
-        with heard(set()):
+        with log_optuna_warnings(set()):
             own = sampler(seed)
     except Exception as error:
         kind = sampler.__name__ if isinstance(sampler, type) else "NSGAIISampler"
@@ -86,11 +97,11 @@ def made(sampler: "str | Callable[[int], optuna.samplers.BaseSampler]", seed: in
 
 
 @contextmanager
-def heard(said: set[str]) -> Iterator[None]:
+def log_optuna_warnings(logged: set[str]) -> Iterator[None]:
     """Send Optuna's warnings to the log "shoal.algorithms"; no warning filter of the user turns them into errors.
 
     Args:
-        said: Messages that are in the log already and are not repeated; it grows.
+        logged: Messages that are not logged again; new messages are added.
     """
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -98,8 +109,8 @@ def heard(said: set[str]) -> Iterator[None]:
             yield
         finally:
             for message in (f"{warning.category.__name__}: {warning.message}" for warning in caught):
-                if message not in said:
-                    said.add(message)
+                if message not in logged:
+                    logged.add(message)
                     _log.warning("Optuna warns: %s", message)
 
 
@@ -111,8 +122,8 @@ def directions(objectives: Sequence[Objective]) -> "list[optuna.study.StudyDirec
 
 
 @contextmanager
-def quiet() -> Iterator[None]:
-    """Within this context, Optuna logs nothing below a warning, such as the creation of a study."""
+def without_optuna_info() -> Iterator[None]:
+    """Within this context, Optuna logs only warnings and errors."""
     import optuna
 
     before = optuna.logging.get_verbosity()
@@ -124,7 +135,7 @@ def quiet() -> Iterator[None]:
 
 
 def check_searchable(sampler: "str | Callable[[int], optuna.samplers.BaseSampler]", problem: Problem) -> None:
-    """Refuse, before any training, a space that Optuna would search badly without a warning, or fail at later.
+    """Refuse a space that Optuna would search badly or fail to search, before any training.
 
     Observed with Optuna 5: "tpe" and "random" search every space. The others model only the parameters that every trial
     has: a parameter of some options only is random to them, and to "cmaes" all choices are. That is logged once. With
@@ -132,7 +143,7 @@ def check_searchable(sampler: "str | Callable[[int], optuna.samplers.BaseSampler
     lacks it, the space and the state of CMA-ES differ in dimension.
 
     Raises:
-        SpaceError: the sampler would propose only random configurations, or may come to that.
+        SpaceError: the sampler proposes, or may propose, only random configurations.
         AlgorithmError: it takes one metric only, or needs a package that is not installed.
     """
     if not isinstance(sampler, str):
@@ -143,7 +154,7 @@ def check_searchable(sampler: "str | Callable[[int], optuna.samplers.BaseSampler
         )
     if sampler == "cmaes":
         _check_numbers(problem)
-    if ignored := _random_to(sampler, problem.space):
+    if ignored := _unmodelled_parameters(sampler, problem.space):
         _log.warning(
             "sampler %r does not model %s, which it draws at random; sampler 'tpe' models everything",
             sampler,
@@ -153,11 +164,11 @@ def check_searchable(sampler: "str | Callable[[int], optuna.samplers.BaseSampler
 
 def _check_numbers(problem: Problem) -> None:
     """Refuse a problem in which CMA-ES has nothing to model."""
-    if problem.others:
+    if problem.other_objectives:
         metrics = [objective.metric for objective in problem.objectives]
         raise AlgorithmError(f"sampler 'cmaes' takes one metric, got {metrics}; use 'nsga2', 'tpe' or 'gp'")
     remedy = "use sampler 'tpe', which searches every space"
-    parameters = _several_valued(problem.space)
+    parameters = _varying_domains(problem.space)
     numbers = {path: entry for path, entry in parameters.items() if not isinstance(entry[0], Choice)}
     for path, (domain, conditional) in numbers.items():
         if conditional:
@@ -171,16 +182,16 @@ def _check_numbers(problem: Problem) -> None:
         )
 
 
-def _random_to(sampler: str, space: Space) -> list[str]:
+def _unmodelled_parameters(sampler: str, space: Space) -> list[str]:
     """Parameters that a sampler does not model, although it models others."""
     if sampler in ("tpe", "random"):
         return []
     return [
         path
-        for path, (domain, conditional) in _several_valued(space).items()
+        for path, (domain, conditional) in _varying_domains(space).items()
         if conditional or (sampler == "cmaes" and isinstance(domain, Choice))
     ]
 
 
-def _several_valued(space: Space) -> dict[str, tuple[Domain, bool]]:
+def _varying_domains(space: Space) -> dict[str, tuple[Domain, bool]]:
     return {path: entry for path, entry in space.domains().items() if not entry[0].to_optuna().single()}

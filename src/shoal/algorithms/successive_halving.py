@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from shoal.algorithms.base import Problem, check_trials, check_whole
+from shoal.algorithms.base import Problem, check_integer, check_trials
 from shoal.algorithms.bracket import Bracket, BracketedAlgorithm, Rung, check_halving, milestones
 
 __all__ = ["SuccessiveHalving"]
@@ -23,8 +23,8 @@ class SuccessiveHalving(BracketedAlgorithm):
         max_epochs: Longest training of a trial.
         eta: Factor by which each rung has fewer trials, and more epochs.
         min_epochs: Epochs of the first rung.
-        gather: Parameters by which the configurations are ordered, so that those which can be one array come together.
-            The set of configurations does not change.
+        group_by: Parameters by which the configurations are ordered, so that those which can be one array come
+            together. The set of configurations does not change.
 
     Raises:
         AlgorithmError: a setting is no integer, or out of range.
@@ -34,10 +34,10 @@ class SuccessiveHalving(BracketedAlgorithm):
     max_epochs: int
     eta: int = 3
     min_epochs: int = 1
-    gather: Sequence[str] = ()
+    group_by: Sequence[str] = ()
 
     def __post_init__(self) -> None:
-        check_whole("n", self.n)
+        check_integer("n", self.n)
         check_trials(repr(self), self.n)
         check_halving(self.min_epochs, self.max_epochs, self.eta)
 

@@ -22,7 +22,7 @@ from shoal.core.event import (
 from shoal.core.job import Job, JobUpdate, WorkerContext
 from shoal.core.trial import Trial
 from shoal.worker.control import JobControl
-from shoal.worker.files import inherit
+from shoal.worker.files import copy_checkpoint
 
 __all__ = [
     "ArrayFailed",
@@ -59,8 +59,8 @@ class Backend(ABC):
     The engine calls, from one thread; only `poll` may wait for a job:
 
     1. The constructor, once for each run of a study; it must not wait for workers.
-    2. `start` for every `StartJob`, and between two turns of the loop `change`, `stop`, `kill`, `vacate` and `inherit`
-       for the other commands. If the job has ended before the call, the call does nothing.
+    2. `start` for every `StartJob`, and between two turns of the loop `change`, `stop`, `kill`, `release_device` and
+       `copy_checkpoint` for the other commands. A call for a job that has ended does nothing.
     3. `poll` in each turn of the loop, until each job has `Ended`.
     4. `close`, also after an exception.
 
@@ -106,14 +106,14 @@ class Backend(ABC):
         After the end of the job, do nothing.
         """
 
-    def vacate(self, device: str) -> None:  # noqa: B027  (most keep nothing there)
-        """Free what is kept on a device for later jobs. No job runs there: the device is lost, or taken away."""
+    def release_device(self, device: str) -> None:  # noqa: B027  (most back ends keep nothing there)
+        """Free the resources kept for later jobs on a device that is lost or was removed; no job runs there."""
 
     @abstractmethod
     def change(self, job: str, change: JobUpdate) -> None:
         """Remove members from a job, or add members. After the end of the job, do nothing."""
 
-    def inherit(self, directory: Path, trial: Trial) -> None:
+    def copy_checkpoint(self, directory: Path, trial: Trial) -> None:
         """Copy the checkpoint of the origin to a trial that begins as a copy, before the origin trains on.
 
         By default workers keep checkpoints in files below the study's directory.
@@ -125,7 +125,7 @@ class Backend(ABC):
         Raises:
             CheckpointError: The origin has no checkpoint at the end of that epoch.
         """
-        inherit(directory, trial)
+        copy_checkpoint(directory, trial)
 
     @abstractmethod
     def poll(self, timeout: float) -> list[Event]:

@@ -2,7 +2,7 @@
 
 The standard library's `multiprocessing` "forkserver" is not suitable: its children import the user's `__main__` again,
 which trains once more if a script has no `if __name__ == "__main__"` guard and fails if there is no file (a notebook).
-Its server is one per process, so the user's own pools would share its settings. It drops an ImportError of a preloaded
+Its server is one per process, so the user's own pools would share its settings. It hides an ImportError of a preloaded
 module. Here the task arrives as bytes, nothing imports `__main__`, and the server, the parent of all workers, reports
 the exit status of each to the engine.
 
@@ -18,8 +18,9 @@ The engine and this process hold the two ends of the control socket:
 A server outlives its study, so that the next study of the same process need not import torch again. It exits after
 `IDLE_SECONDS` without a study. User code runs in workers only, so a study leaves no state in the server.
 
-At end of file on the socket the engine has ended: the server kills all its workers and exits. It has a session of its
-own, so a Ctrl-C or hang-up of the terminal reaches the engine alone. It stays single-threaded, as `fork` needs.
+When the server reads the end of file from the socket, the engine has ended: the server kills all its workers and exits.
+The server has its own session, so a Ctrl-C or hang-up of the terminal reaches the engine alone. It stays
+single-threaded, since `fork` copies only the calling thread.
 """
 
 import errno
@@ -38,7 +39,7 @@ from multiprocessing.connection import Connection, wait
 from shoal.backends.base import WorkerContext
 from shoal.backends.process import work
 from shoal.backends.run_job import resolve
-from shoal.cluster.processes import family, kill
+from shoal.cluster.processes import kill, process_tree
 
 __all__ = ["NOTICE", "REQUEST", "STUDY", "Setup", "main"]
 
@@ -85,30 +86,30 @@ class _Server:
     def __init__(self, control: socket.socket) -> None:
         self._control = control
         self._worker_context: WorkerContext | None = None
-        self._numbers: dict[int, int] = {}  # pid -> number
-        self._wakeup, self._alarm = socket.socketpair()
+        self._worker_numbers: dict[int, int] = {}  # pid -> number
+        self._wakeup_reader, self._wakeup_writer = socket.socketpair()
 
     def serve(self) -> None:
         """Fork and reap until the control socket closes; leave no child behind."""
-        self._wakeup.setblocking(False)
-        self._alarm.setblocking(False)
-        signal.set_wakeup_fd(self._alarm.fileno(), warn_on_full_buffer=False)
-        signal.signal(signal.SIGCHLD, lambda number, frame: None)  # the wake-up needs a handler
+        self._wakeup_reader.setblocking(False)
+        self._wakeup_writer.setblocking(False)
+        signal.set_wakeup_fd(self._wakeup_writer.fileno(), warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda number, frame: None)  # set_wakeup_fd needs a handler
         try:
             with suppress(BrokenPipeError, ConnectionResetError):
-                while self._turn():
+                while self._handle_next():
                     pass
         finally:
             self._kill_all()
             signal.set_wakeup_fd(-1)
-            self._wakeup.close()
-            self._alarm.close()
+            self._wakeup_reader.close()
+            self._wakeup_writer.close()
 
-    def _turn(self) -> bool:
+    def _handle_next(self) -> bool:
         """Wait for a request or for the end of a child, and handle it; return whether to go on."""
-        ready = wait([self._control, self._wakeup], IDLE_SECONDS if self._worker_context is None else None)
-        if self._wakeup in ready:
-            self._wakeup.recv(4096)
+        ready = wait([self._control, self._wakeup_reader], IDLE_SECONDS if self._worker_context is None else None)
+        if self._wakeup_reader in ready:
+            self._wakeup_reader.recv(4096)
             self._reap()
         if self._control in ready:
             data, descriptors, _, _ = socket.recv_fds(self._control, REQUEST.size, 2)
@@ -116,24 +117,24 @@ class _Server:
                 return False
             (number,) = REQUEST.unpack(data)
             if number == STUDY and descriptors:
-                self._begin(*descriptors)
+                self._begin_study(*descriptors)
             elif number == STUDY:
-                self._end()
+                self._end_study()
             elif descriptors:
-                self._fork(number, descriptors[0])
+                self._fork_worker(number, descriptors[0])
             else:
-                self._kill(number)
+                self._kill_worker(number)
         return bool(ready)
 
-    def _begin(self, setup: int, log: int) -> None:
-        """Begin a study: import the modules of its workers; SIGTERM may end that."""
-        _print_to(log)
+    def _begin_study(self, setup: int, log: int) -> None:
+        """Begin a study: import the modules of its workers; SIGTERM can interrupt the import."""
+        _redirect_output(log)
         with open(setup, "rb") as file:
             study: Setup = pickle.load(file)
         sys.argv[:] = study.argv
         try:
             os.chdir(study.directory)
-        except OSError:  # removed, or closed to this user; oneMKL cannot be loaded from such a directory
+        except OSError:  # the directory was removed or is not accessible; oneMKL cannot be loaded in such a directory
             os.chdir("/")
         sys.path_importer_cache.clear()  # relative directories were those of the last study
         gc.disable()  # an import of torch allocates much and frees nothing: collections take a fifth of its time
@@ -141,25 +142,25 @@ class _Server:
         gc.enable()
         gc.freeze()  # objects alive now are not collected by workers, so their pages stay shared
         self._worker_context = study.worker_context
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # from now on the closed control socket ends the server, in order
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # from now on only the closed control socket ends the server
         self._control.sendall(NOTICE.pack(STUDY, os.getpid(), 0))
 
-    def _end(self) -> None:
+    def _end_study(self) -> None:
         """End the study, if there is one, and its workers; its directory may be removed after that."""
         self._kill_all()
-        _print_to(os.open(os.devnull, os.O_WRONLY))
+        _redirect_output(os.open(os.devnull, os.O_WRONLY))
         os.chdir("/")
         self._worker_context = None
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         self._control.sendall(NOTICE.pack(STUDY, os.getpid(), 0))
 
-    def _kill(self, number: int) -> None:
+    def _kill_worker(self, number: int) -> None:
         """Kill the worker of a number, if it exists; a notice of its end follows."""
-        for pid, mine in self._numbers.items():
-            if mine == number:
+        for pid, worker in self._worker_numbers.items():
+            if worker == number:
                 _kill_tree(pid)
 
-    def _fork(self, number: int, descriptor: int) -> None:
+    def _fork_worker(self, number: int, descriptor: int) -> None:
         os.set_inheritable(descriptor, False)
         try:
             pid = os.fork()
@@ -168,7 +169,7 @@ class _Server:
         else:
             if pid == 0:
                 self._become_worker(descriptor)
-            self._numbers[pid] = number
+            self._worker_numbers[pid] = number
             # The child does the same, so that the group exists before the first kill, whichever process runs first.
             with suppress(ProcessLookupError, PermissionError):
                 os.setpgid(pid, pid)
@@ -182,8 +183,8 @@ class _Server:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
-            for end in (self._control, self._wakeup, self._alarm):
-                end.close()
+            for handle in (self._control, self._wakeup_reader, self._wakeup_writer):
+                handle.close()
             assert self._worker_context is not None
             work(Connection(descriptor), self._worker_context)
             status = 0
@@ -194,33 +195,33 @@ class _Server:
 
     def _reap(self) -> None:
         """Kill the group of every child that has ended, and send the engine a notice."""
-        while self._numbers:
+        while self._worker_numbers:
             pid, status = os.waitpid(-1, os.WNOHANG)
             if pid == 0:
                 return
-            number = self._numbers.pop(pid, None)
+            number = self._worker_numbers.pop(pid, None)
             if number is not None:
                 _kill_group(pid)
                 self._control.sendall(NOTICE.pack(number, pid, status))
 
     def _kill_all(self) -> None:
-        for pid in self._numbers:
+        for pid in self._worker_numbers:
             _kill_tree(pid)
-        for pid in self._numbers:
+        for pid in self._worker_numbers:
             os.waitpid(pid, 0)
-        self._numbers.clear()
+        self._worker_numbers.clear()
 
 
-def _print_to(file: int) -> None:
+def _redirect_output(file: int) -> None:
     """Redirect the output of this process to a file descriptor, and close the descriptor."""
-    for printed in (1, 2):
-        os.dup2(file, printed)
+    for stream in (1, 2):
+        os.dup2(file, stream)
     os.close(file)
 
 
 def _kill_tree(pid: int) -> None:
     """Kill a child that is not reaped yet, its group, and its descendants in other groups."""
-    tree = family(pid)
+    tree = process_tree(pid)
     _kill_group(pid)
     kill(tree)
 

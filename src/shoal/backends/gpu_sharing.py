@@ -1,4 +1,4 @@
-"""How jobs share a GPU: as clients of its MPS daemon, or plainly; the environment variables that bind a process."""
+"""Sharing of GPUs by jobs, with or without MPS, and the environment variables that bind a process to its GPU."""
 
 import difflib
 import logging
@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from shoal.backends.base import Ended, Event, Outcome, PackSpeedMeasured, Profiled, Reported
-from shoal.backends.mps_clients import AGAIN_SECONDS, LOOK_SECONDS, MpsClient, SharedGpu
+from shoal.backends.mps_clients import CHECK_SECONDS, RECHECK_SECONDS, MpsClient, SharedGpu
 from shoal.cluster.mps import COMMAND, MpsDaemon
 from shoal.cluster.mps_limits import can_share, pinned_limit
 from shoal.core.device import Cluster, Device
@@ -25,7 +25,7 @@ SHARINGS: dict[str, str] = {
 }
 """Names of the ways in which jobs share one GPU."""
 
-_MOST_FAILURES = 3
+_MAX_FAILURES = 3
 """Limit of failures of MPS in a row without a job that reports in between."""
 
 _log = logging.getLogger("shoal.backends")
@@ -97,7 +97,7 @@ class GpuSharing:
         daemon: Maker of the daemon of a GPU, from the UUID of the GPU.
         clock: Monotonic clock, in seconds.
         shared_gpu: Maker of the monitor of one GPU.
-        pause: Seconds between two calls of `check`.
+        check_interval: Seconds between two calls of `check`.
     """
 
     def __init__(
@@ -106,20 +106,20 @@ class GpuSharing:
         daemon: Callable[[str], MpsDaemon] = MpsDaemon,
         clock: Callable[[], float] = time.monotonic,
         shared_gpu: Callable[[str, MpsDaemon], SharedGpu] = SharedGpu,
-        pause: float = LOOK_SECONDS,
+        check_interval: float = CHECK_SECONDS,
     ) -> None:
         self.name = name
         self._daemon = daemon
         self._clock = clock
         self._shared_gpu = shared_gpu
-        self._pause = pause
+        self._check_interval = check_interval
         self._gpus: dict[str, SharedGpu] = {}
-        self._plain: set[str] = set()  # GPUs on which MPS failed
+        self._without_mps: set[str] = set()  # GPUs on which MPS failed
 
     @property
-    def pause(self) -> float:
+    def check_interval(self) -> float:
         """Longest time between two calls of `check`, in seconds; inf if no GPU is shared by MPS."""
-        return self._pause if self._gpus else float("inf")
+        return self._check_interval if self._gpus else float("inf")
 
     def bind(self, job: Job, device: Device) -> Binding:
         """Return the binding of a job to its device; start the daemon of the GPU if there is to be one.
@@ -127,14 +127,14 @@ class GpuSharing:
         Raises:
             BackendError: The setting is "mps", and the daemon cannot start.
         """
-        if self.name == "plain" or not can_share(device) or device.name in self._plain:
-            return _alone_on(device)
+        if self.name == "plain" or not can_share(device) or device.name in self._without_mps:
+            return _plain_binding(device)
         try:
-            gpu = self._ready(device)
+            gpu = self._start_mps(device)
         except MpsError as error:
-            self._give_up(device.name, str(error), error)
-            return _alone_on(device)
-        return _client_on(device, gpu.daemon, job)
+            self._fall_back_to_plain(device.name, str(error), error)
+            return _plain_binding(device)
+        return _mps_binding(device, gpu.daemon, job)
 
     def client(self, binding: Binding, device: Device) -> MpsClient | None:
         """Return the client state of a new process; None without MPS."""
@@ -142,9 +142,9 @@ class GpuSharing:
 
     def begin(self, client: MpsClient | None, job: Job) -> None:
         """Note the start of a job in the process of a client."""
-        if client is not None and not client.busy and job.purpose is not Purpose.SURVEY:
+        if client is not None and not client.busy and job.purpose is not Purpose.SIGNATURE:
             client.busy = True
-            client.next_look = self._clock() + AGAIN_SECONDS
+            client.next_check = self._clock() + RECHECK_SECONDS
 
     def on_event(self, client: MpsClient | None, event: Event) -> None:
         """Note an event of a job in the process of a client."""
@@ -152,12 +152,12 @@ class GpuSharing:
         if client is not None and gpu is not None and isinstance(event, Reported | Profiled | PackSpeedMeasured):
             gpu.on_event(client)
 
-    def judged(self, client: MpsClient | None, end: Ended) -> Ended:
+    def reclassified(self, client: MpsClient | None, end: Ended) -> Ended:
         """Return the end of a job; an exception of CUDA about MPS becomes `LOST`, as user code did not cause it."""
         gpu = self._gpus.get(client.device) if client is not None else None
-        if gpu is None or end.outcome is not Outcome.RAISED or not _blames_mps(end.message):
+        if gpu is None or end.outcome is not Outcome.RAISED or not _is_mps_error(end.message):
             return end
-        gpu.fail(self._clock())
+        gpu.record_failure(self._clock())
         message = f"MPS of {gpu.device} failed; log: {gpu.daemon.log}\n{end.message}"
         return replace(end, outcome=Outcome.LOST, message=message)
 
@@ -166,10 +166,10 @@ class GpuSharing:
         if not self._gpus:
             return {}
         now = self._clock()
-        everyone = list(mps_clients)
+        clients = list(mps_clients)
         reasons: dict[MpsClient, str] = {}
         for name, gpu in self._gpus.items():
-            reasons |= gpu.check([client for client in everyone if client.device == name], now)
+            reasons |= gpu.check([client for client in clients if client.device == name], now)
         return reasons
 
     def close(self) -> None:
@@ -177,7 +177,7 @@ class GpuSharing:
         while self._gpus:
             self._gpus.popitem()[1].daemon.stop()
 
-    def _ready(self, device: Device) -> SharedGpu:
+    def _start_mps(self, device: Device) -> SharedGpu:
         """Return the GPU with a running daemon.
 
         Raises:
@@ -186,13 +186,13 @@ class GpuSharing:
         gpu = self._gpus.get(device.name)
         if gpu is None:
             gpu = self._gpus[device.name] = self._shared_gpu(device.name, self._daemon(device.uuid))
-        elif gpu.failures > _MOST_FAILURES or (gpu.failures and not gpu.proven and self.name == "auto"):
-            # If no job has ever worked with MPS, the next would be lost, too.
+        elif gpu.failures > _MAX_FAILURES or (gpu.failures and not gpu.has_worked and self.name == "auto"):
+            # If no job has ever worked with MPS, the next job would fail, too.
             raise MpsError(f"MPS has failed {gpu.failures} times in a row; log: {gpu.daemon.log}")
         gpu.start()
         return gpu
 
-    def _give_up(self, device: str, reason: str, cause: MpsError) -> None:
+    def _fall_back_to_plain(self, device: str, reason: str, cause: MpsError) -> None:
         """Share a GPU without MPS from now on.
 
         Raises:
@@ -201,23 +201,23 @@ class GpuSharing:
         if self.name == "mps":
             raise BackendError(f"{device} cannot be shared by MPS: {reason}") from cause
         _log.warning("jobs on %s share it without MPS: %s", device, reason)
-        self._plain.add(device)
+        self._without_mps.add(device)
 
 
-def _alone_on(device: Device) -> Binding:
+def _plain_binding(device: Device) -> Binding:
     """Return the binding to a device without MPS; a GPU is the only visible one, as "cuda:0"."""
     return Binding({"CUDA_VISIBLE_DEVICES": device.uuid} if device.uuid else {})
 
 
-def _client_on(device: Device, daemon: MpsDaemon, job: Job) -> Binding:
+def _mps_binding(device: Device, daemon: MpsDaemon, job: Job) -> Binding:
     """Return the binding to a share of a GPU: the demand of the job, or all of the GPU if the demand is unknown."""
     if job.demand is None:
         return Binding(daemon.environment())
     share = min(1.0, job.demand.compute / device.compute) if device.compute else 1.0
-    limit = pinned_limit(job.demand, device) if job.demand.memory else None  # 0: unknown
-    return Binding(daemon.environment(share, limit))
+    memory_limit = pinned_limit(job.demand, device) if job.demand.memory else None  # 0 means unknown
+    return Binding(daemon.environment(share, memory_limit))
 
 
-def _blames_mps(message: str) -> bool:
-    """Whether a message is a CUDA error about MPS, numbers 805 to 810 of `cudaError_t`."""
+def _is_mps_error(message: str) -> bool:
+    """Return whether a message is a CUDA error about MPS, numbers 805 to 810 of `cudaError_t`."""
     return "CUDA error" in message and "MPS" in message

@@ -21,12 +21,12 @@ from shoal.backends.forkserver import NOTICE, REQUEST, STUDY, Setup
 
 __all__ = ["Exit", "ForkServer", "describe_status"]
 
-# The path comes first, so that the server finds Shoal where the engine found it.
+# The module path is set before the import, so that the server imports the same Shoal as the engine.
 _BOOTSTRAP = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[2]); from shoal.backends.forkserver import main; main()"
 )
 _GRACE_SECONDS = 10.0
-"""Time in which a server must kill its workers; after that it is killed itself."""
+"""Time in which a server must kill its workers; then the server is killed."""
 
 _ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(256 << 20)}
 """Settings of glibc. With its defaults glibc returns the memory of a step's tensors to the kernel after each step, and
@@ -60,24 +60,24 @@ class _Process:
     def __init__(self, path: list[str], environment: dict[str, str], log: IO[bytes]) -> None:
         self.path = path
         self.environment = environment
-        self.inherited = _inherited()
-        self.control, remote = socket.socketpair()
-        with remote:
+        self.inherited = _umask_and_affinity()
+        self.control, server_end = socket.socketpair()
+        with server_end:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-u", "-c", _BOOTSTRAP, str(remote.fileno()), json.dumps(path)],
+                [sys.executable, "-P", "-u", "-c", _BOOTSTRAP, str(server_end.fileno()), json.dumps(path)],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                pass_fds=[remote.fileno()],
+                pass_fds=[server_end.fileno()],
                 start_new_session=True,
                 env={**_ALLOCATOR, **environment},
             )
         self.pid = self._process.pid
-        self.close = weakref.finalize(self, _shut, self._process, self.control)
+        self.close = weakref.finalize(self, _stop_process, self._process, self.control)
         _PROCESSES.add(self)
 
-    def rests(self) -> bool:
-        """Ask it to end its study and all workers; return whether it did, and can serve another study."""
+    def end_study(self) -> bool:
+        """End the study of the server and all its workers; return whether the server can serve another study."""
         try:
             self.control.settimeout(_GRACE_SECONDS)
             self.control.sendall(REQUEST.pack(STUDY))
@@ -86,7 +86,7 @@ class _Process:
                 if number == STUDY:
                     self.control.settimeout(None)
                     return True
-        except OSError:  # it has ended, or does not answer
+        except OSError:  # the server has ended, or does not answer
             pass
         return False
 
@@ -94,7 +94,7 @@ class _Process:
         """Wait for its end and return its exit status."""
         return self._process.wait()
 
-    def disown(self) -> None:
+    def detach(self) -> None:
         """Close the socket and leave the process alone: the caller is a fork of the engine."""
         self.close.detach()
         self.control.close()
@@ -116,9 +116,9 @@ class ForkServer:
         self.log.parent.mkdir(parents=True, exist_ok=True)
         self.ready = False
         self._closed = False
-        # A file and not a pipe: a task of any size is passed on without a wait for the reader.
+        # A file takes a task of any size at once; a pipe would block until the server reads.
         with self.log.open("ab") as log, tempfile.TemporaryFile() as setup:
-            pickle.dump(Setup(sys.argv, _directory(), worker_context), setup)
+            pickle.dump(Setup(sys.argv, _working_directory(), worker_context), setup)
             setup.seek(0)
             self._process = _process(log)
             with suppress(BrokenPipeError, ConnectionResetError):
@@ -139,10 +139,10 @@ class ForkServer:
 
         If the server has ended, the other end of the connection is closed, and `next_exit` raises.
         """
-        ours, theirs = Pipe()
-        with theirs, suppress(BrokenPipeError, ConnectionResetError):
-            socket.send_fds(self.control, [REQUEST.pack(number)], [theirs.fileno()])
-        return ours
+        engine_end, worker_end = Pipe()
+        with worker_end, suppress(BrokenPipeError, ConnectionResetError):
+            socket.send_fds(self.control, [REQUEST.pack(number)], [worker_end.fileno()])
+        return engine_end
 
     def kill(self, number: int) -> None:
         """Request the kill of a worker and of its descendants; its exit follows, if it was still running."""
@@ -178,8 +178,8 @@ class ForkServer:
         if self._closed:
             return
         self._closed = True
-        if self.ready and self._process.rests():
-            _LEFT.append(self._process)
+        if self.ready and self._process.end_study():
+            _IDLE_PROCESSES.append(self._process)
         else:
             self._process.close()
 
@@ -193,7 +193,7 @@ def describe_status(status: int) -> str:
     return f"was killed by {signal.Signals(-status).name}"
 
 
-def _shut(process: subprocess.Popen[bytes], control: socket.socket) -> None:
+def _stop_process(process: subprocess.Popen[bytes], control: socket.socket) -> None:
     control.close()
     process.terminate()  # effective only during its imports; after that the closed socket ends it
     try:
@@ -204,30 +204,30 @@ def _shut(process: subprocess.Popen[bytes], control: socket.socket) -> None:
 
 
 _PROCESSES: weakref.WeakSet[_Process] = weakref.WeakSet()
-_LEFT: deque[_Process] = deque(maxlen=1)
+_IDLE_PROCESSES: deque[_Process] = deque(maxlen=1)
 """The process of the last study; a process that is pushed out of the queue ends."""
 
 
 def _process(log: IO[bytes]) -> _Process:
-    """Return the process of the last study if it was started alike and still answers, else a new one."""
-    path, environment = [entry or _directory() for entry in sys.path], dict(os.environ)
+    """Return the process of the last study if its environment is the same and it answers, else a new process."""
+    path, environment = [entry or _working_directory() for entry in sys.path], dict(os.environ)
     with suppress(IndexError):
-        left = _LEFT.pop()
-        alike = (left.path, left.environment, left.inherited) == (path, environment, _inherited())
-        if alike and left.rests():
-            return left
-        left.close()
+        idle = _IDLE_PROCESSES.pop()
+        same_environment = (idle.path, idle.environment, idle.inherited) == (path, environment, _umask_and_affinity())
+        if same_environment and idle.end_study():
+            return idle
+        idle.close()
     return _Process(path, environment, log)
 
 
-def _inherited() -> tuple[object, ...]:
+def _umask_and_affinity() -> tuple[object, ...]:
     """Return the other inherited properties that a study may depend on: umask and CPU affinity."""
     umask = os.umask(0o077)
     os.umask(umask)
     return umask, os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
 
 
-def _directory() -> str:
+def _working_directory() -> str:
     """Return the working directory; "" if it was removed."""
     try:
         return os.getcwd()
@@ -235,12 +235,12 @@ def _directory() -> str:
         return ""
 
 
-def _disown_all() -> None:
+def _detach_all() -> None:
     for process in list(_PROCESSES):
-        process.disown()
-    _LEFT.clear()
+        process.detach()
+    _IDLE_PROCESSES.clear()
 
 
-# Otherwise a fork of the engine (a DataLoader's worker, a user's pool) keeps the control socket open after the engine
-# is killed, and so the server and its workers alive.
-os.register_at_fork(after_in_child=_disown_all)
+# Otherwise a fork of the engine (a DataLoader's worker, a user's pool) would keep the control socket open after a kill
+# of the engine, and the server and its workers would not end.
+os.register_at_fork(after_in_child=_detach_all)

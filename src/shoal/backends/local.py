@@ -1,8 +1,8 @@
 """The local back end: one process for each running job on this machine, forked from a server that has torch imported.
 
-A new worker starts in some ten milliseconds. A worker whose job ended well is kept for the next job on its device, with
-data sets and imports in memory, and starts it in about a millisecond. `forkserver` says why the server of the standard
-library is not used.
+A new worker starts in about ten milliseconds. A worker whose job ended well is kept for the next job on its device: it
+has data sets and imports in memory, and starts that job in about a millisecond. The module `forkserver` gives the
+reasons against the server of the standard library.
 """
 
 import pickle
@@ -16,20 +16,20 @@ from shoal.backends.gpu_sharing import Binding, GpuSharing
 from shoal.backends.launcher import Exit, ForkServer
 from shoal.backends.mps_clients import MpsClient
 from shoal.backends.process import CHANGE, JOB, REUSABLE, STOP, Hello
-from shoal.cluster.processes import created, end
+from shoal.cluster.processes import kill_tree, start_time
 from shoal.core.device import Device
 from shoal.core.errors import BackendError
 from shoal.core.job import Job, JobUpdate, log_path
 
 __all__ = ["Local"]
 
-_LOG_LINES = 20
+_ERROR_LOG_LINES = 20
 """Number of lines of the server's log in an error."""
 
-_KILLED, _MOST_KILLS = "was killed by", 5
+_KILLED, _MAX_SERVER_KILLS = "was killed by", 5
 """Beginning of the exit of a server in words if a signal killed it; limit of such exits without a finished job."""
 
-_DEATH_SECONDS = 10.0
+_KILL_WAIT_SECONDS = 10.0
 """Longest wait for the end of a killed worker of a dead server; until then the worker holds its device."""
 
 
@@ -43,12 +43,12 @@ class _Worker:
         binding: Environment variables that bind it to the device.
         client: State of the process as a client of MPS; None without MPS.
         pid: Id of the process; 0 until its first message.
-        began: Start time of the process, as of `created`.
+        started: Start time of the process, as of `start_time`.
         job: Id of its job; None while it is idle.
-        listening: Whether more events may arrive.
-        verdict: End of a failed job, held back until the process has freed its device.
-        had: Ids of all its jobs.
-        doomed: Whether its kill was requested; it gets no other job.
+        open: Whether more events may arrive.
+        held_end: End of a failed job; it is returned when the process has ended and its device is free.
+        past_jobs: Ids of all its jobs.
+        kill_requested: Whether its kill was requested; it gets no other job.
     """
 
     connection: Connection
@@ -56,12 +56,12 @@ class _Worker:
     binding: Binding
     client: MpsClient | None = None
     pid: int = 0
-    began: float = 0.0
+    started: float = 0.0
     job: str | None = None
-    listening: bool = True
-    verdict: Ended | None = None
-    had: set[str] = field(default_factory=set)
-    doomed: bool = False
+    open: bool = True
+    held_end: Ended | None = None
+    past_jobs: set[str] = field(default_factory=set)
+    kill_requested: bool = False
 
     def send(self, message: bytes) -> bool:
         """Send a message; return False if the process has ended. The server reports its exit."""
@@ -71,20 +71,20 @@ class _Worker:
             return False
         return True
 
-    def take(self, job: str) -> None:
-        """Note the job as the current one."""
+    def assign(self, job: str) -> None:
+        """Make the job the current one."""
         self.job = job
-        self.had.add(job)
+        self.past_jobs.add(job)
 
     def receive(self) -> Event | None:
         """Wait for a message; return its event, or None if it is no event or the connection is closed."""
         try:
             message: Event | Hello = self.connection.recv()
         except (EOFError, OSError):
-            self.listening = False
+            self.open = False
             return None
         if isinstance(message, Hello):
-            self.pid, self.began = message.pid, created(message.pid)
+            self.pid, self.started = message.pid, start_time(message.pid)
             if self.client is not None:
                 self.client.pid = message.pid
             return None
@@ -103,8 +103,8 @@ class Local(Backend):
         super().__init__(worker_context)
         self._sharing = sharing if sharing is not None else GpuSharing(worker_context.sharing)
         self._server = ForkServer(worker_context)
-        self._kills = 0  # kills of servers since a job ended well
-        self._late: list[Event] = []  # for the next poll, if a poll raises
+        self._server_kills = 0  # kills of servers since a job ended well
+        self._pending_events: list[Event] = []  # for the next poll, if a poll raises
         self._numbers = count(1)
         self._workers: dict[int, _Worker] = {}
         self._closed = False
@@ -129,19 +129,19 @@ class Local(Backend):
         binding = self._sharing.bind(job, device)
         message = JOB + pickle.dumps((binding, job, device))
         idle = {n: worker for n, worker in self._workers.items() if worker.job is None and worker.device == device.name}
-        for worker in sorted(idle.values(), key=lambda worker: job.resumes not in worker.had):
-            if worker.binding == binding and not worker.doomed and worker.send(message):
+        for worker in sorted(idle.values(), key=lambda worker: job.resumes not in worker.past_jobs):
+            if worker.binding == binding and not worker.kill_requested and worker.send(message):
                 self._sharing.begin(worker.client, job)
-                worker.take(job.id)
+                worker.assign(job.id)
                 return
         for number, worker in idle.items():
-            if worker.binding != binding:  # it holds memory of the device without use
-                self._retire(number)
+            if worker.binding != binding:  # the idle worker still holds memory of the device
+                self._end_idle_worker(number)
         number = next(self._numbers)
         worker = _Worker(self._server.fork(number), device.name, binding, self._sharing.client(binding, device))
         self._workers[number] = worker
         self._sharing.begin(worker.client, job)
-        worker.take(job.id)
+        worker.assign(job.id)
         worker.send(message)
 
     def stop(self, job: str) -> None:
@@ -154,13 +154,13 @@ class Local(Backend):
         """Kill the job's worker and its descendants."""
         for number, worker in self._workers.items():
             if worker.job == job:
-                worker.doomed = True
+                worker.kill_requested = True
                 self._server.kill(number)
 
-    def vacate(self, device: str) -> None:
+    def release_device(self, device: str) -> None:
         """End the idle workers of the device."""
         for number in [number for number, x in self._workers.items() if x.job is None and x.device == device]:
-            self._retire(number)
+            self._end_idle_worker(number)
 
     def change(self, job: str, change: JobUpdate) -> None:
         """Send the change to the job's worker."""
@@ -176,9 +176,9 @@ class Local(Backend):
         """
         deadline = time.monotonic() + timeout
         while not self._closed:
-            if self._late:
-                late, self._late = self._late, []
-                return late
+            if self._pending_events:
+                events, self._pending_events = self._pending_events, []
+                return events
             events = self._collect(max(0.0, deadline - time.monotonic()))
             if events or time.monotonic() >= deadline:
                 return events
@@ -196,28 +196,28 @@ class Local(Backend):
     def _worker_of(self, job: str) -> _Worker | None:
         return next((worker for worker in self._workers.values() if worker.job == job), None)
 
-    def _retire(self, number: int) -> None:
+    def _end_idle_worker(self, number: int) -> None:
         """End an idle worker: it exits when its connection closes."""
         self._workers.pop(number).connection.close()
 
-    def _evict(self) -> None:
+    def _kill_failed_clients(self) -> None:
         """Kill the workers whose MPS limits do not hold; their jobs end when the processes have ended."""
         reasons = self._sharing.check([worker.client for worker in self._workers.values() if worker.client is not None])
         for number, worker in list(self._workers.items()) if reasons else ():
-            if worker.client is None or worker.client not in reasons or worker.verdict is not None:
+            if worker.client is None or worker.client not in reasons or worker.held_end is not None:
                 continue
             self._server.kill(number)
             if worker.job is None:
-                self._retire(number)
+                self._end_idle_worker(number)
             else:
                 log = log_path(self.worker_context.directory, worker.job)
-                worker.verdict = Ended(worker.job, Outcome.LOST, f"{reasons[worker.client]}\nLog: {log}")
+                worker.held_end = Ended(worker.job, Outcome.LOST, f"{reasons[worker.client]}\nLog: {log}")
 
     def _collect(self, timeout: float) -> list[Event]:
         """Wait once; return at most one event of each worker, and the events of at most one notice of the server."""
-        self._evict()
-        connections = {worker.connection: worker for worker in self._workers.values() if worker.listening}
-        ready = wait([*connections, self._server.control], min(timeout, self._sharing.pause))
+        self._kill_failed_clients()
+        connections = {worker.connection: worker for worker in self._workers.values() if worker.open}
+        ready = wait([*connections, self._server.control], min(timeout, self._sharing.check_interval))
         events: list[Event] = []
         # Events before notices: the events that a worker sent come before the end of its job.
         for connection, worker in connections.items():
@@ -238,13 +238,13 @@ class Local(Backend):
         if event is None:
             return []
         if isinstance(event, Ended):
-            if worker.verdict is not None:  # the reason of its kill counts
+            if worker.held_end is not None:  # the reason of the kill takes precedence
                 return []
             if event.outcome not in REUSABLE:
-                worker.verdict = self._sharing.judged(worker.client, event)
+                worker.held_end = self._sharing.reclassified(worker.client, event)
                 return []
             worker.job = None
-            self._kills = 0
+            self._server_kills = 0
         self._sharing.on_event(worker.client, event)
         return [event]
 
@@ -264,12 +264,12 @@ class Local(Backend):
             reason: Reason of that outcome.
         """
         events: list[Event] = []
-        # Not until end of file: a descendant of the worker may hold its end open.
-        while worker.listening and worker.connection.poll():
+        # Do not wait for the end of file, since a descendant of the worker may keep the connection open.
+        while worker.open and worker.connection.poll():
             events += self._receive(worker)
         worker.connection.close()
-        if worker.verdict is not None:
-            events.append(worker.verdict)
+        if worker.held_end is not None:
+            events.append(worker.held_end)
         elif worker.job is not None:
             log = log_path(self.worker_context.directory, worker.job)
             events.append(Ended(worker.job, outcome, f"{reason}\nLog: {log}"))
@@ -285,20 +285,24 @@ class Local(Backend):
             BackendError: The server died before it was ready, or servers are killed repeatedly.
         """
         reason = self._server.wait()
-        self._kills += 1
+        self._server_kills += 1
         events: list[Event] = []
         while self._workers:
             _, worker = self._workers.popitem()
             if worker.pid:
-                end(worker.pid, worker.began, _DEATH_SECONDS)
+                kill_tree(worker.pid, worker.started, _KILL_WAIT_SECONDS)
             events += self._final_events(worker, Outcome.ORPHANED, f"the server of its worker process {reason}")
-        if self._kills >= _MOST_KILLS or (not self._server.ready and _KILLED not in reason):
-            self._late = events
-            often = f", as {self._kills} in a row have, and no job ended in between" if self._kills > 1 else ""
+        if self._server_kills >= _MAX_SERVER_KILLS or (not self._server.ready and _KILLED not in reason):
+            self._pending_events = events
+            repeated = (
+                f", as {self._server_kills} in a row have, and no job ended in between"
+                if self._server_kills > 1
+                else ""
+            )
             when = "" if self._server.ready else " before it could start a worker"
-            lines = self._server.log.read_text(encoding="utf-8", errors="replace").splitlines()[-_LOG_LINES:]
+            lines = self._server.log.read_text(encoding="utf-8", errors="replace").splitlines()[-_ERROR_LOG_LINES:]
             raise BackendError(
-                f"the server of the local back end {reason}{when}{often}; "
+                f"the server of the local back end {reason}{when}{repeated}; "
                 f"the end of its log, {self._server.log}:\n" + "\n".join(lines)
             )
         self._server.close()

@@ -6,39 +6,39 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shoal.cluster.mps import MpsDaemon
-from shoal.cluster.processes import family, is_alive
+from shoal.cluster.processes import is_alive, process_tree
 from shoal.core.errors import MpsError
 
-__all__ = ["AGAIN_SECONDS", "LOOK_SECONDS", "MpsClient", "SharedGpu"]
+__all__ = ["CHECK_SECONDS", "RECHECK_SECONDS", "MpsClient", "SharedGpu"]
 
-LOOK_SECONDS = 1.0
+CHECK_SECONDS = 1.0
 """Time between two checks of the daemon and its servers."""
 
-AGAIN_SECONDS = 10.0
-"""Time between two checks of a process that has reported nothing and is not among the clients."""
+RECHECK_SECONDS = 10.0
+"""Time between two checks of a process that has not reported and is not an MPS client."""
 
-_MOST_MISSES = 3
-"""Number of checks at which such a process may use the GPU without being a client, as it may be connecting."""
+_MAX_MISSES = 3
+"""Number of checks at which such a process may use the GPU without being a client, since it may still connect."""
 
 _INCIDENT_SECONDS = 10.0
-"""Failures within this time count as one: with a server all its clients fail."""
+"""Failures within this time count as one, since all clients of a server fail with the server."""
 
 _DEVICE_FILE = "/dev/nvidia-uvm"
-"""Open in every process that has initialised CUDA, with or without MPS."""
+"""Device file that every process with an initialised CUDA context has open, with or without MPS."""
 
 
 @dataclass(eq=False)
 class MpsClient:
-    """A worker process on a shared GPU.
+    """A worker process on a GPU that jobs share by MPS.
 
     Args:
         device: Name of the GPU.
         pid: Id of the process; 0 until its first message.
-        busy: Whether it has had a job that computes on the device; a survey need not.
+        busy: Whether it has had a job that computes on the device; a job that only finds signatures may not.
         reported: Whether a job of it has reported results of the device.
-        verified: Whether it, or a descendant of it, was among the clients.
+        verified: Whether it or one of its descendants was an MPS client at a check.
         misses: Number of checks at which it used the GPU without being a client.
-        next_look: Time of its next check.
+        next_check: Time of its next check.
     """
 
     device: str
@@ -47,15 +47,15 @@ class MpsClient:
     reported: bool = False
     verified: bool = False
     misses: int = 0
-    next_look: float = 0.0
+    next_check: float = 0.0
 
     def due(self, now: float) -> bool:
-        """Whether it is to be checked at `now` (seconds)."""
-        return self.busy and bool(self.pid) and not self.verified and now >= self.next_look
+        """Return whether it is to be checked at `now` (seconds)."""
+        return self.busy and bool(self.pid) and not self.verified and now >= self.next_check
 
 
 class SharedGpu:
-    """One GPU and its daemon, which `start` starts.
+    """One GPU and its MPS daemon; `start` starts the daemon.
 
     Args:
         device: Name of the GPU.
@@ -67,12 +67,12 @@ class SharedGpu:
         self.device = device
         self.daemon = daemon
         self.failures = 0  # in a row, without a client that reported in between
-        self.proven = False  # whether a client has ever reported
+        self.has_worked = False  # whether a client has ever reported
         self._device_file = device_file
-        self._runs = False
+        self._started = False
         self._servers: frozenset[int] = frozenset()
-        self._next_look = 0.0
-        self._failed = float("-inf")
+        self._next_check = 0.0
+        self._last_failure = float("-inf")
 
     def start(self) -> None:
         """Start the daemon if it does not run.
@@ -80,9 +80,9 @@ class SharedGpu:
         Raises:
             MpsError: The daemon cannot start.
         """
-        if not (self._runs and self.daemon.alive()):
+        if not (self._started and self.daemon.alive()):
             self.daemon.start()
-            self._runs = True
+            self._started = True
             self._servers = frozenset()
 
     def check(self, mps_clients: Collection[MpsClient], now: float) -> dict[MpsClient, str]:
@@ -93,85 +93,87 @@ class SharedGpu:
             now: Seconds of a monotonic clock.
         """
         due = [client for client in mps_clients if client.due(now)]
-        if not self._runs or not (due or now >= self._next_look):
+        if not self._started or not (due or now >= self._next_check):
             return {}
-        self._next_look = now + LOOK_SECONDS
+        self._next_check = now + CHECK_SECONDS
         if not self.daemon.alive():
-            return self._died("daemon", mps_clients, now)
+            return self._record_death("daemon", mps_clients, now)
         if not all(map(is_alive, self._servers)):
-            return self._died("server", mps_clients, now)
+            return self._record_death("server", mps_clients, now)
         if not due:
             return {}
         try:
             clients = self.daemon.clients()
         except MpsError as error:
-            return self._died("daemon", mps_clients, now, f": {error}")
+            return self._record_death("daemon", mps_clients, now, f": {error}")
         self._servers = frozenset(clients)
         reasons = {}
         for client in due:
-            if (reason := self._look_for(client, frozenset().union(*clients.values()), now)) is not None:
+            if (reason := self._check_client(client, frozenset().union(*clients.values()), now)) is not None:
                 reasons[client] = reason
         return reasons
 
-    def _died(self, what: str, mps_clients: Collection[MpsClient], now: float, how: str = "") -> dict[MpsClient, str]:
-        self._runs = False
+    def _record_death(
+        self, part: str, mps_clients: Collection[MpsClient], now: float, detail: str = ""
+    ) -> dict[MpsClient, str]:
+        self._started = False
         self._servers = frozenset()
-        reached = [client for client in mps_clients if client.pid]
-        if reached:
-            self.fail(now)
-        return dict.fromkeys(reached, f"MPS {what} of {self.device} died{how}; log: {self.daemon.log}")
+        running = [client for client in mps_clients if client.pid]
+        if running:
+            self.record_failure(now)
+        return dict.fromkeys(running, f"MPS {part} of {self.device} died{detail}; log: {self.daemon.log}")
 
-    def _look_for(self, client: MpsClient, clients: Collection[int], now: float) -> str | None:
+    def _check_client(self, client: MpsClient, clients: Collection[int], now: float) -> str | None:
         """Check a process; return the reason if it must end, else None."""
-        pids = {process.pid for process in family(client.pid)}
+        pids = {process.pid for process in process_tree(client.pid)}
         if not pids.isdisjoint(clients):
             client.verified = True
-            self._proved(client)
+            self._record_success(client)
             return None
-        client.next_look = now + AGAIN_SECONDS
-        if not any(_has_open(pid, self._device_file) for pid in pids):
-            return None  # it does not use the GPU yet, or has ended
+        client.next_check = now + RECHECK_SECONDS
+        if not any(_has_open_file(pid, self._device_file) for pid in pids):
+            return None  # the process does not use the GPU yet, or has ended
         client.misses += 1
-        if not client.reported and client.misses < _MOST_MISSES:
+        if not client.reported and client.misses < _MAX_MISSES:
             return None
-        self.fail(now)
+        self.record_failure(now)
         return (
             f"worker process {client.pid} is no client of the MPS daemon of {self.device}, so its limits do not hold; "
             f"pipe directory: {self.daemon.directory.pipe}; log: {self.daemon.log}"
         )
 
-    def fail(self, now: float) -> None:
-        """Note a failure of MPS."""
-        if now > self._failed + _INCIDENT_SECONDS:
+    def record_failure(self, now: float) -> None:
+        """Count a failure of MPS."""
+        if now > self._last_failure + _INCIDENT_SECONDS:
             self.failures += 1
-        self._failed = now
+        self._last_failure = now
 
     def on_event(self, client: MpsClient) -> None:
-        """Note results of the device from the process, which must be a client by now."""
+        """Record that the process has reported results, so that it must be a client by now."""
         if not client.reported:
             client.reported = True
-            client.next_look = 0.0
+            client.next_check = 0.0
         if client.verified:
-            self._proved(client)
+            self._record_success(client)
 
-    def _proved(self, client: MpsClient) -> None:
+    def _record_success(self, client: MpsClient) -> None:
         if client.reported:
-            self.proven = True
+            self.has_worked = True
             self.failures = 0
 
 
-def _has_open(pid: int, beginning: str) -> bool:
-    """Whether a process has a file open whose path begins so; False if it has ended or is hidden."""
-    for entry in _entries(Path(f"/proc/{pid}/fd")):
+def _has_open_file(pid: int, prefix: str) -> bool:
+    """Return whether a process has a file open whose path begins so; False if it has ended or is hidden."""
+    for entry in _list_directory(Path(f"/proc/{pid}/fd")):
         try:
-            if os.readlink(entry).startswith(beginning):
+            if os.readlink(entry).startswith(prefix):
                 return True
         except OSError:  # closed in the meantime
             continue
     return False
 
 
-def _entries(directory: Path) -> list[Path]:
+def _list_directory(directory: Path) -> list[Path]:
     try:
         return list(directory.iterdir())
     except OSError:

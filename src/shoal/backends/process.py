@@ -25,7 +25,7 @@ REUSABLE = frozenset({Outcome.FINISHED, Outcome.STOPPED})
 STOP, CHANGE, JOB = b"s", b"c", b"j"
 """First byte of a message: stop the current job; a pickled `JobUpdate` for it; a pickled (Binding, Job, Device)."""
 
-BEAT_SECONDS = 1.0
+HEARTBEAT_SECONDS = 1.0
 """Time between two checks of whether a job makes progress."""
 
 _ORPHANED = 75
@@ -50,24 +50,24 @@ def work(connection: Connection, worker_context: WorkerContext) -> None:
     """Run the jobs that arrive over the connection and send back their events; return after the first failed job."""
     faulthandler.enable()
     inbox: _Inbox = queue.SimpleQueue()
-    voice = _EventSender(connection)
-    voice.send_event(Hello(os.getpid()))
-    threading.Thread(target=voice.beat, name="shoal-heart", daemon=True).start()
-    threading.Thread(target=_listen, args=(connection, inbox), name="shoal-inbox", daemon=True).start()
+    sender = _EventSender(connection)
+    sender.send_event(Hello(os.getpid()))
+    threading.Thread(target=sender.send_heartbeats, name="shoal-heart", daemon=True).start()
+    threading.Thread(target=_receive_messages, args=(connection, inbox), name="shoal-inbox", daemon=True).start()
     outcome = Outcome.FINISHED
     while outcome in REUSABLE:
         message, control = inbox.get()
         binding: Binding
         binding, job, device = pickle.loads(message)
-        binding.apply()  # the same for every job of this process
-        voice.begin(job.id, control)
-        for event in run_job(_run, job, device, worker_context, control):
-            voice.send_event(event)
+        binding.apply()  # every job of this process has this binding
+        sender.begin(job.id, control)
+        for event in run_job(_run_with_log, job, device, worker_context, control):
+            sender.send_event(event)
             if isinstance(event, Ended):
                 outcome = event.outcome
 
 
-def _listen(connection: Connection, inbox: _Inbox) -> None:
+def _receive_messages(connection: Connection, inbox: _Inbox) -> None:
     """Fill the inbox; end the process at once when the engine's end of the connection closes."""
     control = JobControl()
     while True:
@@ -110,14 +110,14 @@ class _EventSender:
                 self._job = None
             self._send(event)
 
-    def beat(self) -> None:
-        """Send heartbeats of the current job for ever."""
-        seen = 0
+    def send_heartbeats(self) -> None:
+        """Send heartbeats of the current job until the process ends."""
+        last_beats = 0
         while True:
-            time.sleep(BEAT_SECONDS)
+            time.sleep(HEARTBEAT_SECONDS)
             with self._lock:
-                if self._job is not None and self._control.beats != seen:
-                    seen = self._control.beats
+                if self._job is not None and self._control.beats != last_beats:
+                    last_beats = self._control.beats
                     self._send(Heartbeat(self._job, self._control.settled))
 
     def _send(self, event: Event | Hello) -> None:
@@ -127,7 +127,7 @@ class _EventSender:
             os._exit(_ORPHANED)
 
 
-def _run(job: Job, device: Device, worker_context: WorkerContext, control: JobControl) -> Iterator[Event]:
+def _run_with_log(job: Job, device: Device, worker_context: WorkerContext, control: JobControl) -> Iterator[Event]:
     """Call the runner with all output of the process, also that of C++ libraries, in the job's log."""
     log = log_path(worker_context.directory, job.id)
     log.parent.mkdir(parents=True, exist_ok=True)

@@ -20,14 +20,14 @@ from shoal.core.job import Job, JobUpdate, Purpose
 from shoal.core.trial import Report, Trial, TrialState
 from shoal.cost.estimate import compute, seconds
 
-__all__ = ["START_SECONDS", "SlowDown", "Virtual", "VirtualJob", "Workload", "fair"]
+__all__ = ["START_SECONDS", "SlowDown", "Virtual", "VirtualJob", "Workload", "proportional_speeds"]
 
-_Life = Iterator[tuple[float, bool]]
-"""Course of a job: seconds until its next events, alone on its device, and whether other jobs slow it down there."""
+_Timeline = Iterator[tuple[float, bool]]
+"""Steps of a job: seconds until its next events, alone on its device, and whether other jobs slow it down meanwhile."""
 
 START_SECONDS = 0.1
 """Time from the start of a process to its first action."""
-SURVEY_SECONDS = 0.02
+SIGNATURE_SECONDS = 0.02
 """Time of a survey of the model of one trial."""
 PROFILE_SECONDS = 0.3
 """Time of the measurement of one array."""
@@ -89,14 +89,14 @@ class VirtualJob:
         device: Its device; the job itself names its helpers.
         lanes: Its arrays, which take turns; the first one is next.
         joining: Arrays that join at the end of the epoch.
-        saved: Time of its last checkpoint, in seconds of the virtual clock.
+        last_checkpoint: Time of its last checkpoint, in seconds of the virtual clock.
         hangs: Whether it makes no progress any more and never ends.
-        life: Its course.
+        timeline: Its remaining steps.
         entry: Number of its valid entry in the heap; entries with other numbers are void.
-        left: Seconds until its next events at `since`, alone on its device.
-        since: Time at which `left` was computed.
-        works: Whether other jobs on its device slow it down meanwhile.
-        ahead: Seconds of its epoch after its next events.
+        remaining: Seconds until its next events at `updated`, alone on its device.
+        updated: Time at which `remaining` was computed.
+        uses_compute: Whether other jobs on its device slow it down meanwhile.
+        epoch_rest: Seconds of its epoch that remain after its next events.
         speed: Its speed as a fraction of that alone on one device.
     """
 
@@ -104,14 +104,14 @@ class VirtualJob:
     device: Device
     lanes: deque[_VirtualArray] = field(default_factory=deque)
     joining: list[Array] = field(default_factory=list)
-    saved: float = 0.0
+    last_checkpoint: float = 0.0
     hangs: bool = False
-    life: _Life = field(default_factory=lambda: iter(()))
+    timeline: _Timeline = field(default_factory=lambda: iter(()))
     entry: int = -1
-    left: float = inf
-    since: float = 0.0
-    works: bool = False
-    ahead: float = 0.0
+    remaining: float = inf
+    updated: float = 0.0
+    uses_compute: bool = False
+    epoch_rest: float = 0.0
     speed: float = 1.0
 
     @property
@@ -126,42 +126,44 @@ class VirtualJob:
 
     def progress(self, now: float) -> dict[int, float]:
         """Return the finished part of the epoch for each member of the array in training; {} outside epochs."""
-        lane = self.lanes[-1] if self.works and self.lanes else None
-        whole = seconds(lane.profile, [1] * len(lane.members)) if lane is not None and lane.members else 0.0
-        if lane is None or whole <= 0:
+        lane = self.lanes[-1] if self.uses_compute and self.lanes else None
+        epoch_seconds = seconds(lane.profile, [1] * len(lane.members)) if lane is not None and lane.members else 0.0
+        if lane is None or epoch_seconds <= 0:
             return {}
-        left = self.left - (now - self.since) * self.speed + self.ahead
-        return dict.fromkeys(lane.members, max(0.0, 1 - left / whole))
+        remaining = self.remaining - (now - self.updated) * self.speed + self.epoch_rest
+        return dict.fromkeys(lane.members, max(0.0, 1 - remaining / epoch_seconds))
 
     @property
     def memory(self) -> int:
         """Bytes of the device that its arrays use in one process."""
-        trained = [lane for lane in self.lanes if lane.members]
-        base = max((lane.profile.base_memory for lane in trained), default=0)
-        return base + sum(len(lane.members) * lane.profile.member_memory for lane in trained)
+        arrays = [lane for lane in self.lanes if lane.members]
+        base = max((lane.profile.base_memory for lane in arrays), default=0)
+        return base + sum(len(lane.members) * lane.profile.member_memory for lane in arrays)
 
     @property
-    def asked(self) -> float:
+    def compute_demand(self) -> float:
         """Compute that it needs: the maximum of its arrays, as they take turns."""
         return max((compute(array.profile) for array in self.job.arrays if array.profile is not None), default=1.0)
 
     @property
     def share(self) -> float | None:
         """Compute that the policy gave it; None if that is what it needs (see `JobView.share`)."""
-        promised = self.job.demand
-        return None if promised is None or abs(promised.compute - self.asked) < _ROUNDING else promised.compute
+        reserved = self.job.demand
+        return (
+            None if reserved is None or abs(reserved.compute - self.compute_demand) < _TOLERANCE else reserved.compute
+        )
 
 
 SlowDown = Callable[[Device, Sequence[VirtualJob]], Sequence[float]]
 """Returns the speeds of all jobs that train on a device, in their order, as fractions of their speeds alone on it."""
 
-_ROUNDING = 1e-6
+_TOLERANCE = 1e-6
 
 
-def fair(device: Device, jobs: Sequence[VirtualJob]) -> Sequence[float]:
+def proportional_speeds(device: Device, jobs: Sequence[VirtualJob]) -> Sequence[float]:
     """Return full speed while the demands of the jobs fit the device, else speeds in proportion to it."""
-    asked = sum(job.job.demand.compute for job in jobs if job.job.demand is not None)
-    return [min(1.0, device.compute / asked) if asked else 1.0] * len(jobs)
+    compute_demand = sum(job.job.demand.compute for job in jobs if job.job.demand is not None)
+    return [min(1.0, device.compute / compute_demand) if compute_demand else 1.0] * len(jobs)
 
 
 class Virtual(Backend):
@@ -170,9 +172,10 @@ class Virtual(Backend):
     There is no process, no wait and no randomness. Coming events are in a heap ordered by time, so a poll costs the
     logarithm of the number of jobs.
 
-    A worker is modelled as far as its study observes it. It saves each trial when the trial reaches its target, every
-    `checkpoint_seconds` at the end of an epoch, and when the job is stopped. A trial with an older checkpoint trains
-    and reports its epochs again. Members leave at once and join at the end of an epoch. An error ends only its array.
+    The model of a worker covers what its study observes. A worker saves each trial when the trial reaches its target,
+    every `checkpoint_seconds` at the end of an epoch, and when the job is stopped. A trial with an older checkpoint
+    trains and reports its epochs again. Members leave at once and join at the end of an epoch. An error ends only its
+    array.
 
     Args:
         worker_context: Context of the workers, of which only `checkpoint_seconds` is used.
@@ -191,7 +194,7 @@ class Virtual(Backend):
         checkpoints: dict[int, int] | None = None,
         now: float = 0.0,
         beat_seconds: float = 60.0,
-        slowdown: SlowDown = fair,
+        slowdown: SlowDown = proportional_speeds,
         tick: float = 0.0,
     ) -> None:
         super().__init__(worker_context)
@@ -203,15 +206,15 @@ class Virtual(Backend):
         self._beat_seconds, self._slowdown, self._tick = beat_seconds, slowdown, tick
         self._checkpoints = {} if checkpoints is None else checkpoints
         self._heap: list[tuple[float, int, VirtualJob]] = []
-        self._entries = count()
-        self._said: list[Event] = []
+        self._entry_ids = count()
+        self._pending: list[Event] = []
         self._started: set[str] = set()
-        self._begun: dict[int, float] = {}  # number of a stopped trial -> finished part of its next epoch
-        self._on: dict[str, dict[str, VirtualJob]] = {}  # training jobs by device
+        self._partial_epochs: dict[int, float] = {}  # number of a stopped trial -> finished part of its next epoch
+        self._training: dict[str, dict[str, VirtualJob]] = {}  # training jobs by device
         self._closed = False
 
     def clock(self) -> float:
-        """Seconds of the virtual clock."""
+        """Return the seconds of the virtual clock."""
         return self.now
 
     def start(self, job: Job, device: Device) -> None:
@@ -221,21 +224,21 @@ class Virtual(Backend):
         if job.id in self._started:
             raise BackendError(f"job {job.id!r} cannot start: a job of that id was started before")
         self._started.add(job.id)
-        mine = self.jobs[job.id] = VirtualJob(job, device, saved=self.now)
+        virtual_job = self.jobs[job.id] = VirtualJob(job, device, last_checkpoint=self.now)
         if job.purpose is Purpose.TRAIN:
-            mine.joining += job.arrays
-            self._on.setdefault(device.name, {})[job.id] = mine
-            self._settle(device)
-        mine.life = self._life(mine)
-        self._advance(mine)
+            virtual_job.joining += job.arrays
+            self._training.setdefault(device.name, {})[job.id] = virtual_job
+            self._update_speeds(device)
+        virtual_job.timeline = self._job_timeline(virtual_job)
+        self._next_step(virtual_job)
 
     def stop(self, job: str) -> None:
         """Let a job save its trials and end after `STOP_SECONDS`."""
-        mine = self.jobs.get(job)
-        if mine is not None and not mine.hangs:
-            self._begun.update(mine.progress(self.now))
-            mine.life = self._stopping(mine)
-            self._advance(mine)
+        virtual_job = self.jobs.get(job)
+        if virtual_job is not None and not virtual_job.hangs:
+            self._partial_epochs.update(virtual_job.progress(self.now))
+            virtual_job.timeline = self._stop_timeline(virtual_job)
+            self._next_step(virtual_job)
 
     def kill(self, job: str) -> None:
         """End a job at once."""
@@ -243,20 +246,22 @@ class Virtual(Backend):
 
     def change(self, job: str, change: JobUpdate) -> None:
         """Save and remove members now, add others at the end of the epoch, and find the keys of trials now."""
-        mine = self.jobs.get(job)
-        if mine is None or mine.hangs:
+        virtual_job = self.jobs.get(job)
+        if virtual_job is None or virtual_job.hangs:
             return
-        if gone := change.leave & mine.trials:
-            self._checkpoints.update(mine.epochs(gone))
-            for lane in mine.lanes:
-                lane.members = {number: each for number, each in lane.members.items() if number not in gone}
-            mine.joining = list(remove_members(mine.joining, gone))
-            self._said.append(base.MembersLeft(job, frozenset(gone)))
-        mine.joining += change.join
-        if change.look:
-            self._said.append(base.SignaturesFound(job, {x.number: self._workload.key(x) for x in change.look}))
+        if leaving := change.leave & virtual_job.trials:
+            self._checkpoints.update(virtual_job.epochs(leaving))
+            for lane in virtual_job.lanes:
+                lane.members = {number: each for number, each in lane.members.items() if number not in leaving}
+            virtual_job.joining = list(remove_members(virtual_job.joining, leaving))
+            self._pending.append(base.MembersLeft(job, frozenset(leaving)))
+        virtual_job.joining += change.join
+        if change.find_signatures:
+            self._pending.append(
+                base.SignaturesFound(job, {x.number: self._workload.key(x) for x in change.find_signatures})
+            )
 
-    def inherit(self, directory: Path, trial: Trial) -> None:
+    def copy_checkpoint(self, directory: Path, trial: Trial) -> None:
         """Copy the checkpoint of the origin to a trial that begins as a copy.
 
         Raises:
@@ -277,152 +282,152 @@ class Virtual(Backend):
 
         Without coming events and with an infinite timeout, the clock stays.
         """
-        until = self.now + (min(self._tick, timeout) if self._said else timeout)
+        until = self.now + (min(self._tick, timeout) if self._pending else timeout)
         while self._heap and self._heap[0][0] <= until:
             at, entry, job = heapq.heappop(self._heap)
             if job.entry != entry or job.hangs:
                 continue
             self.now = at
-            job.left = 0.0
-            self._advance(job)
-            if self._said:
+            job.remaining = 0.0
+            self._next_step(job)
+            if self._pending:
                 until = min(until, self.now + self._tick)
-        if not self._said and until < inf:
+        if not self._pending and until < inf:
             self.now = until
-        said, self._said = self._said, []
-        return said
+        events, self._pending = self._pending, []
+        return events
 
     @property
     def idle(self) -> bool:
         """Whether no event is pending or coming."""
-        return not self._said and not any(job.entry == entry for _, entry, job in self._heap)
+        return not self._pending and not any(job.entry == entry for _, entry, job in self._heap)
 
     def close(self) -> None:
         """End all jobs at once, without events."""
         self._closed = True
         for job in list(self.jobs.values()):
             self._end(job)
-        self._said.clear()
+        self._pending.clear()
         self._heap.clear()
 
     def fail(self, job: str, outcome: Outcome, message: str) -> None:
         """Let a job fail at once; after the end of the job, do nothing."""
-        if (mine := self.jobs.get(job)) is not None:
-            self._end(mine)
-            self._said.append(base.Ended(job, outcome, message))
+        if (virtual_job := self.jobs.get(job)) is not None:
+            self._end(virtual_job)
+            self._pending.append(base.Ended(job, outcome, message))
 
     def fail_array(self, job: str, trials: Collection[int], outcome: Outcome, message: str) -> None:
         """Let the array with these trials fail; the job goes on if it has other arrays, else it fails."""
-        mine = self.jobs[job]
-        failed = [lane for lane in mine.lanes if lane.members.keys() & set(trials)]
-        if any(lane.members for lane in mine.lanes if lane not in failed):
+        virtual_job = self.jobs[job]
+        failed = [lane for lane in virtual_job.lanes if lane.members.keys() & set(trials)]
+        if any(lane.members for lane in virtual_job.lanes if lane not in failed):
             trials = {number for lane in failed for number in lane.members}
             for lane in failed:
                 lane.members.clear()
-            self._said.append(base.ArrayFailed(job, frozenset(trials), outcome, message))
+            self._pending.append(base.ArrayFailed(job, frozenset(trials), outcome, message))
         else:
             self.fail(job, outcome, message)
 
     def hang(self, job: str) -> None:
         """Let a job make no progress from now on, until it is killed."""
-        if (mine := self.jobs.get(job)) is not None:
-            mine.hangs = True
+        if (virtual_job := self.jobs.get(job)) is not None:
+            virtual_job.hangs = True
 
-    def _advance(self, job: VirtualJob) -> None:
-        """Run a job up to its next step that takes time."""
-        job.left, job.works = next(job.life, (inf, False))
-        job.since = self.now
-        self._schedule(job)
+    def _next_step(self, job: VirtualJob) -> None:
+        """Advance a job to its next step that takes time."""
+        job.remaining, job.uses_compute = next(job.timeline, (inf, False))
+        job.updated = self.now
+        self._push_step(job)
 
-    def _schedule(self, job: VirtualJob) -> None:
+    def _push_step(self, job: VirtualJob) -> None:
         """Put the next step of a job in the heap, at the current speed of the job."""
-        job.entry = next(self._entries)
-        speed = job.speed if job.works else 1.0
-        if speed > 0 and job.left < inf:
-            heapq.heappush(self._heap, (self.now + job.left / speed, job.entry, job))
+        job.entry = next(self._entry_ids)
+        speed = job.speed if job.uses_compute else 1.0
+        if speed > 0 and job.remaining < inf:
+            heapq.heappush(self._heap, (self.now + job.remaining / speed, job.entry, job))
 
-    def _settle(self, device: Device) -> None:
+    def _update_speeds(self, device: Device) -> None:
         """Set the speeds of all jobs on a device, from now on."""
-        if not (here := list(self._on.get(device.name, {}).values())):
+        if not (jobs := list(self._training.get(device.name, {}).values())):
             return
-        wide = len(here) == 1 and here[0].job.helpers
-        speeds = [_spread(here[0])] if wide else self._slowdown(device, here)
-        for job, speed in zip(here, speeds, strict=True):
+        spans_devices = len(jobs) == 1 and jobs[0].job.helpers
+        speeds = [_multi_device_speed(jobs[0])] if spans_devices else self._slowdown(device, jobs)
+        for job, speed in zip(jobs, speeds, strict=True):
             if speed == job.speed:
                 continue
-            before, job.speed = job.speed, speed
-            if job.works:
-                job.left, job.since = max(0.0, job.left - (self.now - job.since) * before), self.now
-                self._schedule(job)
+            old_speed, job.speed = job.speed, speed
+            if job.uses_compute:
+                job.remaining, job.updated = max(0.0, job.remaining - (self.now - job.updated) * old_speed), self.now
+                self._push_step(job)
 
     def _end(self, job: VirtualJob) -> None:
         job.entry = -1
         del self.jobs[job.job.id]
-        if self._on.get(job.device.name, {}).pop(job.job.id, None) is not None:
-            self._settle(job.device)
+        if self._training.get(job.device.name, {}).pop(job.job.id, None) is not None:
+            self._update_speeds(job.device)
 
-    def _life(self, job: VirtualJob) -> _Life:
-        """Course of a job from its start to its end."""
+    def _job_timeline(self, job: VirtualJob) -> _Timeline:
+        """Yield the steps of a job from its start to its end."""
         name = job.job.id
         starts = self._workload.start_seconds(job.job) if job.job.purpose is Purpose.TRAIN else START_SECONDS
         yield starts, False
         match job.job.purpose:
-            case Purpose.SURVEY:
-                yield from self._works(job, SURVEY_SECONDS * len(job.job.members), settled=False)
+            case Purpose.SIGNATURE:
+                yield from self._work(job, SIGNATURE_SECONDS * len(job.job.members), settled=False)
                 keys = {member.trial.number: self._workload.key(member.trial) for member in job.job.members}
-                self._said.append(base.SignaturesFound(name, keys))
+                self._pending.append(base.SignaturesFound(name, keys))
             case Purpose.PROFILE:
                 for array in job.job.arrays:
                     yield PROFILE_SECONDS, False
                     profile = self._workload.profile(array.key, job.device.kind)
-                    self._said.append(base.Profiled(name, array.key, profile))
+                    self._pending.append(base.Profiled(name, array.key, profile))
             case Purpose.TRAIN:
                 yield from self._train(job)
         if name in self.jobs:
             self._end(job)
-            self._said.append(base.Ended(name, Outcome.FINISHED))
+            self._pending.append(base.Ended(name, Outcome.FINISHED))
 
-    def _stopping(self, job: VirtualJob) -> _Life:
-        """Course of a job that is stopped."""
+    def _stop_timeline(self, job: VirtualJob) -> _Timeline:
+        """Yield the steps of a job that is stopped."""
         yield STOP_SECONDS, False
         self._checkpoints.update(job.epochs(job.trials))
         self._end(job)
-        self._said.append(base.Ended(job.job.id, Outcome.STOPPED))
+        self._pending.append(base.Ended(job.job.id, Outcome.STOPPED))
 
-    def _train(self, job: VirtualJob) -> _Life:
-        """Course of a training job: an epoch of one array after the other, until no member is left."""
-        self._take_in(job)
-        self._said.append(base.Heartbeat(job.job.id, settled=True))
+    def _train(self, job: VirtualJob) -> _Timeline:
+        """Yield the steps of a training job: epochs of its arrays in turn, until no member is left."""
+        self._admit_joining(job)
+        self._pending.append(base.Heartbeat(job.job.id, settled=True))
         measured = False
         while job.lanes:
             lane = job.lanes[0]
             job.lanes.rotate(-1)
-            began, done = self.now, min(self._begun.pop(number, 0.0) for number in lane.members)
-            takes = seconds(lane.profile, [1] * len(lane.members)) * (1 - done)
-            yield from self._works(job, takes, settled=True)
-            self._end_epoch(job, lane, self.now - began)
+            start, finished = self.now, min(self._partial_epochs.pop(number, 0.0) for number in lane.members)
+            duration = seconds(lane.profile, [1] * len(lane.members)) * (1 - finished)
+            yield from self._work(job, duration, settled=True)
+            self._end_epoch(job, lane, self.now - start)
             if job.job.id not in self.jobs:
                 return
             if not measured:
                 measured = True
                 members = {lane.key: len(lane.members) for lane in job.lanes if lane.members}
                 if members:
-                    self._said.append(base.MemoryMeasured(job.job.id, members, job.memory))
+                    self._pending.append(base.MemoryMeasured(job.job.id, members, job.memory))
                 if len(members) > 1:
-                    self._said.append(base.PackSpeedMeasured(job.job.id, tuple(members), 1.0))
-            self._take_in(job)
+                    self._pending.append(base.PackSpeedMeasured(job.job.id, tuple(members), 1.0))
+            self._admit_joining(job)
 
-    def _works(self, job: VirtualJob, takes: float, *, settled: bool) -> _Life:
-        """Course of work of `takes` seconds, with heartbeats."""
-        while takes > self._beat_seconds:
-            takes -= self._beat_seconds
-            job.ahead = takes
+    def _work(self, job: VirtualJob, duration: float, *, settled: bool) -> _Timeline:
+        """Yield the steps of work of `duration` seconds, with heartbeats."""
+        while duration > self._beat_seconds:
+            duration -= self._beat_seconds
+            job.epoch_rest = duration
             yield self._beat_seconds, True
-            self._said.append(base.Heartbeat(job.job.id, settled))
-        job.ahead = 0.0
-        yield takes, True
+            self._pending.append(base.Heartbeat(job.job.id, settled))
+        job.epoch_rest = 0.0
+        yield duration, True
 
-    def _end_epoch(self, job: VirtualJob, lane: _VirtualArray, took: float) -> None:
+    def _end_epoch(self, job: VirtualJob, lane: _VirtualArray, elapsed: float) -> None:
         """Report an epoch of the members of an array, or let the array fail."""
         members = list(lane.members.items())
         trials = {number: member.trial for number, member in members}
@@ -435,7 +440,7 @@ class Virtual(Backend):
             lane.epochs[number] = epoch = lane.epochs[number] + 1
             report = self._workload.report(member.trial, epoch)
             state = report.state if epoch < member.target or report.state is TrialState.FAILED else TrialState.PAUSED
-            reports.append(Report(number, epoch, report.metrics, took / len(members), state, report.reason))
+            reports.append(Report(number, epoch, report.metrics, elapsed / len(members), state, report.reason))
             if state is TrialState.PAUSED:
                 self._checkpoints[number] = epoch
             if state is not TrialState.RUNNING:
@@ -443,36 +448,36 @@ class Virtual(Backend):
         if reports:
             best = min(reports, key=lambda report: next(iter(report.metrics.values()), inf))
             losses = self._workload.losses(trials[best.trial], best.epoch)
-            turn = TurnStats(max(losses), min(losses), losses[-1], len(losses), took)
-            self._said.append(base.Reported(job.job.id, tuple(reports), turn))
-        if self.now - job.saved >= self.worker_context.checkpoint_seconds:
+            turn = TurnStats(max(losses), min(losses), losses[-1], len(losses), elapsed)
+            self._pending.append(base.Reported(job.job.id, tuple(reports), turn))
+        if self.now - job.last_checkpoint >= self.worker_context.checkpoint_seconds:
             self._checkpoints.update(job.epochs(job.trials))
-            job.saved = self.now
+            job.last_checkpoint = self.now
 
-    def _take_in(self, job: VirtualJob) -> None:
+    def _admit_joining(self, job: VirtualJob) -> None:
         """Add joining members at the epochs of their checkpoints; repeat reports that the study does not have."""
         joining, job.joining = job.joining, []
         for array in joining:
-            lane = next((lane for lane in job.lanes if lane.key == array.key and not array.apart), None)
+            lane = next((lane for lane in job.lanes if lane.key == array.key and not array.separate), None)
             if lane is None:
-                key = self._workload.key(array.members[0].trial)  # the study may not have one
+                key = self._workload.key(array.members[0].trial)  # the array of the study may have no key
                 lane = _VirtualArray(array.key, self._workload.profile(key, job.device.kind))
                 job.lanes.append(lane)
             for member in array.members:
                 number, trial = member.trial.number, member.trial
                 epoch = self._checkpoints.get(number, trial.start)
-                again = range(member.start + 1, min(epoch, member.target) + 1)
-                if reports := [self._workload.report(trial, x) for x in again]:
+                repeated = range(member.start + 1, min(epoch, member.target) + 1)
+                if reports := [self._workload.report(trial, x) for x in repeated]:
                     state = TrialState.PAUSED if epoch >= member.target else TrialState.RUNNING
                     reports = [replace(x, state=TrialState.RUNNING, reason="") for x in reports]
                     reports[-1] = replace(reports[-1], state=state)
-                    self._said.append(base.Reported(job.job.id, tuple(reports)))
+                    self._pending.append(base.Reported(job.job.id, tuple(reports)))
                 if epoch < member.target:
                     lane.members[number], lane.epochs[number] = member, epoch
         job.lanes = deque(lane for lane in job.lanes if lane.members)
 
 
-def _spread(job: VirtualJob) -> float:
+def _multi_device_speed(job: VirtualJob) -> float:
     """Return the speed of a job on several devices as a multiple of that on one, from its profiles."""
     devices = 1 + len(job.job.helpers)
     return min(1 / array.profile.spreading[devices] for array in job.job.arrays if array.profile is not None)

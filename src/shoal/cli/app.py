@@ -24,9 +24,9 @@ from shoal.cli.command import (
     run_command,
     run_script,
 )
-from shoal.cli.devices import app as devices_app
 from shoal.cli.export import export
-from shoal.cli.interventions import policy, study_app, trial_app
+from shoal.cli.history import history_app
+from shoal.cli.interventions import devices_app, policy, study_app, trial_app
 from shoal.cli.options import (
     AsJson,
     Backend,
@@ -37,24 +37,24 @@ from shoal.cli.options import (
     Script,
     Sharing,
     StudyDirectory,
+    Trackers,
     device_list,
     print_json,
     print_table,
     say,
 )
-from shoal.cli.profile import history_app, profile
-from shoal.cli.report import report
-from shoal.cli.rerun import rerun
+from shoal.cli.profile import profile
+from shoal.cli.report import report, rerun
 from shoal.cli.simulate import simulate
 from shoal.core.errors import ShoalError, StudyFailedError, StudyInterrupted, TaskChangedError
-from shoal.journal.requests import pending
+from shoal.integrations.registry import TRACKERS
+from shoal.journal.requests import pending_requests
 from shoal.journal.schema import writable
 from shoal.journal.view import JournalView
-from shoal.paths import here
+from shoal.paths import working_directory
 from shoal.remedy import command
-from shoal.reporting.grid import StudyGrid, grid_json, study_grid
-from shoal.reporting.heat_map import HeatMap
-from shoal.reporting.ranking import front, nobody, ranked
+from shoal.reporting.grid import HeatMap, StudyGrid, grid_json, study_grid
+from shoal.reporting.ranking import front, ranked, why_no_best
 from shoal.reporting.snapshot import snapshot
 from shoal.reporting.table import best_table, snapshot_json, status_table, trial_json, trials_table
 from shoal.reporting.text import numbers_text, request_text
@@ -99,6 +99,7 @@ def run(
     packing: Packing = None,
     backend: Backend = None,
     sharing: Sharing = None,
+    tracker: Trackers = None,
     seed: Annotated[int | None, typer.Option(help="Seed of all random numbers.")] = None,
     space: SpaceFile = None,
     metric: Metric = None,
@@ -123,6 +124,8 @@ def run(
     given: dict[str, Any] = {"directory": directory, "devices": device_list(devices), "policy": policy}
     given |= {"packing": packing, "backend": backend, "sharing": sharing, "seed": seed}
     chosen = {name: value for name, value in given.items() if value is not None}
+    if tracker:
+        chosen["trackers"] = [TRACKERS[name]() for name in tracker]
     if as_json:
         chosen["show_progress"] = False
     with api.overridden(**chosen) as begun:
@@ -164,10 +167,12 @@ def resume(
 ) -> None:
     """Go on with a study that was stopped or killed, or that has failed trials to try again (shoal trial retry).
 
-    Options replace the study's own. This runs code from the study's directory, the pickled task and algorithm: go on
-    only with studies of people you trust. The commands status, trials, best and report run no code of the study.
+    Options replace the study's own. This runs code from the study's directory, the pickled task, algorithm and
+    callbacks: go on only with studies of people you trust. The commands status, trials, best and report
+    run no code of
+    the study.
     """
-    here()  # as of `run_script`
+    working_directory()  # as of `run_script`
     with _stoppable([directory], as_json):
         go_on = partial(
             api.resume,
@@ -210,7 +215,7 @@ def status(
         grid = study_grid(journal.space, journal.trials(), journal.objectives[0])
     if axes is not None:
         grid = _projected(grid, axes)
-    asked = pending(directory)
+    asked = pending_requests(directory)
     again = sorted({number for each in asked if each.verb == "retry" for number in each.trials})
     if as_json:
         print_json(
@@ -232,13 +237,13 @@ def status(
             say(f"to be done: {request_text(each)}")
     if now.paused:
         say(f"the study is paused; {command('study resume', directory)} lets it go on")
-    elif now.pid and now.at_rest:
+    elif now.pid and now.all_paused:
         remedy = command("trial resume", directory, *map(str, now.held))
         say(f"all trials that are open are paused, so it waits; {remedy} lets them go on")
     if again:
         say(f"to be tried again: trials {numbers_text(again)}{'' if now.pid else f'; {_how_to_go_on(directory)}'}")
     elif now.pid is None and not now.finished:
-        say(f"nobody runs it; {_how_to_go_on(directory)}")
+        say(f"no process runs it; {_how_to_go_on(directory)}")
 
 
 @app.command()
@@ -278,7 +283,7 @@ def best(directory: StudyDirectory, as_json: AsJson = False) -> None:
     several = len(found.objectives) > 1
     rows = found.best_trials if several else found.best_trials[:1]
     if not rows:
-        raise ShoalError(f"no trial of the study in {directory} {nobody(found.trials, found.objectives)}")
+        raise ShoalError(f"no trial of the study in {directory} {why_no_best(found.trials, found.objectives)}")
     checkpoints = [_newest_checkpoint(directory, row.number) for row in rows]
     if as_json:
         shown = [
@@ -323,7 +328,7 @@ def mirror(
         return
     say(f"{len(trials)} trials are in {theirs.study_name!r} in {storage}")
     if unfinished:
-        say(f"{unfinished} are open, and nobody runs the study; {_how_to_go_on(directory)}")
+        say(f"{unfinished} are open, and no process runs the study; {_how_to_go_on(directory)}")
 
 
 app.command()(simulate)
@@ -386,4 +391,5 @@ def _newest_checkpoint(directory: Path, trial: int) -> Path | None:
 
 
 def _how_to_go_on(directory: Path) -> str:
-    return f"go on with: {command('resume', directory)}{'' if writable(directory) else ' (as one who may write there)'}"
+    who = "" if writable(directory) else " (as a user with write permission)"
+    return f"go on with: {command('resume', directory)}{who}"

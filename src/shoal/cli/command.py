@@ -19,7 +19,7 @@ from shoal.core.domain import LogRandInt
 from shoal.core.errors import ShoalError, SpaceError
 from shoal.core.space import Constant, Space, choice, is_number, loguniform, quniform, randint, uniform
 from shoal.opaque import TIME_LIMIT, Command
-from shoal.paths import absolute, here
+from shoal.paths import absolute, working_directory
 from shoal.toml_file import TomlLocation
 
 __all__ = [
@@ -90,7 +90,7 @@ def run_script(file: Path, arguments: Sequence[str]) -> None:
         file: The file.
         arguments: Its `sys.argv[1:]`.
     """
-    here()  # without a working directory an import of torch ends the process, with a misleading error
+    working_directory()  # without a working directory an import of torch ends the process, with a misleading error
     path = str(absolute(file))
     sys.argv[1:] = arguments
     sys.path[0] = str(file.resolve().parent)
@@ -127,11 +127,11 @@ class CommandRequest:
                 raise typer.BadParameter("goes with --space only", param_hint=f"--{name.replace('_', '-')}")
 
 
-def run_command(asked: CommandRequest, line: Sequence[str]) -> None:
+def run_command(request: CommandRequest, line: Sequence[str]) -> None:
     """Run a study of a program.
 
     Args:
-        asked: Search space and search of the study.
+        request: Search space and search of the study.
         line: The program and its arguments.
 
     Raises:
@@ -139,30 +139,30 @@ def run_command(asked: CommandRequest, line: Sequence[str]) -> None:
         ShoalError: An error of `tune`.
     """
     for name in ("metric", "mode", "epochs"):
-        if getattr(asked, name) is None:
+        if getattr(request, name) is None:
             raise typer.BadParameter("is needed with --space", param_hint=f"--{name}")
-    assert asked.space is not None
-    assert asked.metric is not None
-    space = read_space(asked.space)
-    limit = TIME_LIMIT if asked.time_limit is None else asked.time_limit
-    command = Command(tuple(line), (asked.metric,), here(), limit)
-    algorithm = _algorithm(asked.algorithm or "random", {"trials": asked.trials, "epochs": asked.epochs})
+    assert request.space is not None
+    assert request.metric is not None
+    space = read_space(request.space)
+    limit = TIME_LIMIT if request.time_limit is None else request.time_limit
+    command = Command(tuple(line), (request.metric,), working_directory(), limit)
+    algorithm = _algorithm(request.algorithm or "random", {"trials": request.trials, "epochs": request.epochs})
     for name in command.check(space):
         say(f"the command does not name {{{name}}}, so its values have no effect")
-    mode: Any = asked.mode
-    api.tune(command, space, metric=asked.metric, mode=mode, algorithm=algorithm, time_limit=limit)
+    mode: Any = request.mode
+    api.tune(command, space, metric=request.metric, mode=mode, algorithm=algorithm, time_limit=limit)
 
 
-def _algorithm(name: str, given: Mapping[str, int | None]) -> Algorithm:
+def _algorithm(name: str, counts: Mapping[str, int | None]) -> Algorithm:
     """Make the algorithm of a name, with the given numbers of trials and epochs."""
     kind = ALGORITHMS[name]
-    known = {field.name: field for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
-    settings: dict[str, Any] = {"max_epochs" if "max_epochs" in known else "epochs": given["epochs"]}
-    if "n" in known and given["trials"] is None:
+    fields = {field.name: field for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
+    settings: dict[str, Any] = {"max_epochs" if "max_epochs" in fields else "epochs": counts["epochs"]}
+    if "n" in fields and counts["trials"] is None:
         raise typer.BadParameter(f"is needed by {name}", param_hint="--trials")
-    if "n" in known:
-        settings["n"] = given["trials"]
-    elif given["trials"] is not None:
+    if "n" in fields:
+        settings["n"] = counts["trials"]
+    elif counts["trials"] is not None:
         raise typer.BadParameter(f"{name} finds their number by itself", param_hint="--trials")
     return kind(**settings)
 
@@ -178,55 +178,55 @@ def read_space(file: Path) -> Space:
     Raises:
         SpaceError: The file is no TOML, or no space; names the file, the line, the key and the value.
     """
-    whole = TomlLocation.of(file, SpaceError)
-    parameters = {name: _parameter(value, whole / name) for name, value in whole.content.items()}
+    integers = TomlLocation.of(file, SpaceError)
+    parameters = {name: _parameter(value, integers / name) for name, value in integers.content.items()}
     try:
         return Space(parameters)
     except SpaceError as error:
         raise SpaceError(f"{file}: {error}") from error
 
 
-def _parameter(value: Any, place: TomlLocation) -> Any:
+def _parameter(value: Any, location: TomlLocation) -> Any:
     if isinstance(value, list):
         if any(isinstance(option, list) for option in value):
             raise _error(
-                place,
+                location,
                 "a list is a choice of its items, and an item that is a list itself could be a value or a choice; "
                 f"write {{value = [...]}} for a list that is a value, got {value!r}",
             )
-        return choice([_parameter(option, place / i) for i, option in enumerate(value)])
+        return choice([_parameter(option, location / i) for i, option in enumerate(value)])
     if not isinstance(value, dict):
         return value
     if value.keys() == {"value"}:
         return Constant(value["value"])
     if not value.keys() & {"low", "high"}:
-        return {name: _parameter(inner, place / name) for name, inner in value.items()}
-    return _range(value, place)
+        return {name: _parameter(inner, location / name) for name, inner in value.items()}
+    return _range(value, location)
 
 
-def _range(value: Mapping[str, Any], place: TomlLocation) -> Any:
-    if odd := value.keys() - _RANGE:
-        raise _error(place, f"a range has {', '.join(sorted(_RANGE))}, got {sorted(odd)[0]!r}")
+def _range(value: Mapping[str, Any], location: TomlLocation) -> Any:
+    if unknown_keys := value.keys() - _RANGE:
+        raise _error(location, f"a range has {', '.join(sorted(_RANGE))}, got {sorted(unknown_keys)[0]!r}")
     for name in ("low", "high"):
         if not is_number(value.get(name)):
-            raise _error(place, f"a range has a number for `low` and for `high`, got {dict(value)!r}")
+            raise _error(location, f"a range has a number for `low` and for `high`, got {dict(value)!r}")
     low, high, log, step = value["low"], value["high"], value.get("log", False), value.get("step")
     if not isinstance(log, bool):
-        raise _error(place, f"`log` must be true or false, got {log!r}")
+        raise _error(location, f"`log` must be true or false, got {log!r}")
     if step is not None and (log or not is_number(step)):
-        raise _error(place, f"`step` must be a number, and goes without `log`, got {dict(value)!r}")
-    whole = isinstance(low, int) and isinstance(high, int)
+        raise _error(location, f"`step` must be a number, and goes without `log`, got {dict(value)!r}")
+    integers = isinstance(low, int) and isinstance(high, int)
     if step is not None:
-        return choice(list(range(low, high + 1, step))) if whole and _is_step(step) else quniform(low, high, step)
-    if whole:
+        return choice(list(range(low, high + 1, step))) if integers and _is_step(step) else quniform(low, high, step)
+    if integers:
         return LogRandInt(low, high + 1) if log else randint(low, high + 1)
     return loguniform(low, high) if log else uniform(low, high)
 
 
-def _error(place: TomlLocation, fault: str) -> ShoalError:
+def _error(location: TomlLocation, fault: str) -> ShoalError:
     """Return the error of a parameter at a place in a file."""
-    name = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place.path).removeprefix(".")
-    return place.error(f"`{name}`: {fault}")
+    name = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location.path).removeprefix(".")
+    return location.error(f"`{name}`: {fault}")
 
 
 def _is_step(step: object) -> bool:

@@ -11,21 +11,21 @@ __all__ = ["main"]
 
 def main() -> None:
     """Run the command line of this process; print an error of Shoal as one line, with exit status 1."""
-    if _says_so(sys.argv[1:]):
+    if _shows_progress(sys.argv[1:]):
         print("shoal: starting", file=sys.stderr, flush=True)
-    from shoal.cli.app import app  # takes half a second, hence the line above
-    from shoal.reporting.text import shown
+    from shoal.cli.app import app  # the import takes half a second, so the line above is printed first
+    from shoal.reporting.text import printable
 
     try:
         app()
     except ShoalError as error:
         if os.environ.get("SHOAL_DEBUG"):
             raise
-        print(f"error: {shown(str(error), lines=True)}", file=sys.stderr)
+        print(f"error: {printable(str(error), lines=True)}", file=sys.stderr)
         sys.exit(1)
 
 
-def _says_so(arguments: Sequence[str]) -> bool:
-    """Whether the command starts a study and shows its progress."""
-    own = arguments[: arguments.index("--")] if "--" in arguments else arguments
-    return own[:1] == ["run"] and len(own) > 1 and not {"--json", "-h", "--help"} & set(own)
+def _shows_progress(arguments: Sequence[str]) -> bool:
+    """Return whether the command starts a study and shows its progress."""
+    options = arguments[: arguments.index("--")] if "--" in arguments else arguments
+    return options[:1] == ["run"] and len(options) > 1 and not {"--json", "-h", "--help"} & set(options)

@@ -1,4 +1,4 @@
-"""`shoal trial`, `shoal study` and `shoal policy`: requests of users to a study, also while it runs."""
+"""`shoal trial`, `shoal study`, `shoal policy` and `shoal devices`: requests to a study, which may be running."""
 
 import json
 from pathlib import Path
@@ -6,24 +6,39 @@ from typing import Annotated, Any
 
 import typer
 
-from shoal.cli.options import AsJson, StudyDirectory, one_of, say_when
+from shoal.cli.options import (
+    AsJson,
+    Devices,
+    StudyDirectory,
+    device_list,
+    one_of,
+    print_json,
+    print_request,
+    print_table,
+    say,
+)
+from shoal.cluster.discover import take_inventory
+from shoal.reporting.devices import devices_json, devices_table
 from shoal.reporting.text import config_text
 from shoal.results import Study
 from shoal.schedule.registry import POLICIES
 from shoal.study import requests
 
-__all__ = ["policy", "study_app", "trial_app"]
+__all__ = ["devices_app", "policy", "study_app", "trial_app"]
 
 _HELP = {"help_option_names": ["-h", "--help"]}
 
 trial_app = typer.Typer(no_args_is_help=True, context_settings=_HELP)
 study_app = typer.Typer(no_args_is_help=True, context_settings=_HELP)
+devices_app = typer.Typer(invoke_without_command=True, context_settings=_HELP)
 
 _Values = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="NAME=VALUE", help="A value of its configuration: lr=0.01, optimizer.name=sgd."),
 ]
 _Outside = Annotated[bool, typer.Option("--outside", help="Allow values that are not in the space; that is noted.")]
+_Study = Annotated[Path, typer.Option("--study", metavar="DIR", exists=True, file_okay=False, help="Of the study.")]
+_Names = Annotated[list[str], typer.Argument(metavar="NAME...", help="Of devices: cuda:1 cpu:0 ...")]
 _Numbers = Annotated[list[int], typer.Argument(metavar="N...", help="Of trials.")]
 
 
@@ -47,7 +62,7 @@ def retry(
     if bool(numbers) == failed:
         raise typer.BadParameter("Name the trials, or all that failed with --failed.", param_hint="N")
     asked = Study(directory).retry(None if failed else numbers)
-    _say(directory, asked, "tried again", as_json)
+    _print_trials(directory, asked, "tried again", as_json)
 
 
 @trial_app.command("pause")
@@ -56,19 +71,19 @@ def pause_trials(directory: StudyDirectory, numbers: _Numbers, as_json: AsJson =
 
     Trials that can only be compared with it wait for it. It stays paused when the study is stopped and goes on.
     """
-    _say(directory, Study(directory).pause(numbers), "paused", as_json)
+    _print_trials(directory, Study(directory).pause(numbers), "paused", as_json)
 
 
 @trial_app.command("resume")
 def resume_trials(directory: StudyDirectory, numbers: _Numbers, as_json: AsJson = False) -> None:
     """Resume paused trials from where they stopped."""
-    _say(directory, Study(directory).resume(numbers), "resumed", as_json)
+    _print_trials(directory, Study(directory).resume(numbers), "resumed", as_json)
 
 
 @trial_app.command()
 def stop(directory: StudyDirectory, numbers: _Numbers, as_json: AsJson = False) -> None:
     """End trials for good; their reports count, and the algorithm goes on as if they had failed."""
-    _say(directory, Study(directory).stop(numbers), "stopped", as_json)
+    _print_trials(directory, Study(directory).stop(numbers), "stopped", as_json)
 
 
 @trial_app.command()
@@ -85,7 +100,7 @@ def add(
     """
     nested = requests.changed({}, _parsed(values))
     config = Study(directory).add(nested, epochs, outside=outside)
-    say_when(directory, f"a trial with {config_text(config)} will be added", {"config": config}, as_json)
+    print_request(directory, f"a trial with {config_text(config)} will be added", {"config": config}, as_json)
 
 
 @trial_app.command()
@@ -105,8 +120,8 @@ def clone(
     The clone is a trial of its own, like one of shoal trial add.
     """
     (config,) = Study(directory).clone(number, _parsed(values), epochs=epochs, anew=anew, outside=outside)
-    what = f"a clone of trial {number} with {config_text(config)} will be added"
-    say_when(directory, what, {"source": number, "config": config}, as_json)
+    text = f"a clone of trial {number} with {config_text(config)} will be added"
+    print_request(directory, text, {"source": number, "config": config}, as_json)
 
 
 @study_app.callback()
@@ -118,21 +133,53 @@ def _study() -> None:
 def pause_study(directory: StudyDirectory, as_json: AsJson = False) -> None:
     """Let all jobs save their trials and free the devices; the process then waits for shoal study resume."""
     Study(directory).pause_study()
-    say_when(directory, "the study will be paused", {}, as_json)
+    print_request(directory, "the study will be paused", {}, as_json)
 
 
 @study_app.command("resume")
 def resume_study(directory: StudyDirectory, as_json: AsJson = False) -> None:
     """Resume a paused study. A study without a process goes on with shoal resume."""
     Study(directory).resume_study()
-    say_when(directory, "the study will go on", {}, as_json)
+    print_request(directory, "the study will go on", {}, as_json)
 
 
 @study_app.command("end")
 def end_study(directory: StudyDirectory, as_json: AsJson = False) -> None:
     """Let all jobs save their trials, and end the study: open trials are stopped, and no trial is proposed again."""
     Study(directory).end_study()
-    say_when(directory, "the study will end", {}, as_json)
+    print_request(directory, "the study will end", {}, as_json)
+
+
+@devices_app.callback()
+def _devices(context: typer.Context, devices: Devices = None, as_json: AsJson = False) -> None:
+    """Show the devices of this machine: properties, programs on them, whether they can take jobs.
+
+    By default the devices that a study takes by itself, else those of --devices.
+    """
+    if context.invoked_subcommand is not None:
+        return
+    found = take_inventory(device_list(devices) or "auto")
+    if as_json:
+        print_json(devices_json(found))
+        return
+    print_table(devices_table(found))
+    if found.absence_reason:
+        say(f"no GPU: {found.absence_reason}")
+
+
+@devices_app.command("add")
+def add_devices(names: _Names, study: _Study, as_json: AsJson = False) -> None:
+    """Add devices to a study, also removed ones: at once if it runs, else once it is resumed."""
+    _print_devices(study, Study(study).add_devices(names), as_json)
+
+
+@devices_app.command("remove")
+def remove_devices(names: _Names, study: _Study, as_json: AsJson = False) -> None:
+    """Remove devices from a study: at once if it runs, else once it is resumed.
+
+    Jobs on them save their trials and stop; the trials go on elsewhere.
+    """
+    _print_devices(study, Study(study).remove_devices(names), as_json)
 
 
 def policy(
@@ -142,7 +189,7 @@ def policy(
 ) -> None:
     """Change the policy of a study, from its next plan on, also when it is resumed."""
     Study(directory).policy(name)
-    say_when(directory, f"policy {name} will be followed", {"policy": name}, as_json)
+    print_request(directory, f"policy {name} will be followed", {"policy": name}, as_json)
 
 
 def _parsed(values: list[str] | None) -> dict[str, Any]:
@@ -159,7 +206,13 @@ def _parsed(values: list[str] | None) -> dict[str, Any]:
     return found
 
 
-def _say(directory: Path, asked: list[int], what: str, as_json: bool) -> None:
+def _print_trials(directory: Path, asked: list[int], text: str, as_json: bool) -> None:
     """Print the trials of a request, and when it is carried out."""
     named = f"trial{'s' if len(asked) > 1 else ''} {', '.join(map(str, asked))}"
-    say_when(directory, f"{named} will be {what}", {"trials": asked}, as_json)
+    print_request(directory, f"{named} will be {text}", {"trials": asked}, as_json)
+
+
+def _print_devices(directory: Path, devices: list[str], as_json: bool) -> None:
+    """Print the devices that a study has after a request, and when the request is carried out."""
+    text = f"the study in {directory} has {', '.join(devices) or 'no device'}"
+    print_request(directory, text, {"devices": devices}, as_json)

@@ -11,15 +11,17 @@ from rich.console import Console, RenderableType
 
 from shoal.backends.gpu_sharing import SHARINGS
 from shoal.backends.registry import BACKENDS
+from shoal.integrations.registry import TRACKERS
 from shoal.journal.view import JournalView
 from shoal.planner.packing.registry import PACKINGS
 from shoal.remedy import command
-from shoal.reporting.text import shown
+from shoal.reporting.text import printable
 from shoal.schedule.registry import POLICIES
 
 __all__ = [
     *("AsJson", "Backend", "Devices", "File", "Packing", "Policy", "Program", "Script", "Sharing", "StudyDirectory"),
-    *("all_of", "device_list", "one_of", "print_json", "print_table", "say", "say_when"),
+    "Trackers",
+    *("all_of", "device_list", "one_of", "print_json", "print_table", "say", "print_request"),
 ]
 
 _PIPE_WIDTH = 200
@@ -80,13 +82,21 @@ Backend = Annotated[
 Sharing = Annotated[
     str | None, typer.Option(callback=one_of(SHARINGS), help=f"How jobs share a GPU: {', '.join(SHARINGS)}.")
 ]
+Trackers = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--tracker",
+        callback=all_of(TRACKERS),
+        help=f"Where to track the trials, too: {', '.join(TRACKERS)}. Repeatable.",
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 
 
-def print_table(what: RenderableType) -> None:
+def print_table(text: RenderableType) -> None:
     """Print a rich renderable at the width of the terminal."""
     console = Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH)
-    console.print(what)
+    console.print(text)
 
 
 def print_json(value: object) -> None:
@@ -96,21 +106,21 @@ def print_json(value: object) -> None:
 
 def say(line: str) -> None:
     """Print a line for the user on standard error."""
-    typer.echo(f"shoal: {shown(line, lines=True)}", err=True)
+    typer.echo(f"shoal: {printable(line, lines=True)}", err=True)
 
 
-def say_when(directory: Path, what: str, told: Mapping[str, Any], as_json: bool) -> None:
+def print_request(directory: Path, text: str, values: Mapping[str, Any], as_json: bool) -> None:
     """Say whether a request is carried out now, or when the study goes on.
 
     Args:
         directory: Directory of the study.
-        what: The request: "trial 3 will be paused".
-        told: The same for programs.
-        as_json: Whether to print `told` as JSON instead.
+        text: The request: "trial 3 will be paused".
+        values: The same for programs.
+        as_json: Whether to print `values` as JSON instead.
     """
     with JournalView.read(directory) as journal:
         runs = journal.writer() is not None
     if as_json:
-        print_json({"directory": str(directory), **told, "runs": runs})
+        print_json({"directory": str(directory), **values, "runs": runs})
         return
-    say(f"{what} now" if runs else f"{what} once a process runs the study: {command('resume', directory)}")
+    say(f"{text} now" if runs else f"{text} once a process runs the study: {command('resume', directory)}")

@@ -1,32 +1,41 @@
-"""`shoal profile` measures the cost of a search before it runs; `shoal history` shows and clears measurements."""
+"""`shoal profile`: measure the cost of a search before it runs, and show it as a table, as JSON or as a bar chart."""
 
 import sys
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext, redirect_stdout
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.table import Table
+from rich.text import Text
 
 from shoal import api
 from shoal.cli.command import run_script
 from shoal.cli.options import AsJson, Devices, File, Packing, Script, device_list, print_json, print_table, say
 from shoal.core.errors import ShoalError
-from shoal.cost.history import History, environment, forget, history_path, records
+from shoal.core.space import flatten
+from shoal.cost.history import History, environment
 from shoal.dry_run.request import dry_run_request
-from shoal.reporting.drawing import check_drawing
-from shoal.reporting.dry_run import DryRunTable, draw_dry_run, dry_run_json
-from shoal.reporting.history_table import history_table, origins_table, record_json
+from shoal.dry_run.result import PLANS, DryRun, PlannedArray, percent
+from shoal.reporting.drawing import check_drawing, escape_math, save_figure
+from shoal.reporting.text import leaf_text, rounded
+from shoal.schedule.ledger import bytes_text
 
-__all__ = ["history_app", "profile"]
+__all__ = ["DryRunTable", "draw_dry_run", "dry_run_json", "profile", "seconds_text", "verdict"]
 
-history_app = typer.Typer(
-    help="Show or clear the measurements of jobs on this machine.",
-    invoke_without_command=True,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+_WIDE, _NARROW = 140, 80
+"""Least widths of the terminal, in characters, for reasons beside the figures instead of below, and for unbroken
+figures.
+"""
 
-_Kind = Annotated[str | None, typer.Option(help="Only on this kind of device.")]
-_Structure = Annotated[str | None, typer.Option(help="Only of structures whose digest begins so.")]
+_MAX_NAMED = 4
+"""Most trials of an array that are named."""
+
+_FIGURES = ("", "trials", "batch", "ms a step\nalone", "of each\nfused", "memory", "samples")
+_SECONDS = ("s an epoch\nalone", "planned")
 
 
 def profile(
@@ -52,74 +61,208 @@ def profile(
     """
     if plot is not None:
         check_drawing(plot, "a plot", "simulate")
-    given = {"devices": device_list(devices), "packing": packing, "seed": seed}
-    chosen: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    options = {"devices": device_list(devices), "packing": packing, "seed": seed}
+    overrides: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
     try:
         with redirect_stdout(sys.stderr) if as_json else nullcontext():
-            with api.overridden(**chosen):
-                wanted = dry_run_request(lambda: run_script(file, arguments or []))
-            if wanted is None:
+            with api.overridden(**overrides):
+                request = dry_run_request(lambda: run_script(file, arguments or []))
+            if request is None:
                 raise ShoalError(f"{file} ended without a call of shoal.tune, so there is nothing to measure")
-            if wanted.spec["opaque"]:
+            if request.spec["opaque"]:
                 raise ShoalError(
-                    f"{wanted.spec['task']} is a program of yours, which cannot be tried for a few steps; a study "
+                    f"{request.spec['task']} is a program of yours, which cannot be tried for a few steps; a study "
                     "learns what it costs while it runs, and shoal.Task is what can be fused and packed"
                 )
             from shoal.dry_run.run import dry_run
 
             history = History(environment=environment())
-            found = dry_run(wanted, wanted.trials(trials), history, say)
+            result = dry_run(request, request.trials(trials), history, say)
     except KeyboardInterrupt as stop:
         say("stopped; what was measured so far is in the job history")
         raise typer.Exit(1) from stop
     if as_json:
-        print_json(dry_run_json(found))
+        print_json(dry_run_json(result))
     else:
-        print_table(DryRunTable(found))
-    if not found.arrays:
+        print_table(DryRunTable(result))
+    if not result.arrays:
         raise ShoalError("no configuration could be measured; the reasons are above")
     if plot is not None:
-        title = f"{file.name}: {wanted.spec['task']}, {found.trials} configurations on {found.device.name}"
-        draw_dry_run(found, plot, title)
+        title = f"{file.name}: {request.spec['task']}, {result.trials} configurations on {result.device.name}"
+        draw_dry_run(result, plot, title)
         say(f"drawn in {plot}")
 
 
-@history_app.callback()
-def _show(context: typer.Context, as_json: AsJson = False) -> None:
-    """Show the measurements of jobs on this machine, from all studies; a study measures only what is missing.
+@dataclass(frozen=True)
+class DryRunTable:
+    """Rich output: a row for each array, arrays of a job together; the totals; and whether sharing pays."""
 
-    A line for each structure, batch size and kind of device: milliseconds of a training step by the number of members,
-    memory per member and of the process without members, compute and cores in use, and how many times as long a step
-    takes while members are at different epochs. Measurements of other versions of Python, torch or Shoal are below,
-    marked, and are not used. A structure is shown by the beginning of its digest; so is its data, below it, if the
-    structure was measured with several. Below the table, for each structure, data and batch size: its tasks with the
-    parameters that all its trials agree on, and the reason if only one number of members was measured.
+    result: DryRun
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
+        wide = options.max_width >= _WIDE
+        table = Table(box=None, pad_edge=False, header_style="bold")
+        for head in (*_FIGURES, *_SECONDS):
+            # on a narrow terminal figures are folded, so that none is cut
+            table.add_column(head, justify="right", no_wrap=options.max_width >= _NARROW, overflow="fold")
+        if wide:
+            table.add_column("what decided", overflow="fold")
+        texts = []
+        for cells, text in self._rows(" " if wide else "\n"):
+            table.add_row(*map(Text, (*cells, text) if wide else cells))
+            texts.append((cells[0] or f"trials {cells[1]}", text))
+        yield table
+        if not wide:
+            yield ""
+            yield from (Text(f"{place}: {text}") for place, text in texts)
+        if self.result.arrays:
+            yield ""
+            yield Text(verdict(self.result), style="bold green" if self.result.pays else "bold")
+
+    def _rows(self, separator: str) -> Iterator[tuple[tuple[str, ...], str]]:
+        """Yield figures of each array and the reason for its size; figures of a job stand in the row of its first
+        array.
+
+        Args:
+            separator: Separator of two figures of a cell; a line break on a narrow terminal.
+        """
+        arrays = self.result.arrays
+        for index, (each, config) in enumerate(zip(arrays, _configs(arrays), strict=True)):
+            first = index == 0 or arrays[index - 1].job != each.job
+            seconds = rounded(each.separate_seconds, 3), rounded(each.seconds, 3) if first else ""
+            yield (
+                (str(index + 1), *_figures(each, separator), *seconds),
+                f"{config}: {each.decision}" if config else each.decision,
+            )
+        blank = [""] * (len(_FIGURES) + len(_SECONDS) - 2)
+        for failed in self.result.failed:
+            yield ("", _trials(failed.trials), *blank), failed.reason
+
+
+def verdict(result: DryRun) -> str:
+    """Return whether sharing pays, in a sentence."""
+    if result.trials == 1:
+        return "Sharing does not pay here: there is but one configuration."
+    apart, chosen = result.totals["apart"], result.totals["chosen"]
+    times = (
+        f"one epoch of {result.trials} configurations takes {seconds_text(chosen)} instead of "
+        f"{seconds_text(apart)} one after another"
+    )
+    parts = (
+        f"fusing alone saves {percent(result.saves('fused'))}, packing alone saves {percent(result.saves('packed'))}"
+    )
+    if result.pays:
+        return f"Sharing pays: {times}, {percent(result.saves('chosen'))} less ({parts})."
+    return f"Sharing does not pay here: {times} ({parts})."
+
+
+def dry_run_json(result: DryRun) -> dict[str, Any]:
+    """Return a dry run as plain values: seconds, bytes, numbers of trials, and numbers of arrays from 1 on as in the
+    table.
     """
-    if context.invoked_subcommand is not None:
-        return
-    path, mine = history_path(), environment()
-    found = sorted(records(path), key=lambda record: record.environment != mine)
-    if as_json:
-        print_json({"path": str(path), "environment": mine, "records": [record_json(record, mine) for record in found]})
-        return
-    if found:
-        print_table(history_table(found, mine))
-        origins = origins_table(found)
-        if origins.row_count:
-            typer.echo()
-            print_table(origins)
-    typer.echo(f"{'in' if found else 'no measurements yet in'} {path}")
+    return {
+        "device": result.device.name,
+        "kind": result.device.kind,
+        "arrays": [{"array": place, **_array_json(each)} for place, each in enumerate(result.arrays, start=1)],
+        "failed": [{"trials": list(each.trials), "reason": each.reason} for each in result.failed],
+        "totals": {name: {"seconds": result.totals[name], "impv": result.saves(name)} for name in PLANS},
+        "pays": result.pays,
+        "verdict": verdict(result),
+    }
 
 
-@history_app.command("clear")
-def _clear(kind: _Kind = None, structure: _Structure = None) -> None:
-    """Remove measurements, all or those of the options; studies measure them again."""
-    path = history_path()
-    known = records(path)
-    if kind is not None and kind not in (kinds := sorted({record.kind for record in known})):
-        measured = ", ".join(map(repr, kinds)) or "none"
-        raise ShoalError(f"there are no measurements of the kind {kind!r}; measured kinds: {measured}")
-    if structure is not None and not any(record.structure.startswith(structure) for record in known):
-        raise ShoalError(f"there are no measurements of a structure that begins with {structure!r}; see: shoal history")
-    profiles, pack_speeds = forget(path, kind=kind, structure=structure)
-    say(f"removed {profiles} measurements of structures and {pack_speeds} of structures in one process from {path}")
+def draw_dry_run(result: DryRun, path: Path, title: str) -> None:
+    """Draw a bar for each plan.
+
+    Args:
+        result: Dry run with at least one array.
+        path: File that `check_drawing` accepts.
+        title: Title of the chart.
+
+    Raises:
+        ShoalError: the file cannot be written.
+    """
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(10, 3), layout="constrained")
+    axes = figure.subplots()
+    longest = max(result.totals.values())
+    unit, scale = ("s", 1.0) if longest >= 1 else ("ms", 1000.0)
+    for row, name in enumerate(PLANS):
+        seconds = result.totals[name]
+        axes.barh(row, scale * seconds, 0.75, color="#ee8866" if name == "chosen" else "#4477aa")
+        saving = "" if name == "apart" else f", IMPV {percent(result.saves(name))}"
+        text = f"{seconds_text(seconds)}{saving}"
+        axes.text(scale * (seconds + 0.008 * longest), row, text, va="center", fontsize=9)
+    axes.set_yticks(range(len(PLANS)), list(PLANS.values()), fontsize=9)
+    axes.invert_yaxis()
+    axes.set_xlim(0, 1.22 * scale * longest)
+    axes.set_xlabel(f"{unit} for one epoch of each trial")
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.suptitle(escape_math(f"{title}\n{verdict(result)}"), fontsize=10, x=0.01, ha="left", wrap=True)
+    save_figure(figure, path, "the plot")
+
+
+def seconds_text(seconds: float) -> str:
+    """Return a time as 12.3 s or 45.6 ms."""
+    return f"{rounded(seconds, 3)} s" if seconds >= 1 else f"{rounded(1000 * seconds, 3)} ms"
+
+
+def _array_json(each: PlannedArray) -> dict[str, Any]:
+    return {
+        "job": each.job,
+        "packed_with": [other + 1 for other in each.packed_with],
+        "trials": [member.trial.number for member in each.array.members],
+        "configs": [dict(member.trial.config) for member in each.array.members],
+        "batch_size": each.array.key.batch_size,
+        "step_seconds_alone": each.step_alone,
+        "step_seconds_fused": each.step_fused,
+        "gain": each.gain,
+        "memory_alone": each.memory_alone,
+        "memory": each.memory,
+        "fetch_seconds": each.profile.fetch_seconds,
+        "preprocessing": each.preprocessing,
+        "sharing": each.profile.sharing,
+        "seconds_apart": each.separate_seconds,
+        "job_seconds": each.seconds,
+        "decided": each.decision,
+    }
+
+
+def _figures(each: PlannedArray, separator: str) -> tuple[str, ...]:
+    """Return the cells before the seconds, except the first."""
+    several = each.members > 1
+    return (
+        _trials([member.trial.number for member in each.array.members]),
+        str(each.array.key.batch_size),
+        rounded(1000 * each.step_alone, 3),
+        f"{rounded(1000 * each.step_fused, 3)}, {each.gain:.1f}x" if several else "–",
+        bytes_text(each.memory),
+        f"{percent(each.preprocessing)}{separator}{each.profile.sharing}",
+    )
+
+
+def _configs(arrays: Sequence[PlannedArray]) -> list[str]:
+    """Return the parameters that distinguish each array: each array has one value of them, and not all the same."""
+    values: list[dict[str, set[str]]] = []
+    for each in arrays:
+        by_name: dict[str, set[str]] = {}
+        for member in each.array.members:
+            for name, value in flatten(member.trial.config).items():
+                by_name.setdefault(name, set()).add(leaf_text(value))
+        values.append(by_name)
+    names = [
+        name for name in {name: None for by_name in values for name in by_name} if _distinguishes(name, values, arrays)
+    ]
+    return [" ".join(f"{name}={next(iter(by_name[name]))}" for name in names if name in by_name) for by_name in values]
+
+
+def _distinguishes(name: str, values: Sequence[Mapping[str, set[str]]], arrays: Sequence[PlannedArray]) -> bool:
+    result = [by_name.get(name, {""}) for by_name in values]
+    if all(some == {str(each.array.key.batch_size)} for some, each in zip(result, arrays, strict=True)):
+        return False  # the batch size has its own column
+    return all(len(some) == 1 for some in result) and len({text for some in result for text in some}) > 1
+
+
+def _trials(numbers: Sequence[int]) -> str:
+    return ", ".join(map(str, numbers)) if len(numbers) <= _MAX_NAMED else f"{len(numbers)} trials"

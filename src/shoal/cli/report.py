@@ -1,24 +1,29 @@
-"""`shoal report`: write the timeline of a study's devices, and an HTML page with it."""
+"""`shoal report` writes the timeline of a study's devices and an HTML page; `shoal rerun` trains a trial again."""
 
 import os
+import sys
 import time
+from contextlib import nullcontext, redirect_stdout
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from shoal.cli.options import AsJson, StudyDirectory, print_json, say
+from shoal.cli.options import AsJson, Devices, StudyDirectory, device_list, print_json, print_table, say
 from shoal.cluster.temporary import TemporaryFolder
 from shoal.core.errors import ShoalError
 from shoal.journal.view import JournalView
+from shoal.paths import working_directory
 from shoal.reporting.drawing import PICTURES, check_drawing
 from shoal.reporting.overview import Overview, overview
 from shoal.reporting.page import overview_json, write_page
+from shoal.reporting.rerun import find_rerun, rerun_json, rerun_notes, rerun_table
 from shoal.reporting.timeline import draw_timeline
+from shoal.results import Study
 
-__all__ = ["report"]
+__all__ = ["report", "rerun"]
 
-_WHAT = "a report"
+_DESCRIPTION = "a report"
 
 
 def report(
@@ -36,18 +41,53 @@ def report(
     --output.
     """
     if output is not None:
-        check_drawing(output, _WHAT, "report", (".html", *PICTURES))
+        check_drawing(output, _DESCRIPTION, "report", (".html", *PICTURES))
     with JournalView.read(directory) as journal:
-        found = overview(journal, time.time())
+        study = overview(journal, time.time())
     written: list[Path] = []
     if output is not None:
-        written = [_write(found, output)]
+        written = [_write(study, output)]
     elif not as_json:
-        written = _write_all(found, _folder(directory))
+        written = _write_all(study, _folder(directory))
     if as_json:
-        print_json({"directory": str(directory), **overview_json(found), "files": [str(path) for path in written]})
+        print_json({"directory": str(directory), **overview_json(study), "files": [str(path) for path in written]})
     for path in written:
         say(f"written: {path}")
+
+
+def rerun(
+    directory: StudyDirectory,
+    trial: Annotated[int, typer.Argument(metavar="TRIAL", min=0, help="Its number; shoal trials DIR shows them.")],
+    devices: Devices = None,
+    as_json: AsJson = False,
+) -> None:
+    """Train one trial again, alone, and compare its metrics with those that the study recorded.
+
+    The trial is trained from its start for as many epochs as it has reported, in this process, on the first of the
+    study's devices or of --devices, with its own seed, order of samples and random numbers. DIR is not changed. This
+    runs code from the study's directory, the pickled task: rerun only trials of people you trust. A class of a module
+    is imported as it is now; files of the task that were edited since the last run of the study are named.
+
+    For each metric the largest relative difference over the epochs is shown. In float64 it comes from rounding. In
+    float32, on another device or with another number of threads rounding is coarser or different, and chaotic training
+    amplifies it: see docs/fusion.md. With --json both curves are printed, and the output of the task goes to standard
+    error.
+    """
+    working_directory()  # for the reason in `run_script`
+    with JournalView.read(directory) as journal:
+        _, device = find_rerun(journal, trial, device_list(devices))
+    say(f"training trial {trial} again, alone, on {device.name}")
+    with redirect_stdout(sys.stderr) if as_json else nullcontext():
+        done = Study(directory).rerun(trial, device_list(devices))
+    if as_json:
+        print_json(rerun_json(done))
+        return
+    print_table(rerun_table(done))
+    for note in rerun_notes(done):
+        say(note)
+    if len(done.found) < len(done.recorded):
+        say(f"it ended after {len(done.found)} of {len(done.recorded)} epochs, as its loss was no number")
+    say(f"{len(done.found)} epochs on {done.device}")
 
 
 def _write(study: Overview, path: Path) -> Path:
@@ -77,7 +117,7 @@ def _write_all(study: Overview, folder: Path) -> list[Path]:
     except OSError as error:
         raise ShoalError(f"the report cannot be written: {error}; name another file with --output") from error
     picture, page = folder / "timeline.png", folder / "report.html"
-    check_drawing(picture, _WHAT, "report")
+    check_drawing(picture, _DESCRIPTION, "report")
     draw_timeline(study, picture)
     write_page(study, picture.read_bytes(), page)
     return [page, picture]

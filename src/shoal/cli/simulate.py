@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from shoal.cli.options import AsJson, all_of, print_json, print_table, say
-from shoal.reporting.drawing import check_drawing, lanes, literal, save
+from shoal.reporting.drawing import assign_lanes, check_drawing, escape_math, save_figure
 from shoal.schedule.auto import OBJECTIVES
 from shoal.schedule.registry import POLICIES
 from shoal.simulate.result import SimulationResult
@@ -43,14 +43,14 @@ def simulate(
     """
     if gantt is not None:
         check_drawing(gantt, "a Gantt chart", "simulate")
-    described = load(scenario, data, seed)
-    outcomes = {name: described.simulate(name) for name in policy or described.policies}
+    loaded_scenario = load(scenario, data, seed)
+    outcomes = {name: loaded_scenario.simulate(name) for name in policy or loaded_scenario.policies}
     if as_json:
-        print_json([outcome_json(described, name, outcome) for name, outcome in outcomes.items()])
+        print_json([outcome_json(loaded_scenario, name, outcome) for name, outcome in outcomes.items()])
     else:
-        print_table(outcomes_table(described, outcomes))
+        print_table(outcomes_table(loaded_scenario, outcomes))
     if gantt is not None:
-        draw_gantt(outcomes, gantt, f"{described.name}: {described.description}")
+        draw_gantt(outcomes, gantt, f"{loaded_scenario.name}: {loaded_scenario.description}")
         say(f"drawn in {gantt}")
     if unfinished := faults(outcomes):
         for line in unfinished:
@@ -91,9 +91,9 @@ def outcomes_table(scenario: Scenario, outcomes: Mapping[str, SimulationResult])
             f"{1000 * outcome.decision_seconds / max(1, outcome.decisions):.2f}",
         ]
         table.add_row(policy, *cells, style="bold" if outcome.rank(scenario.objective) == best else None)
-    found = [f"{policy} {_ratios(outcome.oversubscription)}" for policy, outcome in outcomes.items()]
+    ratios = [f"{policy} {_ratios(outcome.oversubscription)}" for policy, outcome in outcomes.items()]
     if any(outcome.oversubscription for outcome in outcomes.values()):
-        table.caption, table.caption_justify = f"oversubscription found: {'; '.join(found)}", "left"
+        table.caption, table.caption_justify = f"oversubscription found: {'; '.join(ratios)}", "left"
     return table
 
 
@@ -106,8 +106,8 @@ def faults(outcomes: Mapping[str, SimulationResult]) -> list[str]:
     lines = []
     for policy, outcome in outcomes.items():
         if outcome.waiting:
-            stretch, reason = next(iter(outcome.waiting.items()))
-            lines.append(f"{policy}: {len(outcome.waiting)} jobs still waiting at the end, such as {stretch}: {reason}")
+            segment, reason = next(iter(outcome.waiting.items()))
+            lines.append(f"{policy}: {len(outcome.waiting)} jobs still waiting at the end, such as {segment}: {reason}")
     return lines
 
 
@@ -117,9 +117,9 @@ def outcome_json(scenario: Scenario, policy: str, outcome: SimulationResult) -> 
         name: value if isfinite(value := getattr(outcome, name)) else None
         for name in ("makespan", "mean_completion", "p95_completion", "time_to_target", "mean_occupancy")
     }
-    whole = asdict(outcome) | {"occupancy": outcome.occupancy, "device_seconds": outcome.device_seconds}
-    del whole["clusters"]
-    return {"scenario": scenario.name, "policy": policy, "objective": scenario.objective, **figures, **whole}
+    fields = asdict(outcome) | {"occupancy": outcome.occupancy, "device_seconds": outcome.device_seconds}
+    del fields["clusters"]
+    return {"scenario": scenario.name, "policy": policy, "objective": scenario.objective, **figures, **fields}
 
 
 def _seconds(value: float) -> str:
@@ -144,38 +144,38 @@ def draw_gantt(outcomes: Mapping[str, SimulationResult], path: Path, title: str)
     from matplotlib import colormaps
     from matplotlib.figure import Figure
 
-    devices = sorted({stay.device for outcome in outcomes.values() for stay in outcome.intervals})
-    end = max((stay.end for outcome in outcomes.values() for stay in outcome.intervals), default=1.0)
-    tall = min(20.0, max(1.5, 0.3 * len(devices)))
-    figure = Figure(figsize=(11, len(outcomes) * (tall + 1.4) + 0.6), layout="constrained")
+    devices = sorted({interval.device for outcome in outcomes.values() for interval in outcome.intervals})
+    end = max((interval.end for outcome in outcomes.values() for interval in outcome.intervals), default=1.0)
+    chart_height = min(20.0, max(1.5, 0.3 * len(devices)))
+    figure = Figure(figsize=(11, len(outcomes) * (chart_height + 1.4) + 0.6), layout="constrained")
     axes = figure.subplots(
-        2 * len(outcomes), 1, squeeze=False, sharex=True, height_ratios=[tall, 0.8] * len(outcomes)
+        2 * len(outcomes), 1, squeeze=False, sharex=True, height_ratios=[chart_height, 0.8] * len(outcomes)
     ).ravel()
     colours = colormaps["tab20"].colors  # type: ignore[attr-defined]
     for index, (policy, outcome) in enumerate(outcomes.items()):
-        chart, used = axes[2 * index : 2 * index + 2]
-        shade = {job: colours[number % len(colours)] for number, job in enumerate(outcome.arrivals)}
+        chart, usage = axes[2 * index : 2 * index + 2]
+        colour_of = {job: colours[number % len(colours)] for number, job in enumerate(outcome.arrivals)}
         for row, device in enumerate(devices):
-            here = [stay for stay in outcome.intervals if stay.device == device]
-            for lane, count, stay in lanes(here):
+            intervals = [interval for interval in outcome.intervals if interval.device == device]
+            for lane, count, interval in assign_lanes(intervals):
                 height = 0.9 / count
                 chart.broken_barh(
-                    [(stay.begin, stay.end - stay.begin)],
+                    [(interval.begin, interval.end - interval.begin)],
                     (row - 0.45 + lane * height, height),
-                    facecolors=shade[stay.trial],
+                    facecolors=colour_of[interval.trial],
                     edgecolor="white",
                     linewidth=0.3,
                 )
-        labels = [literal(device) for device in devices]
+        labels = [escape_math(device) for device in devices]
         chart.set_yticks(range(len(devices)), labels, fontsize=7 if len(devices) < 40 else 3)
         chart.set_ylim(len(devices) - 0.5, -0.5)
-        told = f"makespan {outcome.makespan:,.0f} s" if outcome.completion else "no job ended"
-        chart.set_title(f"{policy}: {told}", fontsize=10, loc="left")
+        caption = f"makespan {outcome.makespan:,.0f} s" if outcome.completion else "no job ended"
+        chart.set_title(f"{policy}: {caption}", fontsize=10, loc="left")
         times = [*(time for time, _ in outcome.occupancy), end]
-        used.stairs([value for _, value in outcome.occupancy], times, fill=True, color="0.6")
-        used.set_ylim(0, 1)
-        used.set_ylabel("in use", fontsize=8)
-        used.set_xlim(0, end)
+        usage.stairs([value for _, value in outcome.occupancy], times, fill=True, color="0.6")
+        usage.set_ylim(0, 1)
+        usage.set_ylabel("in use", fontsize=8)
+        usage.set_xlim(0, end)
     axes[-1].set_xlabel("seconds")
-    figure.suptitle(literal(title), fontsize=10)
-    save(figure, path, "the chart")
+    figure.suptitle(escape_math(title), fontsize=10)
+    save_figure(figure, path, "the chart")

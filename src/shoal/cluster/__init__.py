@@ -2,9 +2,8 @@
 
 from shoal.cluster.discover import Inventory, discover, take_inventory
 from shoal.cluster.machine import Accelerator, Machine, ThisMachine
-from shoal.cluster.monitor import Condition, Holder, Monitor
-from shoal.cluster.nvml import Gpu, Listing
-from shoal.cluster.nvml_monitor import NvmlMonitor
+from shoal.cluster.monitor import Condition, DeviceProcess, Monitor
+from shoal.cluster.nvml import Gpu, Listing, NvmlMonitor
 from shoal.core.device import Cluster, Device, Node
 
 __all__ = [
@@ -12,8 +11,8 @@ __all__ = [
     "Cluster",
     "Condition",
     "Device",
+    "DeviceProcess",
     "Gpu",
-    "Holder",
     "Inventory",
     "Listing",
     "Machine",

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from shoal.cluster.machine import Accelerator, Machine, ThisMachine
-from shoal.cluster.nvml import Gpu, Listing, named
+from shoal.cluster.nvml import Gpu, Listing, by_device_name
 from shoal.core.device import Cluster, Device, Node
 from shoal.core.errors import DeviceError
 
@@ -15,8 +15,8 @@ __all__ = ["Inventory", "discover", "take_inventory"]
 _log = logging.getLogger("shoal.cluster")
 
 _NVIDIA = ("cuda", "mig")
-_OTHERS = ("mps", "xpu")
-_NAME = re.compile(rf"({'|'.join((*_NVIDIA, *_OTHERS))})(:\d+)?")
+_TORCH_TYPES = ("mps", "xpu")
+_NAME = re.compile(rf"({'|'.join((*_NVIDIA, *_TORCH_TYPES))})(:\d+)?")
 _FORMS = "'auto', 'cpu', 'cpu:N', 'cuda', 'mig', 'mps', 'xpu', or a list of 'cuda:i', 'mig:i', 'xpu:i'"
 
 
@@ -27,14 +27,14 @@ class Inventory:
     Args:
         cluster: The devices.
         gpus: NVML's data of the NVIDIA GPUs, by device name.
-        absence: Reason why no GPU was found; "" if one was found, or none was requested.
-        trouble: Whether a driver is installed and fails.
+        absence_reason: Reason why no GPU was found; "" if one was found, or none was requested.
+        driver_fails: Whether a driver is installed and fails.
     """
 
     cluster: Cluster
     gpus: Mapping[str, Gpu] = field(default_factory=dict)
-    absence: str = ""
-    trouble: bool = False
+    absence_reason: str = ""
+    driver_fails: bool = False
 
 
 def discover(devices: str | Sequence[str] = "auto", machine: Machine | None = None) -> Cluster:
@@ -54,8 +54,8 @@ def discover(devices: str | Sequence[str] = "auto", machine: Machine | None = No
         DeviceError: A device does not exist, is named twice, has an invalid name, or no device is healthy.
     """
     found = take_inventory(devices, machine)
-    if found.trouble:
-        _log.warning("no GPU is used: %s", found.absence)
+    if found.driver_fails:
+        _log.warning("no GPU is used: %s", found.absence_reason)
     if not any(device.healthy for _, device in found.cluster):
         faults = ", ".join(f"{device.name} ({device.kind}): {device.note}" for _, device in found.cluster)
         raise DeviceError(
@@ -76,23 +76,27 @@ def take_inventory(devices: str | Sequence[str] = "auto", machine: Machine | Non
         raise DeviceError("`devices` is empty; name at least one, such as 'cpu:2' or 'cuda:0', or say 'auto'")
     only = names[0] if len(names) == 1 else ""
     if only == "cpu" or only.startswith("cpu:"):
-        return Inventory(_cpu(only, machine))
+        return Inventory(_cpu_cluster(only, machine))
     if only == "auto":
-        return _automatic(machine)
-    return _chosen(names, machine)
+        return _all_devices(machine)
+    return _named_devices(names, machine)
 
 
-def _automatic(machine: Machine) -> Inventory:
+def _all_devices(machine: Machine) -> Inventory:
     listing = machine.gpus()
     if listing.gpus:
-        gpus = named(listing.gpus)
-        return Inventory(_cluster([_of_gpu(name, gpu) for name, gpu in gpus.items()], machine), gpus)
-    others = machine.accelerators("mps")
-    cluster = _cluster([_of_other(each) for each in others], machine) if others else _cpu("cpu", machine)
-    return Inventory(cluster, absence=listing.absence, trouble=listing.trouble)
+        gpus = by_device_name(listing.gpus)
+        return Inventory(_cluster([_gpu_device(name, gpu) for name, gpu in gpus.items()], machine), gpus)
+    accelerators = machine.accelerators("mps")
+    cluster = (
+        _cluster([_accelerator_device(each) for each in accelerators], machine)
+        if accelerators
+        else _cpu_cluster("cpu", machine)
+    )
+    return Inventory(cluster, absence_reason=listing.absence_reason, driver_fails=listing.driver_fails)
 
 
-def _chosen(names: Sequence[str], machine: Machine) -> Inventory:
+def _named_devices(names: Sequence[str], machine: Machine) -> Inventory:
     """Return the named devices, in the order of their names."""
     for name in names:
         if name == "cpu" or name.startswith("cpu:"):
@@ -102,28 +106,28 @@ def _chosen(names: Sequence[str], machine: Machine) -> Inventory:
             )
         if not _NAME.fullmatch(name):
             raise DeviceError(f"device {name!r} is not understood; `devices` is {_FORMS}")
-    sorts = list(dict.fromkeys(name.partition(":")[0] for name in names))
-    listing = machine.gpus() if not set(sorts).isdisjoint(_NVIDIA) else Listing()
-    gpus = named(listing.gpus)
-    present = {name: _of_gpu(name, gpu) for name, gpu in gpus.items()}
-    for sort in sorts:
-        if sort in _OTHERS:
-            present |= {each.name: _of_other(each) for each in machine.accelerators(sort)}
+    types = list(dict.fromkeys(name.partition(":")[0] for name in names))
+    listing = machine.gpus() if not set(types).isdisjoint(_NVIDIA) else Listing()
+    gpus = by_device_name(listing.gpus)
+    present = {name: _gpu_device(name, gpu) for name, gpu in gpus.items()}
+    for name_type in types:
+        if name_type in _TORCH_TYPES:
+            present |= {each.name: _accelerator_device(each) for each in machine.accelerators(name_type)}
     chosen: list[Device] = []
     for name in names:
         match = [device for device in present.values() if name in (device.name, device.name.partition(":")[0])]
         if not match:
-            there = ", ".join(f"{device.name} ({device.kind})" for device in present.values())
-            there = ", ".join(filter(None, [there, f"cpu ({machine.cores()} cores)"]))
-            why = f"; {listing.absence}" if listing.absence else ""
-            raise DeviceError(f"device {name!r} is not there; this machine has {there}{why}")
+            present_text = ", ".join(f"{device.name} ({device.kind})" for device in present.values())
+            present_text = ", ".join(filter(None, [present_text, f"cpu ({machine.cores()} cores)"]))
+            why = f"; {listing.absence_reason}" if listing.absence_reason else ""
+            raise DeviceError(f"device {name!r} is not there; this machine has {present_text}{why}")
         chosen.extend(match)
     if len({device.name for device in chosen}) < len(chosen):
         raise DeviceError(f"`devices` names a device twice: {', '.join(names)}")
-    return Inventory(_cluster(chosen, machine), gpus, listing.absence)
+    return Inventory(_cluster(chosen, machine), gpus, listing.absence_reason)
 
 
-def _cpu(name: str, machine: Machine) -> Cluster:
+def _cpu_cluster(name: str, machine: Machine) -> Cluster:
     cores = machine.cores()
     count = name.removeprefix("cpu").removeprefix(":") or str(cores)
     if not count.isdecimal() or int(count) < 1:
@@ -136,11 +140,11 @@ def _cpu(name: str, machine: Machine) -> Cluster:
     return Cluster((Node(machine.name, cores=max(cores, slots), devices=devices),))
 
 
-def _of_gpu(name: str, gpu: Gpu) -> Device:
+def _gpu_device(name: str, gpu: Gpu) -> Device:
     return Device(name, gpu.model, gpu.memory, healthy=not gpu.reason, uuid=gpu.uuid, note=gpu.reason)
 
 
-def _of_other(accelerator: Accelerator) -> Device:
+def _accelerator_device(accelerator: Accelerator) -> Device:
     return Device(accelerator.name, accelerator.model, accelerator.memory)
 
 

@@ -1,4 +1,4 @@
-"""Cores, threads, memory and accelerators of a machine, behind a protocol, so that tests can invent one."""
+"""Cores, threads, memory and accelerators of a machine, behind a protocol that tests can implement."""
 
 import json
 import os
@@ -12,7 +12,7 @@ from typing import Protocol
 
 import psutil
 
-from shoal.cluster.nvml import Listing, gpus, visible
+from shoal.cluster.nvml import Listing, gpus, visible_gpus
 from shoal.core.errors import DeviceError
 
 __all__ = ["Accelerator", "Machine", "ThisMachine", "control_group_limits", "threads", "torch_devices"]
@@ -52,7 +52,7 @@ class Machine(Protocol):
     def gpus(self) -> Listing:
         """Return the GPUs visible to a new CUDA program, in CUDA's order, or the reason why there are none."""
 
-    def accelerators(self, sort: str) -> Sequence[Accelerator]:
+    def accelerators(self, device_type: str) -> Sequence[Accelerator]:
         """Return the devices of a type of torch, "mps" or "xpu"."""
 
 
@@ -85,13 +85,13 @@ class ThisMachine:
 
     def gpus(self) -> Listing:
         """Return the GPUs of NVML that `CUDA_VISIBLE_DEVICES` leaves visible."""
-        return visible(gpus(), os.environ.get("CUDA_VISIBLE_DEVICES"))
+        return visible_gpus(gpus(), os.environ.get("CUDA_VISIBLE_DEVICES"))
 
-    def accelerators(self, sort: str) -> Sequence[Accelerator]:
+    def accelerators(self, device_type: str) -> Sequence[Accelerator]:
         """Return the devices that torch lists; Apple's only on Apple's machines, as importing torch takes long."""
-        if sort == "mps" and (platform.system(), platform.machine()) != ("Darwin", "arm64"):
+        if device_type == "mps" and (platform.system(), platform.machine()) != ("Darwin", "arm64"):
             return ()
-        return torch_devices(sort)
+        return torch_devices(device_type)
 
 
 def control_group_limits(root: Path) -> tuple[float | None, int | None]:
@@ -119,7 +119,7 @@ def threads(cores: int) -> int:
     return min(cores, max(1, int(allowed))) if allowed.isdecimal() else cores
 
 
-_QUESTIONS = {
+_TORCH_QUERIES = {
     "mps": "[(torch.backends.mps.get_name(), torch.mps.recommended_max_memory())] "
     "if torch.backends.mps.is_available() else []",
     "xpu": "[(torch.xpu.get_device_name(i), torch.xpu.get_device_properties(i).total_memory) "
@@ -128,7 +128,7 @@ _QUESTIONS = {
 """For each type, an expression that lists the model and the memory (bytes) of each device."""
 
 
-def torch_devices(sort: str) -> tuple[Accelerator, ...]:
+def torch_devices(device_type: str) -> tuple[Accelerator, ...]:
     """List the devices of a type, "mps" or "xpu", in a process of its own, as the core imports no torch.
 
     Takes as long as an import of torch.
@@ -136,10 +136,10 @@ def torch_devices(sort: str) -> tuple[Accelerator, ...]:
     Raises:
         DeviceError: Torch cannot be imported, or fails.
     """
-    code = f"import json, torch; print(json.dumps({_QUESTIONS[sort]}))"
-    asked = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    if asked.returncode:
-        why = (asked.stderr.strip().splitlines() or [f"exit status {asked.returncode}"])[-1]
-        raise DeviceError(f"torch cannot be asked for devices of type {sort!r}: {why}; use devices='cpu'")
-    found = json.loads(asked.stdout.splitlines()[-1])
-    return tuple(Accelerator(f"{sort}:{index}", *each) for index, each in enumerate(found))
+    code = f"import json, torch; print(json.dumps({_TORCH_QUERIES[device_type]}))"
+    completed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    if completed.returncode:
+        why = (completed.stderr.strip().splitlines() or [f"exit status {completed.returncode}"])[-1]
+        raise DeviceError(f"torch cannot be asked for devices of type {device_type!r}: {why}; use devices='cpu'")
+    found = json.loads(completed.stdout.splitlines()[-1])
+    return tuple(Accelerator(f"{device_type}:{index}", *each) for index, each in enumerate(found))

@@ -6,11 +6,11 @@ from typing import Protocol
 
 from shoal.core.device import Cluster
 
-__all__ = ["Condition", "Holder", "Monitor"]
+__all__ = ["Condition", "DeviceProcess", "Monitor"]
 
 
 @dataclass(frozen=True)
-class Holder:
+class DeviceProcess:
     """A program that holds memory of a device.
 
     Args:
@@ -31,12 +31,12 @@ class Condition:
     Args:
         healthy: Whether it can take jobs.
         reason: Reason if not: "has fallen off the bus", "compute mode prohibited".
-        holders: Programs on it that are not the study's.
+        processes: Programs on it that are not the study's.
     """
 
     healthy: bool = True
     reason: str = ""
-    holders: tuple[Holder, ...] = ()
+    processes: tuple[DeviceProcess, ...] = ()
 
 
 class Monitor(Protocol):
@@ -45,7 +45,7 @@ class Monitor(Protocol):
     def watch(self, cluster: Cluster) -> None:
         """Monitor these devices from now on; no job of the study runs yet on a device that is new."""
 
-    def look(self, own: Collection[int]) -> Mapping[str, Condition]:
+    def conditions(self, own: Collection[int]) -> Mapping[str, Condition]:
         """Return the condition of every device by name; a lost device is a condition, never an error.
 
         Args:

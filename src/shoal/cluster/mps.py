@@ -1,9 +1,9 @@
-"""One MPS daemon for each GPU: its directory and lock, its start, its clients, its end.
+"""The MPS daemon of each GPU: directory, lock, start, clients and end.
 
 With NVIDIA's Multi-Process Service the kernels of several processes run on a GPU at the same time. A CUDA program with
 a daemon's pipe directory in its environment becomes a client of the server that the daemon starts for its first client.
 A fault ends all clients of a server, so every GPU has a daemon and a server of its own. A program with a wrong pipe
-directory runs without MPS and without limits, and without an error: only the list of `clients` shows it.
+directory runs without MPS and without limits, and raises no error: it is missing in the list of `clients`.
 
 Source: NVIDIA, "Multi-Process Service", appendix "Tools and Interface Reference"; HyperSack, Orchestrator.
 """
@@ -20,7 +20,7 @@ from pathlib import Path
 import psutil
 
 from shoal.cluster.process_lock import ProcessLock
-from shoal.cluster.processes import kill, remaining
+from shoal.cluster.processes import kill, wait_for_exit
 from shoal.core.errors import MpsError
 
 __all__ = ["COMMAND", "MpsDaemon", "MpsDirectory", "default_directory"]
@@ -28,9 +28,9 @@ __all__ = ["COMMAND", "MpsDaemon", "MpsDirectory", "default_directory"]
 COMMAND = "nvidia-cuda-mps-control"
 """The control program: it starts a daemon, and sends lines of its standard input to a running one."""
 
-_PLAIN = "or share the GPU without MPS: sharing='plain'"
+_REMEDY = "or share the GPU without MPS: sharing='plain'"
 
-_PAUSE_SECONDS = 0.02
+_POLL_SECONDS = 0.02
 
 _LIMITS = ("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT")
 """Variables that a daemon passes on to all its clients. A memory limit for a GPU that is not visible to the server also
@@ -46,7 +46,7 @@ class MpsDirectory:
     """The directory of a daemon's pipes and logs. Each study that uses the daemon holds a lock there while it lives.
 
     Args:
-        path: Path of the directory of one GPU; `enter` creates it.
+        path: Path of the directory of one GPU; `acquire` creates it.
     """
 
     def __init__(self, path: Path) -> None:
@@ -55,8 +55,8 @@ class MpsDirectory:
         self.log = path / "log"
         self._lock: ProcessLock | None = None
 
-    def enter(self, patience: float) -> bool:
-        """Take the lock; return whether no other study holds it. Other studies then wait until `share`.
+    def acquire(self, patience: float) -> bool:
+        """Take the lock; return whether no other study holds it. Other studies then wait until `downgrade_lock`.
 
         Args:
             patience: Seconds to wait for another study that is starting the daemon.
@@ -65,57 +65,57 @@ class MpsDirectory:
             MpsError: The path is too long, cannot be created, or belongs to another user, or the wait was too long.
         """
         if self._lock is None:
-            self._make()
+            self._create()
             self._lock = ProcessLock(self.path / _LOCK)
-        if self.alone():
+        if self.lock_alone():
             return True
         deadline = time.monotonic() + patience
         while not self._lock.shared():  # the failed attempt has released the lock
             if time.monotonic() > deadline:
-                self.leave()
+                self.release_lock()
                 raise MpsError(
                     f"another process has been starting the MPS daemon of {self.path} for more than {patience:g} s; "
                     "wait for it or end it, or share the GPU without MPS: sharing='plain'"
                 )
-            time.sleep(_PAUSE_SECONDS)
+            time.sleep(_POLL_SECONDS)
         return False
 
-    def claim(self) -> bool:
-        """Take the lock if no study holds it, and keep other studies out until `leave`; return whether it was taken."""
+    def try_acquire(self) -> bool:
+        """Take the lock if no study holds it, until `release_lock`; return whether it was taken."""
         try:
             self._lock = ProcessLock(self.path / _LOCK, os.O_RDWR)
         except FileNotFoundError:  # never used, or no such directory
             return False
-        if not self.alone():
-            self.leave()
-        return self.entered
+        if not self.lock_alone():
+            self.release_lock()
+        return self.is_locked
 
-    def alone(self) -> bool:
-        """Whether no other study holds the lock; other studies are then kept out until `share` or `leave`."""
+    def lock_alone(self) -> bool:
+        """Take the lock alone, until `downgrade_lock` or `release_lock`; return False if another study holds it."""
         assert self._lock is not None
         return self._lock.exclusive()
 
-    def others(self) -> list["MpsDirectory"]:
-        """Return the directories of other GPUs beside it."""
+    def other_gpus(self) -> list["MpsDirectory"]:
+        """Return the directories of other GPUs in the same parent directory."""
         return [MpsDirectory(lock.parent) for lock in self.path.parent.glob(f"*/{_LOCK}") if lock.parent != self.path]
 
-    def share(self) -> None:
+    def downgrade_lock(self) -> None:
         """Let other studies take the lock."""
         if self._lock is not None:
             self._lock.shared(wait=True)
 
-    def leave(self) -> None:
+    def release_lock(self) -> None:
         """Release the lock; may be called twice."""
         if self._lock is not None:
             self._lock.release()
             self._lock = None
 
     @property
-    def entered(self) -> bool:
+    def is_locked(self) -> bool:
         """Whether this study holds the lock."""
         return self._lock is not None
 
-    def _make(self) -> None:
+    def _create(self) -> None:
         if len(os.fsencode(self.pipe)) > _LONGEST_PIPE:
             raise MpsError(
                 f"the pipe directory {self.pipe} has {len(os.fsencode(self.pipe))} bytes, MPS takes at most "
@@ -146,7 +146,7 @@ def default_directory(uuid: str) -> Path:
 class MpsDaemon:
     """The daemon of a GPU, with a directory of its own, which all studies of this user share.
 
-    A daemon of a killed engine is found there, ended, and started again.
+    `start` ends a daemon that a killed engine has left there, and starts a new one.
 
     Args:
         uuid: UUID of the GPU, "GPU-...", as indices differ between a server and its clients.
@@ -167,7 +167,7 @@ class MpsDaemon:
         self.directory = MpsDirectory(directory if directory is not None else default_directory(uuid))
         self._control = _Control(uuid, self.directory, command, patience)
         self._patience = patience
-        self._finalizer = weakref.finalize(self, _leave, self._control)
+        self._finalizer = weakref.finalize(self, _end_if_unused, self._control)
 
     @property
     def log(self) -> Path:
@@ -180,27 +180,27 @@ class MpsDaemon:
         Raises:
             MpsError: It is not installed, is not permitted, cannot start, or belongs to another user.
         """
-        alone = self.directory.enter(self._patience)
+        alone = self.directory.acquire(self._patience)
         try:
             if alone:
                 self._control.end()
             if not self.alive():
-                self._control.launch()
+                self._control.start_daemon()
         finally:
-            self.directory.share()
+            self.directory.downgrade_lock()
 
     def stop(self) -> None:
         """Release the daemon, and end it and its servers unless other studies use them; may be called twice.
 
         Also end unused daemons of other GPUs, which a killed engine has left.
         """
-        _leave(self._control)
-        for directory in self.directory.others():
-            if directory.claim():
-                _leave(self._control.beside(directory))
+        _end_if_unused(self._control)
+        for directory in self.directory.other_gpus():
+            if directory.try_acquire():
+                _end_if_unused(self._control.for_directory(directory))
 
     def alive(self) -> bool:
-        """Whether its process runs; needs no control call."""
+        """Return whether its process runs; needs no control call."""
         return self._control.process() is not None
 
     def servers(self) -> list[int]:
@@ -209,7 +209,7 @@ class MpsDaemon:
         Raises:
             MpsError: The daemon does not answer.
         """
-        return self._control.ask_numbers("get_server_list")
+        return self._control.query_pids("get_server_list")
 
     def clients(self) -> dict[int, frozenset[int]]:
         """Return the process ids of the clients of each server, by the id of the server.
@@ -217,7 +217,7 @@ class MpsDaemon:
         Raises:
             MpsError: The daemon does not answer, or a server has just ended.
         """
-        return {server: frozenset(self._control.ask_numbers(f"get_client_list {server}")) for server in self.servers()}
+        return {server: frozenset(self._control.query_pids(f"get_client_list {server}")) for server in self.servers()}
 
     def environment(self, share: float = 1.0, memory: int | None = None) -> dict[str, str]:
         """Return the variables that make a process a client, if set before CUDA is initialised.
@@ -227,7 +227,7 @@ class MpsDaemon:
             memory: Memory limit in bytes; None: no limit.
         """
         percentage = min(100, max(1, math.ceil(100 * share)))
-        variables = self._control.place | {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": str(percentage)}
+        variables = self._control.variables | {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": str(percentage)}
         if memory is not None:
             # The client sees one device, number 0. With any other number the limit is dropped without an error.
             variables["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] = f"0={max(1, memory // 2**20)}M"
@@ -240,7 +240,7 @@ class _Control:
     def __init__(self, uuid: str, directory: MpsDirectory, command: str, patience: float) -> None:
         self.directory = directory
         self.owner = os.getpid()
-        self.place = {
+        self.variables = {
             "CUDA_VISIBLE_DEVICES": uuid,
             "CUDA_MPS_PIPE_DIRECTORY": str(directory.pipe),
             "CUDA_MPS_LOG_DIRECTORY": str(directory.log),
@@ -248,25 +248,27 @@ class _Control:
         self._command = command
         self._patience = patience
 
-    def beside(self, directory: MpsDirectory) -> "_Control":
+    def for_directory(self, directory: MpsDirectory) -> "_Control":
         """Return the control of the daemon in another directory; its GPU does not matter to `end`."""
-        return _Control(self.place["CUDA_VISIBLE_DEVICES"], directory, self._command, self._patience)
+        return _Control(self.variables["CUDA_VISIBLE_DEVICES"], directory, self._command, self._patience)
 
-    def launch(self) -> None:
+    def start_daemon(self) -> None:
         """Start the daemon and wait for its process."""
-        # Into a file: the daemon keeps its standard output open, and a pipe would not end before the daemon.
-        with tempfile.TemporaryFile() as output:
-            status = self._run(["-d"], stdout=output, stdin=subprocess.DEVNULL).returncode
-            output.seek(0)
-            said = output.read().decode(errors="replace").strip()
+        # The output goes to a file: the daemon keeps it open, so a pipe would end only with the daemon.
+        with tempfile.TemporaryFile() as output_file:
+            status = self._run(["-d"], stdout=output_file, stdin=subprocess.DEVNULL).returncode
+            output_file.seek(0)
+            output = output_file.read().decode(errors="replace").strip()
         if status == 0:
             deadline = time.monotonic() + self._patience
             while self.process() is None:
                 if time.monotonic() > deadline:
-                    raise MpsError(f"{self._name} ended right after its start; its log: {self.directory.log}; {_PLAIN}")
-                time.sleep(_PAUSE_SECONDS)
+                    raise MpsError(
+                        f"{self._name} ended right after its start; its log: {self.directory.log}; {_REMEDY}"
+                    )
+                time.sleep(_POLL_SECONDS)
         elif self.process() is None:  # else another study has started it first
-            raise MpsError(self._refusal(status, said))
+            raise MpsError(self._refusal(status, output))
 
     def process(self) -> psutil.Process | None:
         """Return the process of the daemon, if it runs."""
@@ -285,42 +287,42 @@ class _Control:
             return
         try:
             processes = [daemon, *daemon.children(recursive=True)]
-            self.ask("quit")
+            self.send_command("quit")
         except psutil.NoSuchProcess:
             return
-        except MpsError:  # it does not answer
+        except MpsError:  # the daemon does not answer
             running = processes
         else:
-            running = remaining(processes, self._patience)
+            running = wait_for_exit(processes, self._patience)
         kill(running)
-        remaining(running, self._patience)
+        wait_for_exit(running, self._patience)
 
-    def ask_numbers(self, line: str) -> list[int]:
+    def query_pids(self, line: str) -> list[int]:
         """Return the process ids that a command prints, one on each line."""
-        answer = self.ask(line).split()
+        answer = self.send_command(line).split()
         if not all(word.isdecimal() for word in answer):
             raise MpsError(f"{self._name} answers {' '.join(answer)!r} to {line!r}; its log: {self.directory.log}")
         return [int(word) for word in answer]
 
-    def ask(self, line: str) -> str:
+    def send_command(self, line: str) -> str:
         """Send a line to the daemon and return its answer."""
         done = self._run([], input=f"{line}\n".encode(), stdout=subprocess.PIPE)
-        said = done.stdout.decode(errors="replace").strip()
+        output = done.stdout.decode(errors="replace").strip()
         if done.returncode != 0:
             raise MpsError(
-                f"{self._name} failed at {line!r}: exit status {done.returncode}, {said!r}; its log: "
+                f"{self._name} failed at {line!r}: exit status {done.returncode}, {output!r}; its log: "
                 f"{self.directory.log}"
             )
-        return said
+        return output
 
     def _run(self, arguments: list[str], **streams: object) -> "subprocess.CompletedProcess[bytes]":
-        # A session of its own, as a Ctrl-C of the terminal is for the engine only.
+        # The program has its own session, so that a Ctrl-C of the terminal reaches only the engine.
         inherited = {name: value for name, value in os.environ.items() if name not in _LIMITS}
         try:
             return subprocess.run(  # type: ignore[call-overload, no-any-return]
                 [self._command, *arguments],
                 stderr=subprocess.STDOUT,
-                env=inherited | self.place,
+                env=inherited | self.variables,
                 timeout=self._patience,
                 start_new_session=True,
                 check=False,
@@ -329,12 +331,12 @@ class _Control:
         except FileNotFoundError as error:
             raise MpsError(
                 f"{self._command!r} is not installed, or not on PATH; it comes with NVIDIA's driver for Linux. Install "
-                f"it, {_PLAIN}"
+                f"it, {_REMEDY}"
             ) from error
         except OSError as error:
             raise MpsError(
                 f"{self._command!r} may not be run here: {error}; ask the administrator of this machine to allow it, "
-                f"{_PLAIN}"
+                f"{_REMEDY}"
             ) from error
         except subprocess.TimeoutExpired as error:
             what = " ".join(arguments) or streams["input"]
@@ -342,26 +344,28 @@ class _Control:
                 f"{self._name} did not answer {what!r} within {self._patience:g} s; its log: {self.directory.log}"
             ) from error
 
-    def _refusal(self, status: int, said: str) -> str:
-        if "already running" in said:
+    def _refusal(self, status: int, output: str) -> str:
+        if "already running" in output:
             return (
                 f"another MPS daemon has taken the pipe directory {self.directory.pipe}; end it with: echo quit | "
-                f"CUDA_MPS_PIPE_DIRECTORY={self.directory.pipe} {self._command}, {_PLAIN}"
+                f"CUDA_MPS_PIPE_DIRECTORY={self.directory.pipe} {self._command}, {_REMEDY}"
             )
-        remedy = "see its log" if "permi" not in said.lower() else "ask the administrator of this machine to allow it"
-        return f"{self._name} cannot start: exit status {status}, {said!r}; {remedy} ({self.directory.log}), {_PLAIN}"
+        remedy = "see its log" if "permi" not in output.lower() else "ask the administrator of this machine to allow it"
+        return (
+            f"{self._name} cannot start: exit status {status}, {output!r}; {remedy} ({self.directory.log}), {_REMEDY}"
+        )
 
     @property
     def _name(self) -> str:
-        return f"the MPS daemon of {self.place['CUDA_VISIBLE_DEVICES']}"
+        return f"the MPS daemon of {self.variables['CUDA_VISIBLE_DEVICES']}"
 
 
-def _leave(control: _Control) -> None:
-    if os.getpid() != control.owner:  # a fork of the engine, which has copies of its objects
+def _end_if_unused(control: _Control) -> None:
+    if os.getpid() != control.owner:  # this process is a fork, which has copies of the objects of the engine
         return
     directory = control.directory
     try:
-        if directory.entered and directory.alone():
+        if directory.is_locked and directory.lock_alone():
             control.end()
     finally:
-        directory.leave()
+        directory.release_lock()

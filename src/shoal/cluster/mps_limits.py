@@ -5,7 +5,7 @@ import math
 from shoal.core.demand import Demand
 from shoal.core.device import Device
 
-__all__ = ["CONTEXT_BYTES", "MEMORY_SLACK", "can_share", "growth_limit", "limit_of", "pinned_limit"]
+__all__ = ["CONTEXT_BYTES", "MEMORY_SLACK", "can_share", "job_memory_limit", "memory_limit", "pinned_limit"]
 
 MEMORY_SLACK = 1.25
 """Memory limit of a job as a multiple of its demand, which is an estimate."""
@@ -18,16 +18,16 @@ _STEP_BYTES = 256 * 2**20
 
 
 def can_share(device: Device) -> bool:
-    """Whether a device can have an MPS daemon: a whole NVIDIA GPU. MIG instances are shared without MPS."""
+    """Return whether a device can have an MPS daemon: a whole NVIDIA GPU. MIG instances are shared without MPS."""
     return device.uuid.startswith("GPU-")
 
 
-def growth_limit(demand: Demand) -> int:
+def memory_limit(demand: Demand) -> int:
     """Return the bytes that a job may come to use, from its demand."""
     return int(demand.memory * MEMORY_SLACK)
 
 
-def limit_of(demand: Demand | None, device: Device) -> int | None:
+def job_memory_limit(demand: Demand | None, device: Device) -> int | None:
     """Return the bytes that a running job may come to use on a device, as its process may have a limit.
 
     Args:
@@ -37,10 +37,10 @@ def limit_of(demand: Demand | None, device: Device) -> int | None:
     Returns:
         None without a limit.
     """
-    return growth_limit(demand) if demand is not None and can_share(device) else None
+    return memory_limit(demand) if demand is not None and can_share(device) else None
 
 
 def pinned_limit(demand: Demand, device: Device) -> int:
     """Return the bytes of a GPU that the process of a job may use, including its CUDA context."""
-    wanted = growth_limit(demand) + CONTEXT_BYTES
+    wanted = memory_limit(demand) + CONTEXT_BYTES
     return min(device.memory, math.ceil(wanted / _STEP_BYTES) * _STEP_BYTES)

@@ -1,14 +1,28 @@
-"""The NVIDIA GPUs and MIG instances of this machine, read through NVML; no CUDA context is made."""
+"""The NVIDIA GPUs and MIG instances of this machine, and the monitor of their conditions.
 
-from collections.abc import Iterator, Sequence
+All data come from NVML, without a CUDA context.
+"""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-from shoal.cluster.monitor import Holder
-from shoal.cluster.processes import program
+from shoal.cluster.monitor import Condition, DeviceProcess
+from shoal.cluster.processes import is_descendant, is_visible, program_name
+from shoal.core.device import Cluster, Device
 
-__all__ = ["Gpu", "Listing", "binding", "gpus", "named", "read_gpu", "trouble", "visible"]
+__all__ = [
+    "Gpu",
+    "Listing",
+    "NvmlMonitor",
+    "by_device_name",
+    "error_reason",
+    "gpus",
+    "nvml_session",
+    "read_gpu",
+    "visible_gpus",
+]
 
 
 @dataclass(frozen=True)
@@ -23,7 +37,7 @@ class Gpu:
         free: Free memory, in bytes.
         compute_mode: "default", "exclusive process" or "prohibited"; "" if NVML does not report it.
         utilisation: Percent of the last sampling period with a running kernel; None if NVML does not report it.
-        holders: All programs on it.
+        processes: All programs on it.
         uncorrected: Number of uncorrected ECC errors since the start of the driver.
         reason: Reason why no job can use it; "" if jobs can.
     """
@@ -35,7 +49,7 @@ class Gpu:
     free: int = 0
     compute_mode: str = ""
     utilisation: int | None = None
-    holders: tuple[Holder, ...] = ()
+    processes: tuple[DeviceProcess, ...] = ()
     uncorrected: int = 0
     reason: str = ""
 
@@ -51,13 +65,13 @@ class Listing:
 
     Args:
         gpus: Usable and unusable GPUs, the latter with their reasons.
-        absence: Reason why there are none; "" if there are some.
-        trouble: Whether a driver is installed and fails.
+        absence_reason: Reason why there are none; "" if there are some.
+        driver_fails: Whether a driver is installed and fails.
     """
 
     gpus: tuple[Gpu, ...] = ()
-    absence: str = ""
-    trouble: bool = False
+    absence_reason: str = ""
+    driver_fails: bool = False
 
 
 def gpus() -> Listing:
@@ -65,24 +79,25 @@ def gpus() -> Listing:
     try:
         import pynvml
     except ImportError:
-        return Listing(absence="the package nvidia-ml-py is not installed")
+        return Listing(absence_reason="the package nvidia-ml-py is not installed")
     try:
-        with binding() as nvml:
-            found = [gpu for index in range(nvml.nvmlDeviceGetCount()) for gpu in _at(nvml, index)]
+        with nvml_session() as nvml:
+            found = [gpu for index in range(nvml.nvmlDeviceGetCount()) for gpu in _gpus_at(nvml, index)]
     except pynvml.NVMLError_LibraryNotFound:
-        return Listing(absence="there is no NVIDIA driver (libnvidia-ml.so.1 was not found)")
+        return Listing(absence_reason="there is no NVIDIA driver (libnvidia-ml.so.1 was not found)")
     except pynvml.NVMLError_DriverNotLoaded:
-        return Listing(absence="the NVIDIA driver is not loaded; see nvidia-smi", trouble=True)
+        return Listing(absence_reason="the NVIDIA driver is not loaded; see nvidia-smi", driver_fails=True)
     except pynvml.NVMLError_NoPermission:
         return Listing(
-            absence="this user has no permission for the NVIDIA driver; see ls -l /dev/nvidia*", trouble=True
+            absence_reason="this user has no permission for the NVIDIA driver; see ls -l /dev/nvidia*",
+            driver_fails=True,
         )
     except pynvml.NVMLError as error:
-        return Listing(absence=f"NVML fails: {error}; see nvidia-smi", trouble=True)
+        return Listing(absence_reason=f"NVML fails: {error}; see nvidia-smi", driver_fails=True)
     return Listing(tuple(found), "" if found else "the NVIDIA driver sees no GPU")
 
 
-def visible(present: Listing, setting: str | None) -> Listing:
+def visible_gpus(present: Listing, setting: str | None) -> Listing:
     """Select the GPUs that `CUDA_VISIBLE_DEVICES` names, in its order.
 
     As in CUDA, the list ends before the first entry that names no GPU. The index of a GPU with MIG stands for all its
@@ -107,10 +122,10 @@ def visible(present: Listing, setting: str | None) -> Listing:
             break
         chosen.extend(match)
     hidden = f"CUDA_VISIBLE_DEVICES={setting!r} hides all GPUs ({len(present.gpus)} of this machine)"
-    return replace(present, gpus=tuple(chosen), absence="" if chosen else hidden)
+    return replace(present, gpus=tuple(chosen), absence_reason="" if chosen else hidden)
 
 
-def named(present: Sequence[Gpu]) -> dict[str, Gpu]:
+def by_device_name(present: Sequence[Gpu]) -> dict[str, Gpu]:
     """Return the GPUs by the names of their devices: "cuda:0" ... for whole GPUs, "mig:0" ... for instances."""
     whole = [gpu for gpu in present if not gpu.is_instance]
     parts = [gpu for gpu in present if gpu.is_instance]
@@ -120,7 +135,7 @@ def named(present: Sequence[Gpu]) -> dict[str, Gpu]:
 
 
 @contextmanager
-def binding() -> Iterator[Any]:
+def nvml_session() -> Iterator[Any]:
     """Initialise NVML, yield the module `pynvml`, and shut NVML down.
 
     Raises:
@@ -155,15 +170,15 @@ def read_gpu(nvml: Any, handle: Any) -> Gpu:
             gpu,
             compute_mode=_compute_mode(nvml, handle),
             utilisation=_utilisation(nvml, handle),
-            holders=_holders(nvml, handle),
+            processes=_device_processes(nvml, handle),
             uncorrected=_uncorrected(nvml, handle),
         )
-        return replace(gpu, reason=_flaw(nvml, handle, gpu))
+        return replace(gpu, reason=_unusable_reason(nvml, handle, gpu))
     except nvml.NVMLError as error:
-        return replace(gpu, reason=trouble(nvml, error))
+        return replace(gpu, reason=error_reason(nvml, error))
 
 
-def trouble(nvml: Any, error: Exception) -> str:
+def error_reason(nvml: Any, error: Exception) -> str:
     """Return an error of NVML about a GPU as a reason."""
     match error:
         case nvml.NVMLError_GpuIsLost():
@@ -175,14 +190,14 @@ def trouble(nvml: Any, error: Exception) -> str:
     return f"cannot be read by NVML: {error}"
 
 
-def _at(nvml: Any, index: int) -> list[Gpu]:
+def _gpus_at(nvml: Any, index: int) -> list[Gpu]:
     """Read the GPU with an index in NVML's order, or its instances."""
     try:
         handle = nvml.nvmlDeviceGetHandleByIndex(index)
-        made = _instances(nvml, handle)
+        instances = _instances(nvml, handle)
     except nvml.NVMLError as error:
-        return [Gpu("", index=index, reason=trouble(nvml, error))]
-    return [read_gpu(nvml, each) for each in made or [handle]]
+        return [Gpu("", index=index, reason=error_reason(nvml, error))]
+    return [read_gpu(nvml, each) for each in instances or [handle]]
 
 
 def _instances(nvml: Any, handle: Any) -> list[Any] | None:
@@ -199,7 +214,7 @@ def _instances(nvml: Any, handle: Any) -> list[Any] | None:
         return None
     found = []
     for place in range(nvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
-        with suppress(nvml.NVMLError_NotFound):  # a place without an instance
+        with suppress(nvml.NVMLError_NotFound):  # no instance has this index
             found.append(nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, place))
     return found
 
@@ -228,7 +243,7 @@ def _memory(nvml: Any, handle: Any) -> tuple[int, int]:
     full = _query(nvml, "nvmlDeviceGetMemoryInfo", handle, nvml.nvmlMemory_v2)
     if full is not None:
         return int(full.total - full.reserved), int(full.free)
-    plain = nvml.nvmlDeviceGetMemoryInfo(handle)  # of a driver that does not report its own memory
+    plain = nvml.nvmlDeviceGetMemoryInfo(handle)  # this driver does not report its own memory
     return int(plain.total), int(plain.free)
 
 
@@ -252,14 +267,14 @@ def _utilisation(nvml: Any, handle: Any) -> int | None:
     return None if rates is None else int(rates.gpu)
 
 
-def _holders(nvml: Any, handle: Any) -> tuple[Holder, ...]:
+def _device_processes(nvml: Any, handle: Any) -> tuple[DeviceProcess, ...]:
     """List compute programs, clients of MPS and graphics programs; NVML has a list of each, and some are in two."""
     found: dict[int, int | None] = {}
     for sort in ("Compute", "MPSCompute", "Graphics"):
         for process in _query(nvml, f"nvmlDeviceGet{sort}RunningProcesses_v3", handle) or ():
-            before, now = found.get(process.pid), process.usedGpuMemory
-            found[process.pid] = before if now is None else max(before or 0, int(now))
-    return tuple(Holder(pid, program(pid), memory) for pid, memory in found.items())
+            known, now = found.get(process.pid), process.usedGpuMemory
+            found[process.pid] = known if now is None else max(known or 0, int(now))
+    return tuple(DeviceProcess(pid, program_name(pid), memory) for pid, memory in found.items())
 
 
 def _uncorrected(nvml: Any, handle: Any) -> int:
@@ -267,13 +282,118 @@ def _uncorrected(nvml: Any, handle: Any) -> int:
     return int(_query(nvml, "nvmlDeviceGetTotalEccErrors", handle, *kinds) or 0)
 
 
-def _flaw(nvml: Any, handle: Any, gpu: Gpu) -> str:
+def _unusable_reason(nvml: Any, handle: Any, gpu: Gpu) -> str:
     """Return the reason why no job can use a readable GPU; "" if jobs can."""
     if gpu.compute_mode == "prohibited":
         return "compute mode prohibited"
     *_, beyond_repair = _query(nvml, "nvmlDeviceGetRemappedRows", handle) or (0,)
     if beyond_repair:
         return "ECC errors that cannot be corrected"
-    if not gpu.is_instance and (made := _instances(nvml, handle)) is not None:
-        return "MIG is on, and only its instances can be used" if made else "MIG is on, and no instance was made"
+    if not gpu.is_instance and (instances := _instances(nvml, handle)) is not None:
+        return "MIG is on, and only its instances can be used" if instances else "MIG is on, and no instance was made"
     return ""
+
+
+_MPS_SERVER = "nvidia-cuda-mps-server"
+"""Name of the MPS server, which is no foreign program: it uses little memory, and NVML lists its clients."""
+
+_UNNAMED = 2**30
+"""Bytes that may be in use without a named program, by contexts and the driver."""
+
+
+@dataclass
+class _Baseline:
+    """The state of a GPU before the first job of the study on it.
+
+    Args:
+        pids: Process ids of the programs on it.
+        unnamed: Bytes in use without a named program; in many containers NVML names none.
+        uncorrected: Number of uncorrected ECC errors.
+    """
+
+    pids: frozenset[int]
+    unnamed: int
+    uncorrected: int
+
+
+class NvmlMonitor:
+    """Monitors a cluster of this machine; the conditions of CPU slots and devices that NVML cannot read do not change.
+
+    In a container NVML may list the host's process ids, or none. So a process that is not visible counts as foreign
+    only if it was on the GPU before the study's jobs; a later one may be the study's own.
+
+    Args:
+        cluster: Cluster of the monitored devices; no job of the study runs there yet.
+    """
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._devices: tuple[Device, ...] = ()
+        self._baselines: dict[str, _Baseline] = {}
+        self._last: dict[str, Condition] = {}
+        self.watch(cluster)
+
+    def watch(self, cluster: Cluster) -> None:
+        """Monitor these devices from now on.
+
+        Args:
+            cluster: Cluster of the devices; no job of the study runs yet on a device that is new.
+        """
+        self._devices = tuple(device for _, device in cluster)
+        if new := [device for device in self._watched() if device.uuid not in self._baselines]:
+            self._last |= self._read_conditions(new, ())
+
+    def conditions(self, own: Collection[int]) -> Mapping[str, Condition]:
+        """Return the condition of every device by name; see `Monitor`."""
+        seen = {each.name: Condition(each.healthy, each.note) for each in self._devices}
+        if watched := self._watched():
+            seen |= self._read_conditions(watched, own)
+        self._last = seen
+        return seen
+
+    def _watched(self) -> list[Device]:
+        """Return the devices that NVML could read at the start; the others stay unusable."""
+        return [device for device in self._devices if device.uuid and device.memory]
+
+    def _read_conditions(self, devices: Collection[Device], own: Collection[int]) -> Mapping[str, Condition]:
+        import pynvml
+
+        try:
+            with nvml_session() as nvml:
+                return {device.name: self._condition(device, _gpu(nvml, device), own) for device in devices}
+        except (pynvml.NVMLError_DriverNotLoaded, pynvml.NVMLError_LibraryNotFound):
+            return {device.name: Condition(False, "the NVIDIA driver is gone") for device in devices}
+        except pynvml.NVMLError:  # the driver may be updated: keep the last conditions
+            return {each.name: self._last.get(each.name, Condition(each.healthy, each.note)) for each in devices}
+
+    def _condition(self, device: Device, gpu: Gpu, own: Collection[int]) -> Condition:
+        if gpu.reason:
+            return Condition(False, gpu.reason)
+        unnamed = max(0, gpu.memory - gpu.free - sum(process.memory or 0 for process in gpu.processes))
+        baseline = self._baselines.setdefault(
+            device.uuid, _Baseline(frozenset(process.pid for process in gpu.processes), unnamed, gpu.uncorrected)
+        )
+        if gpu.uncorrected > baseline.uncorrected:
+            return Condition(False, "ECC errors that cannot be corrected")
+        baseline.uncorrected = gpu.uncorrected  # a reset sets the count to 0
+        baseline.unnamed = min(baseline.unnamed, unnamed)
+        others = [
+            process
+            for process in gpu.processes
+            if process.name != _MPS_SERVER
+            and not is_descendant(process.pid, own)
+            and (is_visible(process.pid) or process.pid in baseline.pids)
+        ]
+        if baseline.unnamed > _UNNAMED:
+            others.append(DeviceProcess(0, "programs that NVML does not name", baseline.unnamed))
+        return Condition(processes=tuple(others))
+
+
+def _gpu(nvml: Any, device: Device) -> Gpu:
+    """Read the device by its UUID, as its index may change."""
+    try:
+        handle = nvml.nvmlDeviceGetHandleByUUID(device.uuid)
+    except nvml.NVMLError_NotFound:
+        return Gpu(device.uuid, reason="has fallen off the bus" if device.name.startswith("cuda:") else "is gone")
+    except nvml.NVMLError as error:
+        return Gpu(device.uuid, reason=error_reason(nvml, error))
+    return read_gpu(nvml, handle)

@@ -6,13 +6,23 @@ from contextlib import suppress
 
 import psutil
 
-__all__ = ["created", "descends", "end", "family", "is_alive", "is_visible", "kill", "program", "remaining"]
+__all__ = [
+    "is_alive",
+    "is_descendant",
+    "is_visible",
+    "kill",
+    "kill_tree",
+    "process_tree",
+    "program_name",
+    "start_time",
+    "wait_for_exit",
+]
 
-_LOOK_SECONDS = 0.01
+_POLL_SECONDS = 0.01
 """Time between two checks of running processes."""
 
 
-def program(pid: int) -> str:
+def program_name(pid: int) -> str:
     """Return the name of the program; "pid 1234" if the process has ended or is not visible, as in a container."""
     try:
         return psutil.Process(pid).name() or f"pid {pid}"
@@ -21,12 +31,12 @@ def program(pid: int) -> str:
 
 
 def is_visible(pid: int) -> bool:
-    """Whether a process exists and is visible."""
+    """Return whether a process exists and is visible."""
     return psutil.pid_exists(pid)
 
 
-def descends(pid: int, own: Collection[int]) -> bool:
-    """Whether a process is one of these, or a descendant of one."""
+def is_descendant(pid: int, own: Collection[int]) -> bool:
+    """Return whether a process is one of these, or a descendant of one."""
     if pid in own:
         return True
     try:
@@ -35,7 +45,7 @@ def descends(pid: int, own: Collection[int]) -> bool:
         return False
 
 
-def family(pid: int) -> list[psutil.Process]:
+def process_tree(pid: int) -> list[psutil.Process]:
     """Return a process and its descendants; none if it has ended."""
     try:
         process = psutil.Process(pid)
@@ -51,7 +61,7 @@ def kill(processes: Iterable[psutil.Process]) -> None:
             process.kill()
 
 
-def created(pid: int) -> float:
+def start_time(pid: int) -> float:
     """Return the start time of a process in seconds since 1970, as its id may be used again; 0 if it does not exist."""
     try:
         return psutil.Process(pid).create_time()
@@ -59,32 +69,32 @@ def created(pid: int) -> float:
         return 0.0
 
 
-def end(pid: int, began: float, seconds: float) -> None:
+def kill_tree(pid: int, started: float, seconds: float) -> None:
     """Kill a process, which need not be a child, and its descendants; wait for their ends.
 
     Args:
         pid: Id of the process.
-        began: Start time, as of `created`; a later process with the same id is not killed.
+        started: Start time, as of `start_time`; a later process with the same id is not killed.
         seconds: Longest wait.
     """
-    tree = family(pid) if created(pid) == began else []
+    tree = process_tree(pid) if start_time(pid) == started else []
     kill(tree)
-    remaining(tree, seconds)
+    wait_for_exit(tree, seconds)
 
 
-def remaining(processes: Sequence[psutil.Process], seconds: float) -> list[psutil.Process]:
+def wait_for_exit(processes: Sequence[psutil.Process], seconds: float) -> list[psutil.Process]:
     """Wait up to some seconds for the ends of processes; return those that still run.
 
     A zombie counts as ended, as in a container it may never be reaped.
     """
     deadline = time.monotonic() + seconds
     while (running := [x for x in processes if x.is_running() and is_alive(x.pid)]) and time.monotonic() < deadline:
-        time.sleep(_LOOK_SECONDS)
+        time.sleep(_POLL_SECONDS)
     return running
 
 
 def is_alive(pid: int) -> bool:
-    """Whether a process runs and is no zombie."""
+    """Return whether a process runs and is no zombie."""
     try:
         return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:

@@ -12,7 +12,7 @@ from shoal.cluster.process_lock import ProcessLock
 
 __all__ = ["TemporaryFolder", "remove_abandoned"]
 
-_LONGEST = 60
+_MAX_PATH_BYTES = 60
 """Longest path in bytes, before the names of a directory and of a socket in it; a socket's path may have 107 bytes."""
 
 
@@ -24,7 +24,7 @@ class TemporaryFolder:
 
     def __init__(self) -> None:
         while True:
-            self.path = Path(tempfile.mkdtemp(prefix=_prefix(), dir=_place()))
+            self.path = Path(tempfile.mkdtemp(prefix=_prefix(), dir=_parent_folder()))
             try:
                 self._lock = _lock(self.path)
             except FileNotFoundError:  # another process removed it as abandoned before the lock
@@ -50,7 +50,7 @@ class TemporaryFolder:
 
 def remove_abandoned() -> None:
     """Remove the directories of killed processes of this user; those of running processes are locked."""
-    for path in _place().glob(f"{_prefix()}*"):
+    for path in _parent_folder().glob(f"{_prefix()}*"):
         try:
             found = path.lstat()
             if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
@@ -63,10 +63,10 @@ def remove_abandoned() -> None:
         lock.release()
 
 
-def _place() -> Path:
+def _parent_folder() -> Path:
     """Return the folder of temporary directories; /tmp if sockets in the usual one would have too long paths."""
     place = tempfile.gettempdir()
-    return Path(place if len(os.fsencode(place)) <= _LONGEST else "/tmp")
+    return Path(place if len(os.fsencode(place)) <= _MAX_PATH_BYTES else "/tmp")
 
 
 def _prefix() -> str:
@@ -75,4 +75,4 @@ def _prefix() -> str:
 
 def _lock(path: Path) -> ProcessLock:
     """Open the lock of a directory; raise FileNotFoundError if the directory does not exist."""
-    return ProcessLock(path / "lock")  # a file and not the directory: NFS locks only what is open for writing
+    return ProcessLock(path / "lock")  # not the directory itself: NFS locks only files that are open for writing

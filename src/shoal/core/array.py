@@ -14,17 +14,17 @@ __all__ = ["Array", "FusionKey", "Member", "add_members", "remove_members"]
 class FusionKey:
     """Trials with equal keys can be trained as one model.
 
-    Trials that differ only in `structure` and are of one `family` can be one partially fused array. Submodules that
-    differ between its members run member by member.
+    Trials that differ only in `structure` and have the same `family` can form one partially fused array. Submodules
+    that differ between its members run member by member.
 
     Args:
         structure: Digest of modules, shapes and dtypes, and of the optimizer's class unless it can be fused with
-            others; it covers nothing that is fusible.
+            other classes. Differences that fusion supports are not part of it.
         data: Digest of the values that the task's `data` read from the config.
         batch_size: Samples per step and member.
         order: Seed of the order of samples; the cost of a trial does not depend on it.
-        opaque: Whether a user's program trains it and only reports are visible: it is measured while it runs, and
-            shares no process. `order` is then the number of the trial, so that keys are unique.
+        opaque: Whether a user's program trains it. Shoal then sees only reports, measures it while it runs, and
+            gives it its own process. `order` is then the number of the trial, so that keys are unique.
         family: Digest of the model's class and its large parameters, which members of a partially fused array share;
             "" if there are none.
     """
@@ -37,7 +37,7 @@ class FusionKey:
     family: str = ""
 
     @property
-    def of_family(self) -> "FusionKey":
+    def family_key(self) -> "FusionKey":
         """Key of a partially fused array, in which members differ in `structure`."""
         return replace(self, structure=self.family, family="")
 
@@ -49,7 +49,7 @@ class FusionKey:
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A trial with its next stretch of training: from epoch `start` up to epoch `target`."""
+    """A trial to be trained from epoch `start` to epoch `target`."""
 
     trial: Trial
     start: int
@@ -69,8 +69,8 @@ class Array:
         key: Key of all members.
         members: At least one, but none if all members of the job are done.
         profile: Profile of the key on the device of the array; None if unknown.
-        pending: Epochs that trials of the key have trained and shall train, which bound the cost of measuring it.
-        apart: Whether it stays an array of its own when it joins a job with an array of the same key.
+        pending: Trained and remaining epochs of all trials of the key, which bound the useful cost of profiling.
+        separate: Whether it stays a separate array when it joins a job with an array of the same key.
 
     Attributes:
         epochs: Number of epochs that each member shall train.
@@ -80,7 +80,7 @@ class Array:
     members: tuple[Member, ...]
     profile: Profile | None = None
     pending: float = inf
-    apart: bool = False
+    separate: bool = False
     epochs: tuple[int, ...] = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -89,8 +89,8 @@ class Array:
 
 def remove_members(arrays: Iterable[Array], trials: Collection[int]) -> tuple[Array, ...]:
     """Arrays without the members of some trials; arrays without members are left out."""
-    rest = (replace(x, members=tuple(m for m in x.members if m.trial.number not in trials)) for x in arrays)
-    return tuple(array for array in rest if array.members)
+    remaining = (replace(x, members=tuple(m for m in x.members if m.trial.number not in trials)) for x in arrays)
+    return tuple(array for array in remaining if array.members)
 
 
 def add_members(arrays: Iterable[Array], more: Iterable[Array]) -> tuple[Array, ...]:
@@ -98,7 +98,7 @@ def add_members(arrays: Iterable[Array], more: Iterable[Array]) -> tuple[Array, 
     held = list(arrays)
     for array in more:
         place = next((place for place, mine in enumerate(held) if mine.key == array.key), None)
-        if place is None or array.apart:
+        if place is None or array.separate:
             held.append(array)
         else:
             held[place] = replace(held[place], members=(*held[place].members, *array.members))

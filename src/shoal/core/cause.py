@@ -1,4 +1,4 @@
-"""Causes of failures: parsed from messages, and counted over trials."""
+"""Causes of failures, parsed from messages and grouped over trials."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ class Cause:
 
 
 def cause_of(message: str) -> str:
-    """The line that names the cause, the last one of a traceback; "" if there is none."""
+    """The last line of a message or traceback, without log lines; "" if there is none."""
     lines = [line.strip() for line in message.splitlines() if not line.startswith(_LOG)]
     return next((line for line in reversed(lines) if line), "")
 
@@ -44,9 +44,9 @@ def causes(failed: Iterable[tuple[int, str]]) -> tuple[Cause, ...]:
     Args:
         failed: Number and message of each failed trial, by number.
     """
-    alike: dict[str, list[tuple[int, str]]] = {}
+    by_text: dict[str, list[tuple[int, str]]] = {}
     for number, message in failed:
-        alike.setdefault(cause_of(message) or "no reason was given", []).append((number, message))
+        by_text.setdefault(cause_of(message) or "no reason was given", []).append((number, message))
     found = [
         Cause(
             text,
@@ -54,6 +54,6 @@ def causes(failed: Iterable[tuple[int, str]]) -> tuple[Cause, ...]:
             next(filter(None, (log_of(message) for _, message in trials)), ""),
             trials[0][1],
         )
-        for text, trials in alike.items()
+        for text, trials in by_text.items()
     ]
     return tuple(sorted(found, key=lambda cause: (-len(cause.trials), cause.trials)))

@@ -1,15 +1,17 @@
 """Output of the state machine: records for the journal, and commands for the back end and the file system.
 
-The records of a step are committed together, before any of its commands is carried out. A kill between the two ends the
-process and all jobs. A command has a record of its own only if recovery needs one:
+The records of a step are committed together, before any of its commands is executed. A kill between commit and
+execution ends the process and all jobs. A command has a record of its own only if recovery needs one:
 
 - `StartJob`: `JobStarted`. After a kill the job is lost, and its trials wait again.
 - `UpdateJob`: `JobJoined` for trials that join. Trials that leave have ended or are paused, which `Decided`,
-  `TrialsStopped` or the study's "held" record. After a kill waiting trials are planned and surveyed anew.
-- `StopJob`: `JobLeaving` if another job takes the place. Otherwise the study's "held", "paused", "ended" or "fleet"
+  `TrialsStopped` or the study's "paused_trials" record. After a kill, waiting trials are planned again and missing keys
+  are requested again.
+- `StopJob`: `JobLeaving` if another job takes the place. Otherwise the study's "paused_trials", "paused",
+"end_requested" or "fleet"
   records the reason, or the process ends. After a kill no job starts before these are read again.
 - `KillJob`: `JobKilled`, since a job that hangs fails its trials, and a job that ends with the process does not.
-- `VacateDevice`: none. The processes that held the device's memory end with the engine.
+- `ReleaseDevice`: none. The processes that hold the device's memory end with the engine.
 - `CopyCheckpoint`: `GroupsProposed`, `TrialAdded` or `Requeued`. Each waiting trial gets its copy again before any job
   starts; an existing copy is kept.
 - `CloseRequest`: `Intervened`. A pending request with this record is only closed.
@@ -43,6 +45,7 @@ __all__ = [
     "JobStarted",
     "KillJob",
     "Record",
+    "ReleaseDevice",
     "Requeued",
     "ReservationsChanged",
     "StartJob",
@@ -54,7 +57,6 @@ __all__ = [
     "TrialsReported",
     "TrialsStopped",
     "UpdateJob",
-    "VacateDevice",
     "Waiting",
 ]
 
@@ -90,15 +92,15 @@ class KillJob:
 
 
 @dataclass(frozen=True)
-class VacateDevice:
-    """Free the memory and processes kept for later jobs on a device without a job."""
+class ReleaseDevice:
+    """Free the memory and processes kept on an idle device for later jobs."""
 
     device: str
 
 
 @dataclass(frozen=True)
 class CopyCheckpoint:
-    """Copy the checkpoint of its origin for a trial that begins as a copy, before the origin trains on."""
+    """Copy the origin's checkpoint to a trial that starts from it, before the origin continues to train."""
 
     trial: Trial
 
@@ -110,12 +112,12 @@ class CloseRequest:
     request: str
 
 
-Command = StartJob | UpdateJob | StopJob | KillJob | VacateDevice | CopyCheckpoint | CloseRequest
+Command = StartJob | UpdateJob | StopJob | KillJob | ReleaseDevice | CopyCheckpoint | CloseRequest
 
 
 @dataclass(frozen=True)
 class GroupsProposed:
-    """Groups that the algorithm returned when asked, while `free` more trials could start."""
+    """Groups that the algorithm proposed while `free` more trials could start."""
 
     free: int
     groups: tuple[TrialGroup, ...]
@@ -209,7 +211,7 @@ class JobEnded:
 
 @dataclass(frozen=True)
 class ArrayLeft:
-    """Trials that a job does not train any more; those RUNNING there wait again.
+    """Trials that a job does not train any more; RUNNING ones wait again.
 
     Args:
         job: Id of the job.

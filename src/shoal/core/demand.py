@@ -8,14 +8,14 @@ from typing import Final, Literal
 __all__ = ["ABREAST", "Demand", "Profile", "Sharing"]
 
 Sharing = Literal["resident", "kept", "window", "batch"]
-"""How trainings on one data set share its samples in a process.
+"""Method by which arrays in one process share the samples of a data set.
 
-resident: all samples lie on the device. kept: a sample is decoded once, and stays on the device. window: a sample is
-decoded once in an epoch, for lanes at the same position. batch: lanes of one batch size share whole batches.
+"resident": all samples are on the device. "kept": each sample is decoded once and stays on the device. "window": each
+sample is decoded once per epoch, for lanes at the same position. "batch": lanes of equal batch size share batches.
 """
 
 ABREAST: Final = frozenset[Sharing]({"window", "batch"})
-"""The kinds of sharing that need lanes at the same position of the data at the same time."""
+"""Kinds of sharing that require all lanes to be at the same position of the data."""
 
 
 @dataclass(frozen=True)
@@ -54,8 +54,8 @@ class Profile:
         base_memory: Bytes of the process before any member.
         member_memory: Bytes that each member adds at the peak of a step.
         compute: Fraction of the device in use during the run.
-        cores: CPU seconds per second of wall time, without the time in which other programs had the core.
-        fuse_seconds: Members -> seconds to build and fuse them, beside the steps.
+        cores: CPU seconds per second of wall time, excluding time in which other programs used the core.
+        fuse_seconds: Members -> seconds to build and fuse them, excluding the steps.
         mixing: Slowdown of a step in which every member has a batch of its own, because members are at different
             epochs; None if that is impossible or was not measured.
         fused_gain: Members -> speedup of a fused step over steps of one member after another.
@@ -67,7 +67,7 @@ class Profile:
             most that a job may have. Empty if not measured: a job may have one device.
         fetch_seconds: Seconds to fetch and prepare the samples of a batch that are not in memory.
         sharing: Sharing of the fetched samples.
-        sample: Number of members for which it was measured; it says little about arrays many times as large.
+        sample: Number of members for which it was measured; it does not extrapolate to much larger arrays.
         pending: Epochs that waited for the measurement, if they were too few to measure all sizes; else None.
     """
 

@@ -15,18 +15,18 @@ if TYPE_CHECKING:
 __all__ = ["DOMAINS", "Choice", "Domain", "LogRandInt", "LogUniform", "QUniform", "RandInt", "Uniform", "from_optuna"]
 
 _MOST_STEPPED = 10**6
-"""Most points of a domain that Optuna gets with a step."""
+"""Maximum number of points of a domain that is passed to Optuna with a step."""
 
 _GREATEST_POWER = 700.0
-"""A power of e that a float can hold."""
+"""Exponent up to which exp() of a float does not overflow."""
 
 
 @dataclass(frozen=True)
 class Domain(ABC):
     """The values of one hyper-parameter and their distribution.
 
-    A domain does not know its parameter. So its constructor checks nothing; the `Space` that holds the domain reads its
-    `fault` and raises an error with the parameter's path. All other methods need a domain without fault.
+    The constructor checks nothing, because a domain does not know the name of its parameter. The `Space` that contains
+    the domain calls `fault`, and raises an error with the parameter's path. All other methods require a valid domain.
     """
 
     name: ClassVar[str]
@@ -34,30 +34,30 @@ class Domain(ABC):
 
     @abstractmethod
     def fault(self) -> str | None:
-        """The fault of its bounds or options, in words for the user; None if it is valid."""
+        """An error text on its bounds or options; None if the domain is valid."""
 
     @abstractmethod
     def sample(self, rng: Random) -> Any:
-        """One value, drawn with `rng`; of a `Choice`, the position of an option."""
+        """Draw a value with `rng`; for a `Choice`, the position of an option."""
 
     @abstractmethod
-    def at(self, place: float) -> Any:
-        """The value at a quantile in [0, 1] of the distribution; of a `Choice`, a position as in `sample`."""
+    def value_at(self, quantile: float) -> Any:
+        """The value at a quantile in [0, 1] of the distribution; for a `Choice`, a position as in `sample`."""
 
     @abstractmethod
-    def place_of(self, value: Any) -> float:
-        """The quantile of a value in [0, 1], up to rounding; of a discrete value the middle of its interval."""
+    def quantile_of(self, value: Any) -> float:
+        """The quantile in [0, 1] of a value; for a discrete value, the middle of its interval."""
 
     def points(self) -> Iterable[Any] | None:
-        """All values in order; None, the default, for a continuum."""
+        """All values in order; None for a continuous domain, the default."""
         return None
 
     def count(self) -> int | None:
-        """Number of values; None for a continuum."""
+        """Number of values; None for a continuous domain."""
         return None
 
     @abstractmethod
-    def holds(self, value: Any) -> bool:
+    def contains(self, value: Any) -> bool:
         """Whether a value belongs to the domain."""
 
     @abstractmethod
@@ -71,30 +71,30 @@ class Domain(ABC):
 
 @dataclass(frozen=True)
 class Uniform(Domain):
-    """A float between `low` and `high`, every one as likely."""
+    """A float between `low` and `high`, with equal probability."""
 
     name: ClassVar[str] = "uniform"
     low: float
     high: float
 
     def fault(self) -> str | None:
-        """Bounds that are no numbers, or in the wrong order."""
+        """An error text if a bound is no number, or if the bounds are in the wrong order."""
         return _range_fault(self.low, self.high)
 
     def sample(self, rng: Random) -> float:
         """A float in [low, high]."""
-        return self.at(rng.random())
+        return self.value_at(rng.random())
 
-    def at(self, place: float) -> float:
+    def value_at(self, quantile: float) -> float:
         """The value at the quantile: linear between `low` and `high`."""
-        return _between(self.low, self.high, place)
+        return _between(self.low, self.high, quantile)
 
-    def place_of(self, value: float) -> float:
+    def quantile_of(self, value: float) -> float:
         """The quantile of the value: linear between `low` and `high`."""
-        return _place(self.low, self.high, value)
+        return _quantile(self.low, self.high, value)
 
-    def holds(self, value: Any) -> bool:
-        """A number from `low` to `high`."""
+    def contains(self, value: Any) -> bool:
+        """Whether a value is a number from `low` to `high`."""
         return _finite(value) and self.low <= value <= self.high
 
     def to_optuna(self) -> "BaseDistribution":
@@ -113,24 +113,24 @@ class LogUniform(Domain):
     high: float
 
     def fault(self) -> str | None:
-        """Bounds that are no numbers, not above 0, or in the wrong order."""
+        """An error text if a bound is no number or not above 0, or if the bounds are in the wrong order."""
         return _range_fault(self.low, self.high) or _log_fault(self.low)
 
     def sample(self, rng: Random) -> float:
         """A float in [low, high]."""
-        return self.at(rng.random())
+        return self.value_at(rng.random())
 
-    def at(self, place: float) -> float:
+    def value_at(self, quantile: float) -> float:
         """The value at the quantile: linear in the logarithm."""
-        value = math.exp(_between(math.log(self.low), math.log(self.high), place))
+        value = math.exp(_between(math.log(self.low), math.log(self.high), quantile))
         return min(max(value, float(self.low)), float(self.high))
 
-    def place_of(self, value: float) -> float:
+    def quantile_of(self, value: float) -> float:
         """The quantile of the value: linear in the logarithm."""
-        return _place(math.log(self.low), math.log(self.high), math.log(value))
+        return _quantile(math.log(self.low), math.log(self.high), math.log(value))
 
-    def holds(self, value: Any) -> bool:
-        """A number from `low` to `high`."""
+    def contains(self, value: Any) -> bool:
+        """Whether a value is a number from `low` to `high`."""
         return _finite(value) and self.low <= value <= self.high
 
     def to_optuna(self) -> "BaseDistribution":
@@ -142,9 +142,9 @@ class LogUniform(Domain):
 
 @dataclass(frozen=True)
 class QUniform(Domain):
-    """One of the floats `low`, `low + q`, `low + 2 q`, ... up to `high`, every one as likely.
+    """One of the floats `low`, `low + q`, `low + 2 q`, ... up to `high`, with equal probability.
 
-    Computed on the decimals as they are written: the third value of quniform(0.1, 1, 0.1) is 0.3.
+    Values are computed in decimal arithmetic: the third value of quniform(0.1, 1, 0.1) is 0.3.
     """
 
     name: ClassVar[str] = "quniform"
@@ -153,7 +153,7 @@ class QUniform(Domain):
     q: float
 
     def fault(self) -> str | None:
-        """Bounds or a step that are no numbers, or out of range."""
+        """An error text if a bound or the step is no number, or out of range."""
         if fault := _range_fault(self.low, self.high):
             return fault
         return None if _finite(self.q) and self.q > 0 else "q must be a finite number above 0"
@@ -162,24 +162,24 @@ class QUniform(Domain):
         """One of the points."""
         return self._value(rng.randrange(self.count()))
 
-    def at(self, place: float) -> float:
+    def value_at(self, quantile: float) -> float:
         """The point whose interval holds the quantile."""
-        return self._value(_index(place, self.count()))
+        return self._value(_index(quantile, self.count()))
 
-    def place_of(self, value: float) -> float:
+    def quantile_of(self, value: float) -> float:
         """The middle of the nearest point's interval."""
         return (2 * self._steps(value) + 1) / (2 * self.count())
 
     def points(self) -> Iterable[float]:
-        """From `low` upwards."""
+        """All values, ascending."""
         return map(self._value, range(self.count()))
 
     def count(self) -> int:
-        """One more than there are steps."""
+        """Number of steps plus 1."""
         return int((_decimal(self.high) - _decimal(self.low)) // _decimal(self.q)) + 1
 
-    def holds(self, value: Any) -> bool:
-        """One of the points."""
+    def contains(self, value: Any) -> bool:
+        """Whether a value is one of the points."""
         return _finite(value) and self.nearest(value) == value
 
     def to_optuna(self) -> "BaseDistribution":
@@ -207,7 +207,7 @@ class QUniform(Domain):
 
 @dataclass(frozen=True)
 class RandInt(Domain):
-    """One of the integers `low`, `low + step`, ... below `high`, every one as likely."""
+    """One of the integers `low`, `low + step`, ... below `high`, with equal probability."""
 
     name: ClassVar[str] = "randint"
     low: int
@@ -215,7 +215,7 @@ class RandInt(Domain):
     step: int = 1
 
     def fault(self) -> str | None:
-        """Bounds or a step that are no integers, or out of range."""
+        """An error text if a bound or the step is no integer, or out of range."""
         if fault := _integer_fault(self.low, self.high):
             return fault
         return None if _integer(self.step) and self.step > 0 else "step must be an integer above 0"
@@ -224,24 +224,24 @@ class RandInt(Domain):
         """One of the points."""
         return rng.randrange(self.low, self.high, self.step)
 
-    def at(self, place: float) -> int:
+    def value_at(self, quantile: float) -> int:
         """The point whose interval holds the quantile."""
-        return self.low + self.step * _index(place, self.count())
+        return self.low + self.step * _index(quantile, self.count())
 
-    def place_of(self, value: int) -> float:
+    def quantile_of(self, value: int) -> float:
         """The middle of the point's interval."""
         return (2 * ((value - self.low) // self.step) + 1) / (2 * self.count())
 
     def points(self) -> range:
-        """From `low` upwards."""
+        """All values, ascending."""
         return range(self.low, self.high, self.step)
 
     def count(self) -> int:
         """Length of the range; `len` itself fails above sys.maxsize."""
         return (self.high - self.low + self.step - 1) // self.step
 
-    def holds(self, value: Any) -> bool:
-        """One of the points."""
+    def contains(self, value: Any) -> bool:
+        """Whether a value is one of the points."""
         return _integer(value) and value in range(self.low, self.high, self.step)
 
     def to_optuna(self) -> "BaseDistribution":
@@ -265,30 +265,30 @@ class LogRandInt(Domain):
 
     def sample(self, rng: Random) -> int:
         """The floor of a loguniform value."""
-        return self.at(rng.random())
+        return self.value_at(rng.random())
 
-    def at(self, place: float) -> int:
+    def value_at(self, quantile: float) -> int:
         """The floor of the loguniform value at the quantile."""
-        power = _between(math.log(self.low), math.log(self.high), place)
+        power = _between(math.log(self.low), math.log(self.high), quantile)
         doublings = max(math.ceil((power - _GREATEST_POWER) / math.log(2)), 0)  # beyond the floats
         value = int(math.exp(power - doublings * math.log(2))) << doublings
         return min(max(value, self.low), self.high - 1)
 
-    def place_of(self, value: int) -> float:
+    def quantile_of(self, value: int) -> float:
         """The middle between the logarithms of the value and of the next."""
         middle = (math.log(value) + math.log(value + 1)) / 2
-        return _place(math.log(self.low), math.log(self.high), middle)
+        return _quantile(math.log(self.low), math.log(self.high), middle)
 
     def points(self) -> Iterable[int]:
-        """From `low` upwards."""
+        """All values, ascending."""
         return range(self.low, self.high)
 
     def count(self) -> int:
         """As many as there are integers."""
         return self.high - self.low
 
-    def holds(self, value: Any) -> bool:
-        """One of the points."""
+    def contains(self, value: Any) -> bool:
+        """Whether a value is one of the points."""
         return _integer(value) and self.low <= value < self.high
 
     def to_optuna(self) -> "BaseDistribution":
@@ -300,63 +300,63 @@ class LogRandInt(Domain):
 
 @dataclass(frozen=True)
 class Choice(Domain):
-    """One of the options, every one as likely; an option may be a value, a domain, or a dict that holds domains."""
+    """One of the options, with equal probability; an option may be a value, a domain, or a dict that holds domains."""
 
     name: ClassVar[str] = "choice"
     options: tuple[Any, ...]
 
     def fault(self) -> str | None:
-        """No option at all."""
+        """An error text if there is no option."""
         return None if self.options else "a choice must have at least one option"
 
     def sample(self, rng: Random) -> int:
         """The position of one option; the `Space` samples the domains inside it."""
         return rng.randrange(len(self.options))
 
-    def at(self, place: float) -> int:
+    def value_at(self, quantile: float) -> int:
         """The position of the option whose interval holds the quantile."""
-        return _index(place, len(self.options))
+        return _index(quantile, len(self.options))
 
-    def place_of(self, value: int) -> float:
+    def quantile_of(self, value: int) -> float:
         """The middle of the interval of the option at that position."""
         return (value + 0.5) / len(self.options)
 
     @property
     def is_plain(self) -> bool:
-        """Whether Optuna gets the options themselves, and not their positions.
+        """Whether Optuna gets the options themselves instead of their positions.
 
-        So all options are None, bool, int, float or str, and no two are equal but of different types, such as 1, True
-        and 1.0, which Optuna cannot distinguish.
+        This requires that all options are None, bool, int, float or str, and that no two options of different types are
+        equal, such as 1, True and 1.0, because Optuna cannot distinguish them.
         """
         if not all(option is None or isinstance(option, bool | int | float | str) for option in self.options):
             return False
         types: dict[Any, type] = {}
         return all(types.setdefault(option, type(option)) is type(option) for option in self.options)
 
-    def shown(self, position: int) -> Any:
-        """The value in Optuna for the option at a position."""
+    def optuna_value(self, position: int) -> Any:
+        """The value that stands for the option at a position in Optuna."""
         return self.options[position] if self.is_plain else position
 
-    def position(self, shown: Any) -> int:
-        """The position of a value of Optuna; of equal options of one type the first, since True is not 1."""
+    def position(self, optuna_value: Any) -> int:
+        """The position of the option for a value in Optuna; the first of equal options of the same type."""
         if not self.is_plain:
-            return int(shown)
-        return next(i for i, own in enumerate(self.options) if type(own) is type(shown) and own == shown)
+            return int(optuna_value)
+        return next(i for i, own in enumerate(self.options) if type(own) is type(optuna_value) and own == optuna_value)
 
     def points(self) -> Iterable[Any]:
-        """Every option as it stands."""
+        """All options, in order."""
         return self.options
 
     def count(self) -> int:
-        """Number of options, whatever they hold."""
+        """Number of options."""
         return len(self.options)
 
-    def holds(self, value: Any) -> bool:
-        """One of the options."""
+    def contains(self, value: Any) -> bool:
+        """Whether a value is one of the options."""
         return any(type(own) is type(value) and own == value for own in self.options)
 
     def to_optuna(self) -> "BaseDistribution":
-        """Over the options, or over their positions where they are not plain."""
+        """CategoricalDistribution over the options, or over their positions if `is_plain` is false."""
         from optuna.distributions import CategoricalDistribution
 
         return CategoricalDistribution(self.options if self.is_plain else range(len(self.options)))
@@ -368,7 +368,7 @@ class Choice(Domain):
 DOMAINS: dict[str, type[Domain]] = {
     domain.name: domain for domain in (Uniform, LogUniform, QUniform, RandInt, LogRandInt, Choice)
 }
-"""Every domain by its name."""
+"""Name of a domain -> its class."""
 
 
 def from_optuna(value: Any) -> Domain | None:
@@ -419,15 +419,15 @@ def _between(low: float, high: float, fraction: float) -> float:
     return float(min(max((1 - fraction) * low + fraction * high, low), high))
 
 
-def _place(low: float, high: float, value: float) -> float:
+def _quantile(low: float, high: float, value: float) -> float:
     # Halves, because the difference of the ends of the widest ranges overflows.
     width = high / 2 - low / 2
     return min(max((value / 2 - low / 2) / width, 0.0), 1.0) if width > 0 else 0.5
 
 
-def _index(place: float, count: int) -> int:
+def _index(quantile: float, count: int) -> int:
     # Fractions for more points than floats distinguish or count.
-    return min(int(place * count if count <= sys.maxsize else Fraction(place) * count), count - 1)
+    return min(int(quantile * count if count <= sys.maxsize else Fraction(quantile) * count), count - 1)
 
 
 def _decimal(value: float) -> Fraction:

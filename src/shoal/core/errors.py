@@ -99,9 +99,10 @@ class StorageFullError(ShoalError, OSError):
 
 
 class StudyFailedError(ShoalError):
-    """All trials of a study failed, or the first ones with one cause; names causes, counts, logs and the remedy.
+    """All trials of a study failed, or the first trials failed with one cause. The message names causes, logs and
+    remedy.
 
-    The journal stays, and trials that have not failed for good stay open: `resume` goes on with them.
+    The journal stays, and `resume` continues the trials that have not failed for good.
 
     Attributes:
         directory: Directory of the study, for `Study`; None if it is unknown.

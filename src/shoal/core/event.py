@@ -1,4 +1,4 @@
-"""Events of jobs, which workers send and back ends deliver."""
+"""Events of jobs. Workers send them, and back ends deliver them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from shoal.core.demand import Profile
 from shoal.core.trial import Report
 
 __all__ = [
-    "BLAMELESS",
+    "NOT_TRIAL_FAILURES",
     "ArrayFailed",
     "Ended",
     "Event",
@@ -26,9 +26,9 @@ __all__ = [
 
 
 class Outcome(StrEnum):
-    """How a job ended.
+    """Outcome of a job.
 
-    Trials of a STOPPED or SUSPENDED job may go on later. All other outcomes but FINISHED mean a fault. A back end
+    Trials of a STOPPED or SUSPENDED job may continue later. Every other outcome except FINISHED is a fault. A back end
     reports CRASHED for a job that it killed; the engine replaces it by HUNG or LOST.
     """
 
@@ -36,7 +36,7 @@ class Outcome(StrEnum):
     STOPPED = "stopped"
     """By request, after a checkpoint."""
     SUSPENDED = "suspended"
-    """As STOPPED, and another job goes on with its arrays. Back ends report STOPPED; the engine replaces it."""
+    """As STOPPED, but another job continues its arrays. Back ends report STOPPED; the engine replaces it."""
     RAISED = "raised"
     """User code raised; the message holds the user's traceback."""
     CRASHED = "crashed"
@@ -45,9 +45,9 @@ class Outcome(StrEnum):
     HUNG = "hung"
     """It showed no progress for too long and was killed."""
     LOST = "device lost"
-    """Its device, or the service by which jobs share the device, was lost; no fault of its trials."""
-    ORPHANED = "lost"
-    """The parent of its worker died: the server of the local back end or the engine; no fault of its trials."""
+    """Its device, or the service by which jobs share the device, was lost; this is no fault of its trials."""
+    ORPHANED = "orphaned"
+    """The parent of its worker died: the server of the local back end or the engine. This is no fault of its trials."""
     REJECTED = "rejected"
     """The task breaks its contract (TaskError), for every trial."""
     UNUSABLE = "unusable"
@@ -55,7 +55,7 @@ class Outcome(StrEnum):
     STORAGE_FULL = "storage full"
 
 
-BLAMELESS = frozenset({Outcome.FINISHED, Outcome.STOPPED, Outcome.LOST, Outcome.ORPHANED})
+NOT_TRIAL_FAILURES = frozenset({Outcome.FINISHED, Outcome.STOPPED, Outcome.LOST, Outcome.ORPHANED})
 """Outcomes that do not count as failures of trials."""
 
 
@@ -97,8 +97,8 @@ class Reported:
     Args:
         job: Id of the job.
         reports: Reports of the trials.
-        losses: Training losses of the array since the last event with losses, or None. Of several members the loss of
-            the best counts at each step: the value of a job is that of its best trial.
+        losses: Training losses of the array since the last event with losses, or None. Of several members, each
+            step counts the least loss, because the value of a job is that of its best trial.
     """
 
     job: str
@@ -108,13 +108,13 @@ class Reported:
 
 @dataclass(frozen=True)
 class SignaturesFound:
-    """Fusion keys that a survey job found for its members, or another job for trials by request.
+    """Fusion keys that a signature job found for its members, or that a training job found on request.
 
     Args:
         job: Id of the job.
         keys: Number of a trial -> its fusion key.
-        alone: Numbers of trials whose models could not be surveyed; their keys are unique.
-        note: Unusual property of the task that its user should know, in words; "" if there is none.
+        alone: Numbers of trials whose models could not be built; each of their keys is unique.
+        note: A text for the user on an unusual property of the task; "" if there is none.
     """
 
     job: str
@@ -142,18 +142,18 @@ class Profiled:
 
 @dataclass(frozen=True)
 class PackSpeedMeasured:
-    """Relative speed of the arrays of a training job, run together.
+    """Measured time of the arrays of a training job when packed, relative to running one after another.
 
     Args:
         job: Id of the job.
         keys: Keys of its arrays.
-        pace: Seconds of their steps in the fastest way, divided by the seconds of running array after array; at most 1,
-            since that is one of the ways.
+        relative_time: Seconds of their steps in the fastest way, divided by the seconds of running array after array;
+            at most 1, since that is one of the ways.
     """
 
     job: str
     keys: tuple[FusionKey, ...]
-    pace: float
+    relative_time: float
 
 
 @dataclass(frozen=True)
@@ -173,13 +173,13 @@ class MemoryMeasured:
 
 @dataclass(frozen=True)
 class ArrayFailed:
-    """Failure of one of a job's arrays; its trials leave the job, and the other arrays go on.
+    """Failure of one array of a job. Its trials leave the job; the other arrays continue.
 
     Args:
         job: Id of the job.
         trials: Numbers of the trials of the array.
-        outcome: Outcome, as of a job.
-        message: Message, as of a job.
+        outcome: Outcome, as for a job.
+        message: Message, as for a job.
     """
 
     job: str
@@ -190,7 +190,7 @@ class ArrayFailed:
 
 @dataclass(frozen=True)
 class MembersLeft:
-    """Members that have left a job by request, after a checkpoint; they report no more.
+    """Members that have left a job on request, after a checkpoint. They send no further reports.
 
     Args:
         job: Id of the job.
@@ -207,7 +207,7 @@ class Heartbeat:
 
     Args:
         job: Id of the job.
-        settled: Whether it only takes steps now, and does not prepare, build or compile anything.
+        settled: Whether it takes steps now; otherwise it loads data, builds models or compiles.
     """
 
     job: str

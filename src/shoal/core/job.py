@@ -12,10 +12,10 @@ __all__ = ["Job", "JobUpdate", "Purpose", "WorkerContext", "log_path"]
 
 
 class Purpose(StrEnum):
-    """Why a job runs."""
+    """Purpose of a job."""
 
     TRAIN = "train"
-    SURVEY = "survey"
+    SIGNATURE = "signature"
     """Builds the models of its members and finds their fusion keys."""
     PROFILE = "profile"
     """Measures a few iterations at several sizes, and keeps no training."""
@@ -31,7 +31,7 @@ class Job:
         purpose: Purpose of the job.
         demand: Reservation on its device; None if its demand is unknown.
         resumes: Id of the suspended job that it continues; "" of a new job.
-        helpers: Names of further devices that it has exclusively, beside its own device.
+        helpers: Names of further devices that it uses exclusively.
     """
 
     id: str
@@ -49,18 +49,18 @@ class Job:
 
 @dataclass(frozen=True)
 class JobUpdate:
-    """Change of a training job: members leave, others join, trials are surveyed.
+    """Change of a training job: members leave or join, or it finds fusion keys of other trials.
 
     Args:
-        leave: Numbers of trials that leave before the next step; they report no more.
+        leave: Numbers of trials that leave before the next step and send no further reports.
         join: Arrays whose members join the job's first array of the same key when it ends an epoch. Without such an
-            array, or if `Array.apart` is set, they are a new array.
-        look: Trials whose fusion keys the job finds before the next step.
+            array, or if `Array.separate` is set, they are a new array.
+        find_signatures: Trials whose fusion keys the job finds before the next step.
     """
 
     leave: frozenset[int] = frozenset()
     join: tuple[Array, ...] = ()
-    look: tuple[Trial, ...] = ()
+    find_signatures: tuple[Trial, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class WorkerContext:
         task: The user's task, pickled by cloudpickle.
         runner: "module:function" of the `Runner`, resolved in the process that runs it.
         checkpoint_seconds: Longest wall time between two checkpoints of a running trial.
-        sharing: Way in which jobs share a GPU: "auto", "mps" or "plain".
+        sharing: Method by which jobs share a GPU: "auto", "mps" or "plain".
     """
 
     directory: Path

@@ -7,7 +7,15 @@ from dataclasses import dataclass
 from shoal.core.errors import AlgorithmError, TaskError
 from shoal.core.space import is_number
 
-__all__ = ["Objective", "check_reported", "metric_fault", "missing", "named", "objectives", "undominated"]
+__all__ = [
+    "Objective",
+    "check_reported",
+    "metric_fault",
+    "metric_names",
+    "missing_metric",
+    "objectives",
+    "pareto_front",
+]
 
 
 @dataclass(frozen=True)
@@ -59,30 +67,31 @@ def objectives(metric: str | Sequence[str], mode: str | Sequence[str]) -> tuple[
     return tuple(map(Objective, metric, mode))
 
 
-def missing(objectives: Iterable[Objective], metrics: Mapping[str, object]) -> str | None:
+def missing_metric(objectives: Iterable[Objective], metrics: Mapping[str, object]) -> str | None:
     """The first metric of the objectives that is not reported; None if all are."""
     return next((objective.metric for objective in objectives if objective.metric not in metrics), None)
 
 
-def named(metrics: Iterable[str]) -> str:
-    """The names of reported metrics, in words."""
+def metric_names(metrics: Iterable[str]) -> str:
+    """A text with the names of reported metrics."""
     return ", ".join(map(repr, sorted(metrics))) or "nothing"
 
 
 def check_reported(objectives: Iterable[Objective], metrics: Mapping[str, object]) -> None:
-    """Check that a task reports all metrics of the objectives.
+    """Raise an error unless a task reports all metrics of the objectives.
 
     Raises:
-        TaskError: a metric is missing; names it and the reported ones.
+        TaskError: a metric is missing; the message names it and the reported ones.
     """
-    if (metric := missing(objectives, metrics)) is not None:
+    if (metric := missing_metric(objectives, metrics)) is not None:
         raise TaskError(
-            f"metric {metric!r} is not reported by the task; it reports {named(metrics)}. Name one of these as metric="
+            f"metric {metric!r} is not reported by the task; it reports {metric_names(metrics)}. Name one of these as "
+            "metric="
         )
 
 
 def metric_fault(name: object, value: object) -> str:
-    """The fault of a reported metric, in words; "" if it is valid. NaN and infinities are valid."""
+    """An error text on a reported metric; "" if it is valid. NaN and infinities are valid."""
     if not isinstance(name, str):
         return f"a metric is named {name!r}; names must be strings, such as {str(name)!r}"
     if not is_number(value):
@@ -92,7 +101,7 @@ def metric_fault(name: object, value: object) -> str:
     return ""
 
 
-def undominated(losses: Mapping[int, Iterable[float]]) -> set[int]:
+def pareto_front(losses: Mapping[int, Iterable[float]]) -> set[int]:
     """The Pareto front: the points that no other dominates, equal points included.
 
     One point dominates another if it is at least as good in every objective and better in one.

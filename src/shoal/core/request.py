@@ -31,11 +31,11 @@ class Request:
         verb: Requested action.
         devices: Names of the devices.
         trials: Numbers of the trials.
-        given: Further arguments, JSON values.
+        arguments: Further arguments, JSON values.
     """
 
     name: str
     verb: Verb
     devices: tuple[str, ...] = ()
     trials: tuple[int, ...] = ()
-    given: Mapping[str, Any] = field(default_factory=dict)
+    arguments: Mapping[str, Any] = field(default_factory=dict)

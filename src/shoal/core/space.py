@@ -95,17 +95,17 @@ class Leaf:
     Args:
         values: Constants and domains other than choices, in the order of the space.
         optional: Whether some configurations lack the name.
-        chooser: Name of the choice between constants, such as "optimizer" for `optimizer.name`; else the leaf's own
+        choice_name: Name of the choice between constants, such as "optimizer" for `optimizer.name`; else the leaf's own
             name, and "" for a constant without a choice.
     """
 
     values: tuple[Any, ...]
     optional: bool
-    chooser: str
+    choice_name: str
 
 
 class Space:
-    """A search space that can be sampled, enumerated, and kept in a journal.
+    """A search space that can be sampled, enumerated and stored in a journal.
 
     Args:
         parameters: Name -> a domain (`uniform`, `choice`, ... or an Optuna distribution), a list, which is a choice of
@@ -114,31 +114,31 @@ class Space:
             there becomes a list, as after reading from JSON.
 
     Raises:
-        SpaceError: a parameter cannot be sampled; names its path, its value and the remedy.
+        SpaceError: a parameter cannot be sampled; the message names its path, its value and the remedy.
     """
 
     def __init__(self, parameters: Mapping[str, Any]) -> None:
         if not isinstance(parameters, Mapping):
             raise SpaceError(f"a search space is a dict of names to values, got {reprlib.repr(parameters)}")
         try:
-            self._root = _checked(parameters, "")
+            self._root = _check(parameters, "")
         except RecursionError as error:
             raise SpaceError("a search space is nested too deeply, or a part of it holds itself") from error
 
     def sample(self, seed: int | Random) -> dict[str, Any]:
-        """One configuration; equal for equal seeds."""
+        """Sample a configuration; equal seeds give equal configurations."""
         rng = seed if isinstance(seed, Random) else Random(seed)
         return self.draw(lambda path, domain: domain.sample(rng))
 
     def draw(self, pick: Callable[[str, Domain], Any]) -> dict[str, Any]:
-        """One configuration with values that a function picks.
+        """Make a configuration with values that a function picks.
 
         Args:
             pick: Function of a parameter's path, such as "optimizer[0].momentum", and its domain; returns a value, or
                 for a `Choice` the position of an option. It is called in a fixed order, and for parameters within an
                 option only if that option was picked.
         """
-        config: dict[str, Any] = _drawn(self._root, "", pick)
+        config: dict[str, Any] = _draw(self._root, "", pick)
         return config
 
     def parameters(self, config: Mapping[str, Any]) -> dict[str, tuple[Domain, Any]]:
@@ -149,13 +149,13 @@ class Space:
         Raises:
             SpaceError: the configuration does not belong to this space.
         """
-        found = _traced(self._root, config, "")
+        found = _find_picks(self._root, config, "")
         if found is None:
             raise SpaceError(f"{config!r} is no configuration of {self!r}")
         return found
 
     def faults(self, config: Mapping[str, Any]) -> tuple[str, ...]:
-        """Reasons why a configuration does not belong to this space, a line for each value; empty if it does."""
+        """Reasons why a configuration does not belong to this space, one line for each value; empty if it belongs."""
         return tuple(_faults(self._root, config, ""))
 
     def constants(self) -> dict[str, Any]:
@@ -173,13 +173,13 @@ class Space:
         Raises:
             SpaceError: a parameter has infinitely many values, or there are more than a million configurations.
         """
-        if (count := _counted(self._root, "")) > _MOST_POINTS:
+        if (count := _count(self._root, "")) > _MOST_POINTS:
             raise SpaceError(
                 f"the space has {count} configurations, and at most {_MOST_POINTS} are tried one by one; choose the "
                 "algorithm Random, or coarser domains"
             )
         # Points share their nested dicts until they are copied.
-        return [copy.deepcopy(point) for point in _enumerated(self._root, "")]
+        return [copy.deepcopy(point) for point in _enumerate(self._root, "")]
 
     def leaves(self) -> dict[str, Leaf]:
         """Name in a flattened configuration -> its possible values, over all options."""
@@ -194,17 +194,17 @@ class Space:
         return found
 
     def to_json(self) -> str:
-        """JSON text for `from_json`; equal for equal spaces."""
-        return json.dumps(_encoded(self._root), allow_nan=False)
+        """Encode the space as JSON text; equal spaces give equal texts."""
+        return json.dumps(_encode(self._root), allow_nan=False)
 
     @classmethod
     def from_json(cls, text: str) -> "Space":
-        """The space of a text of `to_json`.
+        """Decode a text of `to_json`.
 
         Raises:
             SpaceError: the text holds an unknown domain.
         """
-        return cls(_decoded(json.loads(text)))
+        return cls(_decode(json.loads(text)))
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Space) and self.to_json() == other.to_json()
@@ -227,10 +227,10 @@ def flatten(config: Mapping[str, Any]) -> dict[str, Any]:
     return row
 
 
-# A checked space is a tree: a dict or a Choice branches, any other Domain is a leaf, and so is a constant.
+# A checked space is a tree. Inner nodes are dicts and Choices; leaves are other Domains and constants.
 
 
-def _checked(node: Any, path: str) -> Any:
+def _check(node: Any, path: str) -> Any:
     node = from_optuna(node) or node
     match node:
         case Domain():
@@ -242,14 +242,14 @@ def _checked(node: Any, path: str) -> Any:
         case Constant():
             return _constant(node.value, path)
         case Mapping():
-            return {_name(name, path): _checked(value, _join(path, name)) for name, value in node.items()}
+            return {_name(name, path): _check(value, _join(path, name)) for name, value in node.items()}
         case list():
             if any(isinstance(item, list | tuple) for item in node):
                 raise SpaceError(
                     f"`{path}`: a list is a choice of its items, and an item that is a list itself could be a value or "
                     f"a choice; write choice({reprlib.repr(node)}) if lists are chosen from, got {reprlib.repr(node)}"
                 )
-            return _checked(Choice(tuple(node)), path)
+            return _check(Choice(tuple(node)), path)
         case tuple() | set() | frozenset():
             what = "a tuple" if isinstance(node, tuple) else "a set, which has no order,"
             items = reprlib.repr(list(node))
@@ -262,8 +262,8 @@ def _checked(node: Any, path: str) -> Any:
 
 
 def _option(node: Any, path: str) -> Any:
-    """A checked option of a choice: as any node, but a list is a value."""
-    return _constant(node, path) if isinstance(node, list | tuple) else _checked(node, path)
+    """Check an option of a choice; a list in it is a value, not a choice."""
+    return _constant(node, path) if isinstance(node, list | tuple) else _check(node, path)
 
 
 def _name(name: object, path: str) -> str:
@@ -280,10 +280,10 @@ def _constant(value: Any, path: str) -> Any:
         case None | bool():
             return value
         case str():
-            return str.__str__(value)  # the text of a string Enum, too
+            return str.__str__(value)  # a string Enum becomes its text
         case numbers.Integral() if int(value).bit_length() > _MOST_BITS:
             raise SpaceError(
-                f"`{path}`: an integer must be below 10^{_MOST_DIGITS}, as text of which a journal keeps it"
+                f"`{path}`: an integer must be below 10^{_MOST_DIGITS}, because a journal stores it as text"
             )
         case numbers.Integral():
             return int(value)
@@ -312,34 +312,34 @@ def _remedy(value: object) -> str:
     return "Give it a name here and look the name up in the task"
 
 
-def _drawn(node: Any, path: str, pick: Callable[[str, Domain], Any]) -> Any:
+def _draw(node: Any, path: str, pick: Callable[[str, Domain], Any]) -> Any:
     match node:
         case Choice():
             position = pick(path, node)
-            return _drawn(node.options[position], f"{path}[{position}]", pick)
+            return _draw(node.options[position], f"{path}[{position}]", pick)
         case Domain():
             return pick(path, node)
         case dict():
-            return {name: _drawn(value, _join(path, name), pick) for name, value in node.items()}
+            return {name: _draw(value, _join(path, name), pick) for name, value in node.items()}
         case _:
             return copy.deepcopy(node)
 
 
-def _traced(node: Any, value: Any, path: str) -> dict[str, tuple[Domain, Any]] | None:
-    """The picks below a node that give a value; None if there are none."""
+def _find_picks(node: Any, value: Any, path: str) -> dict[str, tuple[Domain, Any]] | None:
+    """The picks below a node that produce a value; None if no picks do."""
     match node:
         case Choice():
             for position, option in enumerate(node.options):
-                inner = _traced(option, value, f"{path}[{position}]")
+                inner = _find_picks(option, value, f"{path}[{position}]")
                 if inner is not None:
                     return {path: (node, position), **inner}
             return None
         case Domain():
-            return {path: (node, value)} if node.holds(value) else None
+            return {path: (node, value)} if node.contains(value) else None
         case dict():
             if not isinstance(value, Mapping) or value.keys() != node.keys():
                 return None
-            parts = [_traced(inner, value[name], _join(path, name)) for name, inner in node.items()]
+            parts = [_find_picks(inner, value[name], _join(path, name)) for name, inner in node.items()]
             if None in parts:
                 return None
             return {key: found for part in parts if part is not None for key, found in part.items()}
@@ -348,9 +348,9 @@ def _traced(node: Any, value: Any, path: str) -> dict[str, tuple[Domain, Any]] |
 
 
 def _faults(node: Any, value: Any, path: str) -> Iterator[str]:
-    """The faults of a value under a node, in words."""
+    """Error texts on a value under a node."""
     if not isinstance(node, dict):
-        if _traced(node, value, path) is None:
+        if _find_picks(node, value, path) is None:
             yield f"`{path}` is {value!r}, and the space has {node!s}"
     elif not isinstance(value, Mapping):
         yield f"`{path}` is {value!r}, and the space has a dict of {', '.join(node) or 'nothing'}"
@@ -381,11 +381,11 @@ def _parameters(node: Any, path: str, *, conditional: bool) -> Iterator[tuple[st
                 yield from _parameters(value, _join(path, name), conditional=conditional)
 
 
-def _counted(node: Any, path: str) -> int:
+def _count(node: Any, path: str) -> int:
     """Number of values of a node."""
     match node:
         case Choice():
-            return sum(_counted(option, f"{path}[{i}]") for i, option in enumerate(node.options))
+            return sum(_count(option, f"{path}[{i}]") for i, option in enumerate(node.options))
         case Domain():
             count = node.count()
             if count is None:
@@ -395,72 +395,72 @@ def _counted(node: Any, path: str) -> int:
                 )
             return count
         case dict():
-            return math.prod(_counted(value, _join(path, name)) for name, value in node.items())
+            return math.prod(_count(value, _join(path, name)) for name, value in node.items())
         case _:
             return 1
 
 
-def _enumerated(node: Any, path: str) -> Iterator[Any]:
+def _enumerate(node: Any, path: str) -> Iterator[Any]:
     """All values of a node."""
     match node:
         case Domain():
             for i, point in enumerate(node.points() or ()):
-                yield from _enumerated(point, f"{path}[{i}]")
+                yield from _enumerate(point, f"{path}[{i}]")
         case dict():
-            columns = [list(_enumerated(value, _join(path, name))) for name, value in node.items()]
+            columns = [list(_enumerate(value, _join(path, name))) for name, value in node.items()]
             for row in itertools.product(*columns):
                 yield dict(zip(node, row, strict=True))
         case _:
             yield node
 
 
-def _leaves(node: Any, path: str, chooser: str) -> dict[str, Leaf]:
+def _leaves(node: Any, path: str, choice_name: str) -> dict[str, Leaf]:
     match node:
         case Choice():
             options = [_leaves(option, path, path) for option in node.options]
             names = dict.fromkeys(name for option in options for name in option)
-            return {name: _either(name, [option.get(name) for option in options]) for name in names}
+            return {name: _merge_leaves(name, [option.get(name) for option in options]) for name in names}
         case Domain():
-            return {path: Leaf((node,), optional=False, chooser=path)}
+            return {path: Leaf((node,), optional=False, choice_name=path)}
         case dict():
-            parts = [_leaves(value, _join(path, name), chooser) for name, value in node.items()]
+            parts = [_leaves(value, _join(path, name), choice_name) for name, value in node.items()]
             return {name: leaf for part in parts for name, leaf in part.items()}
         case _:
-            return {path: Leaf((node,), optional=False, chooser=chooser)}
+            return {path: Leaf((node,), optional=False, choice_name=choice_name)}
 
 
-def _either(name: str, leaves: list[Leaf | None]) -> Leaf:
-    """The leaf of a name over all options of a choice; None stands for an option without the name."""
+def _merge_leaves(name: str, leaves: list[Leaf | None]) -> Leaf:
+    """Merge the leaves of a name over all options of a choice; None stands for an option without the name."""
     there = [leaf for leaf in leaves if leaf is not None]
-    choosers = {leaf.chooser for leaf in there}
+    choice_names = {leaf.choice_name for leaf in there}
     return Leaf(
         values=tuple(value for leaf in there for value in leaf.values),
         optional=len(there) < len(leaves) or any(leaf.optional for leaf in there),
-        chooser=choosers.pop() if len(choosers) == 1 else name,
+        choice_name=choice_names.pop() if len(choice_names) == 1 else name,
     )
 
 
-def _encoded(node: Any) -> dict[str, Any]:
+def _encode(node: Any) -> dict[str, Any]:
     match node:
         case Choice():
-            return {node.name: [_encoded(option) for option in node.options]}
+            return {node.name: [_encode(option) for option in node.options]}
         case Domain():
             return {node.name: [getattr(node, field.name) for field in fields(node)]}
         case dict():
-            return {"dict": {name: _encoded(value) for name, value in node.items()}}
+            return {"dict": {name: _encode(value) for name, value in node.items()}}
         case _:
             return {"value": node}
 
 
-def _decoded(node: dict[str, Any]) -> Any:
+def _decode(node: dict[str, Any]) -> Any:
     ((kind, content),) = node.items()
     match kind:
         case "value":
             return Constant(content)
         case "dict":
-            return {name: _decoded(value) for name, value in content.items()}
+            return {name: _decode(value) for name, value in content.items()}
         case "choice":
-            return Choice(tuple(_decoded(option) for option in content))
+            return Choice(tuple(_decode(option) for option in content))
         case _ if kind in DOMAINS:
             return DOMAINS[kind](*content)
     raise SpaceError(f"this version knows no domain {kind!r}; it knows {', '.join(DOMAINS)}")

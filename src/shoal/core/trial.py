@@ -23,13 +23,13 @@ class TrialState(StrEnum):
     """State of a trial; the last three are final."""
 
     PENDING = "pending"
-    """Proposed or promoted, waiting for a device."""
+    """It was proposed or promoted, and waits for a device."""
     RUNNING = "running"
     PAUSED = "paused"
-    """Has reached its budget, and waits for a decision or a larger budget of its algorithm."""
+    """It has reached its budget, and waits for its algorithm to decide or to grant a larger budget."""
     COMPLETE = "complete"
     STOPPED = "stopped"
-    """Ended early, by its algorithm or by a user."""
+    """Its algorithm or a user ended it early."""
     FAILED = "failed"
 
     @property
@@ -102,20 +102,20 @@ class Trial:
 
     @property
     def start(self) -> int:
-        """Epochs that its weights were trained before it begins."""
+        """Number of epochs that its initial weights were trained."""
         return 0 if self.origin is None else self.origin.epoch
 
     @property
     def is_added(self) -> bool:
-        """Whether a user has added it to the study; the algorithm does not decide about it then."""
+        """Whether a user has added it to the study; the algorithm does not decide about it."""
         return self.number >= FIRST_ADDED
 
 
 @dataclass(frozen=True, slots=True)
 class TrialGroup:
-    """Trials that an algorithm wants trained up to one budget, in any order and any arrays (Fluid, section 3).
+    """Trials that an algorithm requests up to one budget, in any order and in any arrays (Fluid, section 3).
 
-    A trial that already ran goes on from its checkpoint.
+    A trial that already ran continues from its checkpoint.
 
     Args:
         trials: Trials of the group.

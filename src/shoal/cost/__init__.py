@@ -1,7 +1,7 @@
 """Cost of jobs: profiles, estimates of time, memory and demand, and the job history on disk."""
 
 from shoal.core.demand import Demand, Profile
-from shoal.cost.estimate import best_size, fitting, job_demand, memory, seconds, step_seconds
+from shoal.cost.estimate import best_size, job_demand, largest_fitting, memory, seconds, step_seconds
 from shoal.cost.history import History, cache_directory
 
 __all__ = [
@@ -10,8 +10,8 @@ __all__ = [
     "Profile",
     "best_size",
     "cache_directory",
-    "fitting",
     "job_demand",
+    "largest_fitting",
     "memory",
     "seconds",
     "step_seconds",

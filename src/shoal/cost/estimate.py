@@ -7,18 +7,18 @@ from shoal.core.demand import Demand, Profile
 __all__ = [
     "EXPECTED_COMPILE_SECONDS",
     "EXPECTED_GAIN",
-    "TURN_SECONDS",
+    "STEP_OVERHEAD_SECONDS",
     "best_size",
+    "compiling_pays",
     "compute",
     "fetching",
     "first_fetching",
-    "fitting",
     "fuse_seconds",
     "fused_gain",
     "job_demand",
+    "largest_fitting",
     "memory",
     "packed_demand",
-    "repays",
     "seconds",
     "step_seconds",
 ]
@@ -26,7 +26,7 @@ __all__ = [
 VALIDATION_COST = 1 / 3
 """A validation step is a forward pass; a training step is about three (forward, and twice that for backward)."""
 
-TURN_SECONDS = 2.5e-4
+STEP_OVERHEAD_SECONDS = 2.5e-4
 """Overhead of a step that does not depend on the size of the array: handing out the batch, recording the losses. It
 counts in comparisons of arrays of different sizes."""
 
@@ -39,24 +39,24 @@ EXPECTED_GAIN = 1.25
 
 
 def step_seconds(profile: Profile, members: int) -> float:
-    """Seconds of one training step of `members` trained together.
+    """Return the seconds of one training step of `members` trained together.
 
     Linear between the measured sizes, and extrapolated above them by the line through the last two. Below them the time
-    of the smallest size is an upper bound. With a single measurement time is taken as proportional to members.
+    of the smallest size is returned, an upper bound. With a single measurement the time is proportional to the members.
 
     Args:
         profile: Profile of the structure.
         members: B, at least 1.
     """
-    return _at(profile.step_seconds, members)
+    return _interpolated(profile.step_seconds, members)
 
 
 def fuse_seconds(profile: Profile, members: int) -> float:
-    """Seconds for building and fusing `members`; 0 if never measured."""
-    return _at(profile.fuse_seconds, members) if profile.fuse_seconds else 0.0
+    """Return the seconds for building and fusing `members`; 0 if never measured."""
+    return _interpolated(profile.fuse_seconds, members) if profile.fuse_seconds else 0.0
 
 
-def _at(measured: Mapping[int, float], members: int) -> float:
+def _interpolated(measured: Mapping[int, float], members: int) -> float:
     if members in measured:
         return measured[members]
     sizes = sorted(measured)
@@ -69,35 +69,35 @@ def _at(measured: Mapping[int, float], members: int) -> float:
 
 
 def _on_line(measured: Mapping[int, float], low: int, high: int, members: int) -> float:
-    """The value at `members` of the line through two measured sizes; beyond `high` the slope is at least 0."""
+    """Return the value at `members` of the line through two measured sizes; beyond `high` the slope is at least 0."""
     slope = (measured[high] - measured[low]) / (high - low)
     if members > high:
         return measured[high] + max(slope, 0.0) * (members - high)
     return measured[low] + slope * (members - low)
 
 
-def seconds(profile: Profile, epochs: Sequence[int], turn: float = 0.0) -> float:
-    """Expected seconds until all members that begin together finish, including validation.
+def seconds(profile: Profile, epochs: Sequence[int], step_overhead: float = 0.0) -> float:
+    """Return the expected seconds until all members that begin together finish, including validation.
 
     Args:
         profile: Profile of the structure.
         epochs: Epochs of each member; the others continue after a member has finished.
-        turn: Seconds added to each step.
+        step_overhead: Seconds added to each step.
     """
     steps = profile.epoch_steps + VALIDATION_COST * profile.validation_steps
     ordered = sorted(epochs)
     if ordered and ordered[0] == ordered[-1]:  # the common case
-        return (step_seconds(profile, len(ordered)) + turn) * steps * ordered[0] if ordered[0] > 0 else 0.0
+        return (step_seconds(profile, len(ordered)) + step_overhead) * steps * ordered[0] if ordered[0] > 0 else 0.0
     total, done = 0.0, 0
-    for left, length in zip(range(len(ordered), 0, -1), ordered, strict=True):
+    for remaining, length in zip(range(len(ordered), 0, -1), ordered, strict=True):
         if length > done:
-            total += (step_seconds(profile, left) + turn) * steps * (length - done)
+            total += (step_seconds(profile, remaining) + step_overhead) * steps * (length - done)
             done = length
     return total
 
 
 def fetching(profile: Profile, epochs: Sequence[int]) -> float:
-    """Expected seconds for fetching and preparing the samples of members that begin together.
+    """Return the expected seconds for fetching and preparing the samples of members that begin together.
 
     It is 0 for kept samples, which the first job of a process fetches once.
 
@@ -109,23 +109,23 @@ def fetching(profile: Profile, epochs: Sequence[int]) -> float:
 
 
 def first_fetching(profile: Profile) -> float:
-    """Expected seconds for fetching and preparing all samples once; 0 if they reside on the device."""
+    """Return the expected seconds for fetching and preparing all samples once; 0 if they reside on the device."""
     if profile.sharing == "resident":
         return 0.0
     return profile.fetch_seconds * (profile.epoch_steps + profile.validation_steps)
 
 
 def fused_gain(profile: Profile, members: int) -> float | None:
-    """Speed-up of fused steps of `members` over steps one after another; None if never measured.
+    """Return the speed-up of fused steps of `members` over steps one after another; None if never measured.
 
     A measurement counts for sizes from half to twice its own.
     """
-    near = [size for size in profile.fused_gain if members <= 2 * size and size <= 2 * members]
-    return profile.fused_gain[min(near, key=lambda size: abs(size - members))] if near else None
+    candidates = [size for size in profile.fused_gain if members <= 2 * size and size <= 2 * members]
+    return profile.fused_gain[min(candidates, key=lambda size: abs(size - members))] if candidates else None
 
 
 def best_size(profile: Profile, at_most: int) -> int:
-    """The B with the least seconds per member, including `TURN_SECONDS`; the largest one of a tie.
+    """Return the B with the least seconds per member, including `STEP_OVERHEAD_SECONDS`; the largest one of a tie.
 
     Between two measured sizes the time per member is monotonic, so only measured sizes and `at_most` can be best. Since
     size 1 can win, fusing is never slower than not fusing.
@@ -135,31 +135,33 @@ def best_size(profile: Profile, at_most: int) -> int:
         at_most: Largest B that memory or the number of trials allows, at least 1.
     """
     sizes = {size for size in profile.step_seconds if size <= at_most} | {at_most}
-    per_member = {size: (step_seconds(profile, size) + TURN_SECONDS) / size for size in sizes}
+    per_member = {size: (step_seconds(profile, size) + STEP_OVERHEAD_SECONDS) / size for size in sizes}
     least = min(per_member.values())
     return max(size for size, cost in per_member.items() if cost <= least * (1 + 1e-9))
 
 
 def compute(profile: Profile) -> float:
-    """Compute demand of an array as a fraction of a device; capped at 1, since counters can show slightly more."""
+    """Return the compute demand of an array as a fraction of a device; capped at 1, since counters can show slightly
+    more.
+    """
     return min(profile.compute, 1.0)
 
 
 def memory(profile: Profile, members: int) -> int:
-    """Peak bytes of a process with one array of `members`."""
+    """Return the peak bytes of a process with one array of `members`."""
     return profile.base_memory + members * profile.member_memory
 
 
-def fitting(profile: Profile, available: int, at_most: int) -> int:
-    """The largest B up to `at_most` whose peak is within `available` bytes; 0 if no member fits."""
+def largest_fitting(profile: Profile, available: int, at_most: int) -> int:
+    """Return the largest B up to `at_most` whose peak is within `available` bytes; 0 if no member fits."""
     if memory(profile, at_most) <= available:
         return at_most
-    room = max(0, available - profile.base_memory)
-    return room // profile.member_memory if profile.member_memory else 0
+    free = max(0, available - profile.base_memory)
+    return free // profile.member_memory if profile.member_memory else 0
 
 
 def job_demand(profile: Profile, epochs: Sequence[int], *, cores: float = float("inf")) -> Demand:
-    """Demand of an array in a process of its own, on the profiled kind of device.
+    """Return the demand of an array in a process of its own, on the profiled kind of device.
 
     Args:
         profile: Profile of the structure.
@@ -171,7 +173,7 @@ def job_demand(profile: Profile, epochs: Sequence[int], *, cores: float = float(
 
 
 def packed_demand(arrays: Sequence[tuple[Profile, Sequence[int]]], *, cores: float = float("inf")) -> Demand:
-    """Demand of arrays of one data set that take turns in one process.
+    """Return the demand of arrays of one data set that take turns in one process.
 
     Args:
         arrays: Profile of each array, and the epochs left of each of its members.
@@ -187,8 +189,8 @@ def packed_demand(arrays: Sequence[tuple[Profile, Sequence[int]]], *, cores: flo
     )
 
 
-def repays(profile: Profile | None, members: int, eager_seconds: float, steps: int) -> bool:
-    """Whether compiling saves more time over the remaining steps than it costs.
+def compiling_pays(profile: Profile | None, members: int, eager_seconds: float, steps: int) -> bool:
+    """Return whether compiling saves more time over the remaining steps than it costs.
 
     Args:
         profile: Profile of the structure, or None. The measured gain of this size, or of the nearest one, decides.

@@ -46,21 +46,21 @@ _Origin = tuple[str, str, int, str]
 
 
 def cache_directory() -> Path:
-    """`$SHOAL_CACHE`, else `$XDG_CACHE_HOME/shoal`, else `~/.cache/shoal`."""
-    if own := os.environ.get("SHOAL_CACHE"):
-        return Path(own)
-    if shared := os.environ.get("XDG_CACHE_HOME"):
-        return Path(shared) / "shoal"
+    """Return `$SHOAL_CACHE`, else `$XDG_CACHE_HOME/shoal`, else `~/.cache/shoal`."""
+    if shoal_cache := os.environ.get("SHOAL_CACHE"):
+        return Path(shoal_cache)
+    if user_cache := os.environ.get("XDG_CACHE_HOME"):
+        return Path(user_cache) / "shoal"
     return Path.home() / ".cache" / "shoal"
 
 
 def history_path() -> Path:
-    """The file of this user's history."""
+    """Return the file of this user's history."""
     return cache_directory() / "history-5.sqlite"
 
 
 def environment() -> str:
-    """Versions of Python, torch and shoal, on which measurements depend."""
+    """Return the versions of Python, torch and shoal, on which measurements depend."""
     return f"python {platform.python_version()}, torch {version('torch')}, {version('shoal')}"
 
 
@@ -103,7 +103,7 @@ class History:
         self.path = history_path() if path is None else Path(path)
         self.environment = environment
         self._profiles: dict[_Key, Profile] = {}
-        self._paces: dict[str, dict[_Pair, float]] = {}
+        self._pack_speeds: dict[str, dict[_Pair, float]] = {}
         self._origins: dict[_Origin, dict[str, Any]] = {}
         self._usable = path != ""
         if not self._usable:
@@ -111,10 +111,10 @@ class History:
         try:
             self._load()
         except (OSError, sqlite3.Error, ValueError, TypeError, KeyError) as error:
-            self._give_up(error)
+            self._disable(error)
 
     def get(self, structure: str, data: str, batch_size: int, kind: str) -> Profile | None:
-        """The profile, or None if it was never measured.
+        """Return the profile, or None if it was never measured.
 
         Args:
             structure: `FusionKey.structure`.
@@ -126,7 +126,7 @@ class History:
         return self._profiles.get((structure, data, batch_size, kind))
 
     def all(self) -> Mapping[tuple[str, str, int, str], Profile]:
-        """All profiles, by the arguments of `get`."""
+        """Return all profiles, by the arguments of `get`."""
         return dict(self._profiles)
 
     def put(self, structure: str, data: str, batch_size: int, kind: str, profile: Profile) -> None:
@@ -135,7 +135,7 @@ class History:
         row = (self.environment, structure, data, batch_size, kind, json.dumps(asdict(profile)))
         self._write("INSERT OR REPLACE INTO profiles VALUES (?, ?, ?, ?, ?, ?)", [row])
 
-    def belongs(
+    def put_origin(
         self, structure: str, data: str, batch_size: int, task: str, configs: Sequence[Mapping[str, Any]]
     ) -> None:
         """Store, for display, the task of a structure and the parameters on which all its trials so far agree.
@@ -149,15 +149,16 @@ class History:
         """
         key = (structure, data, batch_size, task)
         known = self._origins.get(key)
-        agreed = dict(configs[0]) if known is None else known
+        common = dict(configs[0]) if known is None else known
         for config in configs:
-            agreed = {name: value for name, value in agreed.items() if name in config and config[name] == value}
-        if agreed != known:
-            self._origins[key] = agreed
-            self._write("INSERT OR REPLACE INTO origins VALUES (?, ?, ?, ?, ?)", [(*key, json.dumps(agreed))])
+            common = {name: value for name, value in common.items() if name in config and config[name] == value}
+        if common != known:
+            self._origins[key] = common
+            self._write("INSERT OR REPLACE INTO origins VALUES (?, ?, ?, ?, ?)", [(*key, json.dumps(common))])
 
     def pack_speeds(self, kind: str) -> Mapping[tuple[str, str], float]:
-        """Pack speeds: seconds of the steps of two structures in one process, over their seconds one after another.
+        """Return the pack speeds: seconds of the steps of two structures in one process, over their seconds one after
+        another.
 
         Args:
             kind: `Device.kind`.
@@ -165,30 +166,32 @@ class History:
         Returns:
             Measured pair of structures, in ascending order -> its pack speed.
         """
-        return self._paces.get(kind, {})
+        return self._pack_speeds.get(kind, {})
 
-    def put_pack_speed(self, pair: tuple[str, str], kind: str, pace: float) -> None:
+    def put_pack_speed(self, pair: tuple[str, str], kind: str, pack_speed: float) -> None:
         """Store the pack speed of two structures in ascending order, replacing an older one; see `pack_speeds`."""
-        self._paces.setdefault(kind, {})[pair] = pace
-        self._write("INSERT OR REPLACE INTO paces VALUES (?, ?, ?, ?, ?)", [(self.environment, *pair, kind, pace)])
+        self._pack_speeds.setdefault(kind, {})[pair] = pack_speed
+        self._write(
+            "INSERT OR REPLACE INTO paces VALUES (?, ?, ?, ?, ?)", [(self.environment, *pair, kind, pack_speed)]
+        )
 
     def _write(self, statement: str, rows: Sequence[tuple[object, ...]]) -> None:
         if not self._usable:
             return
         try:
-            with _connected(self.path) as connection:
+            with _connection(self.path) as connection:
                 connection.executemany(statement, rows)
         except (OSError, sqlite3.Error) as error:
-            self._give_up(error)
+            self._disable(error)
 
     def _load(self) -> None:
-        mine = (self.environment,)
-        with _connected(self.path) as connection:
+        parameters = (self.environment,)
+        with _connection(self.path) as connection:
             profiles = connection.execute(
-                "SELECT structure, data, batch_size, kind, profile FROM profiles WHERE environment = ?", mine
+                "SELECT structure, data, batch_size, kind, profile FROM profiles WHERE environment = ?", parameters
             ).fetchall()
             pack_speeds = connection.execute(
-                "SELECT one, other, kind, pace FROM paces WHERE environment = ?", mine
+                "SELECT one, other, kind, pace FROM paces WHERE environment = ?", parameters
             ).fetchall()
             origins = connection.execute(_ORIGINS).fetchall()
         for *key, text in origins:
@@ -196,10 +199,10 @@ class History:
         for structure, data, size, kind, text in profiles:
             if (profile := profile_from(text)) is not None:
                 self._profiles[structure, data, size, kind] = profile
-        for one, other, kind, pace in pack_speeds:
-            self._paces.setdefault(kind, {})[one, other] = pace
+        for one, other, kind, pack_speed in pack_speeds:
+            self._pack_speeds.setdefault(kind, {})[one, other] = pack_speed
 
-    def _give_up(self, error: Exception) -> None:
+    def _disable(self, error: Exception) -> None:
         self._usable = False
         warnings.warn(
             f"the job history {self.path} cannot be used ({error}); the measurements of this study are kept in memory "
@@ -210,7 +213,7 @@ class History:
 
 
 def records(path: Path) -> list[Record]:
-    """All records of a job history, of every environment, sorted; empty if there is no file.
+    """Return all records of a job history, of every environment, sorted; empty if there is no file.
 
     Args:
         path: Path of the file.
@@ -220,7 +223,7 @@ def records(path: Path) -> list[Record]:
     """
     if _is_empty(path):
         return []
-    with _opened(path) as connection:
+    with _user_connection(path) as connection:
         rows = connection.execute(
             "SELECT environment, kind, structure, data, batch_size, profile FROM profiles "
             "ORDER BY environment, kind, structure, batch_size, data"
@@ -229,8 +232,8 @@ def records(path: Path) -> list[Record]:
         for *key, task, text in connection.execute(f"{_ORIGINS} ORDER BY task"):
             known.setdefault(tuple(key), {})[task] = json.loads(text)
     return [
-        Record(where, kind, name, data, size, profile_from(text), known.get((name, data, size), {}))
-        for where, kind, name, data, size, text in rows
+        Record(environment_name, kind, name, data, size, profile_from(text), known.get((name, data, size), {}))
+        for environment_name, kind, name, data, size, text in rows
     ]
 
 
@@ -250,16 +253,16 @@ def forget(path: Path, *, kind: str | None = None, structure: str | None = None)
     """
     if _is_empty(path):
         return 0, 0
-    begins = "" if structure is None else structure
-    with _opened(path) as connection:
+    prefix = "" if structure is None else structure
+    with _user_connection(path) as connection:
         profiles = connection.execute(
             "DELETE FROM profiles WHERE (?1 IS NULL OR kind = ?1) AND substr(structure, 1, length(?2)) = ?2",
-            (kind, begins),
+            (kind, prefix),
         ).rowcount
         pack_speeds = connection.execute(
             "DELETE FROM paces WHERE (?1 IS NULL OR kind = ?1) "
             "AND (substr(one, 1, length(?2)) = ?2 OR substr(other, 1, length(?2)) = ?2)",
-            (kind, begins),
+            (kind, prefix),
         ).rowcount
         connection.execute(
             "DELETE FROM origins WHERE NOT EXISTS (SELECT 1 FROM profiles WHERE profiles.structure = "
@@ -269,7 +272,7 @@ def forget(path: Path, *, kind: str | None = None, structure: str | None = None)
 
 
 def profile_from(text: str) -> Profile | None:
-    """A profile from its JSON text, in which sizes are strings; None if the text is damaged or has other fields."""
+    """Return the profile of a JSON text; None if the text is damaged or has other fields. Sizes are strings in JSON."""
     try:
         fields: Mapping[str, Any] = json.loads(text)
         by_size = {
@@ -282,13 +285,13 @@ def profile_from(text: str) -> Profile | None:
 
 
 def _is_empty(path: Path) -> bool:
-    """Whether there is no file, or an empty one."""
+    """Return whether there is no file, or an empty one."""
     return not path.exists() or (path.is_file() and not path.stat().st_size)
 
 
 @contextmanager
-def _connected(path: Path) -> Iterator[sqlite3.Connection]:
-    """A connection for one transaction; an open connection would be shared with forked workers."""
+def _connection(path: Path) -> Iterator[sqlite3.Connection]:
+    """Return a connection for one transaction; an open connection would be shared with forked workers."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with closing(sqlite3.connect(path, timeout=_BUSY_SECONDS)) as connection, connection:
         for statement in _SCHEMA:
@@ -297,10 +300,10 @@ def _connected(path: Path) -> Iterator[sqlite3.Connection]:
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[sqlite3.Connection]:
-    """A connection for one transaction on a file given by a user, with errors as `ShoalError`."""
+def _user_connection(path: Path) -> Iterator[sqlite3.Connection]:
+    """Return a connection for one transaction on a file given by a user, with errors as `ShoalError`."""
     try:
-        with _connected(path) as connection:
+        with _connection(path) as connection:
             yield connection
     except sqlite3.Error as error:
         raise ShoalError(

@@ -1,7 +1,7 @@
 """Online benchmark that finds the fastest of several candidates by running them in turns.
 
-All choices by measurement use it: lowerings of a function, ways to take a training step, ways for arrays to take
-turns. The sizes of an array are timed with it. `Race` names the next candidate and records its time, for runs that are
+It chooses between lowerings of a function, between ways to run a training step, and between schedules of arrays in one
+process. It also times the sizes of an array. `Race` names the next candidate and records its time, for runs that are
 real work. `choose_fastest` runs candidates that can be called at any time.
 """
 
@@ -21,25 +21,25 @@ class RaceRules:
     """Duration and decision rule of a race.
 
     Args:
-        rounds: Least number of counted runs of each candidate.
-        most: Largest number of counted runs of each candidate.
-        enough_seconds: Total time of counted runs that suffices between `rounds` and `most`.
+        min_runs: Least number of counted runs of each candidate.
+        max_runs: Largest number of counted runs of each candidate.
+        enough_seconds: Total time of counted runs that suffices between `min_runs` and `max_runs`.
         burst: Consecutive runs of a candidate. The first run of a burst does not count, since another candidate has
             left the caches; with bursts of 1 all runs count.
         long_seconds: Duration from which a run counts even as the first of a burst, and ends the burst.
-        hopeless: Factor over the fastest candidate's shortest run from which a candidate is dropped.
-        hopeless_seconds: Least total time of the counted runs of a candidate before it is dropped.
+        drop_ratio: Factor over the fastest candidate's shortest run from which a candidate is dropped.
+        drop_after_seconds: Least total time of the counted runs of a candidate before it is dropped.
         margin: Least speed-up over the first candidate; less is noise.
         budget_seconds: Total time of all runs; after it, one run of each candidate suffices.
     """
 
-    rounds: int = 3
-    most: int = 20
+    min_runs: int = 3
+    max_runs: int = 20
     enough_seconds: float = 0.05
     burst: int = 4
     long_seconds: float = 0.02
-    hopeless: float = 1.5
-    hopeless_seconds: float = 1.0
+    drop_ratio: float = 1.5
+    drop_after_seconds: float = 1.0
     margin: float = 1.0
     budget_seconds: float = inf
 
@@ -50,23 +50,23 @@ class _Candidate:
 
     Args:
         margin: Least speed-up over the incumbent.
-        begun: Number of runs, counted or not.
-        turns: Number of bursts.
+        run_count: Number of runs, counted or not.
+        bursts: Number of bursts.
         costs: Seconds per unit of work of each counted run.
         seconds: Total time of the counted runs.
     """
 
     margin: float
-    begun: int = 0
-    turns: int = 0
+    run_count: int = 0
+    bursts: int = 0
     costs: list[float] = field(default_factory=list)
     seconds: float = 0.0
 
-    def is_enough(self, rules: RaceRules) -> bool:
-        """Whether the candidate needs no more runs."""
-        if len(self.costs) < rules.rounds:
+    def has_enough_runs(self, rules: RaceRules) -> bool:
+        """Return whether the candidate needs no more runs."""
+        if len(self.costs) < rules.min_runs:
             return False
-        return len(self.costs) >= rules.most or self.seconds >= rules.enough_seconds
+        return len(self.costs) >= rules.max_runs or self.seconds >= rules.enough_seconds
 
 
 class Race(Generic[C]):
@@ -83,17 +83,17 @@ class Race(Generic[C]):
 
     def __init__(self, candidates: Iterable[C], rules: RaceRules | None = None) -> None:
         self._rules = RaceRules() if rules is None else rules
-        self._rivals = list(candidates)
-        if not self._rivals:
+        self._contenders = list(candidates)
+        if not self._contenders:
             raise ValueError("a race must have at least one candidate")
-        self._incumbent = self._rivals[0]
-        self._timed = {each: _Candidate(self._rules.margin) for each in self._rivals}
+        self._incumbent = self._contenders[0]
+        self._timed = {each: _Candidate(self._rules.margin) for each in self._contenders}
         self._timed[self._incumbent].margin = 1.0
-        self._open = list(self._rivals)
-        self._turn = self._open[0]
-        self._in_turn = 0
+        self._open = list(self._contenders)
+        self._current = self._open[0]
+        self._burst_runs = 0
         self._spent = 0.0
-        self._begin_turn()
+        self._begin_burst()
 
     @property
     def winner(self) -> C | None:
@@ -105,10 +105,14 @@ class Race(Generic[C]):
         """The fastest candidate so far; the first one before any was timed."""
         timed = [each for each, runs in self._timed.items() if runs.costs]
         if not timed:
-            return self._rivals[0]
+            return self._contenders[0]
         best = min(timed, key=lambda each: min(self._timed[each].costs) * self._timed[each].margin)
-        held = self._timed[self._incumbent].costs
-        return best if not held or median(self._timed[best].costs) < median(held) else self._incumbent
+        incumbent_costs = self._timed[self._incumbent].costs
+        return (
+            best
+            if not incumbent_costs or median(self._timed[best].costs) < median(incumbent_costs)
+            else self._incumbent
+        )
 
     @property
     def seconds(self) -> dict[C, float]:
@@ -118,7 +122,7 @@ class Race(Generic[C]):
     @property
     def next(self) -> C:
         """The next candidate to run; the winner once there is one."""
-        return self._turn if self._open else self.leader
+        return self._current if self._open else self.leader
 
     def note(self, seconds: float, work: float = 1.0) -> None:
         """Record a run of the `next` candidate; no effect after the race is over.
@@ -129,17 +133,17 @@ class Race(Generic[C]):
         """
         if not self._open:
             return
-        runs, long = self._timed[self._turn], seconds >= self._rules.long_seconds
-        if runs.begun:
+        runs, is_long = self._timed[self._current], seconds >= self._rules.long_seconds
+        if runs.run_count:
             self._spent += seconds
-            if long or self._in_turn or self._rules.burst == 1:
+            if is_long or self._burst_runs or self._rules.burst == 1:
                 runs.costs.append(seconds / work)
                 runs.seconds += seconds
-        runs.begun += 1
-        self._in_turn += 1
-        self._close()
-        if long or self._in_turn >= self._rules.burst or self._turn not in self._open:
-            self._begin_turn()
+        runs.run_count += 1
+        self._burst_runs += 1
+        self._close_finished()
+        if is_long or self._burst_runs >= self._rules.burst or self._current not in self._open:
+            self._begin_burst()
 
     def add(self, candidate: C, margin: float | None = None) -> None:
         """Add a candidate that races against the leader, which is timed again: first runs of a process are slower.
@@ -148,62 +152,62 @@ class Race(Generic[C]):
             candidate: A new candidate.
             margin: Least speed-up; by default the one of the rules.
         """
-        rival = self._incumbent = self.leader
-        self._timed[rival] = _Candidate(self._timed[rival].margin)
+        leader = self._incumbent = self.leader
+        self._timed[leader] = _Candidate(self._timed[leader].margin)
         self._timed[candidate] = _Candidate(self._rules.margin if margin is None else margin)
-        self._rivals = [rival, candidate]
-        self._open = list(self._rivals)
-        self._begin_turn()
+        self._contenders = [leader, candidate]
+        self._open = list(self._contenders)
+        self._begin_burst()
 
     def drop(self, candidate: C) -> None:
         """Remove a candidate that cannot run."""
         self._timed[candidate].costs.clear()
-        self._rivals.remove(candidate)
+        self._contenders.remove(candidate)
         self._open = [each for each in self._open if each != candidate]
-        self._close()
-        self._begin_turn()
+        self._close_finished()
+        self._begin_burst()
 
     def stop(self) -> None:
         """End the race: the leader wins."""
         self._open.clear()
 
-    def _close(self) -> None:
-        """Drop hopeless candidates, and close candidates with enough runs."""
+    def _close_finished(self) -> None:
+        """Drop candidates that are slower by `drop_ratio`, and close candidates with enough runs."""
         rules = self._rules
         fastest = min(self.seconds.values(), default=inf)
         for each in list(self._open):
             runs = self._timed[each]
             if not runs.costs:
                 continue
-            if min(runs.costs) > rules.hopeless * fastest and runs.seconds >= rules.hopeless_seconds:
-                self._rivals.remove(each)
+            if min(runs.costs) > rules.drop_ratio * fastest and runs.seconds >= rules.drop_after_seconds:
+                self._contenders.remove(each)
                 self._open.remove(each)
-            elif runs.is_enough(rules) or self._spent > rules.budget_seconds:
+            elif runs.has_enough_runs(rules) or self._spent > rules.budget_seconds:
                 self._open.remove(each)
-        if len(self._rivals) == 1 < len(self._timed):
+        if len(self._contenders) == 1 < len(self._timed):
             self._open.clear()
 
-    def _begin_turn(self) -> None:
+    def _begin_burst(self) -> None:
         """Give the turn to the open candidate with the fewest turns."""
         if not self._open:
             return
-        last, self._turn = self._turn, min(self._open, key=lambda each: self._timed[each].turns)
-        warm = last == self._turn and self._timed[last].begun > 0
-        self._timed[self._turn].turns += 1
-        self._in_turn = int(warm)
+        last, self._current = self._current, min(self._open, key=lambda each: self._timed[each].bursts)
+        warm = last == self._current and self._timed[last].run_count > 0
+        self._timed[self._current].bursts += 1
+        self._burst_runs = int(warm)
 
 
 def choose_fastest(
     candidates: Mapping[C, Callable[[], float]],
     rules: RaceRules | None = None,
-    refusals: tuple[type[Exception], ...] = (),
+    expected_errors: tuple[type[Exception], ...] = (),
 ) -> Race[C]:
     """Run candidates until the fastest is known.
 
     Args:
         candidates: Name -> function that runs the candidate once and returns its seconds; the first is the default.
         rules: Rules of the race.
-        refusals: Exceptions for which a candidate is dropped, unless it is the first.
+        expected_errors: Exceptions for which a candidate is dropped, unless it is the first.
 
     Returns:
         The finished race.
@@ -213,7 +217,7 @@ def choose_fastest(
         name = race.next
         try:
             seconds = candidates[name]()
-        except refusals:
+        except expected_errors:
             if name == first:
                 raise
             race.drop(name)

@@ -13,13 +13,13 @@ from shoal.core.demand import Profile
 
 __all__ = [
     "Scaling",
-    "crowded_scaling",
     "fit_alpha",
     "fit_beta",
+    "max_sharing",
     "measured_scaling",
-    "most_sharing",
+    "multi_device_scaling",
     "packing_benefit",
-    "spread_scaling",
+    "shared_device_scaling",
 ]
 
 THRESHOLD = 0.05
@@ -59,7 +59,7 @@ class Scaling:
             raise ValueError(f"a scaling's resize_seconds must be finite and not negative, got {self.resize_seconds!r}")
 
     def factor(self, width: float) -> float:
-        """h(w) / h(1); inf on overflow.
+        """Return h(w) / h(1); inf on overflow.
 
         Raises:
             ValueError: `width` is not above 0.
@@ -75,7 +75,7 @@ class Scaling:
 
 
 def packing_benefit(trials: int, together: Sequence[float], before: Sequence[float]) -> float:
-    """Marginal benefit O^p of packing the p-th trial on a device.
+    """Return the marginal benefit O^p of packing the p-th trial on a device.
 
     O^p = 1 - (p-1)/p · avg(T^p) / avg(T^(p-1)), which is 1 - rate(p-1) / rate(p), with rate the iterations per second
     of all trials. Perfect packing, T^p = T^(p-1), gives 1/p; none, T^p = p/(p-1) · T^(p-1), gives 0.
@@ -90,11 +90,11 @@ def packing_benefit(trials: int, together: Sequence[float], before: Sequence[flo
     """
     if trials < 2:
         raise ValueError(f"a benefit of packing needs at least 2 trials, got {trials!r}")
-    return 1 - (trials - 1) / trials * _mean(together, trials) / _mean(before, trials - 1)
+    return 1 - (trials - 1) / trials * _checked_mean(together, trials) / _checked_mean(before, trials - 1)
 
 
-def most_sharing(times: Mapping[int, Sequence[float]], threshold: float = THRESHOLD) -> int:
-    """c: number of trials to pack on a device, from times measured with 1, 2, 3 ... of them.
+def max_sharing(times: Mapping[int, Sequence[float]], threshold: float = THRESHOLD) -> int:
+    """Return c, the number of trials to pack on a device, from times measured with 1, 2, 3 ... of them.
 
     The paper prints c = arg max_p O^p > O_th and describes the point where the benefit falls below O_th. This is the p
     before the first O^p of at most O_th. The largest p with O^p > O_th differs if packing first harms and then
@@ -107,7 +107,7 @@ def most_sharing(times: Mapping[int, Sequence[float]], threshold: float = THRESH
     Raises:
         ValueError: there is no time of a trial alone, or one is not above 0.
     """
-    _mean(times.get(1, ()), 1)
+    _checked_mean(times.get(1, ()), 1)
     trials = 1
     while trials + 1 in times and packing_benefit(trials + 1, times[trials + 1], times[trials]) > threshold:
         trials += 1
@@ -115,22 +115,24 @@ def most_sharing(times: Mapping[int, Sequence[float]], threshold: float = THRESH
 
 
 def fit_alpha(times: Mapping[int, Sequence[float]]) -> float:
-    """α of h(1/p) = h(1) · α^(p-1), at least 1.
+    """Return α of h(1/p) = h(1) · α^(p-1), at least 1.
 
     Least squares of ln(avg T^p / avg T^1) on p - 1, through the origin.
 
     Args:
-        times: p -> T^p, as for `most_sharing`, of any p; 1 must be among them.
+        times: p -> T^p, as for `max_sharing`, of any p; 1 must be among them.
 
     Raises:
         ValueError: there is no time of a trial alone, or none of several, or one is not above 0.
     """
-    alone = _mean(times.get(1, ()), 1)
-    return _base({trials - 1: log(_mean(seconds, trials) / alone) for trials, seconds in times.items() if trials > 1})
+    alone = _checked_mean(times.get(1, ()), 1)
+    return _fit_base(
+        {trials - 1: log(_checked_mean(seconds, trials) / alone) for trials, seconds in times.items() if trials > 1}
+    )
 
 
 def fit_beta(times: Mapping[int, float]) -> float:
-    """β of h(w) = h(1) / w · β^(w-1), at least 1.
+    """Return β of h(w) = h(1) / w · β^(w-1), at least 1.
 
     Least squares of ln(w · T_w / T_1) on w - 1, through the origin.
 
@@ -140,43 +142,43 @@ def fit_beta(times: Mapping[int, float]) -> float:
     Raises:
         ValueError: there is no time on one device, or none on several, or one is not above 0.
     """
-    alone = _mean((times[1],) if 1 in times else (), 1)
-    return _base({w - 1: log(w * _mean((seconds,), w) / alone) for w, seconds in times.items() if w > 1})
+    alone = _checked_mean((times[1],) if 1 in times else (), 1)
+    return _fit_base({w - 1: log(w * _checked_mean((seconds,), w) / alone) for w, seconds in times.items() if w > 1})
 
 
 def measured_scaling(
-    packed: Mapping[int, Sequence[float]],
-    spread: Mapping[int, float],
+    shared_times: Mapping[int, Sequence[float]],
+    multi_device_times: Mapping[int, float],
     *,
-    most: int = 1,
+    max_devices: int = 1,
 ) -> Scaling:
-    """The scaling of a kind of trial on a kind of device, from a few iterations of it.
+    """Return the scaling of a kind of trial on a kind of device, from a few iterations of it.
 
     c is lowered until α < c/(c-1), and d until β < 1 + 1/d: in these ranges h(w) is worth its devices (Lemmas 4 and 6).
     So the more careful one of the fitted curve and the times decides.
 
     Args:
-        packed: p -> T^p, seconds of an iteration of each of p trials on one device, including p = 1.
-        spread: w -> seconds of an iteration on w devices; may be empty.
-        most: Upper limit of d.
+        shared_times: p -> T^p, seconds of an iteration of each of p trials on one device, including p = 1.
+        multi_device_times: w -> seconds of an iteration on w devices; may be empty.
+        max_devices: Upper limit of d.
 
     Raises:
         ValueError: times are missing or not above 0.
     """
-    sharing = most_sharing(packed)
-    alpha = fit_alpha({p: packed[p] for p in range(1, sharing + 1)}) if sharing > 1 else Scaling.alpha
+    sharing = max_sharing(shared_times)
+    alpha = fit_alpha({p: shared_times[p] for p in range(1, sharing + 1)}) if sharing > 1 else Scaling.alpha
     while sharing > 1 and alpha >= sharing / (sharing - 1):
         sharing -= 1
-    several = any(devices > 1 for devices in spread)
-    beta = fit_beta(spread) if several else Scaling.beta
-    devices = most if several else 1
+    has_several = any(devices > 1 for devices in multi_device_times)
+    beta = fit_beta(multi_device_times) if has_several else Scaling.beta
+    devices = max_devices if has_several else 1
     while devices > 1 and beta >= 1 + 1 / devices:
         devices -= 1
     return Scaling(alpha, beta, sharing, devices)
 
 
-def crowded_scaling(profile: Profile, expected: int) -> Scaling | None:
-    """Scaling of a job on a share of a device, from measured crowding of jobs of its key.
+def shared_device_scaling(profile: Profile, expected: int) -> Scaling | None:
+    """Return the scaling of a job on a share of a device, from measured crowding of jobs of its key.
 
     While every additional job has paid, c may be one more than the measured number of jobs.
 
@@ -187,43 +189,47 @@ def crowded_scaling(profile: Profile, expected: int) -> Scaling | None:
     Returns:
         The scaling, or None if no shared device was measured.
     """
-    times = _seen(profile.crowding)
+    times = _relative_times(profile.crowding)
     if len(times) == 1:
         return None
     found = measured_scaling(times, {})
     if found.sharing < max(times):
         return found
-    most = max(expected, found.sharing + 1)
-    while most > found.sharing and found.alpha >= most / (most - 1):  # Lemma 4: h(w) is not worth its devices
-        most -= 1
-    return replace(found, sharing=most)
+    max_jobs = max(expected, found.sharing + 1)
+    while max_jobs > found.sharing and found.alpha >= max_jobs / (
+        max_jobs - 1
+    ):  # Lemma 4: h(w) is not worth its devices
+        max_jobs -= 1
+    return replace(found, sharing=max_jobs)
 
 
-def spread_scaling(profile: Profile, scaling: Scaling) -> Scaling:
-    """The scaling of a job, with its measured β and d on several devices."""
+def multi_device_scaling(profile: Profile, scaling: Scaling) -> Scaling:
+    """Return the scaling of a job, with its measured β and d on several devices."""
     if not profile.spreading:
         return scaling
-    wide = measured_scaling({1: (1.0,)}, {1: 1.0, **profile.spreading}, most=max(profile.spreading))
-    return replace(scaling, beta=wide.beta, devices=wide.devices)
+    measured = measured_scaling({1: (1.0,)}, {1: 1.0, **profile.spreading}, max_devices=max(profile.spreading))
+    return replace(scaling, beta=measured.beta, devices=measured.devices)
 
 
-def _base(logarithms: Mapping[int, float]) -> float:
-    """The b of b^x that fits best in logarithms, at least 1, since only noise makes it smaller."""
+def _fit_base(logarithms: Mapping[int, float]) -> float:
+    """Return the b of b^x that fits best in logarithms, at least 1, since only noise makes it smaller."""
     if not logarithms:
         raise ValueError("the fit of an overhead needs a time of 1 and of more than 1; measure 2 as well")
     slope = sum(x * y for x, y in logarithms.items()) / sum(x * x for x in logarithms)
     return max(1.0, exp(slope))
 
 
-def _mean(times: Sequence[float], of: int) -> float:
-    """The mean of the times, which must exist and be above 0."""
+def _checked_mean(times: Sequence[float], of: int) -> float:
+    """Return the mean of the times, which must exist and be above 0."""
     if not times or not all(0 < time < float("inf") for time in times):
         raise ValueError(f"seconds of an iteration with {of} must be measured, finite and above 0, got {list(times)!r}")
     return fmean(times)
 
 
-def _seen(crowding: Mapping[int, float]) -> dict[int, tuple[float]]:
-    """Number of jobs -> time of one job over its time alone; missing numbers follow from the next measured one by α."""
+def _relative_times(crowding: Mapping[int, float]) -> dict[int, tuple[float]]:
+    """Return number of jobs -> time of one job over its time alone; missing numbers follow from the next measured
+    one by α.
+    """
     times: dict[int, tuple[float]] = {1: (1.0,)}
     for jobs in sorted(crowding):
         alpha = crowding[jobs] ** (1 / (jobs - 1))

@@ -24,19 +24,19 @@ from shoal.core.space import flatten
 from shoal.cost.estimate import fetching, seconds
 from shoal.cost.history import History
 
-__all__ = ["EpochTimes", "Observation", "OutOfMemorySeen", "ProfileStore", "WeightedMeans"]
+__all__ = ["EpochTimes", "Observation", "OutOfMemoryObserved", "ProfileStore", "WeightedMeans"]
 
-NEWEST = 0.3
+MIN_WEIGHT = 0.3
 """Least weight of the newest observation. The first observations have equal weights, which are larger."""
 
-NOTICED = 0.03
+MIN_RELATIVE_CHANGE = 0.03
 """Relative change from which an estimate is replaced, which leads to a new plan."""
 
-WRONG = 1.25
+RESET_FACTOR = 1.25
 """Factor from which a time or memory counts as wrong, and older observations are discarded."""
 
-MORE_MEMORY = 1.5
-"""Factor for the memory of a member after its array ran out of memory, without better information."""
+OUT_OF_MEMORY_FACTOR = 1.5
+"""Factor for the memory of a member after its array ran out of memory, if no better estimate is known."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class EpochTimes:
 
 
 @dataclass(frozen=True)
-class OutOfMemorySeen:
+class OutOfMemoryObserved:
     """Out-of-memory failure of a job.
 
     Args:
@@ -67,7 +67,7 @@ class OutOfMemorySeen:
     arrays: tuple[Array, ...]
 
 
-Observation = Profiled | PackSpeedMeasured | MemoryMeasured | EpochTimes | OutOfMemorySeen
+Observation = Profiled | PackSpeedMeasured | MemoryMeasured | EpochTimes | OutOfMemoryObserved
 
 
 class WeightedMeans:
@@ -76,24 +76,24 @@ class WeightedMeans:
     def __init__(self) -> None:
         self._counts: Counter[Hashable] = Counter()
 
-    def observe(self, name: Hashable, known: float | None, seen: float, wrong: float = inf) -> float:
-        """The mean including one more observation.
+    def observe(self, name: Hashable, known: float | None, observation: float, reset_factor: float = inf) -> float:
+        """Return the mean including one more observation.
 
         Args:
             name: Name of the quantity.
             known: The mean so far, or None.
-            seen: The observation.
-            wrong: Factor from which the mean so far is discarded and replaced by the observation.
+            observation: The observation.
+            reset_factor: Factor from which the mean so far is discarded and replaced by the observation.
 
         Returns:
             The new mean, or `known` itself if the change is small.
         """
-        if known is None or not seen / wrong <= known <= seen * wrong:
+        if known is None or not observation / reset_factor <= known <= observation * reset_factor:
             self._counts[name] = 1
-            return seen
+            return observation
         count = self._counts[name] = max(1, self._counts[name]) + 1
-        mean = known + max(NEWEST, 1 / count) * (seen - known)
-        return mean if abs(mean - known) > NOTICED * abs(known) else known
+        mean = known + max(MIN_WEIGHT, 1 / count) * (observation - known)
+        return mean if abs(mean - known) > MIN_RELATIVE_CHANGE * abs(known) else known
 
 
 class ProfileStore:
@@ -105,8 +105,8 @@ class ProfileStore:
     """
 
     def __init__(self, history: History, task: str = "") -> None:
-        self.learnt = 0
-        """Count of changes that can affect a plan."""
+        self.changes = 0
+        """Number of changes that can affect a plan."""
         self._history = history
         self._task = task
         self._means = WeightedMeans()
@@ -116,67 +116,67 @@ class ProfileStore:
         """Estimate the cost of a key on a kind of device; None if it was never measured."""
         return self._history.get(key.structure, key.data, key.batch_size, kind)
 
-    def observe(self, seen: Observation, job: Job, device: Device) -> None:
+    def observe(self, observation: Observation, job: Job, device: Device) -> None:
         """Update profiles with an observation.
 
         Args:
-            seen: The observation.
+            observation: The observation.
             job: The observed job.
             device: Device of the job.
         """
-        match seen:
+        match observation:
             case Profiled():
-                self._profiled(seen, job, device.kind)
+                self._observe_profile(observation, job, device.kind)
             case PackSpeedMeasured():
-                self._paced(seen, device.kind)
+                self._observe_pack_speed(observation, device.kind)
             case MemoryMeasured():
-                self._peaks[job.id] = seen.memory
-                self._took_memory(seen, device)
+                self._peaks[job.id] = observation.memory
+                self._observe_memory(observation, device)
             case EpochTimes():
-                self._trained(seen, job.arrays[0].key, device.kind)
-            case OutOfMemorySeen():
-                self._ran_out(seen, self._peaks.get(job.id, 0), device)
+                self._observe_epochs(observation, job.arrays[0].key, device.kind)
+            case OutOfMemoryObserved():
+                self._observe_out_of_memory(observation, self._peaks.get(job.id, 0), device)
 
     def end(self, job: str) -> None:
-        """Forget the peak memory of a finished job."""
+        """Remove the peak memory of a finished job."""
         self._peaks.pop(job, None)
 
-    def _profiled(self, found: Profiled, job: Job, kind: str) -> None:
-        """Replace a profile by that of a profile job, or extend it by the findings of a training job.
+    def _observe_profile(self, found: Profiled, job: Job, kind: str) -> None:
+        """Replace a profile by that of a profile job, or extend it by the measurements of a training job.
 
-        Findings that only training jobs make are kept: out-of-memory limits, crowding, and gains of compiling.
+        Measurements that only training jobs make are kept: out-of-memory limits, crowding, and gains of compiling.
         """
         key, profile = found.key, found.profile
-        if mine := [member for array in job.arrays if array.key == key for member in array.members]:
-            configs = [flatten(member.trial.config) for member in mine]
-            self._history.belongs(key.structure, key.data, key.batch_size, self._task, configs)
+        if members := [member for array in job.arrays if array.key == key for member in array.members]:
+            configs = [flatten(member.trial.config) for member in members]
+            self._history.put_origin(key.structure, key.data, key.batch_size, self._task, configs)
         known = self.estimate(key, kind)
         if known is not None and key.opaque:
-            profile = _both(known, profile)
+            profile = _merged(known, profile)
         elif known is not None:
-            compiled = self._blended((key, kind, "compiled"), known.compiled_gain, profile.compiled_gain)
+            compiled = self._updated_means((key, kind, "compiled"), known.compiled_gain, profile.compiled_gain)
             compile_seconds = profile.compile_seconds or known.compile_seconds
             if job.purpose is Purpose.PROFILE:
                 memory = max(known.member_memory, profile.member_memory)
                 sample = max(known.sample, profile.sample)
                 profile = replace(profile, member_memory=memory, crowding=known.crowding, sample=sample)
             else:
-                fused = self._blended((key, kind, "fused"), known.fused_gain, profile.fused_gain)
+                fused = self._updated_means((key, kind, "fused"), known.fused_gain, profile.fused_gain)
                 profile = replace(known, fused_gain=fused)
             profile = replace(profile, compiled_gain=compiled, compile_seconds=compile_seconds)
         self._put(key, kind, profile)
 
-    def _paced(self, found: PackSpeedMeasured, kind: str) -> None:
+    def _observe_pack_speed(self, found: PackSpeedMeasured, kind: str) -> None:
         """Take the speed of a pack as the speed of each pair in it; measurements of the pair alone take precedence."""
         known = self._history.pack_speeds(kind)
         steps = sorted(key.steps for key in found.keys)
         for pair in dict.fromkeys(combinations(steps, 2)):
             if len(steps) == 2 or pair not in known:
-                pace = self._means.observe((pair, kind), known.get(pair), found.pace)
-                self._history.put_pack_speed(pair, kind, pace)
-        self.learnt += 1
+                pack_speed = self._means.observe((pair, kind), known.get(pair), found.relative_time)
+                self._history.put_pack_speed(pair, kind, pack_speed)
+        self.changes += 1
 
-    def _trained(self, seen: EpochTimes, key: FusionKey, kind: str) -> None:
+    def _observe_epochs(self, observation: EpochTimes, key: FusionKey, kind: str) -> None:
         """Update the step times by epochs of a job alone on its device, or the crowding by epochs of a shared device.
 
         Profiles hold times of steps that are not compiled. So if steps may be compiled, a shorter epoch is ignored, and
@@ -185,73 +185,77 @@ class ProfileStore:
         if (profile := self.estimate(key, kind)) is None:
             return
         compiled = max(profile.compiled_gain.values(), default=1.0) > 1
-        expected = seconds(profile, [1] * seen.members) + fetching(profile, [1])
-        if seen.jobs == 1:
-            if not compiled or seen.seconds >= expected:
-                factor = self._means.observe((key, kind, "steps"), 1.0, seen.seconds / expected, WRONG)
+        expected = seconds(profile, [1] * observation.members) + fetching(profile, [1])
+        if observation.jobs == 1:
+            if not compiled or observation.seconds >= expected:
+                factor = self._means.observe((key, kind, "steps"), 1.0, observation.seconds / expected, RESET_FACTOR)
                 steps = {size: each * factor for size, each in profile.step_seconds.items()}
-                self._change(key, kind, profile, replace(profile, step_seconds=steps))
-        elif seen.alone is not None or not compiled:
-            factors = {seen.jobs: seen.seconds / (expected if seen.alone is None else seen.alone)}
-            crowding = self._blended((key, kind, "crowding"), profile.crowding, factors)
-            self._change(key, kind, profile, replace(profile, crowding=crowding))
+                self._put_if_changed(key, kind, profile, replace(profile, step_seconds=steps))
+        elif observation.alone is not None or not compiled:
+            factors = {
+                observation.jobs: observation.seconds / (expected if observation.alone is None else observation.alone)
+            }
+            crowding = self._updated_means((key, kind, "crowding"), profile.crowding, factors)
+            self._put_if_changed(key, kind, profile, replace(profile, crowding=crowding))
 
-    def _took_memory(self, seen: MemoryMeasured, device: Device) -> None:
+    def _observe_memory(self, observation: MemoryMeasured, device: Device) -> None:
         """Raise the memory of all profiles of a process in proportion, if it took far more than they predict.
 
         The measurement is capped at the memory of the device, else nothing would fit there any more.
         """
-        known = {key: self.estimate(key, device.kind) for key in seen.members}
+        known = {key: self.estimate(key, device.kind) for key in observation.members}
         profiles = {key: profile for key, profile in known.items() if profile is not None}
         if not profiles or len(profiles) < len(known):
             return
         expected = max(each.base_memory for each in profiles.values())
-        expected += sum(count * profiles[key].member_memory for key, count in seen.members.items())
-        factor = min(seen.memory, device.memory) / expected if expected else 0.0
-        if factor > WRONG:
+        expected += sum(count * profiles[key].member_memory for key, count in observation.members.items())
+        factor = min(observation.memory, device.memory) / expected if expected else 0.0
+        if factor > RESET_FACTOR:
             for key, profile in profiles.items():
                 base, member = ceil(profile.base_memory * factor), ceil(profile.member_memory * factor)
                 self._put(key, device.kind, replace(profile, base_memory=base, member_memory=member))
 
-    def _ran_out(self, seen: OutOfMemorySeen, peak: int, device: Device) -> None:
-        """Raise the memory of each member by `MORE_MEMORY`, or to the peak of a single array if that is larger.
+    def _observe_out_of_memory(self, observation: OutOfMemoryObserved, peak: int, device: Device) -> None:
+        """Multiply the memory of each member by `OUT_OF_MEMORY_FACTOR`; use the peak of a single array if it is larger.
 
         The new value lets one member fit on the device, so that one member is tried before giving up.
         """
-        arrays = [array for array in seen.arrays if array.members]
+        arrays = [array for array in observation.arrays if array.members]
         for array in arrays:
             if (profile := self.estimate(array.key, device.kind)) is not None:
-                taken = (peak - profile.base_memory) // len(array.members) if len(arrays) == 1 else 0
-                wanted = max(ceil(profile.member_memory * MORE_MEMORY), taken, 1)
-                member = max(profile.member_memory, min(wanted, device.memory - profile.base_memory))
+                observed = (peak - profile.base_memory) // len(array.members) if len(arrays) == 1 else 0
+                raised = max(ceil(profile.member_memory * OUT_OF_MEMORY_FACTOR), observed, 1)
+                member = max(profile.member_memory, min(raised, device.memory - profile.base_memory))
                 self._put(array.key, device.kind, replace(profile, member_memory=member))
 
-    def _blended(self, name: Hashable, known: Mapping[int, float], seen: Mapping[int, float]) -> dict[int, float]:
-        """Means by size, or by number of jobs; an unchanged value is no observation."""
-        news = {size: value for size, value in seen.items() if value != known.get(size)}
+    def _updated_means(
+        self, name: Hashable, known: Mapping[int, float], observation: Mapping[int, float]
+    ) -> dict[int, float]:
+        """Return the means by size, or by number of jobs; an unchanged value is no observation."""
+        changed = {size: value for size, value in observation.items() if value != known.get(size)}
         return {
             **known,
-            **{size: self._means.observe((name, size), known.get(size), value) for size, value in news.items()},
+            **{size: self._means.observe((name, size), known.get(size), value) for size, value in changed.items()},
         }
 
-    def _change(self, key: FusionKey, kind: str, known: Profile, profile: Profile) -> None:
+    def _put_if_changed(self, key: FusionKey, kind: str, known: Profile, profile: Profile) -> None:
         if profile != known:
             self._put(key, kind, profile)
 
     def _put(self, key: FusionKey, kind: str, profile: Profile) -> None:
         self._history.put(key.structure, key.data, key.batch_size, kind, profile)
-        self.learnt += 1
+        self.changes += 1
 
 
-def _both(known: Profile, seen: Profile) -> Profile:
+def _merged(known: Profile, observation: Profile) -> Profile:
     """Merge the profiles of two runs of one program with different configurations.
 
     The larger memory counts, since it must fit; the shorter time counts, since it was least disturbed by other jobs.
     """
     return replace(
         known,
-        step_seconds={1: min(known.step_seconds[1], seen.step_seconds[1])},
-        base_memory=max(known.base_memory, seen.base_memory),
-        compute=max(known.compute, seen.compute),
-        cores=max(known.cores, seen.cores),
+        step_seconds={1: min(known.step_seconds[1], observation.step_seconds[1])},
+        base_memory=max(known.base_memory, observation.base_memory),
+        compute=max(known.compute, observation.compute),
+        cores=max(known.cores, observation.cores),
     )

@@ -13,13 +13,15 @@ from shoal.core.demand import ABREAST, Sharing
 from shoal.core.errors import TaskError
 from shoal.core.trial import derive_seed
 from shoal.data.fetch import Fetcher
+from shoal.data.loader import LoaderSettings
 from shoal.data.materialized_source import MaterializedSource, materialized_bytes
+from shoal.data.processes import LoaderProcesses
 from shoal.data.sample_window import SampleWindow
-from shoal.data.samples import kind, same
+from shoal.data.samples import kind
 from shoal.data.source import BatchRequest, BatchSource, DrawsError, UnevenError
 from shoal.fuse.generators import OtherGenerators, forked
 
-__all__ = ["Batches", "epoch_order", "noise_seed"]
+__all__ = ["Batches", "noise_seed"]
 
 _log = logging.getLogger("shoal.pack")
 
@@ -33,18 +35,6 @@ LOOKED_AT = 8
 """Number of first samples that show what kind of data set it is."""
 
 
-def epoch_order(samples: int, data_seed: int, epoch: int) -> Tensor:
-    """The order in which an epoch visits the training set, int64 [samples].
-
-    Args:
-        samples: Size of the training set.
-        data_seed: Data seed of the trial.
-        epoch: Number of epochs before this one.
-    """
-    generator = torch.Generator().manual_seed(derive_seed(data_seed, "epoch", epoch))
-    return torch.randperm(samples, generator=generator)
-
-
 def noise_seed(data_seed: int, epoch: int | None) -> int:
     """The seed for samples that draw. Generators are seeded with this seed plus the batch's number, or by blocks of
     samples if augmentation is shared.
@@ -54,6 +44,9 @@ def noise_seed(data_seed: int, epoch: int | None) -> int:
         epoch: Number of epochs before this one; None for the validation set, which draws the same at each epoch.
     """
     return derive_seed(data_seed, "valid") if epoch is None else derive_seed(data_seed, "noise", epoch)
+
+
+_PLAIN = LoaderSettings()
 
 
 class Batches:
@@ -75,9 +68,10 @@ class Batches:
         shared_augmentation: Whether the draws for a sample depend on its place in the order, not on its batch.
         collate: Makes a batch of samples; None for torch's default. One of the user's may draw random numbers, so whole
             batches are held then, for walks of the same batch size.
+        settings: How the data set is read.
 
     Raises:
-        TaskError: The data set has no length or no indices, or is empty.
+        TaskError: The data set has no length or no indices, or an epoch has no samples.
     """
 
     def __init__(
@@ -87,17 +81,22 @@ class Batches:
         name: str,
         shared_augmentation: bool = False,
         collate: Callable[[list[Any]], Any] | None = None,
+        settings: LoaderSettings = _PLAIN,
     ) -> None:
         if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
             raise TaskError(f"the {name} set must have a length and indices, got {type(dataset).__name__}")
-        self.samples = len(dataset)
-        if self.samples == 0:
+        self.samples = settings.samples(dataset)
+        """Number of samples of an epoch."""
+        self.batch_size = settings.batch_size
+        """Samples of a batch as the task's `DataLoader` has them; None if the task's `batch_size` says."""
+        self._settings = settings
+        self._rows = len(dataset)
+        if self.samples == 0 or self._rows == 0:
             raise TaskError(f"the {name} set is empty; check what `data` of the task reads")
         self._device = device
         self._name = name
         self._shared_augmentation = shared_augmentation
         self._collate = collate
-        self._fetcher = Fetcher(dataset, device)
         self._source: BatchSource | None = None
         self._walks: list[int] = []  # batch sizes of the walks under way
         self._largest = 0
@@ -105,6 +104,10 @@ class Batches:
         tensors = None if collate is not None else _tensors(dataset)
         if tensors is not None and sum(tensor.nbytes for tensor in tensors) <= RESIDENT_BYTES:
             self._resident = [tensor.to(device) for tensor in tensors]
+        processes = None
+        if settings.workers and self._resident is None:
+            processes = LoaderProcesses(dataset, collate or default_collate, name, settings)
+        self._fetcher = Fetcher(dataset, device, processes)
 
     @property
     def fetched(self) -> int:
@@ -140,8 +143,31 @@ class Batches:
         return source.unfilled if isinstance(source, MaterializedSource) else 0
 
     def steps(self, batch_size: int) -> int:
-        """Number of batches in one pass."""
-        return math.ceil(self.samples / batch_size)
+        """Number of batches in one pass.
+
+        Raises:
+            TaskError: There are fewer samples than one batch has, and the last batch is dropped.
+        """
+        if not self._settings.drop_last:
+            return math.ceil(self.samples / batch_size)
+        if self.samples < batch_size:
+            raise TaskError(
+                f"the {self._name} loader drops its only batch: an epoch has {self.samples} samples, a batch "
+                f"{batch_size}, and `drop_last` is True; make batches smaller, or the loader with drop_last=False"
+            )
+        return self.samples // batch_size
+
+    def order(self, data_seed: int, epoch: int | None) -> Tensor | None:
+        """The order of an epoch: indices, int64 [samples], or None for all samples in ascending order.
+
+        Args:
+            data_seed: Data seed of the trial.
+            epoch: Number of epochs before this one; None for the validation set.
+
+        Raises:
+            TaskError: The sampler of the task's `DataLoader` yields something else than its length says.
+        """
+        return self._settings.indices(self.samples, data_seed, epoch)
 
     def walk(
         self,
@@ -163,6 +189,7 @@ class Batches:
             yield from self._walk_resident(self._resident, batch_size, order, first)
             return
         order = torch.arange(self.samples, device="cpu") if order is None else order.cpu()
+        order = order[: self.steps(batch_size) * batch_size]
         there = order.to(self._device)
         self._walks.append(batch_size)
         self._largest = max(self._largest, batch_size)
@@ -186,15 +213,15 @@ class Batches:
         order: Tensor | None,
         first: int,
     ) -> Iterator[Any]:
-        if order is not None:
-            order = order.to(self._device)
+        end = min(self.samples, self.steps(batch_size) * batch_size)
         # Copies: in-place changes of a batch must not reach the data.
         if order is None:
             for number in range(first, self.steps(batch_size)):
                 part = slice(number * batch_size, (number + 1) * batch_size)
                 yield [tensor[part].clone() for tensor in tensors]
         else:
-            for start in range(first * batch_size, self.samples, CUT_AT_ONCE * batch_size):
+            order = order[:end].to(self._device)
+            for start in range(first * batch_size, end, CUT_AT_ONCE * batch_size):
                 for rows in torch.split(order[start : start + CUT_AT_ONCE * batch_size], batch_size):
                     yield [tensor.index_select(0, rows) for tensor in tensors]
 
@@ -211,7 +238,7 @@ class Batches:
         if self._source is None and self._collate is not None:
             self._source = SampleWindow(self._fetcher, self._device, draws=True, whole=True, collate=self._collate)
         elif self._source is None:
-            self._source = self._probed(range(min(self.samples, LOOKED_AT)))
+            self._source = self._probed(range(min(self._rows, LOOKED_AT)))
         return self._source
 
     def _probed(self, indices: Sequence[int]) -> BatchSource:
@@ -226,8 +253,8 @@ class Batches:
                 others.restore()
 
     def _source_for(self, indices: Sequence[int]) -> BatchSource:
-        one_by_one, samples = self._fetcher.look(indices)
-        if not all(map(same, one_by_one, samples)):
+        samples, alike = self._fetcher.look(indices)
+        if not alike:
             _log.warning(
                 "the %s set returns different samples for the same index, but draws nothing from the generators that "
                 "are seeded: a trial may differ alone and in an array; draw from torch's default generator instead",
@@ -236,10 +263,10 @@ class Batches:
             return self._drawing()
         size = None
         if all(kind(sample) == kind(samples[0]) for sample in samples):
-            size = materialized_bytes(default_collate(samples), len(samples), self.samples)
+            size = materialized_bytes(default_collate(samples), len(samples), self._rows)
         if size is None or size > RESIDENT_BYTES:
             return SampleWindow(self._fetcher, self._device)
-        return MaterializedSource(self._fetcher, self.samples, samples[:1], self._device)
+        return MaterializedSource(self._fetcher, self._rows, samples[:1], self._device)
 
     def _drawing(self) -> BatchSource:
         return SampleWindow(self._fetcher, self._device, draws=True, whole=not self._shared_augmentation)

@@ -1,6 +1,7 @@
 """Data sets of a task: one copy for all trials whose configs agree in what `data` reads."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from torch.utils import _pytree as pytree
 from shoal.core.errors import TaskError
 from shoal.core.trial import Config
 from shoal.data.batches import Batches
+from shoal.data.loader import LoaderSettings, take_apart
 from shoal.data.tracked_config import values_read
 from shoal.fuse.generators import reseed
 from shoal.task import Task, call
@@ -50,25 +52,64 @@ class DataSets:
         sets, read = values_read(self._task.data, config)
         if not isinstance(sets, (tuple, list)) or len(sets) != 2:
             raise TaskError(f"the task's `data` must return a training and a validation set, got {type(sets).__name__}")
-        shared = self._task.shared_augmentation
-        collate = None if type(self._task).collate is Task.collate else self._collate
-        batches = (
-            Batches(sets[0], self._device, "training", shared, collate),
-            Batches(sets[1], self._device, "validation", shared, collate),
-        )
+        batches = self._batches(sets[0], "training"), self._batches(sets[1], "validation")
         self._known = [*self._known[1 - KEPT :], (read, batches)]
         return self._known[-1]
 
-    def _collate(self, samples: list[Any]) -> Any:
-        batch = call(self._task, "collate", samples)
-        if isinstance(batch, Mapping) and not isinstance(batch, dict):  # such as a tokenizer's `BatchEncoding`
-            batch = dict(batch)
-        if not any(isinstance(leaf, Tensor) and leaf.dim() > 0 for leaf in pytree.tree_leaves(batch)):
-            raise TaskError(
-                "the task's `collate` must return a tensor whose first axis counts samples, or a list or dict of such, "
-                f"got {type(batch).__name__} without any; pad what is ragged, for example by pad_sequence"
-            )
-        return batch
+    def _batches(self, returned: Any, name: str) -> Batches:
+        """One of the sets that `data` returned.
+
+        Raises:
+            TaskError: The set is invalid, or the task and its loader both have a collate function.
+        """
+        dataset, collate, settings = take_apart(returned, name, _checked_workers(self._task))
+        if type(self._task).collate is not Task.collate:
+            if collate is not None:
+                raise TaskError(
+                    f"the {name} loader has a `collate_fn` ({_name(collate)}), and the task overrides `collate`; "
+                    "keep one of them"
+                )
+            return self._made(dataset, name, partial(call, self._task, "collate"), "the task's `collate`", settings)
+        return self._made(dataset, name, collate, f"the `collate_fn` of the {name} loader", settings)
+
+    def _made(
+        self, dataset: Any, name: str, collate: Callable[[list[Any]], Any] | None, whose: str, settings: LoaderSettings
+    ) -> Batches:
+        checked = None if collate is None else partial(_collated, collate, whose)
+        return Batches(dataset, self._device, name, self._task.shared_augmentation, checked, settings)
+
+
+def _collated(collate: Callable[[list[Any]], Any], whose: str, samples: list[Any]) -> Any:
+    """A batch that a collate function of the user makes.
+
+    Args:
+        collate: Collate function.
+        whose: Name of the function, for messages.
+        samples: Samples of the batch.
+
+    Raises:
+        TaskError: The batch has no tensor.
+    """
+    batch = collate(samples)
+    if isinstance(batch, Mapping) and not isinstance(batch, dict):  # such as a tokenizer's `BatchEncoding`
+        batch = dict(batch)
+    if not any(isinstance(leaf, Tensor) and leaf.dim() > 0 for leaf in pytree.tree_leaves(batch)):
+        raise TaskError(
+            f"{whose} must return a tensor whose first axis counts samples, or a list or dict of such, "
+            f"got {type(batch).__name__} without any; pad what is ragged, for example by pad_sequence"
+        )
+    return batch
+
+
+def _name(function: Any) -> str:
+    return getattr(function, "__name__", type(function).__name__)
+
+
+def _checked_workers(task: Task) -> int:
+    workers: Any = task.loader_workers
+    if not isinstance(workers, int) or isinstance(workers, bool) or workers < 0:
+        raise TaskError(f"`loader_workers` of a task must be an integer of at least 0, got {workers!r}")
+    return workers
 
 
 def _agrees(config: Config, read: Mapping[str, Any]) -> bool:

@@ -2,13 +2,15 @@
 
 import time
 from collections.abc import Iterable, Sequence
+from itertools import count
 from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 from torch.utils.data import Dataset
 
-from shoal.data.samples import attached, copied
+from shoal.data.processes import LoaderProcesses, Request
+from shoal.data.samples import attached, copied, same
 from shoal.data.source import DrawsError
 from shoal.fuse.generators import Drawn, OtherGenerators
 
@@ -25,18 +27,48 @@ class Fetcher:
     Args:
         dataset: Data set with a length and indices.
         device: Device whose generator is watched, beside those of the CPU.
+        processes: Loader processes that fetch all samples; None to fetch them in this process.
     """
 
-    def __init__(self, dataset: Dataset[Any], device: torch.device) -> None:
+    def __init__(self, dataset: Dataset[Any], device: torch.device, processes: LoaderProcesses | None = None) -> None:
+        self._processes = processes
+        self._lone = count()
         self._dataset = dataset
         self._device = device
         self.fetched = 0
         """Number of samples fetched, without those of `look`."""
         self.seconds = 0.0
-        """Wall time of fetching them."""
+        """Wall time of fetching them; with loader processes, of waiting for them."""
+
+    @property
+    def ahead(self) -> int:
+        """Number of units that loader processes fetch in advance; 0 if there are none."""
+        return 0 if self._processes is None else self._processes.ahead
+
+    def receive(self, wanted: Request, upcoming: Iterable[Request] = ()) -> tuple[Sequence[int], Any]:
+        """Fetch samples in the loader processes: see `LoaderProcesses.get`."""
+        assert self._processes is not None
+        began = time.perf_counter()
+        indices, value = self._processes.get(wanted, upcoming)
+        self.seconds += time.perf_counter() - began
+        self.fetched += len(indices)
+        return indices, value
+
+    def forget(self) -> None:
+        """Drop what loader processes have fetched in advance."""
+        if self._processes is not None:
+            self._processes.forget()
+
+    def _receive_lone(self, indices: Iterable[int], draws: bool = False, twice: bool = False) -> Any:
+        """Fetch samples of no unit in the loader processes."""
+        wanted = Request(("lone", next(self._lone)), tuple(indices), draws=draws, twice=twice)
+        return self.receive(wanted)[1]
 
     def fetch(self, indices: Iterable[int]) -> list[Any]:
         """Fetch samples, in order."""
+        if self._processes is not None:
+            received: list[Any] = self._receive_lone(indices, draws=True)
+            return received
         began = time.perf_counter()
         samples = [self._dataset[i] for i in indices]
         self.seconds += time.perf_counter() - began
@@ -49,6 +81,9 @@ class Fetcher:
         Raises:
             DrawsError: It drew some; the generators are restored.
         """
+        if self._processes is not None:
+            received: list[Any] = self._receive_lone(indices)
+            return received
         torchs, others = Drawn(self._device), OtherGenerators()
         samples = self.fetch(indices)
         if torchs() or others.moved():
@@ -60,23 +95,28 @@ class Fetcher:
     def most_early(self, sample: Any) -> int:
         """How many samples like this one to fetch in advance.
 
-        0 for a GPU, which steps while samples are fetched. 0 if samples have an autograd graph, which can be used only
-        once.
+        0 for a GPU, which steps while samples are fetched, and for loader processes, which have their own measure. 0 if
+        samples have an autograd graph, which can be used only once.
         """
-        if self._device.type != "cpu" or attached(sample):
+        if self.ahead or self._device.type != "cpu" or attached(sample):
             return 0
         size = sum(getattr(leaf, "nbytes", 0) for leaf in pytree.tree_leaves(sample))
         each = self.seconds / self.fetched
         return int(min(EARLY_SECONDS / max(each, 1e-6), EARLY_BYTES / max(size, 1024)))
 
-    def look(self, indices: Sequence[int]) -> tuple[list[Any], list[Any]]:
+    def look(self, indices: Sequence[int]) -> tuple[list[Any], bool]:
         """Fetch samples twice to find out their kind; as `fetch_undrawn`, but not counted.
 
         Returns:
-            Samples fetched one by one, each copied at once. Samples fetched in a row, which may share memory.
+            Samples, fetched in a row. Whether they equal those fetched one by one before, each copied at once.
         """
         before = self.fetched, self.seconds
         try:
-            return [copied(*self.fetch_undrawn((index,))) for index in indices], self.fetch_undrawn(indices)
+            if self._processes is not None:
+                found: tuple[list[Any], bool] = self._receive_lone(indices, twice=True)
+                return found
+            one_by_one = [copied(*self.fetch_undrawn((index,))) for index in indices]
+            samples = self.fetch_undrawn(indices)
+            return samples, all(map(same, one_by_one, samples))
         finally:
             self.fetched, self.seconds = before

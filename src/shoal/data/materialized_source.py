@@ -10,8 +10,10 @@ from torch.utils.data import default_collate
 
 from shoal.core.demand import Sharing
 from shoal.data.fetch import Fetcher
+from shoal.data.processes import Request
 from shoal.data.samples import kind
 from shoal.data.source import BatchRequest, BatchSource, StreamSync, UnevenError
+from shoal.data.unit import BLOCK, Unit, blocks
 
 __all__ = ["MaterializedSource", "materialized_bytes"]
 
@@ -76,15 +78,36 @@ class MaterializedSource(BatchSource):
             DrawsError: Fetching drew random numbers.
             UnevenError: A sample is of another kind than the first.
         """
-        if self._missing and (missing := dict.fromkeys(cut.at[~self._there[cut.at]].tolist())):
-            self._put(list(missing), self._fetcher.fetch_undrawn(missing))
+        if self._missing and (missing := self._absent(cut.at)):
+            if cut.seed is None or not self._fetcher.ahead:
+                self._put(missing, self._fetcher.fetch_undrawn(missing))
+            else:
+                self._receive(cut, cut.seed)
         self._stream_sync.read(self._columns)
         rows = (column.index_select(0, cut.there) for column in self._columns)
         leaves = [bits.view(dtype) for bits, dtype in zip(rows, self._dtypes, strict=True)]
         return pytree.tree_unflatten(leaves, self._spec)
 
     def rest(self) -> None:
-        """Nothing: all samples stay."""
+        """Drop what loader processes have fetched in advance; all other samples stay."""
+        self._fetcher.forget()
+
+    def _absent(self, at: Tensor) -> list[int]:
+        """The indices among these whose samples are missing, each once."""
+        return list(dict.fromkeys(at[~self._there[at]].tolist()))
+
+    def _receive(self, cut: BatchRequest, seed: int) -> None:
+        """Keep the samples of a batch from the loader processes, which go on with the next blocks of the walk."""
+        for unit in blocks(seed, cut.first, cut.first + len(cut.at), len(cut.order)):
+            if (wanted := self._request(unit, cut.order)) is not None:
+                followers = unit.followers(self._fetcher.ahead * BLOCK, len(cut.order))
+                upcoming = (self._request(follower, cut.order) for follower in followers)
+                self._put(*self._fetcher.receive(wanted, filter(None, upcoming)))
+
+    def _request(self, unit: Unit, order: Tensor) -> Request | None:
+        """The request for the missing samples of a block; None if there are none."""
+        missing = self._absent(order[unit.first : unit.end])
+        return Request(("kept", unit), missing) if missing else None
 
     def _put(self, indices: Sequence[int], samples: Sequence[Any]) -> None:
         """Keep missing samples.
@@ -101,8 +124,8 @@ class MaterializedSource(BatchSource):
         for column, leaf in zip(self._columns, leaves, strict=True):
             column.index_copy_(0, there, _bits(leaf).to(self._device, non_blocking=True))
         self._stream_sync.written()
+        self._missing -= int((~self._there[at]).sum())
         self._there[at] = True
-        self._missing -= len(indices)
 
 
 def _has_rows(leaf: Any) -> bool:

@@ -3,7 +3,7 @@
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, islice
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,46 +12,17 @@ from torch.utils.data import default_collate
 
 from shoal.core.trial import derive_seed
 from shoal.data.fetch import Fetcher
+from shoal.data.processes import Request
 from shoal.data.samples import attached, bulky, compact, plain
 from shoal.data.source import BatchRequest, BatchSource, StreamSync
+from shoal.data.unit import BLOCK, Unit, blocks
 from shoal.fuse.copy_on_write import lazily_copied
 from shoal.fuse.generators import reseed
 
-__all__ = ["BLOCK", "SampleWindow"]
-
-BLOCK = 32
-"""Number of consecutive samples of a walk that are fetched together. Checking for draws after each sample would take
-long compared with decoding a small picture."""
+__all__ = ["SampleWindow"]
 
 _Place = tuple[int | None, int, list[int]]
 """Seed of a walk, place of a batch's first sample in it, and indices of the batch's samples."""
-
-
-class _Unit(NamedTuple):
-    """Samples of a walk that are fetched together: a block or a batch.
-
-    Args:
-        seed: Seed of the walk, which determines its order.
-        number: Number of the unit in the walk.
-        first: Place of its first sample in the order.
-        end: Place after its last sample.
-    """
-
-    seed: int
-    number: int
-    first: int
-    end: int
-
-    @property
-    def samples(self) -> int:
-        """Number of samples."""
-        return self.end - self.first
-
-    def followers(self, samples: int, order: int) -> list["_Unit"]:
-        """The next units with up to `samples` samples together, in an order of `order` samples."""
-        after = enumerate(range(self.end, order, self.samples), start=self.number + 1)
-        units = (_Unit(self.seed, number, first, min(first + self.samples, order)) for number, first in after)
-        return list(islice(units, samples // self.samples))
 
 
 class SampleWindow(BatchSource):
@@ -84,8 +55,8 @@ class SampleWindow(BatchSource):
         self._draws = draws
         self._whole = whole
         self._collate = collate
-        self._held: OrderedDict[_Unit, Any] = OrderedDict()
-        self._early: set[_Unit] = set()  # of these, units that no batch has needed yet
+        self._held: OrderedDict[Unit, Any] = OrderedDict()
+        self._early: set[Unit] = set()  # of these, units that no batch has needed yet
         self._attached = False  # samples have autograd graphs: none is held any more
         self._stream_sync = StreamSync(device)
         self._newest = _LastBatchCache(self._stream_sync)
@@ -107,10 +78,10 @@ class SampleWindow(BatchSource):
             return self._collated(fetch(indices))
         end = cut.first + len(indices)
         if self._whole:
-            return self._whole_batch(cut, _Unit(cut.seed, cut.number, cut.first, end))
+            return self._whole_batch(cut, Unit(cut.seed, cut.number, cut.first, end))
         if (newest := self._newest.take(cut, indices)) is not None:
             return newest
-        units = _blocks(cut.seed, cut.first, end, len(cut.order))
+        units = blocks(cut.seed, cut.first, end, len(cut.order))
         self._have(cut, units)
         samples = [sample for unit in units for sample in self._held[unit]]
         samples = samples[cut.first % BLOCK :][: len(indices)]
@@ -124,7 +95,7 @@ class SampleWindow(BatchSource):
             self._drop(unit for unit in units if unit.end <= end)
         return batch
 
-    def _whole_batch(self, cut: BatchRequest, unit: _Unit) -> Any:
+    def _whole_batch(self, cut: BatchRequest, unit: Unit) -> Any:
         self._have(cut, [unit])
         batch = self._held[unit]
         self._stream_sync.read(batch)
@@ -133,17 +104,18 @@ class SampleWindow(BatchSource):
         self._drop([unit])
         return batch
 
-    def _have(self, cut: BatchRequest, units: Sequence[_Unit]) -> None:
+    def _have(self, cut: BatchRequest, units: Sequence[Unit]) -> None:
         """Hold these units; if one is missing, also fetch some in advance."""
         self._early.difference_update(units)
         missing = [unit for unit in units if unit not in self._held]
         if not missing:
             return
         self._stream_sync.wait()
-        made = {}
+        made, early = {}, 0
         for unit, samples in self._fetch(cut.order, missing):
             made[unit] = self._kept(samples)
-            early = 0 if self._whole and not plain(made[unit]) else self._fetcher.most_early(samples[0])
+            if not self._fetcher.ahead and not (self._whole and not plain(made[unit])):
+                early = self._fetcher.most_early(samples[0])
         self._held.update(made)
         self._hold_early(cut.order, units[-1].followers(early, len(cut.order)))
         for unit in units:
@@ -155,7 +127,7 @@ class SampleWindow(BatchSource):
             seeds = len({unit.seed for unit in self._held})
             self._let_go(_filled(cut.held) + 2 * cut.walks * BLOCK + seeds * (early // BLOCK * BLOCK))
 
-    def _hold_early(self, order: Tensor, units: Iterable[_Unit]) -> None:
+    def _hold_early(self, order: Tensor, units: Iterable[Unit]) -> None:
         """Hold units in advance."""
         try:
             for unit, samples in self._fetch(order, [unit for unit in units if unit not in self._held]):
@@ -164,8 +136,17 @@ class SampleWindow(BatchSource):
         except (Exception, SystemExit):  # not hidden: it is raised again when the samples are needed
             return
 
-    def _fetch(self, order: Tensor, units: Iterable[_Unit]) -> Iterator[tuple[_Unit, list[Any]]]:
-        """Units with their samples; if samples draw, each unit is fetched when the iterator reaches it."""
+    def _fetch(self, order: Tensor, units: Iterable[Unit]) -> Iterator[tuple[Unit, list[Any]]]:
+        """Units with their samples; if samples draw, each unit is fetched when the iterator reaches it.
+
+        If a unit is a batch and there are loader processes, they have made the batch.
+        """
+        if self._fetcher.ahead:
+            for unit in units:
+                followers = unit.followers(self._fetcher.ahead * unit.samples, len(order))
+                upcoming = (self._request(each, order) for each in followers if each not in self._held)
+                yield unit, self._fetcher.receive(self._request(unit, order), upcoming)[1]
+            return
         indices = {unit: order[unit.first : unit.end].tolist() for unit in units}
         if not indices:
             return
@@ -174,19 +155,31 @@ class SampleWindow(BatchSource):
             yield from ((unit, list(islice(samples, unit.samples))) for unit in indices)
             return
         for unit, some in indices.items():
-            seed = unit.seed + unit.number if self._whole else derive_seed(unit.seed, "block", unit.number)
-            reseed(seed, self._device)
+            reseed(self._seed(unit), self._device)
             yield unit, self._fetcher.fetch(some)
+
+    def _seed(self, unit: Unit) -> int:
+        """The seed of samples that draw."""
+        return unit.seed + unit.number if self._whole else derive_seed(unit.seed, "block", unit.number)
+
+    def _request(self, unit: Unit, order: Tensor) -> Request:
+        """The request for a unit to the loader processes."""
+        indices = order[unit.first : unit.end].tolist()
+        seed = self._seed(unit) if self._draws else None
+        return Request((unit, self._draws, self._whole), indices, seed, self._draws, self._whole)
 
     def _kept(self, samples: list[Any]) -> Any:
         """A unit in the form in which it is held."""
         if self._whole:
-            return self._collated(samples)
+            return self._moved(compact(samples)) if self._fetcher.ahead else self._collated(samples)
         return list(map(compact, samples)) if any(map(bulky, samples)) else samples
 
     def _collated(self, samples: list[Any]) -> Any:
         """Samples as a batch on the device."""
-        batch = self._collate(samples)
+        return self._moved(self._collate(samples))
+
+    def _moved(self, batch: Any) -> Any:
+        """A batch on the device."""
         leaves = pytree.tree_leaves(batch)
         if all(leaf.device == self._device for leaf in leaves if isinstance(leaf, Tensor)):
             return batch
@@ -200,7 +193,7 @@ class SampleWindow(BatchSource):
             self._early.discard(unit)
             held -= unit.samples
 
-    def _drop(self, units: Iterable[_Unit]) -> None:
+    def _drop(self, units: Iterable[Unit]) -> None:
         for unit in units:
             self._held.pop(unit, None)
 
@@ -209,6 +202,7 @@ class SampleWindow(BatchSource):
         self._held.clear()
         self._early.clear()
         self._newest.forget()
+        self._fetcher.forget()
 
 
 class _LastBatchCache:
@@ -254,12 +248,6 @@ class _LastBatchCache:
     def forget(self) -> None:
         """Drop the batch."""
         self._kept = self._last = None
-
-
-def _blocks(seed: int, first: int, end: int, order: int) -> list[_Unit]:
-    """The blocks with the samples between two places, in an order of `order` samples."""
-    starts = range(first - first % BLOCK, end, BLOCK)
-    return [_Unit(seed, start // BLOCK, start, min(start + BLOCK, order)) for start in starts]
 
 
 def _filled(samples: int) -> int:

@@ -12,7 +12,7 @@ from shoal.core.space import Space
 from shoal.core.trial import Trial
 from shoal.planner.packing.base import Packing
 
-__all__ = ["DryRunRequest", "dry_run_request", "hand_over"]
+__all__ = ["DryRunRequest", "capture_request", "dry_run_request"]
 
 
 @dataclass(frozen=True)
@@ -37,18 +37,18 @@ class DryRunRequest:
         return Space.from_json(self.spec["space"])
 
     def trials(self, count: int) -> list[Trial]:
-        """The first trials that `Random` would propose for this study."""
+        """Return the first trials that `Random` would propose for this study."""
         first, *others = objectives(self.spec["metric"], self.spec["mode"])
         shared = None if self.spec["data_seed"] == "trial" else self.spec["data_seed"]
         problem = Problem(self.space, first.metric, first.mode, self.spec["seed"], shared, tuple(others))
         return problem.random_trials(range(count))
 
 
-class _HandedOver(BaseException):
+class _RequestCaptured(BaseException):
     """Ends a call of `tune` after its request is captured; no `except Exception` around the call catches it."""
 
 
-_wanted: list[list[DryRunRequest]] = []
+_destinations: list[list[DryRunRequest]] = []
 """Destinations of captured requests, the innermost `dry_run_request` last."""
 
 
@@ -62,17 +62,17 @@ def dry_run_request(run: Callable[[], None]) -> DryRunRequest | None:
         The request, or None if there is no such call.
     """
     found: list[DryRunRequest] = []
-    _wanted.append(found)
+    _destinations.append(found)
     try:
-        with suppress(_HandedOver):
+        with suppress(_RequestCaptured):
             run()
     finally:
-        _wanted.pop()
+        _destinations.pop()
     return found[0] if found else None
 
 
-def hand_over(study: DryRunRequest) -> None:
-    """Called by `tune` after its checks: within `dry_run_request`, store the request and end the call."""
-    if _wanted:
-        _wanted[-1].append(study)
-        raise _HandedOver
+def capture_request(study: DryRunRequest) -> None:
+    """Store the request and end the call of `tune` if it runs within `dry_run_request`; `tune` calls this function."""
+    if _destinations:
+        _destinations[-1].append(study)
+        raise _RequestCaptured

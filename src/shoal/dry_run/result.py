@@ -10,7 +10,7 @@ from shoal.cost.estimate import first_fetching, memory, step_seconds
 from shoal.planner.grouping import Grouping, candidate
 from shoal.planner.packing.base import Candidate, Packing, PackingContext
 from shoal.planner.packing.cost import Cost
-from shoal.planner.packing.groups import needed
+from shoal.planner.packing.groups import memory_needed
 from shoal.planner.packing.prediction import predicted
 from shoal.planner.partition import Profiles
 from shoal.schedule.ledger import bytes_text
@@ -25,7 +25,7 @@ PLANS = {
 }
 """Plans that are compared, with their titles for display."""
 
-WORTH = 0.05
+MIN_SAVED_PART = 0.05
 """Least saved part of the time from which sharing pays."""
 
 
@@ -38,16 +38,16 @@ class PlannedArray:
         job: Number of the job, from 1 on.
         packed_with: Places in the plan of the other arrays of the job.
         seconds: Seconds of an epoch of the whole job, including its start.
-        apart: Seconds of an epoch of each trial of the array as a job of its own.
-        decided: Decision on fusing and packing, with its reason.
+        separate_seconds: Seconds of an epoch of each trial of the array as a job of its own.
+        decision: Decision on fusing and packing, with its reason.
     """
 
     array: Array
     job: int
     packed_with: tuple[int, ...]
     seconds: float
-    apart: float
-    decided: str
+    separate_seconds: float
+    decision: str
 
     @property
     def profile(self) -> Profile:
@@ -121,18 +121,18 @@ class DryRun:
         return sum(each.members for each in self.arrays)
 
     def saves(self, name: str) -> float:
-        """Part of the time that a plan saves over one job per trial; IMPV of Pack."""
-        apart = self.totals["apart"]
-        return (apart - self.totals[name]) / apart if apart else 0.0
+        """Return the part of the time that a plan saves over one job per trial; IMPV of Pack."""
+        separate_seconds = self.totals["apart"]
+        return (separate_seconds - self.totals[name]) / separate_seconds if separate_seconds else 0.0
 
     @property
     def pays(self) -> bool:
         """Whether the chosen plan is clearly faster than one job per trial."""
-        return self.saves("chosen") >= WORTH
+        return self.saves("chosen") >= MIN_SAVED_PART
 
 
 def percent(part: float) -> str:
-    """A fraction as text: 0.31 is "31 %"."""
+    """Return a fraction as text: 0.31 is "31 %"."""
     return f"{round(100 * part)} %"
 
 
@@ -155,16 +155,16 @@ class DryRunPlan:
     refused: list[tuple[tuple[int, ...], str]] = field(default_factory=list)
 
     def candidates(self, arrays: Sequence[Array]) -> list[Candidate]:
-        """The packing candidates of arrays."""
+        """Return the packing candidates of arrays."""
         return [candidate(array, self.profiles, [self.device]) for array in arrays]
 
     def context(self) -> PackingContext:
-        """The packing context of all arrays."""
-        everyone = self.candidates([array for group in self.jobs for array in group])
-        return self.grouping.context(everyone, [self.device], {})
+        """Return the packing context of all arrays."""
+        candidates = self.candidates([array for group in self.jobs for array in group])
+        return self.grouping.context(candidates, [self.device], {})
 
     def seconds(self, shared: bool) -> float:
-        """Seconds of one epoch of all jobs, including the fetching of kept samples.
+        """Return the seconds of one epoch of all jobs, including the fetching of kept samples.
 
         Args:
             shared: Whether kept samples are fetched once for all jobs, else once per job.
@@ -182,7 +182,7 @@ class DryRunPlan:
 def planned(
     plan: DryRunPlan, packing: Packing, fuse: bool, failures: Mapping[str, Sequence[Sequence[int]]]
 ) -> tuple[PlannedArray, ...]:
-    """The arrays of a plan, job by job, with the reasons for fusing and packing.
+    """Return the arrays of a plan, job by job, with the reasons for fusing and packing.
 
     Args:
         plan: The plan.
@@ -190,19 +190,19 @@ def planned(
         fuse: Whether trials may be fused.
         failures: Reason why arrays could not share a process -> numbers of the trials of each of these arrays.
     """
-    context, found, place = plan.context(), [], 0
+    context, arrays, next_index = plan.context(), [], 0
     for number, group in enumerate(plan.jobs, start=1):
         saved = predicted(plan.candidates(group), context)
-        places = range(place, place + len(group))
+        places = range(next_index, next_index + len(group))
         for index, array in zip(places, group, strict=True):
             others = tuple(other for other in places if other != index)
             if others:
                 names = ", ".join(str(other + 1) for other in others)
-                packed = f"packed with {names}: saves {percent(saved.impv)}"
+                pack_text = f"packed with {names}: saves {percent(saved.impv)}"
             else:
-                packed = f"by itself: {_why_single(array, plan, context, packing, failures)}"
-            fused = _fused(array, plan, fuse)
-            found.append(
+                pack_text = f"by itself: {_why_single(array, plan, context, packing, failures)}"
+            fusion_text = _fusion_text(array, plan, fuse)
+            arrays.append(
                 PlannedArray(
                     array,
                     number,
@@ -212,25 +212,25 @@ def planned(
                         predicted([each], context).together
                         for each in plan.candidates([Array(array.key, (x,)) for x in array.members])
                     ),
-                    f"{fused}; {packed}" if fused else packed,
+                    f"{fusion_text}; {pack_text}" if fusion_text else pack_text,
                 )
             )
-        place += len(group)
-    return tuple(found)
+        next_index += len(group)
+    return tuple(arrays)
 
 
-def _fused(array: Array, plan: DryRunPlan, fuse: bool) -> str:
-    """Text on whether the trials of the array are fused, and why not; "" if no other trial has its key."""
+def _fusion_text(array: Array, plan: DryRunPlan, fuse: bool) -> str:
+    """Return the text on whether the trials of the array are fused, and why not; "" if no other trial has its key."""
     if len(array.members) > 1:
         return f"{len(array.members)} trials fused"
-    alike = [other for group in plan.jobs for other in group if other.key == array.key]
-    if len(alike) == 1:
+    same_key = [other for group in plan.jobs for other in group if other.key == array.key]
+    if len(same_key) == 1:
         return ""
     if not fuse:
         return "not fused: fuse=False"
     profile = plan.profiles(array.key, plan.device.kind)
     if profile is not None and memory(profile, 2) > plan.device.memory:
-        return f"not fused: two take {bytes_text(memory(profile, 2))}, {_limit(plan.device)}"
+        return f"not fused: two take {bytes_text(memory(profile, 2))}, {_memory_text(plan.device)}"
     return "not fused: together no faster"
 
 
@@ -241,22 +241,22 @@ def _why_single(
     packing: Packing,
     failures: Mapping[str, Sequence[Sequence[int]]],
 ) -> str:
-    """Reason why an array has a job of its own."""
+    """Return the reason why an array has a job of its own."""
     number = array.members[0].trial.number
     for reason, lanes in failures.items():
         if any(number in lane for lane in lanes):
             return f"measuring it with others failed: {reason}"
-    near = [x for group in plan.jobs for x in group if x is not array and x.key.data == array.key.data]
-    if not near:
+    same_data = [x for group in plan.jobs for x in group if x is not array and x.key.data == array.key.data]
+    if not same_data:
         return "no other array has its data"
-    (own,) = plan.candidates([array])
-    pairs = [[own, other] for other in plan.candidates(near)]
-    fitting = [predicted(pair, context).impv for pair in pairs if needed(pair) <= plan.device.memory]
+    (candidate_,) = plan.candidates([array])
+    pairs = [[candidate_, other] for other in plan.candidates(same_data)]
+    fitting = [predicted(pair, context).impv for pair in pairs if memory_needed(pair) <= plan.device.memory]
     if not fitting:
-        return f"needs {bytes_text(min(map(needed, pairs)))} with another array, {_limit(plan.device)}"
-    asked = f", at least {percent(packing.worth)} is asked" if isinstance(packing, Cost) else f", {packing} decides"
-    return f"sharing would save up to {percent(max(fitting))}{asked}"
+        return f"needs {bytes_text(min(map(memory_needed, pairs)))} with another array, {_memory_text(plan.device)}"
+    threshold = f", at least {percent(packing.worth)} is asked" if isinstance(packing, Cost) else f", {packing} decides"
+    return f"sharing would save up to {percent(max(fitting))}{threshold}"
 
 
-def _limit(device: Device) -> str:
+def _memory_text(device: Device) -> str:
     return f"{device.name} has {bytes_text(device.memory)}"

@@ -19,7 +19,7 @@ from shoal.cost.history import History
 from shoal.cost.store import ProfileStore
 from shoal.dry_run.request import DryRunRequest
 from shoal.dry_run.result import DryRun, DryRunPlan, Failed, planned
-from shoal.planner.families import families, in_turns
+from shoal.planner.families import families, round_robin
 from shoal.planner.grouping import Grouping
 from shoal.planner.packing.base import Packing
 from shoal.planner.packing.baselines import NoPacking
@@ -44,58 +44,62 @@ _JOB = "dry run"
 FETCH_SECONDS = 15.0
 """Longest time spent on fetching samples before anything is timed."""
 
-LEAST_SECONDS, LIMIT_SECONDS = 0.5, 30.0
+MIN_POLL_SECONDS, LIMIT_SECONDS = 0.5, 30.0
 """Shortest time for which arrays take turns, so that failures show; and the time limit of the choice of a way."""
 
 
-def dry_run(asked: DryRunRequest, trials: Sequence[Trial], history: History, tell: Callable[[str], None]) -> DryRun:
+def dry_run(
+    request: DryRunRequest, trials: Sequence[Trial], history: History, on_progress: Callable[[str], None]
+) -> DryRun:
     """Profile trials on the first requested device, and plan them as if each were to train one epoch.
 
     No trial is trained to its budget. Only profiles are written, for later searches. The number of threads of this
     process is set as in a worker.
 
     Args:
-        asked: The requested study.
+        request: The requested study.
         trials: Trials of the study, at least one.
         history: The job history for the profiles; known structures are measured again.
-        tell: Receiver of progress lines.
+        on_progress: Receiver of progress lines.
 
     Raises:
         TaskError: The task breaks its contract.
     """
     remove_abandoned()
-    with TemporaryFolder() as nothing:
-        return _DryRunner(asked, history, tell, nothing.path).run(trials)
+    with TemporaryFolder() as temporary:
+        return _DryRunner(request, history, on_progress, temporary.path).run(trials)
 
 
 class _DryRunner:
-    def __init__(self, asked: DryRunRequest, history: History, tell: Callable[[str], None], directory: Path) -> None:
-        self._asked = asked
+    def __init__(
+        self, request: DryRunRequest, history: History, on_progress: Callable[[str], None], directory: Path
+    ) -> None:
+        self._request = request
         self._history = history
-        self._store = ProfileStore(history, asked.spec.get("task", ""))
-        self._tell = tell
-        self._node, self._device = next(iter(asked.cluster))
-        self._worker_state, self._signature_builder = prepare(self._device, WorkerContext(directory, asked.task))
+        self._store = ProfileStore(history, request.spec.get("task", ""))
+        self._on_progress = on_progress
+        self._node, self._device = next(iter(request.cluster))
+        self._worker_state, self._signature_builder = prepare(self._device, WorkerContext(directory, request.task))
         self._failures: dict[str, list[int]] = {}
         self._unmeasurable: set[tuple[FusionKey, str]] = set()
         self._packs: dict[tuple[tuple[int, ...], ...], str] = {}
         """Numbers of the trials of each array -> reason why the arrays cannot share a process; "" if they can."""
 
     def run(self, trials: Sequence[Trial]) -> DryRun:
-        self._tell(f"looking at {len(trials)} configurations")
-        members = self._look(trials)
-        for place, (key, some) in enumerate(members.items(), start=1):
-            self._tell(f"measuring structure {place} of {len(members)} on {self._device.name}")
-            some[:] = self._measure(key, some)
-        waiting = sorted(((member, key) for key, some in members.items() for member in some), key=_number)
-        fuse, packing = self._asked.spec["fuse"], self._asked.packing
-        for family, several in families(waiting).items() if fuse else ():
-            self._tell(f"measuring {len({key for _, key in several})} structures as one array")
-            self._measure_family(family, in_turns(several))
+        self._on_progress(f"looking at {len(trials)} configurations")
+        members = self._group_by_structure(trials)
+        for place, (key, group) in enumerate(members.items(), start=1):
+            self._on_progress(f"measuring structure {place} of {len(members)} on {self._device.name}")
+            group[:] = self._measure(key, group)
+        waiting = sorted(((member, key) for key, group in members.items() for member in group), key=_number)
+        fuse, packing = self._request.spec["fuse"], self._request.packing
+        for family, members_of_family in families(waiting).items() if fuse else ():
+            self._on_progress(f"measuring {len({key for _, key in members_of_family})} structures as one array")
+            self._measure_family(family, round_robin(members_of_family))
         chosen = self._plan(waiting, fuse, packing)
-        while new := [group for group in chosen.jobs if len(group) > 1 and _numbers(group) not in self._packs]:
-            for group in new:
-                self._try_pack(group)
+        while unmeasured := [group for group in chosen.jobs if len(group) > 1 and _numbers(group) not in self._packs]:
+            for arrays in unmeasured:
+                self._measure_pack(arrays)
             chosen = self._plan(waiting, fuse, packing)  # with the new measurements
         for numbers, reason in chosen.refused:
             self._failures.setdefault(reason, []).extend(numbers)
@@ -113,8 +117,8 @@ class _DryRunner:
             tuple(Failed(tuple(numbers), reason) for reason, numbers in self._failures.items()),
         )
 
-    def _look(self, trials: Sequence[Trial]) -> dict[FusionKey, list[Member]]:
-        """The trials by structure, without trials whose signature cannot be built."""
+    def _group_by_structure(self, trials: Sequence[Trial]) -> dict[FusionKey, list[Member]]:
+        """Return the trials by structure, without trials whose signature cannot be built."""
         members: dict[FusionKey, list[Member]] = {}
         for trial in trials:
             try:
@@ -126,14 +130,14 @@ class _DryRunner:
         return members
 
     def _measure(self, key: FusionKey, members: Sequence[Member]) -> list[Member]:
-        """Profile a structure; returns the members with which this works, and notes the failure of the others."""
+        """Profile a structure; return the members that can be profiled, and record the failures of the others."""
         try:
             self._observe(Array(key, tuple(members[:PROFILE_MEMBERS])))
         except (Exception, SystemExit) as error:  # reported with the trials
-            left = [member for member in members if self._measure(key, [member])] if len(members) > 1 else []
-            if 0 < len(left) < len(members):
-                return self._measure(key, left)
-            if left or len(members) == 1:
+            measurable = [member for member in members if self._measure(key, [member])] if len(members) > 1 else []
+            if 0 < len(measurable) < len(members):
+                return self._measure(key, measurable)
+            if measurable or len(members) == 1:
                 self._fail([member.trial for member in members], error)
             return []
         return list(members)
@@ -163,18 +167,18 @@ class _DryRunner:
         """
         numbers = [trial.number for trial in trials]
         if isinstance(error, TaskError):
-            met = f"configuration {numbers[0]}, {dict(trials[0].config)}" if len(trials) == 1 else f"one of {numbers}"
-            raise TaskError(f"{error}; it was met with {met}") from error
-        reason = _in_short(error)
+            place = f"configuration {numbers[0]}, {dict(trials[0].config)}" if len(trials) == 1 else f"one of {numbers}"
+            raise TaskError(f"{error}; it was met with {place}") from error
+        reason = _one_line(error)
         if reason not in self._failures:
             _log.warning("trials %s could not be measured:\n%s", numbers, user_traceback(error))
         self._failures.setdefault(reason, []).extend(numbers)
 
     def _plan(self, waiting: Sequence[tuple[Member, FusionKey]], fuse: bool, packing: Packing) -> DryRunPlan:
-        """The jobs that the planner starts on the device one after another."""
+        """Return the jobs that the planner starts on the device one after another."""
         ids = map("job-{}".format, count())
-        spec = self._asked.spec
-        grouping = Grouping(packing, self._history.pack_speeds, self._asked.space.axes(), spec["seed"])
+        spec = self._request.spec
+        grouping = Grouping(packing, self._history.pack_speeds, self._request.space.axes(), spec["seed"])
         cluster = Cluster((Node(self._node.name, self._node.cores, (self._device,)),))
         alone = {number for group, reason in self._packs.items() if reason for lane in group for number in lane}
         plan = DryRunPlan(self._device, self._store.estimate, grouping)
@@ -190,9 +194,9 @@ class _DryRunner:
             waiting = [(member, key) for member, key in waiting if member.trial.number not in begun]
         return plan
 
-    def _try_pack(self, arrays: Sequence[Array]) -> None:
+    def _measure_pack(self, arrays: Sequence[Array]) -> None:
         """Measure arrays in one process, and note whether they can share one."""
-        self._tell(f"measuring {len(arrays)} arrays in one process")
+        self._on_progress(f"measuring {len(arrays)} arrays in one process")
         group = _numbers(arrays)
         try:
             pack_speed = _measure_pack_speed(arrays, self._worker_state)
@@ -200,7 +204,7 @@ class _DryRunner:
             raise TaskError(f"{error}; it was met with the configurations {group} in one process") from error
         except (Exception, SystemExit) as error:  # reported with the arrays
             _log.warning("arrays could not be measured together:\n%s", user_traceback(error))
-            self._packs[group] = _in_short(error)
+            self._packs[group] = _one_line(error)
         else:
             self._packs[group] = ""
             if pack_speed < 1:
@@ -219,7 +223,7 @@ def _fetch_kept(array: Array, worker_state: WorkerState) -> None:
 
 
 def _numbers(group: Sequence[Array]) -> tuple[tuple[int, ...], ...]:
-    """Numbers of the trials of each array."""
+    """Return the numbers of the trials of each array."""
     return tuple(tuple(member.trial.number for member in array.members) for array in group)
 
 
@@ -227,8 +231,8 @@ def _number(waiting: tuple[Member, FusionKey]) -> int:
     return waiting[0].trial.number
 
 
-def _in_short(error: BaseException) -> str:
-    """An error on one line."""
+def _one_line(error: BaseException) -> str:
+    """Return an error on one line."""
     if outcome_of(error) is Outcome.OUT_OF_MEMORY:
         return "out of memory"
     text = " ".join(str(error).split())
@@ -248,29 +252,29 @@ def _measure_pack_speed(arrays: Sequence[Array], worker_state: WorkerState) -> f
     Raises:
         Exception: An error of the task.
     """
-    lanes = [ArrayTrainer("", _endless(array), worker_state, timing_only=True) for array in arrays]
-    turns = LaneScheduler(worker_state.device)
+    lanes = [ArrayTrainer("", _without_end(array), worker_state, timing_only=True) for array in arrays]
+    scheduler = LaneScheduler(worker_state.device)
     began = time.perf_counter()
 
     def elapsed() -> float:
         return time.perf_counter() - began
 
-    while elapsed() < (LEAST_SECONDS if turns.way else LIMIT_SECONDS):
+    while elapsed() < (MIN_POLL_SECONDS if scheduler.way else LIMIT_SECONDS):
         for lane in lanes:
             while not lane.ready:
                 lane.prepare()
-        for failure in turns.round(lanes, lambda: elapsed() >= LIMIT_SECONDS):
+        for failure in scheduler.round(lanes, lambda: elapsed() >= LIMIT_SECONDS):
             raise failure.error
         for lane in lanes:
-            lane.events.clear()  # no consumer
-    seconds, way = turns.seconds, turns.way
-    del lanes, turns
+            lane.events.clear()  # nothing reads these events
+    seconds, way = scheduler.seconds, scheduler.way
+    del lanes, scheduler
     give_back(worker_state.device)
     return seconds[way] / seconds["turns"] if way is not None and "turns" in seconds else 1.0
 
 
-def _endless(array: Array) -> Array:
-    """The array without an end, and never compiled, since epochs are timed from the first step."""
+def _without_end(array: Array) -> Array:
+    """Return the array without an end, and never compiled, since epochs are timed from the first step."""
     members = tuple(replace(member, target=sys.maxsize) for member in array.members)
     profile = None if array.profile is None else replace(array.profile, compiled_gain={1: 1.0})
     return replace(array, members=members, profile=profile)

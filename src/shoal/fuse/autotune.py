@@ -42,7 +42,7 @@ T = TypeVar("T")
 Layouts = Mapping[str, Callable[..., Sequence[Tensor | None]]]
 """Way -> function that returns its tensors in the memory layout that suits the way best."""
 
-_RULES = RaceRules(most=9, hopeless=3.0, hopeless_seconds=0.02, margin=1.03, budget_seconds=2.0)
+_RULES = RaceRules(max_runs=9, drop_ratio=3.0, drop_after_seconds=0.02, margin=1.03, budget_seconds=2.0)
 """Rules of a race; candidates are given up soon, since training waits for the race."""
 
 _DEVICES = ("cpu", "cuda")
@@ -293,7 +293,7 @@ def _benchmark(ways: Mapping[str, Callable[..., Any]], tensors: Sequence[Tensor 
     given = {name: layouts[name](*tensors) if name in layouts else tensors for name in ways}
     runs = {name: partial(_pass, way, [_leaf(tensor) for tensor in given[name]], device) for name, way in ways.items()}
     with _unseen(device):
-        return choose_fastest(runs, _RULES, refusals=(RuntimeError,))
+        return choose_fastest(runs, _RULES, expected_errors=(RuntimeError,))
 
 
 def _leaf(tensor: Tensor | None) -> Tensor | None:

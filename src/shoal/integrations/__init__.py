@@ -1,1 +1,1 @@
-"""Other libraries' training loops, trackers and searchers; each module imports its library when it is used."""
+"""Integrations with other libraries, each in a module of its own that imports its library when it is used."""

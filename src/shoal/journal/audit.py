@@ -14,7 +14,7 @@ from shoal.journal.view import JournalView
 __all__ = ["Overcommitment", "overcommitments"]
 
 _SLACK = 1e-9
-"""Relative excess over a limit that counts as floating-point rounding."""
+"""Relative excess over a limit that is attributed to floating-point rounding."""
 
 _Change = tuple[float, str, float]
 """Time, job id, and the amount reserved from then on."""
@@ -25,10 +25,10 @@ class Overcommitment:
     """A moment at which reservations exceeded the capacity.
 
     Args:
-        place: Name of the device, or of the node.
+        place: Name of the device or node.
         what: "bytes" of a device, or "cores" of a node.
         time: Begin of the excess, in seconds since 1970.
-        promised: Sum of the reservations.
+        reserved: Sum of the reservations.
         limit: Capacity of the device or node.
         jobs: Ids of the jobs with reservations there.
     """
@@ -36,21 +36,21 @@ class Overcommitment:
     place: str
     what: Literal["bytes", "cores"]
     time: float
-    promised: float
+    reserved: float
     limit: float
     jobs: tuple[str, ...]
 
     def __str__(self) -> str:
         return (
-            f"{self.place}: {self.promised:g} of {self.limit:g} {self.what} were promised at {self.time:.3f} to "
+            f"{self.place}: {self.reserved:g} of {self.limit:g} {self.what} were reserved at {self.time:.3f} to "
             f"{', '.join(self.jobs)}"
         )
 
 
 def overcommitments(journal: JournalView, cluster: Cluster) -> list[Overcommitment]:
-    """Every moment at which the jobs of a device had more than its memory, or those of a node more than its cores.
+    """Find each time at which jobs reserved more memory than their device has, or more cores than their node has.
 
-    Unknown demands count as 0. A moment is a change of the sum to a larger excess.
+    Unknown demands count as 0. Each result is the time of a change that increased the excess.
 
     Args:
         journal: Journal of the study, which may be running.
@@ -62,15 +62,15 @@ def overcommitments(journal: JournalView, cluster: Cluster) -> list[Overcommitme
     nodes = {device.name: node for node, device in cluster}
     memory: dict[str, list[_Change]] = {device.name: [] for _, device in cluster}
     cores: dict[str, list[_Change]] = {node.name: [] for node in cluster.nodes}
-    promises = journal.promises()
+    reservations = journal.reservations()
     for job in journal.jobs():
         if job.device not in nodes:
             raise JournalError(f"{job.id} ran on {job.device}, which is not among the devices: {', '.join(nodes)}")
-        given = promises[job.id]
+        given = reservations[job.id]
         ends = [] if job.ended is None else [Reservation(job.ended)]
-        for promise in (*given, *ends):
-            memory[job.device].append((promise.time, job.id, promise.memory or 0))
-            cores[nodes[job.device].name].append((promise.time, job.id, promise.cores or 0.0))
+        for reservation in (*given, *ends):
+            memory[job.device].append((reservation.time, job.id, reservation.memory or 0))
+            cores[nodes[job.device].name].append((reservation.time, job.id, reservation.cores or 0.0))
     found: list[Overcommitment] = []
     for _, device in cluster:
         found += _swept(device.name, "bytes", memory[device.name], device.memory)
@@ -82,7 +82,7 @@ def overcommitments(journal: JournalView, cluster: Cluster) -> list[Overcommitme
 def _swept(
     place: str, what: Literal["bytes", "cores"], changes: Iterable[_Change], limit: float
 ) -> Iterable[Overcommitment]:
-    """The excess after each moment; changes at the same time count as one."""
+    """Yield each increase of the excess; changes at the same time count as one."""
     held: dict[str, float] = {}
     before = 0.0
     for time, at_once in groupby(sorted(changes, key=itemgetter(0)), key=itemgetter(0)):

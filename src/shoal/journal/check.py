@@ -1,4 +1,4 @@
-"""Validation of a journal's study values before a process uses them: SQLite and JSON take any value."""
+"""Validation of the study values in a journal, because SQLite and JSON accept any value."""
 
 import math
 import re
@@ -9,34 +9,34 @@ from typing import Any
 from shoal.core.space import is_number
 from shoal.journal.view import JournalView
 
-__all__ = ["check_noted", "check_study"]
+__all__ = ["check_optional_values", "check_study"]
 
 _Test = Callable[[Any], bool]
 
 
 def check_study(journal: JournalView) -> None:
-    """Check that a study can be resumed from its journal. Writes nothing, and runs no code of the study.
+    """Check that a study can be resumed from its journal. This writes nothing and runs no code of the study.
 
     Raises:
-        JournalError: a value is missing or invalid; names the file, the key, the value and the remedy.
+        JournalError: a value is missing or invalid; the message names the file, the key, the value and the remedy.
     """
-    for key, (test, wanted) in _NEEDED.items():
+    for key, (test, wanted) in _REQUIRED.items():
         if key not in journal.study:
             raise journal.tables.damaged(f"`{key}` of its study is missing; it must be {wanted}")
         _check(journal, key, test, wanted)
-    check_noted(journal)
+    check_optional_values(journal)
     _ = journal.space
     for name in ("task", "algorithm"):
         journal.blob(name)
 
 
-def check_noted(journal: JournalView) -> None:
-    """Check the values that only some studies have, which displays need, too.
+def check_optional_values(journal: JournalView) -> None:
+    """Check the values that only some studies have.
 
     Raises:
         JournalError: a value is invalid, as in `check_study`.
     """
-    for key, (test, wanted) in _NOTED.items():
+    for key, (test, wanted) in _OPTIONAL.items():
         if key in journal.study:
             _check(journal, key, test, wanted)
 
@@ -55,12 +55,12 @@ def _is_flag(value: object) -> bool:
     return isinstance(value, bool)
 
 
-def _is_whole(value: object) -> bool:
+def _is_integer(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _is_seed(value: object) -> bool:
-    return value == "trial" or (_is_whole(value) and -(2**63) <= value < 2**63)  # type: ignore[operator]
+    return value == "trial" or (_is_integer(value) and -(2**63) <= value < 2**63)  # type: ignore[operator]
 
 
 def _is_opaque(value: object) -> bool:
@@ -94,18 +94,18 @@ def _or_null(test: _Test) -> _Test:
     return lambda value: value is None or test(value)
 
 
-def _are_retried(value: object) -> bool:
+def _is_retry_table(value: object) -> bool:
     after = value.get("after", {}) if isinstance(value, dict) else None
-    return isinstance(after, dict) and all(key.isdecimal() and _is_whole(seq) for key, seq in after.items())
+    return isinstance(after, dict) and all(key.isdecimal() and _is_integer(seq) for key, seq in after.items())
 
 
-_NUMBERS = (_list_of(_is_whole), "a list of numbers of trials")
+_TRIAL_NUMBERS = (_list_of(_is_integer), "a list of numbers of trials")
 _NAME = (_is_text, "a text")
 _FLAG = (_is_flag, "true or false")
 
-_NEEDED: dict[str, tuple[_Test, str]] = {
+_REQUIRED: dict[str, tuple[_Test, str]] = {
     "task": _NAME,
-    "opaque": (_is_opaque, 'what names a function or a command, or "" of a Task'),
+    "opaque": (_is_opaque, 'the key of a function or command, or "" for a Task'),
     "space": _NAME,
     "algorithm": _NAME,
     "policy": _NAME,
@@ -114,48 +114,52 @@ _NEEDED: dict[str, tuple[_Test, str]] = {
     "devices": (_are_devices, "a name of devices, or a list of names"),
     "backend": _NAME,
     "sharing": _NAME,
-    "seed": (_is_whole, "an integer"),
+    "seed": (_is_integer, "an integer"),
     "data_seed": (_is_seed, 'an integer of 64 bits or "trial"'),
-    "retries": (lambda value: _is_whole(value) and value >= 0, "an integer of at least 0"),
+    "retries": (lambda value: _is_integer(value) and value >= 0, "an integer of at least 0"),
     "checkpoint_seconds": (_at_least(0), "a number of seconds, at least 0"),
     "hang_seconds": (_at_least(0), "a number of seconds, at least 0"),
     "paths": (_list_of(_is_text), "a list of paths"),
 }
 """Values of every study, in all journal versions that can be read."""
 
-_EDITS = _fields(time=is_number, files=_values(_is_text), open=_list_of(_is_whole), next=_is_whole)
-_ASKED = _fields(
+_EDIT = _fields(time=is_number, files=_values(_is_text), open=_list_of(_is_integer), next=_is_integer)
+_INTERVENTION = _fields(
     time=is_number,
     request=_is_text,
     verb=_is_text,
-    trials=_list_of(_is_whole),
+    trials=_list_of(_is_integer),
     text=_is_text,
     refused=_list_of(_is_text),
 )
 
-_NOTED: dict[str, tuple[_Test, str]] = {
+_OPTIONAL: dict[str, tuple[_Test, str]] = {
+    "callbacks": (_list_of(_fields(name=_is_text, pickled=_is_text)), "a list of names with pickles"),
     "kept": _FLAG,
     "finished": _FLAG,
     "paused": _FLAG,
+    "end_requested": _FLAG,
     "ended": _FLAG,
-    "over": _FLAG,
     "project": (_or_null(_is_text), "a path or null"),
     "batches": _NAME,
     "note": _NAME,
     "sources": (_values(_fields(digest=_is_text, text=_or_null(_is_text))), "files and their digests"),
-    "totals": (_or_null(_fields(trials=_is_whole, least=_is_whole, most=_is_whole)), "numbers of trials and epochs"),
-    "held": _NUMBERS,
-    "tried": _NUMBERS,
-    "retried": (_are_retried, "numbers of trials with the report after which each was to be tried again"),
+    "totals": (
+        _or_null(_fields(trials=_is_integer, least=_is_integer, most=_is_integer)),
+        "numbers of trials and epochs",
+    ),
+    "paused_trials": _TRIAL_NUMBERS,
+    "common_failure_trials": _TRIAL_NUMBERS,
+    "retried": (_is_retry_table, "numbers of trials with the report after which each was to be tried again"),
     "fleet": (
         _fields(devices=_are_devices, added=_list_of(_is_text), removed=_list_of(_is_text)),
         "devices, with those that were added and removed",
     ),
-    "edits": (_list_of(_EDITS), "a list of edits of the task"),
-    "interventions": (_list_of(_ASKED), "a list of what users have asked for"),
+    "edits": (_list_of(_EDIT), "a list of edits of the task"),
+    "interventions": (_list_of(_INTERVENTION), "a list of users' requests"),
     "stopped": (
-        _or_null(_fields(text=_is_text, trials=_list_of(_is_whole), log=_is_text)),
-        "what its first trials failed of",
+        _or_null(_fields(text=_is_text, trials=_list_of(_is_integer), log=_is_text)),
+        "the common failure of the first trials",
     ),
 }
-"""Values of some studies: those of newer versions, or after certain events."""
+"""Values of studies of newer versions, or after certain events."""

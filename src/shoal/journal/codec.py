@@ -1,7 +1,7 @@
 """Encoding and decoding of journal columns.
 
-JSON text keeps floats to the last bit, NaN and infinities included. Decoding a value that a column cannot hold raises
-as Python does.
+JSON text keeps all bits of floats, NaN and infinities included. Decoding an invalid value raises the exception of the
+Python constructor that rejects it.
 """
 
 import json
@@ -33,18 +33,18 @@ def encode(value: Any, what: str) -> str:
         return json.dumps(value)
     except (TypeError, ValueError) as error:
         raise JournalError(
-            f"{what} cannot be kept in the journal ({error}): {value!r}; use None, bool, int, float, str, or lists and "
-            "string-keyed dicts of these"
+            f"{what} cannot be stored in the journal ({error}): {value!r}; use None, bool, int, float, str, or lists "
+            "and string-keyed dicts of these"
         ) from error
 
 
 def storable(text: str) -> str:
-    """A text that SQLite can keep: lone surrogates, which UTF-8 cannot encode, are escaped."""
+    """A text that SQLite can store. Lone surrogates, which UTF-8 cannot encode, are escaped."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 
 def trial_row(row: tuple[Any, ...]) -> TrialRow:
-    """The object of a row of the table trials, its columns in the order of `TrialRow`."""
+    """Decode a row of the table trials; its columns are in the order of `TrialRow`."""
     (
         number,
         config,
@@ -84,8 +84,8 @@ def trial_row(row: tuple[Any, ...]) -> TrialRow:
 
 
 def job_row(row: tuple[Any, ...]) -> JobRow:
-    """The object of a row of the table jobs, with the trials that joined it and its last reservation."""
-    job, purpose, device, text, started, ended, outcome, message, of_keys, joined, *promise = row
+    """Decode a row of the table jobs with the trials that joined it and its last reservation."""
+    job, purpose, device, text, started, ended, outcome, message, of_keys, joined, *reservation = row
     trials, keys = json.loads(text), json.loads(of_keys)
     if not all(isinstance(key, str) for key in keys):
         raise ValueError(f"the keys {of_keys}")
@@ -102,13 +102,13 @@ def job_row(row: tuple[Any, ...]) -> JobRow:
         outcome=outcome,
         message=message,
         keys=tuple(keys),
-        promise=None if promise[0] is None else Reservation(*promise),
+        reservation=None if reservation[0] is None else Reservation(*reservation),
         members={key: tuple(dict.fromkeys(x)) for key, x in keys.items()} if isinstance(keys, dict) else {},
     )
 
 
 def report_of(row: tuple[Any, ...]) -> Report:
-    """The object of a row of the table reports, its `seq` first."""
+    """Decode a row of the table reports; its first column is `seq`."""
     _, trial, epoch, metrics, seconds, state, reason = row
     return Report(trial, epoch, metrics_of(metrics), seconds, TrialState(state), reason)
 
@@ -121,7 +121,7 @@ def _object(text: str) -> dict[str, Any]:
 
 
 def metrics_of(text: str) -> dict[str, float]:
-    """The metrics of a JSON text: name -> value."""
+    """Decode metrics: name -> value."""
     values = _object(text)
     for name, value in values.items():
         if not is_number(value):
@@ -130,7 +130,7 @@ def metrics_of(text: str) -> dict[str, float]:
 
 
 def proposal_of(free: int, proposed: str, trials: dict[int, Trial]) -> Proposal:
-    """The object of a row of the table asks."""
+    """Decode a row of the table proposals."""
     groups = tuple(
         TrialGroup(tuple(trials[number] for number in group["trials"]), Budget(group["epochs"]), group["name"])
         for group in json.loads(proposed)
@@ -139,7 +139,7 @@ def proposal_of(free: int, proposed: str, trials: dict[int, Trial]) -> Proposal:
 
 
 def intervention_of(row: tuple[Any, ...]) -> Intervention:
-    """The object of a row of the table interventions."""
+    """Decode a row of the table interventions."""
     seq, time, request, verb, trials, devices, text, refused = row
     lists = (tuple(json.loads(trials)), tuple(json.loads(devices)))
     return Intervention(seq, time, request, verb, *lists, text, tuple(json.loads(refused)))

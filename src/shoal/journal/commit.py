@@ -1,4 +1,4 @@
-"""Commit of a step: writes its records to the journal, all of them or, after a kill, none."""
+"""Commit of a step: writes its records to the journal in one transaction."""
 
 from collections.abc import Iterable
 
@@ -45,38 +45,38 @@ def commit(journal: Journal, records: Iterable[Record]) -> None:
 def _write(journal: Journal, record: Record) -> None:
     match record:
         case GroupsProposed():
-            journal.asked(record.free, record.groups)
+            journal.record_proposal(record.free, record.groups)
         case TrialsReported():
-            journal.reported(record.job, record.reports)
+            journal.record_reports(record.job, record.reports)
         case Decided():
-            journal.decided(record.decisions)
+            journal.record_decisions(record.decisions)
         case Waiting():
-            journal.waiting_reasons(record.reasons)
+            journal.record_waiting_reasons(record.reasons)
         case JobStarted():
-            journal.job_started(record.job, record.device)
+            journal.record_job_start(record.job, record.device)
         case JobJoined():
-            journal.joined(record.job, record.device, record.arrays)
+            journal.record_join(record.job, record.device, record.arrays)
         case ReservationsChanged():
-            journal.promised(record.demands)
+            journal.record_reservations(record.demands)
         case JobLeaving():
-            journal.leaving(record.job, record.reason)
+            journal.record_preemption(record.job, record.reason)
         case JobKilled():
-            journal.killing(record.job, record.outcome, record.reason)
+            journal.record_kill(record.job, record.outcome, record.reason)
         case JobEnded():
-            journal.job_ended(record.job, record.outcome, record.message, failed=record.failed)
+            journal.record_job_end(record.job, record.outcome, record.message, failed=record.failed)
         case ArrayLeft():
-            journal.dropped(record.job, record.trials, record.message, failed=record.failed)
+            journal.record_dropped_trials(record.job, record.trials, record.message, failed=record.failed)
         case DevicesChanged():
-            journal.devices_are(record.cluster)
+            journal.record_devices(record.cluster)
         case StudyChanged():
             journal.put(record.key, record.value)
         case Requeued():
-            journal.retry(record.trials)
+            journal.requeue_failed(record.trials)
         case TrialAdded():
-            journal.trial_added(record.trial, record.target)
+            journal.record_added_trial(record.trial, record.target)
         case TrialsStopped():
-            journal.overruled(record.trials, record.reason)
+            journal.record_user_stop(record.trials, record.reason)
         case Intervened():
-            journal.intervened(record)
+            journal.record_intervention(record)
         case StoppedOnCommonFailure():
-            journal.stopped(record.cause)
+            journal.record_common_failure(record.cause)

@@ -1,4 +1,4 @@
-"""The writer's lock of a study. It is freed when its process ends in any way, even if forked processes live on."""
+"""The writer's lock of a study. It is freed when its process ends in any way, even if forked processes still run."""
 
 import fcntl
 import os
@@ -8,7 +8,7 @@ from pathlib import Path
 from shoal.cluster.process_lock import ProcessLock
 from shoal.core.errors import JournalError
 
-__all__ = ["WriterLock", "holder"]
+__all__ = ["WriterLock", "lock_owner"]
 
 _ATTEMPTS = 5
 _PAUSE_SECONDS = 0.02
@@ -40,7 +40,7 @@ class WriterLock:
         for attempt in range(_ATTEMPTS):
             if self._lock.exclusive():
                 break
-            # `holder` in a reader takes the lock for an instant; a writer keeps it.
+            # `lock_owner` in a reader takes the lock briefly; a writer keeps it.
             if attempt < _ATTEMPTS - 1:
                 time.sleep(_PAUSE_SECONDS)
         else:
@@ -54,7 +54,7 @@ class WriterLock:
         os.ftruncate(self._lock.file, len(name))
 
 
-def holder(directory: Path) -> int | None:
+def lock_owner(directory: Path) -> int | None:
     """Id of the process that runs the study; None if no process does."""
     try:
         with _path(directory).open() as file:
@@ -72,4 +72,4 @@ def _path(directory: Path) -> Path:
 
 def _pid(directory: Path) -> int:
     text = _path(directory).read_text().strip()
-    return int(text) if text else 0  # 0: the process has the lock, and has not written its id yet
+    return int(text) if text else 0  # 0: the process has the lock but has not written its id yet

@@ -1,4 +1,4 @@
-"""A journal locked by its one writer: creation, opening, closing and transactions."""
+"""A journal locked by its writer: creation, opening, closing and transactions."""
 
 import json
 import os
@@ -13,7 +13,7 @@ from shoal.core.errors import AlgorithmError, JournalError
 from shoal.core.objective import objectives
 from shoal.journal.codec import encode
 from shoal.journal.lock import WriterLock
-from shoal.journal.schema import connect, fill, migrate, open_existing, translated
+from shoal.journal.schema import connect, create_tables, migrate, open_existing, translate_errors
 from shoal.journal.view import JournalView
 from shoal.paths import absolute
 
@@ -23,7 +23,7 @@ __all__ = ["LockedJournal"]
 class LockedJournal(JournalView):
     """A study's journal that only this process may write while it is open.
 
-    A `kill -9` loses no recorded transaction, and leaves none half recorded.
+    A `kill -9` loses no committed transaction, and leaves no partial one.
 
     Args:
         directory: Directory of the study.
@@ -38,7 +38,7 @@ class LockedJournal(JournalView):
         super().__init__(directory, connection)
         self._lock = lock
         self._clock = clock
-        # In WAL mode a kill loses nothing under NORMAL; only a power cut may lose the last transactions, whole ones.
+        # In WAL mode with NORMAL a kill loses nothing; only a power failure may lose the last transactions.
         self.tables.rows("PRAGMA synchronous = NORMAL")
 
     @classmethod
@@ -74,13 +74,13 @@ class LockedJournal(JournalView):
                 f"a study has a metric and a mode 'min' or 'max', got {study['metric']!r}, {study['mode']!r}"
             ) from error
         values = {key: encode(value, f"the study's {key!r}") for key, value in study.items()}
-        with translated(directory, begun=False), ExitStack() as undo:
+        with translate_errors(directory, begun=False), ExitStack() as undo:
             directory.mkdir(parents=True, exist_ok=True)
             lock = WriterLock(directory)
             undo.callback(lock.release)
             connection = connect(directory, "rwc")
             undo.callback(connection.close)
-            fill(directory, connection, values, {"task": task, "algorithm": algorithm})
+            create_tables(directory, connection, values, {"task": task, "algorithm": algorithm})
             journal = cls(directory, connection, lock, clock)
             journal.begin_run(called)
             undo.pop_all()
@@ -98,8 +98,8 @@ class LockedJournal(JournalView):
             JournalError: there is no study, another process is running it, or this version cannot read it.
         """
         directory = absolute(directory)
-        open_existing(directory, write=True).close()  # makes no lock file where there is no study
-        with translated(directory), ExitStack() as undo:
+        open_existing(directory, write=True).close()  # raises before a lock file is made where there is no study
+        with translate_errors(directory), ExitStack() as undo:
             lock = WriterLock(directory)
             undo.callback(lock.release)
             connection = open_existing(directory, write=True)
@@ -113,7 +113,7 @@ class LockedJournal(JournalView):
         """Record that this process runs the study from now on.
 
         Args:
-            called: Start of the run, when the user called, in seconds since 1970; None: now.
+            called: Time of the user's call, in seconds since 1970, as the start of the run; None: now.
         """
         with self.transaction():
             self.tables.rows(
@@ -129,7 +129,7 @@ class LockedJournal(JournalView):
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """A transaction: all inside is recorded or, after an exception or a kill, nothing; may be nested.
+        """A transaction; it may be nested. After an exception or a kill nothing inside is recorded.
 
         Raises:
             StorageFullError: the disk is full; nothing of this transaction is recorded.
@@ -142,7 +142,7 @@ class LockedJournal(JournalView):
             yield
             self.tables.rows("COMMIT")
         except BaseException:
-            self._undone()
+            self._discard_caches()
             if self.tables.connection.in_transaction:  # SQLite rolls back by itself after some errors
                 self.tables.rows("ROLLBACK")
             raise
@@ -153,9 +153,9 @@ class LockedJournal(JournalView):
         self.tables.rows("INSERT OR REPLACE INTO study (key, value) VALUES (?, ?)", key, text)
         self.study[key] = json.loads(text)
 
-    def _undone(self) -> None:
+    def _discard_caches(self) -> None:
         """Discard caches after a rollback."""
 
-    def _many(self, sql: str, rows: Iterable[tuple[object, ...]]) -> None:
-        with self.transaction(), translated(self.directory):
+    def _execute_many(self, sql: str, rows: Iterable[tuple[object, ...]]) -> None:
+        with self.transaction(), translate_errors(self.directory):
             self.tables.connection.executemany(sql, rows)

@@ -1,4 +1,4 @@
-"""Recording of reports: rows of the reports, and the changes of their trials."""
+"""Insertion of reports, and the resulting updates of their trials."""
 
 import json
 import math
@@ -12,14 +12,14 @@ from shoal.journal.codec import storable
 
 __all__ = ["lower_is_better", "merge_best", "record"]
 
-_STANDING = "SELECT number, state, metrics, best FROM trials WHERE number IN (SELECT value FROM json_each(?))"
-_SEEN = (
-    "SELECT trial, epoch, state FROM json_each(?) AS told JOIN reports ON trial = json_extract(told.value, '$[0]') "
-    "AND epoch = json_extract(told.value, '$[1]') WHERE state <> ?"
+_SELECT_TRIALS = "SELECT number, state, metrics, best FROM trials WHERE number IN (SELECT value FROM json_each(?))"
+_SELECT_STATES = (
+    "SELECT trial, epoch, state FROM json_each(?) AS given JOIN reports ON trial = json_extract(given.value, '$[0]') "
+    "AND epoch = json_extract(given.value, '$[1]') WHERE state <> ?"
 )
 # A retried trial may fail again at the same epoch.
-_REPORT = "INSERT OR IGNORE INTO reports VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
-_TRIAL = (
+_INSERT_REPORT = "INSERT OR IGNORE INTO reports VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
+_UPDATE_TRIAL = (
     "UPDATE trials SET state = ?, reason = ?, epoch = max(epoch, ?), seconds = seconds + ?, metrics = ?, best = ?, "
     "objective = ? WHERE number = ?"
 )
@@ -37,11 +37,12 @@ def record(
 
     Args:
         connection: Connection in a transaction.
-        next_seq: Function that returns a number above those of all asks, reports and interventions so far.
+        next_seq: Function that returns a number above those of all proposals, reports and interventions so far.
         now: Time in seconds since 1970.
         job: Id of the job that sent the reports.
         reports: Reports in the order of arrival.
-        objectives: Objectives of the study. A trial with values of all of them keeps that of the first as its own.
+        objectives: Objectives of the study. The objective of a trial is its value of the first one, if it has values of
+            all.
 
     Returns:
         The new reports. A report of an ended trial is not new. A report of a reported epoch is new only if it says for
@@ -53,15 +54,15 @@ def record(
     numbers = json.dumps([report.trial for report in reports])
     trials = {
         number: (TrialState(state), json.loads(metrics), json.loads(best))
-        for number, state, metrics, best in connection.execute(_STANDING, (numbers,))
+        for number, state, metrics, best in connection.execute(_SELECT_TRIALS, (numbers,))
     }
     seen: dict[tuple[int, int], set[str]] = {}
     places = json.dumps([(report.trial, report.epoch) for report in reports])
-    for trial, epoch, state in connection.execute(_SEEN, (places, TrialState.FAILED)):
+    for trial, epoch, state in connection.execute(_SELECT_STATES, (places, TrialState.FAILED)):
         seen.setdefault((trial, epoch), set()).add(state)
     news: list[Report] = []
-    told: list[tuple[object, ...]] = []
-    became: list[tuple[object, ...]] = []
+    report_rows: list[tuple[object, ...]] = []
+    trial_rows: list[tuple[object, ...]] = []
     for report in reports:
         if report.trial not in trials:
             raise JournalError(f"trial {report.trial} has reported, but the algorithm has not proposed it")
@@ -79,10 +80,12 @@ def record(
         objective = None if any(map(math.isnan, values)) else values[0]
         text = json.dumps(metrics)
         texts = text if last == metrics else json.dumps(last), json.dumps(best)
-        told.append((next_seq(), now, job, report.trial, report.epoch, report.state, reason, report.seconds, text))
-        became.append((report.state, reason, report.epoch, report.seconds, *texts, objective, report.trial))
-    connection.executemany(_REPORT, told)
-    connection.executemany(_TRIAL, became)
+        report_rows.append(
+            (next_seq(), now, job, report.trial, report.epoch, report.state, reason, report.seconds, text)
+        )
+        trial_rows.append((report.state, reason, report.epoch, report.seconds, *texts, objective, report.trial))
+    connection.executemany(_INSERT_REPORT, report_rows)
+    connection.executemany(_UPDATE_TRIAL, trial_rows)
     return news
 
 
@@ -102,7 +105,7 @@ def lower_is_better(name: str, objectives: Sequence[Objective]) -> bool:
 def merge_best(
     best: Mapping[str, float], metrics: Mapping[str, float], objectives: Sequence[Objective]
 ) -> dict[str, float]:
-    """The best values after one more report; NaN is never the best.
+    """Update the best values with a report; NaN is never the best.
 
     Args:
         best: Name -> best value so far.

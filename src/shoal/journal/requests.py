@@ -1,4 +1,4 @@
-"""Request files: how users change a study that another process runs, or that no process runs yet.
+"""Request files, by which users change a study, whether or not a process runs it.
 
 A journal has one writer, so other processes write requests to `<directory>/requests/<name>.request`. The engine reads
 them in every turn of its loop. A name contains the time and is never used again. A request stays until a process runs
@@ -17,20 +17,20 @@ from typing import Any
 
 from shoal.core.errors import JournalError
 from shoal.core.request import Request, Verb
-from shoal.journal.schema import readable, translated
+from shoal.journal.schema import require_read_permission, translate_errors
 
-__all__ = ["carried_out", "leave", "pending"]
+__all__ = ["delete_request", "pending_requests", "write_request"]
 
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
-def leave(
+def write_request(
     directory: Path,
     verb: Verb,
     *,
     devices: Sequence[str] = (),
     trials: Sequence[int] = (),
-    given: Mapping[str, Any] = _NOTHING,
+    arguments: Mapping[str, Any] = _NOTHING,
 ) -> str:
     """Write a request for the process that runs the study now or later; does not wait for the result.
 
@@ -39,7 +39,7 @@ def leave(
         verb: Action to carry out.
         devices: Names of the devices.
         trials: Numbers of the trials.
-        given: Further arguments, JSON values.
+        arguments: Further arguments, JSON values.
 
     Returns:
         Name of the request.
@@ -56,35 +56,35 @@ def leave(
         )
     name = f"{time.time_ns():020d}-{secrets.token_hex(4)}"
     partial = folder / f"{name}.partial"
-    said = {"verb": verb, "devices": devices, "trials": trials, "given": dict(given)}
-    with translated(directory):
+    content = {"verb": verb, "devices": devices, "trials": trials, "given": dict(arguments)}
+    with translate_errors(directory):
         folder.mkdir(exist_ok=True)
-        partial.write_text(json.dumps(said), encoding="utf-8")
+        partial.write_text(json.dumps(content), encoding="utf-8")
         partial.rename(folder / f"{name}.request")  # atomic
     return name
 
 
-def carried_out(directory: Path, request: str) -> None:
+def delete_request(directory: Path, request: str) -> None:
     """Delete a request that is carried out or refused."""
-    with translated(directory):
+    with translate_errors(directory):
         (directory / "requests" / f"{request}.request").unlink(missing_ok=True)
 
 
-def pending(directory: Path) -> list[Request]:
+def pending_requests(directory: Path) -> list[Request]:
     """The pending requests, in order.
 
     Raises:
         JournalError: this process may not read them.
     """
     requests = []
-    with readable(directory):
+    with require_read_permission(directory):
         try:
             names = os.listdir(directory / "requests")
         except FileNotFoundError:
             return []
         for name in sorted(name for name in names if name.endswith(".request")):
-            with suppress(FileNotFoundError):  # withdrawn just now
-                said = json.loads((directory / "requests" / name).read_text(encoding="utf-8"))
-                devices, trials = (tuple(said.get(key, ())) for key in ("devices", "trials"))
-                requests.append(Request(Path(name).stem, said["verb"], devices, trials, said.get("given", {})))
+            with suppress(FileNotFoundError):  # it was deleted meanwhile
+                content = json.loads((directory / "requests" / name).read_text(encoding="utf-8"))
+                devices, trials = (tuple(content.get(key, ())) for key in ("devices", "trials"))
+                requests.append(Request(Path(name).stem, content["verb"], devices, trials, content.get("given", {})))
     return requests

@@ -1,16 +1,16 @@
-"""Objects read from a journal: trials, jobs, devices, reservations, interventions, proposals, runs."""
+"""Decoded rows of a journal: trials, jobs, devices, reservations, interventions, proposals and runs."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from shoal.core.cause import cause_of, log_of
-from shoal.core.event import BLAMELESS, Outcome
+from shoal.core.event import NOT_TRIAL_FAILURES, Outcome
 from shoal.core.job import Purpose
 from shoal.core.trial import Config, Trial, TrialGroup, TrialState
 
-__all__ = ["UNFAILED", "DeviceRow", "Intervention", "JobRow", "Proposal", "Reservation", "Run", "TrialRow"]
+__all__ = ["NOT_FAILED", "DeviceRow", "Intervention", "JobRow", "Proposal", "Reservation", "Run", "TrialRow"]
 
-UNFAILED = ("", Outcome.SUSPENDED, *BLAMELESS)
+NOT_FAILED = ("", Outcome.SUSPENDED, *NOT_TRIAL_FAILURES)
 """Outcomes of jobs that have not failed; "" is that of a running job."""
 
 
@@ -71,7 +71,7 @@ class TrialRow:
 
 @dataclass(frozen=True)
 class Reservation:
-    """A job's reservation on its device from a moment on; None where its demand is unknown.
+    """A job's reservation on its device from a point in time on; None where its demand is unknown.
 
     Args:
         time: Begin, in seconds since 1970.
@@ -118,7 +118,7 @@ class Intervention:
     """A user's request that was carried out or refused.
 
     Args:
-        seq: Position in the one sequence of asks, reports and interventions.
+        seq: Position in the common sequence of proposals, reports and interventions.
         time: Time at which it was carried out, in seconds since 1970.
         request: Name of the request.
         verb: Requested action; see `Request`.
@@ -144,16 +144,16 @@ class JobRow:
 
     Args:
         id: Id, unique in the study.
-        purpose: Purpose: training, survey or profiling.
+        purpose: Purpose: training, finding signatures or profiling.
         device: Name of its device.
         trials: Numbers of its members.
         started: Start, in seconds since 1970.
         ended: End, in seconds since 1970; None while it runs.
         outcome: Outcome; "" while it runs.
-        message: Message of its end. Lines before it name the suspended job that it goes on with, dropped arrays, or the
-            reason for which it left its device.
+        message: Message of its end. Lines before it name the suspended job that it continues, dropped arrays, or the
+            reason why it left its device.
         keys: `FusionKey.steps` of each of its arrays; empty unless it trains.
-        promise: Present or last reservation.
+        reservation: Present or last reservation.
         members: Key -> numbers of its trials; empty in a journal of an older version.
     """
 
@@ -166,13 +166,13 @@ class JobRow:
     outcome: str
     message: str
     keys: tuple[str, ...] = ()
-    promise: Reservation | None = None
+    reservation: Reservation | None = None
     members: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
     @property
     def failed(self) -> bool:
         """Whether it has failed."""
-        return self.outcome not in UNFAILED
+        return self.outcome not in NOT_FAILED
 
     @property
     def cause(self) -> str:
@@ -187,7 +187,7 @@ class JobRow:
 
 @dataclass(frozen=True)
 class Proposal:
-    """Groups that the algorithm returned when asked, while `free` more trials could start."""
+    """Groups that the algorithm proposed while `free` more trials could start."""
 
     free: int
     groups: tuple[TrialGroup, ...]
@@ -195,12 +195,12 @@ class Proposal:
 
 @dataclass(frozen=True)
 class Run:
-    """One process's time as the study's writer.
+    """A period during which one process was the study's writer.
 
     Args:
         pid: Id of the process.
         started: Start, in seconds since 1970.
-        epochs: Epochs of all trials trained before.
+        epochs: Number of epochs that all trials had trained before.
     """
 
     pid: int

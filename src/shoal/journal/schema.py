@@ -16,10 +16,20 @@ from shoal.cluster.temporary import TemporaryFolder
 from shoal.core.errors import JournalError, StorageFullError, StudyExistsError
 from shoal.remedy import command
 
-__all__ = ["FILE_NAME", "VERSION", "connect", "fill", "migrate", "open_existing", "readable", "translated", "writable"]
+__all__ = [
+    "FILE_NAME",
+    "VERSION",
+    "connect",
+    "create_tables",
+    "migrate",
+    "open_existing",
+    "require_read_permission",
+    "translate_errors",
+    "writable",
+]
 
 FILE_NAME = "journal.sqlite"
-VERSION = 5
+VERSION = 6
 _BUSY_SECONDS = 10.0
 _COPIES = 20
 _COPY_PAUSE_SECONDS = 0.05
@@ -42,14 +52,15 @@ _SCHEMA = (
     # Values of the study: key -> JSON; the pickled task and algorithm.
     "CREATE TABLE study (key TEXT PRIMARY KEY, value TEXT NOT NULL)",
     "CREATE TABLE blobs (name TEXT PRIMARY KEY, data BLOB NOT NULL)",
-    # Events of the study: `seq` is one increasing number over asks, reports and interventions.
-    "CREATE TABLE asks (seq INTEGER PRIMARY KEY, time REAL NOT NULL, free INTEGER NOT NULL, proposed TEXT NOT NULL)",
+    # Events of the study: `seq` is one increasing number over proposals, reports and interventions.
+    """CREATE TABLE proposals (
+        seq INTEGER PRIMARY KEY, time REAL NOT NULL, free INTEGER NOT NULL, proposed TEXT NOT NULL)""",
     """CREATE TABLE reports (
         seq INTEGER PRIMARY KEY, time REAL NOT NULL, job TEXT NOT NULL, trial INTEGER NOT NULL, epoch INTEGER NOT NULL,
         state TEXT NOT NULL, reason TEXT NOT NULL, seconds REAL NOT NULL, metrics TEXT NOT NULL)""",
     "CREATE UNIQUE INDEX reports_of_trial ON reports (trial, epoch, state)",
     *_INTERVENTIONS,
-    # State that follows from the events, and actions of the engine.
+    # State derived from the events, and actions of the engine.
     """CREATE TABLE trials (
         number INTEGER PRIMARY KEY, config TEXT NOT NULL, seed INTEGER NOT NULL, data_seed INTEGER NOT NULL,
         origin INTEGER, start INTEGER NOT NULL,
@@ -58,15 +69,15 @@ _SCHEMA = (
         job TEXT NOT NULL DEFAULT '', seconds REAL NOT NULL DEFAULT 0, metrics TEXT NOT NULL DEFAULT '{}',
         best TEXT NOT NULL DEFAULT '{}', objective REAL)""",
     # A job as it was started. `keys` is a JSON object: key of an array -> numbers of its trials; in old journals a list
-    # of keys. `killed` is the outcome after a kill, with its reason: "hung: showed no progress ...".
+    # of keys. `kill_reason` is the outcome after a kill, with its reason: "hung: showed no progress ...".
     """CREATE TABLE jobs (
         id TEXT PRIMARY KEY, purpose TEXT NOT NULL, device TEXT NOT NULL, trials TEXT NOT NULL, started REAL NOT NULL,
         ended REAL, outcome TEXT NOT NULL DEFAULT '', message TEXT NOT NULL DEFAULT '', keys TEXT NOT NULL,
-        killed TEXT NOT NULL DEFAULT '')""",
+        kill_reason TEXT NOT NULL DEFAULT '')""",
     *_JOINS,
-    # Reservations of a job from a moment on, NULL where unknown; the first at its start.
-    "CREATE TABLE promises (job TEXT NOT NULL, time REAL NOT NULL, compute REAL, memory INTEGER, cores REAL)",
-    "CREATE INDEX promises_of_job ON promises (job)",
+    # Reservations of a job from a point in time on, NULL where unknown; the first is from its start.
+    "CREATE TABLE reservations (job TEXT NOT NULL, time REAL NOT NULL, compute REAL, memory INTEGER, cores REAL)",
+    "CREATE INDEX reservations_of_job ON reservations (job)",
     """CREATE TABLE runs (
         number INTEGER PRIMARY KEY, pid INTEGER NOT NULL, started REAL NOT NULL, epochs INTEGER NOT NULL)""",
     # Changes of devices, a row for each.
@@ -81,8 +92,8 @@ _SCHEMA = (
 def _move_interventions(connection: sqlite3.Connection) -> None:
     """Move interventions from the table study to their own table.
 
-    They were a list; retries were a mapping of each trial to the `seq` before its first retry. Asks and reports are
-    renumbered to make room between them.
+    They were a list; retries were a mapping of each trial to the `seq` before its first retry. Proposals and reports
+    are renumbered to make room between them.
     """
     keys = "('interventions', 'retried')"
     study = {k: json.loads(v) for k, v in connection.execute(f"SELECT key, value FROM study WHERE key IN {keys}")}
@@ -100,20 +111,38 @@ def _move_interventions(connection: sqlite3.Connection) -> None:
         ((moment,),) = connection.execute(f"SELECT coalesce(max(time), 0) FROM {events} WHERE seq <= ?", (after,))
         rows.append((after, (moment, "", "retry", json.dumps(trials), "[]", "", "[]")))
     rows.sort(key=itemgetter(0))
-    room = len(rows) + 1
+    stride = len(rows) + 1
     for table in ("asks", "reports") if rows else ():
-        connection.execute(f"UPDATE {table} SET seq = -seq * {room}")  # negative first: numbers stay unique
+        connection.execute(f"UPDATE {table} SET seq = -seq * {stride}")  # negative first: numbers stay unique
         connection.execute(f"UPDATE {table} SET seq = -seq")
     connection.executemany(
         "INSERT INTO interventions VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-        [(after * room + place, *row) for place, (after, row) in enumerate(rows, 1)],
+        [(after * stride + place, *row) for place, (after, row) in enumerate(rows, 1)],
     )
     connection.execute(f"DELETE FROM study WHERE key IN {keys}")
 
 
+_RENAMED_VALUES = {
+    "held": "paused_trials",
+    "tried": "common_failure_trials",
+    "ended": "end_requested",
+    "over": "ended",
+}
+"""Key of a value of the study in versions 3 to 5 -> its present key; renamed in this order."""
+
 _MIGRATIONS: Mapping[int, Sequence[str | Callable[[sqlite3.Connection], None]]] = {
     3: ("ALTER TABLE trials RENAME COLUMN array TO job", *_JOINS),
     4: ("ALTER TABLE jobs ADD COLUMN killed TEXT NOT NULL DEFAULT ''", *_INTERVENTIONS, _move_interventions),
+    5: (
+        "ALTER TABLE asks RENAME TO proposals",
+        "ALTER TABLE promises RENAME TO reservations",
+        "DROP INDEX promises_of_job",
+        "CREATE INDEX reservations_of_job ON reservations (job)",
+        "ALTER TABLE jobs RENAME COLUMN killed TO kill_reason",
+        "UPDATE jobs SET purpose = 'signature' WHERE purpose = 'survey'",
+        "UPDATE jobs SET outcome = 'orphaned' WHERE outcome = 'lost'",
+        *(f"UPDATE study SET key = '{key}' WHERE key = '{old}'" for old, key in _RENAMED_VALUES.items()),
+    ),
 }
 """Version -> statements, and functions of the connection, that make the next version of it."""
 
@@ -144,8 +173,8 @@ def open_existing(directory: Path, *, write: bool) -> sqlite3.Connection:
         JournalError: there is no journal, or one that this process or this version cannot read or write.
     """
     nothing = JournalError(f"there is no study in {directory}; name the directory of one, or begin it with shoal run")
-    with translated(directory), readable(directory):
-        if not _there(directory / FILE_NAME):
+    with translate_errors(directory), require_read_permission(directory):
+        if not _file_exists(directory / FILE_NAME):
             raise nothing
         own = writable(directory)
         if write and not own:
@@ -154,11 +183,11 @@ def open_existing(directory: Path, *, write: bool) -> sqlite3.Connection:
                 "status only reads it, and a copy of the directory can be resumed"
             )
         with ExitStack() as undo:
-            connection = connect(directory, "rw" if write else "ro") if own else _copied(directory)
+            connection = connect(directory, "rw" if write else "ro") if own else _in_memory_copy(directory)
             undo.callback(connection.close)
             version = _version(connection)
             if version in _MIGRATIONS and not write:
-                connection = _copied(directory)
+                connection = _in_memory_copy(directory)
                 undo.callback(connection.close)
                 migrate(connection)
             if version == VERSION or version in _MIGRATIONS:
@@ -173,7 +202,7 @@ def open_existing(directory: Path, *, write: bool) -> sqlite3.Connection:
 
 
 def migrate(connection: sqlite3.Connection) -> None:
-    """Migrate a journal to this version, each step wholly or, after a kill, not at all."""
+    """Migrate a journal to this version. Each version step is one transaction."""
     for version in range(_version(connection), VERSION):
         connection.execute("BEGIN IMMEDIATE")
         for change in (*_MIGRATIONS[version], f"PRAGMA user_version = {version + 1}"):
@@ -184,8 +213,10 @@ def migrate(connection: sqlite3.Connection) -> None:
         connection.execute("COMMIT")
 
 
-def fill(directory: Path, connection: sqlite3.Connection, study: Mapping[str, str], blobs: Mapping[str, bytes]) -> None:
-    """Create the tables and write the values of the study, wholly or, after a kill, not at all.
+def create_tables(
+    directory: Path, connection: sqlite3.Connection, study: Mapping[str, str], blobs: Mapping[str, bytes]
+) -> None:
+    """Create the tables and write the values of the study in one transaction.
 
     Args:
         directory: Directory of the study.
@@ -214,9 +245,9 @@ def fill(directory: Path, connection: sqlite3.Connection, study: Mapping[str, st
     connection.execute("COMMIT")
 
 
-def _copied(directory: Path) -> sqlite3.Connection:
+def _in_memory_copy(directory: Path) -> sqlite3.Connection:
     with TemporaryFolder() as temporary:
-        for path, content in _steady(directory).items():
+        for path, content in _read_consistently(directory).items():
             (temporary.path / path.name).write_bytes(content)
         with closing(connect(temporary.path, "rw")) as source:
             memory = sqlite3.connect(":memory:", isolation_level=None)
@@ -224,22 +255,22 @@ def _copied(directory: Path) -> sqlite3.Connection:
     return memory
 
 
-def _steady(directory: Path) -> Mapping[Path, bytes]:
-    """Consistent contents of the journal's files: reads them twice, until both reads are equal.
+def _read_consistently(directory: Path) -> Mapping[Path, bytes]:
+    """Read consistent contents of the journal's files, by reading twice until both reads are equal.
 
     Raises:
         JournalError: the two reads were different each time.
     """
     paths = [directory / name for name in (FILE_NAME, f"{FILE_NAME}-wal")]
     for _ in range(_COPIES):
-        first, second = ({path: path.read_bytes() for path in paths if _there(path)} for _ in range(2))
+        first, second = ({path: path.read_bytes() for path in paths if _file_exists(path)} for _ in range(2))
         if first == second:
             return first
         time.sleep(_COPY_PAUSE_SECONDS)
     raise JournalError(f"the study in {directory} is being written too fast to be copied; try again in a moment")
 
 
-def _there(path: Path) -> bool:
+def _file_exists(path: Path) -> bool:
     """Whether a file exists.
 
     Raises:
@@ -257,7 +288,7 @@ def writable(directory: Path) -> bool:
 
 
 @contextmanager
-def readable(directory: Path) -> Iterator[None]:
+def require_read_permission(directory: Path) -> Iterator[None]:
     """Translate errors of missing read permission.
 
     Raises:
@@ -278,7 +309,7 @@ def _version(connection: sqlite3.Connection) -> int:
     return int(version)
 
 
-_FULL = {
+_STORAGE_FULL_CODES = {
     sqlite3.SQLITE_FULL,
     sqlite3.SQLITE_IOERR_WRITE,  # a quota or a limit on the size of files
     sqlite3.SQLITE_IOERR_SHMSIZE,
@@ -286,7 +317,7 @@ _FULL = {
 
 
 @contextmanager
-def translated(directory: Path, *, begun: bool = True) -> Iterator[None]:
+def translate_errors(directory: Path, *, begun: bool = True) -> Iterator[None]:
     """Translate errors of SQLite and of the file system into errors with a remedy.
 
     Args:
@@ -302,18 +333,18 @@ def translated(directory: Path, *, begun: bool = True) -> Iterator[None]:
     except (sqlite3.IntegrityError, sqlite3.ProgrammingError):
         raise  # a bug of the caller
     except sqlite3.DatabaseError as error:
-        if getattr(error, "sqlite_errorcode", None) in _FULL:
-            raise _full(directory, error, begun) from error
+        if getattr(error, "sqlite_errorcode", None) in _STORAGE_FULL_CODES:
+            raise _storage_full_error(directory, error, begun) from error
         raise JournalError(f"the journal {directory / FILE_NAME} cannot be used: {error}") from error
     except OSError as error:
         if isinstance(error, StorageFullError):
             raise
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise _full(directory, error, begun) from error
+            raise _storage_full_error(directory, error, begun) from error
         raise JournalError(f"cannot keep a study in {directory}: {error.strerror}; choose another directory") from error
 
 
-def _full(directory: Path, error: Exception, begun: bool) -> StorageFullError:
+def _storage_full_error(directory: Path, error: Exception, begun: bool) -> StorageFullError:
     if not begun:
         return StorageFullError(
             f"no space is left to begin a study in {directory} ({error}), and there is none yet. Free some space, then "

@@ -1,9 +1,9 @@
-"""Counts, sums and moments over a whole study, computed by SQL: what progress displays and reports need."""
+"""Aggregates over a whole study, computed by SQL, for progress displays and reports."""
 
 from shoal.core.job import Purpose
 from shoal.core.trial import FIRST_ADDED, TrialState
 from shoal.journal.codec import metrics_of
-from shoal.journal.rows import UNFAILED
+from shoal.journal.rows import NOT_FAILED
 from shoal.journal.view import JournalView
 
 __all__ = ["StudyStatistics"]
@@ -13,7 +13,7 @@ _LATELY = 500
 
 
 class StudyStatistics:
-    """Figures of a study, each one query.
+    """Aggregates of a study; each method runs one query.
 
     Args:
         journal: Journal of the study, which may be running.
@@ -51,12 +51,12 @@ class StudyStatistics:
         rows = self._tables.rows(
             "SELECT job, count(*) / sum(seconds) FROM "
             f"(SELECT job, seconds FROM reports WHERE job <> '' ORDER BY seq DESC LIMIT {_LATELY}) "
-            "WHERE seconds > 0 GROUP BY job"  # a last report that only says that the trial has ended takes none
+            "WHERE seconds > 0 GROUP BY job"  # the final report of a trial may take no time
         )
         return dict(rows)
 
     def epochs(self) -> tuple[int, int]:
-        """Epochs that all trials have trained; and the same plus the epochs that unfinished trials have left."""
+        """Sum of the trained epochs of all trials; and this sum plus the remaining epochs of unfinished trials."""
         ((done, open_),) = self._tables.rows(
             "SELECT coalesce(sum(epoch - start), 0), "
             "coalesce(sum(CASE WHEN state IN (?, ?) THEN max(target - epoch, 0) END), 0) FROM trials",
@@ -66,7 +66,7 @@ class StudyStatistics:
         return done, done + open_
 
     def epochs_lost(self) -> int:
-        """Epochs that failed trials have not trained of those asked for."""
+        """Number of requested epochs that failed trials have not trained."""
         rows = self._tables.rows("SELECT sum(max(target - epoch, 0)) FROM trials WHERE state = ?", TrialState.FAILED)
         return rows[0][0] or 0
 
@@ -108,6 +108,6 @@ class StudyStatistics:
         """
         return self._tables.rows(
             "SELECT json_extract(trials, '$[0]') AS trial, message FROM jobs WHERE purpose = ? AND started >= ? "
-            f"AND outcome NOT IN ({', '.join('?' * len(UNFAILED))}) ORDER BY trial",
-            *(Purpose.PROFILE, since, *UNFAILED),
+            f"AND outcome NOT IN ({', '.join('?' * len(NOT_FAILED))}) ORDER BY trial",
+            *(Purpose.PROFILE, since, *NOT_FAILED),
         )

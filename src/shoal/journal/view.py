@@ -1,9 +1,9 @@
-"""Reading of a journal, also while another process writes it, and SQL access to its tables."""
+"""Reading of a journal, which another process may write at the same time, and SQL access to its tables."""
 
 import heapq
 import json
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from operator import itemgetter
 from pathlib import Path
@@ -15,9 +15,9 @@ from shoal.core.objective import objectives
 from shoal.core.space import Space
 from shoal.core.trial import FIRST_ADDED, Report, TrialState
 from shoal.journal.codec import intervention_of, job_row, proposal_of, report_of, trial_row
-from shoal.journal.lock import holder
-from shoal.journal.rows import UNFAILED, DeviceRow, Intervention, JobRow, Proposal, Reservation, Run, TrialRow
-from shoal.journal.schema import FILE_NAME, open_existing, readable, translated
+from shoal.journal.lock import lock_owner
+from shoal.journal.rows import NOT_FAILED, DeviceRow, Intervention, JobRow, Proposal, Reservation, Run, TrialRow
+from shoal.journal.schema import FILE_NAME, open_existing, require_read_permission, translate_errors
 from shoal.paths import absolute
 from shoal.remedy import command
 
@@ -34,7 +34,7 @@ _JOB = (
     "SELECT id, purpose, device, trials, started, ended, outcome, message, keys, (SELECT json_group_array(json_array("
     "key, trial)) FROM (SELECT key, trial FROM joins WHERE job = id ORDER BY joins.rowid)) AS joined, "
     "time, compute, memory, cores "
-    "FROM jobs LEFT JOIN promises ON promises.rowid = (SELECT max(rowid) FROM promises WHERE job = id)"
+    "FROM jobs LEFT JOIN reservations ON reservations.rowid = (SELECT max(rowid) FROM reservations WHERE job = id)"
 )
 _INTERVENTION = "SELECT seq, time, request, verb, trials, devices, text, refused FROM interventions"
 _OPEN = tuple(state for state in TrialState if not state.final)
@@ -63,7 +63,7 @@ _KINDS: dict[str, tuple[type, ...]] = {
     **dict.fromkeys(("objective", "ended", "time", "compute", "cores", "node_cores"), (int, float, type(None))),
     **dict.fromkeys(("data",), (bytes,)),
 }
-"""Types of the columns by their names, which mean the same in all tables. SQLite itself takes any value."""
+"""Types of the columns by name; a name has the same type in all tables. SQLite itself accepts any value."""
 
 
 class JournalTables:
@@ -86,9 +86,9 @@ class JournalTables:
             values: Its parameters.
 
         Raises:
-            JournalError: a column holds a value of another type than its name says.
+            JournalError: a column holds a value of the wrong type.
         """
-        with translated(self.directory):
+        with translate_errors(self.directory):
             cursor = self.connection.execute(sql, values)
             rows = cursor.fetchall()
         names = [column for column, *_ in cursor.description or ()]
@@ -139,7 +139,7 @@ class JournalTables:
 
 
 class JournalView:
-    """A study's journal, read only. Every call sees whole transactions, the newest ones included.
+    """A read-only view of a study's journal. Every call sees all committed transactions.
 
     Args:
         directory: Directory of the study.
@@ -189,12 +189,16 @@ class JournalView:
         with self.tables.sound("the space of its study"):
             return Space.from_json(self.study["space"])
 
-    def trials(self) -> list[TrialRow]:
-        """All trials, by number."""
-        return self.tables.read("trial", trial_row, f"{_TRIAL} ORDER BY number")
+    def trials(self, numbers: Iterable[int] | None = None) -> list[TrialRow]:
+        """All trials, or only those with these numbers, by number."""
+        if numbers is None:
+            return self.tables.read("trial", trial_row, f"{_TRIAL} ORDER BY number")
+        chosen = f"{_TRIAL} WHERE number IN (SELECT value FROM json_each(?)) ORDER BY number"
+        return self.tables.read("trial", trial_row, chosen, json.dumps(list(numbers)))
 
     def best(self) -> TrialRow | None:
-        """The trial with the best last value of the study's metric, of those not FAILED; of equals the oldest.
+        """The trial with the best last value of the study's metric, of those not FAILED; of equal trials the one with
+        the lowest number.
 
         Of several metrics only the first counts; see `shoal.reporting.ranking.front`.
         """
@@ -210,6 +214,38 @@ class JournalView:
     def curve(self, trial: int) -> list[Report]:
         """Reports of a trial, in the order of arrival."""
         return self.tables.read("report", report_of, f"{_REPORT} WHERE trial = ? ORDER BY seq", trial)
+
+    def reports_after(self, seq: int, limit: int) -> list[tuple[int, float, Report]]:
+        """The first report of each epoch of each trial, of those recorded after a position, in order.
+
+        Reports of failures are left out, and so are repetitions of an epoch that only change the trial's state.
+
+        Args:
+            seq: Position in the one sequence of asks, reports and interventions.
+            limit: Largest number of reports to return, the first ones.
+
+        Returns:
+            `seq`, time in seconds since 1970, and the report.
+        """
+        rows = self.tables.rows(
+            "SELECT seq, time, trial, epoch, metrics, seconds, state, reason FROM reports AS own WHERE seq > ?1 "
+            "AND state <> ?2 AND NOT EXISTS (SELECT 1 FROM reports AS other WHERE other.trial = own.trial "
+            "AND other.epoch = own.epoch AND other.seq < own.seq AND other.state <> ?2) ORDER BY seq LIMIT ?3",
+            seq,
+            TrialState.FAILED,
+            limit,
+        )
+        return [(row[0], row[1], self.tables.decoded("report", report_of, (row[0], *row[2:]))) for row in rows]
+
+    def begun_states(self) -> dict[int, TrialState]:
+        """Number of each trial that has begun to train or has ended -> its state, by number."""
+        rows = self.tables.rows(
+            "SELECT number, state FROM trials "
+            f"WHERE job <> '' OR epoch > start OR state NOT IN ({', '.join('?' * len(_OPEN))}) ORDER BY number",
+            *_OPEN,
+        )
+        with self.tables.sound("the state of a trial"):
+            return {number: TrialState(state) for number, state in rows}
 
     def reported_states(self) -> dict[int, dict[int, tuple[TrialState, ...]]]:
         """Number of each trial that may go on -> epoch -> states with which it was reported, without FAILED."""
@@ -230,7 +266,7 @@ class JournalView:
     def retried(self) -> dict[int, int]:
         """Number of each trial that was retried after it had failed -> the `seq` of its first retry.
 
-        The algorithm goes on without such a trial, and does not observe its later reports.
+        The algorithm does not observe later reports of such a trial.
         """
         sql = (
             "SELECT number.value AS trial, min(seq) FROM interventions, json_each(trials) AS number "
@@ -252,15 +288,15 @@ class JournalView:
         return found[0] if found else None
 
     def events(self) -> Iterator[Proposal | Report]:
-        """Inputs of the algorithm, in order: the same calls bring a new algorithm into the same state.
+        """Inputs of the algorithm, in order. Repeating these calls restores its state.
 
-        Asks without a proposal are left out, and so are reports of retried trials and of trials that users added.
+        Empty proposals are left out, and so are reports of retried trials and of trials that users added.
         """
         retried = self.retried
         trials = {row.number: row.trial for row in self.trials()}
-        proposals = self.tables.rows("SELECT seq, free, proposed FROM asks ORDER BY seq")
-        with self.tables.sound("what its algorithm proposed"):
-            asks: list[tuple[int, Proposal | Report]] = [
+        proposals = self.tables.rows("SELECT seq, free, proposed FROM proposals ORDER BY seq")
+        with self.tables.sound("a proposal of its algorithm"):
+            decoded: list[tuple[int, Proposal | Report]] = [
                 (seq, proposal_of(free, proposed, trials)) for seq, free, proposed in proposals
             ]
         rows = self.tables.rows(f"{_REPORT} WHERE trial < ? ORDER BY seq", FIRST_ADDED)
@@ -269,7 +305,7 @@ class JournalView:
             for seq, *row in rows
             if seq <= retried.get(row[0], seq)
         )
-        for _, event in heapq.merge(asks, reports, key=itemgetter(0)):
+        for _, event in heapq.merge(decoded, reports, key=itemgetter(0)):
             yield event
 
     def jobs(self, *, running: bool = False) -> list[JobRow]:
@@ -291,10 +327,10 @@ class JournalView:
             jobs = self.tables.read(
                 "job",
                 job_row,
-                f"{_JOB} WHERE outcome NOT IN ({', '.join('?' * len(UNFAILED))}) "
+                f"{_JOB} WHERE outcome NOT IN ({', '.join('?' * len(NOT_FAILED))}) "
                 "AND (EXISTS (SELECT 1 FROM json_each(trials) WHERE value = ?) "
                 "OR EXISTS (SELECT 1 FROM joins WHERE job = id AND trial = ?)) ORDER BY jobs.rowid DESC LIMIT 1",
-                *UNFAILED,
+                *NOT_FAILED,
                 trial.number,
                 trial.number,
             )
@@ -305,9 +341,9 @@ class JournalView:
         """Number and reason of each trial that has failed for good, by number."""
         return self.tables.rows("SELECT number, reason FROM trials WHERE state = ? ORDER BY number", TrialState.FAILED)
 
-    def held(self) -> tuple[int, ...]:
+    def paused_trials(self) -> tuple[int, ...]:
         """Numbers of the trials that a user has paused and that have not ended, ascending."""
-        numbers = self.study.get("held", ())
+        numbers = self.study.get("paused_trials", ())
         if not numbers:
             return ()
         rows = self.tables.rows(
@@ -317,11 +353,13 @@ class JournalView:
         )
         return tuple(number for (number,) in rows)
 
-    def promises(self) -> dict[str, list[Reservation]]:
+    def reservations(self) -> dict[str, list[Reservation]]:
         """Id of each job -> its reservations in order, the first from its start."""
         found: dict[str, list[Reservation]] = {}
-        for job, *promise in self.tables.rows("SELECT job, time, compute, memory, cores FROM promises ORDER BY rowid"):
-            found.setdefault(job, []).append(Reservation(*promise))
+        for job, *reservation in self.tables.rows(
+            "SELECT job, time, compute, memory, cores FROM reservations ORDER BY rowid"
+        ):
+            found.setdefault(job, []).append(Reservation(*reservation))
         return found
 
     def devices(self, *, all_runs: bool = False) -> list[DeviceRow]:
@@ -353,8 +391,8 @@ class JournalView:
 
     def writer(self) -> int | None:
         """Id of the process that runs the study now; None if no process does."""
-        with readable(self.directory):
-            return holder(self.directory)
+        with require_read_permission(self.directory):
+            return lock_owner(self.directory)
 
     def close(self) -> None:
         """Close the file; may be called twice."""

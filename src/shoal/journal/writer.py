@@ -1,4 +1,4 @@
-"""Writing of a journal: the engine records each change before it carries it out."""
+"""Writing of a journal. The engine records each change before it acts on it."""
 
 import json
 import sqlite3
@@ -10,31 +10,31 @@ from shoal.core.cause import Cause
 from shoal.core.command import Intervened
 from shoal.core.demand import Demand
 from shoal.core.device import Cluster
-from shoal.core.event import BLAMELESS, Outcome
+from shoal.core.event import NOT_TRIAL_FAILURES, Outcome
 from shoal.core.job import Job, Purpose
 from shoal.core.trial import Decision, Report, Trial, TrialGroup, TrialState
 from shoal.journal.codec import encode, storable
 from shoal.journal.lock import WriterLock
 from shoal.journal.locked import LockedJournal
 from shoal.journal.record import record
-from shoal.journal.schema import translated
-from shoal.sources import Edit, followed, sources
+from shoal.journal.schema import translate_errors
+from shoal.sources import Edit, imported_files, sources
 
 __all__ = ["Journal"]
 
 _FINAL = "({})".format(", ".join(f"'{state}'" for state in TrialState if state.final))
 
-_NEW = (
+_INSERT_TRIAL = (
     "INSERT INTO trials (number, config, seed, data_seed, origin, start, epoch, state, target) "
     "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
 )
-_AGAIN = "state = excluded.state, target = excluded.target, reason = ''"
+_REQUEUE_TRIAL = "state = excluded.state, target = excluded.target, reason = ''"
 
 
 class Journal(LockedJournal):
-    """A study's journal with the records of its engine.
+    """A study's journal, with a method for each record of its engine.
 
-    Each method is a transaction of its own; those called inside `with journal.transaction():` are one together.
+    Each method is one transaction; calls inside `with journal.transaction():` share one transaction.
 
     Args:
         directory: Directory of the study.
@@ -51,11 +51,11 @@ class Journal(LockedJournal):
         self._seq: int
         ((self._seq,),) = self.tables.rows(
             "SELECT coalesce(max(seq), 0) FROM "
-            "(SELECT seq FROM asks UNION ALL SELECT seq FROM reports UNION ALL SELECT seq FROM interventions)"
+            "(SELECT seq FROM proposals UNION ALL SELECT seq FROM reports UNION ALL SELECT seq FROM interventions)"
         )
 
-    def edited(self, edits: Sequence[Edit]) -> None:
-        """Record that the study goes on with changed files of its task; their present contents count from now on.
+    def record_edits(self, edits: Sequence[Edit]) -> None:
+        """Record that the study continues with edited source files of its task, whose contents become the reference.
 
         `study["edits"]` gets an entry with the time, the changes by file, and the trials that had not ended.
         """
@@ -71,10 +71,10 @@ class Journal(LockedJournal):
             self.put("edits", [*self.study.get("edits", []), entry])
             files = [Path(path) for path in self.study["sources"]]
             project = self.study.get("project")
-            self.put("sources", sources(followed(files, Path(project)) if project else files))
+            self.put("sources", sources(imported_files(files, Path(project)) if project else files))
 
-    def asked(self, free: int, groups: Sequence[TrialGroup]) -> None:
-        """Record groups that the algorithm proposed: their trials are new or promoted, and wait.
+    def record_proposal(self, free: int, groups: Sequence[TrialGroup]) -> None:
+        """Record groups that the algorithm proposed; their new or promoted trials wait.
 
         An empty proposal is not recorded, since it does not change the algorithm.
 
@@ -88,27 +88,27 @@ class Journal(LockedJournal):
             {"name": group.name, "epochs": group.budget.epochs, "trials": [trial.number for trial in group.trials]}
             for group in groups
         ]
-        rows = [_new(trial, group.budget.epochs) for group in groups for trial in group.trials]
+        rows = [_trial_values(trial, group.budget.epochs) for group in groups for trial in group.trials]
         with self.transaction():
             self.tables.rows(
-                "INSERT INTO asks (seq, time, free, proposed) VALUES (?, ?, ?, ?)",
-                self._next(),
+                "INSERT INTO proposals (seq, time, free, proposed) VALUES (?, ?, ?, ?)",
+                self._next_seq(),
                 self._clock(),
                 free,
                 json.dumps(proposed),
             )
-            self._many(f"{_NEW} ON CONFLICT (number) DO UPDATE SET {_AGAIN}", rows)
+            self._execute_many(f"{_INSERT_TRIAL} ON CONFLICT (number) DO UPDATE SET {_REQUEUE_TRIAL}", rows)
 
-    def trial_added(self, trial: Trial, target: int) -> None:
+    def record_added_trial(self, trial: Trial, target: int) -> None:
         """Record a trial that a user has added; it waits.
 
         Args:
             trial: The new trial.
             target: Epochs up to which it shall train.
         """
-        self.tables.rows(_NEW, *_new(trial, target))
+        self.tables.rows(_INSERT_TRIAL, *_trial_values(trial, target))
 
-    def reported(self, job: str, reports: Iterable[Report]) -> list[Report]:
+    def record_reports(self, job: str, reports: Iterable[Report]) -> list[Report]:
         """Record reports of a job, without repetitions.
 
         After a resume a worker may repeat recorded epochs. Such a report is ignored, unless it says for the first time
@@ -124,20 +124,20 @@ class Journal(LockedJournal):
         Raises:
             JournalError: the algorithm has never proposed the trial.
         """
-        with self.transaction(), translated(self.directory):
-            return record(self.tables.connection, self._next, self._clock(), job, list(reports), self.objectives)
+        with self.transaction(), translate_errors(self.directory):
+            return record(self.tables.connection, self._next_seq, self._clock(), job, list(reports), self.objectives)
 
-    def decided(self, decisions: Iterable[Decision]) -> None:
+    def record_decisions(self, decisions: Iterable[Decision]) -> None:
         """Record decisions of the algorithm; a trial in a final state keeps it."""
-        self._many(
+        self._execute_many(
             f"UPDATE trials SET state = ?, reason = ? WHERE number = ? AND state NOT IN {_FINAL}",
             [(decision.state, storable(decision.reason), decision.trial) for decision in decisions],
         )
 
-    def retry(self, numbers: Iterable[int]) -> dict[int, int]:
+    def requeue_failed(self, numbers: Iterable[int]) -> dict[int, int]:
         """Make failed trials wait again with their failures cleared; other trials do not change.
 
-        The intervention records that the algorithm does not observe them any more; see `retried`.
+        A separate intervention records that the algorithm does not observe them any more; see `retried`.
 
         Args:
             numbers: Numbers of the trials.
@@ -152,43 +152,43 @@ class Journal(LockedJournal):
             json.dumps(sorted(numbers)),
         )
         epochs = dict(rows)
-        self._many(
+        self._execute_many(
             "UPDATE trials SET state = ?, reason = '', failures = 0, epoch = ? WHERE number = ?",
             [(TrialState.PENDING, epoch, number) for number, epoch in epochs.items()],
         )
         return epochs
 
-    def overruled(self, numbers: Iterable[int], reason: str) -> None:
+    def record_user_stop(self, numbers: Iterable[int], reason: str) -> None:
         """Record trials as STOPPED by a user, in any state.
 
         Args:
             numbers: Numbers of the trials.
             reason: Reason, for the user.
         """
-        self._many(
+        self._execute_many(
             "UPDATE trials SET state = ?, reason = ? WHERE number = ?",
             [(TrialState.STOPPED, storable(reason), number) for number in numbers],
         )
 
-    def intervened(self, what: Intervened) -> None:
+    def record_intervention(self, what: Intervened) -> None:
         """Record the result of a user's request."""
         lists = map(json.dumps, (what.trials, what.devices, [storable(line) for line in what.refused]))
         self.tables.rows(
             "INSERT INTO interventions (seq, time, request, verb, text, trials, devices, refused) "
             "VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-            *(self._next(), self._clock(), what.request, what.verb, storable(what.text), *lists),
+            *(self._next_seq(), self._clock(), what.request, what.verb, storable(what.text), *lists),
         )
 
-    def waiting_reasons(self, reasons: Mapping[int, str]) -> None:
+    def record_waiting_reasons(self, reasons: Mapping[int, str]) -> None:
         """Record waiting reasons; trials that do not wait are left out.
 
         Args:
             reasons: Number of a trial -> reason.
         """
         rows = [(storable(reason), trial) for trial, reason in reasons.items()]
-        self._many("UPDATE trials SET reason = ? WHERE number = ? AND state = 'pending'", rows)
+        self._execute_many("UPDATE trials SET reason = ? WHERE number = ? AND state = 'pending'", rows)
 
-    def job_started(self, job: Job, device: str) -> None:
+    def record_job_start(self, job: Job, device: str) -> None:
         """Record a job that is about to start on a device; the members of a training job become RUNNING."""
         numbers = [member.trial.number for member in job.members]
         now = self._clock()
@@ -201,44 +201,44 @@ class Journal(LockedJournal):
                 json.dumps(numbers),
                 now,
                 f"goes on with {job.resumes}" if job.resumes else "",
-                json.dumps(_by_key(job.arrays) if job.purpose is Purpose.TRAIN else {}),
+                json.dumps(_trials_by_key(job.arrays) if job.purpose is Purpose.TRAIN else {}),
             )
-            self._promise(now, {job.id: job.demand})
+            self._insert_reservations(now, {job.id: job.demand})
             if job.purpose is Purpose.TRAIN:
-                self._train(job.id, device, numbers)
+                self._mark_running(job.id, device, numbers)
 
-    def leaving(self, job: str, why: str) -> None:
-        """Record the reason for which a job will be asked to leave its device."""
+    def record_preemption(self, job: str, why: str) -> None:
+        """Record the reason why a job will be asked to leave its device."""
         with self.transaction():
-            self._add(job, why)
+            self._append_message(job, why)
 
-    def killing(self, job: str, outcome: Outcome, why: str) -> None:
+    def record_kill(self, job: str, outcome: Outcome, why: str) -> None:
         """Record the outcome of a job before its kill; `requeue_running` applies it if this process dies first."""
-        self.tables.rows("UPDATE jobs SET killed = ? WHERE id = ?", storable(f"{outcome}: {why}"), job)
+        self.tables.rows("UPDATE jobs SET kill_reason = ? WHERE id = ?", storable(f"{outcome}: {why}"), job)
 
-    def _add(self, job: str, message: str) -> None:
+    def _append_message(self, job: str, message: str) -> None:
         """Add a line to the message of a job."""
         sql = "UPDATE jobs SET message = trim(message || char(10) || ?, char(10)) WHERE id = ?"
         self.tables.rows(sql, storable(message), job)
 
-    def joined(self, job: str, device: str, arrays: Sequence[Array]) -> None:
+    def record_join(self, job: str, device: str, arrays: Sequence[Array]) -> None:
         """Record arrays whose members are about to join a running job; the members become RUNNING."""
         numbers = [member.trial.number for array in arrays for member in array.members]
         rows = [(job, array.key.steps, member.trial.number) for array in arrays for member in array.members]
         with self.transaction():
-            self._many("INSERT INTO joins VALUES (?, ?, ?)", rows)
-            self._train(job, device, numbers)
+            self._execute_many("INSERT INTO joins VALUES (?, ?, ?)", rows)
+            self._mark_running(job, device, numbers)
 
-    def promised(self, demands: Mapping[str, Demand]) -> None:
+    def record_reservations(self, demands: Mapping[str, Demand]) -> None:
         """Record new reservations of jobs.
 
         Args:
             demands: Id of a job -> its reservation; a memory or cores of 0 mean unknown.
         """
         if demands:
-            self._promise(self._clock(), demands)
+            self._insert_reservations(self._clock(), demands)
 
-    def devices_are(self, cluster: Cluster) -> None:
+    def record_devices(self, cluster: Cluster) -> None:
         """Record the present devices; only changes are written.
 
         Args:
@@ -261,13 +261,13 @@ class Journal(LockedJournal):
         gone = {name: (*row[:-2], False, "removed") for name, row in self._devices.items() if name not in rows}
         changed = [row for name, row in (rows | gone).items() if self._devices.get(name) != row]
         now = self._clock()
-        self._many(
+        self._execute_many(
             "INSERT INTO devices VALUES (?, (SELECT max(number) FROM runs), ?, ?, ?, ?, ?, ?, ?, ?, ?)",
             [(now, *row) for row in changed],
         )
         self._devices = rows | gone
 
-    def job_ended(self, job: str, outcome: str, message: str = "", *, failed: bool) -> dict[int, int]:
+    def record_job_end(self, job: str, outcome: str, message: str = "", *, failed: bool) -> dict[int, int]:
         """Record the end of a job; its RUNNING trials wait again.
 
         Args:
@@ -280,7 +280,7 @@ class Journal(LockedJournal):
             Number of each trial that waits again -> its count of failures.
         """
         with self.transaction():
-            self._add(job, message)
+            self._append_message(job, message)
             self.tables.rows("UPDATE jobs SET ended = ?, outcome = ? WHERE id = ?", self._clock(), outcome, job)
             return dict(
                 self.tables.rows(
@@ -293,21 +293,23 @@ class Journal(LockedJournal):
                 )
             )
 
-    def dropped(self, job: str, trials: Iterable[int], message: str = "", *, failed: bool) -> dict[int, int]:
-        """Record trials that a job does not train any more; those RUNNING there wait again.
+    def record_dropped_trials(
+        self, job: str, trials: Iterable[int], message: str = "", *, failed: bool
+    ) -> dict[int, int]:
+        """Record trials that a job does not train any more; RUNNING ones wait again.
 
         Args:
             job: Id of the job.
             trials: Numbers of the trials.
             message: Reason, which is added to the message of the job.
-            failed: As in `job_ended`.
+            failed: As in `record_job_end`.
 
         Returns:
-            As in `job_ended`.
+            As in `record_job_end`.
         """
         numbers = sorted(trials)
         with self.transaction():
-            self._add(job, f"dropped trials {', '.join(map(str, numbers))}: {message}")
+            self._append_message(job, f"dropped trials {', '.join(map(str, numbers))}: {message}")
             return dict(
                 self.tables.rows(
                     "UPDATE trials SET state = ?, failures = failures + ? WHERE job = ? AND state = ? "
@@ -320,10 +322,10 @@ class Journal(LockedJournal):
                 )
             )
 
-    def stopped(self, cause: Cause) -> None:
-        """Record that the study ends because its first trials failed with one cause; clears failures of open trials.
+    def record_common_failure(self, cause: Cause) -> None:
+        """Record that the study ends because its first trials failed with one cause, and clear failures of open trials.
 
-        `study["tried"]` keeps the trials of all such ends; on resume they wait behind the others.
+        `study["common_failure_trials"]` keeps the trials of all such ends; on resume they wait behind the others.
 
         Args:
             cause: The common cause.
@@ -331,18 +333,19 @@ class Journal(LockedJournal):
         with self.transaction():
             self.tables.rows(f"UPDATE trials SET failures = 0 WHERE state NOT IN {_FINAL}")
             self.put("stopped", {"text": cause.text, "trials": cause.trials, "log": cause.log})
-            self.put("tried", sorted({*self.study.get("tried", ()), *cause.trials}))
+            key = "common_failure_trials"
+            self.put(key, sorted({*self.study.get(key, ()), *cause.trials}))
 
     def requeue_running(self) -> None:
-        """Record that no job runs, since the process of the jobs has ended: RUNNING trials wait, open jobs end.
+        """Record that all jobs have ended with their engine: RUNNING trials wait again, open jobs end as ORPHANED.
 
-        A job that was about to be killed gets the outcome of the kill: trials of a job that hung count a failure.
+        A job that was about to be killed gets the outcome of the kill, so that trials of a hung job count a failure.
         """
-        killed = self.tables.rows("SELECT id, killed FROM jobs WHERE ended IS NULL AND killed <> ''")
+        killed = self.tables.rows("SELECT id, kill_reason FROM jobs WHERE ended IS NULL AND kill_reason <> ''")
         with self.transaction():
             for job, text in killed:
                 outcome, _, why = text.partition(": ")
-                self.job_ended(job, outcome, why, failed=outcome not in BLAMELESS)
+                self.record_job_end(job, outcome, why, failed=outcome not in NOT_TRIAL_FAILURES)
             self.tables.rows(
                 "UPDATE jobs SET ended = ?, outcome = ?, message = trim(message || char(10) || ?, char(10)) "
                 "WHERE ended IS NULL",
@@ -352,30 +355,30 @@ class Journal(LockedJournal):
             )
             self.tables.rows("UPDATE trials SET state = ? WHERE state = ?", TrialState.PENDING, TrialState.RUNNING)
 
-    def _promise(self, now: float, demands: Mapping[str, Demand | None]) -> None:
-        self._many(
-            "INSERT INTO promises (job, time, compute, memory, cores) VALUES (?, ?, ?, ?, ?)",
+    def _insert_reservations(self, now: float, demands: Mapping[str, Demand | None]) -> None:
+        self._execute_many(
+            "INSERT INTO reservations (job, time, compute, memory, cores) VALUES (?, ?, ?, ?, ?)",
             [
-                (job, now, None if demand is None else demand.compute, *_known(demand))
+                (job, now, None if demand is None else demand.compute, *_memory_and_cores(demand))
                 for job, demand in demands.items()
             ],
         )
 
-    def _train(self, job: str, device: str, numbers: Sequence[int]) -> None:
-        self._many(
+    def _mark_running(self, job: str, device: str, numbers: Sequence[int]) -> None:
+        self._execute_many(
             "UPDATE trials SET state = ?, reason = '', device = ?, job = ? WHERE number = ?",
             [(TrialState.RUNNING, device, job, number) for number in numbers],
         )
 
-    def _next(self) -> int:
+    def _next_seq(self) -> int:
         self._seq += 1
         return self._seq
 
-    def _undone(self) -> None:
+    def _discard_caches(self) -> None:
         self._devices = {}
 
 
-def _new(trial: Trial, target: int) -> tuple[object, ...]:
+def _trial_values(trial: Trial, target: int) -> tuple[object, ...]:
     """Row of a waiting trial without reports."""
     config = encode(trial.config, f"the config of trial {trial.number}")
     origin = None if trial.origin is None else trial.origin.trial
@@ -383,12 +386,12 @@ def _new(trial: Trial, target: int) -> tuple[object, ...]:
     return trial.number, config, trial.seed, trial.data_seed, origin, start, start, TrialState.PENDING, target
 
 
-def _known(demand: Demand | None) -> tuple[int | None, float | None]:
+def _memory_and_cores(demand: Demand | None) -> tuple[int | None, float | None]:
     """Memory and cores of a demand; None if they are 0, which means unknown."""
     return (None, None) if demand is None else (demand.memory or None, demand.cores or None)
 
 
-def _by_key(arrays: Iterable[Array]) -> dict[str, list[int]]:
+def _trials_by_key(arrays: Iterable[Array]) -> dict[str, list[int]]:
     """`FusionKey.steps` of each array -> numbers of its trials."""
     found: dict[str, list[int]] = {}
     for array in arrays:

@@ -5,28 +5,28 @@ from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from math import inf
 
-from shoal.cluster.mps_limits import limit_of
+from shoal.cluster.mps_limits import job_memory_limit
 from shoal.core.array import Array, FusionKey, Member, add_members
 from shoal.core.demand import Demand, Profile
 from shoal.core.device import Cluster, Device
 from shoal.core.job import Job, Purpose
-from shoal.cost.estimate import best_size, fitting, fuse_seconds, memory, packed_demand, seconds
-from shoal.planner.grouping import START_SECONDS, Amounts, Grouping, candidate, stream_of
+from shoal.cost.estimate import best_size, fuse_seconds, largest_fitting, memory, packed_demand, seconds
+from shoal.planner.grouping import START_SECONDS, CandidateCosts, Grouping, candidate, stream_of
 from shoal.planner.packing.base import Candidate
-from shoal.planner.packing.prediction import seconds_abreast
+from shoal.planner.packing.prediction import lockstep_seconds
 from shoal.planner.partition import Profiles, worth_mixing
 from shoal.schedule.ledger import ROUNDING
 
-__all__ = ["MOST_REFUSED", "FreeResources", "admitted"]
+__all__ = ["MAX_REFUSED", "FreeResources", "admit"]
 
-MOST_REFUSED = 16
+MAX_REFUSED = 16
 """Number of refused arrays after which admission ends for this turn of planning."""
 
 
 class FreeResources:
     """Free bytes of devices and free cores of nodes.
 
-    If jobs take more than there is, because their estimates have grown beyond their reservations, nothing is free.
+    Nothing is free on a device whose jobs take more than it has, as after a growth of their estimates.
 
     Args:
         cluster: The current cluster; unhealthy devices have nothing free.
@@ -41,16 +41,16 @@ class FreeResources:
             self.take(device.name, demand.memory, demand.cores)
 
     def __contains__(self, device: str) -> bool:
-        """Whether a device exists and is healthy."""
+        """Return whether a device exists and is healthy."""
         return device in self._memory
 
     def memory(self, device: str) -> int:
-        """Free bytes of a device; at most 0 if the cores of its node are overdrawn."""
+        """Return the free bytes of a device; at most 0 if the cores of its node are overdrawn."""
         left = self._memory[device]
         return left if self._cores[self._node[device]] >= -ROUNDING else min(left, 0)
 
     def holds(self, device: str, memory: int, cores: float) -> bool:
-        """Whether these amounts are free on a device and its node."""
+        """Return whether these amounts are free on a device and its node."""
         left = self._cores[self._node[device]]
         return memory <= self.memory(device) and cores <= left + ROUNDING
 
@@ -62,7 +62,7 @@ class FreeResources:
 
 
 class _HostJob:
-    """A running job that may admit arrays: first members join its arrays; after `settle`, further arrays are added.
+    """A running job that may admit arrays: members join its arrays, then `finish_joining`, then arrays are added.
 
     Args:
         job: The job with its current members.
@@ -74,7 +74,7 @@ class _HostJob:
 
     Attributes:
         profiles: Profile of each array, or None; the place of an array is its index in the job.
-        open: Whether the job trains members, none of which failed in a shared job.
+        is_open: Whether the job trains members, none of which failed in a shared job.
         known: Whether all its arrays have profiles.
         seconds: Expected seconds until its end: 0 if it profiles or has no members; inf if unknown.
         present: Its arrays, including added ones.
@@ -87,7 +87,7 @@ class _HostJob:
         device: Device,
         profiles: Profiles,
         free: FreeResources,
-        amounts: dict[object, Amounts],
+        amounts: dict[object, CandidateCosts],
         alone: AbstractSet[int],
     ) -> None:
         self.job = job
@@ -95,8 +95,10 @@ class _HostJob:
         self.profiles = [profiles(array.key, device.kind) for array in job.arrays]
         trains = job.purpose is Purpose.TRAIN and any(array.members for array in job.arrays)
         known = zip(job.arrays, self.profiles, strict=True)
-        self.open = trains and not (alone and any(member.trial.number in alone for member in job.members))
-        self.known = trains and all(profile is not None and x.members and not x.key.opaque for x, profile in known)
+        self.is_open = trains and not (alone and any(member.trial.number in alone for member in job.members))
+        self.all_measured = trains and all(
+            profile is not None and x.members and not x.key.opaque for x, profile in known
+        )
         self.seconds = inf if trains else 0.0
         self.present: list[Candidate] = []
         self.streams: frozenset[object] = frozenset()
@@ -105,96 +107,96 @@ class _HostJob:
             0 if profile is None else memory(profile, len(array.members))
             for array, profile in zip(job.arrays, self.profiles, strict=True)
         ]
-        self._limit = limit_of(job.demand, device)
+        self._limit = job_memory_limit(job.demand, device)
         self._demand: Demand | None = None
         self._profile_of = profiles
         self._free = free
         self._amounts = amounts
 
-    def left(self, place: int) -> int:
-        """Epochs until the last member of an array is done."""
-        return max(self._arrays[place].epochs)
+    def epochs_left(self, index: int) -> int:
+        """Return the epochs until the last member of an array is done."""
+        return max(self._arrays[index].epochs)
 
-    def spots(self, place: int, profile: Profile, at_most: int) -> int:
-        """Number of members that may join an array, by memory and the most efficient size."""
-        present = len(self._arrays[place].members)
+    def free_slots(self, index: int, profile: Profile, max_members: int) -> int:
+        """Return the number of members that may join an array, by memory and the most efficient size."""
+        present = len(self._arrays[index].members)
         available = memory(profile, present) + self._free.memory(self.device.name)
         if self._limit is not None:
-            available = min(available, self._limit - (sum(self._needs) - self._needs[place]))
-        fits = fitting(profile, available, present + at_most)
+            available = min(available, self._limit - (sum(self._needs) - self._needs[index]))
+        fits = largest_fitting(profile, available, present + max_members)
         return max(0, best_size(profile, fits) - present) if fits > present else 0
 
-    def gain(self, place: int, profile: Profile, members: Sequence[Member]) -> float:
-        """Device seconds saved if members join an array instead of training after it.
+    def gain(self, index: int, profile: Profile, members: Sequence[Member]) -> float:
+        """Return the device seconds saved if members join an array instead of training after it.
 
         The costs are a new start of the array, the loss of shared batches, and compiling the step again if compiled.
         """
-        mine = self._arrays[place].epochs
-        theirs = [member.epochs for member in members]
-        if profile.mixing is None or not worth_mixing(profile, len(mine), len(theirs)):
+        present_epochs = self._arrays[index].epochs
+        new_epochs = [member.epochs for member in members]
+        if profile.mixing is None or not worth_mixing(profile, len(present_epochs), len(new_epochs)):
             return 0.0
-        shared = min(self.left(place), max(theirs))  # epochs that both train
-        mixed = seconds(profile, [min(epochs, shared) for epochs in (*mine, *theirs)])
-        together = seconds(profile, [*mine, *theirs]) + (profile.mixing - 1) * mixed
-        start = fuse_seconds(profile, len(mine) + len(theirs))
+        shared = min(self.epochs_left(index), max(new_epochs))  # epochs that both train
+        mixed = seconds(profile, [min(epochs, shared) for epochs in (*present_epochs, *new_epochs)])
+        together = seconds(profile, [*present_epochs, *new_epochs]) + (profile.mixing - 1) * mixed
+        start = fuse_seconds(profile, len(present_epochs) + len(new_epochs))
         compiled = profile.compile_seconds if max(profile.compiled_gain.values(), default=1) > 1 else 0.0
-        return seconds(profile, mine) + seconds(profile, theirs) - together - start - compiled
+        return seconds(profile, present_epochs) + seconds(profile, new_epochs) - together - start - compiled
 
-    def join(self, place: int, profile: Profile, members: Sequence[Member]) -> None:
+    def join(self, index: int, profile: Profile, members: Sequence[Member]) -> None:
         """Add members to an array."""
         self._free.take(self.device.name, len(members) * profile.member_memory)
-        array = self._arrays[place]
-        self._arrays[place] = replace(array, members=(*array.members, *members))
-        self._needs[place] = memory(profile, len(self._arrays[place].members))
+        array = self._arrays[index]
+        self._arrays[index] = replace(array, members=(*array.members, *members))
+        self._needs[index] = memory(profile, len(self._arrays[index].members))
 
-    def settle(self, joined: Sequence[Array]) -> None:
+    def finish_joining(self, joined: Sequence[Array]) -> None:
         """End joining. `joined` holds all joined members, which may be in another array of their key."""
-        if self.known:
+        if self.all_measured:
             arrays = add_members(self.job.arrays, joined)
             self.present = [self.candidate(array) for array in arrays]
-            self.streams = frozenset(stream_of(x, self._profile(x)) for x in arrays if _level(x))
-            self.seconds = seconds_abreast(self.present)
+            self.streams = frozenset(stream_of(x, self._profile(x)) for x in arrays if _at_same_epoch(x))
+            self.seconds = lockstep_seconds(self.present)
 
     @property
-    def abreast(self) -> bool:
+    def in_lockstep(self) -> bool:
         """Whether arrays share samples only at the same position in the data."""
         return None not in self.streams
 
     def candidate(self, array: Array) -> Candidate:
-        """The packing candidate of an array on this device."""
+        """Return the packing candidate of an array on this device."""
         return candidate(array, self._profile_of, [self.device], self._amounts)
 
-    def may_have(self, array: Array, out_of_turn: bool) -> bool:
-        """Whether an array may share samples with the arrays of the job; out of turn, only if it cannot wait."""
+    def is_eligible(self, array: Array, out_of_turn: bool) -> bool:
+        """Return whether an array may share samples with the job; before older arrays, only if it cannot join later."""
         profile = self._profile(array)
-        if not (self.open and self.known) or profile is None or array.key.opaque:
+        if not (self.is_open and self.all_measured) or profile is None or array.key.opaque:
             return False
         stream = stream_of(array, profile)
         if stream is None:
             return not out_of_turn
-        return stream in self.streams and _level(array)
+        return stream in self.streams and _at_same_epoch(array)
 
-    def in_time(self, incoming: Candidate, free_in: float) -> bool:
-        """Whether joining this job beats waiting `free_in` seconds for the next free device: the job ends before; or,
-        if samples are shared only at the same position, the candidate ends here before it would end there.
+    def ends_sooner(self, incoming: Candidate, free_in: float) -> bool:
+        """Return whether joining this job beats waiting `free_in` seconds for the next free device: the job ends
+        before; or, if samples are shared only at the same position, the candidate ends here before it would end there.
         """
-        if not self.abreast:
+        if not self.in_lockstep:
             return self.seconds <= free_in + START_SECONDS
-        done = seconds_abreast([*self.present, incoming], max(incoming.array.epochs))
+        done = lockstep_seconds([*self.present, incoming], max(incoming.array.epochs))
         return done <= free_in + START_SECONDS + incoming.seconds
 
     def admits(self, incoming: Candidate, grouping: Grouping) -> bool:
-        """Admit a candidate if there is room and the packing agrees; returns whether it was admitted."""
+        """Admit a candidate if its demand is free and the packing agrees; return whether it was admitted."""
         self._demand = before = self._demand or self._demand_of(self.present)
         after = self._demand_of([*self.present, incoming])
-        more = after.memory - before.memory, max(0.0, after.cores - before.cores)
-        if not self._free.holds(self.device.name, *more) or (self._limit is not None and after.memory > self._limit):
+        extra = after.memory - before.memory, max(0.0, after.cores - before.cores)
+        if not self._free.holds(self.device.name, *extra) or (self._limit is not None and after.memory > self._limit):
             return False
-        if not grouping.suits(incoming, self.present, self.device):
+        if not grouping.admits(incoming, self.present, self.device):
             return False
-        self._free.take(self.device.name, *more)
+        self._free.take(self.device.name, *extra)
         self.present.append(incoming)
-        self._demand, self.seconds = after, seconds_abreast(self.present)
+        self._demand, self.seconds = after, lockstep_seconds(self.present)
         return True
 
     def _profile(self, array: Array) -> Profile | None:
@@ -206,7 +208,7 @@ class _HostJob:
         return packed_demand(known, cores=self.device.cores)
 
 
-def admitted(
+def admit(
     waiting: Sequence[Array],
     running: Sequence[tuple[Job, Device]],
     free: FreeResources,
@@ -235,94 +237,98 @@ def admitted(
         waiting = [array for array in waiting if not any(member.trial.number in alone for member in array.members)]
     if not waiting:
         return {}
-    amounts: dict[object, Amounts] = {}
+    amounts: dict[object, CandidateCosts] = {}
     hosts = [_HostJob(job, device, profiles, free, amounts, alone) for job, device in running]
-    joins = _joining(waiting, hosts) if fuse else {}
+    joins = _join_members(waiting, hosts) if fuse else {}
     joined = {member.trial.number for arrays in joins.values() for array in arrays for member in array.members}
     left = [x for x in waiting if not joined or not any(member.trial.number in joined for member in x.members)]
     for host in hosts if left else ():
-        host.settle(joins.get(host.job.id, ()))
-    for name, arrays in _beside(left, hosts, profiles, grouping).items():
+        host.finish_joining(joins.get(host.job.id, ()))
+    for name, arrays in _add_arrays(left, hosts, profiles, grouping).items():
         joins[name] = (*joins.get(name, ()), *arrays)
     return joins
 
 
-def _joining(waiting: Sequence[Array], hosts: Sequence[_HostJob]) -> dict[str, tuple[Array, ...]]:
+def _join_members(waiting: Sequence[Array], hosts: Sequence[_HostJob]) -> dict[str, tuple[Array, ...]]:
     """Let members join arrays of their key, where the saving is largest.
 
-    While an array waits whose key no host has, no member joins that would hold a device for longer than the host does.
+    If a waiting array has a key that no host has, a member joins an array only if it ends no later than that array.
     """
     joins: dict[str, tuple[Array, ...]] = {}
     by_key: dict[FusionKey, list[tuple[_HostJob, int, Profile]]] = {}
     for host in hosts:
-        for place, (array, profile) in enumerate(zip(host.job.arrays, host.profiles, strict=True)):
-            if host.open and profile is not None:
-                by_key.setdefault(array.key, []).append((host, place, profile))
-    others_wait = any(array.key not in by_key for array in waiting)
-    barren: set[tuple[FusionKey, tuple[int, ...]]] = set()  # members with these epochs join no array any more
+        for index, (array, profile) in enumerate(zip(host.job.arrays, host.profiles, strict=True)):
+            if host.is_open and profile is not None:
+                by_key.setdefault(array.key, []).append((host, index, profile))
+    other_keys_wait = any(array.key not in by_key for array in waiting)
+    cannot_join: set[tuple[FusionKey, tuple[int, ...]]] = set()  # members with these epochs join no array any more
     for array in waiting:
         left = sorted(array.members, key=lambda member: -member.epochs)  # the longest begins first
         while left:
-            alike = (array.key, tuple(member.epochs for member in left))
-            if alike in barren:
+            epochs_key = (array.key, tuple(member.epochs for member in left))
+            if epochs_key in cannot_join:
                 break
-            offers = [
-                (host.gain(place, profile, some), some, host, place, profile)
-                for host, place, profile in by_key.get(array.key, ())
-                if (spots := host.spots(place, profile, len(left)))
-                and (some := [x for x in left if x.epochs <= host.left(place)][:spots] if others_wait else left[:spots])
+            options = [
+                (host.gain(index, profile, chosen), chosen, host, index, profile)
+                for host, index, profile in by_key.get(array.key, ())
+                if (free_slots := host.free_slots(index, profile, len(left)))
+                and (
+                    chosen := [x for x in left if x.epochs <= host.epochs_left(index)][:free_slots]
+                    if other_keys_wait
+                    else left[:free_slots]
+                )
             ]
-            if not offers or (best := max(offers, key=lambda offer: offer[0]))[0] <= 0:
-                barren.add(alike)
+            if not options or (best := max(options, key=lambda offer: offer[0]))[0] <= 0:
+                cannot_join.add(epochs_key)
                 break
-            _, some, host, place, profile = best
-            host.join(place, profile, some)
-            barren.clear()
-            joins[host.job.id] = (*joins.get(host.job.id, ()), Array(array.key, tuple(some), profile))
-            left = [x for x in left if x not in some]
+            _, chosen, host, index, profile = best
+            host.join(index, profile, chosen)
+            cannot_join.clear()
+            joins[host.job.id] = (*joins.get(host.job.id, ()), Array(array.key, tuple(chosen), profile))
+            left = [x for x in left if x not in chosen]
     return joins
 
 
-def _beside(
+def _add_arrays(
     waiting: Sequence[Array], hosts: Sequence[_HostJob], profiles: Profiles, grouping: Grouping
 ) -> dict[str, tuple[Array, ...]]:
     """Add waiting arrays to jobs as further arrays, the oldest first.
 
-    An array is added to the suitable job that is expected to end first, but not to one that ends clearly later than
-    the next suitable device is free, since that device would stay idle. The first refused array ends admission: a
-    younger array must not hold a device for longer than an older one waits.
+    An array is added to the eligible job that is expected to end first. It is refused if every eligible job ends
+    clearly after the next suitable device is free, since that device would stay idle. The first refused array ends
+    admission, so that no younger array prolongs the wait of an older one.
 
     If samples are shared only at the same position in the data, an array joins a job that is in the epoch at which the
-    array begins, and catches up, unless it ends earlier on the next free device. This opportunity passes, so such an
-    array may be admitted out of turn, although older arrays wait longer for the device. It stays separate from an array
-    of its key: fusing them is only possible at the end of the epoch, and the array would stay behind.
+    array begins, and catches up, unless it ends earlier on the next free device. Since it can join only in that
+    epoch, it may be admitted before older arrays. It is not fused with an array of its key, because members can be
+    fused only at the end of an epoch.
     """
-    taken: dict[str, tuple[Array, ...]] = {}
+    added: dict[str, tuple[Array, ...]] = {}
     refused = 0
-    cannot_wait = any(host.open and host.known and host.abreast for host in hosts)
+    cannot_wait = any(host.is_open and host.all_measured and host.in_lockstep for host in hosts)
     for array in waiting:
-        able = [host for host in hosts if host.may_have(array, out_of_turn=refused > 0)]
-        ends = (host.seconds for host in hosts if able and _can_have(host.device, array, profiles))
+        eligible = [host for host in hosts if host.is_eligible(array, out_of_turn=refused > 0)]
+        ends = (host.seconds for host in hosts if eligible and _fits_empty_device(host.device, array, profiles))
         free_in = min(ends, default=inf)
-        for host in sorted(able, key=lambda host: host.seconds):
+        for host in sorted(eligible, key=lambda host: host.seconds):
             incoming = host.candidate(array)
-            if host.in_time(incoming, free_in) and host.admits(incoming, grouping):
-                joins = replace(array, profile=profiles(array.key, host.device.kind), apart=host.abreast)
-                taken[host.job.id] = (*taken.get(host.job.id, ()), joins)
+            if host.ends_sooner(incoming, free_in) and host.admits(incoming, grouping):
+                joins = replace(array, profile=profiles(array.key, host.device.kind), separate=host.in_lockstep)
+                added[host.job.id] = (*added.get(host.job.id, ()), joins)
                 break
         else:
             refused += 1
-            if refused == MOST_REFUSED or not cannot_wait:
+            if refused == MAX_REFUSED or not cannot_wait:
                 break
-    return taken
+    return added
 
 
-def _level(array: Array) -> bool:
-    """Whether all members are at the same epoch."""
+def _at_same_epoch(array: Array) -> bool:
+    """Return whether all members are at the same epoch."""
     return len({member.start for member in array.members}) == 1
 
 
-def _can_have(device: Device, array: Array, profiles: Profiles) -> bool:
-    """Whether an array fits on an empty device."""
+def _fits_empty_device(device: Device, array: Array, profiles: Profiles) -> bool:
+    """Return whether an array fits on an empty device."""
     profile = profiles(array.key, device.kind)
     return profile is not None and memory(profile, len(array.members)) <= device.memory

@@ -19,20 +19,20 @@ from shoal.planner.packing.cost import Cost
 from shoal.planner.packing.groups import check_groups
 from shoal.planner.partition import Profiles
 
-__all__ = ["START_SECONDS", "Amounts", "Grouping", "Paces", "candidate", "candidates", "stream_of"]
+__all__ = ["START_SECONDS", "CandidateCosts", "Grouping", "PackSpeeds", "candidate", "candidates", "stream_of"]
 
 START_SECONDS = 0.03
 """Fixed overhead of a job: planning, journaling, dispatch, completion. `benchmarks/placement.py` prints 28 ms for
 planning and dispatch alone."""
 
-Paces = Callable[[str], Mapping[tuple[str, str], float]]
+PackSpeeds = Callable[[str], Mapping[tuple[str, str], float]]
 """Kind of a device -> measured pack speeds of pairs of structures; see `History.pack_speeds`."""
 
 
 class Grouping:
     """Groups arrays into jobs by a packing.
 
-    Arrays without a profile, opaque arrays, and trials that failed in a shared job get a job of their own.
+    An array gets a job of its own if it has no profile, is opaque, or has a trial that failed in a shared job.
 
     Args:
         packing: The packing; by default `Cost`.
@@ -44,12 +44,12 @@ class Grouping:
     def __init__(
         self,
         packing: Packing | None = None,
-        pack_speeds: Paces = lambda kind: {},
+        pack_speeds: PackSpeeds = lambda kind: {},
         axes: Mapping[str, Sequence[object]] | None = None,
         seed: int = 0,
     ) -> None:
         self._packing = packing or Cost()
-        self._paces = pack_speeds
+        self._pack_speeds = pack_speeds
         self._axes = axes or {}
         self._seed = seed
 
@@ -62,7 +62,7 @@ class Grouping:
         alone: AbstractSet[int],
         group_of: Callable[[Member], TrialGroup | None] = lambda member: None,
     ) -> list[tuple[Array, ...]]:
-        """Groups of arrays, one per job, in the order of their first arrays.
+        """Return the groups of arrays, one per job, in the order of their first arrays.
 
         Args:
             arrays: Arrays in the order of service.
@@ -72,65 +72,73 @@ class Grouping:
             alone: Numbers of trials that get a job of their own.
             group_of: Trial group of a member, which says what training may follow; or None.
         """
-        lone: list[Array] = []
-        alike: dict[tuple[frozenset[str], object], list[Array]] = {}
-        here = dict.fromkeys(device.kind for device in devices)
-        able_on: dict[FusionKey, frozenset[str]] = {}
+        ungrouped: list[Array] = []
+        by_stream: dict[tuple[frozenset[str], object], list[Array]] = {}
+        kinds_here = dict.fromkeys(device.kind for device in devices)
+        kinds_of_key: dict[FusionKey, frozenset[str]] = {}
         for array in arrays:
-            if array.key not in able_on:
-                able_on[array.key] = frozenset(kind for kind in here if profiles(array.key, kind) is not None)
-            kinds = able_on[array.key]
-            together = not alone or not any(member.trial.number in alone for member in array.members)
-            if kinds and together and not array.key.opaque:
-                alike.setdefault((kinds, stream_of(array, profiles(array.key, min(kinds)))), []).append(array)
+            if array.key not in kinds_of_key:
+                kinds_of_key[array.key] = frozenset(
+                    kind for kind in kinds_here if profiles(array.key, kind) is not None
+                )
+            kinds = kinds_of_key[array.key]
+            may_share = not alone or not any(member.trial.number in alone for member in array.members)
+            if kinds and may_share and not array.key.opaque:
+                by_stream.setdefault((kinds, stream_of(array, profiles(array.key, min(kinds)))), []).append(array)
             else:
-                lone.append(array)
-        groups: list[tuple[Array, ...]] = [(array,) for array in lone]
-        for (kinds, _), some in alike.items():
-            able = [device for device in devices if device.kind in kinds]
-            seen = candidates(some, profiles, able, group_of)
-            context = self.context(seen, able, busy)
-            grouped = self._packing.pack(seen, context)
-            check_groups(grouped, seen, context)
+                ungrouped.append(array)
+        groups: list[tuple[Array, ...]] = [(array,) for array in ungrouped]
+        for (kinds, _), stream_arrays in by_stream.items():
+            devices_of_kinds = [device for device in devices if device.kind in kinds]
+            stream_candidates = candidates(stream_arrays, profiles, devices_of_kinds, group_of)
+            context = self.context(stream_candidates, devices_of_kinds, busy)
+            grouped = self._packing.pack(stream_candidates, context)
+            check_groups(grouped, stream_candidates, context)
             groups += [tuple(each.array for each in group) for group in grouped]
         place = {array.members[0].trial.number: position for position, array in enumerate(arrays)}
         return sorted(groups, key=lambda group: place[group[0].members[0].trial.number])
 
-    def suits(self, incoming: Candidate, present: Sequence[Candidate], device: Device) -> bool:
-        """Whether the packing admits a candidate to a running process with the present candidates."""
-        return self._packing.suits(incoming, present, self.context([*present, incoming], [device], {}))
+    def admits(self, incoming: Candidate, present: Sequence[Candidate], device: Device) -> bool:
+        """Return whether the packing admits a candidate to a running process with the present candidates."""
+        return self._packing.admits(incoming, present, self.context([*present, incoming], [device], {}))
 
     def context(
         self, candidates: Sequence[Candidate], devices: Sequence[Device], busy: Mapping[str, float]
     ) -> PackingContext:
-        """The packing context of candidates on devices; for `busy` see `groups`."""
+        """Return the packing context of candidates on devices; for `busy` see `groups`."""
         return PackingContext(
             loads=tuple(busy.get(device.name, 0.0) for device in devices),
             memory=min(device.memory for device in devices),
             start=START_SECONDS,
-            pack_speeds=self._known_paces({each.key for each in candidates}, {device.kind for device in devices}),
+            pack_speeds=self._measured_pack_speeds(
+                {each.key for each in candidates}, {device.kind for device in devices}
+            ),
             axes=self._axes,
             seed=self._seed,
         )
 
     def pack_speed(self, keys: AbstractSet[FusionKey], kinds: AbstractSet[str]) -> float:
-        """Time of arrays of these keys in one process over their time one after another; 1 if never measured."""
-        return fmean(self._known_paces(keys, kinds).values() or [1.0])
+        """Return the time of arrays of these keys in one process over their time one after another; 1 if never
+        measured.
+        """
+        return fmean(self._measured_pack_speeds(keys, kinds).values() or [1.0])
 
-    def _known_paces(self, keys: AbstractSet[FusionKey], kinds: AbstractSet[str]) -> dict[frozenset[FusionKey], float]:
-        """Pack speed of each measured pair of keys, the mean over the kinds of devices."""
+    def _measured_pack_speeds(
+        self, keys: AbstractSet[FusionKey], kinds: AbstractSet[str]
+    ) -> dict[frozenset[FusionKey], float]:
+        """Return the pack speed of each measured pair of keys, the mean over the kinds of devices."""
         by_structure: dict[str, list[FusionKey]] = {}
         for key in keys:
             by_structure.setdefault(key.steps, []).append(key)
         found: dict[frozenset[FusionKey], list[float]] = {}
         for kind in sorted(kinds):
-            for (one, other), pack_speed in self._paces(kind).items():
+            for (one, other), pack_speed in self._pack_speeds(kind).items():
                 for pair in product(by_structure.get(one, ()), by_structure.get(other, ())):
                     found.setdefault(frozenset(pair), []).append(pack_speed)
         return {pair: fmean(pack_speeds) for pair, pack_speeds in found.items()}
 
 
-class Amounts(NamedTuple):
+class CandidateCosts(NamedTuple):
     """The fields of a `Candidate` other than its array."""
 
     seconds: float
@@ -140,21 +148,21 @@ class Amounts(NamedTuple):
     tail: float
 
 
-class _Following(NamedTuple):
+class _FollowUp(NamedTuple):
     """Training that may follow an array, by the groups of its members.
 
     Args:
-        longest: Largest number of epochs that may follow a member.
-        last: Largest sum of the epochs of a member and the epochs that may follow it.
+        max_epochs: Largest number of epochs that may follow a member.
+        last_epoch: Largest sum of the epochs of a member and the epochs that may follow it.
         work: Expected epochs that follow all members, with all trials of a group equally likely to go on.
     """
 
-    longest: int = 0
-    last: int = 0
+    max_epochs: int = 0
+    last_epoch: int = 0
     work: float = 0.0
 
     @classmethod
-    def of(cls, array: Array, group_of: Callable[[Member], TrialGroup | None]) -> "_Following":
+    def of(cls, array: Array, group_of: Callable[[Member], TrialGroup | None]) -> "_FollowUp":
         groups = [(member.epochs, group) for member in array.members if (group := group_of(member)) is not None]
         return cls(
             max((group.epochs_ahead for _, group in groups), default=0),
@@ -164,22 +172,22 @@ class _Following(NamedTuple):
 
 
 def candidate(
-    array: Array, profiles: Profiles, devices: Sequence[Device], amounts: dict[object, Amounts] | None = None
+    array: Array, profiles: Profiles, devices: Sequence[Device], costs: dict[object, CandidateCosts] | None = None
 ) -> Candidate:
-    """The packing candidate of an array, without training that follows; means over the devices with profiles.
+    """Return the packing candidate of an array, without training that follows; means over the devices with profiles.
 
     Args:
         array: A running or waiting array.
         profiles: Profile of a key on a kind of device, or None.
         devices: Devices on which the array can run.
-        amounts: Cache for equal arrays, extended by this call.
+        costs: Cache for equal arrays, extended by this call.
     """
     kinds = [device.kind for device in devices]
-    amounts = {} if amounts is None else amounts
-    alike = (array.key, array.epochs, *kinds)
-    if alike not in amounts:
-        amounts[alike] = _amounts(array, profiles, Counter(kinds), _Following())
-    return Candidate(array, *amounts[alike])
+    costs = {} if costs is None else costs
+    cost_key = (array.key, array.epochs, *kinds)
+    if cost_key not in costs:
+        costs[cost_key] = _candidate_costs(array, profiles, Counter(kinds), _FollowUp())
+    return Candidate(array, *costs[cost_key])
 
 
 def candidates(
@@ -188,7 +196,8 @@ def candidates(
     devices: Sequence[Device],
     group_of: Callable[[Member], TrialGroup | None],
 ) -> list[Candidate]:
-    """The packing candidates of waiting arrays, with training that follows; means over the devices with profiles.
+    """Return the packing candidates of waiting arrays, with training that follows; means over the devices with
+    profiles.
 
     Args:
         arrays: Waiting arrays.
@@ -197,28 +206,33 @@ def candidates(
         group_of: Trial group of a member, which says what training may follow; or None.
     """
     kinds = Counter(device.kind for device in devices)
-    alike_fetching = _fetching_alike(profiles, arrays, kinds)
-    amounts: dict[object, Amounts] = {}  # one for equal arrays, of which there may be thousands
+    common_profiles = _with_common_fetching(profiles, arrays, kinds)
+    costs: dict[object, CandidateCosts] = {}  # thousands of equal arrays share one entry
     found = []
     for array in arrays:
-        follows = _Following.of(array, group_of)
-        sort = (array.key, array.epochs, follows)
-        if sort not in amounts:
-            amounts[sort] = _amounts(array, alike_fetching, kinds, follows)
-        found.append(Candidate(array, *amounts[sort]))
+        follow_up = _FollowUp.of(array, group_of)
+        cost_key = (array.key, array.epochs, follow_up)
+        if cost_key not in costs:
+            costs[cost_key] = _candidate_costs(array, common_profiles, kinds, follow_up)
+        found.append(Candidate(array, *costs[cost_key]))
     return found
 
 
 def stream_of(array: Array, profile: Profile | None) -> object:
-    """Equal for arrays that use the same samples at the same time; None if the position in the data does not matter."""
+    """Return a key that is equal for arrays that use the same samples at the same time.
+
+    None means that arrays share samples at any position in the data.
+    """
     if profile is None or profile.sharing not in ABREAST:
         return None
     place = (array.key.order, min(member.start for member in array.members))
     return place if profile.sharing == "window" else (*place, array.key.batch_size)
 
 
-def _fetching_alike(profiles: Profiles, arrays: Iterable[Array], kinds: Iterable[str]) -> Profiles:
-    """Profiles with the least measured fetch time per sample of each data set, since disturbances only lengthen it."""
+def _with_common_fetching(profiles: Profiles, arrays: Iterable[Array], kinds: Iterable[str]) -> Profiles:
+    """Return the profiles with the least measured fetch time per sample of each data set, since disturbances only
+    lengthen it.
+    """
     least: dict[tuple[str, str], float] = {}
     keys = {array.key for array in arrays}
     for key, kind in product(keys, kinds):
@@ -226,33 +240,35 @@ def _fetching_alike(profiles: Profiles, arrays: Iterable[Array], kinds: Iterable
             place = key.data, kind
             least[place] = min(least.get(place, inf), profile.fetch_seconds / key.batch_size)
 
-    def agreed(key: FusionKey, kind: str) -> Profile | None:
+    def with_least_fetching(key: FusionKey, kind: str) -> Profile | None:
         profile = profiles(key, kind)
         return profile and replace(profile, fetch_seconds=least[key.data, kind] * key.batch_size)
 
-    return agreed
+    return with_least_fetching
 
 
-def _amounts(array: Array, profiles: Profiles, kinds: Mapping[str, int], follows: _Following) -> Amounts:
-    """Amounts of a candidate, as means over devices.
+def _candidate_costs(
+    array: Array, profiles: Profiles, kinds: Mapping[str, int], follow_up: _FollowUp
+) -> CandidateCosts:
+    """Return the amounts of a candidate, as means over devices.
 
     If samples are shared only at the same position in the data, the training that follows returns to the same process
     and counts as part of the array; else it is the tail.
     """
-    epochs, more = array.epochs, [follows.longest]
+    epochs, follow_up_epochs = array.epochs, [follow_up.max_epochs]
     found = {kind: profiles(array.key, kind) for kind in kinds}
-    known = [profile for profile in found.values() if profile is not None]
+    profiles_found = [profile for profile in found.values() if profile is not None]
     devices = [kinds[kind] for kind, profile in found.items() if profile is not None]
-    steps = fmean((seconds(profile, epochs) for profile in known), devices)
-    tail = fmean((seconds(profile, more) for profile in known), devices)
-    if known[0].sharing in ABREAST:  # the data decides, not the device
-        steps += follows.work * fmean((seconds(profile, [1]) for profile in known), devices)
-        epochs, tail = (max(*epochs, follows.last),), 0.0
-    fetched = fmean((fetching(profile, epochs) for profile in known), devices)
-    return Amounts(
+    steps = fmean((seconds(profile, epochs) for profile in profiles_found), devices)
+    tail = fmean((seconds(profile, follow_up_epochs) for profile in profiles_found), devices)
+    if profiles_found[0].sharing in ABREAST:  # `sharing` depends on the data, not on the device
+        steps += follow_up.work * fmean((seconds(profile, [1]) for profile in profiles_found), devices)
+        epochs, tail = (max(*epochs, follow_up.last_epoch),), 0.0
+    fetched = fmean((fetching(profile, epochs) for profile in profiles_found), devices)
+    return CandidateCosts(
         seconds=steps + fetched,
         fetching=fetched,
-        memory=max(len(array.members) * profile.member_memory for profile in known),
-        base=max(profile.base_memory for profile in known),
+        memory=max(len(array.members) * profile.member_memory for profile in profiles_found),
+        base=max(profile.base_memory for profile in profiles_found),
         tail=tail,
     )

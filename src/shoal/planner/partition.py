@@ -11,7 +11,15 @@ from types import MappingProxyType
 from shoal.core.array import Array, FusionKey, Member
 from shoal.core.demand import Profile
 from shoal.core.device import Device
-from shoal.cost.estimate import TURN_SECONDS, best_size, fetching, fitting, fuse_seconds, seconds, step_seconds
+from shoal.cost.estimate import (
+    STEP_OVERHEAD_SECONDS,
+    best_size,
+    fetching,
+    fuse_seconds,
+    largest_fitting,
+    seconds,
+    step_seconds,
+)
 from shoal.planner.packing.prediction import makespan
 
 __all__ = ["Profiles", "ResourceLimit", "partition", "worth_mixing"]
@@ -25,24 +33,24 @@ class ResourceLimit:
     """Limit for a trial that ran out of memory; its array has a job of its own.
 
     Args:
-        most: Largest number of members of its array.
+        max_members: Largest number of members of its array.
         memory: Least bytes of a device that the job has to itself; None: the job gets its estimated demand.
     """
 
-    most: int
+    max_members: int
     memory: int | None = None
 
 
-WORTH_MIXING = 0.05
+MIN_MIXING_GAIN = 0.05
 """Least expected saving, as a share of the time, for fusing members at different epochs."""
 
-WORTH_FUSING = 0.05
+MIN_FUSING_GAIN = 0.05
 """Least expected saving, as a share of the time one after another, for fusing members."""
 
-WORTHWHILE = 0.25
-"""Least saving for cutting a group further, as a share of the saving if time were proportional to size."""
+MIN_SPLIT_GAIN = 0.25
+"""Least saving for cutting a group further, relative to the saving if the time were proportional to the size."""
 
-MANY = 32
+SPLIT_DIVISOR = 32
 """A group of n arrays is cut into n // MANY more at once, at least one more."""
 
 
@@ -58,10 +66,10 @@ def partition(
     """Cut the waiting members into arrays.
 
     Members of one key that start at the same epoch are a group. Groups of one key are joined if fusing members at
-    different epochs saves more than shared batches do. A group is cut into as few arrays as memory and the most
-    efficient size allow. Then, as long as there are fewer arrays than idle devices, or one takes longer than the mean
-    load of a device, the group with the longest array is cut into one more, if that helps. Arrays of one group differ
-    in size by at most one, hold members of similar targets, and follow the numbers of their trials.
+    different epochs saves more time than shared batches do. A group is cut into as few arrays as memory and the most
+    efficient size allow. While there are fewer arrays than idle devices, or an array takes longer than the mean load of
+    a device, the group with the longest array is cut into one more array if that saves time. Arrays of one group differ
+    in size by at most one, and hold members of similar targets in the order of their trial numbers.
 
     Args:
         waiting: Members in any order; the arrays follow the order of their first members here.
@@ -76,37 +84,39 @@ def partition(
     costs = _ArrayCosts(profiles, devices)
     for member, key in waiting:
         number = member.trial.number
-        own = number if number in alone or not costs.known(key) else None
-        most = limits[number].most if number in limits else None
-        members.setdefault((key, member.start, own, most), []).append(member)
-    groups = [_FusableGroup.of(key, group, costs, most) for (key, *_, most), group in members.items()]
+        own_group = number if number in alone or not costs.known(key) else None
+        max_members = limits[number].max_members if number in limits else None
+        members.setdefault((key, member.start, own_group, max_members), []).append(member)
+    groups = [_FusableGroup.of(key, group, costs, max_members) for (key, *_, max_members), group in members.items()]
     if elastic:
         apart = alone | limits.keys()
-        groups = _mixed(groups, lambda key, members: _FusableGroup.of(key, members, costs), apart)
+        groups = _join_groups(groups, lambda key, members: _FusableGroup.of(key, members, costs), apart)
     order = {member.trial.number: position for position, (member, _) in enumerate(waiting)}
     loads = [busy.get(device.name, 0.0) for device in devices]
     idle = sum(device.name not in busy for device in devices)
-    arrays = [array for arrays in _balanced(groups, loads, idle) for array in arrays]
+    arrays = [array for arrays in _balance(groups, loads, idle) for array in arrays]
     return sorted(arrays, key=lambda array: min(order[member.trial.number] for member in array.members))
 
 
 def worth_fusing(profile: Profile, epochs: Sequence[int]) -> bool:
-    """Whether to fuse members with these epochs; the times to build the array and to build each alone are included."""
-    alone = sum(fuse_seconds(profile, 1) + seconds(profile, [each], TURN_SECONDS) for each in epochs)
-    together = fuse_seconds(profile, len(epochs)) + seconds(profile, epochs, TURN_SECONDS)
-    return together <= (1 - WORTH_FUSING) * alone
+    """Return whether to fuse members with these epochs; the times to build the array and to build each alone are
+    included.
+    """
+    alone = sum(fuse_seconds(profile, 1) + seconds(profile, [each], STEP_OVERHEAD_SECONDS) for each in epochs)
+    together = fuse_seconds(profile, len(epochs)) + seconds(profile, epochs, STEP_OVERHEAD_SECONDS)
+    return together <= (1 - MIN_FUSING_GAIN) * alone
 
 
 def worth_mixing(profile: Profile, one: int, other: int) -> bool:
-    """Whether to fuse two arrays at different epochs, of `one` and of `other` members.
+    """Return whether to fuse two arrays at different epochs, of `one` and of `other` members.
 
-    Such members share no batches: work that is the same for all members of one batch is done for each member.
+    Such members share no batches, so work that is common to the members of one batch is done for each member.
     """
     if profile.mixing is None:
         return False
-    apart = step_seconds(profile, one) + step_seconds(profile, other) + 2 * TURN_SECONDS
-    together = profile.mixing * step_seconds(profile, one + other) + TURN_SECONDS
-    return together <= (1 - WORTH_MIXING) * apart
+    apart = step_seconds(profile, one) + step_seconds(profile, other) + 2 * STEP_OVERHEAD_SECONDS
+    together = profile.mixing * step_seconds(profile, one + other) + STEP_OVERHEAD_SECONDS
+    return together <= (1 - MIN_MIXING_GAIN) * apart
 
 
 _Epochs = tuple[int, ...]
@@ -123,44 +133,48 @@ class _ArrayCosts:
 
     def __init__(self, profiles: Profiles, devices: Sequence[Device]) -> None:
         self._profiles = profiles
-        self._alike = Counter((device.kind, device.memory) for device in devices)
-        self._known: dict[FusionKey, list[tuple[int, Profile, int]]] = {}
+        self._device_counts = Counter((device.kind, device.memory) for device in devices)
+        self._profiles_of_key: dict[FusionKey, list[tuple[int, Profile, int]]] = {}
         self._largest: dict[tuple[FusionKey, _Epochs, int | None], int] = {}
         self._seconds: dict[tuple[FusionKey, _Epochs], float] = {}
 
     def known(self, key: FusionKey) -> list[tuple[int, Profile, int]]:
-        """Memory in bytes, profile and count of equal devices, for the kinds on which the key has a profile."""
-        if key not in self._known:
-            found = [(memory, self._profiles(key, kind), count) for (kind, memory), count in self._alike.items()]
-            self._known[key] = [(memory, profile, count) for memory, profile, count in found if profile is not None]
-        return self._known[key]
+        """Return memory in bytes, profile and count of equal devices, for each kind on which the key has a profile."""
+        if key not in self._profiles_of_key:
+            found = [
+                (memory, self._profiles(key, kind), count) for (kind, memory), count in self._device_counts.items()
+            ]
+            self._profiles_of_key[key] = [
+                (memory, profile, count) for memory, profile, count in found if profile is not None
+            ]
+        return self._profiles_of_key[key]
 
-    def largest(self, key: FusionKey, epochs: _Epochs, most: int | None) -> int:
-        """Largest number of members that is possible and efficient on every device that can run one member.
+    def largest(self, key: FusionKey, epochs: _Epochs, max_members: int | None) -> int:
+        """Return the largest number of members that is possible and efficient on every device that can run one member.
 
         Args:
             key: Key of all members.
             epochs: Epochs of all members, ascending.
-            most: Upper limit, or None.
+            max_members: Upper limit, or None.
         """
-        alike = (key, epochs, most)
-        if alike not in self._largest:
-            limits = [] if most is None else [most]
+        cache_key = (key, epochs, max_members)
+        if cache_key not in self._largest:
+            limits = [] if max_members is None else [max_members]
             for memory, profile, _ in self.known(key):
-                if room := fitting(profile, memory, len(epochs)):
+                if room := largest_fitting(profile, memory, len(epochs)):
                     size = best_size(profile, room)
                     limits.append(size if worth_fusing(profile, epochs[-size:]) else 1)
-            self._largest[alike] = min(limits, default=1)
-        return self._largest[alike]
+            self._largest[cache_key] = min(limits, default=1)
+        return self._largest[cache_key]
 
     def seconds(self, key: FusionKey, epochs: _Epochs) -> float:
-        """Expected run time, the mean over the devices that can run the array; 0 without a profile."""
-        alike = (key, epochs)
-        if alike not in self._seconds:
+        """Return the expected run time, the mean over the devices that can run the array; 0 without a profile."""
+        cache_key = (key, epochs)
+        if cache_key not in self._seconds:
             known = self.known(key)
             each = [seconds(profile, epochs) + fetching(profile, epochs) for _, profile, _ in known]
-            self._seconds[alike] = fmean(each, [count for _, _, count in known]) if each else 0.0
-        return self._seconds[alike]
+            self._seconds[cache_key] = fmean(each, [count for _, _, count in known]) if each else 0.0
+        return self._seconds[cache_key]
 
 
 @dataclass(frozen=True)
@@ -181,27 +195,27 @@ class _FusableGroup:
 
     @classmethod
     def of(
-        cls, key: FusionKey, members: Sequence[Member], costs: _ArrayCosts, most: int | None = None
+        cls, key: FusionKey, members: Sequence[Member], costs: _ArrayCosts, max_members: int | None = None
     ) -> "_FusableGroup":
-        """The group of these members; `most` limits its arrays further."""
+        """Return the group of these members; `max_members` limits its arrays further."""
         ordered = _ordered(members)
-        return cls(key, ordered, costs, costs.largest(key, tuple([member.epochs for member in ordered]), most))
+        return cls(key, ordered, costs, costs.largest(key, tuple([member.epochs for member in ordered]), max_members))
 
     @property
-    def fewest(self) -> int:
+    def min_arrays(self) -> int:
         """Least number of arrays."""
         return -(-len(self.members) // self.largest)
 
     def bounds(self, count: int) -> list[tuple[int, int]]:
-        """Index ranges of the members of each of `count` arrays, of sizes as even as possible."""
+        """Return the index ranges of the members of each of `count` arrays, of sizes as even as possible."""
         return list(pairwise([len(self.members) * index // count for index in range(count + 1)]))
 
     def cut(self, count: int) -> list[Array]:
-        """The members in `count` arrays, in order."""
+        """Return the members in `count` arrays, in order."""
         return [Array(self.key, self.members[low:high]) for low, high in self.bounds(count)]
 
     def seconds(self, count: int) -> list[float]:
-        """Expected run time of each of `count` arrays."""
+        """Return the expected run time of each of `count` arrays."""
         epochs = [member.epochs for member in self.members]
         return [self.costs.seconds(self.key, tuple(epochs[low:high])) for low, high in self.bounds(count)]
 
@@ -210,34 +224,34 @@ def _ordered(members: Sequence[Member]) -> tuple[Member, ...]:
     return tuple(sorted(members, key=lambda member: (member.epochs, member.trial.number)))
 
 
-def _mixed(
+def _join_groups(
     groups: Sequence[_FusableGroup],
-    make: Callable[[FusionKey, Sequence[Member]], _FusableGroup],
+    make_group: Callable[[FusionKey, Sequence[Member]], _FusableGroup],
     alone: AbstractSet[int],
 ) -> list[_FusableGroup]:
-    """The groups, with those of one key joined to the largest of them where that pays."""
+    """Return the groups, with those of one key joined to the largest of them where that pays."""
     by_key: dict[FusionKey, _FusableGroup] = {}
     others: list[_FusableGroup] = []
     for group in sorted(groups, key=lambda group: -len(group.members)):
-        lead = by_key.get(group.key)
+        largest_group = by_key.get(group.key)
         if not group.costs.known(group.key) or any(member.trial.number in alone for member in group.members):
             others.append(group)
-        elif lead is None:
+        elif largest_group is None:
             by_key[group.key] = group
         else:
-            both = make(group.key, (*lead.members, *group.members))
-            if _pays(lead, group, both):
-                by_key[group.key] = both
+            joined = make_group(group.key, (*largest_group.members, *group.members))
+            if _is_worth_joining(largest_group, group, joined):
+                by_key[group.key] = joined
             else:
                 others.append(group)
     return [*by_key.values(), *others]
 
 
-def _pays(one: _FusableGroup, other: _FusableGroup, both: _FusableGroup) -> bool:
-    """Whether one array of members of two groups is better than one array of each."""
+def _is_worth_joining(one: _FusableGroup, other: _FusableGroup, joined: _FusableGroup) -> bool:
+    """Return whether one array of members of two groups is better than one array of each."""
     first, second = (min(len(group.members), group.largest) for group in (one, other))
-    fits = first + second <= both.largest
-    return fits and all(worth_mixing(profile, first, second) for _, profile, _ in both.costs.known(both.key))
+    fits = first + second <= joined.largest
+    return fits and all(worth_mixing(profile, first, second) for _, profile, _ in joined.costs.known(joined.key))
 
 
 @dataclass(frozen=True)
@@ -255,20 +269,22 @@ class _ArraySplit:
         seconds = group.seconds(count)
         return cls(group, count, seconds, max(seconds), sum(seconds))
 
-    def finer(self) -> "_ArraySplit | None":
-        """The same group in one more array, or in some more if it has many; None if impossible or not worthwhile."""
+    def split_further(self) -> "_ArraySplit | None":
+        """Return the same group in one more array, or in some more if it has many; None if impossible or not
+        worthwhile.
+        """
         if self.count == len(self.group.members):
             return None
-        count = min(self.count + max(1, self.count // MANY), len(self.group.members))
-        finer, worth = _ArraySplit.of(self.group, count), WORTHWHILE * (count - self.count) / count
+        count = min(self.count + max(1, self.count // SPLIT_DIVISOR), len(self.group.members))
+        finer, worth = _ArraySplit.of(self.group, count), MIN_SPLIT_GAIN * (count - self.count) / count
         return finer if fmean(finer.seconds) <= fmean(self.seconds) * (1 - worth) else None
 
 
-def _balanced(groups: Sequence[_FusableGroup], loads: Sequence[float], idle: int) -> list[list[Array]]:
+def _balance(groups: Sequence[_FusableGroup], loads: Sequence[float], idle: int) -> list[list[Array]]:
     """Cut the groups until the devices are evenly loaded, and return the cut with the least makespan on the way."""
     loads = sorted(loads)
-    cuts = [_ArraySplit.of(group, group.fewest) for group in groups]
-    best, best_makespan = list(cuts), _done(cuts, loads)
+    cuts = [_ArraySplit.of(group, group.min_arrays) for group in groups]
+    best, best_makespan = list(cuts), _makespan(cuts, loads)
     open_indices = set(range(len(cuts)))
     while open_indices:
         index = max(sorted(open_indices), key=lambda index: cuts[index].longest)
@@ -276,16 +292,16 @@ def _balanced(groups: Sequence[_FusableGroup], loads: Sequence[float], idle: int
         mean_load = (sum(loads) + sum(cut.total for cut in cuts)) / len(loads)
         if count >= idle and cuts[index].longest <= mean_load:
             break
-        finer = cuts[index].finer()
+        finer = cuts[index].split_further()
         if finer is None:
             open_indices.remove(index)
             continue
         cuts[index] = finer
-        makespan = _done(cuts, loads)
+        makespan = _makespan(cuts, loads)
         if count < idle or makespan < best_makespan:
             best, best_makespan = list(cuts), makespan
     return [cut.group.cut(cut.count) for cut in best]
 
 
-def _done(cuts: Sequence[_ArraySplit], loads: Sequence[float]) -> float:
+def _makespan(cuts: Sequence[_ArraySplit], loads: Sequence[float]) -> float:
     return makespan([length for cut in cuts for length in cut.seconds], loads)

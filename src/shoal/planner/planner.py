@@ -11,8 +11,8 @@ from shoal.core.array import Array, FusionKey, Member
 from shoal.core.demand import Demand
 from shoal.core.device import Cluster, Device
 from shoal.core.job import Job, Purpose
-from shoal.planner.admission import FreeResources, admitted
-from shoal.planner.families import by_family, in_turns
+from shoal.planner.admission import FreeResources, admit
+from shoal.planner.families import by_family, round_robin
 from shoal.planner.grouping import Grouping
 from shoal.planner.job_tracker import JobTracker, PreemptionRequest
 from shoal.planner.partition import Profiles, ResourceLimit, partition
@@ -22,57 +22,57 @@ from shoal.schedule.base import JobView, Policy
 from shoal.schedule.check import check_plan, feasible
 from shoal.schedule.time_sharing import QUANTUM
 
-__all__ = ["LEAST_SECONDS", "Placement", "Planner"]
+__all__ = ["MIN_POLL_SECONDS", "Placement", "Planner"]
 
-LEAST_SECONDS = 0.005
+MIN_POLL_SECONDS = 0.005
 """Shortest time between two polls for events, even if the next turn of planning is due."""
 
 
 @dataclass(frozen=True)
 class Placement:
-    """The result of a turn of planning: the jobs to start, and the reasons of all trials that go on waiting.
+    """The result of a turn of planning: the jobs to start, and the reasons why other trials wait.
 
     Args:
-        starts: Jobs to start, with their devices. The members of a profile job are a sample and go on waiting.
+        starts: Jobs to start, with their devices. The trials of a profile job are a sample and still wait.
         refusals: Number of the trial -> reason, for every waiting trial that is in no training job of `starts` and
             joins no running job.
         joins: Id of a running job -> arrays that join it.
-        leaves: Id of a running job -> request that it leaves its device.
-        promises: Id of a running job -> its changed reservation.
+        preemptions: Id of a running job -> request that it leaves its device.
+        reservations: Id of a running job -> its changed reservation.
     """
 
     starts: tuple[tuple[Job, Device], ...]
     refusals: Mapping[int, str]
     joins: Mapping[str, tuple[Array, ...]] = field(default_factory=dict)
-    leaves: Mapping[str, PreemptionRequest] = field(default_factory=dict)
-    promises: Mapping[str, Demand] = field(default_factory=dict)
+    preemptions: Mapping[str, PreemptionRequest] = field(default_factory=dict)
+    reservations: Mapping[str, Demand] = field(default_factory=dict)
 
 
 @dataclass
-class _Answer:
+class _Draft:
     """The feasible part of a policy's plan.
 
     Args:
         placed: Jobs that start.
         refused: Refused arrays, each with the reason.
-        later: Number of another trial that gets no device -> reason.
-        leaves: As in `Placement`.
+        deferred: Number of another trial that gets no device -> reason.
+        preemptions: As in `Placement`.
         wake: Latest time of the next turn of planning, or inf.
     """
 
     placed: list[tuple[Job, Device]] = field(default_factory=list)
     refused: list[tuple[Array, str]] = field(default_factory=list)
-    later: dict[int, str] = field(default_factory=dict)
-    leaves: dict[str, PreemptionRequest] = field(default_factory=dict)
+    deferred: dict[int, str] = field(default_factory=dict)
+    preemptions: dict[str, PreemptionRequest] = field(default_factory=dict)
     wake: float = inf
 
 
 class Planner:
     """Fuses waiting trials into arrays, packs arrays into jobs, and places the jobs by the policy.
 
-    Unknown keys are profiled first. An array without a device joins a running job if that saves time. Arrays that do
-    not start are cut and packed again in the next turn, from all trials that wait then. Only the history of jobs is
-    kept between turns: a suspended job keeps its arrays until the policy resumes it.
+    Keys without a profile are profiled first. An array without a device joins a running job if that saves time. Arrays
+    that do not start are dissolved: the next turn cuts and packs all trials that wait then. Only the history of jobs
+    is kept between turns. A suspended job keeps its arrays until the policy resumes it.
 
     Args:
         policy: The placement policy.
@@ -81,7 +81,7 @@ class Planner:
         elastic: Whether the members of a running array can change, and can be at different epochs.
         grouping: Packing of arrays into jobs.
         fuse: Whether arrays may have several members.
-        done: Epochs that trials of a key have trained in the study.
+        done: Function from a key to the epochs that its trials have trained in the study.
         tracker: History of the jobs of the study; by default an empty one.
     """
 
@@ -107,9 +107,9 @@ class Planner:
         """History of the jobs of the study."""
         self.wake = inf
         """Latest time of the next turn of planning; inf: only after a change."""
-        self._asked = 0.0
+        self._last_plan_time = 0.0
 
-    def follow(self, policy: Policy) -> None:
+    def set_policy(self, policy: Policy) -> None:
         """Replace the policy from the next turn on."""
         self._policy = policy
 
@@ -142,40 +142,42 @@ class Planner:
         Raises:
             PolicyError: The policy returned an illegal plan.
         """
-        together = PROFILE_MEMBERS if self._fuse else 1
-        planning = PlanningContext(self._profiles, cluster, alone, unmeasurable, limits, together, self._done)
-        waiting, suspended = self.tracker.look(waiting, now)
-        self.tracker.end_turns(now, min(QUANTUM, now - self._asked) if now >= self.wake else QUANTUM)
-        apart = alone | limits.keys()
-        keyed = self._by_family(waiting, planning, unmeasurable, apart)
+        profile_members = PROFILE_MEMBERS if self._fuse else 1
+        planning = PlanningContext(self._profiles, cluster, alone, unmeasurable, limits, profile_members, self._done)
+        waiting, suspended = self.tracker.split_waiting(waiting, now)
+        self.tracker.end_turns(now, min(QUANTUM, now - self._last_plan_time) if now >= self.wake else QUANTUM)
+        unshared = alone | limits.keys()
+        keyed = self._with_family_keys(waiting, planning, unmeasurable, unshared)
         profiling = self._profile_jobs(waiting, keyed, running, planning)
         held = [*running, *profiling]
-        self.tracker.meet(held, now)
-        views = [self.tracker.running(job, device, planning.held(job, device), now) for job, device in held]
+        self.tracker.register_running(held, now)
+        views = [
+            self.tracker.running_view(job, device, planning.running_demand(job, device), now) for job, device in held
+        ]
         ready = [(member, key) for member, key in keyed if planning.ready(member, key)]
         groups = self._groups(ready, views, planning, alone, limits) if ready else []
-        answer = self._ask(views, suspended, groups, planning, now)
-        joins = self._joins(held, answer, planning, apart) if self._elastic and answer.refused else {}
-        unready = _unready(keyed, held, planning) if len(ready) < len(keyed) else {}
-        reasons = {**_refusals(answer.refused, joins), **unready, **answer.later}
-        self._asked, self.wake = now, answer.wake
+        draft = self._run_policy(views, suspended, groups, planning, now)
+        joins = self._joins(held, draft, planning, unshared) if self._elastic and draft.refused else {}
+        unmeasured = _measuring_reasons(keyed, held, planning) if len(ready) < len(keyed) else {}
+        reasons = {**_refusal_reasons(draft.refused, joins), **unmeasured, **draft.deferred}
+        self._last_plan_time, self.wake = now, draft.wake
         return Placement(
-            (*profiling, *answer.placed), reasons, joins, answer.leaves, reservations(running, joins, planning)
+            (*profiling, *draft.placed), reasons, joins, draft.preemptions, reservations(running, joins, planning)
         )
 
-    def _by_family(
+    def _with_family_keys(
         self,
         waiting: Sequence[tuple[Member, FusionKey]],
         planning: PlanningContext,
         unmeasurable: AbstractSet[tuple[FusionKey, str]],
-        apart: AbstractSet[int],
+        unshared: AbstractSet[int],
     ) -> Sequence[tuple[Member, FusionKey]]:
-        """The waiting members, with the key of their family where one partially fused array is faster."""
+        """Return the waiting members, with the key of their family where one partially fused array is faster."""
         if not self._fuse:
             return waiting
         kinds = {device.kind for device in planning.devices}
         pack_speed = partial(self._grouping.pack_speed, kinds=kinds)
-        return by_family(waiting, self._profiles, kinds, unmeasurable, apart, pack_speed)
+        return by_family(waiting, self._profiles, kinds, unmeasurable, unshared, pack_speed)
 
     def _profile_jobs(
         self,
@@ -184,7 +186,7 @@ class Planner:
         running: Sequence[tuple[Job, Device]],
         planning: PlanningContext,
     ) -> list[tuple[Job, Device]]:
-        """Jobs that profile unknown keys on idle devices.
+        """Return the jobs that profile unknown keys on idle devices.
 
         Args:
             waiting: Waiting members with the keys of their structures.
@@ -193,9 +195,9 @@ class Planner:
             planning: The context of this turn.
         """
         sampled = keyed
-        if keyed is not waiting:  # an array of a family is measured with members of each of its structures
+        if keyed is not waiting:  # the sample of a family has members of each of its structures
             key_of = {member.trial.number: key for member, key in keyed}
-            sampled = [(member, key_of[member.trial.number]) for member in in_turns(waiting)]
+            sampled = [(member, key_of[member.trial.number]) for member in round_robin(waiting)]
         samples = planning.samples(sampled, running)
         return [(Job(self._new_id(), arrays, Purpose.PROFILE), device) for arrays, device in samples]
 
@@ -208,76 +210,79 @@ class Planner:
         limits: Mapping[int, ResourceLimit],
     ) -> list[tuple[Array, ...]]:
         """Fuse members into arrays, and pack the arrays into groups, one per future job."""
-        busy = _busy(views)
-        lone = alone if self._fuse else {member.trial.number for member, _ in ready}
-        arrays = partition(ready, self._profiles, planning.devices, busy, lone, self._elastic, limits)
-        apart = alone | limits.keys()
-        return self._grouping.groups(arrays, self._profiles, planning.devices, busy, apart, self.tracker.group)
+        busy = _seconds_until_free(views)
+        unfused = alone if self._fuse else {member.trial.number for member, _ in ready}
+        arrays = partition(ready, self._profiles, planning.devices, busy, unfused, self._elastic, limits)
+        unshared = alone | limits.keys()
+        return self._grouping.groups(arrays, self._profiles, planning.devices, busy, unshared, self.tracker.group)
 
     @property
-    def sleeps(self) -> bool:
+    def has_wake_time(self) -> bool:
         """Whether the next turn of planning has a time, even if no event comes before it."""
         return self.wake < inf
 
-    def patience(self, now: float, most: float) -> float:
-        """Seconds to wait for events, at most `most`."""
-        return min(most, max(LEAST_SECONDS, self.wake - now))
+    def wait_seconds(self, now: float, max_seconds: float) -> float:
+        """Return the seconds to wait for events, at most `max_seconds`."""
+        return min(max_seconds, max(MIN_POLL_SECONDS, self.wake - now))
 
     def _joins(
         self,
         held: Sequence[tuple[Job, Device]],
-        answer: _Answer,
+        draft: _Draft,
         planning: PlanningContext,
         alone: AbstractSet[int],
     ) -> dict[str, tuple[Array, ...]]:
-        """Arrays without a device that join running jobs, except jobs that are to leave their devices."""
-        everyone = [(device, planning.held(job, device)) for job, device in (*held, *answer.placed)]
-        free = FreeResources(planning.cluster, everyone)
-        held = [(job, device) for job, device in held if device.name in free]  # the device may be lost
+        """Return the arrays without a device that join running jobs, except jobs that are to leave their devices."""
+        reserved = [(device, planning.running_demand(job, device)) for job, device in (*held, *draft.placed)]
+        free = FreeResources(planning.cluster, reserved)
+        held = [(job, device) for job, device in held if device.name in free]  # without lost devices
         held = [(job, device) for job, device in held if job.id not in self.tracker.leaving]
-        arrays = [array for array, _ in answer.refused]
-        return admitted(arrays, held, free, self._profiles, self._grouping, alone, self._fuse)
+        arrays = [array for array, _ in draft.refused]
+        return admit(arrays, held, free, self._profiles, self._grouping, alone, self._fuse)
 
-    def _ask(
+    def _run_policy(
         self,
         running: Sequence[JobView],
         suspended: Sequence[Job],
         groups: Sequence[tuple[Array, ...]],
         planning: PlanningContext,
         now: float,
-    ) -> _Answer:
-        """Ask the policy for a plan, and do its feasible part. Only groups that start become jobs and use an id."""
+    ) -> _Draft:
+        """Ask the policy for a plan, and apply its feasible part. Only groups that start become jobs with an id."""
         candidates = {f"waiting-{index}": group for index, group in enumerate(groups)}
-        known = [*running, *(self.tracker.off(job, planning.demands(job.arrays)) for job in suspended)]
+        known = [*running, *(self.tracker.suspended_view(job, planning.demands(job.arrays)) for job in suspended)]
         views = [
-            *self.tracker.in_order(known),
-            *(self.tracker.waiting(name, planning.demands(group), group, now) for name, group in candidates.items()),
+            *self.tracker.sorted_by_arrival(known),
+            *(
+                self.tracker.waiting_view(name, planning.demands(group), group, now)
+                for name, group in candidates.items()
+            ),
         ]
         candidates |= {job.id: job.arrays for job in suspended}
         plan = self._policy.plan(views, planning.cluster, now)
         check_plan(plan, views, planning.cluster, now)
-        doable = feasible(plan, views, planning.cluster, self.tracker.leaving)
-        answer = _Answer(wake=inf if plan.wake is None else plan.wake)
-        for action in doable.actions:
-            self._act(action, candidates, planning, answer, now)
-        reasons = {refusal.job: refusal.reason for refusal in plan.refusals} | doable.later
+        feasible_part = feasible(plan, views, planning.cluster, self.tracker.leaving)
+        draft = _Draft(wake=inf if plan.wake is None else plan.wake)
+        for action in feasible_part.actions:
+            self._apply(action, candidates, planning, draft, now)
+        reasons = {refusal.job: refusal.reason for refusal in plan.refusals} | feasible_part.deferred
         for name, reason in reasons.items():
-            arrays = candidates.get(name, ())  # a job that is still on its device has no waiting trials
-            if name in doable.later or name in self.tracker.suspended:
-                answer.later |= {member.trial.number: reason for array in arrays for member in array.members}
+            arrays = candidates.get(name, ())  # no trial of a job that is on its device waits
+            if name in feasible_part.deferred or name in self.tracker.suspended:
+                draft.deferred |= {member.trial.number: reason for array in arrays for member in array.members}
             else:
-                answer.refused += [(array, reason) for array in arrays]
-        return answer
+                draft.refused += [(array, reason) for array in arrays]
+        return draft
 
-    def _act(
+    def _apply(
         self,
         action: Action,
         candidates: Mapping[str, tuple[Array, ...]],
         planning: PlanningContext,
-        answer: _Answer,
+        draft: _Draft,
         now: float,
     ) -> None:
-        """Apply one action to the answer and to the job history; the engine does the rest."""
+        """Apply one action to the draft and to the job history. The engine carries out the draft."""
         match action:
             case Start() | Resume():
                 device = planning.cluster.device(action.devices[0])
@@ -287,27 +292,27 @@ class Planner:
                 demand = planning.demand(arrays, device, action.share)
                 job = Job(self._new_id(), known, demand=demand, resumes=resumes, helpers=action.devices[1:])
                 self.tracker.begin(job, action.devices, action.share, now)
-                answer.placed.append((job, device))
+                draft.placed.append((job, device))
             case Suspend():
-                answer.leaves[action.job] = PreemptionRequest(True, "suspended by the policy")
+                draft.preemptions[action.job] = PreemptionRequest(True, "suspended by the policy")
             case Stop() if action.job in candidates:
                 self.tracker.dissolve(action.job)
                 reason = f"was stopped by the policy: {action.reason}"
-                answer.later |= {m.trial.number: reason for x in candidates[action.job] for m in x.members}
-                answer.wake = now  # they may start at once
+                draft.deferred |= {m.trial.number: reason for x in candidates[action.job] for m in x.members}
+                draft.wake = now  # they may start at once
             case Stop():
-                answer.leaves[action.job] = PreemptionRequest(False, f"stopped by the policy: {action.reason}")
+                draft.preemptions[action.job] = PreemptionRequest(False, f"stopped by the policy: {action.reason}")
             case Resize() if action.devices == self.tracker.devices(action.job):
-                self.tracker.reshare(action.job, action.share)
+                self.tracker.set_share(action.job, action.share)
             case Resize():
                 where = " and ".join(action.devices)
-                answer.leaves[action.job] = PreemptionRequest(True, f"suspended by the policy, to go to {where}")
-        if action.job in answer.leaves:
-            self.tracker.leave(action.job, answer.leaves[action.job], now)
+                draft.preemptions[action.job] = PreemptionRequest(True, f"suspended by the policy, to go to {where}")
+        if action.job in draft.preemptions:
+            self.tracker.request_preemption(action.job, draft.preemptions[action.job], now)
 
 
-def _refusals(refused: Sequence[tuple[Array, str]], joins: Mapping[str, tuple[Array, ...]]) -> dict[int, str]:
-    """Reasons of the trials that the policy refused and that join no job, by number."""
+def _refusal_reasons(refused: Sequence[tuple[Array, str]], joins: Mapping[str, tuple[Array, ...]]) -> dict[int, str]:
+    """Return the reasons of the trials that the policy refused and that join no job, by number."""
     joining = {member.trial.number for arrays in joins.values() for array in arrays for member in array.members}
     return {
         member.trial.number: reason
@@ -317,17 +322,17 @@ def _refusals(refused: Sequence[tuple[Array, str]], joins: Mapping[str, tuple[Ar
     }
 
 
-def _unready(
+def _measuring_reasons(
     waiting: Sequence[tuple[Member, FusionKey]], held: Sequence[tuple[Job, Device]], planning: PlanningContext
 ) -> dict[int, str]:
-    """Reasons of the trials whose key must be measured first, by number."""
-    unready = [(member, key) for member, key in waiting if not planning.ready(member, key)]
-    why = {key: planning.reason(key, held) for key in dict.fromkeys(key for _, key in unready)}
-    return {member.trial.number: why[key] for member, key in unready}
+    """Return the reasons of the trials whose key must be measured first, by number."""
+    unmeasured = [(member, key) for member, key in waiting if not planning.ready(member, key)]
+    reasons = {key: planning.reason(key, held) for key in dict.fromkeys(key for _, key in unmeasured)}
+    return {member.trial.number: reasons[key] for member, key in unmeasured}
 
 
-def _busy(running: Sequence[JobView]) -> dict[str, float]:
-    """Expected seconds until each device that holds jobs is free; 0 for one that is overdue."""
+def _seconds_until_free(running: Sequence[JobView]) -> dict[str, float]:
+    """Return the expected seconds until each device that holds jobs is free; 0 for one that is overdue."""
     busy: dict[str, float] = {}
     for job in running:
         left = max(demand.seconds for demand in job.demand.values())

@@ -18,9 +18,9 @@ __all__ = ["PROFILE_MEMBERS", "PlanningContext", "reservations"]
 PROFILE_MEMBERS = 16
 """Largest number of members that a profile job measures in one array, where members are fused."""
 
-ENOUGH = 3
-"""A key is profiled again if this many times as many members wait as at its last profile; or if this many times as many
-epochs are pending, trained epochs included, as at a profile of only some of the waiting members."""
+REPROFILE_FACTOR = 3
+"""A key is profiled again if its number of waiting members, or of pending epochs, is this many times the number at its
+last profile. Pending epochs include trained epochs; they count only if the last profile had fewer members than wait."""
 
 
 class PlanningContext:
@@ -32,8 +32,8 @@ class PlanningContext:
         alone: Numbers of trials that failed in a shared job.
         unmeasurable: Pairs of key and kind of device that cannot be profiled.
         limits: Number of a trial that ran out of memory -> its limit.
-        together: Largest number of members that a profile job measures in one array.
-        done: Epochs that trials of a key have trained; as many more are expected.
+        max_members: Largest number of members that a profile job measures in one array.
+        done: Function from a key to the epochs that its trials have trained. As many more are expected.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class PlanningContext:
         alone: AbstractSet[int],
         unmeasurable: AbstractSet[tuple[FusionKey, str]],
         limits: Mapping[int, ResourceLimit] = MappingProxyType({}),
-        together: int = PROFILE_MEMBERS,
+        max_members: int = PROFILE_MEMBERS,
         done: Callable[[FusionKey], int] = lambda key: 0,
     ) -> None:
         self.cluster = cluster
@@ -52,17 +52,18 @@ class PlanningContext:
         self._alone = alone
         self._unmeasurable = unmeasurable
         self._limits = limits
-        self._together = together
+        self._max_members = max_members
         self._done = done
-        self._last = {device.kind: device for device in self.devices}  # by kind
+        self._device_of_kind = {device.kind: device for device in self.devices}  # by kind
         self._ready: dict[FusionKey, bool] = {}
         self._demands: dict[object, Mapping[str, Demand]] = {}
-        self._on: dict[object, Demand] = {}
+        self._device_demands: dict[object, Demand] = {}
 
     def samples(
         self, waiting: Sequence[tuple[Member, FusionKey]], running: Sequence[tuple[Job, Device]]
     ) -> list[tuple[tuple[Array, ...], Device]]:
-        """Arrays to profile on each idle device: its share of the keys without a profile on its kind, oldest first.
+        """Return the arrays to profile on each idle device: its share of the keys without a profile on its kind, oldest
+        first.
 
         Busy devices count in the division, since they get shares once they are idle.
         """
@@ -81,31 +82,31 @@ class PlanningContext:
         samples = [
             Array(
                 key,
-                tuple([member for member in group if member.start == group[0].start][: self._together]),
+                tuple([member for member in group if member.start == group[0].start][: self._max_members]),
                 pending=sum(member.epochs for member in group) + self._done(key),
             )
             for key, group in members.items()
         ]
         shares: dict[str, list[Array]] = {device.name: [] for device in idle}
         for kind in dict.fromkeys(device.kind for device in idle):
-            unknown = [x for x in samples if self._to_measure(x, kind) and (x.key, kind) not in measuring]
-            alike = [shares[device.name] for device in idle if device.kind == kind]
-            most = -(-len(unknown) // sum(device.kind == kind for device in self.devices))
-            for place, array in enumerate(unknown[: most * len(alike)]):
-                alike[place % len(alike)].append(array)
+            unknown = [x for x in samples if self._needs_profile(x, kind) and (x.key, kind) not in measuring]
+            kind_shares = [shares[device.name] for device in idle if device.kind == kind]
+            per_device = -(-len(unknown) // sum(device.kind == kind for device in self.devices))
+            for position, array in enumerate(unknown[: per_device * len(kind_shares)]):
+                kind_shares[position % len(kind_shares)].append(array)
         return [(tuple(shares[device.name]), device) for device in idle if shares[device.name]]
 
     def ready(self, member: Member, key: FusionKey) -> bool:
-        """Whether a training job may hold the member: its key has a profile, or cannot get one."""
+        """Return whether a training job may hold the member: its key has a profile, or cannot get one."""
         if not self.devices:
             return False
         if key not in self._ready:
-            known = any(self._profiles(key, kind) is not None for kind in self._last)
-            self._ready[key] = known or not any(self._unknown(key, kind) for kind in self._last)
+            known = any(self._profiles(key, kind) is not None for kind in self._device_of_kind)
+            self._ready[key] = known or not any(self._can_be_profiled(key, kind) for kind in self._device_of_kind)
         return self._ready[key] or member.trial.number in self._alone
 
     def reason(self, key: FusionKey, held: Sequence[tuple[Job, Device]]) -> str:
-        """Reason for which a member of this key, which is not ready, waits."""
+        """Return the reason for which a member of this key, which is not ready, waits."""
         if not self.devices:
             return no_device(self.cluster)
         if any(job.purpose is Purpose.PROFILE and any(array.key == key for array in job.arrays) for job, _ in held):
@@ -113,93 +114,98 @@ class PlanningContext:
         return "its model has to be measured first, for which no device is idle"
 
     def demands(self, arrays: Sequence[Array]) -> Mapping[str, Demand]:
-        """Demands of a waiting job on each kind of device on which all its arrays have profiles; a whole device of any
-        kind if there is none. Equal jobs, of which there may be thousands, share one mapping.
+        """Return the demands of a waiting job on each kind of device on which all its arrays have profiles; a whole
+        device of any kind if there is none. Equal jobs, of which there may be thousands, share one mapping.
         """
-        alike = None if self._limited(arrays) else tuple((x.key, x.epochs) for x in arrays)
-        if alike in self._demands:
-            return self._demands[alike]
-        known = [kind for kind in self._last if all(self._profiles(x.key, kind) for x in arrays)]
-        demands = {kind: self._demand(arrays, self._last[kind]) for kind in known or self._last}
-        if alike is not None:
-            self._demands[alike] = demands
+        cache_key = None if self._limited(arrays) else tuple((x.key, x.epochs) for x in arrays)
+        if cache_key in self._demands:
+            return self._demands[cache_key]
+        known = [kind for kind in self._device_of_kind if all(self._profiles(x.key, kind) for x in arrays)]
+        demands = {kind: self._demand(arrays, self._device_of_kind[kind]) for kind in known or self._device_of_kind}
+        if cache_key is not None:
+            self._demands[cache_key] = demands
         return demands
 
     def demand(self, arrays: Sequence[Array], device: Device, share: float | None) -> Demand:
-        """Reservation of a job of these arrays on a device, with the share of its compute if the policy names one."""
+        """Return the reservation of a job of these arrays on a device, with the share of its compute if the policy
+        names one.
+        """
         demand = self._demand(arrays, device)
         return demand if share is None else replace(demand, compute=share)
 
-    def held(self, job: Job, device: Device) -> Demand:
-        """Demand of a running job, by the epochs that its members have left.
+    def running_demand(self, job: Job, device: Device) -> Demand:
+        """Return the demand of a running job, by the epochs that its members have left.
 
-        A profile job takes the whole device, since other jobs would distort its measurements. A job without members,
-        which is about to end, still has its memory.
+        A profile job takes the whole device, since other jobs would distort its measurements. A job without members is
+        about to end, but still holds its memory.
         """
-        whole = _whole(device)
+        whole = _whole_device(device)
         if job.purpose is Purpose.PROFILE:
             return whole
         if not job.arrays and job.demand is not None:
             return replace(whole, memory=job.demand.memory, cores=job.demand.cores)
         return self._demand(job.arrays, device)
 
-    def _unknown(self, key: FusionKey, kind: str) -> bool:
-        """Whether the key has no profile on the kind of device, but can get one."""
+    def _can_be_profiled(self, key: FusionKey, kind: str) -> bool:
+        """Return whether the key has no profile on the kind of device, but can get one."""
         return self._profiles(key, kind) is None and not key.opaque and (key, kind) not in self._unmeasurable
 
-    def _to_measure(self, sample: Array, kind: str) -> bool:
-        """Whether the key has no profile, or one for far fewer members or far fewer epochs than the sample has."""
+    def _needs_profile(self, sample: Array, kind: str) -> bool:
+        """Return whether the key has no profile, or one for far fewer members or epochs than the sample has."""
         profile = self._profiles(sample.key, kind)
         if profile is None:
-            return self._unknown(sample.key, kind)
-        more = profile.sample * ENOUGH <= len(sample.members)
-        larger = len(sample.members) > max(profile.step_seconds)
-        longer = larger and profile.pending is not None and profile.pending * ENOUGH <= sample.pending
-        return (more or longer) and (sample.key, kind) not in self._unmeasurable
+            return self._can_be_profiled(sample.key, kind)
+        more_members = profile.sample * REPROFILE_FACTOR <= len(sample.members)
+        has_larger_sample = len(sample.members) > max(profile.step_seconds)
+        more_epochs = (
+            has_larger_sample and profile.pending is not None and profile.pending * REPROFILE_FACTOR <= sample.pending
+        )
+        return (more_members or more_epochs) and (sample.key, kind) not in self._unmeasurable
 
     def _limited(self, arrays: Sequence[Array]) -> bool:
-        """Whether any member ran out of memory."""
+        """Return whether any member ran out of memory."""
         return bool(self._limits) and any(m.trial.number in self._limits for x in arrays for m in x.members)
 
     def _demand(self, arrays: Sequence[Array], device: Device) -> Demand:
-        """Demand of arrays on a device, cached for equal arrays on equal devices."""
+        """Return the demand of arrays on a device, cached for equal arrays on equal devices."""
         if self._limited(arrays):
-            return self._found(arrays, device)
-        alike = (device.kind, device.capacity, device.cores, *((x.key, x.epochs) for x in arrays))
-        if alike not in self._on:
-            self._on[alike] = self._found(arrays, device)
-        return self._on[alike]
+            return self._computed_demand(arrays, device)
+        cache_key = (device.kind, device.capacity, device.cores, *((x.key, x.epochs) for x in arrays))
+        if cache_key not in self._device_demands:
+            self._device_demands[cache_key] = self._computed_demand(arrays, device)
+        return self._device_demands[cache_key]
 
-    def _found(self, arrays: Sequence[Array], device: Device) -> Demand:
+    def _computed_demand(self, arrays: Sequence[Array], device: Device) -> Demand:
         measured = [(self._profiles(x.key, device.kind), x.epochs) for x in arrays]
         known = [(profile, epochs) for profile, epochs in measured if profile is not None and epochs]
         unknown = not arrays or len(known) < len(arrays)
-        demand = _whole(device) if unknown else packed_demand(known, cores=device.cores)
-        least = self._least(arrays, device)
-        return demand if least <= demand.memory else replace(demand, memory=least)
+        demand = _whole_device(device) if unknown else packed_demand(known, cores=device.cores)
+        min_memory = self._min_memory(arrays, device)
+        return demand if min_memory <= demand.memory else replace(demand, memory=min_memory)
 
-    def _least(self, arrays: Sequence[Array], device: Device) -> int:
-        """Least reservation in bytes: all memory of the device for an array that must have a device to itself.
+    def _min_memory(self, arrays: Sequence[Array], device: Device) -> int:
+        """Return the least reservation in bytes: all memory of the device for an array that must have a device to
+        itself.
 
         If devices of the kind differ, the smallest one that is large enough counts.
         """
         limits = [self._limits.get(member.trial.number) for array in arrays for member in array.members]
-        asked = [limit.memory for limit in limits if limit is not None and limit.memory is not None]
-        if not asked:
+        limits_bytes = [limit.memory for limit in limits if limit is not None and limit.memory is not None]
+        if not limits_bytes:
             return 0
-        alike = [other.memory for other in self.devices if other.kind == device.kind]
-        return min([memory for memory in alike if memory >= max(asked)], default=max(asked))
+        memories = [other.memory for other in self.devices if other.kind == device.kind]
+        return min([memory for memory in memories if memory >= max(limits_bytes)], default=max(limits_bytes))
 
 
-def _whole(device: Device) -> Demand:
-    """Demand of a job without a profile: all compute of the device; 0 for unknown memory, cores and seconds."""
+def _whole_device(device: Device) -> Demand:
+    """Return the demand of a job without a profile: all compute; 0 for unknown memory, cores and seconds."""
     return Demand(compute=device.capacity, memory=0, cores=0.0, seconds=0.0)
 
 
 def reservations(
     running: Sequence[tuple[Job, Device]], joins: Mapping[str, Sequence[Array]], planning: PlanningContext
 ) -> dict[str, Demand]:
-    """Changed reservations of running jobs, after members have left and others join.
+    """Return the changed reservations of running jobs, after members have left and others join.
 
     Reservations grow only on join; a low estimate never enlarges them. A job keeps the compute that it began with until
     it needs less.
@@ -214,14 +220,14 @@ def reservations(
     """
     changed: dict[str, Demand] = {}
     for job, device in running:
-        come = joins.get(job.id, ())
-        if job.purpose is not Purpose.TRAIN or not (job.arrays or come):
+        joining = joins.get(job.id, ())
+        if job.purpose is not Purpose.TRAIN or not (job.arrays or joining):
             continue
-        demand = planning.demand([*job.arrays, *come], device, None)
+        demand = planning.demand([*job.arrays, *joining], device, None)
         before = job.demand
         if before is not None:
             compute = min(before.compute, demand.compute)
-            kept = demand if come else _least(before, demand)
+            kept = demand if joining else _smaller(before, demand)
             if (compute, kept.memory, kept.cores) == (before.compute, before.memory, before.cores):
                 continue
             demand = replace(kept, compute=compute, seconds=before.seconds)
@@ -230,8 +236,8 @@ def reservations(
     return changed
 
 
-def _least(before: Demand, now: Demand) -> Demand:
-    """The demand `now` with the smaller memory and cores of the two; 0 means unknown."""
+def _smaller(before: Demand, now: Demand) -> Demand:
+    """Return the demand `now` with the smaller memory and cores of the two; 0 means unknown."""
     memory = min(filter(None, (before.memory, now.memory)), default=0)
     cores = min(filter(None, (before.cores, now.cores)), default=0.0)
     return replace(now, memory=memory, cores=cores)

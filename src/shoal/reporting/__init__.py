@@ -1,8 +1,7 @@
 """Reports on a study from its journal: progress, tables, grid, data frame."""
 
 from shoal.reporting.axis import Axis
-from shoal.reporting.grid import Cell, StudyGrid, grid_json, study_grid
-from shoal.reporting.heat_map import HeatMap
+from shoal.reporting.grid import Cell, HeatMap, StudyGrid, grid_json, study_grid
 from shoal.reporting.progress import Progress, progress
 from shoal.reporting.ranking import front, ranked
 from shoal.reporting.snapshot import Best, DeviceUse, Failing, JobUse, Snapshot, snapshot

@@ -16,13 +16,13 @@ from shoal.reporting.text import leaf_text, rounded
 __all__ = ["Axis", "axes"]
 
 _BINS = 6
-_MOST_POINTS = 8
+_MAX_LISTED = 8
 """Numeric domains with more values are cut into bins."""
 
-_WHOLE_DIGITS = 7
+_MAX_INTEGER_DIGITS = 7
 """Whole numbers with more digits are rounded in labels."""
 
-_LACKING = "-"
+_MISSING_LABEL = "-"
 
 
 @dataclass(frozen=True)
@@ -50,16 +50,17 @@ class Axis:
         return range(len(self.values), len(self.values) + max(len(self.edges) - 1, 0))
 
     @property
-    def has_lack(self) -> bool:
+    def has_missing(self) -> bool:
         """Whether the last position is for trials without the parameter."""
         return len(self.labels) > self.bins.stop
 
-    def with_lack(self) -> "Axis":
-        """The same axis, with a position for trials without the parameter."""
-        return self if self.has_lack else replace(self, labels=(*self.labels, _LACKING))
+    def with_missing(self) -> "Axis":
+        """Return the same axis, with a position for trials without the parameter."""
+        return self if self.has_missing else replace(self, labels=(*self.labels, _MISSING_LABEL))
 
     def position(self, value: Any) -> int:
-        """The position of a value; the one after the bins if there is no other, for which the axis should have a lack.
+        """Return the position of a value; the one after the bins if there is no other, for which the axis should have a
+        lack.
 
         A number outside the bins belongs to the nearest one.
         """
@@ -73,14 +74,14 @@ class Axis:
 
     @cached_property
     def _positions(self) -> dict[str, int]:
-        # Keys are texts: they tell True, 1 and 1.0 apart, and lists have no hash.
+        # Keys are texts, which distinguish True, 1 and 1.0; lists have no hash.
         return {repr(value): position for position, value in enumerate(self.values)}
 
 
 def axes(space: Space) -> tuple[Axis, ...]:
-    """An axis for every parameter that can have more than one value, in the order of the space."""
-    every = (_axis(name, leaf) for name, leaf in space.leaves().items())
-    return tuple(axis for axis in every if len(axis.labels) > 1)
+    """Return an axis for every parameter that can have more than one value, in the order of the space."""
+    all_axes = (_axis(name, leaf) for name, leaf in space.leaves().items())
+    return tuple(axis for axis in all_axes if len(axis.labels) > 1)
 
 
 @dataclass(frozen=True)
@@ -90,95 +91,95 @@ class _Range:
     low: float
     high: float
     log: bool
-    whole: bool
+    integer: bool
 
 
 def _axis(name: str, leaf: Leaf) -> Axis:
     points: dict[str, Any] = {}
     ranges = []
     for value in leaf.values:
-        if (few := _few_points(value)) is not None:
-            points |= {repr(point): point for point in few}
+        if (listed := _listed_values(value)) is not None:
+            points |= {repr(point): point for point in listed}
         else:
             ranges.append(_range(value))
     values = tuple(points.values())
     texts = [leaf_text(value) for value in values]
-    apart = len({*texts}) == len(texts) and all(text and text.isprintable() for text in texts)
-    labels = texts if apart else list(points)
-    edges, bins = _cut(ranges) if ranges else ((), [])
-    axis = Axis(name, (*labels, *bins), values, edges, leaf.chooser)
-    return axis.with_lack() if leaf.optional else axis
+    distinct = len({*texts}) == len(texts) and all(text and text.isprintable() for text in texts)
+    labels = texts if distinct else list(points)
+    edges, bins = _binned(ranges) if ranges else ((), [])
+    axis = Axis(name, (*labels, *bins), values, edges, leaf.choice_name)
+    return axis.with_missing() if leaf.optional else axis
 
 
-def _few_points(value: Any) -> Sequence[Any] | None:
-    """The values of a domain, if they are few enough to be listed."""
+def _listed_values(value: Any) -> Sequence[Any] | None:
+    """Return the values of a domain, if they are few enough to be listed."""
     if not isinstance(value, Domain):
         return [value]
     points = value.points()
     if points is None:
         low, high = _bounds(value)
         return [float(low)] if low == high else None
-    few = list(islice(points, _MOST_POINTS + 1))
-    return few if len(few) <= _MOST_POINTS else None
+    listed = list(islice(points, _MAX_LISTED + 1))
+    return listed if len(listed) <= _MAX_LISTED else None
 
 
 def _range(domain: Domain) -> _Range:
-    whole = isinstance(domain, RandInt | LogRandInt)
-    return _Range(*_bounds(domain), log=isinstance(domain, LogUniform | LogRandInt), whole=whole)
+    integer = isinstance(domain, RandInt | LogRandInt)
+    return _Range(*_bounds(domain), log=isinstance(domain, LogUniform | LogRandInt), integer=integer)
 
 
 def _bounds(domain: Any) -> tuple[float, float]:
     return domain.low, domain.high
 
 
-def _cut(ranges: Sequence[_Range]) -> tuple[tuple[float, ...], list[str]]:
-    """Edges and labels of bins of about equal width on the scale of the ranges, all of which they cover."""
+def _binned(ranges: Sequence[_Range]) -> tuple[tuple[float, ...], list[str]]:
+    """Return the edges and labels of bins of about equal width on the scale of the ranges, all of which they cover."""
     low, high = min(each.low for each in ranges), max(each.high for each in ranges)
-    log, whole = (all(getattr(each, name) for each in ranges) for name in ("log", "whole"))
-    if whole:
-        edges = (low, *_whole_cuts(low, high, log), high)
-        return edges, [_whole_text(start, end - 1) for start, end in pairwise(edges)]
-    exact = (float(low), *_cuts(low, high, log), float(high))
+    log, integer = (all(getattr(each, name) for each in ranges) for name in ("log", "integer"))
+    if integer:
+        edges = (low, *_integer_cuts(low, high, log), high)
+        return edges, [_integer_range_text(start, end - 1) for start, end in pairwise(edges)]
+    exact = (float(low), *_float_cuts(low, high, log), float(high))
     # Edges are rounded as in their labels, to the fewest digits that keep the bins about equally wide.
     for digits in range(2, 18):
         shown = [float(f"{edge:.{digits}g}") for edge in exact]
         edges = (exact[0], *shown[1:-1], exact[-1])
-        if _are_even(edges, log) and all(start < end for start, end in pairwise(shown)):
+        if _have_even_widths(edges, log) and all(start < end for start, end in pairwise(shown)):
             texts = [rounded(edge, digits) for edge in exact]
             break
-    else:  # a range with few floats in it
+    else:  # the range contains few floats
         edges = tuple(sorted(set(exact)))
         texts = [repr(edge) for edge in edges]
     return edges, [f"{start}..{end}" for start, end in pairwise(texts)]
 
 
-def _cuts(low: float, high: float, log: bool) -> Iterator[float]:
+def _float_cuts(low: float, high: float, log: bool) -> Iterator[float]:
     start, end = (math.log(low), math.log(high)) if log else (low, high)
     for cut in range(1, _BINS):
-        # Not start + cut / bins * (end - start): that difference overflows for the widest ranges.
+        # start + cut / bins * (end - start) would overflow for the widest ranges.
         value = (1 - cut / _BINS) * start + cut / _BINS * end
         yield min(max(math.exp(value) if log else value, low), high)
 
 
-def _whole_cuts(low: float, high: float, log: bool) -> list[float]:
+def _integer_cuts(low: float, high: float, log: bool) -> list[float]:
     if log:
-        cuts: list[float] = [round(cut) for cut in _cuts(low, high, log)]
+        cuts: list[float] = [round(cut) for cut in _float_cuts(low, high, log)]
     else:
-        cuts = [low + (high - low) * cut // _BINS for cut in range(1, _BINS)]  # exact beyond the floats, too
+        cuts = [low + (high - low) * cut // _BINS for cut in range(1, _BINS)]  # exact for integers beyond the floats
     return sorted({cut for cut in cuts if low < cut < high})
 
 
-def _are_even(edges: Sequence[float], log: bool) -> bool:
-    """Whether the bins are still about equally wide after rounding."""
+def _have_even_widths(edges: Sequence[float], log: bool) -> bool:
+    """Return whether the bins are still about equally wide after rounding."""
     scale = [math.log(edge) if edge > 0 else -math.inf for edge in edges] if log else edges
     widths = [end / _BINS - start / _BINS for start, end in pairwise(scale)]
     return 0 < max(widths) <= 1.25 * min(widths)
 
 
-def _whole_text(first: float, last: float) -> str:
+def _integer_range_text(first: float, last: float) -> str:
     if first == last:
         return str(first)
-    if max(-first, last) < 10**_WHOLE_DIGITS:
+    if max(-first, last) < 10**_MAX_INTEGER_DIGITS:
         return f"{first}..{last}"
     # Decimals, as integers can exceed the floats.
     return "..".join(f"{Decimal(value):.2e}" if value else "0" for value in (first, last))

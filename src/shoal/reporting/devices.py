@@ -7,7 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from shoal.cluster.discover import Inventory
-from shoal.cluster.monitor import Holder
+from shoal.cluster.monitor import DeviceProcess
 from shoal.cluster.nvml import Gpu
 from shoal.core.device import Device
 from shoal.core.job import Purpose
@@ -17,27 +17,27 @@ from shoal.schedule.ledger import bytes_text
 
 __all__ = ["device_json", "device_lines", "devices_json", "devices_table"]
 
-_VERBS = {Purpose.SURVEY: "looks at", Purpose.PROFILE: "measures", Purpose.TRAIN: "trains"}
-_JOBS = 8
+_PURPOSE_VERBS = {Purpose.SIGNATURE: "looks at", Purpose.PROFILE: "measures", Purpose.TRAIN: "trains"}
+_MAX_JOBS = 8
 """Most jobs shown for a device, one line each, the oldest first."""
 
 
 def device_lines(use: DeviceUse, unit: str) -> list[str]:
-    """A device's kind, reserved share and jobs; several jobs stand on lines below.
+    """Return a device's kind, reserved share and jobs; several jobs stand on lines below.
 
     Args:
         use: Use of the device.
         unit: Unit of progress, see `Snapshot`.
     """
     jobs = [_job_text(job, unit) for job in use.jobs]
-    if others := use.jobs[_JOBS:]:
-        jobs[_JOBS:] = [f"{len(others)} more jobs, with {trials_text(sum(job.members for job in others))}"]
+    if others := use.jobs[_MAX_JOBS:]:
+        jobs[_MAX_JOBS:] = [f"{len(others)} more jobs, with {trials_text(sum(job.members for job in others))}"]
     head = f"{use.device.kind}, {_state(use)}"
     return [f"{head}: {jobs[0]}"] if len(jobs) == 1 else [head, *jobs]
 
 
 def device_json(use: DeviceUse) -> dict[str, Any]:
-    """A device with its jobs as plain values; None for unknown values."""
+    """Return a device with its jobs as plain values; None for unknown values."""
     device = use.device
     return {
         "device": device.name,
@@ -63,11 +63,11 @@ def device_json(use: DeviceUse) -> dict[str, Any]:
     }
 
 
-def devices_table(found: Inventory) -> Table:
-    """A row for each device: kind, capacity, users, and whether it can take jobs.
+def devices_table(inventory: Inventory) -> Table:
+    """Return a row for each device: kind, capacity, users, and whether it can take jobs.
 
     Args:
-        found: Devices to show.
+        inventory: Devices to show.
     """
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("device", no_wrap=True)
@@ -77,8 +77,8 @@ def devices_table(found: Inventory) -> Table:
     table.add_column("compute mode", overflow="fold")
     table.add_column("used by", overflow="fold")
     table.add_column("health", overflow="fold")
-    for _, device in found.cluster:
-        gpu = found.gpus.get(device.name)
+    for _, device in inventory.cluster:
+        gpu = inventory.gpus.get(device.name)
         table.add_row(
             Text(device.name),
             Text(device.kind),
@@ -87,24 +87,25 @@ def devices_table(found: Inventory) -> Table:
             str(device.cores),
             "–" if gpu is None or gpu.utilisation is None else f"{gpu.utilisation}%",
             Text((gpu and gpu.compute_mode) or "–"),
-            Text(", ".join(map(_holder_text, gpu.holders)) if gpu and gpu.holders else "–"),
+            Text(", ".join(map(_process_text, gpu.processes)) if gpu and gpu.processes else "–"),
             Text("ok", style="green") if device.healthy else Text(device.note, style="red"),
         )
     return table
 
 
-def devices_json(found: Inventory) -> dict[str, Any]:
-    """The devices as plain values; None for unknown values.
+def devices_json(inventory: Inventory) -> dict[str, Any]:
+    """Return the devices as plain values; None for unknown values.
 
     Args:
-        found: Devices to show.
+        inventory: Devices to show.
     """
     return {
-        "nodes": [{"name": node.name, "cores": node.cores} for node in found.cluster.nodes],
+        "nodes": [{"name": node.name, "cores": node.cores} for node in inventory.cluster.nodes],
         "devices": [
-            {"node": node.name} | _found_json(device, found.gpus.get(device.name)) for node, device in found.cluster
+            {"node": node.name} | _inventory_device_json(device, inventory.gpus.get(device.name))
+            for node, device in inventory.cluster
         ],
-        "no_gpu": found.absence or None,
+        "no_gpu": inventory.absence_reason or None,
     }
 
 
@@ -113,20 +114,20 @@ def _state(use: DeviceUse) -> str:
         return f"not in use ({use.device.reason or 'not healthy'})"
     if not use.jobs:
         return "idle"
-    memory = "" if use.promised is None else f" and {_of_bytes(use.promised, use.device.memory)}"
+    memory = "" if use.promised is None else f" and {_bytes_of(use.promised, use.device.memory)}"
     return f"{use.occupancy:.0%} of it{memory} promised"
 
 
-def _of_bytes(part: int, whole: int) -> str:
+def _bytes_of(part: int, whole: int) -> str:
     return f"{bytes_text(part)} of {bytes_text(whole)}"
 
 
 def _job_text(job: JobUse, unit: str) -> str:
     rate = "" if job.rate is None else f", {rate_text(job.rate, unit)}"
-    return f"{job.job} {_VERBS[job.purpose]} {trials_text(job.members)}{rate}"
+    return f"{job.job} {_PURPOSE_VERBS[job.purpose]} {trials_text(job.members)}{rate}"
 
 
-def _found_json(device: Device, gpu: Gpu | None) -> dict[str, Any]:
+def _inventory_device_json(device: Device, gpu: Gpu | None) -> dict[str, Any]:
     return {
         "name": device.name,
         "kind": device.kind,
@@ -136,13 +137,13 @@ def _found_json(device: Device, gpu: Gpu | None) -> dict[str, Any]:
         "cores": device.cores,
         "compute_mode": (gpu and gpu.compute_mode) or None,
         "utilisation": gpu and gpu.utilisation,
-        "used_by": [asdict(holder) for holder in gpu.holders] if gpu else [],
+        "used_by": [asdict(process) for process in gpu.processes] if gpu else [],
         "healthy": device.healthy,
         "reason": device.note or None,
     }
 
 
-def _holder_text(holder: Holder) -> str:
-    """The name of a process: "python (pid 4711) 70.0 GB"; "pid 4711" for an invisible process."""
+def _process_text(holder: DeviceProcess) -> str:
+    """Return the name of a process: "python (pid 4711) 70.0 GB"; "pid 4711" for an invisible process."""
     name = holder.name if holder.name == f"pid {holder.pid}" else f"{holder.name} (pid {holder.pid})"
     return name if holder.memory is None else f"{name} {bytes_text(holder.memory)}"

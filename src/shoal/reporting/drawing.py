@@ -11,7 +11,7 @@ from shoal.core.errors import ShoalError
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["PICTURES", "check_drawing", "lanes", "literal", "save"]
+__all__ = ["PICTURES", "assign_lanes", "check_drawing", "escape_math", "save_figure"]
 
 PICTURES = (".png", ".svg")
 """Suffixes of the files that can be drawn."""
@@ -32,31 +32,31 @@ class TimeInterval(Protocol):
 S = TypeVar("S", bound=TimeInterval)
 
 
-def check_drawing(path: Path, what: str, extra: str, endings: Sequence[str] = PICTURES) -> None:
+def check_drawing(path: Path, what: str, extra: str, suffixes: Sequence[str] = PICTURES) -> None:
     """Refuse a file that could not be drawn, before there is anything to draw.
 
     Args:
         path: File to draw.
         what: Name of the drawing, such as "a plot".
         extra: Extra of Shoal that installs matplotlib.
-        endings: Legal suffixes of the file.
+        suffixes: Legal suffixes of the file.
 
     Raises:
         ShoalError: matplotlib is not installed, the suffix is another one, or the folder cannot be written to.
     """
-    if path.suffix.lower() not in endings:
-        raise ShoalError(f"{what} is a {' or '.join(endings)} file, got {path}")
+    if path.suffix.lower() not in suffixes:
+        raise ShoalError(f"{what} is a {' or '.join(suffixes)} file, got {path}")
     if not os.access(path.parent, os.W_OK):
         raise ShoalError(f"{path} cannot be written: {path.parent} is no writable folder")
     if find_spec("matplotlib") is None:
         raise ShoalError(f"{what} needs matplotlib. Install it with: pip install 'shoal[{extra}]'")
 
 
-def lanes(stays: Sequence[S]) -> list[tuple[int, int, S]]:
-    """A lane of the device's row for each interval, so that none covers another, and the number of lanes."""
+def assign_lanes(intervals: Sequence[S]) -> list[tuple[int, int, S]]:
+    """Return a lane of the device's row for each interval, so that none covers another, and the number of lanes."""
     free: list[float] = []
     placed: list[tuple[int, S]] = []
-    for stay in sorted(stays, key=lambda stay: (stay.begin, stay.end)):
+    for stay in sorted(intervals, key=lambda stay: (stay.begin, stay.end)):
         lane = next((lane for lane, until in enumerate(free) if until <= stay.begin), None)
         if lane is None:
             lane = len(free)
@@ -67,12 +67,12 @@ def lanes(stays: Sequence[S]) -> list[tuple[int, int, S]]:
     return [(lane, len(free), stay) for lane, stay in placed]
 
 
-def literal(text: str) -> str:
-    """The text with characters escaped that matplotlib takes for mathematics."""
+def escape_math(text: str) -> str:
+    """Return the text with characters escaped that matplotlib takes for mathematics."""
     return text.replace("$", r"\$")
 
 
-def save(figure: "Figure", path: Path, what: str, dots_per_inch: int = 110) -> None:
+def save_figure(figure: "Figure", path: Path, what: str, dots_per_inch: int = 110) -> None:
     """Write a drawing.
 
     Args:

@@ -9,42 +9,42 @@ from shoal.core.event import Outcome
 from shoal.core.trial import TrialState
 from shoal.journal.statistics import StudyStatistics
 from shoal.journal.view import JournalView
-from shoal.remedy import after_mending, command
+from shoal.remedy import command, resume_remedy
 from shoal.reporting.snapshot import Failing
-from shoal.reporting.text import numbers_text, shortened, shown, state_name, trials_text
+from shoal.reporting.text import numbers_text, printable, shortened, state_name, trials_text
 
 __all__ = [
     *("cause_json", "cause_line", "cause_lines", "cause_text", "check_results"),
     *("failing_json", "failing_lines", "failing_text", "first_failed", "unmeasured_lines"),
 ]
 
-_TIMES = {1: "once", 2: "twice"}
-_CAUSES = 4
+_COUNT_WORDS = {1: "once", 2: "twice"}
+_MAX_CAUSES = 4
 """Most causes that are named, one line each."""
-_TRIALS = 12
+_MAX_TRIALS = 12
 """Most trials of a cause that are named."""
-_FAILING = 4
+_MAX_FAILING = 4
 """Most trials to be retried that are named, one line each."""
 
 
 def cause_lines(found: Sequence[Cause]) -> list[str]:
-    """A line for each of the first causes: "3 failed: ValueError: x (trials 1, 4, 7; log: logs/job-00003.log)"."""
-    lines = [f"{len(cause.trials)} failed: {cause_line(cause)}" for cause in found[:_CAUSES]]
-    if rest := found[_CAUSES:]:
+    """Return a line for each of the first causes: "3 failed: ValueError: x (trials 1, 4; log: logs/x.log)"."""
+    lines = [f"{len(cause.trials)} failed: {cause_line(cause)}" for cause in found[:_MAX_CAUSES]]
+    if rest := found[_MAX_CAUSES:]:
         lines.append(f"{sum(len(cause.trials) for cause in rest)} failed of {len(rest)} other causes, see shoal trials")
     return lines
 
 
 def cause_line(cause: Cause) -> str:
-    """ "ValueError: x (trials 1, 4, 7; log: logs/job-00003.log)"."""
-    more = ", …" if len(cause.trials) > _TRIALS else ""
-    named = f"{'trial' if len(cause.trials) == 1 else 'trials'} {numbers_text(cause.trials[:_TRIALS])}{more}"
+    """Return a cause with its trials and its log: "ValueError: x (trials 1, 4, 7; log: logs/job-00003.log)"."""
+    more = ", …" if len(cause.trials) > _MAX_TRIALS else ""
+    named = f"{'trial' if len(cause.trials) == 1 else 'trials'} {numbers_text(cause.trials[:_MAX_TRIALS])}{more}"
     log = f"; log: {cause.log}" if cause.log else ""
-    return f"{shown(shortened(cause.text))} ({named}{log})"
+    return f"{printable(shortened(cause.text))} ({named}{log})"
 
 
 def cause_json(cause: Cause) -> dict[str, Any]:
-    """A cause as plain values."""
+    """Return a cause as plain values."""
     return {
         "cause": cause.text,
         "count": len(cause.trials),
@@ -54,44 +54,44 @@ def cause_json(cause: Cause) -> dict[str, Any]:
 
 
 def unmeasured_lines(found: Sequence[Cause]) -> list[str]:
-    """A line for each of the first causes of failed profiles; their trials train unfused."""
-    return [f"measuring failed: {cause_line(cause)}" for cause in found[:_CAUSES]]
+    """Return a line for each of the first causes of failed profiles; their trials train unfused."""
+    return [f"measuring failed: {cause_line(cause)}" for cause in found[:_MAX_CAUSES]]
 
 
 def failing_lines(failing: Sequence[Failing]) -> list[str]:
-    """A line for each of the first trials to be retried."""
-    lines = [failing_text(each) for each in failing[:_FAILING]]
-    if len(failing) > _FAILING:
-        lines.append(f"{trials_text(len(failing) - _FAILING)} more, see shoal report")
+    """Return a line for each of the first trials to be retried."""
+    lines = [failing_text(each) for each in failing[:_MAX_FAILING]]
+    if len(failing) > _MAX_FAILING:
+        lines.append(f"{trials_text(len(failing) - _MAX_FAILING)} more, see shoal report")
     return lines
 
 
 def failing_text(failing: Failing) -> str:
-    """ "trial 7 failed twice (out of memory), waits to be tried again alone (try 3 of 3); log: ..."."""
+    """Return the failure and the next try: "trial 7 failed twice (out of memory), waits to be tried again ..."."""
     trial, job = failing.trial, failing.job
-    times = _TIMES.get(trial.failures, f"{trial.failures} times")
-    most = None if failing.retries is None else max(failing.retries, trial.failures) + 1
-    count = f" (try {trial.failures + 1} of {most})" if most is not None else ""
+    times = _COUNT_WORDS.get(trial.failures, f"{trial.failures} times")
+    attempts = None if failing.retries is None else max(failing.retries, trial.failures) + 1
+    count = f" (try {trial.failures + 1} of {attempts})" if attempts is not None else ""
     if trial.state is TrialState.RUNNING:
-        then = f"{'is' if failing.runs else 'was being'} tried again in {trial.job} on {trial.device}{count}"
+        next_step = f"{'is' if failing.runs else 'was being'} tried again in {trial.job} on {trial.device}{count}"
     elif job is not None and job.outcome == Outcome.OUT_OF_MEMORY and len(job.trials) > 1:
-        then = f"waits to be tried again in a smaller array or alone{count}"
+        next_step = f"waits to be tried again in a smaller array or alone{count}"
     else:
-        then = f"waits to be tried again alone{count}"
+        next_step = f"waits to be tried again alone{count}"
     log = f"; log: {job.log}" if job is not None and job.log else ""
     cause = "the array that it was in" if job is None else cause_text(job.outcome, job.cause)
-    return f"trial {trial.number} failed {times} ({cause}), {then}{log}"
+    return f"trial {trial.number} failed {times} ({cause}), {next_step}{log}"
 
 
 def cause_text(outcome: str, cause: str) -> str:
-    """The outcome of a job and a shortened cause; for out of memory the outcome is enough."""
+    """Return the outcome of a job and a shortened cause; for out of memory the outcome is enough."""
     if outcome == Outcome.OUT_OF_MEMORY or not cause:
         return outcome
     return f"{outcome}: {shortened(cause)}"
 
 
 def failing_json(failing: Failing) -> dict[str, Any]:
-    """A trial to be retried as plain values, with the next step in words."""
+    """Return a trial to be retried as plain values, with the next step in words."""
     trial, job = failing.trial, failing.job
     return {
         "trial": trial.number,
@@ -120,7 +120,7 @@ def check_results(journal: JournalView) -> None:
         return
     found = causes(journal.failed())
     lines = "\n".join(f"  {line}" for line in cause_lines(found))
-    raise _failed(
+    raise _study_error(
         journal,
         f"{'the only trial' if count == 1 else f'all {count} trials'} failed:\n{lines}",
         found[0],
@@ -130,13 +130,13 @@ def check_results(journal: JournalView) -> None:
 
 
 def first_failed(cause: Cause, journal: JournalView) -> StudyFailedError:
-    """The error of a study whose first trials fail alike.
+    """Return the error of a study whose first trials fail alike.
 
     Args:
         cause: Common cause of the failures.
         journal: Journal of the study, with the failures recorded.
     """
-    return _failed(
+    return _study_error(
         journal,
         f"{len(cause.trials)} trials failed alike, and no trial has reported anything:\n  {cause_line(cause)}",
         cause,
@@ -146,7 +146,7 @@ def first_failed(cause: Cause, journal: JournalView) -> StudyFailedError:
     )
 
 
-def _failed(journal: JournalView, what: str, cause: Cause, then: str, *, lost: bool) -> StudyFailedError:
-    remedy = after_mending(journal.directory, kept=journal.study.get("kept", False), lost=lost)
+def _study_error(journal: JournalView, what: str, cause: Cause, next_step: str, *, lost: bool) -> StudyFailedError:
+    remedy = resume_remedy(journal.directory, kept=journal.study.get("kept", False), lost=lost)
     first = f"Trial {cause.trials[0]}: {cause.reason}"
-    return StudyFailedError(f"{what}\n\n{first}\n\n{then}\n{remedy}", journal.directory)
+    return StudyFailedError(f"{what}\n\n{first}\n\n{next_step}\n{remedy}", journal.directory)

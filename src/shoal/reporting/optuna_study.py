@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from shoal.algorithms.sampler import directions, quiet
+from shoal.algorithms.sampler import directions, without_optuna_info
 from shoal.core.domain import Choice
 from shoal.core.errors import ShoalError
 from shoal.core.objective import Objective
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["mirror", "optuna_study"]
 
-_MARK = "shoal"
+_ORIGIN_ATTRIBUTE = "shoal"
 """The attribute by which a mirror recognises its study."""
 
 
@@ -35,7 +35,7 @@ def optuna_study(
     name: str,
     storage: "str | optuna.storages.BaseStorage | None" = None,
 ) -> "optuna.Study":
-    """A new Optuna study with all trials that have ended, in the order of their numbers.
+    """Return a new Optuna study with all trials that have ended, in the order of their numbers.
 
     Open trials are left out.
 
@@ -44,17 +44,17 @@ def optuna_study(
         space: Search space of the study.
         objectives: Objectives of the study; their metrics become an attribute of the new study.
         name: Name of the new study.
-        storage: Storage as for `_opened`; None: in memory.
+        storage: Storage as for `_open_storage`; None: in memory.
 
     Raises:
         ShoalError: the storage cannot be used.
         optuna.exceptions.DuplicatedStudyError: the storage has a study of that name.
     """
-    study = _created(None if storage is None else _opened(storage), name, objectives)
+    study = _create_study(None if storage is None else _open_storage(storage), name, objectives)
     study.set_user_attr("metric", _metrics(objectives))
     for row, reports in trials:
         if row.state.final:
-            study.add_trial(_frozen(row, reports, space, objectives))
+            study.add_trial(_frozen_trial(row, reports, space, objectives))
     return study
 
 
@@ -69,7 +69,7 @@ def mirror(
 
     Args:
         directory: Directory of the study.
-        storage: Storage as for `_opened`.
+        storage: Storage as for `_open_storage`.
         name: Name of the study there; by default the name of the directory.
         interval: Seconds between two polls.
 
@@ -81,17 +81,17 @@ def mirror(
     if isinstance(interval, bool) or not isinstance(interval, int | float) or not 0 < interval <= threading.TIMEOUT_MAX:
         raise ShoalError(f"`interval` must be a number of seconds above 0, got {interval!r}")
     with JournalView.read(directory) as journal:
-        follower = _Follower(journal, _opened(storage), name or directory.resolve().name)
+        optuna_mirror = _OptunaMirror(journal, _open_storage(storage), name or directory.resolve().name)
         while True:
             running = journal.writer() is not None  # checked first, so that this call sees the last writes
-            follower.look()
+            optuna_mirror.update()
             if not running:
-                return follower.study
+                return optuna_mirror.study
             time.sleep(interval)
 
 
-def _opened(storage: "str | optuna.storages.BaseStorage") -> "optuna.storages.BaseStorage":
-    """The storage at an address or a path.
+def _open_storage(storage: "str | optuna.storages.BaseStorage") -> "optuna.storages.BaseStorage":
+    """Return the storage at an address or a path.
 
     Args:
         storage: Address such as "sqlite:///optuna.db", path of a file for Optuna's JournalStorage, or an Optuna
@@ -110,7 +110,7 @@ def _opened(storage: "str | optuna.storages.BaseStorage") -> "optuna.storages.Ba
             "`storage` must be an address such as 'sqlite:///optuna.db', the path of a file as a string, or one of "
             f"Optuna's storages, got {storage!r}"
         )
-    with _usable(storage), quiet():
+    with _translated_errors(storage), without_optuna_info():
         if "://" in storage:
             _check_address(storage)
             return RDBStorage(storage)
@@ -118,14 +118,14 @@ def _opened(storage: "str | optuna.storages.BaseStorage") -> "optuna.storages.Ba
         return JournalStorage(JournalFileBackend(storage))
 
 
-def _created(
+def _create_study(
     storage: "optuna.storages.BaseStorage | None",
     name: str,
     objectives: Sequence[Objective],
     *,
     load_if_exists: bool = False,
 ) -> "optuna.Study":
-    """An Optuna study, without trials if it is new.
+    """Return an Optuna study, without trials if it is new.
 
     Raises:
         ShoalError: the storage cannot be used.
@@ -133,14 +133,14 @@ def _created(
     """
     import optuna
 
-    with _usable(storage), quiet():
+    with _translated_errors(storage), without_optuna_info():
         return optuna.create_study(
             study_name=name, storage=storage, directions=directions(objectives), load_if_exists=load_if_exists
         )
 
 
 @contextmanager
-def _usable(storage: object) -> Iterator[None]:
+def _translated_errors(storage: object) -> Iterator[None]:
     """Within this context, errors of an unusable storage become a `ShoalError`.
 
     Optuna passes on the errors of its database, its parser of a file, or a missing package.
@@ -186,29 +186,33 @@ def _check_file(path: str) -> None:
 
 
 def _metrics(objectives: Sequence[Objective]) -> str | list[str]:
-    """Names of the metrics as an attribute of an Optuna study."""
+    """Return the names of the metrics as an attribute of an Optuna study."""
     names = [objective.metric for objective in objectives]
     return names if len(names) > 1 else names[0]
 
 
 def _state(row: TrialRow, objectives: Sequence[Objective]) -> "optuna.trial.TrialState":
-    """The state of a trial in Optuna.
+    """Return the state of a trial in Optuna.
 
     A stopped trial is PRUNED; a failed trial, or one whose last value is NaN, is FAIL. A trial that has begun and not
     ended is RUNNING, also while it is paused or pending: no other state of Optuna's can be left again. A trial that has
     not begun is WAITING.
     """
-    from optuna.trial import TrialState as There
+    from optuna.trial import TrialState as OptunaState
 
     if row.state.final and values(row, objectives) is None:
-        return There.FAIL
+        return OptunaState.FAIL
     if row.state is TrialState.PENDING and not row.epoch:
-        return There.WAITING
-    return {TrialState.COMPLETE: There.COMPLETE, TrialState.STOPPED: There.PRUNED}.get(row.state, There.RUNNING)
+        return OptunaState.WAITING
+    return {TrialState.COMPLETE: OptunaState.COMPLETE, TrialState.STOPPED: OptunaState.PRUNED}.get(
+        row.state, OptunaState.RUNNING
+    )
 
 
-def _curve(reports: Iterable[Report], objectives: Sequence[Objective]) -> dict[int, float]:
-    """The metric at the end of each epoch; empty for several metrics, for which Optuna has no intermediate values."""
+def _intermediate_values(reports: Iterable[Report], objectives: Sequence[Objective]) -> dict[int, float]:
+    """Return the metric at the end of each epoch; empty for several metrics, for which Optuna has no intermediate
+    values.
+    """
     if len(objectives) > 1:
         return {}
     metric = objectives[0].metric
@@ -216,7 +220,7 @@ def _curve(reports: Iterable[Report], objectives: Sequence[Objective]) -> dict[i
 
 
 def _attributes(row: TrialRow) -> Mapping[str, Any]:
-    """Further facts of a trial, which become user attributes."""
+    """Return the further facts of a trial, which become user attributes."""
     return {
         "number": row.number,
         "state": str(row.state),
@@ -226,10 +230,10 @@ def _attributes(row: TrialRow) -> Mapping[str, Any]:
     }
 
 
-def _frozen(
+def _frozen_trial(
     row: TrialRow, reports: Iterable[Report], space: Space, objectives: Sequence[Objective]
 ) -> "optuna.trial.FrozenTrial":
-    """A trial as Optuna stores it.
+    """Return a trial as Optuna stores it.
 
     Its values at the end of each epoch are intermediate values. Parameters are named by their paths; a choice whose
     options are no plain values becomes the position of an option. A trial with a config outside the space, added by a
@@ -245,22 +249,22 @@ def _frozen(
 
     outside = bool(space.faults(row.config))  # a trial that a user has added
     parameters = {} if outside else space.parameters(row.config)
-    there = _state(row, objectives)
-    shown = values(row, objectives) if there.is_finished() else None
+    stored = _state(row, objectives)
+    final_values = values(row, objectives) if stored.is_finished() else None
     return optuna.trial.create_trial(
-        state=there,
-        values=None if shown is None else list(shown),
+        state=stored,
+        values=None if final_values is None else list(final_values),
         params={
-            path: domain.shown(value) if isinstance(domain, Choice) else value
+            path: domain.optuna_value(value) if isinstance(domain, Choice) else value
             for path, (domain, value) in parameters.items()
         },
         distributions={path: domain.to_optuna() for path, (domain, _) in parameters.items()},
-        intermediate_values=_curve(reports, objectives),
+        intermediate_values=_intermediate_values(reports, objectives),
         user_attrs={**_attributes(row), **({"config": dict(row.config)} if outside else {})},
     )
 
 
-class _Follower:
+class _OptunaMirror:
     """Writes the changes of a study to the storage.
 
     Args:
@@ -274,53 +278,54 @@ class _Follower:
 
     def __init__(self, journal: JournalView, storage: "optuna.storages.BaseStorage", name: str) -> None:
         self._journal = journal
-        self._goals = journal.objectives
+        self._objectives = journal.objectives
         self._space = journal.space
         self._storage = storage
         first = journal.runs()[0]
-        mark = f"{first.started:.6f} {first.pid}"
-        self.study = _created(storage, name, self._goals, load_if_exists=True)
-        alike = self.study.directions == directions(self._goals)
-        if alike and _MARK not in self.study.user_attrs and not self.study.get_trials(deepcopy=False):
-            self.study.set_user_attr("metric", _metrics(self._goals))
-            self.study.set_user_attr(_MARK, mark)
-        elif self.study.user_attrs.get(_MARK) != mark:
+        origin = f"{first.started:.6f} {first.pid}"
+        self.study = _create_study(storage, name, self._objectives, load_if_exists=True)
+        same_directions = self.study.directions == directions(self._objectives)
+        attributes = self.study.user_attrs
+        if same_directions and _ORIGIN_ATTRIBUTE not in attributes and not self.study.get_trials(deepcopy=False):
+            self.study.set_user_attr("metric", _metrics(self._objectives))
+            self.study.set_user_attr(_ORIGIN_ATTRIBUTE, origin)
+        elif attributes.get(_ORIGIN_ATTRIBUTE) != origin:
             raise ShoalError(f"the storage holds another study named {name!r}; choose another name for the mirror")
         self._id = storage.get_study_id_from_name(name)
-        self._seen: dict[int, tuple[Any, ...]] = {}  # number of a trial -> its facts when it was last written
+        self._written: dict[int, tuple[Any, ...]] = {}  # number of a trial -> its facts when it was last written
 
-    def look(self) -> None:
+    def update(self) -> None:
         """Write the changes since the last call."""
         rows = (row for row in self._journal.trials() if not row.trial.is_added)
-        news = [row for row in rows if self._seen.get(row.number) != _standing(row)]
-        there = self.study.get_trials(deepcopy=False) if news else []
-        for row in news:
-            if row.number < len(there):
-                self._update(row, there[row.number])
+        changed = [row for row in rows if self._written.get(row.number) != _progress_of(row)]
+        stored = self.study.get_trials(deepcopy=False) if changed else []
+        for row in changed:
+            if row.number < len(stored):
+                self._update_trial(row, stored[row.number])
             else:
-                self.study.add_trial(_frozen(row, self._journal.curve(row.number), self._space, self._goals))
-            self._seen[row.number] = _standing(row)
+                self.study.add_trial(_frozen_trial(row, self._journal.curve(row.number), self._space, self._objectives))
+            self._written[row.number] = _progress_of(row)
 
-    def _update(self, row: TrialRow, there: "optuna.trial.FrozenTrial") -> None:
+    def _update_trial(self, row: TrialRow, stored: "optuna.trial.FrozenTrial") -> None:
         """Update a trial in the storage; its state comes last, since an ended trial cannot be changed."""
-        from optuna.trial import TrialState as There
+        from optuna.trial import TrialState as OptunaState
 
-        if there.state.is_finished():
+        if stored.state.is_finished():
             return
         trial, storage = self._storage.get_trial_id_from_study_id_trial_number(self._id, row.number), self._storage
-        now = _state(row, self._goals)
-        if there.state is There.WAITING and now is not There.WAITING:
-            storage.set_trial_state_values(trial, There.RUNNING)
-        for epoch, value in _curve(self._journal.curve(row.number), self._goals).items():
-            if epoch not in there.intermediate_values:
+        now = _state(row, self._objectives)
+        if stored.state is OptunaState.WAITING and now is not OptunaState.WAITING:
+            storage.set_trial_state_values(trial, OptunaState.RUNNING)
+        for epoch, value in _intermediate_values(self._journal.curve(row.number), self._objectives).items():
+            if epoch not in stored.intermediate_values:
                 storage.set_trial_intermediate_value(trial, epoch, value)
         for name, value in _attributes(row).items():
-            if there.user_attrs.get(name) != value:
+            if stored.user_attrs.get(name) != value:
                 storage.set_trial_user_attr(trial, name, value)
         if now.is_finished():
-            storage.set_trial_state_values(trial, now, values(row, self._goals))
+            storage.set_trial_state_values(trial, now, values(row, self._objectives))
 
 
-def _standing(row: TrialRow) -> tuple[Any, ...]:
-    """The facts of a trial whose change is written."""
+def _progress_of(row: TrialRow) -> tuple[Any, ...]:
+    """Return the facts of a trial whose change is written."""
     return row.state, row.epoch, row.reason

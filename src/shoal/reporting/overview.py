@@ -1,4 +1,4 @@
-"""The content of a report on a study: use of each device over time, best trials, failures."""
+"""Content of the report on a study: use of each device over time, best trials, failures."""
 
 import math
 from bisect import bisect_left
@@ -24,12 +24,12 @@ __all__ = ["SHARES", "Bar", "Elapsed", "Overview", "Usage", "overview", "structu
 SHARES = "used: share of the time with a job on the device; promised: mean share of its compute that jobs were promised"
 """Explanation of the two shares of a device."""
 
-_BEST = 10
+_MAX_BEST = 10
 """Most trials among the best."""
 
 _PARAMETERS = 3
 """Most parameters in the name of a structure."""
-_LACKING = object()
+_MISSING = object()
 
 
 class Elapsed:
@@ -37,7 +37,7 @@ class Elapsed:
 
     Args:
         runs: Processes that ran the study, at least one.
-        moments: Times of all events, ascending. A process that died ran until the last of its moments.
+        event_times: Times of all events, ascending. A process that died counts as running until its last event.
         now: Present time if the study is running; else None.
 
     Attributes:
@@ -45,20 +45,20 @@ class Elapsed:
         total: Seconds in all.
     """
 
-    def __init__(self, runs: Sequence[Run], moments: Sequence[float], now: float | None) -> None:
+    def __init__(self, runs: Sequence[Run], event_times: Sequence[float], now: float | None) -> None:
         self._begin = runs[0].started
         self._gaps: list[tuple[float, float]] = []
         for before, run in pairwise(runs):
-            place = bisect_left(moments, run.started)
-            last = max(moments[place - 1] if place else before.started, before.started)
+            place = bisect_left(event_times, run.started)
+            last = max(event_times[place - 1] if place else before.started, before.started)
             self._gaps.append((last, run.started))
-        self.breaks = [self(begin) for begin, _ in self._gaps]
-        self.total = max(self(max([runs[-1].started, *moments[-1:]]) if now is None else now), 1e-3)
+        self.resumes = [self(begin) for begin, _ in self._gaps]
+        self.total = max(self(max([runs[-1].started, *event_times[-1:]]) if now is None else now), 1e-3)
 
     def __call__(self, moment: float) -> float:
-        """Seconds of running time at a moment, given in seconds since 1970."""
-        absent = sum(min(moment, end) - begin for begin, end in self._gaps if moment > begin)
-        return max(moment - self._begin - absent, 0.0)
+        """Return the seconds of running time at a moment, given in seconds since 1970."""
+        stopped = sum(min(moment, end) - begin for begin, end in self._gaps if moment > begin)
+        return max(moment - self._begin - stopped, 0.0)
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ class Overview:
         curve: (seconds, best value so far of the first metric) at each improvement.
         usage: Usage of each device, in order.
         best: Best trials, the very best first.
-        buried: Trials that have failed for good.
+        failed_trials: Trials that have failed and are not retried.
         structures: Name of each fusion key of its jobs, see `structure_names`.
     """
 
@@ -122,7 +122,7 @@ class Overview:
     curve: tuple[tuple[float, float], ...]
     usage: tuple[Usage, ...]
     best: tuple[TrialRow, ...]
-    buried: tuple[TrialRow, ...]
+    failed_trials: tuple[TrialRow, ...]
     structures: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -138,29 +138,29 @@ def overview(journal: JournalView, now: float) -> Overview:
         journal: Journal of the study, which may be running.
         now: Seconds since 1970.
     """
-    state, figures = snapshot(journal, now), StudyStatistics(journal)
-    elapsed = Elapsed(journal.runs(), figures.moments(), now if state.pid is not None else None)
+    state, statistics = snapshot(journal, now), StudyStatistics(journal)
+    elapsed = Elapsed(journal.runs(), statistics.moments(), now if state.pid is not None else None)
     bars = []
     for job in journal.jobs():
         begin = elapsed(job.started)
         bars.append(Bar(job, begin, elapsed.total if job.ended is None else max(elapsed(job.ended), begin)))
     goals, rows = journal.objectives, journal.trials()
-    leading = front(rows, goals) if len(goals) > 1 else set()
-    valued = [row for row in ranked(rows, goals, leading) if row.objective is not None]
-    promises = journal.promises()
+    best = front(rows, goals) if len(goals) > 1 else set()
+    valued = [row for row in ranked(rows, goals, best) if row.objective is not None]
+    reservations = journal.reservations()
     return Overview(
         name=journal.directory.resolve().name,
         objectives=goals,
         state=state,
         elapsed=elapsed,
         bars=tuple(bars),
-        curve=tuple(_improvements(figures.values(), goals[0], elapsed)),
+        curve=tuple(_improvements(statistics.values(), goals[0], elapsed)),
         usage=tuple(
-            _usage(device, [bar for bar in bars if bar.job.device == device.name], promises, elapsed)
+            _usage(device, [bar for bar in bars if bar.job.device == device.name], reservations, elapsed)
             for device in journal.devices(all_runs=True)
         ),
-        best=tuple(row for row in valued if row.state is not TrialState.FAILED)[:_BEST],
-        buried=tuple(row for row in rows if row.state is TrialState.FAILED),
+        best=tuple(row for row in valued if row.state is not TrialState.FAILED)[:_MAX_BEST],
+        failed_trials=tuple(row for row in rows if row.state is TrialState.FAILED),
         structures=structure_names([bar.job for bar in bars], rows),
     )
 
@@ -178,31 +178,31 @@ def _improvements(
 
 
 @dataclass
-class _Sums:
+class _UsageSums:
     busy: float = 0.0
     promised: float = 0.0
     seconds: dict[Purpose, float] = field(default_factory=dict)
 
 
 def _usage(
-    device: DeviceRow, bars: Sequence[Bar], promises: Mapping[str, Sequence[Reservation]], elapsed: Elapsed
+    device: DeviceRow, bars: Sequence[Bar], reservations: Mapping[str, Sequence[Reservation]], elapsed: Elapsed
 ) -> Usage:
     """Sum over the moments at which a device's jobs began, ended or changed their reservation."""
     changes: list[tuple[float, bool, JobRow, float]] = []
     for bar in bars:
-        for promise in promises.get(bar.job.id, ()):
-            whole = promise.compute is None
-            compute = device.compute if whole else min(promise.compute or 0.0, device.compute)
-            changes.append((min(elapsed(promise.time), bar.end), True, bar.job, compute))
+        for reservation in reservations.get(bar.job.id, ()):
+            unknown = reservation.compute is None
+            compute = device.compute if unknown else min(reservation.compute or 0.0, device.compute)
+            changes.append((min(elapsed(reservation.time), bar.end), True, bar.job, compute))
         changes.append((bar.end, False, bar.job, 0.0))
-    sums, held, before = _Sums(), dict[str, tuple[JobRow, float]](), 0.0
-    for moment, holds, job, compute in sorted(changes, key=lambda change: change[0]):
-        _add(sums, held, moment - before)
+    sums, active, before = _UsageSums(), dict[str, tuple[JobRow, float]](), 0.0
+    for moment, reserves, job, compute in sorted(changes, key=lambda change: change[0]):
+        _accumulate(sums, active, moment - before)
         before = moment
-        if holds:
-            held[job.id] = (job, compute)
+        if reserves:
+            active[job.id] = (job, compute)
         else:
-            held.pop(job.id, None)
+            active.pop(job.id, None)
     return Usage(
         device=device,
         busy=sums.busy / elapsed.total,
@@ -213,17 +213,18 @@ def _usage(
     )
 
 
-def _add(sums: _Sums, held: Mapping[str, tuple[JobRow, float]], seconds: float) -> None:
-    if not held or seconds <= 0:
+def _accumulate(sums: _UsageSums, active: Mapping[str, tuple[JobRow, float]], seconds: float) -> None:
+    if not active or seconds <= 0:
         return
     sums.busy += seconds
-    for job, compute in held.values():
+    for job, compute in active.values():
         sums.promised += compute * seconds
-        sums.seconds[job.purpose] = sums.seconds.get(job.purpose, 0.0) + seconds / len(held)
+        sums.seconds[job.purpose] = sums.seconds.get(job.purpose, 0.0) + seconds / len(active)
 
 
 def structure_names(jobs: Iterable[JobRow], rows: Iterable[TrialRow]) -> dict[str, str]:
-    """A name for each structure, from the parameters that its trials agree on and trials of other structures do not.
+    """Return a name for each structure, from the parameters that its trials agree on and trials of other structures do
+    not.
 
     A structure without such parameters, or the only one, is named by its digest or its batch size; two with equal
     parameters have the digest added.
@@ -238,15 +239,18 @@ def structure_names(jobs: Iterable[JobRow], rows: Iterable[TrialRow]) -> dict[st
     configs = {row.number: flatten(row.config) for row in rows}
     members: dict[str, dict[int, None]] = {}
     for job in jobs:
-        for key, trials in _members(job).items():
+        for key, trials in _trials_by_structure(job).items():
             members.setdefault(key, {}).update(dict.fromkeys(trials))
     if len(members) == 1:
         return {key: f"batches of {_batch_size(key)}" for key in members}
-    agreed = {key: _agreed([configs[trial] for trial in trials if trial in configs]) for key, trials in members.items()}
-    differing = _differing([found for found in agreed.values() if found])
+    common = {
+        key: _common_parameters([configs[trial] for trial in trials if trial in configs])
+        for key, trials in members.items()
+    }
+    differing = _differing_parameters([found for found in common.values() if found])
     same_size = len({_batch_size(key) for key in members}) == 1
     names = {}
-    for key, found in agreed.items():
+    for key, found in common.items():
         mine = [name for name in differing if name in found]
         shown = [f"{name}={leaf_text(found[name])}" for name in mine[:_PARAMETERS]] + ["…"] * (len(mine) > _PARAMETERS)
         size = "" if same_size or "batch_size" in mine[:_PARAMETERS] else f", batches of {_batch_size(key)}"
@@ -255,35 +259,37 @@ def structure_names(jobs: Iterable[JobRow], rows: Iterable[TrialRow]) -> dict[st
     return {key: name if count[name] == 1 else f"{name} ({key_text(key)})" for key, name in names.items()}
 
 
-def _members(job: JobRow) -> Mapping[str, Sequence[int]]:
-    """The trials of each structure of a job; older journals have them only for jobs with one structure."""
+def _trials_by_structure(job: JobRow) -> Mapping[str, Sequence[int]]:
+    """Return the trials of each structure of a job; older journals have them only for jobs with one structure."""
     if job.members:
         return job.members
     return dict.fromkeys(job.keys, job.trials if len(job.keys) == 1 else ())
 
 
-def _agreed(configs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The parameters on which all configs agree, with their values."""
+def _common_parameters(configs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the parameters on which all configs agree, with their values."""
     if not configs:
         return {}
     first, *others = configs
     return {
-        name: value for name, value in first.items() if all(_same(value, other.get(name, _LACKING)) for other in others)
+        name: value
+        for name, value in first.items()
+        if all(_are_equal(value, other.get(name, _MISSING)) for other in others)
     }
 
 
-def _differing(structures: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The parameters on which structures differ; floats last, since they seldom decide a structure."""
+def _differing_parameters(structures: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the parameters on which structures differ; floats last, since they seldom decide a structure."""
     names = dict.fromkeys(name for found in structures for name in found)
-    apart = [
+    differing = [
         name
         for name in names
-        if not all(_same(structures[0].get(name, _LACKING), found.get(name, _LACKING)) for found in structures)
+        if not all(_are_equal(structures[0].get(name, _MISSING), found.get(name, _MISSING)) for found in structures)
     ]
-    return sorted(apart, key=lambda name: any(isinstance(found.get(name), float) for found in structures))
+    return sorted(differing, key=lambda name: any(isinstance(found.get(name), float) for found in structures))
 
 
-def _same(one: object, other: object) -> bool:
+def _are_equal(one: object, other: object) -> bool:
     return type(one) is type(other) and one == other
 
 

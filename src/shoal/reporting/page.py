@@ -13,15 +13,15 @@ from shoal.reporting.overview import SHARES, Overview, Usage
 from shoal.reporting.text import (
     best_text,
     config_text,
-    duration,
-    edited_text,
+    duration_text,
     epochs_text,
-    finite,
-    number,
+    finite_or_none,
+    number_text,
     numbers_text,
-    shown,
+    printable,
     state_text,
     states_text,
+    task_edit_text,
 )
 from shoal.schedule.ledger import bytes_text
 
@@ -36,8 +36,8 @@ td.number, th.number { text-align: right; font-variant-numeric: tabular-nums; }
 td.wide { overflow-wrap: anywhere; } pre { white-space: pre-wrap; margin: 0; font-size: 0.9em; }
 img { max-width: 100%; }
 """
-_WORDS = {Purpose.TRAIN: "training", Purpose.SURVEY: "looking at models", Purpose.PROFILE: "measuring"}
-_FAILURES = 200
+_PURPOSE_WORDS = {Purpose.TRAIN: "training", Purpose.SIGNATURE: "looking at models", Purpose.PROFILE: "measuring"}
+_MAX_FAILURES = 200
 """Most failed jobs, and failed trials, that are listed."""
 
 
@@ -59,33 +59,33 @@ def write_page(study: Overview, picture: bytes, path: Path) -> None:
 
 
 def page(study: Overview, picture: bytes) -> str:
-    """The HTML; for the arguments see `write_page`."""
+    """Return the HTML; for the arguments see `write_page`."""
     name = _text(study.name)
     image = base64.b64encode(picture).decode()
     parts = [
         f'<!DOCTYPE html>\n<html lang="en">\n<head><meta charset="utf-8"><title>{name}</title>'
         f"<style>{_STYLE}</style></head>\n<body>\n<h1>{name}</h1>",
-        _facts(study),
+        _summary_table(study),
         f'<h2>Timeline</h2>\n<img alt="what each device did and when" src="data:image/png;base64,{image}">',
-        _section("Edits of the task", [edited_text(edit) for edit in study.state.edits]),
+        _section("Edits of the task", [task_edit_text(edit) for edit in study.state.edits]),
         _section("Best trials", _best(study)),
         _section("Devices", _devices(study)),
         f"<p>{_text(SHARES)}</p>" if study.usage else "",
         _section("Tried again", [failing_text(each) for each in study.state.failing]),
         _section("Jobs that failed", _failures(study)),
-        _section("Trials that failed for good", _buried(study)),
+        _section("Trials that failed for good", _failed_trials(study)),
         "</body>\n</html>\n",
     ]
     return "\n".join(part for part in parts if part)
 
 
 def overview_json(study: Overview) -> dict[str, Any]:
-    """The page as plain values, without those of `snapshot_json`; None for NaN and the infinities."""
+    """Return the page as plain values, without those of `snapshot_json`; None for NaN and the infinities."""
     return {
         "name": study.name,
         "seconds": study.elapsed.total,
         "jobs": len(study.bars),
-        "curve": [{"seconds": seconds, "value": finite(value)} for seconds, value in study.curve],
+        "curve": [{"seconds": seconds, "value": finite_or_none(value)} for seconds, value in study.curve],
         "devices": [
             {
                 "device": usage.device.name,
@@ -112,22 +112,22 @@ def overview_json(study: Overview) -> dict[str, Any]:
             }
             for job in study.failures
         ],
-        "failed": [{"trial": row.number, "epoch": row.epoch, "reason": row.reason} for row in study.buried],
+        "failed": [{"trial": row.number, "epoch": row.epoch, "reason": row.reason} for row in study.failed_trials],
     }
 
 
-def _facts(study: Overview) -> str:
+def _summary_table(study: Overview) -> str:
     state = study.state
     goals = ", ".join(f"{goal.metric} ({goal.mode})" for goal in study.objectives)
-    runs = "nobody" if state.pid is None else f"process {state.pid}"
-    left = "" if state.seconds_left is None else f", {duration(state.seconds_left)} left"
+    runner = "no process" if state.pid is None else f"process {state.pid}"
+    remaining = "" if state.seconds_left is None else f", {duration_text(state.seconds_left)} left"
     return _table(
         (),
         [
             ("compared by", goals),
             ("trials", states_text(state)),
             (state.unit, epochs_text(state)),
-            ("time", f"{duration(study.elapsed.total)}{left}; run by {runs}"),
+            ("time", f"{duration_text(study.elapsed.total)}{remaining}; run by {runner}"),
             ("device time", _by_purpose(_sum(usage.seconds for usage in study.usage))),
             ("best", best_text(state)),
         ],
@@ -140,7 +140,7 @@ def _best(study: Overview) -> str:
         (
             row.number,
             state_text(row.state, study.state.pid is not None),
-            *(number(row.metrics.get(name)) for name in names),
+            *(number_text(row.metrics.get(name)) for name in names),
             row.epoch,
             f"{row.seconds:.1f}",
             config_text(row.config),
@@ -178,12 +178,12 @@ def _failures(study: Overview) -> str:
         (job.id, job.device, numbers_text(job.trials), cause_text(job.outcome, job.cause), job.log or "–")
         for job in study.failures
     ]
-    return _table(("job", "device", "trials", "cause", "log"), rows[:_FAILURES], len(rows))
+    return _table(("job", "device", "trials", "cause", "log"), rows[:_MAX_FAILURES], len(rows))
 
 
-def _buried(study: Overview) -> str:
-    rows = [(row.number, row.epoch, config_text(row.config), row.reason) for row in study.buried]
-    return _table(("trial", "epochs", "config", "reason"), rows[:_FAILURES], len(rows))
+def _failed_trials(study: Overview) -> str:
+    rows = [(row.number, row.epoch, config_text(row.config), row.reason) for row in study.failed_trials]
+    return _table(("trial", "epochs", "config", "reason"), rows[:_MAX_FAILURES], len(rows))
 
 
 def _sum(each: Iterable[Mapping[Purpose, float]]) -> dict[Purpose, float]:
@@ -196,19 +196,22 @@ def _sum(each: Iterable[Mapping[Purpose, float]]) -> dict[Purpose, float]:
 
 def _by_purpose(seconds: Mapping[Purpose, float]) -> str:
     return (
-        ", ".join(f"{_WORDS[purpose]} {duration(seconds[purpose])}" for purpose in Purpose if purpose in seconds) or "–"
+        ", ".join(
+            f"{_PURPOSE_WORDS[purpose]} {duration_text(seconds[purpose])}" for purpose in Purpose if purpose in seconds
+        )
+        or "–"
     )
 
 
 def _section(title: str, content: str | Sequence[str]) -> str:
-    """A heading with its content, a table or lines; "" without content."""
+    """Return a heading with its content, a table or lines; "" without content."""
     if not isinstance(content, str):
         content = "\n".join(f"<p>{_text(line)}</p>" for line in content)
     return f"<h2>{_text(title)}</h2>\n{content}" if content else ""
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[object]], count: int = 0) -> str:
-    """Rows of texts and whole numbers as a table; "" without rows.
+    """Return a table of rows of texts and integers; "" without rows.
 
     Args:
         head: Titles of the columns; without them, the first column holds titles.
@@ -238,5 +241,5 @@ def _cell(value: object, title: bool) -> str:
 
 
 def _text(what: object) -> str:
-    """Text escaped for HTML, see `shown`."""
-    return escape(shown(str(what), lines=True))
+    """Return the text escaped for HTML, see `printable`."""
+    return escape(printable(str(what), lines=True))

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from rich.console import Console
 from rich.live import Live
@@ -19,11 +19,11 @@ from shoal.core.space import Space
 from shoal.reporting.failures import cause_lines, failing_text, unmeasured_lines
 from shoal.reporting.snapshot import Best, Snapshot
 from shoal.reporting.table import status_table
-from shoal.reporting.text import best_text, duration, shown, states_text, trials_text
+from shoal.reporting.text import best_text, duration_text, printable, states_text, trials_text
 
 __all__ = ["LineProgress", "LiveProgress", "Progress", "SilentProgress", "batch_text", "progress", "summary"]
 
-_PHASES = {Purpose.SURVEY: "looking at the models of", Purpose.PROFILE: "measuring", Purpose.TRAIN: "training"}
+_PHASES = {Purpose.SIGNATURE: "looking at the models of", Purpose.PROFILE: "measuring", Purpose.TRAIN: "training"}
 
 
 class Progress(ABC):
@@ -65,30 +65,46 @@ class SilentProgress(Progress):
         pass
 
 
-class LiveProgress(Progress):
-    """A table on a terminal that is redrawn in place, at most four times a second.
+class _ConsoleProgress(Progress):
+    """Base class of the displays on a console.
 
     Args:
-        take: Function that makes a snapshot of the study.
-        console: Terminal to draw on.
+        take_snapshot: Function that makes a snapshot of the study.
+        console: Console to print on.
         clock: Monotonic clock in seconds.
     """
 
-    _PERIOD = 0.25
+    _PERIOD: ClassVar[float]
+    _SOFT_WRAP: ClassVar[bool]
 
     def __init__(
-        self, take: Callable[[], Snapshot], console: Console, clock: Callable[[], float] = time.monotonic
+        self, take_snapshot: Callable[[], Snapshot], console: Console, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._take = take
+        self._take_snapshot = take_snapshot
         self._console = console
         self._clock = clock
         self._due = clock()
-        self._live = Live(console=console, auto_refresh=False, redirect_stdout=sys.stdout.isatty())
 
     def say(self, lines: Sequence[str]) -> None:
-        """Print lines above the table."""
+        """Print the lines."""
         for line in lines:
-            self._console.print(Text(f"shoal: {shown(line)}"))
+            self._print(line)
+
+    def _print(self, line: str) -> None:
+        self._console.print(Text(f"shoal: {printable(line)}"), soft_wrap=self._SOFT_WRAP)
+
+
+class LiveProgress(_ConsoleProgress):
+    """Redraws a table on a terminal in place, at most four times a second; for the arguments see the base class."""
+
+    _PERIOD = 0.25
+    _SOFT_WRAP = False
+
+    def __init__(
+        self, take_snapshot: Callable[[], Snapshot], console: Console, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        super().__init__(take_snapshot, console, clock)
+        self._live = Live(console=console, auto_refresh=False, redirect_stdout=sys.stdout.isatty())
 
     def update(self) -> None:
         """Redraw the table if it is due."""
@@ -108,30 +124,25 @@ class LiveProgress(Progress):
             self._live.stop()  # restores the cursor of the terminal
 
     def _draw(self) -> None:
-        self._live.update(status_table(self._take()), refresh=True)
+        self._live.update(status_table(self._take_snapshot()), refresh=True)
 
 
-class LineProgress(Progress):
-    """Plain lines for a file or a pipe: one at the start, one for each kind of job when it first runs, one for a new
-    best at most every ten seconds, one for each new cause of failures, one for each note on the task, one at the end.
+class LineProgress(_ConsoleProgress):
+    """Prints plain lines to a file or a pipe; for the arguments see the base class.
 
-    Args:
-        take: Function that makes a snapshot of the study.
-        console: Destination of the lines.
-        clock: Monotonic clock in seconds.
+    It prints one line at the start, one for each kind of job when it first runs, one for a new best at most every ten
+    seconds, one for each new cause of failures, one for each note on the task, and one at the end.
     """
 
     _PERIOD = 1.0
+    _SOFT_WRAP = True
     _BEST_PERIOD = 10.0
-    _CAUSES = 10
+    _MAX_CAUSES = 10
 
     def __init__(
-        self, take: Callable[[], Snapshot], console: Console, clock: Callable[[], float] = time.monotonic
+        self, take_snapshot: Callable[[], Snapshot], console: Console, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._take = take
-        self._console = console
-        self._clock = clock
-        self._due = clock()
+        super().__init__(take_snapshot, console, clock)
         self._best_due = clock()
         self._best: float | None = None
         self._front: tuple[Best, ...] = ()
@@ -141,17 +152,12 @@ class LineProgress(Progress):
         self._phases: set[str] = set()
         self._notes = 0
 
-    def say(self, lines: Sequence[str]) -> None:
-        """Print lines like all others."""
-        for line in lines:
-            self._print(line)
-
     def update(self) -> None:
         """Take a snapshot if it is due, and print changes."""
         if (now := self._clock()) < self._due:
             return
         self._due = now + self._PERIOD
-        snapshot = self._take()
+        snapshot = self._take_snapshot()
         self._print_phases(snapshot)
         if not self._started and snapshot.trials:
             self._started = True
@@ -159,56 +165,57 @@ class LineProgress(Progress):
             self._print(f"{snapshot.trials} trials ({states_text(snapshot)}) on {self._devices}")
         if self._started and (devices := _devices_text(snapshot)) != self._devices:
             self._devices = devices
-            self._print(f"{duration(snapshot.elapsed)} goes on with {devices}")
-        self._print_note(snapshot)
+            self._print(f"{duration_text(snapshot.elapsed)} goes on with {devices}")
+        self._print_notes(snapshot)
         self._print_causes(snapshot)
         if now >= self._best_due and self._improved(snapshot):
             self._best_due = now + self._BEST_PERIOD
-            self._print(f"{duration(snapshot.elapsed)} best so far: {best_text(snapshot)}")
+            self._print(f"{duration_text(snapshot.elapsed)} best so far: {best_text(snapshot)}")
 
     def __enter__(self) -> Self:
         self.update()
         return self
 
     def __exit__(self, *exception: object) -> None:
-        snapshot = self._take()
-        self._print_note(snapshot)
+        snapshot = self._take_snapshot()
+        self._print_notes(snapshot)
         self._print_causes(snapshot)
-        self._print(f"{duration(snapshot.elapsed)} {states_text(snapshot)}; best: {best_text(snapshot)}")
+        self._print(f"{duration_text(snapshot.elapsed)} {states_text(snapshot)}; best: {best_text(snapshot)}")
 
     def _print_phases(self, snapshot: Snapshot) -> None:
         """Print each kind of job when it first runs."""
         members = Counter[Purpose]()
         for job in (job for use in snapshot.devices for job in use.jobs):
             members[job.purpose] += job.members
-        found = {"starting workers": ""} if snapshot.starting else {}
+        messages = {"starting workers": ""} if snapshot.starting else {}
         if not snapshot.starting:
-            found |= {_PHASES[purpose]: f" {trials_text(count)}" for purpose, count in sorted(members.items())}
-        for phase, what in found.items():
+            messages |= {_PHASES[purpose]: f" {trials_text(count)}" for purpose, count in sorted(members.items())}
+        for phase, what in messages.items():
             if phase not in self._phases:
                 self._phases.add(phase)
-                self._print(f"{duration(snapshot.elapsed)} {phase}{what}")
+                self._print(f"{duration_text(snapshot.elapsed)} {phase}{what}")
 
-    def _print_note(self, snapshot: Snapshot) -> None:
+    def _print_notes(self, snapshot: Snapshot) -> None:
         """Print each note on the task once."""
         for line in snapshot.note.splitlines()[self._notes :]:
             self._notes += 1
-            self._print(f"{duration(snapshot.elapsed)} note: {line}")
+            self._print(f"{duration_text(snapshot.elapsed)} note: {line}")
 
     def _print_causes(self, snapshot: Snapshot) -> None:
         """Print each cause of failed profiles and trials once, as it occurs, also if the trial is to be retried."""
         unmeasured = zip(snapshot.unmeasured, unmeasured_lines(snapshot.unmeasured), strict=False)
         lost = zip(snapshot.causes, cause_lines(snapshot.causes), strict=False)
-        found = {cause.text: line for cause, line in unmeasured}
-        found |= {each.job.cause: failing_text(each) for each in snapshot.failing if each.job is not None}
-        found |= {cause.text: line for cause, line in lost}
-        for cause, line in found.items():
-            if cause not in self._causes and len(self._causes) < self._CAUSES:
+        messages = {cause.text: line for cause, line in unmeasured}
+        messages |= {each.job.cause: failing_text(each) for each in snapshot.failing if each.job is not None}
+        messages |= {cause.text: line for cause, line in lost}
+        for cause, line in messages.items():
+            if cause not in self._causes and len(self._causes) < self._MAX_CAUSES:
                 self._causes.add(cause)
-                self._print(f"{duration(snapshot.elapsed)} {line}")
+                self._print(f"{duration_text(snapshot.elapsed)} {line}")
 
     def _improved(self, snapshot: Snapshot) -> bool:
-        """Whether the best is better than the last one printed; it can get worse, since a trial's last value counts.
+        """Return whether the best is better than the last one printed; it can get worse, since a trial's last value
+        counts.
 
         For several metrics, whether the front has other trials or values.
         """
@@ -221,26 +228,25 @@ class LineProgress(Progress):
         self._best = value
         return True
 
-    def _print(self, line: str) -> None:
-        self._console.print(Text(f"shoal: {shown(line)}"), soft_wrap=True)
 
-
-def progress(take: Callable[[], Snapshot], *, silent: bool = False, console: Console | None = None) -> Progress:
-    """The display that suits the console.
+def progress(
+    take_snapshot: Callable[[], Snapshot], *, silent: bool = False, console: Console | None = None
+) -> Progress:
+    """Return the display that suits the console.
 
     Args:
-        take: Function that makes a snapshot of the study.
+        take_snapshot: Function that makes a snapshot of the study.
         silent: Whether to show nothing, for output that a program reads.
         console: Console to show it on; by default standard error.
     """
     if silent:
         return SilentProgress()
     console = console or Console(stderr=True)
-    return LiveProgress(take, console) if console.is_terminal else LineProgress(take, console)
+    return LiveProgress(take_snapshot, console) if console.is_terminal else LineProgress(take_snapshot, console)
 
 
 def batch_text(space: Space, task: str | None) -> str:
-    """The batch size, as far as the space determines it.
+    """Return the batch size, as far as the space determines it.
 
     Args:
         space: Search space of the study.
@@ -257,7 +263,8 @@ def batch_text(space: Space, task: str | None) -> str:
 
 
 def summary(study: Mapping[str, Any], devices: Sequence[str], directory: Path, done: str = "") -> list[str]:
-    """Lines at the start of a run: task, budget, objectives, batch size, devices; old journals lack some of these.
+    """Return lines at the start of a run: task, budget, objectives, batch size, devices; old journals lack some of
+    these.
 
     Args:
         study: Description of the study in the journal.
@@ -266,27 +273,27 @@ def summary(study: Mapping[str, Any], devices: Sequence[str], directory: Path, d
         done: Progress of a resumed study: "25 of 69 epochs".
     """
     unit = "reports" if study["opaque"] else "epochs"
-    told = study.get("totals")
-    much = "" if told is None else f" {_much(Totals(**told), unit)}, by"
+    totals = study.get("totals")
+    amount = "" if totals is None else f" {_totals_text(Totals(**totals), unit)}, by"
     goals = " and ".join(
         f"{'maximises' if goal.mode == 'max' else 'minimises'} {goal.metric}"
         for goal in objectives(study["metric"], study["mode"])
     )
     batches = f"{study['batches']}; " if study.get("batches") else ""
-    again = f"goes on after {done}; " if done else ""
+    resumed = f"goes on after {done}; " if done else ""
     return [
-        f"{study['task']}:{much} {study['algorithm']}; {goals}",
-        f"{batches}{', '.join(devices) or 'no device'}; {again}directory {directory}",
+        f"{study['task']}:{amount} {study['algorithm']}; {goals}",
+        f"{batches}{', '.join(devices) or 'no device'}; {resumed}directory {directory}",
     ]
 
 
-def _much(totals: Totals, unit: str) -> str:
+def _totals_text(totals: Totals, unit: str) -> str:
     most = f" to {totals.most}" if totals.most > totals.least else ""
     return f"{trials_text(totals.trials)}, {totals.least}{most} {unit} in all"
 
 
 def _devices_text(snapshot: Snapshot) -> str:
-    """Names of the usable devices."""
+    """Return the names of the usable devices."""
     return (
         ", ".join(use.device.name for use in snapshot.devices if use.device.healthy) or "no device, and waits for one"
     )

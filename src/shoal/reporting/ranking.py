@@ -2,15 +2,15 @@
 
 from collections.abc import Sequence, Set
 
-from shoal.core.objective import Objective, undominated
+from shoal.core.objective import Objective, pareto_front
 from shoal.core.trial import TrialState
 from shoal.journal.rows import TrialRow
 
-__all__ = ["all_nan", "front", "nobody", "ranked", "values"]
+__all__ = ["all_nan", "front", "ranked", "values", "why_no_best"]
 
 
 def values(row: TrialRow, objectives: Sequence[Objective]) -> tuple[float, ...] | None:
-    """The last values of a study's metrics; None for a trial that lacks one, or that failed.
+    """Return the last values of a study's metrics; None for a trial that lacks one, or that failed.
 
     Args:
         row: Trial.
@@ -22,7 +22,7 @@ def values(row: TrialRow, objectives: Sequence[Objective]) -> tuple[float, ...] 
 
 
 def front(rows: Sequence[TrialRow], objectives: Sequence[Objective]) -> set[int]:
-    """The numbers of the trials that no other dominates, by the last values of a study's metrics.
+    """Return the numbers of the trials that no other dominates, by the last values of a study's metrics.
 
     Args:
         rows: Trials, as read from the journal.
@@ -32,11 +32,12 @@ def front(rows: Sequence[TrialRow], objectives: Sequence[Objective]) -> set[int]
     for row in rows:
         if (shown := values(row, objectives)) is not None:
             losses[row.number] = [goal.loss(value) for goal, value in zip(objectives, shown, strict=True)]
-    return undominated(losses)
+    return pareto_front(losses)
 
 
 def ranked(rows: Sequence[TrialRow], objectives: Sequence[Objective], best: Set[int] | None = None) -> list[TrialRow]:
-    """The best trials first, by the last value of the study's metric; then those without a value and the failed ones.
+    """Return the best trials first, by the last value of the study's metric; then those without a value and the failed
+    ones.
 
     With several metrics, the front comes first, then the others, both by the first metric.
 
@@ -58,7 +59,7 @@ def ranked(rows: Sequence[TrialRow], objectives: Sequence[Objective], best: Set[
 
 
 def all_nan(rows: Sequence[TrialRow], objectives: Sequence[Objective]) -> str | None:
-    """The first of the study's metrics all of whose reports were NaN; None if there is none.
+    """Return the first of the study's metrics all of whose reports were NaN; None if there is none.
 
     Args:
         rows: Trials, as read from the journal.
@@ -71,8 +72,8 @@ def all_nan(rows: Sequence[TrialRow], objectives: Sequence[Objective]) -> str | 
     return None
 
 
-def nobody(rows: Sequence[TrialRow], objectives: Sequence[Objective]) -> str:
-    """Why no trial is the best, as the end of a sentence that begins with the study.
+def why_no_best(rows: Sequence[TrialRow], objectives: Sequence[Objective]) -> str:
+    """Return why no trial is the best, as the end of a sentence that begins with the study.
 
     Args:
         rows: Trials, as read from the journal, none of them with values.

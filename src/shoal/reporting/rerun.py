@@ -15,16 +15,18 @@ from shoal.core.errors import ShoalError
 from shoal.core.trial import Report, Trial, TrialState
 from shoal.journal.rows import TrialRow
 from shoal.journal.view import JournalView
-from shoal.reporting.snapshot import Edited, edited
-from shoal.reporting.table import edited_json
-from shoal.reporting.text import edited_text, finite, number, rounded
+from shoal.reporting.snapshot import TaskEdit, task_edits
+from shoal.reporting.table import task_edit_json
+from shoal.reporting.text import finite_or_none, number_text, rounded, task_edit_text
 from shoal.sources import edits
 
-__all__ = ["Difference", "Rerun", "check_rerun", "rerun_json", "rerun_notes", "rerun_table", "to_rerun"]
+__all__ = ["Difference", "Rerun", "check_rerun", "find_rerun", "rerun_json", "rerun_notes", "rerun_table"]
 
 
-def to_rerun(journal: JournalView, number: int, devices: str | Sequence[str] | None = None) -> tuple[TrialRow, Device]:
-    """The trial to rerun, and the device for it.
+def find_rerun(
+    journal: JournalView, number: int, devices: str | Sequence[str] | None = None
+) -> tuple[TrialRow, Device]:
+    """Return the trial to rerun, and the device for it.
 
     Args:
         journal: Journal of the study.
@@ -105,7 +107,7 @@ class Rerun:
     recorded: Mapping[int, Mapping[str, float]]
     found: Mapping[int, Mapping[str, float]]
     changed: tuple[str, ...] = ()
-    edits: tuple[Edited, ...] = ()
+    edits: tuple[TaskEdit, ...] = ()
 
     @staticmethod
     def of(
@@ -124,15 +126,17 @@ class Rerun:
             found: Reports of the rerun.
             study: Description of the study, as of `JournalView.study`.
         """
-        one, other = ({report.epoch: report.metrics for report in side} for side in (recorded, found))
+        first, second = ({report.epoch: report.metrics for report in side} for side in (recorded, found))
         changed = tuple(edit.path for edit in edits(study.get("sources", {})))
-        return Rerun(trial, device, one, other, changed, tuple(x for x in edited(study) if trial.number < x.next))
+        return Rerun(
+            trial, device, first, second, changed, tuple(x for x in task_edits(study) if trial.number < x.next)
+        )
 
     @cached_property
     def differences(self) -> Mapping[str, Difference]:
         """Metric -> largest difference; an epoch or a metric that only one side has counts as NaN on the other."""
         found: dict[str, Difference] = {}
-        for name, difference in self._all():
+        for name, difference in self._all_differences():
             if name not in found or difference.relative > found[name].relative:
                 found[name] = difference
         return found
@@ -142,28 +146,34 @@ class Rerun:
         """The largest relative difference of any metric at any epoch."""
         return max(difference.relative for difference in self.differences.values())
 
-    def _all(self) -> Iterator[tuple[str, Difference]]:
+    def _all_differences(self) -> Iterator[tuple[str, Difference]]:
         for epoch, metrics in self.recorded.items():
-            other = self.found.get(epoch, {})
-            for name in {**metrics, **other}:
-                one, two = metrics.get(name, math.nan), other.get(name, math.nan)
-                yield name, Difference(_relative(one, two), epoch, one, two)
+            found_metrics = self.found.get(epoch, {})
+            for name in {**metrics, **found_metrics}:
+                recorded, found = metrics.get(name, math.nan), found_metrics.get(name, math.nan)
+                yield name, Difference(_relative(recorded, found), epoch, recorded, found)
 
 
 def rerun_table(rerun: Rerun) -> Table:
-    """A row for each metric."""
+    """Return a row for each metric."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("metric", "largest relative difference", "at epoch", "recorded", "trained again"):
         table.add_column(name, justify="left" if name == "metric" else "right")
-    for name, most in rerun.differences.items():
-        table.add_row(name, rounded(most.relative, 2), str(most.epoch), number(most.recorded), number(most.found))
+    for name, difference in rerun.differences.items():
+        table.add_row(
+            name,
+            rounded(difference.relative, 2),
+            str(difference.epoch),
+            number_text(difference.recorded),
+            number_text(difference.found),
+        )
     return table
 
 
 def rerun_notes(rerun: Rerun) -> list[str]:
-    """Reasons why the record, or a part of it, may come from another task than the rerun."""
+    """Return the reasons why the record, or a part of it, may come from another task than the rerun."""
     notes = [
-        f"{edited_text(edit)}; what trial {rerun.trial.number} had reported by then is of the task before"
+        f"{task_edit_text(edit)}; what trial {rerun.trial.number} had reported by then is of the task before"
         for edit in rerun.edits
     ]
     if rerun.changed:
@@ -172,29 +182,29 @@ def rerun_notes(rerun: Rerun) -> list[str]:
 
 
 def rerun_json(rerun: Rerun) -> dict[str, Any]:
-    """The comparison as plain values, with both curves; None for NaN and the infinities."""
+    """Return the comparison as plain values, with both curves; None for NaN and the infinities."""
     return {
         "trial": rerun.trial.number,
         "device": rerun.device,
         "epochs": max(rerun.recorded),
-        "largest": finite(rerun.largest),
+        "largest": finite_or_none(rerun.largest),
         "changed": list(rerun.changed),
-        "edits": [edited_json(edit) for edit in rerun.edits],
+        "edits": [task_edit_json(edit) for edit in rerun.edits],
         "metrics": {
             name: {
-                "relative": finite(most.relative),
-                "epoch": most.epoch,
-                "recorded": [finite(rerun.recorded[epoch].get(name)) for epoch in sorted(rerun.recorded)],
-                "found": [finite(rerun.found[epoch].get(name)) for epoch in sorted(rerun.found)],
+                "relative": finite_or_none(difference.relative),
+                "epoch": difference.epoch,
+                "recorded": [finite_or_none(rerun.recorded[epoch].get(name)) for epoch in sorted(rerun.recorded)],
+                "found": [finite_or_none(rerun.found[epoch].get(name)) for epoch in sorted(rerun.found)],
             }
-            for name, most in rerun.differences.items()
+            for name, difference in rerun.differences.items()
         },
     }
 
 
-def _relative(one: float, other: float) -> float:
-    if one == other or (math.isnan(one) and math.isnan(other)):
+def _relative(first: float, second: float) -> float:
+    if first == second or (math.isnan(first) and math.isnan(second)):
         return 0.0
-    if not (math.isfinite(one) and math.isfinite(other)):
+    if not (math.isfinite(first) and math.isfinite(second)):
         return math.inf
-    return abs(one - other) / max(abs(one), abs(other))
+    return abs(first - second) / max(abs(first), abs(second))

@@ -8,13 +8,13 @@ from shoal.algorithms.base import Totals
 from shoal.core.cause import Cause, causes
 from shoal.core.job import Purpose
 from shoal.core.trial import Config, TrialState
-from shoal.journal.check import check_noted
+from shoal.journal.check import check_optional_values
 from shoal.journal.rows import DeviceRow, Intervention, JobRow, TrialRow
 from shoal.journal.statistics import StudyStatistics
 from shoal.journal.view import JournalView
 from shoal.reporting.ranking import all_nan, front, ranked, values
 
-__all__ = ["Best", "DeviceUse", "Edited", "Failing", "JobUse", "Snapshot", "edited", "snapshot"]
+__all__ = ["Best", "DeviceUse", "Failing", "JobUse", "Snapshot", "TaskEdit", "snapshot", "task_edits"]
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ class Failing:
 
 
 @dataclass(frozen=True)
-class Edited:
+class TaskEdit:
     """A resume of the study with edited files of the task, accepted by the user.
 
     Args:
@@ -164,7 +164,7 @@ class Snapshot:
     causes: tuple[Cause, ...] = ()
     stopped: Cause | None = None
     epochs_lost: int = 0
-    edits: tuple[Edited, ...] = ()
+    edits: tuple[TaskEdit, ...] = ()
     starting: bool = False
     unmeasured: tuple[Cause, ...] = ()
     unit: str = "epochs"
@@ -175,7 +175,7 @@ class Snapshot:
     paused: bool = False
 
     @property
-    def at_rest(self) -> bool:
+    def all_paused(self) -> bool:
         """Whether all waiting trials are paused, and none runs."""
         waiting = {number for numbers in self.waiting.values() for number in numbers}
         return bool(waiting) and not self.states.get(TrialState.RUNNING) and waiting <= set(self.held)
@@ -183,19 +183,19 @@ class Snapshot:
     @property
     def epochs_total(self) -> int:
         """Epochs of all trials of all rungs at the end: the certain number, if results decide how many there are."""
-        return self._at_end(None if self.totals is None else self.totals.least)
+        return self._final_epochs(None if self.totals is None else self.totals.least)
 
     @property
     def epochs_most(self) -> int:
         """As `epochs_total`, but the greatest possible number."""
-        return self._at_end(None if self.totals is None else self.totals.most)
+        return self._final_epochs(None if self.totals is None else self.totals.most)
 
-    def _at_end(self, told: int | None) -> int:
+    def _final_epochs(self, announced: int | None) -> int:
         known = self.epochs_asked
-        return known if told is None or self.finished else max(known, told - self.epochs_lost)
+        return known if announced is None or self.finished else max(known, announced - self.epochs_lost)
 
     @property
-    def to_come(self) -> int:
+    def unproposed(self) -> int:
         """Number of trials that the algorithm has announced and not yet proposed."""
         return 0 if self.totals is None or self.finished else max(0, self.totals.trials - self.trials)
 
@@ -223,26 +223,26 @@ def snapshot(journal: JournalView, now: float, *, starting: bool = False) -> Sna
         now: Seconds since 1970.
         starting: Value of `Snapshot.starting`.
     """
-    check_noted(journal)
-    figures = StudyStatistics(journal)
-    done, asked = figures.epochs()
+    check_optional_values(journal)
+    statistics = StudyStatistics(journal)
+    done, asked = statistics.epochs()
     run = journal.runs()[-1]
     pid = journal.writer()
-    moment = now if pid is not None else max(figures.last_moment() or run.started, run.started)
-    elapsed = max(moment - run.started, 0.0)
-    goals = journal.objectives
-    several = len(goals) > 1
-    told, stopped = journal.study.get("totals"), journal.study.get("stopped")
+    last_time = now if pid is not None else max(statistics.last_moment() or run.started, run.started)
+    elapsed = max(last_time - run.started, 0.0)
+    objectives = journal.objectives
+    several = len(objectives) > 1
+    announced, stopped = journal.study.get("totals"), journal.study.get("stopped")
     with journal.tables.sound("how much its algorithm asks for"):
-        totals = None if told is None else Totals(**told)
-    if totals is not None and (added := figures.added())[0]:
+        totals = None if announced is None else Totals(**announced)
+    if totals is not None and (added := statistics.added())[0]:
         totals = Totals(totals.trials + added[0], totals.least + added[1], totals.most + added[1])
     best = None if several else journal.best()
-    seen = Snapshot(
-        metric=tuple(goal.metric for goal in goals) if several else goals[0].metric,
-        mode=tuple(goal.mode for goal in goals) if several else goals[0].mode,
-        states=figures.states(),
-        waiting=figures.waiting(),
+    found = Snapshot(
+        metric=tuple(goal.metric for goal in objectives) if several else objectives[0].metric,
+        mode=tuple(goal.mode for goal in objectives) if several else objectives[0].mode,
+        states=statistics.states(),
+        waiting=statistics.waiting(),
         best=Best(best.number, best.config, best.objective) if best and best.objective is not None else None,
         epochs_done=done,
         epochs_asked=asked,
@@ -254,31 +254,31 @@ def snapshot(journal: JournalView, now: float, *, starting: bool = False) -> Sna
         failing=tuple(Failing(*x, journal.study.get("retries"), pid is not None) for x in journal.failures()),
         totals=totals,
         causes=causes(journal.failed()),
-        edits=edited(journal.study),
+        edits=task_edits(journal.study),
         stopped=None if stopped is None else Cause(stopped["text"], tuple(stopped["trials"]), stopped["log"]),
-        epochs_lost=figures.epochs_lost(),
+        epochs_lost=statistics.epochs_lost(),
         starting=starting,
-        unmeasured=causes(figures.unmeasured(run.started)),
+        unmeasured=causes(statistics.unmeasured(run.started)),
         unit="reports" if journal.study.get("opaque") else "epochs",
-        all_nan=best is None and done > 0 and all_nan(journal.trials(), goals) is not None,
+        all_nan=best is None and done > 0 and all_nan(journal.trials(), objectives) is not None,
         note=journal.study.get("note", ""),
         interventions=tuple(journal.interventions()),
-        held=journal.held(),
+        held=journal.paused_trials(),
         paused=journal.study.get("paused", False),
     )
-    rests = pid is None or seen.paused or seen.at_rest
-    left = None if rests else _seconds_left(done - run.epochs, seen.epochs_total - done, elapsed)
-    return replace(seen, seconds_left=left)
+    waits = pid is None or found.paused or found.all_paused
+    left = None if waits else _seconds_left(done - run.epochs, found.epochs_total - done, elapsed)
+    return replace(found, seconds_left=left)
 
 
-def edited(study: Mapping[str, Any]) -> tuple[Edited, ...]:
-    """All resumes of a study with an edited task, in order.
+def task_edits(study: Mapping[str, Any]) -> tuple[TaskEdit, ...]:
+    """Return all resumes of a study with an edited task, in order.
 
     Args:
         study: Description of the study, as of `JournalView.study`.
     """
     entries = study.get("edits", ())
-    return tuple(Edited(each["time"], each["files"], tuple(each["open"]), each["next"]) for each in entries)
+    return tuple(TaskEdit(each["time"], each["files"], tuple(each["open"]), each["next"]) for each in entries)
 
 
 def _front(journal: JournalView) -> tuple[Best, ...]:
@@ -294,12 +294,14 @@ def _seconds_left(done: int, left: int, elapsed: float) -> float | None:
 
 
 def _devices(journal: JournalView) -> tuple[DeviceUse, ...]:
-    figures = StudyStatistics(journal)
-    members, rates = figures.training(), figures.rates()
+    statistics = StudyStatistics(journal)
+    members, rates = statistics.training(), statistics.rates()
     uses: dict[str, list[JobUse]] = {}
     for job in journal.jobs(running=True):
         count = members.get(job.id, 0) if job.purpose is Purpose.TRAIN else len(job.trials)
-        promise = job.promise
-        known = (None, None, None) if promise is None else (promise.compute, promise.memory, promise.cores)
+        reservation = job.reservation
+        known = (
+            (None, None, None) if reservation is None else (reservation.compute, reservation.memory, reservation.cores)
+        )
         uses.setdefault(job.device, []).append(JobUse(job.id, job.purpose, count, *known, rates.get(job.id)))
     return tuple(DeviceUse(device, tuple(uses.get(device.name, ()))) for device in journal.devices())

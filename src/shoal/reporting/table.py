@@ -25,28 +25,28 @@ from shoal.reporting.failures import (
     unmeasured_lines,
 )
 from shoal.reporting.ranking import front, ranked
-from shoal.reporting.snapshot import Best, Edited, Snapshot
+from shoal.reporting.snapshot import Best, Snapshot, TaskEdit
 from shoal.reporting.text import (
     best_texts,
     config_text,
-    duration,
-    edited_text,
+    duration_text,
     epochs_text,
-    finite,
+    finite_or_none,
     intervention_text,
     leaf_text,
-    number,
-    shown,
+    number_text,
+    printable,
     state_name,
     state_text,
     states_text,
+    task_edit_text,
     trials_text,
 )
 
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["best_table", "dataframe", "edited_json", "snapshot_json", "status_table", "trial_json", "trials_table"]
+__all__ = ["best_table", "dataframe", "snapshot_json", "status_table", "task_edit_json", "trial_json", "trials_table"]
 
 _COLOURS = {
     TrialState.RUNNING: "cyan",
@@ -56,17 +56,17 @@ _COLOURS = {
 _LAST_COLUMNS = ("epochs", "seconds", "device", "array", "reason")
 """The last columns of a data frame."""
 _BAR_WIDTH = 30
-_REASONS = 4
-_ASKED = 3
+_MAX_REASONS = 4
+_MAX_REQUESTS = 3
 """Most requests of users that are shown, the newest."""
-_FIRST = 3
+_MAX_NAMED = 3
 """Most trials that are named for one waiting reason."""
 
 
 def trials_table(
     rows: Sequence[TrialRow], objectives: Sequence[Objective], best: Set[int] | None = None, *, runs: bool = True
 ) -> Table:
-    """All trials, the best first; below a trial's config the reason for its state, if it has one.
+    """Return all trials, the best first; below a trial's config the reason for its state, if it has one.
 
     With several metrics, each has its columns, and the trials of the front are marked.
 
@@ -85,18 +85,18 @@ def trials_table(
     if len(objectives) > 1:
         table.add_column("front", justify="center", no_wrap=True)
     for objective in objectives:
-        table.add_column(Text(shown(objective.metric)), justify="right", no_wrap=True)
+        table.add_column(Text(printable(objective.metric)), justify="right", no_wrap=True)
         table.add_column("best", justify="right", no_wrap=True)
     table.add_column("epochs", justify="right", no_wrap=True)
     table.add_column("seconds", justify="right", no_wrap=True)
     table.add_column("config", overflow="fold")
     for row in ranked(rows, objectives, best):
-        reason = ("\n" + shown(row.reason, lines=True), "dim") if row.reason else ""
+        reason = ("\n" + printable(row.reason, lines=True), "dim") if row.reason else ""
         table.add_row(
             Text(str(row.number)),
             Text(state_text(row.state, runs), style=_COLOURS.get(row.state, "")),
             *((Text("*" if row.number in best else ""),) if len(objectives) > 1 else ()),
-            *(Text(number(kept.get(goal.metric))) for goal in objectives for kept in (row.metrics, row.best)),
+            *(Text(number_text(values.get(goal.metric))) for goal in objectives for values in (row.metrics, row.best)),
             Text(f"{row.epoch}/{row.target}"),
             Text(f"{row.seconds:.1f}"),
             Text.assemble(config_text(row.config), reason),
@@ -105,17 +105,17 @@ def trials_table(
 
 
 def _columns_text(objectives: Sequence[Objective]) -> str:
-    """Explanation of the columns and of the ranking."""
+    """Return the explanation of the columns and of the ranking."""
     first = objectives[0]
     better = "lower" if first.mode == "min" else "higher"
-    ranked_by = f"ranked by {shown(first.metric)}, the last value ({better} is better)"
+    ranked_by = f"ranked by {printable(first.metric)}, the last value ({better} is better)"
     if len(objectives) > 1:
         ranked_by = f"*: no other trial is better in all metrics; these first, each part {ranked_by}"
     return f"{ranked_by}\nbest: of all epochs; seconds: of training, a trial's share of its array's"
 
 
 def best_table(row: TrialRow, objectives: Sequence[Objective], *, runs: bool = True) -> Table:
-    """One trial with its whole config and all its metrics, last and best.
+    """Return one trial with its whole config and all its metrics, last and best.
 
     Args:
         row: Trial.
@@ -128,15 +128,15 @@ def best_table(row: TrialRow, objectives: Sequence[Objective], *, runs: bool = T
     table.add_column(overflow="fold")
     table.add_row("trial", f"{row.number}, {state_text(row.state, runs)}, {row.epoch} epochs")
     for name in sorted(row.metrics, key=lambda name: (first.index(name) if name in first else len(first), name)):
-        best = f" (best {number(row.best[name])})" if name in row.best else ""
-        table.add_row(Text(shown(name)), f"{number(row.metrics[name])}{best}")
+        best = f" (best {number_text(row.best[name])})" if name in row.best else ""
+        table.add_row(Text(printable(name)), f"{number_text(row.metrics[name])}{best}")
     for name, value in flatten(row.config).items():
-        table.add_row(Text(f"config.{shown(name)}"), Text(leaf_text(value)))
+        table.add_row(Text(f"config.{printable(name)}"), Text(leaf_text(value)))
     return table
 
 
 def status_table(snapshot: Snapshot) -> Table:
-    """A study at one moment: progress, waiting reasons, failures, best trials, jobs of each device.
+    """Return a study at one moment: progress, waiting reasons, failures, best trials, jobs of each device.
 
     Args:
         snapshot: Snapshot of the study.
@@ -144,15 +144,15 @@ def status_table(snapshot: Snapshot) -> Table:
     table = Table.grid(padding=(0, 2))
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
-    table.add_row(snapshot.unit, _epochs(snapshot))
+    table.add_row(snapshot.unit, _progress_row(snapshot))
     table.add_row("trials", states_text(snapshot))
     if snapshot.starting:
         table.add_row("workers", "are being started")
-    _add_lines(table, "waiting", _waiting(snapshot), "dim")
-    _add_lines(table, "failed", _failed(snapshot), "red")
+    _add_lines(table, "waiting", _waiting_lines(snapshot), "dim")
+    _add_lines(table, "failed", _failure_lines(snapshot), "red")
     _add_lines(table, "note", snapshot.note.splitlines(), "yellow")
-    _add_lines(table, "task", map(edited_text, snapshot.edits))
-    _add_lines(table, "asked", map(intervention_text, snapshot.interventions[-_ASKED:]))
+    _add_lines(table, "task", map(task_edit_text, snapshot.edits))
+    _add_lines(table, "asked", map(intervention_text, snapshot.interventions[-_MAX_REQUESTS:]))
     _add_lines(table, "best", best_texts(snapshot))
     for use in snapshot.devices:
         _add_lines(table, use.device.name, device_lines(use, snapshot.unit))
@@ -162,11 +162,11 @@ def status_table(snapshot: Snapshot) -> Table:
 def _add_lines(table: Table, title: str, lines: Iterable[str], style: str = "") -> None:
     """Add a row for each line, the first one with the title."""
     for place, line in enumerate(lines):
-        table.add_row(Text("" if place else title), Text(shown(line), style=style))
+        table.add_row(Text("" if place else title), Text(printable(line), style=style))
 
 
 def trial_json(row: TrialRow, *, runs: bool = True) -> dict[str, Any]:
-    """A trial as plain values; None for NaN and the infinities.
+    """Return a trial as plain values; None for NaN and the infinities.
 
     Args:
         row: Trial.
@@ -177,8 +177,8 @@ def trial_json(row: TrialRow, *, runs: bool = True) -> dict[str, Any]:
         "state": state_name(row.state, runs),
         "config": dict(row.config),
         "origin": row.trial.origin and {"trial": row.trial.origin.trial, "epoch": row.trial.origin.epoch},
-        "metrics": {name: finite(value) for name, value in row.metrics.items()},
-        "best": {name: finite(value) for name, value in row.best.items()},
+        "metrics": {name: finite_or_none(value) for name, value in row.metrics.items()},
+        "best": {name: finite_or_none(value) for name, value in row.best.items()},
         "epochs": row.epoch,
         "target": row.target,
         "seconds": row.seconds,
@@ -190,7 +190,7 @@ def trial_json(row: TrialRow, *, runs: bool = True) -> dict[str, Any]:
 
 
 def dataframe(rows: Sequence[TrialRow], *, runs: bool = True) -> "pd.DataFrame":
-    """A pandas data frame with a row for each trial.
+    """Return a pandas data frame with a row for each trial.
 
     Columns: `trial`, `state`, `config.<dotted name>` for every value in any config, each metric by its name (its last
     value) and `<name>.best`, `epochs`, `seconds`, `device`, `array`, `reason`. A config value that a trial does not
@@ -232,12 +232,12 @@ def dataframe(rows: Sequence[TrialRow], *, runs: bool = True) -> "pd.DataFrame":
 
 
 def _names(rows: Sequence[Any]) -> list[str]:
-    """All keys, in the order of their first occurrence."""
+    """Return all keys, in the order of their first occurrence."""
     return list(dict.fromkeys(name for row in rows for name in row))
 
 
 def snapshot_json(snapshot: Snapshot) -> dict[str, Any]:
-    """A study at one moment as plain values; None for NaN and the infinities."""
+    """Return a study at one moment as plain values; None for NaN and the infinities."""
     several = {} if isinstance(snapshot.metric, str) else {"front": [_best_json(best) for best in snapshot.front]}
     return {
         "metric": snapshot.metric,
@@ -246,7 +246,7 @@ def snapshot_json(snapshot: Snapshot) -> dict[str, Any]:
         "finished": snapshot.finished,
         "trials": {state_name(state, snapshot.pid is not None): count for state, count in snapshot.states.items()},
         "waiting": {
-            reason: {"count": len(numbers), "first": list(numbers[:_FIRST])}
+            reason: {"count": len(numbers), "first": list(numbers[:_MAX_NAMED])}
             for reason, numbers in snapshot.waiting.items()
         },
         "best": snapshot.best and _best_json(snapshot.best),
@@ -260,7 +260,7 @@ def snapshot_json(snapshot: Snapshot) -> dict[str, Any]:
         "stopped": snapshot.stopped and cause_json(snapshot.stopped),
         "causes": [cause_json(cause) for cause in snapshot.causes],
         "note": snapshot.note,
-        "edits": [edited_json(edit) for edit in snapshot.edits],
+        "edits": [task_edit_json(edit) for edit in snapshot.edits],
         "interventions": [_intervention_json(each) for each in snapshot.interventions],
         "paused": {"study": snapshot.paused, "trials": list(snapshot.held)},
         "failing": [failing_json(failing) for failing in snapshot.failing],
@@ -269,13 +269,13 @@ def snapshot_json(snapshot: Snapshot) -> dict[str, Any]:
     }
 
 
-def edited_json(edit: Edited) -> dict[str, Any]:
-    """A resume with an edited task as plain values."""
+def task_edit_json(edit: TaskEdit) -> dict[str, Any]:
+    """Return a resume with an edited task as plain values."""
     return {"time": edit.time, "files": dict(edit.files), "open": list(edit.open), "next": edit.next}
 
 
 def _intervention_json(each: Intervention) -> dict[str, Any]:
-    """A request of a user as plain values."""
+    """Return a request of a user as plain values."""
     return {
         "time": each.time,
         "verb": each.verb,
@@ -287,46 +287,53 @@ def _intervention_json(each: Intervention) -> dict[str, Any]:
 
 
 def _best_json(best: Best) -> dict[str, Any]:
-    value = list(map(finite, best.value)) if isinstance(best.value, tuple) else finite(best.value)
+    value = list(map(finite_or_none, best.value)) if isinstance(best.value, tuple) else finite_or_none(best.value)
     return {"trial": best.trial, "config": dict(best.config), "value": value}
 
 
-def _waiting(snapshot: Snapshot) -> list[str]:
-    """Waiting reasons, a line each; the rarest share the last line."""
+def _waiting_lines(snapshot: Snapshot) -> list[str]:
+    """Return the waiting reasons, a line each; the rarest share the last line."""
     reasons = list(snapshot.waiting.items())
-    if reasons and snapshot.pid is None:  # the reasons from before the stop no longer hold
-        return [f"{_named(sorted(chain.from_iterable(snapshot.waiting.values())))}: nobody runs the study"]
-    lines = [f"{_named(numbers)}: {reason or 'waits for a place in a job'}" for reason, numbers in reasons[:_REASONS]]
-    if rest := reasons[_REASONS:]:
+    if reasons and snapshot.pid is None:  # the reasons are from before the stop
+        return [
+            f"{_numbered_trials(sorted(chain.from_iterable(snapshot.waiting.values())))}: no process runs the study"
+        ]
+    lines = [
+        f"{_numbered_trials(numbers)}: {reason or 'waits for a place in a job'}"
+        for reason, numbers in reasons[:_MAX_REASONS]
+    ]
+    if rest := reasons[_MAX_REASONS:]:
         lines.append(f"{trials_text(sum(len(each) for _, each in rest))}: {len(rest)} other reasons, see shoal trials")
     return lines
 
 
-def _failed(snapshot: Snapshot) -> list[str]:
-    """Causes of failures, each once, and the next steps of the trials that are still open."""
+def _failure_lines(snapshot: Snapshot) -> list[str]:
+    """Return the causes of failures, each once, and the next steps of the trials that are still open."""
     stop = () if snapshot.stopped is None else (snapshot.stopped,)
     others = [cause for cause in snapshot.causes if cause.text not in {x.text for x in stop}]
-    told = {cause.text for cause in (*stop, *others)}
+    known = {cause.text for cause in (*stop, *others)}
     return [
         *(f"stopped, as trials failed alike before any had reported: {cause_line(cause)}" for cause in stop),
         *cause_lines(others),
         *failing_lines(snapshot.failing),
-        *unmeasured_lines([cause for cause in snapshot.unmeasured if cause.text not in told]),
+        *unmeasured_lines([cause for cause in snapshot.unmeasured if cause.text not in known]),
     ]
 
 
-def _named(numbers: Sequence[int]) -> str:
-    more = ", …" if len(numbers) > _FIRST else ""
-    return f"{trials_text(len(numbers))} ({', '.join(map(str, numbers[:_FIRST]))}{more})"
+def _numbered_trials(numbers: Sequence[int]) -> str:
+    more = ", …" if len(numbers) > _MAX_NAMED else ""
+    return f"{trials_text(len(numbers))} ({', '.join(map(str, numbers[:_MAX_NAMED]))}{more})"
 
 
-def _epochs(snapshot: Snapshot) -> Table:
+def _progress_row(snapshot: Snapshot) -> Table:
     table = Table.grid(padding=(0, 2))
     bar = ProgressBar(max(snapshot.epochs_total, 1), snapshot.epochs_done, width=_BAR_WIDTH)
     progress = epochs_text(snapshot)
-    least = "at least " if snapshot.seconds_left is not None and snapshot.epochs_most > snapshot.epochs_total else ""
-    runs = snapshot.pid is not None and not (snapshot.finished or snapshot.paused or snapshot.at_rest)
-    left = f", {least}{duration(snapshot.seconds_left)} left" if runs else ""
-    times = f"{duration(snapshot.elapsed)} elapsed{left}"
+    qualifier = (
+        "at least " if snapshot.seconds_left is not None and snapshot.epochs_most > snapshot.epochs_total else ""
+    )
+    runs = snapshot.pid is not None and not (snapshot.finished or snapshot.paused or snapshot.all_paused)
+    left = f", {qualifier}{duration_text(snapshot.seconds_left)} left" if runs else ""
+    times = f"{duration_text(snapshot.elapsed)} elapsed{left}"
     table.add_row(bar, progress, times)
     return table

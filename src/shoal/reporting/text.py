@@ -12,50 +12,50 @@ from shoal.core.request import Request
 from shoal.core.space import flatten
 from shoal.core.trial import Config, TrialState
 from shoal.journal.rows import Intervention
-from shoal.reporting.snapshot import Best, Edited, Snapshot
+from shoal.reporting.snapshot import Best, Snapshot, TaskEdit
 
 __all__ = [
     "best_text",
     "best_texts",
     "config_text",
-    "duration",
-    "edited_text",
+    "duration_text",
     "epochs_text",
-    "finite",
+    "finite_or_none",
     "intervention_text",
     "key_text",
     "leaf_text",
-    "number",
+    "number_text",
     "numbers_text",
+    "printable",
     "rate_text",
     "request_text",
     "rounded",
     "shortened",
-    "shown",
     "state_name",
     "state_text",
     "states_text",
     "structure_text",
+    "task_edit_text",
     "trials_text",
 ]
 
-_LINES = 4
+_MAX_BEST_LINES = 4
 """Most trials of the front that are shown."""
-_DIGEST = 8
-_CAUSE = 80
+_DIGEST_LENGTH = 8
+_MAX_CAUSE_LENGTH = 80
 """Most characters of a cause in a line."""
-_HEXADECIMAL = re.compile(r"[0-9a-f]{16,}")
+_DIGEST_PATTERN = re.compile(r"[0-9a-f]{16,}")
 
 
-def number(value: Any) -> str:
-    """Floats to four significant digits, "–" for None, everything else as text, see `shown`."""
+def number_text(value: Any) -> str:
+    """Return floats to four significant digits, "–" for None, everything else as text, see `printable`."""
     if value is None:
         return "–"
-    return f"{value:.4g}" if isinstance(value, float) else shown(str(value))
+    return f"{value:.4g}" if isinstance(value, float) else printable(str(value))
 
 
-def shown(text: str, lines: bool = False) -> str:
-    """Text of a user, safe for a terminal: control characters and unencodable ones are escaped.
+def printable(text: str, lines: bool = False) -> str:
+    """Return the text of a user, safe for a terminal: control characters and unencodable ones are escaped.
 
     Args:
         text: Name, value or error.
@@ -65,17 +65,19 @@ def shown(text: str, lines: bool = False) -> str:
 
 
 def _is_harmless(char: str, lines: bool) -> bool:
-    """Whether a character is no control character, format character or surrogate; all kinds of spaces are harmless."""
+    """Return whether a character is no control character, format character or surrogate; all kinds of spaces are
+    harmless.
+    """
     return char.isprintable() or (lines and char in "\n\t") or unicodedata.category(char) == "Zs"
 
 
-def finite(value: float | None) -> float | None:
-    """A number for JSON: None for NaN and the infinities."""
+def finite_or_none(value: float | None) -> float | None:
+    """Return a number for JSON: None for NaN and the infinities."""
     return value if value is not None and math.isfinite(value) else None
 
 
 def rounded(value: float, digits: int) -> str:
-    """A float to `digits` significant digits, in few characters: "0.083", "170", "3.2e-4"."""
+    """Return a float to `digits` significant digits, in few characters: "0.083", "170", "3.2e-4"."""
     if not math.isfinite(value):
         return str(value)
     mantissa, exponent = f"{value:.{digits - 1}e}".split("e")
@@ -85,12 +87,12 @@ def rounded(value: float, digits: int) -> str:
 
 
 def shortened(text: str) -> str:
-    """A cause, shortened to fit a line."""
-    return text if len(text) <= _CAUSE else text[: _CAUSE - 1] + "…"
+    """Return a cause, shortened to fit a line."""
+    return text if len(text) <= _MAX_CAUSE_LENGTH else text[: _MAX_CAUSE_LENGTH - 1] + "…"
 
 
 def rate_text(rate: float, what: str) -> str:
-    """A rate in the unit of time with the most readable number: "12 epochs/s", "4.5 epochs/min".
+    """Return a rate in the unit of time with the most readable number: "12 epochs/s", "4.5 epochs/min".
 
     Args:
         rate: Rate per second.
@@ -102,8 +104,8 @@ def rate_text(rate: float, what: str) -> str:
     return f"{rounded(rate * 3600, 2)} {what}/h"
 
 
-def duration(seconds: float | None) -> str:
-    """Hours, minutes and seconds, "1:02:03"; "–" for None."""
+def duration_text(seconds: float | None) -> str:
+    """Return hours, minutes and seconds, "1:02:03"; "–" for None."""
     if seconds is None:
         return "–"
     minutes, rest = divmod(round(seconds), 60)
@@ -112,12 +114,12 @@ def duration(seconds: float | None) -> str:
 
 
 def config_text(config: Config) -> str:
-    """A config on one line: "lr=0.001 optimizer.name=sgd"."""
-    return " ".join(f"{shown(name)}={leaf_text(value)}" for name, value in flatten(config).items())
+    """Return a config on one line: "lr=0.001 optimizer.name=sgd"."""
+    return " ".join(f"{printable(name)}={leaf_text(value)}" for name, value in flatten(config).items())
 
 
 def best_text(snapshot: Snapshot) -> str:
-    """The best trial on one line: "accuracy 0.9812 by trial 7 with lr=0.001"; "–" when there is none.
+    """Return the best trial on one line: "accuracy 0.9812 by trial 7 with lr=0.001"; "–" when there is none.
 
     For several metrics, the first trial of the front, and the number of others.
     """
@@ -127,15 +129,17 @@ def best_text(snapshot: Snapshot) -> str:
 
 
 def best_texts(snapshot: Snapshot) -> list[str]:
-    """The best trial on a line; for several metrics the first trials of the front, a line each."""
+    """Return the best trial on a line; for several metrics the first trials of the front, a line each."""
     best = snapshot.front if snapshot.best is None else (snapshot.best,)
-    lines = [_best_line(snapshot, each) for each in best[:_LINES]]
-    return (
-        [*lines, f"and {len(best) - _LINES} more, see shoal best"] if len(best) > _LINES else lines or [_none(snapshot)]
-    )
+    if not best:
+        return [_no_best_text(snapshot)]
+    lines = [_best_line(snapshot, each) for each in best[:_MAX_BEST_LINES]]
+    if len(best) > _MAX_BEST_LINES:
+        lines.append(f"and {len(best) - _MAX_BEST_LINES} more, see shoal best")
+    return lines
 
 
-def _none(snapshot: Snapshot) -> str:
+def _no_best_text(snapshot: Snapshot) -> str:
     names = snapshot.metric if isinstance(snapshot.metric, str) else " or ".join(snapshot.metric)
     return f"– (all reported values of {names} are NaN)" if snapshot.all_nan else "–"
 
@@ -143,27 +147,27 @@ def _none(snapshot: Snapshot) -> str:
 def _best_line(snapshot: Snapshot, best: Best) -> str:
     names = (snapshot.metric,) if isinstance(snapshot.metric, str) else snapshot.metric
     values = best.value if isinstance(best.value, tuple) else (best.value,)
-    reached = " ".join(f"{shown(name)} {number(value)}" for name, value in zip(names, values, strict=True))
+    reached = " ".join(f"{printable(name)} {number_text(value)}" for name, value in zip(names, values, strict=True))
     return f"{reached} by trial {best.trial} with {config_text(best.config)}"
 
 
 def epochs_text(snapshot: Snapshot) -> str:
-    """Epochs done of all epochs: "25 of 69"; if results decide how many there are, "25 of 184 to 1728"."""
+    """Return the epochs done of all epochs: "25 of 69"; if results decide how many there are, "25 of 184 to 1728"."""
     least, most = snapshot.epochs_total, snapshot.epochs_most
     return f"{snapshot.epochs_done} of {least}" + (f" to {most}" if most > least else "")
 
 
 def states_text(snapshot: Snapshot) -> str:
-    """Number of trials in each state: "3 waiting, 2 running, 7 complete, 20 to come"."""
+    """Return the number of trials in each state: "3 waiting, 2 running, 7 complete, 20 to come"."""
     runs = snapshot.pid is not None
     parts = [f"{count} {state_text(state, runs)}" for state, count in snapshot.states.items() if count]
-    if snapshot.to_come:
-        parts.append(f"{snapshot.to_come} to come")
+    if snapshot.unproposed:
+        parts.append(f"{snapshot.unproposed} to come")
     return ", ".join(parts) or "none yet"
 
 
 def state_text(state: TrialState, runs: bool) -> str:
-    """A state in words for users.
+    """Return a state in words for users.
 
     Args:
         state: State of a trial.
@@ -173,7 +177,7 @@ def state_text(state: TrialState, runs: bool) -> str:
 
 
 def state_name(state: TrialState, runs: bool) -> str:
-    """A state for programs: a running trial without a process is "interrupted".
+    """Return a state for programs: a running trial without a process is "interrupted".
 
     Args:
         state: State of a trial in the journal.
@@ -183,12 +187,12 @@ def state_name(state: TrialState, runs: bool) -> str:
 
 
 def trials_text(count: int) -> str:
-    """A number of trials, in words."""
+    """Return a number of trials, in words."""
     return "1 trial" if count == 1 else f"{count} trials"
 
 
 def numbers_text(numbers: Sequence[int]) -> str:
-    """Whole numbers, ascending and in ranges: "0-7, 9"."""
+    """Return whole numbers, ascending and in ranges: "0-7, 9"."""
     ranges: list[list[int]] = []
     for value in sorted(numbers):
         if ranges and value == ranges[-1][-1] + 1:
@@ -198,8 +202,8 @@ def numbers_text(numbers: Sequence[int]) -> str:
     return ", ".join("-".join(map(str, each)) for each in ranges)
 
 
-def edited_text(edit: Edited) -> str:
-    """A line with the time of an edit of the task, its files, and the trials that had not ended."""
+def task_edit_text(edit: TaskEdit) -> str:
+    """Return a line with the time of an edit of the task, its files, and the trials that had not ended."""
     when = time.strftime("%Y-%m-%d %H:%M", time.localtime(edit.time))
     files = ", ".join(Path(path).name for path in edit.files)
     unended = f"trials {numbers_text(edit.open)} had not ended, those" if edit.open else "trials"
@@ -207,42 +211,42 @@ def edited_text(edit: Edited) -> str:
 
 
 def request_text(request: Request) -> str:
-    """A request that was not carried out yet, in words: "clone of trial 3 with lr=0.1 to epoch 9"."""
-    given = request.given
+    """Return a request that was not carried out yet, in words: "clone of trial 3 with lr=0.1 to epoch 9"."""
+    given = request.arguments
     text = f"of trial {given['source']} " if "source" in given else ""
     if "config" in given:
         text += f"with {config_text(given['config'])} to epoch {given['epochs']}"
-    return _asked_text(request.verb, request.trials, text or given.get("policy", "") or " ".join(request.devices))
+    return _action_text(request.verb, request.trials, text or given.get("policy", "") or " ".join(request.devices))
 
 
 def intervention_text(each: Intervention) -> str:
-    """A line with the time of a request, its results, and refusals with their reasons."""
+    """Return a line with the time of a request, its results, and refusals with their reasons."""
     when = time.strftime("%Y-%m-%d %H:%M", time.localtime(each.time))
-    anything = each.trials or each.devices or each.text or not each.refused
-    done = [_asked_text(each.verb, each.trials, each.text or " ".join(each.devices))] if anything else []
+    carried_out = each.trials or each.devices or each.text or not each.refused
+    done = [_action_text(each.verb, each.trials, each.text or " ".join(each.devices))] if carried_out else []
     return f"{when} {'; '.join([*done, *(f'not done ({each.verb}): {why}' for why in each.refused)])}"
 
 
-def _asked_text(verb: str, trials: Sequence[int], text: str = "") -> str:
-    """A request in words: "pause trials 3, 7", "clone 1000000 of trial 3"."""
+def _action_text(verb: str, trials: Sequence[int], text: str = "") -> str:
+    """Return a request in words: "pause trials 3, 7", "clone 1000000 of trial 3"."""
     if verb == "clone":
         return " ".join(filter(None, [verb, *map(str, trials), text]))
-    named = f" trial{'s' if len(trials) > 1 else ''} {', '.join(map(str, trials))}" if trials else ""
-    said = verb.removesuffix(" trial") if named else verb
-    return f"{said}{named}{f': {text}' if text and named else f' {text}' if text else ''}"
+    trials_part = f" trial{'s' if len(trials) > 1 else ''} {', '.join(map(str, trials))}" if trials else ""
+    action = verb.removesuffix(" trial") if trials_part else verb
+    return f"{action}{trials_part}{f': {text}' if text and trials_part else f' {text}' if text else ''}"
 
 
 def structure_text(structure: str) -> str:
-    """The shortened digest of a structure; a name unchanged."""
-    return structure[:_DIGEST] if _HEXADECIMAL.fullmatch(structure) else structure
+    """Return the shortened digest of a structure; a name unchanged."""
+    return structure[:_DIGEST_LENGTH] if _DIGEST_PATTERN.fullmatch(structure) else structure
 
 
 def key_text(steps: str) -> str:
-    """A structure and its batch size: "1f0a33be, batches of 32"."""
+    """Return a structure and its batch size: "1f0a33be, batches of 32"."""
     structure, _, size = steps.rpartition(" x ")
     return f"{structure_text(structure)}, batches of {size}" if structure else steps
 
 
 def leaf_text(value: Any) -> str:
-    """A value of a config, of which None is one."""
-    return "None" if value is None else number(value)
+    """Return a value of a config, of which None is one."""
+    return "None" if value is None else number_text(value)

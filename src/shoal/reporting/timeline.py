@@ -7,36 +7,36 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shoal.core.job import Purpose
-from shoal.reporting.drawing import lanes, literal, save
+from shoal.reporting.drawing import assign_lanes, escape_math, save_figure
 from shoal.reporting.overview import SHARES, Bar, Overview, Usage
-from shoal.reporting.text import duration, numbers_text, rounded, shown, state_text
+from shoal.reporting.text import duration_text, numbers_text, printable, rounded, state_text
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
     from matplotlib.axes import Axes
 
-__all__ = ["TimelineBar", "draw_timeline", "limit", "merged"]
+__all__ = ["TimelineBar", "axis_limit", "draw_timeline", "merge_thin_bars"]
 
 _WIDTH = 12.0
 """Width of the drawing in inches."""
-_DOTS = 130
+_DOTS_PER_INCH = 130
 """Dots per inch."""
-_CHART = 0.8
+_CHART_FRACTION = 0.8
 """Approximate fraction of the width that the bars take."""
-_THIN = 3.0
+_THIN_DOTS = 3.0
 """Width in dots: narrower bars that touch are drawn as one."""
-_TALLEST = 32.0
+_MAX_HEIGHT = 32.0
 """Most inches that all devices take together."""
 
 _PALETTE = ("#4477aa", "#88ccee", "#228833", "#ccbb44", "#aa3377", "#44aa99", "#997700", "#bb88dd")
 """Colours that are distinct under colour blindness (after Paul Tol), none of them that of a failure."""
-_OTHERS = "#777777"
-_BEYOND = 4
+_OTHER_COLOUR = "#777777"
+_MAX_VALUES = 4
 """Most values beyond an axis that are listed."""
-_ALSO = 3
+_MAX_STRUCTURES = 3
 """Most structures without a colour of their own that are named."""
 _FAILED = "#cc3311"
-_PURPOSES = {Purpose.SURVEY: ("looks at models", "#dddddd"), Purpose.PROFILE: ("measures", "#b4b4b4")}
+_PURPOSES = {Purpose.SIGNATURE: ("looks at models", "#dddddd"), Purpose.PROFILE: ("measures", "#b4b4b4")}
 
 
 @dataclass(frozen=True)
@@ -80,75 +80,73 @@ def draw_timeline(study: Overview, path: Path) -> None:
     """
     from matplotlib.figure import Figure
 
-    rows = [lanes([bar for bar in study.bars if bar.job.device == usage.device.name]) for usage in study.usage]
+    rows = [assign_lanes([bar for bar in study.bars if bar.job.device == usage.device.name]) for usage in study.usage]
     heights = _heights([max((count for _, count, _ in row), default=1) for row in rows])
-    tall = sum(heights) or 0.5
-    figure = Figure(figsize=(_WIDTH, tall + 3.2), layout="constrained")
-    above, chart = figure.subplots(2, 1, sharex=True, height_ratios=[1.3, tall])
+    total_height = sum(heights) or 0.5
+    figure = Figure(figsize=(_WIDTH, total_height + 3.2), layout="constrained")
+    above, chart = figure.subplots(2, 1, sharex=True, height_ratios=[1.3, total_height])
     unit, seconds = _unit(study.elapsed.total)
     _draw_curve(above, study, seconds)
     colours = _colours(study.bars)
-    dot = study.elapsed.total / (_WIDTH * _CHART * _DOTS)
+    dot = study.elapsed.total / (_WIDTH * _CHART_FRACTION * _DOTS_PER_INCH)
     boxes: list[_Box] = []
-    top, middles = 0.0, []
+    top, centres = 0.0, []
     for row, height in zip(rows, heights, strict=True):
-        boxes += _boxes(row, top, height, colours, _THIN * dot)
+        boxes += _boxes(row, top, height, colours, _THIN_DOTS * dot)
         _draw_failures(chart, row, top, height, seconds)
-        middles.append(top + height / 2)
+        centres.append(top + height / 2)
         top += height
         chart.axhline(top, color="0.85", linewidth=0.5, zorder=0)
     _draw_boxes(chart, boxes, dot, seconds)
-    _name_devices(chart, study.usage, middles, min(heights, default=tall))
-    chart.set_ylim(tall, 0)
+    _name_devices(chart, study.usage, centres, min(heights, default=total_height))
+    chart.set_ylim(total_height, 0)
     chart.set_xlim(0, study.elapsed.total / seconds)
-    gone_on = f"{unit} in which somebody ran it; gone on with at the dashed lines"
-    chart.set_xlabel(f"{gone_on if study.elapsed.breaks else unit}\n{SHARES}", fontsize=8)
+    with_resumes = f"{unit} of running time; the study was resumed at the dashed lines"
+    chart.set_xlabel(f"{with_resumes if study.elapsed.resumes else unit}\n{SHARES}", fontsize=8)
     chart.tick_params(axis="x", labelsize=8)
-    for moment in study.elapsed.breaks:
+    for moment in study.elapsed.resumes:
         for axes in (above, chart):
             axes.axvline(moment / seconds, color="0.3", linewidth=0.7, linestyle=(0, (4, 3)), zorder=4)
     if handles := _legend(study, colours):
         figure.legend(handles=handles, loc="outside lower left", ncols=5, fontsize=8, frameon=False)
-    figure.suptitle(literal(_title(study)), fontsize=10, x=0.01, ha="left")
-    save(figure, path, "the timeline", _DOTS)
+    figure.suptitle(escape_math(_title(study)), fontsize=10, x=0.01, ha="left")
+    save_figure(figure, path, "the timeline", _DOTS_PER_INCH)
 
 
-def merged(pieces: Sequence[TimelineBar], thin: float) -> list[TimelineBar]:
-    """The bars of a lane, with thin bars that touch merged.
+def merge_thin_bars(bars: Sequence[TimelineBar], min_seconds: float) -> list[TimelineBar]:
+    """Return the bars of a lane, with thin bars that touch merged.
 
     Args:
-        pieces: Bars of one lane, in order.
-        thin: Seconds. Shorter bars merge up to that length if they are less than a third of it apart.
+        bars: Bars of one lane, in order.
+        min_seconds: Seconds. Shorter bars merge up to that length if they are less than a third of it apart.
     """
     found: list[TimelineBar] = []
     longest = 0.0  # seconds of the longest bar in the last piece
-    for piece in pieces:
+    for bar in bars:
         last = found[-1] if found else None
-        apart = last is None or piece.begin - last.end >= thin / 3
-        if last is None or apart or max(piece.seconds, last.seconds) >= thin:
-            found.append(piece)
-            longest = piece.seconds
+        apart = last is None or bar.begin - last.end >= min_seconds / 3
+        if last is None or apart or max(bar.seconds, last.seconds) >= min_seconds:
+            found.append(bar)
+            longest = bar.seconds
             continue
-        style = piece if piece.seconds > longest else last
-        longest = max(longest, piece.seconds)
-        found[-1] = replace(
-            style, begin=last.begin, end=max(last.end, piece.end), jobs=last.jobs + piece.jobs, label=()
-        )
+        style = bar if bar.seconds > longest else last
+        longest = max(longest, bar.seconds)
+        found[-1] = replace(style, begin=last.begin, end=max(last.end, bar.end), jobs=last.jobs + bar.jobs, label=())
     return found
 
 
 def _heights(counts: Sequence[int]) -> list[float]:
-    """Height of each device's row in inches, by its number of lanes."""
+    """Return the height of each device's row in inches, by its number of lanes."""
     least = max(0.2, min(0.5, 4 / max(len(counts), 1)))
     heights = [max(least, min(1.0, 0.14 * count)) for count in counts]
-    scale = max(1.0, sum(heights) / _TALLEST)
+    scale = max(1.0, sum(heights) / _MAX_HEIGHT)
     return [height / scale for height in heights]
 
 
-def _name_devices(axes: "Axes", usage: Sequence[Usage], middles: Sequence[float], height: float) -> None:
+def _name_devices(axes: "Axes", usage: Sequence[Usage], centres: Sequence[float], height: float) -> None:
     """Name each device on the left; on the right give its used and its promised share."""
     size = 8.0 if height >= 0.18 else max(3.0, 44 * height)
-    axes.set_yticks(middles, [_device_text(each, height) for each in usage], fontsize=size)
+    axes.set_yticks(centres, [_device_text(each, height) for each in usage], fontsize=size)
     axes.tick_params(axis="y", length=0)
     across = axes.get_yaxis_transform()
     for place, name, shares in (
@@ -165,32 +163,35 @@ def _name_devices(axes: "Axes", usage: Sequence[Usage], middles: Sequence[float]
             color="0.4",
             ha="right",
         )
-        for middle, share in zip(middles, shares, strict=True):
-            axes.text(place, middle, f"{share:.0%}", va="center", ha="right", fontsize=size, transform=across)
+        for centre, share in zip(centres, shares, strict=True):
+            axes.text(place, centre, f"{share:.0%}", va="center", ha="right", fontsize=size, transform=across)
 
 
 @dataclass(frozen=True)
 class _Box:
     """Place of a bar: inches from the top, and inches of thickness."""
 
-    piece: TimelineBar
+    bar: TimelineBar
     upper: float
-    thick: float
+    thickness: float
 
     @property
-    def middle(self) -> float:
-        return self.upper + self.thick / 2
+    def centre(self) -> float:
+        return self.upper + self.thickness / 2
 
 
 def _boxes(
-    row: Sequence[tuple[int, int, Bar]], top: float, height: float, colours: Mapping[str, str], thin: float
+    row: Sequence[tuple[int, int, Bar]], top: float, height: float, colours: Mapping[str, str], min_seconds: float
 ) -> list[_Box]:
-    """The bars of a device's row, between `top` and `height` below it."""
+    """Return the bars of a device's row, between `top` and `height` below it."""
     found: list[_Box] = []
     for lane, count in sorted({(lane, count) for lane, count, _ in row}):
-        thick = 0.92 * height / count
-        pieces = [_piece(bar, colours) for place, _, bar in row if place == lane]
-        found += [_Box(piece, top + 0.04 * height + lane * thick, 0.94 * thick) for piece in merged(pieces, thin)]
+        thickness = 0.92 * height / count
+        bars = [_timeline_bar(bar, colours) for place, _, bar in row if place == lane]
+        found += [
+            _Box(bar, top + 0.04 * height + lane * thickness, 0.94 * thickness)
+            for bar in merge_thin_bars(bars, min_seconds)
+        ]
     return found
 
 
@@ -198,15 +199,15 @@ def _draw_boxes(axes: "Axes", boxes: Sequence[_Box], dot: float, seconds: float)
     """Draw all bars, a collection for each style; `dot` is the time of one dot, `seconds` the unit."""
     from matplotlib.collections import PolyCollection
 
-    looks: dict[tuple[str, bool, bool], list[_Box]] = {}
+    by_style: dict[tuple[str, bool, bool], list[_Box]] = {}
     for box in boxes:
-        wide = box.piece.seconds >= 3 * _THIN * dot
-        looks.setdefault((box.piece.colour, box.piece.packed, wide), []).append(box)
-    for (colour, packed, wide), some in looks.items():
+        wide = box.bar.seconds >= 3 * _THIN_DOTS * dot
+        by_style.setdefault((box.bar.colour, box.bar.packed, wide), []).append(box)
+    for (colour, packed, wide), styled in by_style.items():
         corners = []
-        for box in some:
-            left, right = box.piece.begin / seconds, max(box.piece.end, box.piece.begin + dot) / seconds
-            top, bottom = box.upper, box.upper + box.thick
+        for box in styled:
+            left, right = box.bar.begin / seconds, max(box.bar.end, box.bar.begin + dot) / seconds
+            top, bottom = box.upper, box.upper + box.thickness
             corners.append([(left, top), (right, top), (right, bottom), (left, bottom)])
         axes.add_collection(
             PolyCollection(
@@ -231,58 +232,60 @@ def _draw_failures(
         if bar.job.failed
     ]
     if crosses:
-        ends, middles = zip(*crosses, strict=True)
+        ends, centres = zip(*crosses, strict=True)
         size = min(24.0, (72 * 0.5 * height / row[0][1]) ** 2)
-        axes.scatter(ends, middles, marker="x", s=size, c=_FAILED, linewidths=1.2, zorder=3, clip_on=False)
+        axes.scatter(ends, centres, marker="x", s=size, c=_FAILED, linewidths=1.2, zorder=3, clip_on=False)
 
 
 def _label(axes: "Axes", box: _Box, dot: float, seconds: float) -> None:
     """Draw the first of a bar's texts that fits its width."""
-    piece = box.piece
-    size = min(7.0, 72 * 0.7 * box.thick)
+    bar = box.bar
+    size = min(7.0, 72 * 0.7 * box.thickness)
     if size < 4:
         return
-    room = piece.seconds / dot / _DOTS * 72 - 4  # points
-    for text in piece.label:
-        if 0.62 * size * len(text) <= room:
+    width = bar.seconds / dot / _DOTS_PER_INCH * 72 - 4  # points
+    for text in bar.label:
+        if 0.62 * size * len(text) <= width:
             axes.text(
-                (piece.begin + piece.seconds / 2) / seconds,
-                box.middle,
-                literal(text),
+                (bar.begin + bar.seconds / 2) / seconds,
+                box.centre,
+                escape_math(text),
                 fontsize=size,
                 ha="center",
                 va="center",
-                color=_ink(piece.colour),
-                bbox={"facecolor": piece.colour, "edgecolor": "none", "pad": 0.6} if piece.packed else None,
+                color=_text_colour(bar.colour),
+                bbox={"facecolor": bar.colour, "edgecolor": "none", "pad": 0.6} if bar.packed else None,
                 in_layout=False,  # thousands of them would make the layout slow
             )
             return
 
 
-def _ink(colour: str) -> str:
-    """Black or white, whichever reads better on a colour (relative luminance of sRGB, without its gamma)."""
+def _text_colour(colour: str) -> str:
+    """Return black or white, whichever reads better on a colour (relative luminance of sRGB, without its gamma)."""
     red, green, blue = (int(colour[place : place + 2], 16) for place in (1, 3, 5))
     return "black" if 0.299 * red + 0.587 * green + 0.114 * blue > 140 else "white"
 
 
-def _piece(bar: Bar, colours: Mapping[str, str]) -> TimelineBar:
+def _timeline_bar(bar: Bar, colours: Mapping[str, str]) -> TimelineBar:
     job = bar.job
     if job.purpose is not Purpose.TRAIN:
         word, colour = _PURPOSES[job.purpose]
         return TimelineBar(bar.begin, bar.end, colour, False, label=(f"{word}: {_numbers(job.trials)[0]}", word))
     first = job.keys[0] if job.keys else ""
-    return TimelineBar(bar.begin, bar.end, colours.get(first, _OTHERS), len(job.keys) > 1, label=_numbers(job.trials))
+    return TimelineBar(
+        bar.begin, bar.end, colours.get(first, _OTHER_COLOUR), len(job.keys) > 1, label=_numbers(job.trials)
+    )
 
 
 def _numbers(trials: Sequence[int]) -> tuple[str, ...]:
-    """Text of the trials, wide and narrow; if both are too wide, the first ones and an ellipsis."""
+    """Return the text of the trials, wide and narrow; if both are too wide, the first ones and an ellipsis."""
     numbers = numbers_text(trials)
     first, *others = numbers.split(", ")
     return (f"trial{'s' * (len(trials) > 1)} {numbers}", numbers, *([f"{first}, …"] if others else []))
 
 
 def _colours(bars: Sequence[Bar]) -> dict[str, str]:
-    """A colour for each of the structures that took most of the time, in the order of their first job."""
+    """Return a colour for each of the structures that took most of the time, in the order of their first job."""
     seconds: dict[str, float] = {}
     for bar in bars:
         for key in bar.job.keys[:1]:
@@ -298,13 +301,15 @@ def _legend(study: Overview, colours: Mapping[str, str]) -> list["Artist"]:
     jobs = [bar.job for bar in study.bars]
     named = [(study.structures[key], colour) for key, colour in colours.items()]
     if any(job.keys and job.keys[0] not in colours for job in jobs):
-        named.append(("other structures", _OTHERS))
-    named += [told for purpose, told in _PURPOSES.items() if any(job.purpose is purpose for job in jobs)]
-    handles: list[Artist] = [Patch(facecolor=colour, label=literal(label)) for label, colour in named]
+        named.append(("other structures", _OTHER_COLOUR))
+    named += [entry for purpose, entry in _PURPOSES.items() if any(job.purpose is purpose for job in jobs)]
+    handles: list[Artist] = [Patch(facecolor=colour, label=escape_math(label)) for label, colour in named]
     if packed := dict.fromkeys(key for job in jobs if len(job.keys) > 1 for key in job.keys):
         others = [study.structures[key] for key in packed if key not in colours]
-        also = f", also {', '.join(others[:_ALSO])}{', …' * (len(others) > _ALSO)}" if others else ""
-        label = literal(f"several structures{also}")
+        also = (
+            f", also {', '.join(others[:_MAX_STRUCTURES])}{', …' * (len(others) > _MAX_STRUCTURES)}" if others else ""
+        )
+        label = escape_math(f"several structures{also}")
         handles.append(Patch(facecolor="white", edgecolor="0.3", hatch="////", label=label))
     if study.failures:
         handles.append(Line2D([], [], color=_FAILED, marker="x", linestyle="", label="failed"))
@@ -322,13 +327,13 @@ def _draw_curve(axes: "Axes", study: Overview, seconds: float) -> None:
     else:
         axes.text(0.5, 0.5, "no value yet", transform=axes.transAxes, ha="center", va="center", color="0.5", fontsize=9)
         axes.set_yticks([])
-    name = shown(study.objectives[0].metric)
-    axes.set_ylabel(literal(f"best {name if len(name) <= 18 else name[:17] + '…'}"), fontsize=8)
+    name = printable(study.objectives[0].metric)
+    axes.set_ylabel(escape_math(f"best {name if len(name) <= 18 else name[:17] + '…'}"), fontsize=8)
     axes.tick_params(axis="both", labelsize=7)
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def limit(values: Sequence[float]) -> float | None:
+def axis_limit(values: Sequence[float]) -> float | None:
     """End of an axis on the bad side, so that a few bad first values do not flatten the later ones.
 
     Args:
@@ -347,8 +352,8 @@ def limit(values: Sequence[float]) -> float | None:
 
 
 def _clip(axes: "Axes", curve: Sequence[tuple[float, float]]) -> None:
-    """End the axis at `limit`, with an arrow at each value beyond it, and list these values."""
-    end, best = limit([value for _, value in curve]), curve[-1][1]
+    """End the axis at `axis_limit`, with an arrow at each value beyond it, and list these values."""
+    end, best = axis_limit([value for _, value in curve]), curve[-1][1]
     if end is None:
         return
     axes.set_ylim(*sorted((end, best - 0.06 * (end - best))))
@@ -362,8 +367,8 @@ def _clip(axes: "Axes", curve: Sequence[tuple[float, float]]) -> None:
         clip_on=False,
     )
     axes.annotate(
-        f"beyond the axis: {', '.join(rounded(value, 3) for _, value in beyond[:_BEYOND])}"
-        f"{', …' * (len(beyond) > _BEYOND)}",
+        f"beyond the axis: {', '.join(rounded(value, 3) for _, value in beyond[:_MAX_VALUES])}"
+        f"{', …' * (len(beyond) > _MAX_VALUES)}",
         (beyond[-1][0], end),
         (8, -1 if end > best else 1),
         textcoords="offset points",
@@ -375,7 +380,7 @@ def _clip(axes: "Axes", curve: Sequence[tuple[float, float]]) -> None:
 
 
 def _unit(total: float) -> tuple[str, float]:
-    """The unit in which times read well, and its seconds."""
+    """Return the unit in which times read well, and its seconds."""
     if total < 180:
         return "seconds", 1.0
     return ("minutes", 60.0) if total < 3 * 3600 else ("hours", 3600.0)
@@ -383,7 +388,7 @@ def _unit(total: float) -> tuple[str, float]:
 
 def _device_text(usage: Usage, height: float) -> str:
     name, kind = (text if len(text) <= 24 else text[:23] + "…" for text in (usage.device.name, usage.device.kind))
-    return literal(f"{name}\n{kind}" if height >= 0.34 and kind else name)
+    return escape_math(f"{name}\n{kind}" if height >= 0.34 and kind else name)
 
 
 def _title(study: Overview) -> str:
@@ -391,4 +396,4 @@ def _title(study: Overview) -> str:
     runs = study.state.pid is not None
     trials = ", ".join(f"{count} {state_text(state, runs)}" for state, count in states.items() if count) or "none yet"
     jobs = f"{len(study.bars)} jobs" if len(study.bars) != 1 else "1 job"
-    return f"{study.name}: {jobs} in {duration(study.elapsed.total)}, trials: {trials}"
+    return f"{study.name}: {jobs} in {duration_text(study.elapsed.total)}, trials: {trials}"

@@ -9,7 +9,7 @@ from shoal.schedule.convergence import Convergence
 from shoal.schedule.exact import Exact
 from shoal.schedule.expected_finish import ExpectedFinish
 from shoal.schedule.knapsack import FF, FFD, WF, WFD, BestFit, Fifo, Knapsack, ShortestFirst
-from shoal.schedule.ledger import Ledger, begin
+from shoal.schedule.ledger import Ledger, start_or_resume
 from shoal.schedule.oversubscription import OversubscriptionTuner
 from shoal.schedule.registry import POLICIES, make_policy
 from shoal.schedule.time_sharing import RoundRobin, Slaq
@@ -49,7 +49,7 @@ __all__ = [
     "Suspend",
     "TurnStats",
     "WaterFilling",
-    "begin",
     "check_plan",
     "make_policy",
+    "start_or_resume",
 ]

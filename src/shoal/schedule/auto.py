@@ -12,7 +12,7 @@ from shoal.schedule.base import Changes, JobView, Policy, Session
 from shoal.schedule.bin_packing import DeviceOrder, JobOrder
 from shoal.schedule.expected_finish import ExpectedFinish
 from shoal.schedule.knapsack import WFD, Knapsack
-from shoal.schedule.ledger import ROUNDING, Capacity, Ledger, Refusals, begin
+from shoal.schedule.ledger import ROUNDING, Capacity, Ledger, Refusals, start_or_resume
 from shoal.schedule.plan_estimate import PlanEstimate, plan_estimate
 from shoal.schedule.water_filling import WaterFilling
 
@@ -49,18 +49,18 @@ class Auto(Policy):
     1. Sharing (HyperSack): jobs side by side, see `SpaceSharing`. It moves no job, and is always a candidate.
     2. Growing (Fluid): the widths of `WaterFilling`, if jobs have a measured scaling beyond their demand.
     3. Taking turns (Hermes): the time-sharing policy, if the objective is the time to a target, jobs wait, and the mean
-       wait is longer than a switch costs. The value of a trial shows in its losses, which the estimate does not
+       wait is longer than a switch takes. The value of a trial shows in its losses, which the estimate does not
        include; so turns need only keep the devices as busy as the better of the other two plans.
 
     Plans are compared by their `PlanEstimate`, from measured demands, scalings and costs of moves; the time to a target
     is judged by mean completion. A plan that moves jobs must gain more than the moves cost. The first plan wins a tie.
 
     In a live study, a job whose sharing was never measured scales as far as its measured demand leaves room for others
-    of its kind on one device. `SpaceSharing` uses the same demand, and may promise more than a device has. With more
-    than 50,000 pairs of a job and a device, jobs are packed by worst fit, the longest or the shortest first, by a
+    of its kind on one device. `SpaceSharing` uses the same demand, and may commit more compute than a device has. With
+    more than 50,000 pairs of a job and a device, jobs are packed by worst fit, the longest or the shortest first, by a
     knapsack policy, whose sessions keep state.
 
-    One way is taken for all jobs: if only some jobs scale, still either all share or all get devices of their own.
+    One plan applies to all jobs. If only some jobs have a measured scaling, either all share or none does.
 
     Args:
         objective: One of `OBJECTIVES`.
@@ -79,22 +79,22 @@ class Auto(Policy):
     def plan(self, jobs: Sequence[JobView], cluster: Cluster, now: float) -> Plan:
         """Decide what to do at `now` (seconds)."""
         if self.is_large(len(jobs), cluster):
-            return self.at_large.plan(jobs, cluster, now)
+            return self.large_scale_policy.plan(jobs, cluster, now)
         best = SpaceSharing(largest_first=self.objective == "makespan").plan(jobs, cluster, now)
-        turns = self._turns(jobs)
-        grows = any(map(_scales, jobs))
+        turns = self._time_sharing(jobs)
+        grows = any(map(_has_measured_scaling, jobs))
         if not grows and turns is None:
             return best
         expected = plan_estimate(best, jobs, cluster)
         if grows:
             grown = WaterFilling().plan(jobs, cluster, now)
-            instead = plan_estimate(grown, jobs, cluster)
-            if self._value(instead) < self._value(expected):
-                best, expected = grown, instead
+            grown_estimate = plan_estimate(grown, jobs, cluster)
+            if self._value(grown_estimate) < self._value(expected):
+                best, expected = grown, grown_estimate
         if turns is not None and expected.wait > max(job.switch_seconds for job in jobs):
-            turned = turns.plan(jobs, cluster, now)
-            if plan_estimate(turned, jobs, cluster).rate >= expected.rate * (1 - ROUNDING):
-                best = turned
+            turn_plan = turns.plan(jobs, cluster, now)
+            if plan_estimate(turn_plan, jobs, cluster).rate >= expected.rate * (1 - ROUNDING):
+                best = turn_plan
         return best
 
     def session(self, cluster: Cluster) -> Session:
@@ -102,23 +102,23 @@ class Auto(Policy):
         return _AutoSession(self, cluster)
 
     @property
-    def at_large(self) -> Knapsack:
+    def large_scale_policy(self) -> Knapsack:
         """The policy for large numbers of jobs and devices."""
         return WFD() if self.objective == "makespan" else _ShortestWorstFit()
 
     def is_large(self, jobs: int, cluster: Cluster) -> bool:
-        """Whether the number of jobs times devices is above the limit."""
+        """Return whether the number of jobs times devices is above the limit."""
         return jobs * sum(len(node.devices) for node in cluster.nodes) > _LARGE
 
-    def _turns(self, jobs: Sequence[JobView]) -> Policy | None:
-        """The time-sharing policy, if it has a choice of jobs to run."""
+    def _time_sharing(self, jobs: Sequence[JobView]) -> Policy | None:
+        """Return the time-sharing policy, if it has a choice of jobs to run."""
         waits = any(job.state is not JobState.RUNNING for job in jobs)
         if self.objective != "time_to_target" or not waits or not any(job.preemptible for job in jobs):
             return None
         return self.turns
 
     def _value(self, expected: PlanEstimate) -> tuple[float, float]:
-        """Value of an estimate, less is better; the second number breaks ties."""
+        """Return the value of an estimate, less is better; the second number breaks ties."""
         if self.objective == "makespan":
             return expected.makespan, expected.mean_completion
         return expected.mean_completion, expected.makespan
@@ -126,33 +126,33 @@ class Auto(Policy):
 
 @final
 class _ShortestWorstFit(Knapsack):
-    """The shortest job first, each on the device with the most remaining compute."""
+    """Place the shortest job first, each on the device with the most remaining compute."""
 
     jobs = JobOrder.SHORTEST
     devices = DeviceOrder.WORST_FIT
 
 
-def _scales(job: JobView) -> bool:
-    """Whether the job has a scaling beyond its demand, by which jobs share at no cost up to a whole device."""
+def _has_measured_scaling(job: JobView) -> bool:
+    """Return whether the job has a scaling beyond its demand, by which jobs share at no cost up to a whole device."""
     sharing = job.scaling.sharing
-    crowded = sharing * max((ask.compute for ask in job.demand.values()), default=0.0) > 1 + ROUNDING
-    return job.scaling.devices > 1 or (sharing > 1 and (job.scaling.alpha > 1 or crowded))
+    exceeds_device = sharing * max((ask.compute for ask in job.demand.values()), default=0.0) > 1 + ROUNDING
+    return job.scaling.devices > 1 or (sharing > 1 and (job.scaling.alpha > 1 or exceeds_device))
 
 
-_Need = tuple[tuple[str, float, int, float], ...]
+_ResourceKey = tuple[tuple[str, float, int, float], ...]
 """Kind of device, compute, memory and cores, for every kind that a job runs on."""
 
 
 @final
 @dataclass(frozen=True)
 class SpaceSharing(Policy):
-    """Jobs side by side, in the order of their work, each on the device where it is expected to end first.
+    """Places jobs side by side, in the order of their work, each on the device where it is expected to end first.
 
     - The work of a job is compute times seconds on its fastest kind of device in the cluster. For the makespan the
       largest work goes first, so that small jobs even out the end (LPT; R. L. Graham, 1969); the critical path of a job
       replaces its work if it is longer (T. C. Hu, 1961). For the mean completion the smallest work goes first (W. E.
       Smith, 1956).
-    - The expected time on a device is seconds · max(1, promised / compute), where the promised compute includes the
+    - The expected time on a device is seconds · max(1, committed / compute), where the committed compute includes the
       demand of the job. The device with the most compute left wins a tie. So on devices of one kind this is worst fit;
       of several kinds the fastest is shared until that costs as much as a slower one.
 
@@ -167,47 +167,47 @@ class SpaceSharing(Policy):
     def plan(self, jobs: Sequence[JobView], cluster: Cluster, now: float) -> Plan:
         """Decide what to do at `now` (seconds)."""
         ledger = Ledger(cluster, jobs)
-        kinds = {room.device.kind for room in ledger.rooms}
+        kinds = {capacity.device.kind for capacity in ledger.capacities}
         waiting = [job for job in jobs if job.state is not JobState.RUNNING]
         demands = {id(job.demand): job.demand for job in waiting}
-        fastest = {key: _fastest(demand, kinds) for key, demand in demands.items()}
-        needs = {key: _need(demand) for key, demand in demands.items()}
-        fits_nowhere: set[_Need] = set()
+        fastest = {key: _on_fastest_kind(demand, kinds) for key, demand in demands.items()}
+        resource_keys = {key: _resource_key(demand) for key, demand in demands.items()}
+        unplaceable: set[_ResourceKey] = set()
         actions: list[Start | Resume] = []
         for job in sorted(waiting, key=lambda job: self._rank(job, *fastest[id(job.demand)])):
-            need = needs[id(job.demand)]
-            if need in fits_nowhere:
+            resources = resource_keys[id(job.demand)]
+            if resources in unplaceable:
                 continue
-            rooms = [room for room in ledger.rooms if ledger.fits(job, room)]
-            if not rooms:
-                fits_nowhere.add(need)
+            capacities = [capacity for capacity in ledger.capacities if ledger.fits(job, capacity)]
+            if not capacities:
+                unplaceable.add(resources)
                 continue
-            room = min(rooms, key=lambda room: _expected(job.demand, room))
-            ledger.take(job, room)
-            actions.append(begin(job, room))
+            capacity = min(capacities, key=lambda capacity: _expected(job.demand, capacity))
+            ledger.take(job, capacity)
+            actions.append(start_or_resume(job, capacity))
         return Plan(tuple(actions), Refusals(len(waiting) - len(actions), lambda: jobs, actions, cluster))
 
     def _rank(self, job: JobView, seconds: float, compute: float) -> float:
-        """Sort key of a job."""
+        """Return the sort key of a job."""
         work = seconds * compute
         return -max(work, job.critical_path) if self.largest_first else work
 
 
-def _fastest(demand: Mapping[str, Demand], kinds: set[str]) -> tuple[float, float]:
-    """Seconds and compute on the fastest kind of device."""
+def _on_fastest_kind(demand: Mapping[str, Demand], kinds: set[str]) -> tuple[float, float]:
+    """Return the seconds and compute on the fastest kind of device."""
     return min(((ask.seconds, ask.compute) for kind, ask in demand.items() if kind in kinds), default=(0.0, 0.0))
 
 
-def _need(demand: Mapping[str, Demand]) -> _Need:
+def _resource_key(demand: Mapping[str, Demand]) -> _ResourceKey:
     return tuple((kind, ask.compute, ask.memory, ask.cores) for kind, ask in demand.items())
 
 
-def _expected(demand: Mapping[str, Demand], room: Capacity) -> tuple[float, float, int]:
-    """Expected seconds of a job of this demand on a device, and tie-breakers."""
-    device, ask = room.device, demand[room.device.kind]
-    promised = device.capacity - room.compute + ask.compute
-    crowding = max(1.0, promised / device.compute) if device.compute > 0 else 1.0
-    return ask.seconds * crowding, -room.compute, room.position
+def _expected(demand: Mapping[str, Demand], capacity: Capacity) -> tuple[float, float, int]:
+    """Return the expected seconds of a job of this demand on a device, and tie-breakers."""
+    device, ask = capacity.device, demand[capacity.device.kind]
+    committed = device.capacity - capacity.compute + ask.compute
+    crowding = max(1.0, committed / device.compute) if device.compute > 0 else 1.0
+    return ask.seconds * crowding, -capacity.compute, capacity.position
 
 
 class _AutoSession(Session):
@@ -217,7 +217,7 @@ class _AutoSession(Session):
         self._policy = policy
         self._cluster = cluster
         self._jobs: dict[str, JobView] = {}
-        self._at_large: Session | None = None
+        self._large_session: Session | None = None
 
     def plan(self, changes: Changes, now: float) -> Plan:
         self._jobs.update((job.id, job) for job in changes.jobs)
@@ -225,9 +225,9 @@ class _AutoSession(Session):
             del self._jobs[name]
         self._cluster = changes.cluster or self._cluster
         if not self._policy.is_large(len(self._jobs), self._cluster):
-            self._at_large = None
+            self._large_session = None
             return self._policy.plan(list(self._jobs.values()), self._cluster, now)
-        if self._at_large is None:
-            self._at_large = self._policy.at_large.session(self._cluster)
+        if self._large_session is None:
+            self._large_session = self._policy.large_scale_policy.session(self._cluster)
             changes = Changes(tuple(self._jobs.values()))
-        return self._at_large.plan(changes, now)
+        return self._large_session.plan(changes, now)

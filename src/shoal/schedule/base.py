@@ -19,10 +19,10 @@ class JobView:
 
     Args:
         id: Id of the job, unique in the study.
-        demand: Device kind -> demand of the job there, with the `seconds` that are left; it cannot run on other kinds.
+        demand: Device kind -> demand of the job there, with its remaining `seconds`. It cannot run on other kinds.
         state: Waiting, running or suspended.
-        devices: Names of the devices that it holds; empty unless it runs.
-        share: Compute that it holds on its device, in units of `Demand.compute`; None: as in its demand.
+        devices: Names of its devices; empty unless it runs.
+        share: Compute of the job on its device, in units of `Demand.compute`; None: as in its demand.
         since: Time at which it entered its state: arrival, start or resumption, suspension.
         ran: Seconds on devices so far.
         group: Name of its TrialGroup, whose makespan counts, or None.
@@ -59,7 +59,7 @@ class JobView:
     critical_path: float = 0.0
 
     def compute(self, device: Device) -> float:
-        """Compute of the job on a device: its share or its demand; all of each device if it has several."""
+        """Return the compute of the job on a device: its share or its demand; all of each device if it has several."""
         if len(self.devices) > 1:
             return device.capacity
         return self.demand[device.kind].compute if self.share is None else self.share

@@ -22,7 +22,7 @@ _LEGAL: Mapping[type, tuple[JobState, ...]] = {
 }
 """Legal states of a job for each action."""
 
-_Places = Mapping[str, tuple[Node, Device]]
+_DevicePlaces = Mapping[str, tuple[Node, Device]]
 
 
 def check_plan(plan: Plan, jobs: Sequence[JobView], cluster: Cluster, now: float) -> None:
@@ -41,13 +41,13 @@ def check_plan(plan: Plan, jobs: Sequence[JobView], cluster: Cluster, now: float
         PolicyError: The plan is illegal; the message names the action and the broken rule or limit.
     """
     state = {job.id: job for job in jobs}
-    places = cluster.places
-    held = _HeldResources(jobs, places)
+    devices_by_name = cluster.places
+    held = _HeldResources(jobs, devices_by_name)
     for action in plan.actions:
         job = state.get(action.job)
         if job is None:
             raise PolicyError(f"{action} names a job that does not exist")
-        after = _after(action, job, places)
+        after = _view_after(action, job, devices_by_name)
         held.remove(job)
         if isinstance(action, Stop):
             del state[job.id]
@@ -61,8 +61,8 @@ def check_plan(plan: Plan, jobs: Sequence[JobView], cluster: Cluster, now: float
         raise PolicyError(f"`wake` must be finite and after now, {now!r} s, got {plan.wake!r} s")
 
 
-def _after(action: Action, job: JobView, places: _Places) -> JobView:
-    """The view of the job after the action."""
+def _view_after(action: Action, job: JobView, devices_by_name: _DevicePlaces) -> JobView:
+    """Return the view of the job after the action."""
     legal = _LEGAL[type(action)]
     if job.state not in legal:
         raise PolicyError(f"{action} names a job that is {job.state}; it must be {' or '.join(legal)}")
@@ -72,7 +72,7 @@ def _after(action: Action, job: JobView, places: _Places) -> JobView:
         return replace(job, state=JobState.SUSPENDED, devices=(), share=None)
     _check_width(action, job)
     for name in action.devices:
-        _check_device(action, name, job, places)
+        _check_device(action, name, job, devices_by_name)
     return replace(job, state=JobState.RUNNING, devices=action.devices, share=action.share)
 
 
@@ -91,10 +91,10 @@ def _check_width(action: Start | Resume | Resize, job: JobView) -> None:
         raise PolicyError(f"{action} gives a share that is not above 0 and finite")
 
 
-def _check_device(action: Action, name: str, job: JobView, places: _Places) -> None:
-    if name not in places:
-        raise PolicyError(f"{action} names a device that does not exist; there are {', '.join(places)}")
-    _, device = places[name]
+def _check_device(action: Action, name: str, job: JobView, devices_by_name: _DevicePlaces) -> None:
+    if name not in devices_by_name:
+        raise PolicyError(f"{action} names a device that does not exist; there are {', '.join(devices_by_name)}")
+    _, device = devices_by_name[name]
     if not device.healthy:
         raise PolicyError(f"{action} names a device that is not healthy")
     if device.kind not in job.demand:
@@ -104,8 +104,8 @@ def _check_device(action: Action, name: str, job: JobView, places: _Places) -> N
 class _HeldResources:
     """The jobs on each device, and the sums of their demands."""
 
-    def __init__(self, jobs: Sequence[JobView], places: _Places) -> None:
-        self._places = places
+    def __init__(self, jobs: Sequence[JobView], devices_by_name: _DevicePlaces) -> None:
+        self._places = devices_by_name
         self._on: dict[str, dict[str, JobView]] = {}
         for job in jobs:
             self.add(job)
@@ -124,22 +124,22 @@ class _HeldResources:
 
     def check(self, action: Action, name: str) -> None:
         """Check the limits of a device and the cores of its node."""
-        if excess := self.excess(name):
-            raise PolicyError(f"{action}: {excess}")
+        if excess_text := self.excess_text(name):
+            raise PolicyError(f"{action}: {excess_text}")
 
-    def excess(self, name: str) -> str:
-        """The exceeded limit of a device or of its node, in words; empty if there is none."""
+    def excess_text(self, name: str) -> str:
+        """Return the exceeded limit of a device or of its node, in words; empty if there is none."""
         node, device = self._places[name]
-        here = self._on.get(name, {}).values()
-        if len(here) > 1 and (wide := next((job for job in here if len(job.devices) > 1), None)):
+        jobs_here = self._on.get(name, {}).values()
+        if len(jobs_here) > 1 and (multi_device_job := next((job for job in jobs_here if len(job.devices) > 1), None)):
             return (
-                f"{name} would be shared with {wide.id!r}, which holds {len(wide.devices)} devices; "
-                "a job of several devices has each to itself"
+                f"{name} would be shared with {multi_device_job.id!r}, which holds {len(multi_device_job.devices)} "
+                "devices; a job of several devices has each to itself"
             )
-        compute = sum(job.compute(device) for job in here)
+        compute = sum(job.compute(device) for job in jobs_here)
         if compute > device.capacity + _ROUNDING:
             return f"the jobs on {name} would take {compute:.6g} of its {device.capacity:.6g} compute"
-        memory = sum(job.demand[device.kind].memory for job in here)
+        memory = sum(job.demand[device.kind].memory for job in jobs_here)
         if memory > device.memory:
             return f"the jobs on {name} would take {memory} of its {device.memory} bytes"
         cores = sum(
@@ -161,8 +161,8 @@ def _check_refusals(plan: Plan, unplaced: set[str]) -> None:
         if not refusal.reason.strip():
             raise PolicyError(f"{refusal} has no reason; say what the job waits for")
         refused.add(refusal.job)
-    if forgotten := sorted(unplaced - refused):
-        raise PolicyError(f"job {forgotten[0]!r} neither runs nor is refused; every other job needs a refusal")
+    if missing := sorted(unplaced - refused):
+        raise PolicyError(f"job {missing[0]!r} neither runs nor is refused; every other job needs a refusal")
 
 
 @dataclass(frozen=True)
@@ -171,11 +171,11 @@ class FeasiblePlan:
 
     Args:
         actions: Feasible actions, in order.
-        later: Id of a job that the plan places but that must wait -> reason.
+        deferred: Id of a job that the plan places but that must wait -> reason.
     """
 
     actions: tuple[Action, ...]
-    later: dict[str, str]
+    deferred: dict[str, str]
 
 
 def feasible(plan: Plan, jobs: Sequence[JobView], cluster: Cluster, leaving: Collection[str]) -> FeasiblePlan:
@@ -192,31 +192,31 @@ def feasible(plan: Plan, jobs: Sequence[JobView], cluster: Cluster, leaving: Col
     """
     views = {job.id: job for job in jobs}
     held = _HeldResources(jobs, cluster.places)
-    closed = {name: job.id for job in jobs if job.id in leaving for name in job.devices}
+    vacating = {name: job.id for job in jobs if job.id in leaving for name in job.devices}
     actions: list[Action] = []
-    later: dict[str, str] = {}
+    deferred: dict[str, str] = {}
     for action in plan.actions:
         before = views[action.job]
-        if isinstance(action, (Suspend, Stop)) or not _stays(action, before):
-            closed.update(dict.fromkeys(before.devices, before.id))
+        if isinstance(action, (Suspend, Stop)) or not _keeps_devices(action, before):
+            vacating.update(dict.fromkeys(before.devices, before.id))
             actions.append(action)
             continue
         after = replace(before, state=JobState.RUNNING, devices=action.devices, share=action.share)
-        if before.state is not JobState.RUNNING and (name := next(filter(closed.get, action.devices), None)):
-            later[action.job] = f"waits until {closed[name]} has left {name}"
+        if before.state is not JobState.RUNNING and (name := next(filter(vacating.get, action.devices), None)):
+            deferred[action.job] = f"waits until {vacating[name]} has left {name}"
             continue
         held.remove(before)
         held.add(after)
-        if excess := next(filter(None, map(held.excess, action.devices)), ""):
+        if excess_text := next(filter(None, map(held.excess_text, action.devices)), ""):
             held.remove(after)
             held.add(before)
             if before.state is not JobState.RUNNING:
-                later[action.job] = f"waits until others have left their devices: {excess}"
+                deferred[action.job] = f"waits until others have left their devices: {excess_text}"
             continue
         actions.append(action)
-    return FeasiblePlan(tuple(actions), later)
+    return FeasiblePlan(tuple(actions), deferred)
 
 
-def _stays(action: Start | Resume | Resize, job: JobView) -> bool:
-    """Whether the action leaves a running job on its devices; a job that moves must leave them first."""
+def _keeps_devices(action: Start | Resume | Resize, job: JobView) -> bool:
+    """Return whether the action leaves a running job on its devices; a job that moves must leave them first."""
     return not isinstance(action, Resize) or action.devices == job.devices

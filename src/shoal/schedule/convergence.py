@@ -10,7 +10,7 @@ from shoal.core.event import TurnStats
 from shoal.schedule.action import JobState, Refusal
 from shoal.schedule.base import JobView
 from shoal.schedule.ledger import Ledger
-from shoal.schedule.time_sharing import TimeSharing, holds, middle_loss
+from shoal.schedule.time_sharing import TimeSharing, fits_empty_device, middle_loss
 
 __all__ = ["Convergence", "convergence"]
 
@@ -51,22 +51,22 @@ class Convergence(TimeSharing):
             raise PolicyError(f"`milestones` must rise and lie between 0 and 1, got {self.milestones!r}")
 
     def priorities(self, jobs: Sequence[JobView], now: float) -> Sequence[float]:
-        """C_j of the newest quantum."""
+        """Return C_j of the newest quantum."""
         return [convergence(job.quanta, per_second=self.per_second) for job in jobs]
 
     def turn(self, job: JobView) -> float:
-        """One quantum, plus one for each milestone that the loss has reached."""
+        """Return one quantum, plus one for each milestone that the loss has reached."""
         if not self.milestones or not job.quanta:
             return self.quantum
         first, newest = middle_loss(job.quanta[0]), middle_loss(job.quanta[-1])
         return self.quantum * (1 + sum(first - newest >= part * first > 0 for part in self.milestones))
 
     def homes(self, jobs: Sequence[JobView], cluster: Cluster) -> Mapping[str, str]:
-        """Job -> device of its queue (Algorithms 1 and 2; the first device wins a tie)."""
-        places = {device.name: (node, device) for node, device in cluster if device.healthy}
-        count = dict.fromkeys(places, 0)
+        """Return the device of the queue of each job (Algorithms 1 and 2; the first device wins a tie)."""
+        healthy = {device.name: (node, device) for node, device in cluster if device.healthy}
+        count = dict.fromkeys(healthy, 0)
         homes: dict[str, str] = {}
-        homeless: list[JobView] = []
+        without_home: list[JobView] = []
         for job in jobs:
             for name in job.devices:
                 if name in count:
@@ -74,29 +74,33 @@ class Convergence(TimeSharing):
             if job.state is JobState.RUNNING:
                 continue
             home = job.home
-            if job.state is JobState.SUSPENDED and home in places and holds(*places[home], job):
+            if job.state is JobState.SUSPENDED and home in healthy and fits_empty_device(*healthy[home], job):
                 homes[job.id] = home
                 count[home] += 1
             else:
-                homeless.append(job)
-        for job in homeless:
-            able = [name for name in places if count[name] < self.jobs_per_device and holds(*places[name], job)]
-            if able:
-                homes[job.id] = min(able, key=count.__getitem__)
+                without_home.append(job)
+        for job in without_home:
+            allowed = [
+                name
+                for name in healthy
+                if count[name] < self.jobs_per_device and fits_empty_device(*healthy[name], job)
+            ]
+            if allowed:
+                homes[job.id] = min(allowed, key=count.__getitem__)
                 count[homes[job.id]] += 1
         return homes
 
     def refusal(self, job: JobView, home: str | None, ledger: Ledger) -> Refusal:
-        """Reason: the job waits for its turn or for a place in a queue, or cannot run."""
+        """Return the reason: the job waits for its turn or for a place in a queue, or cannot run."""
         if home is not None or job.devices:
             return Refusal(job.id, f"waits for its turn on {home or job.devices[0]}")
-        if any(holds(room.node, room.device, job) for room in ledger.rooms):
+        if any(fits_empty_device(capacity.node, capacity.device, job) for capacity in ledger.capacities):
             return Refusal(job.id, f"waits for a device with fewer than {self.jobs_per_device} jobs")
         return ledger.refusal(job)
 
 
 def convergence(quanta: Sequence[TurnStats], *, per_second: bool = False) -> float:
-    """C_j(i) of the newest quantum i (Hermes, section 3.3).
+    """Return C_j(i) of the newest quantum i (Hermes, section 3.3).
 
     C_j(0) = (max L_j(0) - min L_j(0)) / |L_j(0)|, and C_j(i) = (loss_j(i-1) - loss_j(i)) / |L_j(i)| after that, with
     loss_j(i) = (max L_j(i) + min L_j(i)) / 2.
@@ -106,5 +110,5 @@ def convergence(quanta: Sequence[TurnStats], *, per_second: bool = False) -> flo
         per_second: Whether to divide by the seconds of the quantum instead of its number of losses.
     """
     newest = quanta[-1]
-    fallen = newest.highest - newest.lowest if len(quanta) == 1 else middle_loss(quanta[-2]) - middle_loss(newest)
-    return fallen / (newest.seconds if per_second else newest.steps)
+    loss_fall = newest.highest - newest.lowest if len(quanta) == 1 else middle_loss(quanta[-2]) - middle_loss(newest)
+    return loss_fall / (newest.seconds if per_second else newest.steps)

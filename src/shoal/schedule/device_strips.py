@@ -23,8 +23,8 @@ class StripPlacement:
     devices: tuple[str, ...]
     width: float
 
-    def same(self, other: "StripPlacement") -> bool:
-        """Whether both places are equal, except for rounding."""
+    def is_close(self, other: "StripPlacement") -> bool:
+        """Return whether both places are equal, except for rounding."""
         return self.devices == other.devices and abs(self.width - other.width) <= ROUNDING
 
 
@@ -50,20 +50,20 @@ class DeviceStrips:
         self.places: dict[str, StripPlacement] = {}
         for job in jobs:
             if job.state is JobState.RUNNING:
-                self.put(job, self._place(job))
+                self.place(job, self._current_place(job))
 
-    def _place(self, job: JobView) -> StripPlacement:
+    def _current_place(self, job: JobView) -> StripPlacement:
         device = self.devices.get(job.devices[0])
         if len(job.devices) > 1 or job.share is None or device is None or device.capacity <= 0:
             return StripPlacement(job.devices, float(len(job.devices)))
         return StripPlacement(job.devices, min(1.0, job.share / _whole(device)))
 
-    def put(self, job: JobView, place: StripPlacement) -> None:
+    def place(self, job: JobView, place: StripPlacement) -> None:
         """Place a job that has no place."""
         self._charge(job, place, 1)
         self.places[job.id] = place
 
-    def lift(self, job: JobView) -> StripPlacement:
+    def remove(self, job: JobView) -> StripPlacement:
         """Remove a job from its place, and return the place."""
         place = self.places.pop(job.id)
         self._charge(job, place, -1)
@@ -71,8 +71,8 @@ class DeviceStrips:
 
     def move(self, job: JobView, place: StripPlacement) -> None:
         """Move a job to another place."""
-        self.lift(job)
-        self.put(job, place)
+        self.remove(job)
+        self.place(job, place)
 
     def _charge(self, job: JobView, place: StripPlacement, sign: int) -> None:
         for name in place.devices:
@@ -90,51 +90,51 @@ class DeviceStrips:
                 del self._on[name][job.id]
 
     def free(self, name: str) -> float:
-        """Free part of a device."""
+        """Return the free part of a device."""
         return 1.0 if not self._on[name] else max(0.0, self._free[name])
 
-    def here(self, name: str) -> Sequence[JobView]:
-        """The jobs on a device."""
+    def jobs_on(self, name: str) -> Sequence[JobView]:
+        """Return the jobs on a device."""
         return tuple(self._on[name].values())
 
-    def idle(self) -> list[str]:
-        """Devices without a job."""
+    def idle_devices(self) -> list[str]:
+        """Return the devices without a job."""
         return [name for name, jobs in self._on.items() if not jobs]
 
     def fits(self, job: JobView, place: StripPlacement) -> bool:
-        """Whether a job without a place fits on a place."""
+        """Return whether a job without a place fits on a place."""
         cores: dict[str, float] = {}
         for name in place.devices:
             demand = job.demand.get(self._kind[name])
             if demand is None or not self._has_room(job, name, min(place.width, 1.0)):
                 return False
             cores[self.node[name]] = cores.get(self.node[name], 0.0) + demand.cores
-        return all(asked <= self._cores[node] + ROUNDING for node, asked in cores.items())
+        return all(cores_asked <= self._cores[node] + ROUNDING for node, cores_asked in cores.items())
 
     def _has_room(self, job: JobView, name: str, width: float) -> bool:
         device = self.devices[name]
         demand = job.demand[device.kind]
-        alone = not self._on[name]
+        is_empty = not self._on[name]
         return (
             width <= self.free(name) + ROUNDING
-            and (alone or width < 1)
+            and (is_empty or width < 1)
             and demand.memory <= self._memory[name]
             and demand.cores <= self._cores[self.node[name]] + ROUNDING
             and (device.capacity > 0 if job.scaling.sharing > 1 else demand.compute <= device.capacity + ROUNDING)
         )
 
     def seconds(self, job: JobView, place: StripPlacement) -> float:
-        """h(i, w): seconds left of the job on a place; of several kinds of devices, the slowest counts."""
+        """Return h(i, w), the seconds left of the job on a place; of several kinds of devices, the slowest counts."""
         alone = max(job.demand[self._kind[name]].seconds for name in place.devices)
         return alone * job.scaling.factor(place.width)
 
-    def whole(self, job: JobView, most: int, keep: Sequence[str] = ()) -> StripPlacement | None:
-        """At most `most` idle devices of one kind on which the job ends soonest; None if it fits on none.
+    def whole_devices(self, job: JobView, max_devices: int, preferred: Sequence[str] = ()) -> StripPlacement | None:
+        """Return at most `max_devices` idle devices of one kind on which the job ends soonest; None if it fits on none.
 
-        Devices in `keep` come first, then devices of the node with most idle ones, so that few nodes are used.
+        Devices in `preferred` come first, then devices of the node with most idle ones, so that few nodes are used.
         """
         fitting: dict[str, dict[str, list[str]]] = {}
-        for name in self.idle():
+        for name in self.idle_devices():
             kind = self._kind[name]
             if kind in job.demand and self._has_room(job, name, 1.0):
                 fitting.setdefault(kind, {}).setdefault(self.node[name], []).append(name)
@@ -143,33 +143,33 @@ class DeviceStrips:
             cores = job.demand[kind].cores
             groups: list[list[str]] = []
             for node, names in nodes.items():
-                names.sort(key=lambda name: name not in keep)
+                names.sort(key=lambda name: name not in preferred)
                 groups.append(names[: int((self._cores[node] + ROUNDING) / cores)] if cores > 0 else names)
-            groups.sort(key=lambda names: (-sum(name in keep for name in names), -len(names)))
-            chosen = sorted([name for names in groups for name in names][:most], key=self._position.__getitem__)
+            groups.sort(key=lambda names: (-sum(name in preferred for name in names), -len(names)))
+            chosen = sorted([name for names in groups for name in names][:max_devices], key=self._position.__getitem__)
             places.append(StripPlacement(tuple(chosen), float(len(chosen))))
         return min(places, key=lambda place: self.seconds(job, place), default=None)
 
-    def part(self, job: JobView, width: float) -> StripPlacement | None:
-        """A part of the given width on the device with the largest free part; None if it fits on no device.
+    def device_part(self, job: JobView, width: float) -> StripPlacement | None:
+        """Return a part of the given width on the device with the largest free part; None if it fits on no device.
 
         The device with the least work, then the fastest device for the job, wins a tie.
         """
-        able = [
+        fitting = [
             name
             for name, device in self.devices.items()
             if device.kind in job.demand and self._has_room(job, name, width)
         ]
-        if not able:
+        if not fitting:
             return None
-        best = min(able, key=lambda name: (-self.free(name), self._work(name), job.demand[self._kind[name]].seconds))
+        best = min(fitting, key=lambda name: (-self.free(name), self._work(name), job.demand[self._kind[name]].seconds))
         return StripPlacement((best,), width)
 
     def _work(self, name: str) -> float:
         return sum(job.demand[self._kind[name]].seconds for job in self._on[name].values())
 
     def share(self, job: JobView, place: StripPlacement) -> float | None:
-        """The share that an action names for a place; None if it names none."""
+        """Return the share that an action names for a place; None if it names none."""
         if len(place.devices) > 1 or job.scaling.sharing == 1:
             return None
         device = self.devices[place.devices[0]]
@@ -179,5 +179,5 @@ class DeviceStrips:
 
 
 def _whole(device: Device) -> float:
-    """Compute of width 1: no oversubscription, but a device may promise less than it has."""
+    """Return the compute of width 1: without oversubscription, and at most the capacity of the device."""
     return min(device.compute, device.capacity)

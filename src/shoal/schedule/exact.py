@@ -17,7 +17,7 @@ from shoal.core.errors import PolicyError
 from shoal.schedule.action import JobState, Plan, Resume, Start
 from shoal.schedule.base import JobView, Policy
 from shoal.schedule.knapsack import WFD
-from shoal.schedule.ledger import Capacity, Ledger, Refusals, begin
+from shoal.schedule.ledger import Capacity, Ledger, Refusals, start_or_resume
 
 __all__ = ["Exact"]
 
@@ -26,7 +26,7 @@ _log = getLogger(__name__)
 _LENGTH_WEIGHT = 1e-5
 """Extra value of the longest job over a job of no length, in compute of a device; it breaks ties of equal sums."""
 
-_Asked = tuple[tuple[str, Demand], ...]
+_DemandKey = tuple[tuple[str, Demand], ...]
 """A demand: kinds of devices with their demands, sorted by name."""
 
 
@@ -71,29 +71,29 @@ class Exact(Policy):
     def plan(self, jobs: Sequence[JobView], cluster: Cluster, now: float) -> Plan:
         """Decide what to do at `now` (seconds)."""
         ledger = Ledger(cluster, jobs)
-        lines: dict[_Asked, deque[JobView]] = defaultdict(deque)
+        queues: dict[_DemandKey, deque[JobView]] = defaultdict(deque)
         for job in jobs:
             if job.state is not JobState.RUNNING:
-                lines[tuple(sorted(job.demand.items(), key=itemgetter(0)))].append(job)
+                queues[tuple(sorted(job.demand.items(), key=itemgetter(0)))].append(job)
         pairs = [
-            _Pair(asked, room, dict(asked)[room.device.kind], len(line))
-            for asked, line in lines.items()
-            for room in ledger.rooms
-            if ledger.fits(line[0], room)
+            _Pair(demand_key, capacity, dict(demand_key)[capacity.device.kind], len(queue))
+            for demand_key, queue in queues.items()
+            for capacity in ledger.capacities
+            if ledger.fits(queue[0], capacity)
         ]
         actions: list[Start | Resume] = []
-        for pair, times in zip(pairs, self._solve(pairs, ledger) if pairs else (), strict=True):
-            line = lines[pair.asked]
-            for _ in range(times):
-                if ledger.fits(line[0], pair.room):
-                    ledger.take(line[0], pair.room)
-                    actions.append(begin(line.popleft(), pair.room))
-        rest = WFD().plan(_after(actions, jobs), cluster, now)
-        begun = (*actions, *(action for action in rest.actions if isinstance(action, (Start, Resume))))
-        return Plan(begun, Refusals(len(rest.refusals), lambda: jobs, begun, cluster))
+        for pair, count in zip(pairs, self._solve(pairs, ledger) if pairs else (), strict=True):
+            queue = queues[pair.demand_key]
+            for _ in range(count):
+                if ledger.fits(queue[0], pair.capacity):
+                    ledger.take(queue[0], pair.capacity)
+                    actions.append(start_or_resume(queue.popleft(), pair.capacity))
+        fallback = WFD().plan(_views_after(actions, jobs), cluster, now)
+        placed = (*actions, *(action for action in fallback.actions if isinstance(action, (Start, Resume))))
+        return Plan(placed, Refusals(len(fallback.refusals), lambda: jobs, placed, cluster))
 
     def _solve(self, pairs: Sequence["_Pair"], ledger: Ledger) -> list[int]:
-        """Number of jobs of each pair's demand that start on its device."""
+        """Return the number of jobs of each pair's demand that start on its device."""
         try:
             import numpy as np
             from scipy.optimize import Bounds, LinearConstraint, milp
@@ -103,25 +103,25 @@ class Exact(Policy):
 
         rows: dict[tuple[str, object], int] = {}
         entries: list[tuple[float, int, int]] = []
-        for column, (asked, room, ask, most) in enumerate(pairs):
+        for column, (demand_key, capacity, demand, max_jobs) in enumerate(pairs):
             for limit, amount, left in (
-                (("jobs", asked), 1, most),
-                (("compute", room), ask.compute, room.compute),
-                (("memory", room), ask.memory, room.memory),
-                (("cores", room.node.name), ask.cores, ledger.cores(room.node)),
+                (("jobs", demand_key), 1, max_jobs),
+                (("compute", capacity), demand.compute, capacity.compute),
+                (("memory", capacity), demand.memory, capacity.memory),
+                (("cores", capacity.node.name), demand.cores, ledger.cores(capacity.node)),
             ):
                 if amount > 0:  # relative to the limit, since memory and compute differ by 10^10
                     entries.append((amount / left, rows.setdefault(limit, len(rows)), column))
-        parts, of_rows, of_columns = zip(*entries, strict=True)
-        longest = max(pair.ask.seconds for pair in pairs) or 1.0
-        worth = np.array([pair.ask.compute + _LENGTH_WEIGHT * (1 + pair.ask.seconds / longest) for pair in pairs])
+        coefficients, row_indices, column_indices = zip(*entries, strict=True)
+        longest = max(pair.demand.seconds for pair in pairs) or 1.0
+        value = np.array([pair.demand.compute + _LENGTH_WEIGHT * (1 + pair.demand.seconds / longest) for pair in pairs])
         with _stdout_to_stderr():
             result = milp(
-                -worth,
+                -value,
                 integrality=np.ones(len(pairs)),
-                bounds=Bounds(0, [pair.most for pair in pairs]),
+                bounds=Bounds(0, [pair.max_jobs for pair in pairs]),
                 constraints=LinearConstraint(
-                    csr_array((parts, (of_rows, of_columns)), (len(rows), len(pairs))), ub=1.0
+                    csr_array((coefficients, (row_indices, column_indices)), (len(rows), len(pairs))), ub=1.0
                 ),
                 options={"time_limit": self.seconds, "mip_rel_gap": self.gap},
             )
@@ -130,7 +130,7 @@ class Exact(Policy):
                 "worst fit decreasing is used instead of a solution within %g s: %s", self.seconds, result.message
             )
             return [0] * len(pairs)
-        return [round(times) for times in result.x]
+        return [round(count) for count in result.x]
 
 
 @contextmanager
@@ -139,27 +139,27 @@ def _stdout_to_stderr() -> Iterator[None]:
     buffers = ctypes.CDLL(None)
     sys.stdout.flush()
     buffers.fflush(None)
-    kept = os.dup(1)
+    saved_stdout = os.dup(1)
     try:
         os.dup2(2, 1)
         yield
         buffers.fflush(None)
     finally:
-        os.dup2(kept, 1)
-        os.close(kept)
+        os.dup2(saved_stdout, 1)
+        os.close(saved_stdout)
 
 
 class _Pair(NamedTuple):
-    """A demand, a device with room for it, the demand on its kind, and the number of jobs with this demand."""
+    """A demand, a device on which it fits, the demand on its kind, and the number of jobs with this demand."""
 
-    asked: _Asked
-    room: Capacity
-    ask: Demand
-    most: int
+    demand_key: _DemandKey
+    capacity: Capacity
+    demand: Demand
+    max_jobs: int
 
 
-def _after(actions: Sequence[Start | Resume], jobs: Sequence[JobView]) -> list[JobView]:
-    """The views of the jobs after the actions."""
+def _views_after(actions: Sequence[Start | Resume], jobs: Sequence[JobView]) -> list[JobView]:
+    """Return the views of the jobs after the actions."""
     devices = {action.job: action.devices for action in actions}
     return [
         replace(job, state=JobState.RUNNING, devices=devices[job.id], share=None) if job.id in devices else job

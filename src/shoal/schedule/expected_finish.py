@@ -16,10 +16,10 @@ from shoal.schedule.time_sharing import TimeSharing, middle_loss
 
 __all__ = ["ExpectedFinish", "Trend", "trend"]
 
-_INSTANT = 1e-9
+_MIN_SECONDS = 1e-9
 """Least run time in seconds, so that its logarithm is finite."""
 
-_FAR = 50.0
+_MAX_EXPONENT = 50.0
 """Largest exponent; longer times count as equal."""
 
 
@@ -32,14 +32,14 @@ class Trend:
         level: Current loss.
         slope: Fall of the loss while the run time grows e-fold; at least 0.
         ran: Seconds trained.
-        left: Seconds of training left.
+        remaining: Seconds of training left.
     """
 
     start: float
     level: float
     slope: float
     ran: float
-    left: float
+    remaining: float
 
 
 @final
@@ -51,13 +51,14 @@ class ExpectedFinish(TimeSharing):
     2015), so each trend is extended as loss(t) = level - (slope + doubt) ln(t / ran). All losses count as reductions
     from the median start of all jobs, in units of the largest reduction so far.
 
-    - Goal: a part of the largest reduction that any job has reached, or that the most promising job will have reached
-      at its end, by its slope alone. Only the other jobs of the study show which losses are good.
+    - Goal: a part of the largest reduction that any job has reached, or that the best job will have reached
+      at its end, by its slope alone. The goal is relative, since only the other jobs of the study show which losses
+      are good.
     - Trend: the time to the goal is ran · (exp((goal - reduction) / (slope + doubt)) - 1).
     - Uncertainty: `doubt` is a slope that any job may still show. A flat job is expected to need a multiple of its run
       time so far, so jobs with the least run time are tried first, each for longer than before: late starters among
       flat jobs are found, at no more than a fixed part of the time.
-    - After the goal: the remaining time of the job counts. So it yields to jobs that are close to the goal.
+    - After the goal: the remaining time of the job counts. So jobs that are close to the goal run before it.
     - Cost of switching: the running job counts with `switch_seconds` less.
     - Noise: a quantum counts by the middle of its highest and lowest loss, as in Hermes, and the slope is taken over
       the second half of the run time.
@@ -86,21 +87,21 @@ class ExpectedFinish(TimeSharing):
             raise PolicyError(f"`doubt` must be above 0 and finite, got {self.doubt!r}")
 
     def priorities(self, jobs: Sequence[JobView], now: float) -> Sequence[float]:
-        """Negative expected seconds until each job reaches the goal."""
+        """Return the negative expected seconds until each job reaches the goal."""
         seconds: dict[str, float] = {}
         studies: dict[str | None, list[JobView]] = defaultdict(list)
         for job in jobs:
             studies[job.study].append(job)
-        for rivals in studies.values():
+        for study_jobs in studies.values():
             trends = [
-                trend(job.quanta, min((ask.seconds for ask in job.demand.values()), default=0.0)) for job in rivals
+                trend(job.quanta, min((ask.seconds for ask in job.demand.values()), default=0.0)) for job in study_jobs
             ]
-            best = min((job.best for job in rivals if job.best is not None), default=inf)
-            seconds.update(zip([job.id for job in rivals], self.seconds(trends, best), strict=True))
+            best = min((job.best for job in study_jobs if job.best is not None), default=inf)
+            seconds.update(zip([job.id for job in study_jobs], self.seconds(trends, best), strict=True))
         return [(job.switch_seconds if job.devices else 0.0) - seconds[job.id] for job in jobs]
 
     def seconds(self, trends: Sequence[Trend | None], best: float = inf) -> list[float]:
-        """Expected seconds until each job of a study reaches the goal; inf for a job without a trend.
+        """Return the expected seconds until each job of a study reaches the goal; inf for a job without a trend.
 
         Args:
             trends: Trends of the jobs of the study.
@@ -114,38 +115,38 @@ class ExpectedFinish(TimeSharing):
         unit = start - best
         if unit <= 0:
             return [inf if each is None else each.ran for each in trends]
-        expected = [start - each.level + each.slope * log(1 + each.left / each.ran) for each in known]
+        expected = [start - each.level + each.slope * log(1 + each.remaining / each.ran) for each in known]
         goal = self.goal * max(unit, *expected)
         doubt = self.doubt * unit
-        found = []
+        seconds = []
         for each in trends:
             if each is None:
-                found.append(inf)
+                seconds.append(inf)
             elif start - each.level >= goal:
-                found.append(each.left)
+                seconds.append(each.remaining)
             else:
-                away = (goal - start + each.level) / (each.slope + doubt)
-                found.append(each.ran * expm1(min(away, _FAR)))
-        return found
+                log_ratio = (goal - start + each.level) / (each.slope + doubt)
+                seconds.append(each.ran * expm1(min(log_ratio, _MAX_EXPONENT)))
+        return seconds
 
 
-def trend(quanta: Sequence[TurnStats], left: float) -> Trend | None:
-    """The trend of a job from its quanta; None if one of the losses used is not finite.
+def trend(quanta: Sequence[TurnStats], remaining: float) -> Trend | None:
+    """Return the trend of a job from its quanta; None if one of the losses used is not finite.
 
     Args:
         quanta: Quanta of the job, at least one.
-        left: Seconds of training left.
+        remaining: Seconds of training left.
     """
     times = list(accumulate(quantum.seconds for quantum in quanta))
-    ran = max(times[-1], _INSTANT)
+    ran = max(times[-1], _MIN_SECONDS)
     start = quanta[0].highest
     level = middle_loss(quanta[-1])
-    behind = bisect_right(times, ran / 2) - 1
-    if behind >= 0:
-        then, before = times[behind], middle_loss(quanta[behind])
+    index = bisect_right(times, ran / 2) - 1
+    if index >= 0:
+        earlier, earlier_loss = times[index], middle_loss(quanta[index])
     else:
-        then, before = times[0] / quanta[0].steps, start
-    if not (isfinite(start) and isfinite(level) and isfinite(before)):
+        earlier, earlier_loss = times[0] / quanta[0].steps, start
+    if not (isfinite(start) and isfinite(level) and isfinite(earlier_loss)):
         return None
-    slope = max(0.0, before - level) / log(ran / then) if 0 < then < ran else 0.0
-    return Trend(start, level, slope, ran, left)
+    slope = max(0.0, earlier_loss - level) / log(ran / earlier) if 0 < earlier < ran else 0.0
+    return Trend(start, level, slope, ran, remaining)

@@ -17,7 +17,7 @@ _BLOCK = 128
 
 _Amounts = tuple[float, float, float]
 
-_NOTHING = (float("-inf"),) * 3
+_NO_BOUND = (float("-inf"),) * 3
 """Lower bound of all amounts."""
 
 
@@ -30,25 +30,25 @@ class IndexedQueue(Generic[T]):
 
     Args:
         entries: Initial entries in any order.
-        rising: Whether requested compute never falls along the order, so that the first excess ends a search.
+        sorted_by_compute: Whether the order is also that of requested compute, so that the first excess ends a search.
     """
 
-    def __init__(self, entries: Iterable[Entry[T]] = (), *, rising: bool = False) -> None:
-        self._rising = rising
-        self._cut(sorted(entries))
+    def __init__(self, entries: Iterable[Entry[T]] = (), *, sorted_by_compute: bool = False) -> None:
+        self._sorted_by_compute = sorted_by_compute
+        self._rebuild(sorted(entries))
 
     def first(self, compute: int, memory: int, cores: int) -> Entry[T] | None:
-        """The first entry with no amount above these; None if there is none."""
+        """Return the first entry with no amount above these; None if there is none."""
         for index, bound in enumerate(self._bounds):
             if bound[0] > compute or bound[1] > memory or bound[2] > cores:
-                if self._rising and bound[0] > compute:
+                if self._sorted_by_compute and bound[0] > compute:
                     return None
                 continue
             for entry in self._blocks[index]:
                 if entry[2] <= compute and entry[3] <= memory and entry[4] <= cores:
                     return entry
             if not self._exact[index]:
-                self._bounds[index] = _least(self._blocks[index])
+                self._bounds[index] = _lower_bound(self._blocks[index])
                 self._exact[index] = True
         return None
 
@@ -66,7 +66,7 @@ class IndexedQueue(Generic[T]):
     def extend(self, entries: Sequence[Entry[T]]) -> None:
         """Add entries."""
         if len(entries) > _BLOCK:
-            self._cut(sorted(chain(*self._blocks, entries)))
+            self._rebuild(sorted(chain(*self._blocks, entries)))
         else:
             for entry in entries:
                 self.add(entry)
@@ -80,35 +80,35 @@ class IndexedQueue(Generic[T]):
         if not block and self._starts:
             del self._blocks[index], self._bounds[index], self._exact[index], self._starts[max(index - 1, 0)]
 
-    def replace(self, entry: Entry[T], by: Entry[T]) -> None:
+    def replace(self, entry: Entry[T], replacement: Entry[T]) -> None:
         """Remove an existing entry, and add another one."""
         if self._starts:
             self.remove(entry)
-            self.add(by)
+            self.add(replacement)
             return
         block = self._blocks[0]
         del block[bisect_left(block, entry)]
-        insort(block, by)
-        self._bounds[0] = _NOTHING
+        insort(block, replacement)
+        self._bounds[0] = _NO_BOUND
         self._exact[0] = False
 
-    def _cut(self, ordered: list[Entry[T]]) -> None:
+    def _rebuild(self, ordered: list[Entry[T]]) -> None:
         """Build the blocks from all entries."""
         self._blocks = [ordered[i : i + _BLOCK] for i in range(0, len(ordered), _BLOCK)] or [[]]
-        self._bounds = [_least(block) for block in self._blocks]
+        self._bounds = [_lower_bound(block) for block in self._blocks]
         self._exact = [True] * len(self._blocks)
         self._starts = [block[0][:5] for block in self._blocks[1:]]
 
     def _split(self, index: int) -> None:
         left, right = self._blocks[index][:_BLOCK], self._blocks[index][_BLOCK:]
         self._blocks[index : index + 1] = [left, right]
-        self._bounds[index : index + 1] = [_least(left), _least(right)]
+        self._bounds[index : index + 1] = [_lower_bound(left), _lower_bound(right)]
         self._exact[index : index + 1] = [True, True]
         self._starts.insert(index, right[0][:5])
 
 
-def _least(block: list[Entry[T]]) -> _Amounts:
-    """The least of each amount in a block; infinite in an empty one."""
+def _lower_bound(block: list[Entry[T]]) -> _Amounts:
+    """Return the least of each amount in a block; infinite in an empty one."""
     if not block:
         return (float("inf"),) * 3
     return (min(entry[2] for entry in block), min(entry[3] for entry in block), min(entry[4] for entry in block))

@@ -16,8 +16,8 @@ __all__ = ["FF", "FFD", "WF", "WFD", "BestFit", "Fifo", "Knapsack", "ShortestFir
 class Knapsack(Policy):
     """Places jobs one after another on a device with room; a subclass sets the order of jobs and devices.
 
-    Compute may be promised up to the capacity of a device; its memory and the cores of its node are hard limits. A job
-    that fits nowhere waits, and does not hold up the jobs behind it. Running jobs stay where they are; a suspended job
+    Compute may be committed up to the capacity of a device; its memory and the cores of its node are hard limits. A job
+    that fits nowhere waits, and does not block later jobs. Running jobs stay where they are; a suspended job
     is placed like a waiting one.
     """
 
@@ -31,23 +31,23 @@ class Knapsack(Policy):
     @final
     def plan(self, jobs: Sequence[JobView], cluster: Cluster, now: float) -> Plan:
         """Decide what to do at `now` (seconds)."""
-        packing = self.packing(cluster)
+        packing = self.bin_packing(cluster)
         packing.load(zip(count(0, -1), jobs, strict=False))
-        return self.answer(packing.decide(), packing.waiting, lambda: jobs, cluster)
+        return self.make_plan(packing.decide(), packing.waiting, lambda: jobs, cluster)
 
     @final
     def session(self, cluster: Cluster) -> Session:
         """Begin with a cluster and no jobs; a decision after one event costs far less than `plan`."""
         return _KnapsackSession(self, cluster)
 
-    def packing(self, cluster: Cluster) -> BinPacking:
-        """An empty cluster, with the job and device order of this policy."""
+    def bin_packing(self, cluster: Cluster) -> BinPacking:
+        """Return an empty cluster, with the job and device order of this policy."""
         return BinPacking(cluster, self.jobs, self.devices, exclusive=self.exclusive)
 
-    def answer(
+    def make_plan(
         self, placed: Iterable[Placed], waiting: int, jobs: Callable[[], Sequence[JobView]], cluster: Cluster
     ) -> Plan:
-        """The plan that starts or resumes the placed jobs.
+        """Return the plan that starts or resumes the placed jobs.
 
         Args:
             placed: Placed jobs in order.
@@ -57,14 +57,17 @@ class Knapsack(Policy):
         """
         suspended = JobState.SUSPENDED
         actions = tuple(
-            [(Resume if job.state is suspended else Start)(job.id, slot.devices) for (_, job), slot, _ in placed]
+            [
+                (Resume if job.state is suspended else Start)(job.id, device_bin.devices)
+                for (_, job), device_bin, _ in placed
+            ]
         )
         return Plan(actions, Refusals(waiting, jobs, actions, cluster, exclusive=self.exclusive))
 
 
 @final
 class FF(Knapsack):
-    """First fit: the oldest job first, each on the first device with room."""
+    """First fit: place the oldest job first, each on the first device with room."""
 
     jobs = JobOrder.OLDEST
     devices = DeviceOrder.FIRST_FIT
@@ -72,7 +75,7 @@ class FF(Knapsack):
 
 @final
 class FFD(Knapsack):
-    """First fit decreasing: the longest job first, each on the first device with room."""
+    """First fit decreasing: place the longest job first, each on the first device with room."""
 
     jobs = JobOrder.LONGEST
     devices = DeviceOrder.FIRST_FIT
@@ -80,7 +83,7 @@ class FFD(Knapsack):
 
 @final
 class WF(Knapsack):
-    """Worst fit: the oldest job first, each on the device with the most remaining compute."""
+    """Worst fit: place the oldest job first, each on the device with the most remaining compute."""
 
     jobs = JobOrder.OLDEST
     devices = DeviceOrder.WORST_FIT
@@ -88,7 +91,7 @@ class WF(Knapsack):
 
 @final
 class WFD(Knapsack):
-    """Worst fit decreasing: the longest job first, each on the device with the most remaining compute."""
+    """Worst fit decreasing: place the longest job first, each on the device with the most remaining compute."""
 
     jobs = JobOrder.LONGEST
     devices = DeviceOrder.WORST_FIT
@@ -96,10 +99,10 @@ class WFD(Knapsack):
 
 @final
 class Fifo(Knapsack):
-    """First in, first out: the oldest job first, each alone on the first idle device with room.
+    """First in, first out: place the oldest job first, each alone on the first idle device with room.
 
-    This is the baseline of HyperSack, without sharing. A job that fits no idle device does not hold up the jobs behind
-    it, since trials do not depend on each other.
+    This is the baseline of HyperSack, without sharing. A job that fits no idle device does not block later jobs,
+    since trials do not depend on each other.
     """
 
     jobs = JobOrder.OLDEST
@@ -109,7 +112,7 @@ class Fifo(Knapsack):
 
 @final
 class ShortestFirst(Knapsack):
-    """Shortest job first, each alone on the first idle device with room.
+    """Place the shortest job first, each alone on the first idle device with room.
 
     On one device without arrivals this gives the least mean completion time (W. E. Smith, 1956).
     """
@@ -121,7 +124,7 @@ class ShortestFirst(Knapsack):
 
 @final
 class BestFit(Knapsack):
-    """Best fit: the oldest job first, each on the device with room and the least remaining compute.
+    """Best fit: place the oldest job first, each on the device with room and the least remaining compute.
 
     It keeps devices empty for large jobs, while worst fit balances the load.
     """
@@ -140,56 +143,56 @@ class _KnapsackSession(Session):
     def __init__(self, policy: Knapsack, cluster: Cluster) -> None:
         self._policy = policy
         self._cluster = cluster
-        self._packing = policy.packing(cluster)
+        self._packing = policy.bin_packing(cluster)
         self._numbers = count(0, -1)
         self._jobs: dict[str, Numbered] = {}
         self._held: dict[str, tuple[Charge, ...]] = {}
-        self._begun: dict[str, Placed] = {}
+        self._placed: dict[str, Placed] = {}
 
     def plan(self, changes: Changes, now: float) -> Plan:
         if changes.cluster is not None or not self._jobs:
-            self._begin_anew(changes)
+            self._rebuild(changes)
         else:
             self._update(changes)
         placed = self._packing.decide()
         self._packing.settle()
-        self._begun = {job[0][1].id: job for job in placed}
-        return self._policy.answer(placed, self._packing.waiting, self._views, self._cluster)
+        self._placed = {job[0][1].id: job for job in placed}
+        return self._policy.make_plan(placed, self._packing.waiting, self._views, self._cluster)
 
     def _views(self) -> list[JobView]:
         return [job for _, job in self._jobs.values()]
 
-    def _begin_anew(self, changes: Changes) -> None:
+    def _rebuild(self, changes: Changes) -> None:
         """Charge all jobs to an empty cluster."""
         for job in changes.jobs:
             self._number(job)
         for name in changes.ended:
             del self._jobs[name]
         self._cluster = changes.cluster or self._cluster
-        self._packing = self._policy.packing(self._cluster)
+        self._packing = self._policy.bin_packing(self._cluster)
         self._packing.load(self._jobs.values())
-        self._begun = {}
+        self._placed = {}
         self._held = {job.id: self._packing.charges(job) for _, job in self._jobs.values() if job.devices}
 
     def _update(self, changes: Changes) -> None:
         for job in changes.jobs:
             self._update_job(job)
         for name in changes.ended:
-            self._withdraw(name)
+            self._release(name)
             del self._jobs[name]
-        for placed in self._begun.values():
+        for placed in self._placed.values():
             self._packing.free(self._packing.charge(placed))
             self._packing.join(placed[0])
 
     def _update_job(self, job: JobView) -> None:
         charges = self._packing.charges(job)
-        placed = self._begun.get(job.id)
+        placed = self._placed.get(job.id)
         if placed is not None and charges == (self._packing.charge(placed),):
-            del self._begun[job.id]
+            del self._placed[job.id]
             self._number(job)
         else:
             if job.id in self._jobs:
-                self._withdraw(job.id)
+                self._release(job.id)
             numbered = self._number(job)
             for charge in charges:
                 self._packing.take(charge)
@@ -204,10 +207,10 @@ class _KnapsackSession(Session):
         numbered = self._jobs[job.id] = (next(self._numbers) if known is None else known[0], job)
         return numbered
 
-    def _withdraw(self, name: str) -> None:
-        """Free the resources of a running or placed job, or remove a waiting job from its line."""
+    def _release(self, name: str) -> None:
+        """Free the resources of a running or placed job, or remove a waiting job from its queue."""
         numbered = self._jobs[name]
-        if (placed := self._begun.pop(name, None)) is not None:
+        if (placed := self._placed.pop(name, None)) is not None:
             self._packing.free(self._packing.charge(placed))
         elif numbered[1].state is not JobState.RUNNING:
             self._packing.leave(numbered)

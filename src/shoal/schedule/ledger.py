@@ -9,7 +9,7 @@ from shoal.core.device import Cluster, Device, Node
 from shoal.schedule.action import JobState, Refusal, Resume, Start
 from shoal.schedule.base import JobView
 
-__all__ = ["ROUNDING", "Capacity", "Ledger", "Refusals", "begin", "bytes_text", "no_device"]
+__all__ = ["ROUNDING", "Capacity", "Ledger", "Refusals", "bytes_text", "no_device", "start_or_resume"]
 
 ROUNDING = 1e-9
 """Sums of compute, widths and cores may exceed their limit by this."""
@@ -26,7 +26,7 @@ class Capacity:
         compute: Remaining compute.
         memory: Free bytes.
         jobs: Number of jobs on the device.
-        whole: Whether one of them also holds other devices; the device then admits no other job.
+        has_multi_device_job: Whether one of them also holds other devices; the device then admits no other job.
     """
 
     device: Device
@@ -35,7 +35,7 @@ class Capacity:
     compute: float
     memory: int
     jobs: int = 0
-    whole: bool = False
+    has_multi_device_job: bool = False
 
 
 class Ledger:
@@ -49,91 +49,96 @@ class Ledger:
 
     def __init__(self, cluster: Cluster, jobs: Sequence[JobView], *, exclusive: bool = False) -> None:
         self.exclusive = exclusive
-        self.rooms = tuple(
+        self.capacities = tuple(
             Capacity(device, node, position, compute=device.capacity, memory=device.memory)
             for position, (node, device) in enumerate(cluster)
             if device.healthy
         )
         self._cluster = cluster
         self._cores = {node.name: node.cores for node in cluster.nodes}
-        rooms = {room.device.name: room for room in self.rooms}
+        capacities = {capacity.device.name: capacity for capacity in self.capacities}
         for job in jobs:
             for name in job.devices:
-                if name in rooms:
-                    self.charge(job, rooms[name])
+                if name in capacities:
+                    self.charge(job, capacities[name])
                 elif name in cluster.places:
                     node, device = cluster.places[name]
                     self._cores[node.name] -= job.demand[device.kind].cores
 
-    def fits(self, job: JobView, room: Capacity) -> bool:
-        """Whether the job can start on the device now."""
-        demand = job.demand.get(room.device.kind)
+    def fits(self, job: JobView, capacity: Capacity) -> bool:
+        """Return whether the job can start on the device now."""
+        demand = job.demand.get(capacity.device.kind)
         return (
             demand is not None
-            and not self._closed(room)
-            and demand.compute <= room.compute + ROUNDING
-            and demand.memory <= room.memory
-            and demand.cores <= self._cores[room.node.name] + ROUNDING
+            and not self._closed(capacity)
+            and demand.compute <= capacity.compute + ROUNDING
+            and demand.memory <= capacity.memory
+            and demand.cores <= self._cores[capacity.node.name] + ROUNDING
         )
 
-    def take(self, job: JobView, room: Capacity) -> None:
+    def take(self, job: JobView, capacity: Capacity) -> None:
         """Place a waiting job on a device."""
-        self.charge(replace(job, devices=(room.device.name,)), room)
+        self.charge(replace(job, devices=(capacity.device.name,)), capacity)
 
-    def charge(self, job: JobView, room: Capacity) -> None:
+    def charge(self, job: JobView, capacity: Capacity) -> None:
         """Charge a device, and its node, with the demand of a job that holds it."""
-        demand = job.demand[room.device.kind]
-        room.compute -= job.compute(room.device)
-        room.memory -= demand.memory
-        room.jobs += 1
-        room.whole |= len(job.devices) > 1
-        self._cores[room.node.name] -= demand.cores
+        demand = job.demand[capacity.device.kind]
+        capacity.compute -= job.compute(capacity.device)
+        capacity.memory -= demand.memory
+        capacity.jobs += 1
+        capacity.has_multi_device_job |= len(job.devices) > 1
+        self._cores[capacity.node.name] -= demand.cores
 
     def cores(self, node: Node) -> float:
-        """Free CPU cores of a node."""
+        """Return the free CPU cores of a node."""
         return self._cores[node.name]
 
     def refusal(self, job: JobView) -> Refusal:
-        """Refusal of a job that fits nowhere now, with its reason."""
+        """Return the refusal of a job that fits nowhere now."""
         return Refusal(job.id, self._reason(job))
 
     def _reason(self, job: JobView) -> str:
-        if not self.rooms:
+        if not self.capacities:
             return no_device(self._cluster)
-        able = [room for room in self.rooms if room.device.kind in job.demand]
-        if not able:
-            here = sorted({room.device.kind for room in self.rooms})
-            return f"can never run here: it runs on {_listed(sorted(job.demand))}, the devices are {_listed(here)}"
-        possible = [room for room in able if _excess(job, room) == ""]
+        candidates = [capacity for capacity in self.capacities if capacity.device.kind in job.demand]
+        if not candidates:
+            kinds_here = sorted({capacity.device.kind for capacity in self.capacities})
+            kinds = _joined_kinds(sorted(job.demand))
+            return f"can never run here: it runs on {kinds}, the devices are {_joined_kinds(kinds_here)}"
+        possible = [capacity for capacity in candidates if _excess_text(job, capacity) == ""]
         if not possible:
-            largest = max(able, key=lambda room: room.device.memory)
-            crowded = [room for room in able if room.device.note and job.demand[room.device.kind].memory > room.memory]
-            if crowded:
-                return self._shortage(job, max(crowded, key=lambda room: room.memory))
-            return f"can never run here: {_excess(job, largest)}"
-        open_rooms = [room for room in possible if not self._busy(job, room)]
-        if not open_rooms:
-            return _wait_for(possible, len(self.rooms))
-        return self._shortage(job, max(open_rooms, key=lambda room: room.memory))
+            largest = max(candidates, key=lambda capacity: capacity.device.memory)
+            noted = [
+                capacity
+                for capacity in candidates
+                if capacity.device.note and job.demand[capacity.device.kind].memory > capacity.memory
+            ]
+            if noted:
+                return self._shortage_text(job, max(noted, key=lambda capacity: capacity.memory))
+            return f"can never run here: {_excess_text(job, largest)}"
+        open_capacities = [capacity for capacity in possible if not self._busy(job, capacity)]
+        if not open_capacities:
+            return _busy_text(possible, len(self.capacities))
+        return self._shortage_text(job, max(open_capacities, key=lambda capacity: capacity.memory))
 
-    def _closed(self, room: Capacity) -> bool:
-        """Whether the jobs on the device exclude another one."""
-        return room.whole or (self.exclusive and room.jobs > 0)
+    def _closed(self, capacity: Capacity) -> bool:
+        """Return whether the jobs on the device exclude another one."""
+        return capacity.has_multi_device_job or (self.exclusive and capacity.jobs > 0)
 
-    def _busy(self, job: JobView, room: Capacity) -> bool:
-        """Whether the compute of the device, or its only place, is taken."""
-        if self._closed(room):
+    def _busy(self, job: JobView, capacity: Capacity) -> bool:
+        """Return whether the compute of the device, or its only place, is taken."""
+        if self._closed(capacity):
             return True
-        return job.demand[room.device.kind].compute > room.compute + ROUNDING
+        return job.demand[capacity.device.kind].compute > capacity.compute + ROUNDING
 
-    def _shortage(self, job: JobView, room: Capacity) -> str:
-        demand = job.demand[room.device.kind]
-        if demand.memory > room.memory:
-            free_memory, note = bytes_text(max(0, room.memory)), room.device.note
-            why = f": {note}" if note else ""
-            return f"needs {bytes_text(demand.memory)}, {room.device.name} has {free_memory} free{why}"
-        free = max(0.0, self._cores[room.node.name])
-        return f"needs {demand.cores:.3g} CPU cores, node {room.node.name} has {free:.3g} free"
+    def _shortage_text(self, job: JobView, capacity: Capacity) -> str:
+        demand = job.demand[capacity.device.kind]
+        if demand.memory > capacity.memory:
+            free_memory, note = bytes_text(max(0, capacity.memory)), capacity.device.note
+            note_text = f": {note}" if note else ""
+            return f"needs {bytes_text(demand.memory)}, {capacity.device.name} has {free_memory} free{note_text}"
+        free = max(0.0, self._cores[capacity.node.name])
+        return f"needs {demand.cores:.3g} CPU cores, node {capacity.node.name} has {free:.3g} free"
 
 
 class Refusals(Sequence[Refusal]):
@@ -165,19 +170,19 @@ class Refusals(Sequence[Refusal]):
         self._exclusive = exclusive
 
     @cached_property
-    def _made(self) -> tuple[Refusal, ...]:
+    def _computed(self) -> tuple[Refusal, ...]:
         jobs = self._jobs()
         ledger = Ledger(self._cluster, jobs, exclusive=self._exclusive)
-        rooms = {room.device.name: room for room in ledger.rooms}
-        begun = {action.job: rooms[action.devices[0]] for action in self._actions}
+        capacities = {capacity.device.name: capacity for capacity in ledger.capacities}
+        placed = {action.job: capacities[action.devices[0]] for action in self._actions}
         waiting: list[JobView] = []
         for job in jobs:
-            if job.id in begun:
-                ledger.take(job, begun[job.id])
+            if job.id in placed:
+                ledger.take(job, placed[job.id])
             elif job.state is not JobState.RUNNING:
                 waiting.append(job)
-        alike = {id(job.demand): job for job in waiting}
-        reasons = {demand: ledger.refusal(job).reason for demand, job in alike.items()}
+        job_of_demand = {id(job.demand): job for job in waiting}
+        reasons = {demand: ledger.refusal(job).reason for demand, job in job_of_demand.items()}
         return tuple(Refusal(job.id, reasons[id(job.demand)]) for job in waiting)
 
     @overload
@@ -185,41 +190,41 @@ class Refusals(Sequence[Refusal]):
     @overload
     def __getitem__(self, index: slice) -> Sequence[Refusal]: ...
     def __getitem__(self, index: int | slice) -> Refusal | Sequence[Refusal]:
-        return self._made[index]
+        return self._computed[index]
 
     def __len__(self) -> int:
         return self._count
 
     def __iter__(self) -> Iterator[Refusal]:
-        return iter(self._made)
+        return iter(self._computed)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, (tuple, list, Refusals)):
             return NotImplemented
-        return self._made == tuple(other)
+        return self._computed == tuple(other)
 
     def __hash__(self) -> int:
-        return hash(self._made)
+        return hash(self._computed)
 
     def __repr__(self) -> str:
-        return repr(self._made)
+        return repr(self._computed)
 
 
-def begin(job: JobView, room: Capacity) -> Start | Resume:
-    """The action that starts a waiting job, or resumes a suspended one, on a device."""
+def start_or_resume(job: JobView, capacity: Capacity) -> Start | Resume:
+    """Return the action that starts a waiting job, or resumes a suspended one, on a device."""
     kind = Resume if job.state is JobState.SUSPENDED else Start
-    return kind(job.id, (room.device.name,))
+    return kind(job.id, (capacity.device.name,))
 
 
 def no_device(cluster: Cluster) -> str:
-    """Reason of all jobs without a healthy device, with the note of each device."""
+    """Return the reason of all jobs without a healthy device, with the note of each device."""
     notes = ", ".join(f"{device.name} {device.note}" for _, device in cluster if device.note)
     return f"no healthy device: {notes}" if notes else "no healthy device"
 
 
-def _excess(job: JobView, room: Capacity) -> str:
-    """The demand of a job that exceeds an empty device or its node, in words; empty if the job would fit alone."""
-    demand, device, node = job.demand[room.device.kind], room.device, room.node
+def _excess_text(job: JobView, capacity: Capacity) -> str:
+    """Return in words what a job needs beyond an empty device or its node; empty if the job would fit alone."""
+    demand, device, node = job.demand[capacity.device.kind], capacity.device, capacity.node
     if demand.memory > device.memory:
         return f"needs {bytes_text(demand.memory)}, the largest device {device.name} has {bytes_text(device.memory)}"
     if demand.compute > device.capacity + ROUNDING:
@@ -229,17 +234,17 @@ def _excess(job: JobView, room: Capacity) -> str:
     return ""
 
 
-def _wait_for(possible: Sequence[Capacity], healthy: int) -> str:
+def _busy_text(possible: Sequence[Capacity], healthy: int) -> str:
     if len(possible) == 1:
         return f"waits for a free device: {possible[0].device.name} is busy"
     which = f"all {len(possible)}" if len(possible) == healthy else f"all {len(possible)} that can hold it"
     return f"waits for a free device: {which} are busy"
 
 
-def _listed(kinds: Sequence[str]) -> str:
+def _joined_kinds(kinds: Sequence[str]) -> str:
     return " and ".join(kinds) if kinds else "no device"
 
 
 def bytes_text(count: int) -> str:
-    """Bytes as text in gigabytes or megabytes: 9.1 GB, 350 MB."""
+    """Return the bytes as text in gigabytes or megabytes: 9.1 GB, 350 MB."""
     return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.0f} MB"

@@ -40,7 +40,7 @@ class _DeviceLoad:
 
 
 @dataclass(eq=False)
-class _Crowd:
+class _SharedDevice:
     """Jobs on one device that share its processor equally.
 
     Args:
@@ -48,7 +48,7 @@ class _Crowd:
         compute: Compute of the device; 0: no slow-down, for a job with several devices of its own.
         jobs: Heap of jobs: value of `done` at the end of the job, its compute, its seconds over those alone on the
             whole device, and whether its compute is a given share.
-        promised: Compute of all jobs.
+        committed: Compute of all jobs.
         done: Seconds of training of a job that was present from the start.
         now: Time of `done`.
     """
@@ -56,31 +56,31 @@ class _Crowd:
     kind: str
     compute: float
     jobs: list[tuple[float, float, float, bool]] = field(default_factory=list)
-    promised: float = 0.0
+    committed: float = 0.0
     done: float = 0.0
     now: float = 0.0
 
     @property
-    def stretch(self) -> float:
+    def slowdown(self) -> float:
         """Slow-down of all jobs over a single job."""
-        return max(1.0, self.promised / self.compute) if self.compute > 0 else 1.0
+        return max(1.0, self.committed / self.compute) if self.compute > 0 else 1.0
 
     @property
     def next(self) -> float:
         """Time at which the next job ends."""
-        return self.now + (self.jobs[0][0] - self.done) * self.stretch
+        return self.now + (self.jobs[0][0] - self.done) * self.slowdown
 
-    def begin(self, seconds: float, compute: float, factor: float, shares: bool) -> None:
+    def begin(self, seconds: float, compute: float, factor: float, has_share: bool) -> None:
         """Add a job."""
-        heappush(self.jobs, (self.done + seconds * factor, compute, factor, shares))
-        self.promised += compute
+        heappush(self.jobs, (self.done + seconds * factor, compute, factor, has_share))
+        self.committed += compute
 
     def end(self) -> tuple[float, float, bool]:
         """End the next job, and return its compute, its factor, and whether it had a given share."""
-        self.now, (self.done, compute, factor, shares) = self.next, self.jobs[0]
+        self.now, (self.done, compute, factor, has_share) = self.next, self.jobs[0]
         heappop(self.jobs)
-        self.promised -= compute
-        return compute, factor, shares
+        self.committed -= compute
+        return compute, factor, has_share
 
 
 def plan_estimate(plan: Plan, jobs: Sequence[JobView], cluster: Cluster) -> PlanEstimate:
@@ -98,50 +98,50 @@ def plan_estimate(plan: Plan, jobs: Sequence[JobView], cluster: Cluster) -> Plan
     """
     devices = {device.name: device for _, device in cluster if device.healthy}
     kinds = {device.kind for device in devices.values()}
-    held = _held(plan, jobs, devices)
-    crowds: dict[str, _Crowd] = {}
-    factors: list[tuple[float, _Crowd]] = []
+    loads = _loads_after(plan, jobs, devices)
+    shared_devices: dict[str, _SharedDevice] = {}
+    factors: list[tuple[float, _SharedDevice]] = []
     waiting: list[tuple[float, JobView]] = []
     for job in jobs:
-        if place := held.get(job.id):
-            device, wide = place.devices[0], len(place.devices) > 1
-            alone = _Crowd(device.kind, 0.0 if wide else device.compute)
-            crowd = crowds.setdefault(job.id if wide else device.name, alone)
-            seconds, factor = max(job.demand[each.kind].seconds for each in place.devices), _factor(job, place)
-            compute = job.demand[device.kind].compute if place.share is None else place.share
-            crowd.begin(seconds + place.cost / factor, compute, factor, place.share is not None)
-            factors.append((factor, crowd))
-        elif able := [ask.seconds for kind, ask in job.demand.items() if kind in kinds]:
-            waiting.append((min(able), job))
-    if waiting and not crowds:
+        if load := loads.get(job.id):
+            device, is_multi_device = load.devices[0], len(load.devices) > 1
+            alone = _SharedDevice(device.kind, 0.0 if is_multi_device else device.compute)
+            shared = shared_devices.setdefault(job.id if is_multi_device else device.name, alone)
+            seconds, factor = max(job.demand[each.kind].seconds for each in load.devices), _factor(job, load)
+            compute = job.demand[device.kind].compute if load.share is None else load.share
+            shared.begin(seconds + load.cost / factor, compute, factor, load.share is not None)
+            factors.append((factor, shared))
+        elif run_seconds := [ask.seconds for kind, ask in job.demand.items() if kind in kinds]:
+            waiting.append((min(run_seconds), job))
+    if waiting and not shared_devices:
         return PlanEstimate(inf, inf, inf, 0.0)
-    rate = sum(1 / (factor * crowd.stretch) for factor, crowd in factors)
+    rate = sum(1 / (factor * shared.slowdown) for factor, shared in factors)
     waiting.sort(key=lambda each: each[0])
     ends: list[float] = []
     waits: list[float] = []
-    order = [(crowd.next, number, crowd) for number, crowd in enumerate(crowds.values())]
+    order = [(shared.next, number, shared) for number, shared in enumerate(shared_devices.values())]
     heapify(order)
     while order:
-        now, number, crowd = order[0]
-        compute, factor, shares = crowd.end()
+        now, number, shared = order[0]
+        compute, factor, has_share = shared.end()
         ends.append(now)
         if waiting:
             seconds, job = waiting.pop()
             waits.append(now)
-            if (ask := job.demand.get(crowd.kind)) is not None:
-                seconds, compute = ask.seconds, compute if shares else ask.compute
-            crowd.begin(seconds, compute, factor, shares)
-        if crowd.jobs:
-            heapreplace(order, (crowd.next, number, crowd))
+            if (ask := job.demand.get(shared.kind)) is not None:
+                seconds, compute = ask.seconds, compute if has_share else ask.compute
+            shared.begin(seconds, compute, factor, has_share)
+        if shared.jobs:
+            heapreplace(order, (shared.next, number, shared))
         else:
             heappop(order)
     return PlanEstimate(max(ends, default=0.0), fmean(ends) if ends else 0.0, fmean(waits) if waits else 0.0, rate)
 
 
-def _held(plan: Plan, jobs: Sequence[JobView], devices: Mapping[str, Device]) -> dict[str, _DeviceLoad]:
-    """Devices of each job after the plan, without removed and unhealthy devices."""
+def _loads_after(plan: Plan, jobs: Sequence[JobView], devices: Mapping[str, Device]) -> dict[str, _DeviceLoad]:
+    """Return the devices of each job after the plan, without removed and unhealthy devices."""
     actions = {action.job: action for action in plan.actions}
-    held: dict[str, _DeviceLoad] = {}
+    loads: dict[str, _DeviceLoad] = {}
     for job in jobs:
         names, share, cost = job.devices, job.share, 0.0
         if (action := actions.get(job.id)) is not None:
@@ -152,16 +152,16 @@ def _held(plan: Plan, jobs: Sequence[JobView], devices: Mapping[str, Device]) ->
                 cost = job.switch_seconds
             elif isinstance(action, Resize):
                 cost = job.scaling.resize_seconds
-        if there := tuple(devices[name] for name in names if name in devices):
-            held[job.id] = _DeviceLoad(there, share, cost)
-    return held
+        if present := tuple(devices[name] for name in names if name in devices):
+            loads[job.id] = _DeviceLoad(present, share, cost)
+    return loads
 
 
-def _factor(job: JobView, place: _DeviceLoad) -> float:
-    """Time of a job on its devices over its time alone on one device."""
-    if len(place.devices) > 1:
-        return job.scaling.factor(len(place.devices))
-    device = place.devices[0]
-    if place.share is None or not device.compute > 0:
+def _factor(job: JobView, load: _DeviceLoad) -> float:
+    """Return the time of a job on its devices over its time alone on one device."""
+    if len(load.devices) > 1:
+        return job.scaling.factor(len(load.devices))
+    device = load.devices[0]
+    if load.share is None or not device.compute > 0:
         return 1.0
-    return job.scaling.factor(min(1.0, place.share / device.compute))
+    return job.scaling.factor(min(1.0, load.share / device.compute))

@@ -34,7 +34,7 @@ POLICIES: Mapping[str, type[Policy]] = {
 
 
 def make_policy(policy: str | Policy, objective: str = "makespan") -> Policy:
-    """The policy of this name; a policy object is returned unchanged.
+    """Return the policy of this name; a policy object is returned unchanged.
 
     Args:
         policy: A name of `POLICIES`, or a policy.
@@ -54,7 +54,7 @@ def make_policy(policy: str | Policy, objective: str = "makespan") -> Policy:
 
 
 def unknown(what: str, name: object, known: Mapping[str, object]) -> str:
-    """Error message for an unknown name, with the known names.
+    """Return the error message for an unknown name, with the known names.
 
     Args:
         what: Name of the argument and, capitalised, of the class: "policy".

@@ -11,9 +11,9 @@ from shoal.core.errors import PolicyError
 from shoal.core.event import TurnStats
 from shoal.schedule.action import JobState, Plan, Refusal, Suspend
 from shoal.schedule.base import JobView, Policy
-from shoal.schedule.ledger import ROUNDING, Capacity, Ledger, begin
+from shoal.schedule.ledger import ROUNDING, Capacity, Ledger, start_or_resume
 
-__all__ = ["QUANTUM", "RoundRobin", "Slaq", "TimeSharing", "holds", "middle_loss"]
+__all__ = ["QUANTUM", "RoundRobin", "Slaq", "TimeSharing", "fits_empty_device", "middle_loss"]
 
 QUANTUM = 10.0
 """Default seconds of a turn."""
@@ -47,25 +47,25 @@ class TimeSharing(Policy):
 
     @abstractmethod
     def priorities(self, jobs: Sequence[JobView], now: float) -> Sequence[float]:
-        """One number for each of these measured jobs; the highest runs, NaN counts as the lowest.
+        """Return one number for each of these measured jobs; the highest runs, NaN counts as the lowest.
 
         A job in its turn is running; the others wait or are suspended.
         """
 
     def is_measured(self, job: JobView) -> bool:
-        """Whether the job has measurements for a comparison; a running job keeps its device until then."""
+        """Return whether the job has measurements for a comparison; a running job keeps its device until then."""
         return bool(job.quanta)
 
     def turn(self, job: JobView) -> float:
-        """Seconds of a turn of this job."""
+        """Return the seconds of a turn of this job."""
         return self.quantum
 
     def homes(self, jobs: Sequence[JobView], cluster: Cluster) -> Mapping[str, str] | None:
-        """Job -> device of its queue, or None for one common queue. An absent job is in no queue."""
+        """Return the device of the queue of each job, or None for one common queue. An absent job is in no queue."""
         return None
 
     def refusal(self, job: JobView, home: str | None, ledger: Ledger) -> Refusal:
-        """Refusal of a waiting job.
+        """Return the refusal of a waiting job.
 
         Args:
             job: The waiting job.
@@ -79,68 +79,71 @@ class TimeSharing(Policy):
         """Decide what to do at `now` (seconds)."""
         if all(job.devices for job in jobs):
             return Plan()
-        sharing = _taking_turns(jobs, cluster)
-        yielding = {job.devices[0]: job.id for job in sharing if self._is_over(job, now)}
-        staying = [job for job in jobs if job.devices and yielding.get(job.devices[0]) != job.id]
-        ledger = Ledger(cluster, staying, exclusive=True)
+        time_shared = _time_shared_jobs(jobs, cluster)
+        turn_over = {job.devices[0]: job.id for job in time_shared if self._turn_is_over(job, now)}
+        keeping = [job for job in jobs if job.devices and turn_over.get(job.devices[0]) != job.id]
+        ledger = Ledger(cluster, keeping, exclusive=True)
         homes = self.homes(jobs, cluster)
         order = self._order(
-            [job for job in jobs if not job.devices or yielding.get(job.devices[0]) == job.id],
+            [job for job in jobs if not job.devices or turn_over.get(job.devices[0]) == job.id],
             now,
         )
         rank = {job.id: position for position, job in enumerate(order)}
-        occupied = {name: rank[occupant] for name, occupant in yielding.items()}
-        rooms = {room.device.name: room for room in ledger.rooms}
-        begun: list[tuple[JobView, Capacity]] = []
-        off: list[JobView] = []
+        occupant_rank = {name: rank[occupant] for name, occupant in turn_over.items()}
+        capacities = {capacity.device.name: capacity for capacity in ledger.capacities}
+        placed: list[tuple[JobView, Capacity]] = []
+        unplaced: list[JobView] = []
         for job in order:
             if job.devices:
-                own = rooms[job.devices[0]]
-                if ledger.fits(job, own):
-                    ledger.charge(job, own)
+                device_capacity = capacities[job.devices[0]]
+                if ledger.fits(job, device_capacity):
+                    ledger.charge(job, device_capacity)
                 else:
-                    off.append(job)
+                    unplaced.append(job)
                 continue
-            allowed = ledger.rooms if homes is None else [rooms[homes[job.id]]] if job.id in homes else []
-            able = [room for room in allowed if ledger.fits(job, room)]
+            allowed = ledger.capacities if homes is None else [capacities[homes[job.id]]] if job.id in homes else []
+            able = [capacity for capacity in allowed if ledger.fits(job, capacity)]
             if able:
-                room = min(able, key=lambda room: _preference(job, room, occupied))
-                ledger.take(job, room)
-                begun.append((job, room))
+                capacity = min(able, key=lambda capacity: _preference(job, capacity, occupant_rank))
+                ledger.take(job, capacity)
+                placed.append((job, capacity))
             else:
-                off.append(job)
-        suspended = [job for job in off if job.devices]
-        actions = (*(Suspend(job.id) for job in suspended), *(begin(job, room) for job, room in begun))
-        refusals = tuple(self.refusal(job, None if homes is None else homes.get(job.id), ledger) for job in off)
-        gone = {job.id for job in suspended}
+                unplaced.append(job)
+        suspended = [job for job in unplaced if job.devices]
+        actions = (
+            *(Suspend(job.id) for job in suspended),
+            *(start_or_resume(job, capacity) for job, capacity in placed),
+        )
+        refusals = tuple(self.refusal(job, None if homes is None else homes.get(job.id), ledger) for job in unplaced)
+        suspended_ids = {job.id for job in suspended}
         ends = [
-            *(self._next_end(job, now) for job in sharing if job.id not in gone),
+            *(self._next_end(job, now) for job in time_shared if job.id not in suspended_ids),
             *(
                 now + self.turn(job) + (job.switch_seconds if job.state is JobState.SUSPENDED else 0.0)
-                for job, _ in begun
+                for job, _ in placed
                 if job.preemptible
             ),
         ]
-        return Plan(actions, refusals, max(min(ends), nextafter(now, inf)) if off and ends else None)
+        return Plan(actions, refusals, max(min(ends), nextafter(now, inf)) if unplaced and ends else None)
 
     def _order(self, candidates: Sequence[JobView], now: float) -> list[JobView]:
-        """The competing jobs, the first to get a device first."""
+        """Return the competing jobs, the first to get a device first."""
         measured = [job for job in candidates if self.is_measured(job)]
-        value = dict(zip([job.id for job in measured], self.priorities(measured, now), strict=True))
+        priority_of = dict(zip([job.id for job in measured], self.priorities(measured, now), strict=True))
 
         def key(job: JobView) -> tuple[float, bool]:
-            priority = value.get(job.id, inf)
-            return (inf if isnan(priority) else -priority, job.id in value and not job.devices)
+            priority = priority_of.get(job.id, inf)
+            return (inf if isnan(priority) else -priority, job.id in priority_of and not job.devices)
 
         return sorted(candidates, key=key)
 
-    def _is_over(self, job: JobView, now: float) -> bool:
-        """Whether the turn of a job is over."""
-        return self.is_measured(job) and now - _began(job, now) >= self.turn(job) * (1 - ROUNDING)
+    def _turn_is_over(self, job: JobView, now: float) -> bool:
+        """Return whether the turn of a job is over."""
+        return self.is_measured(job) and now - _turns_start(job, now) >= self.turn(job) * (1 - ROUNDING)
 
     def _next_end(self, job: JobView, now: float) -> float:
-        """Time after `now` at which a running job has completed another turn."""
-        turn, began = self.turn(job), _began(job, now)
+        """Return the time after `now` at which a running job has completed another turn."""
+        turn, began = self.turn(job), _turns_start(job, now)
         return began + turn * (max(0, floor((now - began) / turn + ROUNDING)) + 1)
 
 
@@ -159,11 +162,11 @@ class RoundRobin(TimeSharing):
     quantum: float = 30.0
 
     def priorities(self, jobs: Sequence[JobView], now: float) -> Sequence[float]:
-        """Seconds of waiting; a running job comes last."""
+        """Return the seconds of waiting; a running job comes last."""
         return [-inf if job.devices else now - job.since for job in jobs]
 
     def is_measured(self, job: JobView) -> bool:
-        """Always true, since only time counts."""
+        """Return True, since the policy needs no losses."""
         return True
 
 
@@ -182,18 +185,18 @@ class Slaq(TimeSharing):
     quantum: float = 30.0
 
     def priorities(self, jobs: Sequence[JobView], now: float) -> Sequence[float]:
-        """The newest loss."""
+        """Return the newest loss."""
         return [job.quanta[-1].last for job in jobs]
 
 
-def _began(job: JobView, now: float) -> float:
-    """Start of the turns of a running job: after the switch, if it has run before."""
+def _turns_start(job: JobView, now: float) -> float:
+    """Return the start of the turns of a running job: after the switch, if it has run before."""
     resumed = job.ran > (now - job.since) * (1 + ROUNDING)
     return job.since + (job.switch_seconds if resumed else 0.0)
 
 
-def _taking_turns(jobs: Sequence[JobView], cluster: Cluster) -> list[JobView]:
-    """Preemptible running jobs that are alone on a single healthy device."""
+def _time_shared_jobs(jobs: Sequence[JobView], cluster: Cluster) -> list[JobView]:
+    """Return the preemptible running jobs that are alone on a single healthy device."""
     healthy = {device.name for _, device in cluster if device.healthy}
     on: dict[str, int] = {}
     for job in jobs:
@@ -210,13 +213,15 @@ def _taking_turns(jobs: Sequence[JobView], cluster: Cluster) -> list[JobView]:
     ]
 
 
-def _preference(job: JobView, room: Capacity, occupied: Mapping[str, int]) -> tuple[float, float, int]:
-    """Sort key of a device: idle devices by speed, then devices by the priority of their job, the lowest first."""
-    return -occupied.get(room.device.name, inf), job.demand[room.device.kind].seconds, room.position
+def _preference(job: JobView, capacity: Capacity, occupant_rank: Mapping[str, int]) -> tuple[float, float, int]:
+    """Return the sort key of a device: idle devices by speed, then devices by the priority of their job, the lowest
+    first.
+    """
+    return -occupant_rank.get(capacity.device.name, inf), job.demand[capacity.device.kind].seconds, capacity.position
 
 
-def holds(node: Node, device: Device, job: JobView) -> bool:
-    """Whether the job fits on the empty device."""
+def fits_empty_device(node: Node, device: Device, job: JobView) -> bool:
+    """Return whether the job fits on the empty device."""
     demand = job.demand.get(device.kind)
     return (
         demand is not None
@@ -227,5 +232,5 @@ def holds(node: Node, device: Device, job: JobView) -> bool:
 
 
 def middle_loss(quantum: TurnStats) -> float:
-    """loss_j(i) of Hermes: the middle of the highest and the lowest loss of a quantum."""
+    """Return loss_j(i) of Hermes: the middle of the highest and the lowest loss of a quantum."""
     return (quantum.highest + quantum.lowest) / 2

@@ -50,19 +50,21 @@ class WaterFilling(Policy):
                 [job.scaling for job in group],
                 sum(layout.free(name) for name in names),
             )
-            _lay(layout, group, {job.id: width for job, width in zip(group, widths, strict=True)}, seconds)
+            _place_jobs(layout, group, {job.id: width for job, width in zip(group, widths, strict=True)}, seconds)
         movable = [job for job in jobs if job.id in layout.places and _may_move(job, layout)]
         left = [job for job in waiting if job.id not in layout.places]
         if movable:
             names = dict.fromkeys(device.name for job in (*movable, *left) for device in usable[job.id])
             _resize(layout, movable, left, seconds, _devices(layout, movable, names))
-        _share_out(layout, {job.id: job for job in jobs if job.id in layout.places and _may_move(job, layout)}, before)
+        _divide_rest(
+            layout, {job.id: job for job in jobs if job.id in layout.places and _may_move(job, layout)}, before
+        )
         actions = tuple(_actions(jobs, DeviceStrips(cluster, jobs), layout))
         return Plan(actions, _refusals(jobs, actions, cluster))
 
 
 def due_widths(seconds: Sequence[float], scalings: Sequence[Scaling], devices: float) -> list[float]:
-    """Width of each trial in proportion to its work (Fluid, Algorithm 1: StaticFluid).
+    """Return the width of each trial in proportion to its work (Fluid, Algorithm 1: StaticFluid).
 
     w_i = min(max(⌊h_{i,1} / Σ_j h_{j,1} · n⌋, 1/c), d); if no trial has a known time, all parts are equal.
 
@@ -82,7 +84,8 @@ def due_widths(seconds: Sequence[float], scalings: Sequence[Scaling], devices: f
 def fill_up(
     widths: Sequence[float], seconds: Sequence[float], scalings: Sequence[Scaling], devices: float
 ) -> list[float]:
-    """Widths including the devices that rounding down has left over, one at a time to the trial that would end last.
+    """Return the widths including the devices that rounding down has left over, one at a time to the trial that would
+    end last.
 
     A trial grows from a part of a device to a whole one, two, and so on; it gets no device that would not speed it up.
 
@@ -92,24 +95,24 @@ def fill_up(
         scalings: h(w) and d of each trial.
         devices: n.
     """
-    found = list(widths)
-    spare = devices - sum(found)
-    heap = [(-seconds[i] * scalings[i].factor(width), i) for i, width in enumerate(found)]
+    filled = list(widths)
+    left_over = devices - sum(filled)
+    heap = [(-seconds[i] * scalings[i].factor(width), i) for i, width in enumerate(filled)]
     heapq.heapify(heap)
-    while heap and spare > ROUNDING:
+    while heap and left_over > ROUNDING:
         _, i = heapq.heappop(heap)
-        width, scaling = found[i], scalings[i]
+        width, scaling = filled[i], scalings[i]
         wider = 1.0 if width < 1 else width + 1
-        if wider <= scaling.devices and wider - width <= spare + ROUNDING:
+        if wider <= scaling.devices and wider - width <= left_over + ROUNDING:
             time = scaling.factor(wider)
             if time < scaling.factor(width):
-                spare -= wider - width
-                found[i] = wider
+                left_over -= wider - width
+                filled[i] = wider
                 heapq.heappush(heap, (-seconds[i] * time, i))
-    return found
+    return filled
 
 
-def _lay(
+def _place_jobs(
     layout: DeviceStrips, jobs: Sequence[JobView], widths: Mapping[str, float], seconds: Mapping[str, float]
 ) -> None:
     """Place jobs in non-increasing width, the longer job first in a tie, on the least loaded devices.
@@ -124,17 +127,17 @@ def _lay(
         seconds: Job -> h_{i,1}.
     """
     for job in sorted(jobs, key=lambda job: (-widths[job.id], -seconds[job.id])):
-        place = _place(layout, job, widths[job.id])
+        place = _find_place(layout, job, widths[job.id])
         if place is not None:
-            layout.put(job, place)
+            layout.place(job, place)
 
 
-def _place(layout: DeviceStrips, job: JobView, width: float) -> StripPlacement | None:
-    if width >= 1 and (place := layout.whole(job, int(width))) is not None:
+def _find_place(layout: DeviceStrips, job: JobView, width: float) -> StripPlacement | None:
+    if width >= 1 and (place := layout.whole_devices(job, int(width))) is not None:
         return place
     if job.scaling.sharing == 1:
         return None
-    return layout.part(job, 1 / job.scaling.sharing)
+    return layout.device_part(job, 1 / job.scaling.sharing)
 
 
 def _resize(
@@ -167,47 +170,47 @@ def _resize(
         widths = fill_up(widths, times, scalings, devices)
     due = {job.id: width for job, width in zip(jobs, widths, strict=True)}
     before = dict(layout.places)
-    on = [job for job in jobs if job.id in before]
-    narrowed = [job for job in on if _narrow(layout, job, due[job.id])]
-    _lay(layout, waiting, due, seconds)
-    for job in on:
-        _grow(layout, job, due[job.id])
-    for job in narrowed:
-        _restore(layout, job, before[job.id])
+    placed = [job for job in jobs if job.id in before]
+    scaled_down = [job for job in placed if _scale_down(layout, job, due[job.id])]
+    _place_jobs(layout, waiting, due, seconds)
+    for job in placed:
+        _scale_up(layout, job, due[job.id])
+    for job in scaled_down:
+        _restore_width(layout, job, before[job.id])
 
 
-def _narrow(layout: DeviceStrips, job: JobView, width: float) -> bool:
+def _scale_down(layout: DeviceStrips, job: JobView, width: float) -> bool:
     old = layout.places[job.id]
     if not width < old.width - ROUNDING:
         return False
     new = StripPlacement(old.devices[: max(1, floor(width))], width)
-    layout.lift(job)
+    layout.remove(job)
     saves = layout.fits(job, new) and (
         new.width * (layout.seconds(job, new) + _cost(job)) < old.width * layout.seconds(job, old)
     )
-    layout.put(job, new if saves else old)
+    layout.place(job, new if saves else old)
     return saves
 
 
-def _grow(layout: DeviceStrips, job: JobView, width: float) -> None:
+def _scale_up(layout: DeviceStrips, job: JobView, width: float) -> None:
     old = layout.places[job.id]
     if width < 1 or width <= old.width + ROUNDING:
         return
-    layout.lift(job)
-    new = layout.whole(job, int(width), keep=old.devices)
+    layout.remove(job)
+    new = layout.whole_devices(job, int(width), preferred=old.devices)
     gains = new is not None and layout.seconds(job, new) + _cost(job) < layout.seconds(job, old)
-    layout.put(job, new if new is not None and gains else old)
+    layout.place(job, new if new is not None and gains else old)
 
 
-def _restore(layout: DeviceStrips, job: JobView, before: StripPlacement) -> None:
-    now = layout.lift(job)
-    idle = set(layout.idle())
+def _restore_width(layout: DeviceStrips, job: JobView, before: StripPlacement) -> None:
+    now = layout.remove(job)
+    idle = set(layout.idle_devices())
     left = tuple(name for name in before.devices if name in idle)
     candidates = (before, StripPlacement(left, float(len(left))), now)
-    layout.put(job, next(place for place in candidates if place.devices and layout.fits(job, place)))
+    layout.place(job, next(place for place in candidates if place.devices and layout.fits(job, place)))
 
 
-def _share_out(layout: DeviceStrips, movable: Mapping[str, JobView], before: Mapping[str, StripPlacement]) -> None:
+def _divide_rest(layout: DeviceStrips, movable: Mapping[str, JobView], before: Mapping[str, StripPlacement]) -> None:
     """Divide the rest of every shared device equally among its jobs, where the gain exceeds the cost.
 
     Args:
@@ -216,27 +219,29 @@ def _share_out(layout: DeviceStrips, movable: Mapping[str, JobView], before: Map
         before: Job -> current place.
     """
     for name in layout.devices:
-        here = [job for job in layout.here(name) if job.id in movable and job.scaling.sharing > 1]
+        sharing = [job for job in layout.jobs_on(name) if job.id in movable and job.scaling.sharing > 1]
         free = layout.free(name)
-        if not here or free <= ROUNDING:
+        if not sharing or free <= ROUNDING:
             continue
-        gaining = [job for job in here if _widened_gains(layout, job, free / len(here), before.get(job.id))]
+        gaining = [job for job in sharing if _is_worth_widening(layout, job, free / len(sharing), before.get(job.id))]
         for job in gaining:
             place = layout.places[job.id]
             layout.move(job, StripPlacement(place.devices, min(1.0, place.width + free / len(gaining))))
 
 
-def _widened_gains(layout: DeviceStrips, job: JobView, extra: float, before: StripPlacement | None) -> bool:
-    """Whether `extra` more of its device is worth a resize; a job that is started or resized anyway pays nothing."""
+def _is_worth_widening(layout: DeviceStrips, job: JobView, extra: float, before: StripPlacement | None) -> bool:
+    """Return whether `extra` more of its device is worth a resize; a job that is started or resized anyway pays
+    nothing.
+    """
     place = layout.places[job.id]
-    if before is None or not place.same(before):
+    if before is None or not place.is_close(before):
         return True
     wider = StripPlacement(place.devices, min(1.0, place.width + extra))
     return layout.seconds(job, wider) + _cost(job) < layout.seconds(job, place)
 
 
 def _cost(job: JobView) -> float:
-    """ε: the cost of a resize; 0 for a job that does not run."""
+    """Return ε, the cost of a resize; 0 for a job that does not run."""
     return job.scaling.resize_seconds if job.state is JobState.RUNNING else 0.0
 
 
@@ -248,7 +253,7 @@ _PLACING: Mapping[JobState, type[Start] | type[Resume] | type[Resize]] = {
 
 
 def _usable(job: JobView, cluster: Cluster) -> list[Device]:
-    """Healthy devices on which the job would fit alone."""
+    """Return the healthy devices on which the job would fit alone."""
     return [device for node, device in cluster if device.healthy and _fits_alone(job, node, device)]
 
 
@@ -278,7 +283,7 @@ def _may_move(job: JobView, layout: DeviceStrips) -> bool:
 
 
 def _devices(layout: DeviceStrips, movable: Sequence[JobView], names: Iterable[str]) -> float:
-    """Number of these devices, including parts, without those of jobs that may not be moved."""
+    """Return the number of these devices, including parts, without those of jobs that may not be moved."""
     free = {name: layout.free(name) for name in names}
     for job in movable:
         place = layout.places[job.id]
@@ -289,34 +294,35 @@ def _devices(layout: DeviceStrips, movable: Sequence[JobView], names: Iterable[s
 
 
 def _actions(jobs: Sequence[JobView], now: DeviceStrips, then: DeviceStrips) -> Iterator[Action]:
-    """Actions that change one layout into the other, in an order in which every place is free when it is taken.
+    """Return the actions that change one layout into the other, in an order in which every place is free when it is
+    taken.
 
     Such an order exists, since jobs only move to resources that other jobs have left.
     """
     pending = [
         job
         for job in jobs
-        if (place := then.places.get(job.id)) and not (job.id in now.places and place.same(now.places[job.id]))
+        if (place := then.places.get(job.id)) and not (job.id in now.places and place.is_close(now.places[job.id]))
     ]
     while pending:
         blocked: list[JobView] = []
         for job in pending:
-            old = now.lift(job) if job.id in now.places else None
+            old = now.remove(job) if job.id in now.places else None
             place = then.places[job.id]
             if now.fits(job, place):
-                now.put(job, place)
+                now.place(job, place)
                 yield _PLACING[job.state](job.id, place.devices, then.share(job, place))
                 continue
             blocked.append(job)
             if old is not None:
-                now.put(job, old)
+                now.place(job, old)
         if len(blocked) == len(pending):
             return
         pending = blocked
 
 
 def _refusals(jobs: Sequence[JobView], actions: Sequence[Action], cluster: Cluster) -> Refusals:
-    """Refusals of the jobs without a place; a device with any job counts as busy."""
+    """Return the refusals of the jobs without a place; a device with any job counts as busy."""
     placed = {action.job: action for action in actions if isinstance(action, (Start, Resume, Resize))}
     count = sum(job.state is not JobState.RUNNING and job.id not in placed for job in jobs)
 
@@ -324,15 +330,15 @@ def _refusals(jobs: Sequence[JobView], actions: Sequence[Action], cluster: Clust
         return [
             replace(job, state=JobState.RUNNING, devices=action.devices, share=action.share)
             if (action := placed.get(job.id))
-            else _asking(job)
+            else _without_compute(job)
             for job in jobs
         ]
 
     return Refusals(count, after, (), cluster, exclusive=True)
 
 
-def _asking(job: JobView) -> JobView:
-    """The view of a job for its refusal: a waiting job that may share needs no fixed compute."""
+def _without_compute(job: JobView) -> JobView:
+    """Return the view of a job for its refusal: a waiting job that may share needs no fixed compute."""
     if job.state is JobState.RUNNING or job.scaling.sharing == 1:
         return job
     return replace(job, demand={kind: replace(demand, compute=0.0) for kind, demand in job.demand.items()})

@@ -12,10 +12,10 @@ from shoal.core.errors import ScenarioError
 from shoal.core.trial import Trial, derive_seed
 from shoal.simulate.reader import reading
 
-__all__ = ["CurveSet", "Curves", "Decay", "RealCurves", "read_task"]
+__all__ = ["CurveSet", "Curves", "PowerLawCurves", "RecordedCurves", "read_task"]
 
 CURVES_FILE = "taskset_curves_8.npz"
-STEPS = 10
+STEPS_PER_EPOCH = 10
 """Number of losses in an epoch; of recorded curves, in the interval between two losses."""
 
 
@@ -26,12 +26,12 @@ class Curves(ABC):
 
     @abstractmethod
     def losses(self, trial: Trial, begin: int, end: int) -> Sequence[float]:
-        """Return `STEPS` losses for each epoch after `begin`, up to and with `end`."""
+        """Return `STEPS_PER_EPOCH` losses for each epoch after `begin`, up to and with `end`."""
 
 
 @final
 @dataclass(frozen=True)
-class Decay(Curves):
+class PowerLawCurves(Curves):
     """loss(t) = floor + (start - floor) (1 + t)^-rate, t in epochs; floor and rate are drawn for each trial.
 
     A power law, as usual for learning curves (Domhan et al. 2015); floors uniform in [0, start/2], rates in [0.2, 1].
@@ -46,12 +46,12 @@ class Decay(Curves):
         """Return the losses of the trial's own curve."""
         rng = Random(derive_seed(trial.seed, "curve"))
         floor, rate = rng.uniform(0, self.start / 2), rng.uniform(0.2, 1.0)
-        steps = range(begin * STEPS + 1, end * STEPS + 1)
-        return [floor + (self.start - floor) * (1 + step / STEPS) ** -rate for step in steps]
+        steps = range(begin * STEPS_PER_EPOCH + 1, end * STEPS_PER_EPOCH + 1)
+        return [floor + (self.start - floor) * (1 + step / STEPS_PER_EPOCH) ** -rate for step in steps]
 
 
 @final
-class RealCurves(Curves):
+class RecordedCurves(Curves):
     """Recorded curves, one for each trial, with one recorded interval an epoch; after the end the last loss stays.
 
     Args:
@@ -66,27 +66,27 @@ class RealCurves(Curves):
 
     def __init__(self, task: "CurveSet", seed: int, trials: int | None = None, good: int | None = None) -> None:
         self.target, self._task, self._seed = task.target, task, seed
-        self._bin: list[int] = []
+        self._assignment: list[int] = []
         if good is not None:
-            able = [index for index, curve in enumerate(task.curves) if min(curve) <= task.target]
-            unable = [index for index in range(len(task.curves)) if index not in able]
-            if trials is None or not (good <= len(able) and 0 <= trials - good <= len(unable)):
-                there = f"{len(able)} curves reach the target and {len(unable)} do not"
-                raise ScenarioError(f"`good` is {good}, of {trials or 'an unknown number of'} trials; {there}")
+            reaching = [index for index, curve in enumerate(task.curves) if min(curve) <= task.target]
+            missing_target = [index for index in range(len(task.curves)) if index not in reaching]
+            if trials is None or not (good <= len(reaching) and 0 <= trials - good <= len(missing_target)):
+                available = f"{len(reaching)} curves reach the target and {len(missing_target)} do not"
+                raise ScenarioError(f"`good` is {good}, of {trials or 'an unknown number of'} trials; {available}")
             rng = Random(derive_seed(seed, "bin"))
-            self._bin = [*rng.sample(able, good), *rng.sample(unable, trials - good)]
-            rng.shuffle(self._bin)
+            self._assignment = [*rng.sample(reaching, good), *rng.sample(missing_target, trials - good)]
+            rng.shuffle(self._assignment)
 
     def losses(self, trial: Trial, begin: int, end: int) -> Sequence[float]:
         """Return the losses of the trial's curve, linear between recorded losses."""
-        if self._bin:
-            curve = self._task.curves[self._bin[trial.number % len(self._bin)]]
+        if self._assignment:
+            curve = self._task.curves[self._assignment[trial.number % len(self._assignment)]]
         else:
             curve = Random(derive_seed(self._seed, "curve", trial.number)).choice(self._task.curves)
         last, losses = len(curve) - 1, []
-        for step in range(begin * STEPS + 1, end * STEPS + 1):
-            interval, part = divmod(min(step, last * STEPS), STEPS)
-            losses.append(curve[interval] + (curve[min(interval + 1, last)] - curve[interval]) * part / STEPS)
+        for step in range(begin * STEPS_PER_EPOCH + 1, end * STEPS_PER_EPOCH + 1):
+            interval, part = divmod(min(step, last * STEPS_PER_EPOCH), STEPS_PER_EPOCH)
+            losses.append(curve[interval] + (curve[min(interval + 1, last)] - curve[interval]) * part / STEPS_PER_EPOCH)
         return losses
 
 

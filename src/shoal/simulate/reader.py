@@ -9,7 +9,7 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from shoal.core.errors import ScenarioError, ShoalError
-from shoal.toml_file import TomlLocation, hint, unknown
+from shoal.toml_file import TomlLocation, nearest_name_hint, unknown_name_text
 
 __all__ = ["Limits", "Table", "read_toml", "reading"]
 
@@ -17,11 +17,11 @@ __all__ = ["Limits", "Table", "read_toml", "reading"]
 class Limits(NamedTuple):
     """Limits of a number, `Annotated[float, Limits(0)]`; above 10^12 sums are no longer exact."""
 
-    least: float
-    most: float = 1e12
+    minimum: float
+    maximum: float = 1e12
 
     def __contains__(self, value: object) -> bool:
-        return isinstance(value, int | float) and self.least <= value <= self.most
+        return isinstance(value, int | float) and self.minimum <= value <= self.maximum
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,14 +51,14 @@ def read_toml(path: Path, kind: type[_T]) -> _T:
     place = TomlLocation.of(path, ScenarioError)
     if (name := place.content.get("extends")) is not None:
         at = place / "extends"
-        beside = path.parent / _read(str, name, at)
+        other_path = path.parent / _read(str, name, at)
         try:
-            other = TomlLocation.of(beside, ScenarioError)
+            other = TomlLocation.of(other_path, ScenarioError)
         except ScenarioError as error:
             raise at.error(str(error)) from error
         if "extends" in other.content:
-            raise at.error(f"{beside} extends a file itself; extend one that stands by itself")
-        place = place.extending(other)
+            raise at.error(f"{other_path} extends a file itself; extend one that stands by itself")
+        place = place.with_fallback(other)
     return _table(kind, place.content, place)
 
 
@@ -83,7 +83,7 @@ def _table(kind: type[_T], content: Mapping[str, Any], place: TomlLocation) -> _
     types = get_type_hints(kind, include_extras=True)
     for key in content:
         if key not in keys:
-            raise (place / key).error(f"in {place.name} {unknown('key', key, keys)}")
+            raise (place / key).error(f"in {place.name} {unknown_name_text('key', key, keys)}")
     for key, each in keys.items():
         if key not in content and each.default is each.default_factory is MISSING:
             raise place.error(f"`{key}` is missing in {place.name}")
@@ -104,29 +104,29 @@ def _read(kind: Any, value: Any, place: TomlLocation) -> Any:
         if shape is tuple and value != []:
             items = value if isinstance(value, list) else [value]
             return tuple(_read(get_args(base)[0], each, place / index) for index, each in enumerate(items))
-        right = type(value) is shape or (shape is float and type(value) is int)
-        if right and (value in limits if limits else shape is not str or value.isprintable()):
+        type_matches = type(value) is shape or (shape is float and type(value) is int)
+        if type_matches and (value in limits if limits else shape is not str or value.isprintable()):
             return shape(value)
-    names = [name for option in options for name in _names(option)]
-    words = " or ".join(_words(option) for option in options)
-    raise place.error(f"{place.name} must be {words}, got {short(value)}{hint(value, names)}")
+    names = [name for option in options for name in _valid_strings(option)]
+    expected = " or ".join(_describe_type(option) for option in options)
+    raise place.error(f"{place.name} must be {expected}, got {short(value)}{nearest_name_hint(value, names)}")
 
 
-def _names(option: Any) -> Collection[str]:
+def _valid_strings(option: Any) -> Collection[str]:
     """Return the valid strings of a type."""
     return get_args(option)[1] if get_origin(option) is Annotated and get_args(option)[0] is str else ()
 
 
-def _words(option: Any) -> str:
+def _describe_type(option: Any) -> str:
     """Describe a type for an error."""
-    if names := _names(option):
+    if names := _valid_strings(option):
         return " or ".join(map(repr, names))
     if get_origin(option) is Annotated:
         kind, limits = get_args(option)
-        return f"{_words(kind)} from {limits.least:,.13g} to {limits.most:,.13g}"
+        return f"{_describe_type(kind)} from {limits.minimum:,.13g} to {limits.maximum:,.13g}"
     if get_origin(option) is tuple:
-        return f"{_words(get_args(option)[0])} or a list of such"
-    return _WORDS.get(option, "a table")
+        return f"{_describe_type(get_args(option)[0])} or a list of such"
+    return _TYPE_NAMES.get(option, "a table")
 
 
-_WORDS = {float: "a number", int: "an integer", str: "a string without control characters", bool: "true or false"}
+_TYPE_NAMES = {float: "a number", int: "an integer", str: "a string without control characters", bool: "true or false"}

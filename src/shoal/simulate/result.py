@@ -15,7 +15,7 @@ __all__ = ["Interval", "SimulationResult"]
 
 @dataclass(frozen=True)
 class Interval:
-    """The stay of a job on a device.
+    """The time of a job on a device.
 
     Args:
         trial: Label of its first trial.
@@ -38,14 +38,14 @@ class Interval:
 class SimulationResult:
     """The result of a simulation; equal for equal seeds, except for the real time of decisions.
 
-    A stretch is a trial up to one of its budgets.
+    A segment is the training of a trial up to one of its budgets.
 
     Args:
-        arrivals: Proposal of each stretch, in seconds.
-        completion: End of each stretch that ended, in seconds.
+        arrivals: Time at which each segment was proposed, in seconds.
+        completion: Time at which each finished segment ended, in seconds.
         reached: Time at which the loss of a trial reached its target, in seconds.
-        waiting: Reason of each stretch that had not ended when no event was left.
-        intervals: Stays of jobs on devices, in the order of their ends.
+        waiting: Reason of each segment that had not ended when no event was left.
+        intervals: Times of jobs on devices, in the order of their ends.
         clusters: (seconds, devices from then on).
         decisions: Number of decisions of the policy.
         switches: Number of times that a job was suspended, stopped or lost its device.
@@ -68,17 +68,17 @@ class SimulationResult:
 
     @property
     def makespan(self) -> float:
-        """Seconds from the first arrival to the last end; inf if no stretch ended."""
+        """Seconds from the first arrival to the last end; inf if no segment ended."""
         return max(self.completion.values()) - min(self.arrivals.values()) if self.completion else math.inf
 
     @property
     def mean_completion(self) -> float:
-        """Mean seconds from a stretch's arrival to its end; inf if none ended."""
+        """Mean seconds from a segment's arrival to its end; inf if none ended."""
         return fmean(self._lengths()) if self.completion else math.inf
 
     @property
     def p95_completion(self) -> float:
-        """Seconds from arrival to end that 95 % of the stretches do not exceed (nearest rank); inf if none ended."""
+        """Seconds from arrival to end that 95 % of the segments do not exceed (nearest rank); inf if none ended."""
         lengths = sorted(self._lengths())
         return lengths[math.ceil(0.95 * len(lengths)) - 1] if lengths else math.inf
 
@@ -90,34 +90,39 @@ class SimulationResult:
     @property
     def device_seconds(self) -> float:
         """Seconds with jobs, summed over all devices."""
-        return self._used[1]
+        return self._usage[1]
 
     @property
     def occupancy(self) -> Sequence[tuple[float, float]]:
         """(seconds, fraction of the compute of all healthy devices in demand), at every change."""
-        return self._used[0]
+        return self._usage[0]
 
     @cached_property
-    def _used(self) -> tuple[Sequence[tuple[float, float]], float]:
+    def _usage(self) -> tuple[Sequence[tuple[float, float]], float]:
         """Occupancy and device seconds."""
         changes: list[tuple[float, int, str, float]] = [(at, 0, "", n) for n, (at, _) in enumerate(self.clusters)]
-        for stay in [stay for stay in self.intervals if stay.begin < stay.end]:
-            changes += [(stay.begin, 1, stay.device, stay.compute), (stay.end, -1, stay.device, -stay.compute)]
-        jobs, asked, most = Counter[str](), defaultdict[str, float](float), dict[str, float]()
+        for interval in [interval for interval in self.intervals if interval.begin < interval.end]:
+            changes += [
+                (interval.begin, 1, interval.device, interval.compute),
+                (interval.end, -1, interval.device, -interval.compute),
+            ]
+        jobs, demanded, capacity = Counter[str](), defaultdict[str, float](float), dict[str, float]()
         occupancy: list[tuple[float, float]] = []
-        device_seconds, then, used, total = 0.0, 0.0, 0.0, 0.0
+        device_seconds, previous, used, total = 0.0, 0.0, 0.0, 0.0
         for at, group in groupby(sorted(changes), key=lambda change: change[0]):
-            device_seconds += (at - then) * sum(1 for _ in +jobs)
-            then = at
-            for _, come, device, compute in group:
-                if come == 0:
-                    most |= {device.name: device.compute for _, device in self.clusters[int(compute)][1]}
+            device_seconds += (at - previous) * sum(1 for _ in +jobs)
+            previous = at
+            for _, change, device, compute in group:
+                if change == 0:
+                    capacity |= {device.name: device.compute for _, device in self.clusters[int(compute)][1]}
                     total = sum(x.compute for _, x in self.clusters[int(compute)][1] if x.healthy)
                     continue
-                used -= min(most[device], asked[device])
-                jobs[device] += come
-                asked[device] = asked[device] + compute if jobs[device] else 0.0  # rounding does not add up
-                used += min(most[device], asked[device])
+                used -= min(capacity[device], demanded[device])
+                jobs[device] += change
+                demanded[device] = (
+                    demanded[device] + compute if jobs[device] else 0.0
+                )  # avoids a sum of rounding errors
+                used += min(capacity[device], demanded[device])
             value = min(1.0, max(0.0, used / total)) if total else 0.0
             if not occupancy or abs(occupancy[-1][1] - value) > 1e-12:
                 occupancy.append((at, value))
@@ -129,12 +134,12 @@ class SimulationResult:
         if not self.completion or not self.makespan:
             return 0.0
         end = max(self.completion.values())
-        steps = [*self.occupancy, (end, 0.0)]
-        area = sum(value * (min(until, end) - at) for (at, value), (until, _) in pairwise(steps) if at < end)
+        changes = [*self.occupancy, (end, 0.0)]
+        area = sum(value * (min(until, end) - at) for (at, value), (until, _) in pairwise(changes) if at < end)
         return area / self.makespan
 
     def rank(self, objective: str) -> tuple[int, float]:
-        """Return the rank among results of one scenario, lower is better: first the number of unended stretches.
+        """Return the rank among results of one scenario, lower is better: first the number of unended segments.
 
         Args:
             objective: Name of the property that decides between equal numbers.
@@ -142,4 +147,4 @@ class SimulationResult:
         return len(self.arrivals) - len(self.completion), getattr(self, objective)
 
     def _lengths(self) -> list[float]:
-        return [end - self.arrivals[stretch] for stretch, end in self.completion.items()]
+        return [end - self.arrivals[segment] for segment, end in self.completion.items()]

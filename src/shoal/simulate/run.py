@@ -22,7 +22,7 @@ from shoal.core.request import Request
 from shoal.core.trial import TrialState
 from shoal.cost.history import History
 from shoal.planner.grouping import Grouping
-from shoal.planner.planner import LEAST_SECONDS
+from shoal.planner.planner import MIN_POLL_SECONDS
 from shoal.schedule.action import Plan
 from shoal.schedule.base import JobView, Policy
 from shoal.schedule.oversubscription import OversubscriptionTuner
@@ -30,15 +30,15 @@ from shoal.simulate.result import Interval, SimulationResult
 from shoal.simulate.workload import SimulatedWorkload
 from shoal.study.actuation import carry_out
 from shoal.study.core import StudyCore
-from shoal.study.devices import DevicesSeen, DeviceTracker
+from shoal.study.devices import DeviceConditions, DeviceTracker
 from shoal.study.event import Due, Event
 from shoal.study.fleet import Fleet
-from shoal.study.state import Given
+from shoal.study.state import CoreConfig
 
 __all__ = ["ClusterEvent", "Simulation"]
 
-_ROUNDS = 1000
-"""Limit of turns at one moment, in addition to one for each trial; beyond it the policy starts and stops for ever."""
+_MAX_TURNS = 1000
+"""Limit of turns at one time, in addition to one for each trial; beyond it the policy starts and stops jobs forever."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Simulation:
     """The simulation of one study, from its start until no event is left.
 
     Args:
-        searches: Algorithms of the study, and costs and losses of its trials.
+        workload: Algorithms of the study, and costs and losses of its trials.
         cluster: Devices at the start.
         policy: Policy that places the jobs.
         slowdown: Speeds of jobs that share a device.
@@ -82,7 +82,7 @@ class Simulation:
 
     def __init__(
         self,
-        searches: SimulatedWorkload,
+        workload: SimulatedWorkload,
         cluster: Cluster,
         policy: Policy,
         slowdown: SlowDown,
@@ -97,36 +97,38 @@ class Simulation:
     ) -> None:
         directory = Path("simulated")
         worker_context = WorkerContext(directory, b"", checkpoint_seconds=checkpoint_seconds)
-        self._world = Virtual(worker_context, searches, beat_seconds=inf, slowdown=slowdown, tick=tick)
-        self._outcome = SimulationResult(clusters=[(0.0, cluster)])
-        self._searches, self._policy = searches, _TimedPolicy(policy, self._outcome)
+        self._backend = Virtual(worker_context, workload, beat_seconds=inf, slowdown=slowdown, tick=tick)
+        self._result = SimulationResult(clusters=[(0.0, cluster)])
+        self._workload, self._policy = workload, _TimedPolicy(policy, self._result)
         self._events = deque(sorted(events, key=lambda event: event.at))
-        self._arrivals = deque(sorted({at for source in searches.sources for at in source.arrivals}))
+        self._arrivals = deque(sorted({at for source in workload.sources for at in source.arrivals}))
         self._tuner = tuner or OversubscriptionTuner(kinds=())
         self._study: dict[str, Any] = {}
-        whole = Cluster((*cluster.nodes, *(node for event in events for node in event.added)))
+        all_devices = Cluster((*cluster.nodes, *(node for event in events for node in event.added)))
         history = History("")
-        for key, kind in product(searches.keys, dict.fromkeys(device.kind for _, device in whole)) if measured else ():
-            history.put(key.structure, key.data, key.batch_size, kind, searches.profile(key, kind))
+        for key, kind in (
+            product(workload.keys, dict.fromkeys(device.kind for _, device in all_devices)) if measured else ()
+        ):
+            history.put(key.structure, key.data, key.batch_size, kind, workload.profile(key, kind))
         self._core = StudyCore(
-            Given(
+            CoreConfig(
                 directory,
                 study=self._study,
                 objectives=(Objective("loss", "min"),),
-                algorithm=searches,
+                algorithm=workload,
                 policy=self._policy,
                 history=history,
-                devices=DeviceTracker(Fleet(cluster), partial(_found, whole), None, directory),
+                devices=DeviceTracker(Fleet(cluster), partial(_select_devices, all_devices), None, directory),
                 retries=2,
                 tuner=self._tuner,
                 grouping=grouping or Grouping(),
                 fuse=fuse,
                 replan_seconds=inf,
-                key=searches.key if measured else None,
+                key=workload.key if measured else None,
             )
         )
-        self._lost: dict[str, Condition] = {}
-        self._stretches: dict[int, str] = {}  # current stretches of training and waiting trials, by number
+        self._conditions: dict[str, Condition] = {}
+        self._segments: dict[int, str] = {}  # number of an unended trial -> name of its segment
         self._running: dict[str, tuple[command.JobStarted, float]] = {}
 
     def run(self) -> SimulationResult:
@@ -136,82 +138,84 @@ class Simulation:
             PolicyError: The policy made an illegal plan, or starts and stops jobs for ever.
             ScenarioError: A table of measurements has no row for a job.
         """
-        then, rounds, was_stuck, state = -1.0, 0, False, self._core.state
+        previous, turns, was_stuck, state = -1.0, 0, False, self._core.state
         while not state.finished:
-            now = self._world.now
-            then, rounds = now, rounds + 1 if now == then else 1
-            if rounds > _ROUNDS + len(self._stretches):
-                asked = f"{self._policy.policy!r} was asked {rounds} times at {now:g} s, and time does not go on"
-                raise PolicyError(f"{asked}: it starts what it stops")
-            self._arrive(now)
-            acted = sum([self._happen(due) for due in Due if due is not Due.PLAN or self._may_plan()])
-            stuck = not acted and self._world.idle and not self._events and not self._arrivals
-            if stuck and (was_stuck or not state.planner.sleeps):
+            now = self._backend.now
+            previous, turns = now, turns + 1 if now == previous else 1
+            if turns > _MAX_TURNS + len(self._segments):
+                problem = f"{self._policy.policy!r} was asked {turns} times at {now:g} s, and time does not go on"
+                raise PolicyError(f"{problem}: it starts what it stops")
+            self._apply_due_changes(now)
+            acted = sum([self._handle(due) for due in Due if due is not Due.PLAN or self._should_plan()])
+            stuck = not acted and self._backend.idle and not self._events and not self._arrivals
+            if stuck and (was_stuck or not state.planner.has_wake_time):
                 break
             was_stuck = stuck
-            coming = min(chain(islice(self._arrivals, 1), (event.at for event in islice(self._events, 1))), default=inf)
-            until = min(coming, max(state.planner.wake, now + LEAST_SECONDS))
-            for event in self._world.poll(until - now):
-                self._happen(event)
-        for number, name in self._stretches.items():
-            self._outcome.waiting[name] = state.trials[number].reason or "makes no progress"
-        self._outcome.oversubscription.update(self._tuner.ratios)
-        return self._outcome
+            next_change = min(
+                chain(islice(self._arrivals, 1), (event.at for event in islice(self._events, 1))), default=inf
+            )
+            until = min(next_change, max(state.planner.wake, now + MIN_POLL_SECONDS))
+            for event in self._backend.poll(until - now):
+                self._handle(event)
+        for number, name in self._segments.items():
+            self._result.waiting[name] = state.trials[number].reason or "makes no progress"
+        self._result.oversubscription.update(self._tuner.ratios)
+        return self._result
 
-    def _may_plan(self) -> bool:
-        """Whether there are trials to plan for, now or never; before an arrival, an idle study would be an error."""
+    def _should_plan(self) -> bool:
+        """Return whether to plan now; to plan for an idle study before an arrival would be an error."""
         state = self._core.state
         return not self._arrivals or bool(state.running) or state.trials.has_waiting()
 
-    def _arrive(self, now: float) -> None:
+    def _apply_due_changes(self, now: float) -> None:
         """Begin the searches, and apply the changes of the cluster, that are due."""
-        self._searches.now = now
+        self._workload.now = now
         while self._arrivals and self._arrivals[0] <= now:
             self._arrivals.popleft()
         while self._events and self._events[0].at <= now:
             event = self._events.popleft()
             added = tuple(device.name for node in event.added for device in node.devices)
             if event.removed:
-                self._happen(Request(f"{len(self._events)} remove", "remove devices", event.removed))
+                self._handle(Request(f"{len(self._events)} remove", "remove devices", event.removed))
             if added:
-                self._happen(Request(f"{len(self._events)} add", "add devices", added))
+                self._handle(Request(f"{len(self._events)} add", "add devices", added))
             if event.failed or event.restored:
                 for name in event.restored:
-                    self._lost.pop(name, None)
-                self._lost.update(dict.fromkeys(event.failed, Condition(healthy=False, reason="has failed")))
-                self._happen(DevicesSeen(dict(self._lost)))
+                    self._conditions.pop(name, None)
+                self._conditions.update(dict.fromkeys(event.failed, Condition(healthy=False, reason="has failed")))
+                self._handle(DeviceConditions(dict(self._conditions)))
 
-    def _happen(self, event: Event) -> bool:
+    def _handle(self, event: Event) -> bool:
         """Pass an event to the state machine and carry out its commands; return whether a job was affected."""
         state = self._core.state
         try:
-            step = self._core.step(event, self._world.now)
-        except DeviceError:  # waiting trials can never start; the result has the reasons
+            step = self._core.step(event, self._backend.now)
+        except DeviceError:  # no waiting trial can ever start; the result has the reasons
             step = state.step
         for record in step.records:
-            self._note(record, self._world.now)
-        for order in step.commands:
-            if follows := carry_out(order, self._world, state.given.directory):
-                self._happen(follows)
-        acts = command.StartJob | command.UpdateJob | command.StopJob | command.KillJob
-        return any(isinstance(order, acts) for order in step.commands)
+            self._record(record, self._backend.now)
+        for command_ in step.commands:
+            if follow_up := carry_out(command_, self._backend, state.config.directory):
+                self._handle(follow_up)
+        job_commands = command.StartJob | command.UpdateJob | command.StopJob | command.KillJob
+        return any(isinstance(command_, job_commands) for command_ in step.commands)
 
-    def _note(self, record: command.Record, now: float) -> None:
+    def _record(self, record: command.Record, now: float) -> None:
         """Add a record of a step to the result."""
-        outcome = self._outcome
+        result = self._result
         match record:
             case command.GroupsProposed():
                 for trial in (trial for group in record.groups for trial in group.trials):
-                    name = self._searches.label(trial.number)
-                    if name in outcome.arrivals:
+                    name = self._workload.label(trial.number)
+                    if name in result.arrivals:
                         name = f"{name}@{self._core.state.trials[trial.number].target}"
-                    self._stretches[trial.number] = name
-                    outcome.arrivals[name] = now
+                    self._segments[trial.number] = name
+                    result.arrivals[name] = now
             case command.TrialsReported():
                 for report in record.reports:
-                    target = self._searches.source(report.trial).curves.target
+                    target = self._workload.source(report.trial).curves.target
                     if target is not None and report.metrics.get("loss", inf) <= target:
-                        outcome.reached.setdefault(self._searches.label(report.trial), now)
+                        result.reached.setdefault(self._workload.label(report.trial), now)
                     if report.state is not TrialState.RUNNING:
                         self._end(report.trial, now)
             case command.Decided():
@@ -220,25 +224,25 @@ class Simulation:
             case command.JobStarted(job=Job(purpose=Purpose.TRAIN)):
                 self._running[record.job.id] = record, now
             case command.JobEnded() if record.job in self._running:
-                outcome.switches += record.outcome is not End.FINISHED
-                self._leave(record.job, now)
+                result.switches += record.outcome is not End.FINISHED
+                self._end_interval(record.job, now)
             case command.DevicesChanged():
-                outcome.clusters.append((now, record.cluster))
+                result.clusters.append((now, record.cluster))
             case command.StudyChanged():
                 self._study[record.key] = record.value
 
     def _end(self, trial: int, now: float) -> None:
-        if (name := self._stretches.pop(trial, None)) is not None:
-            self._outcome.completion[name] = now
+        if (name := self._segments.pop(trial, None)) is not None:
+            self._result.completion[name] = now
 
-    def _leave(self, job: str, now: float) -> None:
+    def _end_interval(self, job: str, now: float) -> None:
         """Note that a job has left its devices."""
         started, began = self._running.pop(job)
         members, demand = started.job.members, started.job.demand
-        label = self._searches.label(members[0].trial.number)
+        label = self._workload.label(members[0].trial.number)
         for device in (started.device, *started.job.helpers):
             compute = 1.0 if demand is None or started.job.helpers else demand.compute
-            self._outcome.intervals.append(Interval(label, len(members), device, began, now, compute))
+            self._result.intervals.append(Interval(label, len(members), device, began, now, compute))
 
 
 class _TimedPolicy(Policy):
@@ -250,14 +254,14 @@ class _TimedPolicy(Policy):
     def plan(self, jobs: Sequence[JobView], cluster: Cluster, now: float) -> Plan:
         began = time.perf_counter()
         plan = self.policy.plan(jobs, cluster, now)
-        took = time.perf_counter() - began
+        seconds = time.perf_counter() - began
         self._result.decisions += 1
-        self._result.decision_seconds += took
-        self._result.longest_decision = max(self._result.longest_decision, took)
+        self._result.decision_seconds += seconds
+        self._result.longest_decision = max(self._result.longest_decision, seconds)
         return plan
 
 
-def _found(whole: Cluster, devices: str | Sequence[str]) -> Cluster:
+def _select_devices(all_devices: Cluster, devices: str | Sequence[str]) -> Cluster:
     """Return the devices of these names."""
-    nodes = (replace(x, devices=tuple(d for d in x.devices if d.name in devices)) for x in whole.nodes)
+    nodes = (replace(x, devices=tuple(d for d in x.devices if d.name in devices)) for x in all_devices.nodes)
     return Cluster(tuple(node for node in nodes if node.devices))

@@ -123,23 +123,23 @@ def load(path: Path, data: Path = DATA, seed: int | None = None) -> Scenario:
     """
     file = read_toml(path, ScenarioTable)
     seed = file.seed if seed is None else seed
-    taken: set[str] = set()
-    cluster = Cluster(read_nodes(file.nodes, taken))
-    events = read_events(file.events, cluster, taken)
-    machines = [*file.nodes, *(nodes for event in file.events for nodes in event.add)]
-    tuned = list(dict.fromkeys(each.kind for each in machines if each.oversubscription == "tuned"))
-    for each in machines:
+    used_names: set[str] = set()
+    cluster = Cluster(read_nodes(file.nodes, used_names))
+    events = read_events(file.events, cluster, used_names)
+    all_nodes = [*file.nodes, *(nodes for event in file.events for nodes in event.add)]
+    tuned = list(dict.fromkeys(each.kind for each in all_nodes if each.oversubscription == "tuned"))
+    for each in all_nodes:
         if each.kind in tuned and each.oversubscription != "tuned":
             fault = f'must be "tuned" for all nodes with {each.kind} or for none: a ratio is found for a kind'
             raise each.error("oversubscription", f"`oversubscription` {fault}")
-    kinds = list(dict.fromkeys(each.kind for each in machines))
+    kinds = list(dict.fromkeys(each.kind for each in all_nodes))
     studies = [replace(each, name=each.name or f"study{index}") for index, each in enumerate(file.studies)]
     jobs = [replace(each, name=each.name or f"job{index}") for index, each in enumerate(file.jobs)]
     tables: tuple[Sequence[ModelTable | StudyTable | JobTable], ...] = (file.models, studies, jobs)
-    for some in tables:
-        for index, one in enumerate(some):
-            if one.name in {other.name for other in some[:index]}:
-                raise one.error("name", f"there is another {one.name!r}; each needs a name of its own")
+    for entries in tables:
+        for index, entry in enumerate(entries):
+            if entry.name in {other.name for other in entries[:index]}:
+                raise entry.error("name", f"there is another {entry.name!r}; each needs a name of its own")
     models = {each.name: each.structures(kinds, data) for each in file.models}
     sources: list[TrialSource] = [each.search(models, data, seed) for each in studies]
     sources += [each.jobs(kinds, seed) for each in jobs]

@@ -13,9 +13,9 @@ from shoal.core.errors import ScenarioError
 from shoal.cost.scaling import Scaling
 from shoal.simulate.reader import reading
 from shoal.simulate.workload import SimulatedModel
-from shoal.toml_file import unknown
+from shoal.toml_file import unknown_name_text
 
-__all__ = ["SLOWDOWNS", "Curve", "allocate", "read_curves"]
+__all__ = ["SLOWDOWNS", "Curve", "divide_in_proportion", "read_curves"]
 
 SHARES_FILE = "a100_mig_slices.csv"
 
@@ -58,7 +58,7 @@ class Curve:
         return 1.0
 
     @cached_property
-    def useful(self) -> float:
+    def saturation(self) -> float:
         """Smallest share with full speed."""
         return next(share for share, speed in self.speeds if speed >= 1.0)
 
@@ -80,7 +80,7 @@ def _curve(row: Mapping[str, str]) -> Curve:
     return Curve(points, int(float(row["memory_mb"]) * 2**20), float(row["sm_utilisation_percent"]) / 100)
 
 
-def allocate(weights: Sequence[float], bounds: Sequence[float], total: float) -> list[float]:
+def divide_in_proportion(weights: Sequence[float], bounds: Sequence[float], total: float) -> list[float]:
     """Divide `total` in proportion to weights, up to the bound of each, and among the others beyond that.
 
     Weights are not negative; if all are 0, they count as equal.
@@ -90,8 +90,8 @@ def allocate(weights: Sequence[float], bounds: Sequence[float], total: float) ->
     order.sort(key=lambda index: bounds[index] / weights[index])  # the first to reach its bound
     shares = [0.0] * len(weights)
     for place, index in enumerate(order):
-        part = weights[index] / sum(weights[other] for other in order[place:])
-        shares[index] = min(bounds[index], part * total)
+        fraction = weights[index] / sum(weights[other] for other in order[place:])
+        shares[index] = min(bounds[index], fraction * total)
         total -= shares[index]
     return shares
 
@@ -104,14 +104,14 @@ def shares(structures: Mapping[str, SimulatedModel], data: Path) -> SlowDown:
     shape is assumed.
     """
     curves = read_curves(data)
-    rows = {name: _row(curves, structure) for name, structure in structures.items()}
+    rows = {name: _curve_of(curves, structure) for name, structure in structures.items()}
 
     def speeds(device: Device, jobs: Sequence[VirtualJob]) -> Sequence[float]:
-        mine = [rows[_structure(job)] for job in jobs]
-        given = [1.0 if job.share is None else job.share / device.compute for job in jobs]
-        bounds = [min(curve.useful, share) for curve, share in zip(mine, given, strict=True)]
-        parts = allocate([job.asked for job in jobs], bounds, 1.0)
-        return [curve.speed(part) for curve, part in zip(mine, parts, strict=True)]
+        curves_of_jobs = [rows[_structure(job)] for job in jobs]
+        given_shares = [1.0 if job.share is None else job.share / device.compute for job in jobs]
+        bounds = [min(curve.saturation, share) for curve, share in zip(curves_of_jobs, given_shares, strict=True)]
+        parts = divide_in_proportion([job.compute_demand for job in jobs], bounds, 1.0)
+        return [curve.speed(fraction) for curve, fraction in zip(curves_of_jobs, parts, strict=True)]
 
     return speeds
 
@@ -122,12 +122,12 @@ def demands(structures: Mapping[str, SimulatedModel], data: Path) -> SlowDown:
     A job's compute is the knee of its curve. A share from the policy replaces the demand of the job; below a whole
     device the job's alpha is its cost.
     """
-    part = none(structures, data)
+    fraction = none(structures, data)
 
     def speeds(device: Device, jobs: Sequence[VirtualJob]) -> Sequence[float]:
-        asked = sum(job.asked if job.share is None else job.share for job in jobs)
+        asked = sum(job.compute_demand if job.share is None else job.share for job in jobs)
         pressure = min(1.0, device.compute / asked) if asked else 1.0
-        return [pressure * speed for speed in part(device, jobs)]
+        return [pressure * speed for speed in fraction(device, jobs)]
 
     return speeds
 
@@ -139,12 +139,12 @@ def none(structures: Mapping[str, SimulatedModel], data: Path) -> SlowDown:
     """
 
     def speeds(device: Device, jobs: Sequence[VirtualJob]) -> Sequence[float]:
-        given = [device.compute if job.share is None else job.share for job in jobs]
-        more = max(1.0, device.compute / (sum(given) or 1.0))
+        given_shares = [device.compute if job.share is None else job.share for job in jobs]
+        scale = max(1.0, device.compute / (sum(given_shares) or 1.0))
         alphas = [structures[_structure(job)].alpha for job in jobs]
         return [
-            1.0 if job.share is None else _part(job, alpha, share * more / device.compute)
-            for job, alpha, share in zip(jobs, alphas, given, strict=True)
+            1.0 if job.share is None else _partial_speed(job, alpha, share * scale / device.compute)
+            for job, alpha, share in zip(jobs, alphas, given_shares, strict=True)
         ]
 
     return speeds
@@ -155,10 +155,10 @@ SLOWDOWNS = {"none": none, "demands": demands, "shares": shares}
 """Makers of the models by name, from the structures of a scenario by name and the folder of the tables."""
 
 
-def _part(job: VirtualJob, alpha: float | None, width: float) -> float:
+def _partial_speed(job: VirtualJob, alpha: float | None, width: float) -> float:
     """Return the speed of a job on a part of a device."""
     if alpha is None:
-        return min(1.0, width / job.asked) if job.asked else 1.0
+        return min(1.0, width / job.compute_demand) if job.compute_demand else 1.0
     return 1 / Scaling(alpha).factor(min(1.0, width))
 
 
@@ -167,9 +167,9 @@ def _structure(job: VirtualJob) -> str:
     return job.job.arrays[0].key.structure
 
 
-def _row(curves: Mapping[str, Curve], structure: SimulatedModel) -> Curve:
+def _curve_of(curves: Mapping[str, Curve], structure: SimulatedModel) -> Curve:
     if structure.workload in curves:
         return curves[structure.workload]
     if structure.workload:
-        raise ScenarioError(f"{structure.name}: {unknown('workload', structure.workload, curves)}")
+        raise ScenarioError(f"{structure.name}: {unknown_name_text('workload', structure.workload, curves)}")
     raise ScenarioError(f"{structure.name} names no `workload` in {SHARES_FILE}; there are {', '.join(curves)}")

@@ -17,30 +17,30 @@ from shoal.core.trial import derive_seed
 from shoal.cost.estimate import step_seconds
 from shoal.cost.history import History, environment
 from shoal.cost.scaling import Scaling
-from shoal.simulate.curves import Curves, Decay, RealCurves, read_task
+from shoal.simulate.curves import Curves, PowerLawCurves, RecordedCurves, read_task
 from shoal.simulate.reader import Limits, Table
 from shoal.simulate.run import ClusterEvent
 from shoal.simulate.slowdown import read_curves
 from shoal.simulate.workload import ListedJobs, SimulatedModel, SimulatedStudy
-from shoal.toml_file import unknown
+from shoal.toml_file import unknown_name_text
 
 __all__ = ["EventTable", "JobTable", "ModelTable", "NodeTable", "StudyTable", "profile", "read_events", "read_nodes"]
 
 GB = 10**9
-MANY = 10**6
+MAX_COUNT = 10**6
 """Limit of devices, jobs or epochs of one table."""
-_ALL = 10**6
+_UNLIMITED_CORES = 10**6
 """Cores of a device: a job may use all cores of its node."""
-_SHORT = 8
+_DIGEST_LENGTH = 8
 """Number of digits of a digest in an error."""
 
 Amount = Annotated[float, Limits(0)]
 Fraction = Annotated[float, Limits(0, 1)]
 Positive = Annotated[float, Limits(1e-6)]
-Whole = Annotated[int, Limits(1, MANY)]
+Count = Annotated[int, Limits(1, MAX_COUNT)]
 Factor = Annotated[float, Limits(1)]
 Width = Annotated[int, Limits(1, 1000)]
-Setting = Annotated[int, Limits(0, MANY)] | Annotated[float, Limits(0, MANY)] | bool | str
+Setting = Annotated[int, Limits(0, MAX_COUNT)] | Annotated[float, Limits(0, MAX_COUNT)] | bool | str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,24 +56,26 @@ class NodeTable(Table):
     oversubscription: Positive | Annotated[str, ("tuned",)] = 1.0
 
 
-def read_nodes(tables: Iterable[NodeTable], taken: set[str]) -> tuple[Node, ...]:
-    """Make the nodes, with their names or node0, node1, ...; add their names to `taken`, the names so far."""
+def read_nodes(tables: Iterable[NodeTable], used_names: set[str]) -> tuple[Node, ...]:
+    """Make the nodes, with their names or node0, node1, ...; add their names to `used_names`, the names so far."""
     nodes: list[Node] = []
     for table in tables:
         ratio = 1.0 if isinstance(table.oversubscription, str) else table.oversubscription
-        made = Device("", table.kind, int(table.memory_gb * GB), cores=_ALL, oversubscription=ratio)
-        free = (name for number in count(len(nodes)) if (name := f"node{number}") not in taken)
+        device = Device("", table.kind, int(table.memory_gb * GB), cores=_UNLIMITED_CORES, oversubscription=ratio)
+        free_names = (name for number in count(len(nodes)) if (name := f"node{number}") not in used_names)
         for index in range(table.count):
-            name = table.name + str(index) * (table.count > 1) if table.name else next(free)
-            node = Node(name, table.cores, tuple(replace(made, name=f"{name}/{i}") for i in range(table.devices)))
-            if both := taken & _named(node).keys():
-                raise table.error("name", f"there is or was a node or device {min(both)!r}; each needs its own name")
-            taken.update(_named(node))
+            name = table.name + str(index) * (table.count > 1) if table.name else next(free_names)
+            node = Node(name, table.cores, tuple(replace(device, name=f"{name}/{i}") for i in range(table.devices)))
+            if conflicts := used_names & _devices_by_name(node).keys():
+                raise table.error(
+                    "name", f"there is or was a node or device {min(conflicts)!r}; each needs its own name"
+                )
+            used_names.update(_devices_by_name(node))
             nodes.append(node)
     return tuple(nodes)
 
 
-def _named(node: Node) -> dict[str, tuple[str, ...]]:
+def _devices_by_name(node: Node) -> dict[str, tuple[str, ...]]:
     """Return the devices by the names of a node and of its devices."""
     names = tuple(device.name for device in node.devices)
     return {node.name: names, **{name: (name,) for name in names}}
@@ -91,14 +93,14 @@ def profile(seconds: float, compute: float, memory: int, cores: float, fused: Ma
     """
     steps = {1: seconds, **{members: seconds * factor for members, factor in fused.items()}}
     return Profile(
-        steps, 1, 0, base_memory=0, member_memory=memory, compute=compute, cores=cores, mixing=1.0, sample=MANY
+        steps, 1, 0, base_memory=0, member_memory=memory, compute=compute, cores=cores, mixing=1.0, sample=MAX_COUNT
     )
 
 
-def _slower(takes: Profile, factor: float) -> Profile:
+def _scaled_profile(base_profile: Profile, factor: float) -> Profile:
     """Return the profile with all times multiplied by a factor."""
-    steps = {members: seconds * factor for members, seconds in takes.step_seconds.items()}
-    return replace(takes, step_seconds=steps)
+    steps = {members: seconds * factor for members, seconds in base_profile.step_seconds.items()}
+    return replace(base_profile, step_seconds=steps)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,30 +133,32 @@ class ModelTable(Table):
             data: Folder of the measured tables.
         """
         if self.profile is not None:
-            return self._profiled(self.profile, kinds)
-        if wrong := [key for key in self.fused if not (key.isdecimal() and 2 <= int(key) <= MANY)]:
-            raise self.error("fused", f"`fused` must name numbers of members from 2 to {MANY:,}, got {wrong[0]!r}")
+            return self._measured_structures(self.profile, kinds)
+        if wrong := [key for key in self.fused if not (key.isdecimal() and 2 <= int(key) <= MAX_COUNT)]:
+            raise self.error("fused", f"`fused` must name numbers of members from 2 to {MAX_COUNT:,}, got {wrong[0]!r}")
         _check_kinds(self, self.kinds, kinds)
-        workloads = self._each("workloads", [""])
+        workloads = self._per_batch_size("workloads", [""])
         curves = read_curves(data) if self.workloads else {}
         for workload in self.workloads:
             if workload not in curves:
-                raise self.error("workloads", unknown("workload", workload, curves))
+                raise self.error("workloads", unknown_name_text("workload", workload, curves))
         rows = [curves[workload] for workload in workloads if workload]
         epochs = [self.samples / size for size in self.batch_sizes] if self.samples else []
-        seconds = self._each("epoch_seconds", [n * row.seconds for n, row in zip(epochs, rows, strict=False)])
-        compute = self._each("compute", [row.utilisation for row in rows])
-        memory = self._each("memory_gb", [row.memory / GB for row in rows])
-        cores = self._each("cores", [1.0])
+        seconds = self._per_batch_size("epoch_seconds", [n * row.seconds for n, row in zip(epochs, rows, strict=False)])
+        compute = self._per_batch_size("compute", [row.utilisation for row in rows])
+        memory = self._per_batch_size("memory_gb", [row.memory / GB for row in rows])
+        cores = self._per_batch_size("cores", [1.0])
         fused = {int(members): factor for members, factor in self.fused.items()}
         structures = []
         for i, size in enumerate(self.batch_sizes):
-            takes = profile(seconds[i], compute[i], int(memory[i] * GB), cores[i], fused)
-            profiles = {kind: _slower(takes, 1 / self.kinds.get(kind, 1.0)) for kind in self.kinds or kinds}
+            base_profile = profile(seconds[i], compute[i], int(memory[i] * GB), cores[i], fused)
+            profiles = {
+                kind: _scaled_profile(base_profile, 1 / self.kinds.get(kind, 1.0)) for kind in self.kinds or kinds
+            }
             structures.append(SimulatedModel(f"{self.name} x {size}", profiles, workloads[i]))
         return structures
 
-    def _each(self, key: str, default: Sequence[Any]) -> Sequence[Any]:
+    def _per_batch_size(self, key: str, default: Sequence[Any]) -> Sequence[Any]:
         """Return the values of a key for all batch sizes, by default those computed from other keys."""
         values: tuple[Any, ...] = tuple(getattr(self, key) or default)
         sizes = len(self.batch_sizes)
@@ -164,32 +168,34 @@ class ModelTable(Table):
             raise self.error(key, f"`{key}` must be one, or {sizes}, one for each batch size, got {len(values)}")
         return values * sizes if len(values) == 1 else values
 
-    def _profiled(self, asked: str, kinds: Sequence[str]) -> list[SimulatedModel]:
+    def _measured_structures(self, asked: str, kinds: Sequence[str]) -> list[SimulatedModel]:
         """Return measured structures; speeds of other kinds are relative to the measured kind, the first by name."""
         if self != ModelTable(place=self.place, name=self.name, profile=asked, kinds=self.kinds):
             raise self.error("profile", "beside a `profile` there may be `name` and `kinds`; the rest was measured")
         structure, _, data = asked.partition("/")
         known = sorted(History(environment=environment()).all().items())
-        fits = [each for each in known if each[0][0].startswith(structure) and each[0][1].startswith(data)]
-        if (names := len({key[:2] for key, _ in fits})) != 1:
+        matching = [each for each in known if each[0][0].startswith(structure) and each[0][1].startswith(data)]
+        if (names := len({key[:2] for key, _ in matching})) != 1:
             listed = [
-                f"\n  {key[0][:_SHORT]}/{key[1][:_SHORT]}: batch size {key[2]} on {key[3]}, "
+                f"\n  {key[0][:_DIGEST_LENGTH]}/{key[1][:_DIGEST_LENGTH]}: batch size {key[2]} on {key[3]}, "
                 f"{1000 * step_seconds(found, 1):.3g} ms a step, {found.epoch_steps} steps an epoch"
-                for key, found in fits or known
+                for key, found in matching or known
             ]
-            fault = f"{names} profiles begin with {asked!r}" if fits else f"there is no profile {asked!r}"
+            fault = f"{names} profiles begin with {asked!r}" if matching else f"there is no profile {asked!r}"
             raise self.error("profile", f"{fault}; the job history of this environment has {''.join(listed) or 'none'}")
         sizes: dict[int, dict[str, Profile]] = {}
-        for (_, _, size, kind), found in fits:
+        for (_, _, size, kind), found in matching:
             sizes.setdefault(size, {})[kind] = found
-        measured = sorted({key[3] for key, _ in fits})
+        measured = sorted({key[3] for key, _ in matching})
         if not {*measured, *self.kinds} & {*kinds}:
             fault = f"it was measured on {', '.join(measured)}, the devices are {', '.join(kinds)}"
             raise self.error("profile", f'{fault}; say how fast they are: kinds = {{ "{kinds[0]}" = 2.0 }}')
         structures = []
-        for size, takes in sizes.items():
-            others = {kind: _slower(takes[min(takes)], 1 / speed) for kind, speed in self.kinds.items()}
-            structures.append(SimulatedModel(f"{self.name} x {size}", others | takes))
+        for size, base_profile in sizes.items():
+            others = {
+                kind: _scaled_profile(base_profile[min(base_profile)], 1 / speed) for kind, speed in self.kinds.items()
+            }
+            structures.append(SimulatedModel(f"{self.name} x {size}", others | base_profile))
         return structures
 
 
@@ -237,8 +243,8 @@ class StudyTable(_CostTable):
 
     name: str = ""
     models: tuple[str, ...] = ()
-    learning_rates: Whole = 1
-    epochs: Whole | None = None
+    learning_rates: Count = 1
+    epochs: Count | None = None
     algorithm: Mapping[str, Setting] | None = None
     curves: CurvesTable | None = None
     arrival: Amount = 0.0
@@ -248,24 +254,28 @@ class StudyTable(_CostTable):
         chosen = self.models or tuple(models)
         for model in chosen:
             if model not in models:
-                raise self.error("models", unknown("model", model, models))
+                raise self.error("models", unknown_name_text("model", model, models))
         if len(set(chosen)) < len(chosen) or not chosen:
             raise self.error("models", f"a study needs a model, and each once, got {', '.join(chosen) or 'none'}")
         structures = [structure for model in chosen for structure in models[model]]
         own_seed = derive_seed(seed, "study", self.name)
         name, settings = self._settings()
         trials, epochs = settings.get("n", len(structures) * self.learning_rates), settings.get("epochs", 1)
-        if trials * epochs > 10 * MANY:
-            in_all = f"{trials:,} trials of {epochs:,} epochs are {trials * epochs:,} epochs in all"
-            raise self.error("learning_rates", f"{in_all}; at most {10 * MANY:,} can be simulated")
-        curves: Curves = Decay()
+        if trials * epochs > 10 * MAX_COUNT:
+            total = f"{trials:,} trials of {epochs:,} epochs are {trials * epochs:,} epochs in all"
+            raise self.error("learning_rates", f"{total}; at most {10 * MAX_COUNT:,} can be simulated")
+        curves: Curves = PowerLawCurves()
         if self.curves is not None:
             try:
-                curves = RealCurves(read_task(data, self.curves.task), own_seed, settings.get("n"), self.curves.good)
+                curves = RecordedCurves(
+                    read_task(data, self.curves.task), own_seed, settings.get("n"), self.curves.good
+                )
             except ScenarioError as error:
                 raise self.error("curves", str(error)) from error
-        mine = [self.with_costs(each, f"{self.name}: {each.name}") for each in structures]
-        return SimulatedStudy(self.name, mine, self.learning_rates, (name, settings), (self.arrival,), curves, own_seed)
+        names = [self.with_costs(each, f"{self.name}: {each.name}") for each in structures]
+        return SimulatedStudy(
+            self.name, names, self.learning_rates, (name, settings), (self.arrival,), curves, own_seed
+        )
 
     def _settings(self) -> tuple[str, dict[str, Any]]:
         """Return the name and the settings of the algorithm."""
@@ -276,10 +286,10 @@ class StudyTable(_CostTable):
         if name is None:
             raise place.error("`name` is missing in `algorithm`")
         if name not in ALGORITHMS:
-            raise (place / "name").error(unknown("algorithm", name, ALGORITHMS))
+            raise (place / "name").error(unknown_name_text("algorithm", name, ALGORITHMS))
         known = signature(ALGORITHMS[name]).parameters
         for key in settings.keys() - known.keys():
-            raise (place / key).error(unknown("setting", key, known))
+            raise (place / key).error(unknown_name_text("setting", key, known))
         try:
             ALGORITHMS[name](**settings)
         except (AlgorithmError, TypeError) as error:
@@ -296,15 +306,15 @@ class Range(Table):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RangeOfDevice(Range):
+class FractionRange(Range):
     """A range of fractions of a device."""
 
     low: Fraction
     high: Fraction
 
 
-DrawnFraction = RangeOfDevice | tuple[Fraction, ...]
-Drawn = Range | tuple[Amount, ...]
+RandomFraction = FractionRange | tuple[Fraction, ...]
+RandomAmount = Range | tuple[Amount, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -314,14 +324,14 @@ class JobTable(_CostTable):
     `seconds` is the time of all `epochs` together.
     """
 
-    seconds: Drawn
-    compute: DrawnFraction = (1.0,)
-    memory_gb: Drawn = (0.0,)
-    cores: Drawn = (1.0,)
-    arrival: Drawn = (0.0,)
+    seconds: RandomAmount
+    compute: RandomFraction = (1.0,)
+    memory_gb: RandomAmount = (0.0,)
+    cores: RandomAmount = (1.0,)
+    arrival: RandomAmount = (0.0,)
     name: str = ""
-    count: Whole = 1
-    epochs: Whole = 1
+    count: Count = 1
+    epochs: Count = 1
     kinds: tuple[str, ...] = ()
     group: str = ""
     workload: str = ""
@@ -333,15 +343,15 @@ class JobTable(_CostTable):
         structures, arrivals = [], []
         for number in range(self.count):
             amounts = (self.seconds, self.compute, self.memory_gb, self.cores, self.arrival)
-            seconds, compute, memory, cores, arrival = (_drawn(amount, rng) for amount in amounts)
-            takes = profile(seconds / self.epochs, compute, int(memory * GB), cores, {})
-            structure = SimulatedModel("", dict.fromkeys(self.kinds or kinds, takes), self.workload)
+            seconds, compute, memory, cores, arrival = (_draw(amount, rng) for amount in amounts)
+            base_profile = profile(seconds / self.epochs, compute, int(memory * GB), cores, {})
+            structure = SimulatedModel("", dict.fromkeys(self.kinds or kinds, base_profile), self.workload)
             structures.append(self.with_costs(structure, f"{self.name}/{number}"))
             arrivals.append(arrival)
         return ListedJobs(self.name, structures, arrivals, self.group, epochs=self.epochs)
 
 
-def _drawn(amount: Drawn, rng: Random) -> float:
+def _draw(amount: RandomAmount, rng: Random) -> float:
     if isinstance(amount, Range):
         if amount.low > amount.high:
             raise amount.error("high", f"`high` must be at least `low`, {amount.low:g}, got {amount.high:g}")
@@ -359,25 +369,25 @@ class EventTable(Table):
     remove: tuple[str, ...] = ()
     add: tuple[NodeTable, ...] = ()
 
-    def meant(self, key: str, devices: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
+    def named_devices(self, key: str, devices: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
         """Return the devices that a key names, themselves or by their nodes; `devices` are those of each name."""
         names: tuple[str, ...] = getattr(self, key)
         for name in names:
             if name not in devices:
-                raise self.error(key, f"at {self.at:g} s {unknown('node or device', name, devices)}")
+                raise self.error(key, f"at {self.at:g} s {unknown_name_text('node or device', name, devices)}")
         return tuple(device for name in names for device in devices[name])
 
 
-def read_events(tables: Iterable[EventTable], cluster: Cluster, taken: set[str]) -> tuple[ClusterEvent, ...]:
-    """Return the changes of a cluster in the order of time; `taken` is that of `read_nodes`."""
-    devices = {name: mine for node in cluster.nodes for name, mine in _named(node).items()}
+def read_events(tables: Iterable[EventTable], cluster: Cluster, used_names: set[str]) -> tuple[ClusterEvent, ...]:
+    """Return the changes of a cluster in the order of time; `used_names` is that of `read_nodes`."""
+    devices = {name: own for node in cluster.nodes for name, own in _devices_by_name(node).items()}
     events: list[ClusterEvent] = []
     for table in sorted(tables, key=lambda table: table.at):
-        failed, restored, removed = (table.meant(key, devices) for key in ("fail", "restore", "remove"))
-        event = ClusterEvent(table.at, failed, restored, removed, read_nodes(table.add, taken))
+        failed, restored, removed = (table.named_devices(key, devices) for key in ("fail", "restore", "remove"))
+        event = ClusterEvent(table.at, failed, restored, removed, read_nodes(table.add, used_names))
         if event == ClusterEvent(table.at):
             raise table.error("at", "nothing happens; say what fails, is restored, removed or added")
-        devices = {name: mine for name, mine in devices.items() if not set(mine) & set(removed)}
-        devices |= {name: mine for node in event.added for name, mine in _named(node).items()}
+        devices = {name: own for name, own in devices.items() if not set(own) & set(removed)}
+        devices |= {name: own for node in event.added for name, own in _devices_by_name(node).items()}
         events.append(event)
     return tuple(events)

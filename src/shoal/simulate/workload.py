@@ -14,11 +14,11 @@ from shoal.core.demand import Profile
 from shoal.core.job import Job
 from shoal.core.space import Space, choice
 from shoal.core.trial import Budget, Decision, Report, Trial, TrialGroup, TrialState, derive_seed
-from shoal.simulate.curves import Curves, Decay
+from shoal.simulate.curves import Curves, PowerLawCurves
 
 __all__ = ["ListedJobs", "SimulatedModel", "SimulatedStudy", "SimulatedWorkload", "TrialSource"]
 
-_TOO_MUCH = 10**18
+_EXCESSIVE_MEMORY = 10**18
 """Memory above that of any device, in bytes."""
 
 
@@ -82,17 +82,17 @@ class SimulatedStudy(TrialSource):
     learning_rates: int
     settings: tuple[str, Mapping[str, Any]]
     arrivals: Sequence[float] = (0.0,)
-    curves: Curves = field(default_factory=Decay)
+    curves: Curves = field(default_factory=PowerLawCurves)
     seed: int = 0
 
     def algorithm(self, clock: Callable[[], float]) -> Algorithm:
         """Return the algorithm, bound to structures and learning rates."""
         name, settings = self.settings
-        made = ALGORITHMS[name](**settings)
+        algorithm = ALGORITHMS[name](**settings)
         structures, rates = range(len(self.structures)), range(self.learning_rates)
         space = Space({"structure": choice(structures), "learning_rate": choice(rates)})
-        made.bind(space, metric="loss", mode="min", seed=self.seed)
-        return made
+        algorithm.bind(space, metric="loss", mode="min", seed=self.seed)
+        return algorithm
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ class ListedJobs(TrialSource):
     structures: Sequence[SimulatedModel]
     arrivals: Sequence[float]
     group: str = ""
-    curves: Curves = field(default_factory=Decay)
+    curves: Curves = field(default_factory=PowerLawCurves)
     epochs: int = 1
 
     def algorithm(self, clock: Callable[[], float]) -> Algorithm:
@@ -127,17 +127,17 @@ class _FixedTrials(Algorithm):
     def __init__(self, listed: ListedJobs, clock: Callable[[], float]) -> None:
         self._group, self._budget = listed.group, Budget(listed.epochs)
         self._clock, self._open = clock, len(listed.structures)
-        self._coming = deque(sorted(zip(listed.arrivals, range(self._open), strict=True)))
+        self._arrivals = deque(sorted(zip(listed.arrivals, range(self._open), strict=True)))
 
     def begin(self, problem: Problem) -> None: ...
 
     def next_groups(self, free: int) -> list[TrialGroup]:
         trials: list[Trial] = []
-        while self._coming and self._coming[0][0] <= self._clock():
-            number = self._coming.popleft()[1]
+        while self._arrivals and self._arrivals[0][0] <= self._clock():
+            number = self._arrivals.popleft()[1]
             trials.append(Trial(number, {"structure": number}, derive_seed("listed", number), 0))
-        together = [tuple(trials)] * bool(trials) if self._group else [(trial,) for trial in trials]
-        return [TrialGroup(each, self._budget, self._group) for each in together]
+        groups = [tuple(trials)] * bool(trials) if self._group else [(trial,) for trial in trials]
+        return [TrialGroup(each, self._budget, self._group) for each in groups]
 
     def observe(self, report: Report) -> list[Decision]:
         if report.state is TrialState.RUNNING:
@@ -166,7 +166,9 @@ class SimulatedWorkload(Algorithm, Workload):
         self.sources = tuple(sources)
         """Sources of the trials."""
         self._algorithms = [source.algorithm(lambda: self.now) for source in sources]
-        self._known: list[tuple[int, int]] = []  # number of a trial -> index of its source, and its number there
+        self._sources_by_trial: list[
+            tuple[int, int]
+        ] = []  # number of a trial -> index of its source, and its number there
         self._numbers: dict[tuple[int, int], int] = {}
         self._begin = [min(source.arrivals) for source in sources]
         self.keys = {FusionKey(each.name, "", 1): each for source in sources for each in source.structures}
@@ -179,18 +181,18 @@ class SimulatedWorkload(Algorithm, Workload):
     def next_groups(self, free: int) -> list[TrialGroup]:
         """Return the groups of the algorithms that have arrived."""
         groups: list[TrialGroup] = []
-        for place, (source, algorithm) in enumerate(zip(self.sources, self._algorithms, strict=True)):
-            if self._begin[place] <= self.now:
+        for index, (source, algorithm) in enumerate(zip(self.sources, self._algorithms, strict=True)):
+            if self._begin[index] <= self.now:
                 for group in algorithm.next_groups(free):
-                    trials = tuple([self._as_mine(trial, place) for trial in group.trials])
+                    trials = tuple([self._renumbered(trial, index) for trial in group.trials])
                     groups.append(replace(group, trials=trials, name=group.name and f"{source.name}: {group.name}"))
         return groups
 
     def observe(self, report: Report) -> list[Decision]:
         """Return the decisions of the algorithm of the trial."""
-        place, number = self._known[report.trial]
-        decisions = self._algorithms[place].observe(replace(report, trial=number))
-        return [replace(each, trial=self._numbers[place, each.trial]) for each in decisions]
+        index, number = self._sources_by_trial[report.trial]
+        decisions = self._algorithms[index].observe(replace(report, trial=number))
+        return [replace(each, trial=self._numbers[index, each.trial]) for each in decisions]
 
     @property
     def finished(self) -> bool:
@@ -199,12 +201,12 @@ class SimulatedWorkload(Algorithm, Workload):
 
     def source(self, trial: int) -> TrialSource:
         """Return the source of a trial of the study."""
-        return self.sources[self._known[trial][0]]
+        return self.sources[self._sources_by_trial[trial][0]]
 
     def label(self, trial: int) -> str:
         """Return the label of a trial: its source and its number there."""
-        place, number = self._known[trial]
-        return f"{self.sources[place].name}/{number}"
+        index, number = self._sources_by_trial[trial]
+        return f"{self.sources[index].name}/{number}"
 
     def key(self, trial: Trial) -> FusionKey:
         """Return the key of the structure of a trial."""
@@ -213,7 +215,7 @@ class SimulatedWorkload(Algorithm, Workload):
     def profile(self, key: FusionKey, kind: str) -> Profile:
         """Return the cost from the scenario; on a kind without one, more memory than any device has."""
         profiles = self.keys[key].profiles
-        return profiles.get(kind) or replace(next(iter(profiles.values())), member_memory=_TOO_MUCH)
+        return profiles.get(kind) or replace(next(iter(profiles.values())), member_memory=_EXCESSIVE_MEMORY)
 
     def report(self, trial: Trial, epoch: int) -> Report:
         """Return a report with the last loss of the epoch."""
@@ -221,18 +223,18 @@ class SimulatedWorkload(Algorithm, Workload):
 
     def losses(self, trial: Trial, epoch: int) -> Sequence[float]:
         """Return the losses of the epoch on the trial's curve."""
-        place, number = self._known[trial.number]
-        return self.sources[place].curves.losses(replace(trial, number=number), epoch - 1, epoch)
+        index, number = self._sources_by_trial[trial.number]
+        return self.sources[index].curves.losses(replace(trial, number=number), epoch - 1, epoch)
 
     def start_seconds(self, job: Job) -> float:
         """Return the maximum over the arrays of the job."""
         mine = [self.keys[array.key] for array in job.arrays]
         return max(each.switch_seconds if job.resumes else each.start_seconds for each in mine)
 
-    def _as_mine(self, trial: Trial, place: int) -> Trial:
+    def _renumbered(self, trial: Trial, index: int) -> Trial:
         """Return a trial of the source at an index, with its number in the study."""
-        number = self._numbers.setdefault((place, trial.number), len(self._known))
-        if number == len(self._known):
-            self._known.append((place, trial.number))
-        origin = trial.origin and replace(trial.origin, trial=self._numbers[place, trial.origin.trial])
+        number = self._numbers.setdefault((index, trial.number), len(self._sources_by_trial))
+        if number == len(self._sources_by_trial):
+            self._sources_by_trial.append((index, trial.number))
+        origin = trial.origin and replace(trial.origin, trial=self._numbers[index, trial.origin.trial])
         return replace(trial, number=number, origin=origin)

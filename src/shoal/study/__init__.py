@@ -1,1 +1,1 @@
-"""A running study: its state machine, and the loop around it."""
+"""The state machine of a running study, and the engine loop around it."""

@@ -1,4 +1,4 @@
-"""Actuation: carries out the commands of a study's state machine."""
+"""Actuation: executes the commands of a study's state machine."""
 
 from pathlib import Path
 
@@ -8,21 +8,21 @@ from shoal.core.command import (
     Command,
     CopyCheckpoint,
     KillJob,
+    ReleaseDevice,
     StartJob,
     StopJob,
     UpdateJob,
-    VacateDevice,
 )
 from shoal.core.errors import CheckpointError
-from shoal.journal.requests import carried_out
-from shoal.journal.schema import translated
+from shoal.journal.requests import delete_request
+from shoal.journal.schema import translate_errors
 from shoal.study.event import TrialFailed
 
 __all__ = ["carry_out"]
 
 
 def carry_out(command: Command, backend: Backend, directory: Path) -> TrialFailed | None:
-    """Carry out a command.
+    """Execute a command.
 
     Args:
         command: Command of the state machine.
@@ -30,7 +30,8 @@ def carry_out(command: Command, backend: Backend, directory: Path) -> TrialFaile
         directory: Directory of the study.
 
     Returns:
-        The event that follows at once, or None: a trial fails if its origin has no checkpoint to copy.
+        `TrialFailed` if the origin of a trial has no checkpoint to copy, otherwise None. The caller handles this event
+        at once.
 
     Raises:
         BackendError: a job cannot be started.
@@ -45,14 +46,14 @@ def carry_out(command: Command, backend: Backend, directory: Path) -> TrialFaile
             backend.stop(command.job)
         case KillJob():
             backend.kill(command.job)
-        case VacateDevice():
-            backend.vacate(command.device)
+        case ReleaseDevice():
+            backend.release_device(command.device)
         case CopyCheckpoint():
             try:
-                with translated(directory):
-                    backend.inherit(directory, command.trial)
+                with translate_errors(directory):
+                    backend.copy_checkpoint(directory, command.trial)
             except CheckpointError as error:
                 return TrialFailed(command.trial.number, str(error))
         case CloseRequest():
-            carried_out(directory, command.request)
+            delete_request(directory, command.request)
     return None

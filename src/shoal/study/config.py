@@ -21,7 +21,7 @@ from shoal.schedule.registry import make_policy
 from shoal.study.devices import DeviceTracker
 from shoal.study.fleet import Finder, Fleet
 from shoal.study.hangs import HANG_SECONDS, HangDetector
-from shoal.study.state import Given
+from shoal.study.state import CoreConfig
 
 __all__ = ["EngineConfig", "opaque_key"]
 
@@ -44,7 +44,7 @@ class EngineConfig:
         find: Finder of devices that users add while the study runs.
         monitor: Constructor of the device monitor; None: devices are not monitored.
         clock: Monotonic clock, in seconds.
-        structure: Structure of an opaque training in the job history; "" of a task.
+        structure: Key of an opaque training in the profile history; "" if the study trains a `Task`.
     """
 
     cluster: Cluster
@@ -62,7 +62,7 @@ class EngineConfig:
     clock: Callable[[], float] = time.monotonic
     structure: str = ""
 
-    def given(self, journal: JournalView, algorithm: Algorithm) -> Given:
+    def core_config(self, journal: JournalView, algorithm: Algorithm) -> CoreConfig:
         """Settings and collaborators of the study's state machine.
 
         Args:
@@ -72,7 +72,7 @@ class EngineConfig:
         # A back end without concurrency cannot kill a job.
         hang_detector = HangDetector(self.hang_seconds) if self.backend.concurrent else None
         fleet = self.fleet or Fleet(self.cluster)
-        return Given(
+        return CoreConfig(
             directory=journal.directory,
             study=journal.study,
             objectives=journal.objectives,
@@ -92,5 +92,5 @@ class EngineConfig:
 
 
 def opaque_key(structure: str, trial: Trial) -> FusionKey:
-    """Fusion key of a trial that a user's program trains; unique to the trial, and found without a look at a model."""
+    """Fusion key of a trial that a user's program trains; unique to the trial, and known without building a model."""
     return FusionKey(structure, "", 1, order=trial.number, opaque=True)

@@ -1,4 +1,4 @@
-"""The state machine of a study: an event changes the state and gives records and commands."""
+"""The state machine of a study. Each event changes the state and returns records and commands."""
 
 import re
 from collections.abc import Collection, Iterable
@@ -18,18 +18,26 @@ from shoal.core.event import (
 from shoal.core.event import Event as JobEvent
 from shoal.core.request import Request
 from shoal.core.trial import Decision, TrialGroup, TrialState
-from shoal.study.devices import DevicesSeen
-from shoal.study.event import Due, Event, TrialFailed, WindUp
-from shoal.study.interventions import intervene, let_go, rest
-from shoal.study.job_events import complete_reports, drop, end, learn, observe, report, settle
-from shoal.study.planning import ask, check_alive, place, survey
-from shoal.study.state import Given, StudyState
-from shoal.study.trials import TrialRecord, retried_through
+from shoal.study.devices import DeviceConditions
+from shoal.study.event import Due, Event, Shutdown, TrialFailed
+from shoal.study.interventions import handle_members_left, hold_study, intervene
+from shoal.study.job_events import (
+    apply_decisions,
+    complete_reports,
+    end_job,
+    fail_array,
+    handle_reports,
+    observe,
+    record_measurement,
+)
+from shoal.study.planning import ask_algorithm, check_progress, find_signatures, place
+from shoal.study.state import CoreConfig, StudyState
+from shoal.study.trials import TrialRecord, completed_without_algorithm
 
 __all__ = ["MOST_NOTES", "StudyCore"]
 
 MOST_NOTES = 3
-"""Number of findings of workers that the user is shown."""
+"""Maximum number of notes from workers that the user is shown."""
 
 
 class StudyCore:
@@ -39,11 +47,11 @@ class StudyCore:
     committed. The same events give the same steps.
 
     Args:
-        given: Settings and collaborators.
+        config: Settings and collaborators.
     """
 
-    def __init__(self, given: Given) -> None:
-        self.state = StudyState(given)
+    def __init__(self, config: CoreConfig) -> None:
+        self.state = StudyState(config)
         """State of the study; read only."""
 
     def step(self, event: Event, now: float) -> Step:
@@ -62,12 +70,12 @@ class StudyCore:
         """
         state = self.state
         state.step = Step()
-        (_act if state.ending is None else _note)(state, event, now)
+        (_handle if state.shutdown is None else _handle_during_shutdown)(state, event, now)
         return state.step
 
-    def enlist(self, groups: Iterable[TrialGroup]) -> None:
+    def register_groups(self, groups: Iterable[TrialGroup]) -> None:
         """Register groups that the algorithm proposed in an earlier run."""
-        self.state.tracker.enlist(groups)
+        self.state.tracker.register_groups(groups)
 
     def restore(
         self,
@@ -78,73 +86,76 @@ class StudyCore:
         retried: Collection[int] = (),
         requests: Iterable[str] = (),
     ) -> Step:
-        """Restore the state that a study had when its engine ended. Call it before any step.
+        """Restore the state that a study had when its engine ended. Call this before any step.
 
         Args:
             records: Records of all trials, none of them RUNNING.
             decisions: All decisions of the algorithm.
             reported: Whether any trial has reported a metric.
-            retried: Numbers of the trials that were retried after they had failed.
+            retried: Numbers of the trials that a user has retried after they failed.
             requests: Names of the user requests that were carried out or refused.
         """
-        state, study = self.state, self.state.given.study
+        state, study = self.state, self.state.config.study
         state.step = Step()
-        apart, state.requests = set(retried), set(requests)
-        state.trials.retried, state.trials.tried = apart, set(study.get("tried", ()))
-        state.trials.held = set(study.get("held", ()))
-        state.paused, state.ended, state.over = (study.get(key, False) for key in ("paused", "ended", "over"))
+        without_algorithm = state.trials.without_algorithm = set(retried)
+        state.requests = set(requests)
+        state.trials.common_failures = set(study.get("common_failure_trials", ()))
+        state.trials.paused = set(study.get("paused_trials", ()))
+        state.paused, state.end_requested, state.ended = (
+            study.get(key, False) for key in ("paused", "end_requested", "ended")
+        )
         for record in records:
             state.trials.restore(record)
             if record.trial.is_added:
-                apart.add(record.number)
-        paused = [x.number for x in state.trials if x.number in apart and x.state is TrialState.PAUSED]
-        kept = [decision for decision in decisions if decision.trial not in apart]
-        settle(state, [*kept, *map(retried_through, paused)])
+                without_algorithm.add(record.number)
+        paused = [x.number for x in state.trials if x.number in without_algorithm and x.state is TrialState.PAUSED]
+        kept = [decision for decision in decisions if decision.trial not in without_algorithm]
+        apply_decisions(state, [*kept, *map(completed_without_algorithm, paused)])
         if reported:
-            state.retries.first.reported()
+            state.retries.first_failures.reported()
         state.step.command(*(CopyCheckpoint(record.trial) for record in state.trials.waiting()))
         return state.step
 
 
-def _act(state: StudyState, event: Event, now: float) -> None:
-    devices, step = state.given.devices, state.step
+def _handle(state: StudyState, event: Event, now: float) -> None:
+    devices, step = state.config.devices, state.step
     match event:
-        case WindUp():
-            state.ending = event
-            devices.kill_again()
+        case Shutdown():
+            state.shutdown = event
+            devices.forget_kills()
             step.command(*map(StopJob, state.running))
-        case Due.LOOK:
-            devices.look(state.running, now, step)
-        case Due.ASK:
-            if not (state.paused or state.ended):
-                ask(state)
-        case Due.PLAN if state.rests:
-            rest(state)
+        case Due.CHECK:
+            devices.end_lost_jobs(state.running, now, step)
+        case Due.PROPOSE:
+            if not (state.paused or state.end_requested):
+                ask_algorithm(state)
+        case Due.PLAN if state.on_hold:
+            hold_study(state)
         case Due.PLAN:
-            survey(state)
+            find_signatures(state)
             place(state, now)
-            check_alive(state, now)
-        case DevicesSeen():
-            devices.see(event, step)
+            check_progress(state, now)
+        case DeviceConditions():
+            devices.apply_conditions(event, step)
         case Request():
             intervene(state, event)
         case TrialFailed():
             observe(state, "", [state.trials[event.trial].failed(event.reason)])
         case _:
-            _on_job_event(state, devices.understood(event, state.running), now)
+            _on_job_event(state, devices.with_true_outcome(event, state.running), now)
 
 
 def _add_note(state: StudyState, note: str) -> None:
-    """Record a finding of a worker as one line for the user.
+    """Record a note of a worker as one line for the user.
 
-    Only the first `MOST_NOTES` are recorded, and of findings that differ only in numbers one.
+    The study keeps the first `MOST_NOTES` notes. A note that differs from an earlier one only in numbers is dropped.
     """
-    said, line = state.given.study.get("note", "").splitlines(), " ".join(note.split())
-    if note and len(said) < MOST_NOTES and _worded(line) not in map(_worded, said):
-        state.step.record(StudyChanged("note", "\n".join([*said, line])))
+    notes, line = state.config.study.get("note", "").splitlines(), " ".join(note.split())
+    if note and len(notes) < MOST_NOTES and _without_numbers(line) not in map(_without_numbers, notes):
+        state.step.record(StudyChanged("note", "\n".join([*notes, line])))
 
 
-def _worded(line: str) -> str:
+def _without_numbers(line: str) -> str:
     return re.sub(r"\d[\d.e+-]*", "", line)
 
 
@@ -152,47 +163,49 @@ def _on_job_event(state: StudyState, event: JobEvent, now: float) -> None:
     """Handle an event of a job."""
     match event:
         case Reported():
-            report(state, event, now)
+            handle_reports(state, event, now)
         case SignaturesFound():
-            state.signatures.note(event)
+            state.signatures.add_keys(event)
             _add_note(state, event.note)
         case Profiled() | PackSpeedMeasured() | MemoryMeasured():
-            learn(state, event)
+            record_measurement(state, event)
             if isinstance(event, Profiled):
                 _add_note(state, event.note)
         case ArrayFailed():
-            drop(state, event)
+            fail_array(state, event)
         case MembersLeft():
-            let_go(state, event)
+            handle_members_left(state, event)
         case Ended():
-            end(state, event, now)
+            end_job(state, event, now)
 
 
-def _note(state: StudyState, event: Event, now: float) -> None:
-    """Record an event while the study is wound up; nothing is asked for, planned or retried."""
+def _handle_during_shutdown(state: StudyState, event: Event, now: float) -> None:
+    """Record an event during shutdown. The algorithm is not asked, and nothing is planned or retried."""
     match event:
-        case Due.LOOK:
-            state.given.devices.look(state.running, now, state.step)
-        case DevicesSeen():
-            state.given.devices.see(event, state.step)
-        case Due() | Request() | TrialFailed() | WindUp():
+        case Due.CHECK:
+            state.config.devices.end_lost_jobs(state.running, now, state.step)
+        case DeviceConditions():
+            state.config.devices.apply_conditions(event, state.step)
+        case Due() | Request() | TrialFailed() | Shutdown():
             pass  # requests stay pending until the study is resumed
         case _:
-            _note_of_job(state, state.given.devices.understood(event, state.running))
-    if state.ending is not None and not state.ending.record:
+            _handle_job_during_shutdown(state, state.config.devices.with_true_outcome(event, state.running))
+    if state.shutdown is not None and not state.shutdown.record:
         state.step.records.clear()
 
 
-def _note_of_job(state: StudyState, event: JobEvent) -> None:
+def _handle_job_during_shutdown(state: StudyState, event: JobEvent) -> None:
     match event:
         case Profiled() | PackSpeedMeasured():
-            learn(state, event)
+            record_measurement(state, event)
         case ArrayFailed():
             state.step.record(ArrayLeft(event.job, event.trials, event.message, failed=False))
         case Reported():
-            state.step.record(TrialsReported(event.job, tuple(complete_reports(event.reports, state.given.objectives))))
+            state.step.record(
+                TrialsReported(event.job, tuple(complete_reports(event.reports, state.config.objectives)))
+            )
         case Ended():
             state.running.end(event.job)
             state.step.record(JobEnded(event.job, event.outcome, event.message, failed=False))
             if event.outcome not in (Outcome.FINISHED, Outcome.STOPPED):
-                state.unsaved.append(f"{event.job} {event.outcome}")
+                state.unsaved_jobs.append(f"{event.job} {event.outcome}")

@@ -1,42 +1,42 @@
-"""Devices of a running study: their monitoring, and the jobs that must leave them."""
+"""Monitoring of a study's devices, and removal of jobs from lost or removed devices."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from shoal.cluster.monitor import Condition, Monitor
-from shoal.core.command import DevicesChanged, JobKilled, KillJob, Step, StopJob, StudyChanged, VacateDevice
+from shoal.core.command import DevicesChanged, JobKilled, KillJob, ReleaseDevice, Step, StopJob, StudyChanged
 from shoal.core.device import Cluster, Device
 from shoal.core.event import Ended, Event, Outcome
 from shoal.core.job import Job, log_path
 from shoal.study.fleet import Finder, Fleet
 from shoal.study.hangs import HangDetector
 
-__all__ = ["DIED", "DeviceTracker", "DeviceWatch", "DevicesSeen", "Running"]
+__all__ = ["DEATH_OUTCOMES", "DeviceConditions", "DeviceTracker", "DeviceWatch", "Running"]
 
 Running = Mapping[str, tuple[Job, Device]]
 """Id of each running job -> the job and its device."""
 
 MONITOR_SECONDS = 3.0
-"""Seconds between two looks at the devices."""
+"""Seconds between two polls of the device monitor."""
 
-DIED = frozenset({Outcome.CRASHED, Outcome.RAISED, Outcome.OUT_OF_MEMORY})
-"""Outcomes that a lost device may cause."""
+DEATH_OUTCOMES = frozenset({Outcome.CRASHED, Outcome.RAISED, Outcome.OUT_OF_MEMORY})
+"""Outcomes of a job whose device may be lost."""
 
 
 @dataclass(frozen=True)
-class DevicesSeen:
-    """A monitor has looked at the devices.
+class DeviceConditions:
+    """The device monitor has polled the devices.
 
     Args:
-        conditions: Name of a device -> its condition; a device without an entry is as it was found.
+        conditions: Name of a device -> its condition; a device without an entry is unchanged since its discovery.
     """
 
     conditions: Mapping[str, Condition]
 
 
 class DeviceTracker:
-    """Tracks the devices, and ends jobs that hang or whose device is gone.
+    """Tracks the devices, and ends jobs that hang or whose device is lost or removed.
 
     Jobs that hang and jobs on a lost device are killed. Jobs on a removed device are stopped after a checkpoint.
 
@@ -52,12 +52,12 @@ class DeviceTracker:
         self._find = find
         self._hang_detector = hang_detector
         self._directory = directory
-        self._killed: dict[str, tuple[Outcome, str]] = {}
+        self._killed: dict[str, tuple[Outcome, str]] = {}  # job -> outcome and reason of its kill
         self._stopped: set[str] = set()
-        self._vacated: set[str] = set()
+        self._released: set[str] = set()
 
     def change(self, names: Sequence[str], step: Step, *, add: bool) -> None:
-        """Add or remove devices, as a user requests.
+        """Add or remove devices at a user's request.
 
         Raises:
             DeviceError: the request cannot be met; nothing is changed.
@@ -66,15 +66,15 @@ class DeviceTracker:
             self.fleet.add(names, self._find)
         else:
             self.fleet.remove(names)
-        step.record(StudyChanged("fleet", self.fleet.record()), DevicesChanged(self.fleet.whole))
+        step.record(StudyChanged("fleet", self.fleet.record()), DevicesChanged(self.fleet.with_held_memory))
 
-    def see(self, seen: DevicesSeen, step: Step) -> None:
-        """Apply the conditions that a monitor has seen."""
-        self.fleet.see(seen.conditions)
-        step.record(DevicesChanged(self.fleet.whole))
+    def apply_conditions(self, seen: DeviceConditions, step: Step) -> None:
+        """Apply the conditions that the monitor reported."""
+        self.fleet.apply(seen.conditions)
+        step.record(DevicesChanged(self.fleet.with_held_memory))
 
-    def look(self, running: Running, now: float, step: Step) -> None:
-        """End the jobs that must not go on. Call it before placing jobs.
+    def end_lost_jobs(self, running: Running, now: float, step: Step) -> None:
+        """End jobs that hang, and jobs on lost or removed devices. Call this before placing jobs.
 
         Args:
             running: Running jobs.
@@ -82,34 +82,34 @@ class DeviceTracker:
             step: Step that gets the records and commands.
         """
         if self._hang_detector is not None:
-            for job, seconds in self._hang_detector.look(now):
+            for job, seconds in self._hang_detector.poll(now):
                 self._kill(job, Outcome.HUNG, f"showed no progress for {seconds:.0f} s and was killed", step)
-        gone = self.fleet.gone
+        unusable = self.fleet.unusable
         busy: set[str] = set()
         for job, (held, device) in running.items():
             devices = (device.name, *held.helpers)
             busy.update(devices)
-            if gone.isdisjoint(devices):
+            if unusable.isdisjoint(devices):
                 continue
             if lost := next(filter(self.fleet.is_lost, devices), ""):
                 self._kill(job, Outcome.LOST, f"{lost} {self.fleet.cluster.device(lost).note}", step)
             elif job not in self._stopped:
                 self._stopped.add(job)
                 step.command(StopJob(job))
-        step.command(*map(VacateDevice, sorted(gone - busy - self._vacated)))
-        self._vacated = set(gone - busy)
+        step.command(*map(ReleaseDevice, sorted(unusable - busy - self._released)))
+        self._released = set(unusable - busy)
 
-    def kill_again(self) -> None:
-        """Forget kills, so that the next look decides them anew: a full disk may have prevented them."""
+    def forget_kills(self) -> None:
+        """Forget kills, because a full disk may have prevented them. The next `end_lost_jobs` decides them again."""
         self._killed.clear()
 
     def begin(self, job: Job) -> None:
-        """Watch a job that starts."""
+        """Start to watch a job."""
         if self._hang_detector is not None:
             self._hang_detector.begin(job)
 
-    def understood(self, event: Event, running: Running) -> Event:
-        """The event with its true outcome: a job that died may have been killed, or its device may be lost."""
+    def with_true_outcome(self, event: Event, running: Running) -> Event:
+        """The event with its outcome corrected to HUNG or LOST if the job was killed or its device is lost."""
         if self._hang_detector is not None:
             self._hang_detector.on_event(event)
         if not isinstance(event, Ended):
@@ -118,7 +118,7 @@ class DeviceTracker:
             self._hang_detector.end(event.job)
         self._stopped.discard(event.job)
         outcome, why = self._killed.pop(event.job, (event.outcome, ""))
-        if event.outcome not in DIED:
+        if event.outcome not in DEATH_OUTCOMES:
             return event
         if why:
             return replace(event, outcome=outcome, message=f"{why}\nLog: {log_path(self._directory, event.job)}")
@@ -137,7 +137,7 @@ class DeviceTracker:
 
 
 class DeviceWatch:
-    """Has a monitor look at the devices every few seconds, and at once after devices were added.
+    """Polls the device monitor every `MONITOR_SECONDS`, and at once after devices were added.
 
     Args:
         fleet: Devices of the study.
@@ -154,20 +154,20 @@ class DeviceWatch:
         pid: int,
     ) -> None:
         self._fleet = fleet
-        self._given = fleet.given
-        self._monitor = make_monitor(self._given) if make_monitor is not None else None
+        self._found = fleet.found
+        self._monitor = make_monitor(self._found) if make_monitor is not None else None
         self._clock = clock
         self._pid = pid
         self._due = clock()
 
-    def look(self, *, at_once: bool = False) -> DevicesSeen | None:
-        """The conditions of all devices; None before the next look is due."""
+    def poll(self, *, at_once: bool = False) -> DeviceConditions | None:
+        """The conditions of all devices; None until the next poll is due."""
         if self._monitor is None:
             return None
-        if self._given is not self._fleet.given:
-            self._given, at_once = self._fleet.given, True
-            self._monitor.watch(self._given)
+        if self._found is not self._fleet.found:
+            self._found, at_once = self._fleet.found, True
+            self._monitor.watch(self._found)
         if not at_once and self._clock() < self._due:
             return None
         self._due = self._clock() + MONITOR_SECONDS
-        return DevicesSeen(self._monitor.look({self._pid}))
+        return DeviceConditions(self._monitor.conditions({self._pid}))

@@ -1,4 +1,4 @@
-"""The engine, the loop of a study: take events, step the state machine, commit, carry out."""
+"""The engine loop: takes events, steps the state machine, commits its records and executes its commands."""
 
 import os
 from collections import deque
@@ -8,7 +8,7 @@ from shoal.core.command import StartJob, Step
 from shoal.core.errors import StorageFullError, StudyInterrupted
 from shoal.core.event import Ended, Outcome
 from shoal.journal.commit import commit
-from shoal.journal.requests import pending
+from shoal.journal.requests import pending_requests
 from shoal.journal.writer import Journal
 from shoal.remedy import command
 from shoal.reporting.failures import first_failed
@@ -16,27 +16,27 @@ from shoal.reporting.progress import Progress
 from shoal.study.actuation import carry_out
 from shoal.study.config import EngineConfig
 from shoal.study.core import StudyCore
-from shoal.study.devices import DIED, DeviceWatch
-from shoal.study.event import Due, Event, WindUp
-from shoal.study.recovery import recovered
+from shoal.study.devices import DEATH_OUTCOMES, DeviceWatch
+from shoal.study.event import Due, Event, Shutdown
+from shoal.study.recovery import restore
 
 __all__ = ["Engine"]
 
-TURN_SECONDS = 0.25
-"""Longest wait for an event, in seconds; then the display is updated and interrupts are handled."""
+POLL_SECONDS = 0.25
+"""Longest wait for an event, in seconds. After it the display is updated and interrupts are handled."""
 
 
 class Engine:
     """Runs one study to its end.
 
-    Every change is committed to the journal before its commands are carried out. After a kill at any moment a new
-    engine goes on with `replay`.
+    Every change is committed to the journal before its commands are executed. After a kill at any moment, a new engine
+    continues the study with `replay`.
     """
 
     def __init__(self, journal: Journal, algorithm: Algorithm, setting: EngineConfig, progress: Progress) -> None:
         self._journal, self._progress = journal, progress
         self._backend, self._clock = setting.backend, setting.clock
-        self._core = StudyCore(setting.given(journal, algorithm))
+        self._core = StudyCore(setting.core_config(journal, algorithm))
         self.fleet = self._core.state.fleet
         """Devices of the study."""
         self._watch = DeviceWatch(self.fleet, setting.monitor, setting.clock, os.getpid())
@@ -48,25 +48,25 @@ class Engine:
 
         Raises:
             StudyInterrupted: `interrupt` was called; everything is saved.
-            StudyFailedError: the first trials all fail with one cause; see `FirstFailures`.
+            StudyFailedError: the first trials all failed with one cause; see `FirstFailures`.
             TaskError: the task breaks its contract.
             StorageFullError: the disk has no room for the journal or a checkpoint.
             Exception: any error of the algorithm or the policy; all reports before it are recorded.
         """
-        self._journal.devices_are(self.fleet.whole)
+        self._journal.record_devices(self.fleet.with_held_memory)
         self._journal.put("stopped", None)
         self._journal.put("finished", False)
         with self._progress:
             try:
                 self._handle_requests()
                 while not self._core.state.finished:
-                    self._turn()
+                    self._run_turn()
             except Exception as error:
-                self._wind_up(record=not isinstance(error, StorageFullError))
-                if unsaved := self._core.state.unsaved:
+                self._shut_down(record=not isinstance(error, StorageFullError))
+                if unsaved := self._core.state.unsaved_jobs:
                     error.add_note(f"while stopping: {'; '.join(unsaved)}; these trials go on from older checkpoints")
                 raise
-            self._wind_up()
+            self._shut_down()
         self._journal.put("finished", True)
 
     def interrupt(self) -> None:
@@ -74,58 +74,60 @@ class Engine:
         self._interrupted = True
 
     def replay(self) -> None:
-        """Bring the algorithm and the state machine to the state of the journal. Call it before `run`.
+        """Restore the algorithm and the state machine from the journal. Call this before `run`.
 
         Raises:
             JournalError: the algorithm proposes other trials than before.
         """
-        self._do(recovered(self._core, self._journal))
+        self._apply(restore(self._core, self._journal))
 
-    def _turn(self) -> None:
-        self._look_at_devices()
+    def _run_turn(self) -> None:
+        self._poll_devices()
         for due in Due:
-            self._happen(due)
-        self._take(self._core.state.planner.patience(self._clock(), TURN_SECONDS))
+            self._handle(due)
+        self._poll_backend(self._core.state.planner.wait_seconds(self._clock(), POLL_SECONDS))
         self._handle_requests()
         self._progress.update()
         if self._interrupted:
             again = command("resume", self._journal.directory)
             raise StudyInterrupted(f"stopped; everything is saved. Go on with: {again}")
 
-    def _take(self, timeout: float) -> None:
-        """Handle the events of the back end, those left over after an error first."""
+    def _poll_backend(self, timeout: float) -> None:
+        """Handle the events of the back end. Events left over after an error come first."""
         if not self._events:
             self._events.extend(self._backend.poll(timeout))
         while self._events:
-            if isinstance(event := self._events[0], Ended) and event.outcome in DIED:  # its device may be lost
-                self._look_at_devices(at_once=True)
-            self._happen(self._events.popleft())
+            if (
+                isinstance(event := self._events[0], Ended) and event.outcome in DEATH_OUTCOMES
+            ):  # its device may be lost
+                self._poll_devices(at_once=True)
+            self._handle(self._events.popleft())
 
     def _handle_requests(self) -> None:
         """Handle the pending requests of users."""
-        for request in pending(self._journal.directory):
-            self._happen(request)
+        for request in pending_requests(self._journal.directory):
+            self._handle(request)
 
-    def _happen(self, event: Event) -> None:
+    def _handle(self, event: Event) -> None:
         state = self._core.state
         try:
             step = self._core.step(event, self._clock())
         except Exception:  # an error of the user's algorithm or policy, too: record what led to it
-            self._do(state.step)
+            self._apply(state.step)
             raise
         cause, state.stopped = state.stopped, None
-        self._do(step)
+        self._apply(step)
         if cause is not None:
             raise first_failed(cause, self._journal)
 
-    def _do(self, step: Step) -> None:
-        """Commit a step, then carry it out. After a failure the jobs that were not started end as ORPHANED."""
+    def _apply(self, step: Step) -> None:
+        """Commit a step, then execute its commands. After a failure, jobs that were not started end as ORPHANED."""
         done = -1
         try:
             commit(self._journal, step.records)
             for done, each in enumerate(step.commands):  # noqa: B007  (it counts after the loop)
                 if follows := carry_out(each, self._backend, self._journal.directory):
-                    self._happen(follows)
+                    self._handle(follows)
         except Exception:
             never = [x.job.id for x in step.commands[max(done, 0) :] if isinstance(x, StartJob)]
             ends = [self._core.step(Ended(job, Outcome.ORPHANED, "was never started"), self._clock()) for job in never]
@@ -133,14 +135,14 @@ class Engine:
                 commit(self._journal, [record for end in ends for record in end.records])
             raise
 
-    def _look_at_devices(self, *, at_once: bool = False) -> None:
-        if (seen := self._watch.look(at_once=at_once)) is not None:
-            self._happen(seen)
+    def _poll_devices(self, *, at_once: bool = False) -> None:
+        if (seen := self._watch.poll(at_once=at_once)) is not None:
+            self._handle(seen)
 
-    def _wind_up(self, *, record: bool = True) -> None:
+    def _shut_down(self, *, record: bool = True) -> None:
         """Stop all jobs after a checkpoint; record their last events if `record` is true."""
-        self._happen(WindUp(record))
+        self._handle(Shutdown(record))
         while self._core.state.running:
-            self._look_at_devices()
-            self._happen(Due.LOOK)
-            self._take(TURN_SECONDS)
+            self._poll_devices()
+            self._handle(Due.CHECK)
+            self._poll_backend(POLL_SECONDS)

@@ -1,43 +1,43 @@
-"""Events of a study beside those of its jobs."""
+"""Events of a study other than the events of its jobs."""
 
 from dataclasses import dataclass
 from enum import Enum
 
 from shoal.core.event import Event as JobEvent
 from shoal.core.request import Request
-from shoal.study.devices import DevicesSeen
+from shoal.study.devices import DeviceConditions
 
-__all__ = ["Due", "Event", "TrialFailed", "WindUp"]
+__all__ = ["Due", "Event", "Shutdown", "TrialFailed"]
 
 
 class Due(Enum):
     """Periodic events; each turn of the engine's loop sends all of them, in this order."""
 
-    LOOK = "look"
+    CHECK = "check"
     """End jobs that hang, and jobs on lost or removed devices."""
-    ASK = "ask"
+    PROPOSE = "propose"
     """Ask the algorithm for trials."""
     PLAN = "plan"
-    """Survey, measure and place waiting trials."""
+    """Find signatures of waiting trials, profile them, and place them in jobs."""
 
 
 @dataclass(frozen=True)
 class TrialFailed:
-    """A trial cannot go on, for a reason outside any job."""
+    """A trial has failed outside any job."""
 
     trial: int
     reason: str
 
 
 @dataclass(frozen=True)
-class WindUp:
-    """The study ends: jobs save their trials and end, and their last events are only recorded.
+class Shutdown:
+    """The study ends. Jobs save their trials and stop, and their last events are recorded without further decisions.
 
     Args:
-        record: False if the journal has no room.
+        record: Whether to record these events; false if the disk is full.
     """
 
     record: bool = True
 
 
-Event = JobEvent | DevicesSeen | Request | TrialFailed | Due | WindUp
+Event = JobEvent | DeviceConditions | Request | TrialFailed | Due | Shutdown

@@ -1,10 +1,10 @@
-"""The devices of a study, as a monitor sees them and as users change them."""
+"""The set of devices of a study, with changes by the monitor and by users."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from shoal.cluster.monitor import Condition, Holder
+from shoal.cluster.monitor import Condition, DeviceProcess
 from shoal.core.device import Cluster, Device, Node
 from shoal.core.errors import DeviceError
 from shoal.schedule.ledger import bytes_text
@@ -12,36 +12,36 @@ from shoal.schedule.ledger import bytes_text
 __all__ = ["REMOVED", "Finder", "Fleet"]
 
 Finder = Callable[[str | Sequence[str]], Cluster]
-"""Device names as a user wrote them -> these devices of this machine; DeviceError if there are none."""
+"""Function from the device names that a user wrote to these devices; raises DeviceError if one does not exist."""
 
 REMOVED = "was removed by request"
 """Reason why a removed device gets no jobs."""
 
 _NAMED = 2
-"""Number of programs that a reason names, those with the most memory first."""
+"""Maximum number of other programs that a waiting reason names."""
 
 
 class Fleet:
     """The devices that jobs may use now.
 
-    A removed or lost device stays in the cluster as unhealthy: jobs may still be on it, and it may come back. The
-    memory of a device excludes what programs of others hold.
+    A removed or lost device stays in the cluster as unhealthy, because jobs may still be on it and it may come back.
+    The memory of a device excludes memory that other programs hold.
 
     Args:
-        cluster: Devices as found when the study began.
-        devices: Their names as the user wrote them.
+        cluster: Devices found when the study began.
+        devices: Device names as the user wrote them.
     """
 
     def __init__(self, cluster: Cluster, devices: str | Sequence[str] = "auto") -> None:
         self._devices = devices
-        self._given = cluster
+        self._found = cluster
         self._added: list[str] = []
         self._removed: list[str] = []
         self._conditions: Mapping[str, Condition] = {}
         self._cluster: Cluster | None = None  # cache of `cluster`, None after a change
 
     @staticmethod
-    def again(record: Mapping[str, Any], find: Finder) -> "Fleet":
+    def from_record(record: Mapping[str, Any], find: Finder) -> "Fleet":
         """The fleet of a record; removed devices that no longer exist are left out.
 
         Args:
@@ -53,91 +53,91 @@ class Fleet:
         """
         devices = record["devices"]
         fleet = Fleet(find(devices), devices)
-        known = {device.name for _, device in fleet.given}
+        known = {device.name for _, device in fleet.found}
         if added := [name for name in record["added"] if name not in known]:
             fleet.add(added, find)
-        fleet._removed = [name for name in record["removed"] if any(d.name == name for _, d in fleet.given)]
+        fleet._removed = [name for name in record["removed"] if any(d.name == name for _, d in fleet.found)]
         return fleet
 
     def record(self) -> dict[str, Any]:
-        """The fleet as JSON values, for `again`."""
+        """The fleet as JSON values, for `from_record`."""
         devices = self._devices if isinstance(self._devices, str) else list(self._devices)
         return {"devices": devices, "added": list(self._added), "removed": list(self._removed)}
 
     @property
-    def given(self) -> Cluster:
-        """All devices, as they were found, removed ones included."""
-        return self._given
+    def found(self) -> Cluster:
+        """All devices as first discovered, including removed ones."""
+        return self._found
 
     @property
     def used(self) -> list[str]:
         """Names of the devices that users have not removed."""
-        return [device.name for _, device in self._given if device.name not in self._removed]
+        return [device.name for _, device in self._found if device.name not in self._removed]
 
     @property
     def cluster(self) -> Cluster:
         """All devices in their present condition."""
         if self._cluster is None:
-            self._cluster = self._each(self._now)
+            self._cluster = self._map_devices(self._current)
         return self._cluster
 
     @property
-    def whole(self) -> Cluster:
-        """As `cluster`, but the memory includes what programs of others hold."""
-        return self._each(lambda device: replace(self._now(device), memory=device.memory))
+    def with_held_memory(self) -> Cluster:
+        """As `cluster`, but the memory of each device includes memory that other programs hold."""
+        return self._map_devices(lambda device: replace(self._current(device), memory=device.memory))
 
     @property
-    def hopeful(self) -> Cluster:
-        """As `cluster`, if all lost devices came back and programs of others held nothing."""
-        return self._each(self._at_best)
+    def best_case(self) -> Cluster:
+        """The cluster if all lost devices came back and other programs freed their memory."""
+        return self._map_devices(self._best_case)
 
     @property
-    def gone(self) -> frozenset[str]:
+    def unusable(self) -> frozenset[str]:
         """Names of the unhealthy devices, which no job may use."""
         return frozenset(device.name for _, device in self.cluster if not device.healthy)
 
     @property
-    def diminished(self) -> bool:
-        """Whether capacity may grow later: a device is lost or held by others, or all devices were removed."""
-        return self.emptied or self.cluster != self.hopeful
+    def can_recover(self) -> bool:
+        """Whether capacity may grow: a device is lost, other programs hold its memory, or all devices were removed."""
+        return self.all_removed or self.cluster != self.best_case
 
     @property
-    def reduced(self) -> bool:
-        """Whether users have removed devices, which may be added again."""
+    def any_removed(self) -> bool:
+        """Whether users have removed devices."""
         return bool(self._removed)
 
     @property
-    def emptied(self) -> bool:
+    def all_removed(self) -> bool:
         """Whether all devices were removed."""
         return not self.used
 
     def is_lost(self, name: str) -> bool:
-        """Whether a device does not answer, so that its jobs cannot save their trials."""
+        """Whether a device does not answer; its jobs cannot save their trials then."""
         return name in self._conditions and not self._conditions[name].healthy
 
-    def see(self, conditions: Mapping[str, Condition]) -> None:
-        """Apply the conditions that a monitor sees; a device without one is as it was found."""
+    def apply(self, conditions: Mapping[str, Condition]) -> None:
+        """Apply the conditions that the monitor reports; devices without one are unchanged since discovery."""
         if self._conditions != conditions:
             self._conditions, self._cluster = dict(conditions), None
 
     def add(self, names: Sequence[str], find: Finder) -> None:
-        """Add new devices, or removed ones again.
+        """Add new devices, or devices that were removed before.
 
         Args:
             names: Names of the devices.
             find: Finder of the new ones.
 
         Raises:
-            DeviceError: a device is named twice, in use already, or not there; nothing is added.
+            DeviceError: a device is named twice, is in use already or does not exist; nothing is added.
         """
         self._check(names)
-        known = [device.name for _, device in self._given]
+        known = [device.name for _, device in self._found]
         for name in names:
             if name in known and name not in self._removed:
-                raise DeviceError(f"device {name!r} is one of the study's already; it has {self._used()}")
+                raise DeviceError(f"device {name!r} is one of the study's already; it has {self._used_text()}")
         new = [name for name in names if name not in known]
         if new:
-            self._given = _joined(self._given, _only(new, known, find))
+            self._found = _merge(self._found, _find_new(new, known, find))
         self._added += new
         self._removed = [name for name in self._removed if name not in names]
         self._cluster = None
@@ -149,30 +149,30 @@ class Fleet:
             DeviceError: a device is named twice, or the study does not have it; nothing is removed.
         """
         self._check(names)
-        known = [device.name for _, device in self._given]
+        known = [device.name for _, device in self._found]
         for name in names:
             if name not in known:
-                raise DeviceError(f"device {name!r} is none of the study's; it has {self._used()}")
+                raise DeviceError(f"device {name!r} is none of the study's; it has {self._used_text()}")
             if name in self._removed:
-                raise DeviceError(f"device {name!r} was removed before; the study has {self._used()}")
+                raise DeviceError(f"device {name!r} was removed before; the study has {self._used_text()}")
         self._removed += names
         self._cluster = None
 
     def _check(self, names: Sequence[str]) -> None:
         if not names:
-            raise DeviceError(f"no device is named; the study has {self._used()}")
+            raise DeviceError(f"no device is named; the study has {self._used_text()}")
         for place, name in enumerate(names):
             if name in names[:place]:
                 raise DeviceError(f"device {name!r} is named twice: {', '.join(names)}; name each once")
 
-    def _used(self) -> str:
+    def _used_text(self) -> str:
         return ", ".join(self.used) or "no device"
 
-    def _each(self, seen: Callable[[Device], Device]) -> Cluster:
-        nodes = self._given.nodes
-        return Cluster(tuple(replace(node, devices=tuple(map(seen, node.devices))) for node in nodes))
+    def _map_devices(self, function: Callable[[Device], Device]) -> Cluster:
+        nodes = self._found.nodes
+        return Cluster(tuple(replace(node, devices=tuple(map(function, node.devices))) for node in nodes))
 
-    def _now(self, device: Device) -> Device:
+    def _current(self, device: Device) -> Device:
         condition = self._conditions.get(device.name)
         if device.name in self._removed:
             return replace(device, healthy=False, note=REMOVED)
@@ -180,18 +180,20 @@ class Fleet:
             return device
         if not condition.healthy:
             return replace(device, healthy=False, note=f"is lost: {condition.reason or 'it does not answer'}")
-        held = sum(holder.memory or 0 for holder in condition.holders)
-        return replace(device, healthy=True, memory=max(0, device.memory - held), note=_held(condition.holders))
+        held = sum(process.memory or 0 for process in condition.processes)
+        return replace(
+            device, healthy=True, memory=max(0, device.memory - held), note=_processes_text(condition.processes)
+        )
 
-    def _at_best(self, device: Device) -> Device:
+    def _best_case(self, device: Device) -> Device:
         if device.name in self._removed:
-            return self._now(device)
+            return self._current(device)
         return replace(device, healthy=device.healthy or device.name in self._conditions, note="")
 
 
-def _held(holders: Sequence[Holder]) -> str:
-    """The programs that hold memory, in words: "python (pid 4711) holds 70.0 GB"."""
-    most = sorted(holders, key=lambda holder: -(holder.memory or 0))
+def _processes_text(processes: Sequence[DeviceProcess]) -> str:
+    """A text on the programs that hold memory: "python (pid 4711) holds 70.0 GB"."""
+    most = sorted(processes, key=lambda process: -(process.memory or 0))
     texts = [
         f"{x.name} (pid {x.pid}) holds {'some of it' if x.memory is None else bytes_text(x.memory)}"
         for x in most[:_NAMED]
@@ -200,7 +202,7 @@ def _held(holders: Sequence[Holder]) -> str:
     return ", ".join([*texts, *more])
 
 
-def _only(new: Sequence[str], known: Sequence[str], find: Finder) -> Cluster:
+def _find_new(new: Sequence[str], known: Sequence[str], find: Finder) -> Cluster:
     """The new devices, each with as many cores as if the study had been given all devices at once.
 
     Args:
@@ -209,7 +211,7 @@ def _only(new: Sequence[str], known: Sequence[str], find: Finder) -> Cluster:
         find: Finder of devices.
 
     Raises:
-        DeviceError: a device is not there, or is a CPU slot: CPU slots are cut all at once.
+        DeviceError: a device does not exist, or is a CPU slot; the number of CPU slots is fixed when a study starts.
     """
     for name in new:
         if name.partition(":")[0] in ("auto", "cpu"):
@@ -218,13 +220,13 @@ def _only(new: Sequence[str], known: Sequence[str], find: Finder) -> Cluster:
                 "begins or is resumed, so only one that was removed can come back; stop the study, then: shoal resume "
                 "DIR --devices cpu:N"
             )
-    find(new)  # the error of a wrong name does not name the study's own devices
+    find(new)  # a wrong name raises here, so that the error does not list the study's own devices
     found = find([*(name for name in known if not name.startswith("cpu:")), *new])
     nodes = (replace(node, devices=tuple(d for d in node.devices if d.name not in known)) for node in found.nodes)
     return Cluster(tuple(node for node in nodes if node.devices))
 
 
-def _joined(one: Cluster, other: Cluster) -> Cluster:
+def _merge(one: Cluster, other: Cluster) -> Cluster:
     """The devices of both clusters, with nodes of the same name merged."""
     nodes: dict[str, Node] = {node.name: node for node in one.nodes}
     for node in other.nodes:

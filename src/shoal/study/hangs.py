@@ -13,37 +13,37 @@ __all__ = ["HANG_SECONDS", "HangDetector", "check_hang_seconds"]
 HANG_SECONDS = 300.0
 """Default limit, in seconds without progress, of a job that takes steps."""
 
-LEAST = 3.0
-"""Least limit in seconds: jobs send a heartbeat once a second."""
+MIN_HANG_SECONDS = 3.0
+"""Least allowed limit in seconds; jobs send a heartbeat once a second."""
 
 PATIENCE = 10
-"""Factor on the longest step so far, or on the limit while a job prepares."""
+"""Factor applied to the longest step so far, or to the limit while a job prepares."""
 
-LONGEST_LOOK = 5.0
-"""Seconds that count at most between two looks: the engine or the machine may have been asleep."""
+MAX_POLL_SECONDS = 5.0
+"""Upper bound of the seconds counted between two polls, because the engine or the machine may have been suspended."""
 
 
 def check_hang_seconds(seconds: object) -> None:
     """Check the setting `hang_seconds`.
 
     Raises:
-        ShoalError: the value is not a finite number of at least `LEAST`.
+        ShoalError: the value is not a finite number of at least `MIN_HANG_SECONDS`.
     """
-    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not LEAST <= seconds < inf:
+    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not MIN_HANG_SECONDS <= seconds < inf:
         raise ShoalError(
-            f"`hang_seconds` must be a finite number of at least {LEAST:g}, because a job sends a heartbeat once a "
-            f"second, got {seconds!r}"
+            f"`hang_seconds` must be a finite number of at least {MIN_HANG_SECONDS:g}, because a job sends a heartbeat "
+            f"once a second, got {seconds!r}"
         )
 
 
 @dataclass
-class _SilentJob:
+class _JobProgress:
     """Progress of a watched job.
 
     Args:
-        settled: Whether the job only takes steps now; before that it loads data, builds or compiles.
+        settled: Whether the job takes steps now; otherwise it loads data, builds models or compiles.
         seconds: Seconds since its last progress.
-        longest: Longest such time between steps so far.
+        longest: Longest time without progress so far while it took steps.
     """
 
     settled: bool = False
@@ -52,11 +52,10 @@ class _SilentJob:
 
 
 class HangDetector:
-    """Watches running jobs by their events, on a clock that is passed in.
+    """Detects running jobs that make no progress, from their events.
 
-    Loading data and compiling may take long, and nothing bounds them in advance. So a job that prepares is given
-    `PATIENCE` times the limit. A job that takes steps is given the limit, or `PATIENCE` times its longest step if that
-    is more.
+    Loading data and compiling may take long. So a job that prepares may take `PATIENCE` times the limit. A job that
+    takes steps may take the limit, or `PATIENCE` times its longest step if that is more.
 
     Args:
         limit: Seconds without progress.
@@ -64,38 +63,38 @@ class HangDetector:
 
     def __init__(self, limit: float = HANG_SECONDS) -> None:
         self._limit = limit
-        self._jobs: dict[str, _SilentJob] = {}
-        self._looked: float | None = None
+        self._jobs: dict[str, _JobProgress] = {}
+        self._last_poll: float | None = None
 
     def begin(self, job: Job) -> None:
-        """Watch a job that starts."""
-        self._jobs[job.id] = _SilentJob()
+        """Start to watch a job."""
+        self._jobs[job.id] = _JobProgress()
 
     def on_event(self, event: Event) -> None:
-        """Note the progress that an event of a job shows."""
-        quiet = self._jobs.get(event.job)
-        if quiet is None:
+        """Record the progress of the job that sent an event."""
+        progress = self._jobs.get(event.job)
+        if progress is None:
             return
-        if quiet.settled:
-            quiet.longest = max(quiet.longest, quiet.seconds)
-        quiet.seconds = 0.0
+        if progress.settled:
+            progress.longest = max(progress.longest, progress.seconds)
+        progress.seconds = 0.0
         if isinstance(event, Heartbeat):
-            quiet.settled = event.settled
+            progress.settled = event.settled
 
     def end(self, job: str) -> None:
-        """Forget a job that has ended."""
+        """Stop to watch a job that has ended."""
         self._jobs.pop(job, None)
 
-    def look(self, now: float) -> Iterator[tuple[str, float]]:
+    def poll(self, now: float) -> Iterator[tuple[str, float]]:
         """The jobs that hang, each with its seconds without progress. Call it after all events were handled.
 
         Args:
             now: Time of a monotonic clock, in seconds.
         """
-        passed = 0.0 if self._looked is None else min(now - self._looked, LONGEST_LOOK)
-        self._looked = now
-        for job, quiet in self._jobs.items():
-            quiet.seconds += passed
-            limit = max(self._limit, PATIENCE * quiet.longest) if quiet.settled else PATIENCE * self._limit
-            if quiet.seconds >= limit:
-                yield job, quiet.seconds
+        passed = 0.0 if self._last_poll is None else min(now - self._last_poll, MAX_POLL_SECONDS)
+        self._last_poll = now
+        for job, progress in self._jobs.items():
+            progress.seconds += passed
+            limit = max(self._limit, PATIENCE * progress.longest) if progress.settled else PATIENCE * self._limit
+            if progress.seconds >= limit:
+                yield job, progress.seconds

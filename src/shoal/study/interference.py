@@ -1,4 +1,4 @@
-"""Interference: how fast jobs run alone and on shared devices, measured from their reports."""
+"""Measurement of interference: the speed of jobs alone and on shared devices, from their reports."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -18,14 +18,14 @@ __all__ = ["InterferenceTracker"]
 _ROUNDING = 1e-6
 """Largest difference of compute that counts as rounding."""
 
-ENOUGH = 2
-"""Number of equal epochs; the shortest counts, since other programs may have disturbed a single one."""
+MIN_EPOCHS = 2
+"""Number of epochs per measurement. The shortest counts, because other programs may have disturbed one of them."""
 
 SLACK = 0.1
-"""Largest relative difference between a share and an even part of a device."""
+"""Largest relative difference between a share and an equal part of a device."""
 
-_Alike = tuple[FusionKey, int, str]
-"""Key, number of members and kind of device of an array: equal values take equal time alone."""
+_ArrayClass = tuple[FusionKey, int, str]
+"""Key, number of members and kind of device of an array: arrays with equal values take equal time when alone."""
 
 
 @dataclass
@@ -35,16 +35,16 @@ class _ColocatedJob:
     Args:
         job: The job.
         trials: Numbers of the trials of its last report.
-        reported: Whether it has reported since the change; its next epoch began after the change.
+        reported: Whether it has reported since the change, so that its next epoch is measured wholly after the change.
         times: Seconds of its epochs that count.
-        seen: Compute promised to it, and its speed as a fraction of that alone, in its newest epoch that counts.
+        speed: Reserved compute, and speed relative to running alone, in its newest epoch that counts.
     """
 
     job: Job
     trials: frozenset[int] = frozenset()
     reported: bool = False
     times: list[float] = field(default_factory=list)
-    seen: tuple[float, float] | None = None
+    speed: tuple[float, float] | None = None
 
 
 @dataclass
@@ -57,11 +57,11 @@ class _Colocation:
     def change(self) -> None:
         """Discard the epochs measured so far: the jobs on the device have changed."""
         for colocated in self.colocated_jobs.values():
-            colocated.reported, colocated.seen = False, None
+            colocated.reported, colocated.speed = False, None
             colocated.times.clear()
 
-    def promised(self) -> float | None:
-        """Sum of the compute promised to the jobs, as a fraction of the device's.
+    def reserved(self) -> float | None:
+        """Sum of the compute reserved for the jobs, as a fraction of the device's.
 
         None if it is unknown for a job, or if a job has several arrays or a share, which no ratio changes.
         """
@@ -75,7 +75,7 @@ class _Colocation:
 
 
 def _has_share(job: Job) -> bool:
-    """Whether a job of one array was promised another part of its device than it demands."""
+    """Whether the reservation of a job of one array differs from its demand."""
     (array,) = job.arrays
     if array.profile is None or job.demand is None:
         return False
@@ -102,9 +102,9 @@ class InterferenceTracker:
     def __init__(self, tuner: OversubscriptionTuner) -> None:
         self._tuner = tuner
         self._by_device: dict[str, _Colocation] = {}
-        self._place: dict[str, _Colocation] = {}
-        self._alone: dict[_Alike, float] = {}
-        self._single: dict[_Alike, float] = {}
+        self._colocation_of: dict[str, _Colocation] = {}
+        self._alone: dict[_ArrayClass, float] = {}
+        self._single: dict[_ArrayClass, float] = {}
 
     def cluster(self, cluster: Cluster) -> Cluster:
         """The cluster with the present oversubscription ratios."""
@@ -116,17 +116,17 @@ class InterferenceTracker:
         colocation = self._by_device.setdefault(device.name, _Colocation(device))
         colocation.colocated_jobs[job.id] = _ColocatedJob(job)
         colocation.change()
-        self._place[job.id] = colocation
+        self._colocation_of[job.id] = colocation
 
     def end(self, job: str) -> None:
         """Remove a job that has left its device."""
-        if (colocation := self._place.pop(job, None)) is not None:
+        if (colocation := self._colocation_of.pop(job, None)) is not None:
             del colocation.colocated_jobs[job]
             colocation.change()
 
     def change(self, job: Job) -> None:
         """Update a job whose members or arrays have changed."""
-        if (colocation := self._place.get(job.id)) is not None:
+        if (colocation := self._colocation_of.get(job.id)) is not None:
             colocation.colocated_jobs[job.id].job = job
             colocation.change()
 
@@ -139,12 +139,12 @@ class InterferenceTracker:
 
         Returns:
             Times of the epochs with the present jobs on the device; None if too few epochs count yet, or if the job has
-            several arrays, members at different epochs, or a share that is not an even part.
+            several arrays, members at different epochs, or a share that is not an equal part.
         """
-        if (colocation := self._place.get(event.job)) is None or not event.reports:
+        if (colocation := self._colocation_of.get(event.job)) is None or not event.reports:
             return None
         colocated = colocation.colocated_jobs[event.job]
-        if len(colocated.job.arrays) != 1:  # they take turns, and report in turns
+        if len(colocated.job.arrays) != 1:  # arrays of one job take turns
             return None
         trials = frozenset(report.trial for report in event.reports)
         if trials != colocated.trials:  # the job has just started, or has lost members
@@ -157,62 +157,62 @@ class InterferenceTracker:
         if not 0 < seconds < inf:
             return None
         tuned = self._tuner.tunes(colocation.device.kind)
-        if tuned and (promised := colocation.promised()) is not None:
-            self._watch(colocation, colocated, seconds, promised, has_waiting)
+        if tuned and (reserved := colocation.reserved()) is not None:
+            self._count_for_tuner(colocation, colocated, seconds, reserved, has_waiting)
         if len({report.epoch for report in event.reports}) > 1 or not (tuned or len(colocation.colocated_jobs) == 1):
             return None
-        return self._seen(colocation, colocated, seconds)
+        return self._epoch_times(colocation, colocated, seconds)
 
-    def _seen(self, colocation: _Colocation, colocated: _ColocatedJob, seconds: float) -> EpochTimes | None:
+    def _epoch_times(self, colocation: _Colocation, colocated: _ColocatedJob, seconds: float) -> EpochTimes | None:
         """Times of the epochs with the present jobs on the device."""
-        alike, jobs = _alike(colocated, colocation.device.kind), len(colocation.colocated_jobs)
+        array_class, jobs = _array_class(colocated, colocation.device.kind), len(colocation.colocated_jobs)
         if jobs == 1:
             if _has_share(colocated.job):
                 return None
-            self._single[alike] = min(seconds, self._single.get(alike, seconds))
+            self._single[array_class] = min(seconds, self._single.get(array_class, seconds))
         colocated.times.append(seconds)
-        if len(colocated.times) < ENOUGH or not _is_part(colocated.job, colocation.device, jobs):
+        if len(colocated.times) < MIN_EPOCHS or not _has_even_share(colocated.job, colocation.device, jobs):
             return None
         return EpochTimes(
-            jobs, len(colocated.trials), min(colocated.times), self._single.get(alike) if jobs > 1 else None
+            jobs, len(colocated.trials), min(colocated.times), self._single.get(array_class) if jobs > 1 else None
         )
 
-    def _watch(
+    def _count_for_tuner(
         self,
         colocation: _Colocation,
         colocated: _ColocatedJob,
         seconds: float,
-        promised: float,
+        reserved: float,
         has_waiting: Callable[[], bool],
     ) -> None:
-        """Count an epoch for the tuner."""
-        self._note(colocated, colocation.device.kind, seconds, promised)
-        seen = [each.seen for each in colocation.colocated_jobs.values() if each.seen is not None]
+        """Use an epoch for the oversubscription tuner."""
+        self._record_speed(colocated, colocation.device.kind, seconds, reserved)
+        seen = [each.speed for each in colocation.colocated_jobs.values() if each.speed is not None]
         if len(seen) == len(colocation.colocated_jobs):
-            self._observe(colocation, seen, promised, has_waiting)
+            self._report_to_tuner(colocation, seen, reserved, has_waiting)
 
-    def _note(self, colocated: _ColocatedJob, kind: str, seconds: float, promised: float) -> None:
-        """Note the speed of a job in an epoch that counts."""
+    def _record_speed(self, colocated: _ColocatedJob, kind: str, seconds: float, reserved: float) -> None:
+        """Record the speed of a job in an epoch that counts."""
         (array,) = colocated.job.arrays
-        alike = _alike(colocated, kind)
-        if promised <= 1 + _ROUNDING:
-            self._alone[alike] = min(seconds, self._alone.get(alike, seconds))
-        if alike in self._alone and array.profile is not None:
-            colocated.seen = compute(array.profile), self._alone[alike] / seconds
+        array_class = _array_class(colocated, kind)
+        if reserved <= 1 + _ROUNDING:
+            self._alone[array_class] = min(seconds, self._alone.get(array_class, seconds))
+        if array_class in self._alone and array.profile is not None:
+            colocated.speed = compute(array.profile), self._alone[array_class] / seconds
 
-    def _observe(
+    def _report_to_tuner(
         self,
         colocation: _Colocation,
         seen: list[tuple[float, float]],
-        promised: float,
+        reserved: float,
         has_waiting: Callable[[], bool],
     ) -> None:
-        """Give the tuner an observation of a device, if it may count."""
+        """Pass an observation of a device to the tuner unless it must be ignored."""
         kind = colocation.device.kind
         ratio = self._tuner.ratio(kind)
         for colocated in colocation.colocated_jobs.values():
-            colocated.seen = None
-        if promised > ratio + _ROUNDING or not has_waiting():
+            colocated.speed = None
+        if reserved > ratio + _ROUNDING or not has_waiting():
             return
         self._tuner.observe(kind, seen)
         if self._tuner.ratio(kind) != ratio:
@@ -221,13 +221,13 @@ class InterferenceTracker:
                     each.change()
 
 
-def _is_part(job: Job, device: Device, jobs: int) -> bool:
-    """Whether a job has an even part of its device, or all that it demands."""
+def _has_even_share(job: Job, device: Device, jobs: int) -> bool:
+    """Whether a job has an equal part of its device, or all of its demand."""
     if not _has_share(job) or job.demand is None:
         return True
     return abs(job.demand.compute * jobs / device.compute - 1) <= SLACK
 
 
-def _alike(colocated: _ColocatedJob, kind: str) -> _Alike:
+def _array_class(colocated: _ColocatedJob, kind: str) -> _ArrayClass:
     (array,) = colocated.job.arrays
     return replace(array.key, order=0), len(colocated.trials), kind

@@ -8,6 +8,7 @@ from shoal.core.command import (
     CloseRequest,
     CopyCheckpoint,
     Intervened,
+    ReleaseDevice,
     Requeued,
     StopJob,
     StudyChanged,
@@ -15,7 +16,6 @@ from shoal.core.command import (
     TrialsReported,
     TrialsStopped,
     UpdateJob,
-    VacateDevice,
     Waiting,
 )
 from shoal.core.errors import DeviceError, PolicyError
@@ -23,16 +23,16 @@ from shoal.core.event import MembersLeft
 from shoal.core.job import JobUpdate
 from shoal.core.request import Request
 from shoal.core.trial import Origin, TrialState
-from shoal.study.job_events import settle
+from shoal.study.job_events import apply_decisions
 from shoal.study.state import StudyState
 from shoal.study.trials import TrialRecord
 
-__all__ = ["PAUSED", "STOPPED", "intervene", "let_go", "rest", "stop"]
+__all__ = ["PAUSED", "STOPPED", "handle_members_left", "hold_study", "intervene", "stop"]
 
 PAUSED = "paused by a user"
 STOPPED = "stopped by a user"
 STUDY_PAUSED = "the study is paused by a user"
-STUDY_ENDS = "the study is to end, as a user wants it"
+STUDY_ENDS = "the study is ending at a user's request"
 STUDY_ENDED = "the study was ended by a user"
 
 
@@ -42,72 +42,74 @@ def intervene(state: StudyState, request: Request) -> None:
     A request that was recorded before a kill is not carried out again.
     """
     if request.name not in state.requests:
-        state.step.record(_VERBS.get(request.verb, _unknown)(state, request))
+        state.step.record(_HANDLERS.get(request.verb, _unknown)(state, request))
         state.requests.add(request.name)
     state.step.command(CloseRequest(request.name))
 
 
 def _release(state: StudyState, numbers: Set[int]) -> None:
-    """Remove trials from the paused ones."""
-    if state.trials.held & numbers:
-        state.trials.held -= numbers
-        state.step.record(StudyChanged("held", sorted(state.trials.held)))
+    """Remove trials from the set of paused trials."""
+    if state.trials.paused & numbers:
+        state.trials.paused -= numbers
+        state.step.record(StudyChanged("paused_trials", sorted(state.trials.paused)))
 
 
-def let_go(state: StudyState, left: MembersLeft) -> None:
-    """Handle members that have left a job on request; those that have not ended wait again."""
-    numbers = state.trials.wait_again(left.job, left.trials, failed=False)
+def handle_members_left(state: StudyState, left: MembersLeft) -> None:
+    """Handle members that have left a job on request; members that have not ended wait again."""
+    numbers = state.trials.requeue(left.job, left.trials, failed=False)
     if numbers:
         state.step.record(ArrayLeft(left.job, frozenset(numbers), PAUSED, failed=False))
 
 
 def stop(state: StudyState, trials: Sequence[TrialRecord], reason: str) -> None:
-    """Stop trials; those that run leave their jobs.
+    """Stop trials; running trials leave their jobs.
 
     The algorithm observes a failure of each. A PAUSED trial has reported all of its budget already: its failure is
     observed only if the algorithm promotes it.
     """
-    told = tuple(
-        x.failed(reason) for x in trials if x.state is not TrialState.PAUSED and x.number not in state.trials.retried
+    failures = tuple(
+        x.failed(reason)
+        for x in trials
+        if x.state is not TrialState.PAUSED and x.number not in state.trials.without_algorithm
     )
     running = [(x.job, x.number) for x in trials if x.state is TrialState.RUNNING]
     for record in trials:
         state.trials.move(record, TrialState.STOPPED)
-    if told:
-        state.step.record(TrialsReported("", told))
+    if failures:
+        state.step.record(TrialsReported("", failures))
     if trials:
         state.step.record(TrialsStopped(tuple(x.number for x in trials), reason))
-    decisions = [x for report in told for x in state.given.algorithm.observe(report)]
-    leaving = settle(state, [x for x in decisions if x.trial not in state.trials.retried])
+    decisions = [x for report in failures for x in state.config.algorithm.observe(report)]
+    leaving = apply_decisions(state, [x for x in decisions if x.trial not in state.trials.without_algorithm])
     for job, number in running:
         leaving[job].add(number)
     for job, numbers in leaving.items():
         state.step.command(UpdateJob(job, JobUpdate(leave=frozenset(numbers))))
 
 
-def rest(state: StudyState) -> None:
-    """Keep a study at rest. Once no job runs, an ended study is over, and a paused one frees its devices."""
-    why = STUDY_ENDS if state.ended else STUDY_PAUSED
-    everyone = (*state.trials.waiting(), *state.trials.held_back())
-    if changed := state.trials.explain({x.number: why for x in everyone}):
+def hold_study(state: StudyState) -> None:
+    """Hold a paused or ending study. Once no job runs, a paused study releases its devices and an ending one ends."""
+    why = STUDY_ENDS if state.end_requested else STUDY_PAUSED
+    waiting = (*state.trials.waiting(), *state.trials.paused_waiting())
+    if changed := state.trials.explain({x.number: why for x in waiting}):
         state.step.record(Waiting(changed))
     if state.running:
         return
-    if state.ended:
+    if state.end_requested:
         trials = [x for x in state.trials if not x.state.final]
         for record in trials:
             state.trials.move(record, TrialState.STOPPED)
-        state.step.record(TrialsStopped(tuple(x.number for x in trials), STUDY_ENDED), StudyChanged("over", True))
-        state.over = True
-    elif not state.freed:
-        state.freed = True
-        state.step.command(*(VacateDevice(device.name) for _, device in state.fleet.cluster))
+        state.step.record(TrialsStopped(tuple(x.number for x in trials), STUDY_ENDED), StudyChanged("ended", True))
+        state.ended = True
+    elif not state.devices_released:
+        state.devices_released = True
+        state.step.command(*(ReleaseDevice(device.name) for _, device in state.fleet.cluster))
 
 
 def _pause_study(state: StudyState, request: Request) -> Intervened:
-    if state.paused or state.ended:
-        return _refused(request, f"the study is {'ended' if state.ended else 'paused'} already")
-    state.paused, state.freed = True, False
+    if state.paused or state.end_requested:
+        return _refused(request, f"the study is {'ended' if state.end_requested else 'paused'} already")
+    state.paused, state.devices_released = True, False
     state.step.record(StudyChanged("paused", True))
     _stop_jobs(state)
     return Intervened(request.name, request.verb)
@@ -116,16 +118,16 @@ def _pause_study(state: StudyState, request: Request) -> Intervened:
 def _resume_study(state: StudyState, request: Request) -> Intervened:
     if not state.paused:
         return _refused(request, "the study is not paused")
-    state.paused, state.placed = False, None
+    state.paused, state.last_plan = False, None
     state.step.record(StudyChanged("paused", False))
     return Intervened(request.name, request.verb)
 
 
 def _end_study(state: StudyState, request: Request) -> Intervened:
-    if state.ended or state.finished:
+    if state.end_requested or state.finished:
         return _refused(request, "the study has ended already")
-    state.paused, state.ended = False, True
-    state.step.record(StudyChanged("paused", False), StudyChanged("ended", True))
+    state.paused, state.end_requested = False, True
+    state.step.record(StudyChanged("paused", False), StudyChanged("end_requested", True))
     _stop_jobs(state)
     return Intervened(request.name, request.verb)
 
@@ -141,26 +143,26 @@ def _refused(request: Request, why: str) -> Intervened:
 
 
 def _stop(state: StudyState, request: Request) -> Intervened:
-    trials, refused = _sorted_out(state, request, _over)
+    trials, refused = _split_valid(state, request, _final_state_text)
     stop(state, trials, STOPPED)
     return Intervened(request.name, request.verb, tuple(x.number for x in trials), refused=refused)
 
 
 def _policy(state: StudyState, request: Request) -> Intervened:
-    name = str(request.given.get("policy"))
+    name = str(request.arguments.get("policy"))
     try:
-        policy = state.given.find_policy(name)
+        policy = state.config.find_policy(name)
     except PolicyError as error:
         return _refused(request, str(error))
-    state.given.policy = policy
-    state.planner.follow(policy)
-    state.placed = None
+    state.config.policy = policy
+    state.planner.set_policy(policy)
+    state.last_plan = None
     state.step.record(StudyChanged("policy", name))
     return Intervened(request.name, request.verb, text=name)
 
 
 def _add(state: StudyState, request: Request) -> Intervened:
-    given, problem = request.given, state.given.algorithm.problem
+    given, problem = request.arguments, state.config.algorithm.problem
     origin = Origin(**given["origin"]) if given.get("origin") else None
     outside = problem.space.faults(given["config"])
     refused = () if given.get("outside") else outside
@@ -179,12 +181,15 @@ def _add(state: StudyState, request: Request) -> Intervened:
 
 
 def _unknown(state: StudyState, request: Request) -> Intervened:
-    why = "the version of shoal that runs the study does not know that; stop it, resume it with a newer one, ask again"
+    why = (
+        "the version of shoal that runs the study does not know this request; resume the study with a newer version "
+        "and repeat it"
+    )
     return _refused(request, why)
 
 
 def _retry(state: StudyState, request: Request) -> Intervened:
-    trials, refused = _sorted_out(
+    trials, refused = _split_valid(
         state, request, lambda record: "" if record.has_failed else f"has not failed, it is {record.state}"
     )
     numbers = tuple(x.number for x in trials)
@@ -192,39 +197,41 @@ def _retry(state: StudyState, request: Request) -> Intervened:
         state.step.record(Requeued(numbers))
     _release(state, set(numbers))
     for record in trials:
-        state.trials.try_again(record)
+        state.trials.retry(record)
         state.step.command(CopyCheckpoint(record.trial))
     return Intervened(request.name, request.verb, numbers, refused=refused)
 
 
 def _devices(state: StudyState, request: Request) -> Intervened:
     try:
-        state.given.devices.change(request.devices, state.step, add=request.verb == "add devices")
+        state.config.devices.change(request.devices, state.step, add=request.verb == "add devices")
     except DeviceError as error:
         return _refused(request, str(error))
     return Intervened(request.name, request.verb, devices=request.devices)
 
 
 def _pause(state: StudyState, request: Request) -> Intervened:
-    held = state.trials.held
-    trials, refused = _sorted_out(
-        state, request, lambda x: _over(x) or ("is paused already" if x.number in held else "")
+    held = state.trials.paused
+    trials, refused = _split_valid(
+        state, request, lambda x: _final_state_text(x) or ("is paused already" if x.number in held else "")
     )
     if trials:
-        state.trials.held |= {x.number for x in trials}
-        state.step.record(StudyChanged("held", sorted(state.trials.held)))
+        state.trials.paused |= {x.number for x in trials}
+        state.step.record(StudyChanged("paused_trials", sorted(state.trials.paused)))
     _leave(state, trials)
     return Intervened(request.name, request.verb, tuple(x.number for x in trials), refused=refused)
 
 
 def _resume(state: StudyState, request: Request) -> Intervened:
-    held = state.trials.held
-    trials, refused = _sorted_out(state, request, lambda x: _over(x) or ("" if x.number in held else "is not paused"))
+    held = state.trials.paused
+    trials, refused = _split_valid(
+        state, request, lambda x: _final_state_text(x) or ("" if x.number in held else "is not paused")
+    )
     _release(state, {x.number for x in trials})
     return Intervened(request.name, request.verb, tuple(x.number for x in trials), refused=refused)
 
 
-def _sorted_out(
+def _split_valid(
     state: StudyState, request: Request, fault: Callable[[TrialRecord], str]
 ) -> tuple[list[TrialRecord], tuple[str, ...]]:
     """The trials for which a request can be carried out, and the reasons for refusing the others."""
@@ -240,27 +247,27 @@ def _sorted_out(
     return trials, tuple(refused)
 
 
-def _over(record: TrialRecord) -> str:
-    """The final state of a trial, in words; "" if it has not ended."""
+def _final_state_text(record: TrialRecord) -> str:
+    """A text on the final state of a trial; "" if the trial has not ended."""
     return f"is over, {record.state}" if record.state.final else ""
 
 
 def _leave(state: StudyState, trials: list[TrialRecord]) -> None:
     """Make trials leave their jobs after a checkpoint. A job with no other trials, or without elasticity, stops."""
-    held = state.trials.held
+    held = state.trials.paused
     leaving: dict[str, set[int]] = {}
     for record in trials:
         if record.state is TrialState.RUNNING:
             leaving.setdefault(record.job, set()).add(record.number)
     for job, numbers in leaving.items():
         members = {member.trial.number for member in state.trials.present(state.running[job][0]).members}
-        if state.given.elastic and members - held:
+        if state.config.elastic and members - held:
             state.step.command(UpdateJob(job, JobUpdate(leave=frozenset(numbers))))
         else:
             state.step.command(StopJob(job))
 
 
-_VERBS: Mapping[str, Callable[[StudyState, Request], Intervened]] = {
+_HANDLERS: Mapping[str, Callable[[StudyState, Request], Intervened]] = {
     "pause": _pause,
     "resume": _resume,
     "stop": _stop,

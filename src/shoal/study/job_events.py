@@ -8,7 +8,7 @@ from shoal.core.array import Array, Member, remove_members
 from shoal.core.command import ArrayLeft, Decided, JobEnded, StoppedOnCommonFailure, TrialsReported, UpdateJob
 from shoal.core.errors import ShoalError, StorageFullError, TaskError, UnusableTaskError
 from shoal.core.event import (
-    BLAMELESS,
+    NOT_TRIAL_FAILURES,
     ArrayFailed,
     Ended,
     MemoryMeasured,
@@ -18,23 +18,31 @@ from shoal.core.event import (
     Reported,
 )
 from shoal.core.job import Job, JobUpdate, Purpose
-from shoal.core.objective import Objective, check_reported, metric_fault, missing, named
+from shoal.core.objective import Objective, check_reported, metric_fault, metric_names, missing_metric
 from shoal.core.trial import Decision, Report, TrialState
-from shoal.cost.store import OutOfMemorySeen
-from shoal.remedy import after_mending, command
+from shoal.cost.store import OutOfMemoryObserved
+from shoal.remedy import command, resume_remedy
 from shoal.study.retries import FailureContext
 from shoal.study.state import StudyState
-from shoal.study.trials import TrialTable, retried_through
+from shoal.study.trials import TrialTable, completed_without_algorithm
 
-__all__ = ["complete_reports", "drop", "end", "learn", "observe", "report", "settle"]
+__all__ = [
+    "apply_decisions",
+    "complete_reports",
+    "end_job",
+    "fail_array",
+    "handle_reports",
+    "observe",
+    "record_measurement",
+]
 
 
-def report(state: StudyState, event: Reported, now: float) -> None:
+def handle_reports(state: StudyState, event: Reported, now: float) -> None:
     """Handle reports of a job: trials have finished an epoch, or failed."""
     state.tracker.on_report(event, now)
     observe(state, event.job, event.reports)
     job, device = state.running[event.job]
-    state.signatures.count(report.trial for report in event.reports)
+    state.signatures.count_epoch(report.trial for report in event.reports)
     if (seen := state.interference.epoch(event, state.trials.has_waiting)) is not None:
         state.profiles.observe(seen, job, device)
 
@@ -50,21 +58,21 @@ def observe(state: StudyState, job: str, reports: Iterable[Report]) -> None:
     Raises:
         TaskError: a metric of the study is missing, and no trial has reported yet; nothing is recorded.
     """
-    reports = [_validated(report, state.given.objectives, state.trials) for report in reports]
+    reports = [_validated(report, state.config.objectives, state.trials) for report in reports]
     if any(report.metrics for report in reports):
-        state.retries.first.reported()
+        state.retries.first_failures.reported()
     news = [report for report in reports if state.trials.reported(report)]
     if news:
         state.step.record(TrialsReported(job, tuple(news)))
-    leaving = settle(state, [decision for report in news for decision in _decide(state, report)])
+    leaving = apply_decisions(state, [decision for report in news for decision in _decide(state, report)])
     for report in reports:
-        if job and report.state is TrialState.FAILED and report.metrics:  # the worker may not know of the failure
+        if job and report.state is TrialState.FAILED and report.metrics:  # only the engine knows of the failure
             leaving[job].add(report.trial)
     for running, numbers in leaving.items():
         state.step.command(UpdateJob(running, JobUpdate(leave=frozenset(numbers))))
 
 
-def settle(state: StudyState, decisions: Sequence[Decision]) -> defaultdict[str, set[int]]:
+def apply_decisions(state: StudyState, decisions: Sequence[Decision]) -> defaultdict[str, set[int]]:
     """Apply decisions of the algorithm.
 
     Returns:
@@ -84,97 +92,99 @@ def settle(state: StudyState, decisions: Sequence[Decision]) -> defaultdict[str,
 
 def _decide(state: StudyState, report: Report) -> list[Decision]:
     """The algorithm's decisions after a report; the algorithm does not observe reports of retried trials."""
-    if report.trial in state.trials.retried:
-        return [retried_through(report.trial)] if report.state is TrialState.PAUSED else []
-    return [x for x in state.given.algorithm.observe(report) if x.trial not in state.trials.retried]
+    if report.trial in state.trials.without_algorithm:
+        return [completed_without_algorithm(report.trial)] if report.state is TrialState.PAUSED else []
+    return [x for x in state.config.algorithm.observe(report) if x.trial not in state.trials.without_algorithm]
 
 
-def learn(state: StudyState, found: Profiled | PackSpeedMeasured | MemoryMeasured) -> None:
+def record_measurement(state: StudyState, found: Profiled | PackSpeedMeasured | MemoryMeasured) -> None:
     """Handle a measurement of a job."""
     job, device = state.running[found.job]
     state.profiles.observe(found, job, device)
     if isinstance(found, Profiled) and job.purpose is Purpose.PROFILE:
-        still_to_come = tuple(array for array in job.arrays if array.key != found.key)
-        state.running.change(replace(job, arrays=still_to_come))
+        unprofiled = tuple(array for array in job.arrays if array.key != found.key)
+        state.running.change(replace(job, arrays=unprofiled))
 
 
-def end(state: StudyState, ended: Ended, now: float) -> None:
-    """Handle the end of a job; its trials that have not reached their targets wait again."""
+def end_job(state: StudyState, ended: Ended, now: float) -> None:
+    """Handle the end of a job; its trials below their targets wait again."""
     job, device = state.running.end(ended.job)
     state.interference.end(job.id)
-    error = _fatal(state, ended, job.purpose, job.members)
-    failed = ended.outcome not in BLAMELESS and error is None
+    error = _fatal_error(state, ended, job.purpose, job.members)
+    failed = ended.outcome not in NOT_TRIAL_FAILURES and error is None
     state.signatures.end(job, device.kind, failed=failed)
     arrays = state.trials.present(job).arrays if job.purpose is Purpose.TRAIN else job.arrays
     outcome = state.tracker.outcome(ended)
     state.step.record(JobEnded(job.id, outcome, ended.message, failed))
-    left = state.trials.wait_again(job.id, None, failed=failed)
+    left = state.trials.requeue(job.id, None, failed=failed)
     state.tracker.end(job, outcome, left, now)
     if error is not None:
         raise error
     if failed:
         if job.purpose is Purpose.PROFILE and ended.outcome is Outcome.RAISED:
-            for member in job.members[:1]:  # the code would raise in its training, too
-                state.retries.first.note(member.trial.number, ended.message)
-        _judge(state, ended, job, FailureContext(arrays, device, company=len(job.members) > 1), left)
+            for member in job.members[:1]:  # the same code would raise in training
+                state.retries.first_failures.note(member.trial.number, ended.message)
+        _retry_or_fail(state, ended, job, FailureContext(arrays, device, shared_array=len(job.members) > 1), left)
     state.profiles.end(job.id)
 
 
-def drop(state: StudyState, dropped: ArrayFailed) -> None:
+def fail_array(state: StudyState, dropped: ArrayFailed) -> None:
     """Handle a failed array of a job; its trials wait again."""
     job, device = state.running[dropped.job]
     present = state.trials.present(job).arrays
     members = [member for member in job.members if member.trial.number in dropped.trials]
     others = remove_members(job.arrays, dropped.trials)
-    error = _fatal(state, dropped, job.purpose, members)
+    error = _fatal_error(state, dropped, job.purpose, members)
     message = f"{dropped.outcome}: {dropped.message}"
     state.step.record(ArrayLeft(job.id, dropped.trials, message, error is None))
-    left = state.trials.wait_again(job.id, dropped.trials, failed=error is None)
+    left = state.trials.requeue(job.id, dropped.trials, failed=error is None)
     if error is not None:
         raise error
     job = replace(job, arrays=others)
     state.running.change(job)
     state.interference.change(job)
     gone = remove_members(present, {member.trial.number for array in others for member in array.members})
-    _judge(state, dropped, job, FailureContext(gone, device, company=len(members) > 1), left)
+    _retry_or_fail(state, dropped, job, FailureContext(gone, device, shared_array=len(members) > 1), left)
 
 
-def _judge(
-    state: StudyState, failed: Ended | ArrayFailed, job: Job, scene: FailureContext, left: Collection[int]
+def _retry_or_fail(
+    state: StudyState, failed: Ended | ArrayFailed, job: Job, context: FailureContext, left: Collection[int]
 ) -> None:
-    """Decide how failed trials go on, and correct their memory estimate after an out-of-memory error."""
-    device = state.fleet.cluster.device(scene.device.name)
+    """Retry failed trials or fail them for good; after an out-of-memory error correct their memory estimate."""
+    device = state.fleet.cluster.device(context.device.name)
     if failed.outcome is Outcome.OUT_OF_MEMORY:
-        state.profiles.observe(OutOfMemorySeen(tuple(scene.arrays)), job, device)
+        state.profiles.observe(OutOfMemoryObserved(tuple(context.arrays)), job, device)
     shared = state.running.on(device.name) > 0
-    scene = replace(scene, device=device, shared=shared, largest=_largest(state, scene.arrays))
-    spent = state.retries.judge(failed, scene, left)
+    context = replace(
+        context, device=device, shared_device=shared, largest_memory=_largest_memory(state, context.arrays)
+    )
+    spent = state.retries.decide(failed, context, left)
     observe(state, "", [state.trials[number].failed(why) for number, why in spent.items()])
-    if (cause := state.retries.first.alike()) is not None:
+    if (cause := state.retries.first_failures.common_cause()) is not None:
         state.step.record(StoppedOnCommonFailure(cause))
         state.stopped = cause
 
 
-def _largest(state: StudyState, arrays: Collection[Array]) -> int:
-    """Bytes of the largest device on which arrays may be tried: of a kind with a profile, or that may get one.
+def _largest_memory(state: StudyState, arrays: Collection[Array]) -> int:
+    """Bytes of the largest device of a kind for which the arrays have a profile or can still get one.
 
-    Trials that failed in an array with others are not measured any more.
+    Trials that must train alone are not profiled any more.
     """
     healthy = [device for _, device in state.fleet.cluster if device.healthy]
     known = {x.kind for x in healthy if all(state.profiles.estimate(array.key, x.kind) for array in arrays)}
     never = {kind for key, kind in state.signatures.unmeasurable if any(key == array.key for array in arrays)}
-    if any(member.trial.number in state.trials.alone for array in arrays for member in array.members):
+    if any(member.trial.number in state.trials.train_alone for array in arrays for member in array.members):
         never |= {x.kind for x in healthy}
     return max((x.memory for x in healthy if not known or x.kind in known or x.kind not in never), default=0)
 
 
-def _fatal(
+def _fatal_error(
     state: StudyState, failed: Ended | ArrayFailed, purpose: Purpose, members: Sequence[Member]
 ) -> ShoalError | None:
     """The error that ends the study, or None.
 
-    A task that breaks its contract does so for all trials, unless one trial has trained an epoch. Failures of trials
-    that users added do not count: their configs may be unlike all others.
+    If no trial has trained an epoch, a task that breaks its contract is assumed to break it for all trials. Failures
+    of trials that users added do not count, because their configs may be outside the space.
 
     Args:
         state: State of the study.
@@ -182,55 +192,55 @@ def _fatal(
         purpose: Purpose of the job.
         members: Members of the failed arrays.
     """
-    directory, kept = state.given.directory, state.given.study.get("kept", False)
+    directory, kept = state.config.directory, state.config.study.get("kept", False)
     if failed.outcome is Outcome.STORAGE_FULL:
         return StorageFullError(
             f"{failed.message}\nEverything recorded is intact; free some space, then: {command('resume', directory)}"
         )
     added = [member.trial for member in members if member.trial.is_added]
     if failed.outcome is Outcome.UNUSABLE and not any(trial.origin for trial in added):
-        return UnusableTaskError(f"{failed.message}\nNothing is lost. {after_mending(directory, kept=kept)}")
-    for_all = purpose is Purpose.SURVEY or not any(x.epoch for x in state.trials)
+        return UnusableTaskError(f"{failed.message}\nNothing is lost. {resume_remedy(directory, kept=kept)}")
+    for_all = purpose is Purpose.SIGNATURE or not any(x.epoch for x in state.trials)
     if failed.outcome is Outcome.REJECTED and for_all and members and not added:
         first, *others = members
-        company = f" and {len(others)} more" if others else ""
+        others_text = f" and {len(others)} more" if others else ""
         config = dict(first.trial.config)
-        return TaskError(f"{failed.message}\nIt occurred with trial {first.trial.number}{company}: {config}")
+        return TaskError(f"{failed.message}\nIt occurred with trial {first.trial.number}{others_text}: {config}")
     return None
 
 
 def complete_reports(reports: Iterable[Report], objectives: Sequence[Objective]) -> list[Report]:
-    """The reports that have all metrics of the study and hold only valid metrics."""
-    return [report for report in reports if _lacks(report, objectives) is None and not _malformed(report)]
+    """The reports with all metrics of the study and no invalid metric."""
+    return [report for report in reports if _missing_metric(report, objectives) is None and not _invalid_metric(report)]
 
 
 def _validated(report: Report, objectives: Sequence[Objective], trials: TrialTable) -> Report:
     """The report itself if it is valid, else a report that its trial has failed.
 
-    A report is invalid if it lacks a metric of the study or holds an invalid metric. Invalid metrics are left out: the
-    journal could not keep or return them.
+    A report is invalid if it lacks a metric of the study or holds an invalid metric. Invalid metrics are left out,
+    because the journal cannot store them.
 
     Raises:
         TaskError: a metric is missing, and no trial has trained an epoch: the task or the study names a wrong metric.
     """
-    if malformed := _malformed(report):
+    if fault := _invalid_metric(report):
         sound = {name: value for name, value in report.metrics.items() if not metric_fault(name, value)}
-        reason = report.reason or f"at epoch {report.epoch} {malformed}"
+        reason = report.reason or f"at epoch {report.epoch} {fault}"
         return replace(report, state=TrialState.FAILED, reason=reason, metrics=sound)
-    metric = _lacks(report, objectives)
+    metric = _missing_metric(report, objectives)
     if metric is None:
         return report
     if not any(x.epoch > x.trial.start for x in trials):
         check_reported(objectives, report.metrics)
-    reason = f"metric {metric!r} is missing at epoch {report.epoch}; the trial reports {named(report.metrics)}"
+    reason = f"metric {metric!r} is missing at epoch {report.epoch}; the trial reports {metric_names(report.metrics)}"
     return replace(report, state=TrialState.FAILED, reason=reason)
 
 
-def _lacks(report: Report, objectives: Sequence[Objective]) -> str | None:
+def _missing_metric(report: Report, objectives: Sequence[Objective]) -> str | None:
     """The first metric of the study that a report lacks; None if it has all, or is a failure."""
-    return None if report.state is TrialState.FAILED else missing(objectives, report.metrics)
+    return None if report.state is TrialState.FAILED else missing_metric(objectives, report.metrics)
 
 
-def _malformed(report: Report) -> str:
-    """The fault of the first invalid metric of a report, in words; "" if all are valid."""
+def _invalid_metric(report: Report) -> str:
+    """A text on the first invalid metric of a report; "" if all metrics are valid."""
     return next((fault for name, value in report.metrics.items() if (fault := metric_fault(name, value))), "")

@@ -1,4 +1,4 @@
-"""Planning steps of a study: ask the algorithm for trials, survey their models, place them in jobs."""
+"""Planning steps of a study: ask the algorithm for trials, find their signatures, place them in jobs."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -28,110 +28,110 @@ from shoal.remedy import command
 from shoal.schedule.ledger import no_device
 from shoal.study.interventions import PAUSED, STOPPED, stop
 from shoal.study.job_events import observe
-from shoal.study.signatures import surveyed
+from shoal.study.signatures import in_signature_jobs
 from shoal.study.state import StudyState
 from shoal.study.trials import TrialRecord
 
-__all__ = ["ask", "check_alive", "place", "survey"]
+__all__ = ["ask_algorithm", "check_progress", "find_signatures", "place"]
 
-SEEN_A_DEVICE = 32
-"""Number of further trials in a plan for each idle device."""
+TRIALS_PER_DEVICE = 32
+"""Number of waiting trials that a plan considers beyond the horizon, for each idle device."""
 
-BEHIND = "waits for those before it"
-"""Waiting reason of trials behind the horizon of the plan."""
+BEHIND_HORIZON = "waits for trials ahead of it in the queue"
+"""Waiting reason of trials beyond the horizon of the plan."""
 
 
-def ask(state: StudyState) -> None:
+def ask_algorithm(state: StudyState) -> None:
     """Ask the algorithm for the next groups of trials."""
-    if state.given.algorithm.finished:
+    if state.config.algorithm.finished:
         return
     idle = len(state.idle())
-    groups = tuple(state.given.algorithm.next_groups(idle))
+    groups = tuple(state.config.algorithm.next_groups(idle))
     if added := [trial.number for group in groups for trial in group.trials if trial.is_added]:
         raise AlgorithmError(
-            f"{state.given.algorithm!r} proposes trial {added[0]}; the numbers from {FIRST_ADDED} on are of trials "
-            "that users add"
+            f"{state.config.algorithm!r} proposes trial {added[0]}; numbers from {FIRST_ADDED} on are "
+            "reserved for trials that users add"
         )
     if groups:
         state.step.record(GroupsProposed(idle, groups))
-    state.tracker.enlist(groups)
-    over: list[TrialRecord] = []
+    state.tracker.register_groups(groups)
+    stopped: list[TrialRecord] = []
     for group in groups:
         for trial in group.trials:
             record = state.trials.get(trial.number) or TrialRecord(trial, 0, trial.start)
-            if record.state is TrialState.STOPPED:  # by a user, after it had reached its budget
-                over.append(record)
+            if record.state is TrialState.STOPPED:  # a user stopped it after it had reached its budget
+                stopped.append(record)
             record.target = group.budget.epochs
             state.trials.move(record, TrialState.PENDING)
             state.step.command(CopyCheckpoint(trial))
-    if over:
-        stop(state, over, STOPPED)
-        ask(state)  # the algorithm may propose others in their places
+    if stopped:
+        stop(state, stopped, STOPPED)
+        ask_algorithm(state)  # the algorithm may propose other trials instead
 
 
-def survey(state: StudyState) -> None:
-    """Survey the models of new trials, so that the planner knows their fusion keys.
+def find_signatures(state: StudyState) -> None:
+    """Start jobs that find the fusion keys of new trials.
 
-    Survey jobs run on all idle devices, so that user code that crashes does not end the engine. If no device is idle,
-    training jobs survey between two steps.
+    These signature jobs run on all idle devices, in worker processes, so that a crash of user code does not end the
+    engine. If no device is idle, training jobs find the keys between two steps.
     """
     table, known = state.trials, state.signatures.keys
-    table.unknown = {number for number in table.unknown if number not in known}
-    if not table.unknown:
+    table.without_key = {number for number in table.without_key if number not in known}
+    if not table.without_key:
         return
-    asked = surveyed(job for job, _ in state.running.values())
-    unknown = [record.member for record in table.in_order(table.unknown - asked)]
-    if (key := state.given.key) is not None:
+    asked = in_signature_jobs(job for job, _ in state.running.values())
+    unknown = [record.member for record in table.in_order(table.without_key - asked)]
+    if (key := state.config.key) is not None:
         known.update((member.trial.number, key(member.trial)) for member in unknown)
     elif idle := state.idle():
-        shares = zip(state.signatures.shares(unknown, len(idle)), idle, strict=False)
-        _start(state, [(Job(state.new_id(), (share,), Purpose.SURVEY), device) for share, device in shares])
-    elif state.given.elastic:
+        shares = zip(state.signatures.split(unknown, len(idle)), idle, strict=False)
+        _start(state, [(Job(state.new_id(), (share,), Purpose.SIGNATURE), device) for share, device in shares])
+    elif state.config.elastic:
         training = [job.id for job, _ in state.running.values() if job.purpose is Purpose.TRAIN]
-        for job, trials in state.signatures.looks([member.trial for member in unknown], training).items():
-            state.step.command(UpdateJob(job, JobUpdate(look=trials)))
+        for job, trials in state.signatures.assign_to_training([member.trial for member in unknown], training).items():
+            state.step.command(UpdateJob(job, JobUpdate(find_signatures=trials)))
 
 
 def place(state: StudyState, now: float) -> None:
-    """Plan arrays and jobs for the waiting trials once all are surveyed, and record why the others wait."""
+    """Plan arrays and jobs for the waiting trials once their keys are known, and record why the other trials wait."""
     cluster = state.interference.cluster(state.fleet.cluster)
-    held = {x.number: f"{PAUSED}{_company(state, x)}" for x in state.trials.held_back()}
-    situation = _situation(state), cluster, held
-    if situation == state.placed and now < min(state.placed_at + state.given.replan_seconds, state.planner.wake):
+    held = {x.number: f"{PAUSED}{_group_waiting_text(state, x)}" for x in state.trials.paused_waiting()}
+    version = _plan_version(state), cluster, held
+    if version == state.last_plan and now < min(state.last_plan_time + state.config.replan_seconds, state.planner.wake):
         return
     idle = len(state.idle())
-    most = state.horizon + SEEN_A_DEVICE * idle
+    most = state.horizon + TRIALS_PER_DEVICE * idle
     everyone = state.trials.waiting(most)
     keys = state.signatures.keys
     unknown = [x for x in everyone if x.number not in keys]
-    looked_at = any(device.healthy for _, device in cluster)
-    why = "its model has to be looked at first" if looked_at else no_device(cluster)
+    can_run = any(device.healthy for _, device in cluster)
+    why = "its fusion signature is not known yet" if can_run else no_device(cluster)
     reasons = {**held, **{x.number: why for x in unknown}}
-    asked = surveyed(job for job, _ in state.running.values()) if unknown else set()
+    asked = in_signature_jobs(job for job, _ in state.running.values()) if unknown else set()
     if any(x.number in asked for x in unknown):
-        looked = "waits for those whose models are looked at"
-        _explain(state, {**{x.number: looked for x in everyone}, **reasons})
-        _explain(state, dict.fromkeys(state.trials.untold, BEHIND))
-        state.placed = None
+        others = "waits for the fusion signatures of other trials"
+        _explain(state, {**{x.number: others for x in everyone}, **reasons})
+        _explain(state, dict.fromkeys(state.trials.unexplained, BEHIND_HORIZON))
+        state.last_plan = None
         return
     waiting = [(x.member, keys[x.number]) for x in everyone if x.number in keys]
     placement = _plan(state, state.planner, waiting, cluster, now)
     _explain(state, {**reasons, **placement.refusals})
-    state.placed, state.placed_at = None if placement.starts or placement.joins else situation, now
-    for job, leave in placement.leaves.items():
+    state.last_plan, state.last_plan_time = None if placement.starts or placement.joins else version, now
+    for job, leave in placement.preemptions.items():
         state.step.record(JobLeaving(job, leave.reason))
         state.step.command(StopJob(job))
-    _promise(state, placement.promises)
+    _change_reservations(state, placement.reservations)
     _start(state, placement.starts)
     for job, arrays in placement.joins.items():
-        _let_join(state, job, arrays)
-    _explain(state, dict.fromkeys(state.trials.untold, BEHIND))
-    if idle and len(everyone) == most and not placement.starts:  # trials behind the horizon may fit where these do not
-        state.horizon, state.placed = 2 * state.horizon, None
+        _join(state, job, arrays)
+    _explain(state, dict.fromkeys(state.trials.unexplained, BEHIND_HORIZON))
+    if idle and len(everyone) == most and not placement.starts:  # trials beyond the horizon may fit
+        state.horizon, state.last_plan = 2 * state.horizon, None
 
 
-def _company(state: StudyState, held: TrialRecord) -> str:
-    """The trials of its group that wait for a paused trial, in words; "" if there are none."""
+def _group_waiting_text(state: StudyState, held: TrialRecord) -> str:
+    """A text on the trials of the group that wait for a paused trial; "" if there are none."""
     group = state.tracker.group(held.member)
     if group is None or not group.epochs_ahead:
         return ""
@@ -161,31 +161,31 @@ def _plan(
         [(state.trials.present(job), cluster.device(device.name)) for job, device in state.running.values()],
         cluster,
         now,
-        alone=state.trials.alone,
+        alone=state.trials.train_alone,
         unmeasurable=state.signatures.unmeasurable,
         limits=state.trials.limits,
     )
 
 
-def _situation(state: StudyState) -> object:
-    """Version of all that a plan depends on, except devices, time and the progress of running trials.
+def _plan_version(state: StudyState) -> object:
+    """A value that changes with the inputs of a plan, except devices, time and the progress of running trials.
 
-    It changes when a trial changes its state, a job begins or ends, or a profile, key or limit is learnt.
+    It changes when a trial changes its state, a job starts or ends, or a profile, key or limit is added.
     """
     trials, signatures = state.trials, state.signatures
-    changes = trials.changes, state.running.changes, state.tracker.changes, state.profiles.learnt
-    return *changes, len(trials.alone), len(signatures.keys), len(signatures.unmeasurable)
+    changes = trials.changes, state.running.changes, state.tracker.changes, state.profiles.changes
+    return *changes, len(trials.train_alone), len(signatures.keys), len(signatures.unmeasurable)
 
 
-def _promise(state: StudyState, promises: Mapping[str, Demand]) -> None:
-    """Record new reservations of running jobs, before other jobs get what these give back."""
-    if promises:
-        state.step.record(ReservationsChanged(promises))
-    for number, demand in promises.items():
+def _change_reservations(state: StudyState, reservations: Mapping[str, Demand]) -> None:
+    """Record new reservations of running jobs before other jobs get the freed resources."""
+    if reservations:
+        state.step.record(ReservationsChanged(reservations))
+    for number, demand in reservations.items():
         state.running.change(replace(state.running[number][0], demand=demand))
 
 
-def _let_join(state: StudyState, number: str, arrays: tuple[Array, ...]) -> None:
+def _join(state: StudyState, number: str, arrays: tuple[Array, ...]) -> None:
     """Add trials to a running job."""
     job, device = state.running[number]
     members = [member for array in arrays for member in array.members]
@@ -204,12 +204,12 @@ def _start(state: StudyState, starts: Iterable[tuple[Job, Device]]) -> None:
         state.step.command(StartJob(job, device))
         state.running.begin(job, device)
         state.interference.begin(job, device)
-        state.given.devices.begin(job)
+        state.config.devices.begin(job)
         if job.purpose is Purpose.TRAIN:
             state.trials.begin(job.id, job.members)
 
 
-def check_alive(state: StudyState, now: float) -> None:
+def check_progress(state: StudyState, now: float) -> None:
     """End a study in which no job runs and no waiting trial can ever start.
 
     The study goes on if trials could start once lost devices come back or programs of others end. A trial that ran out
@@ -217,34 +217,34 @@ def check_alive(state: StudyState, now: float) -> None:
 
     Raises:
         AlgorithmError: the algorithm neither proposes trials nor has finished.
-        DeviceError: the waiting trials can never start; names the most frequent reason.
+        DeviceError: the waiting trials can never start; the message names the most frequent reason.
     """
-    if state.running or state.finished or state.planner.sleeps:
+    if state.running or state.finished or state.planner.has_wake_time:
         return
     if not state.trials.has_waiting():
-        if state.trials.held_back():
+        if state.trials.paused_waiting():
             return
-        raise AlgorithmError(f"{state.given.algorithm!r} neither proposes trials nor has finished")
-    if state.fleet.emptied:
+        raise AlgorithmError(f"{state.config.algorithm!r} neither proposes trials nor has finished")
+    if state.fleet.all_removed:
         return
     waiting = state.trials.waiting()
     reasons = Counter(x.reason for x in waiting)
     reason, trials = min(reasons.items(), key=lambda each: (-each[1], each[0]))
-    if state.fleet.diminished:
-        hopeful = state.fleet.hopeful
-        ids = map("hoped-for-{}".format, count())
+    if state.fleet.can_recover:
+        best_case = state.fleet.best_case
+        ids = map("best-case-{}".format, count())
         keys = state.signatures.keys
         known = [(x.member, keys[x.number]) for x in waiting if x.number in keys]
-        at_best = _plan(state, state.make_planner(ids.__next__), known, hopeful, now)
+        at_best = _plan(state, state.make_planner(ids.__next__), known, best_case, now)
         unknown = len(known) < len(waiting)
-        if at_best.starts or (unknown and any(device.healthy for _, device in hopeful)):
+        if at_best.starts or (unknown and any(device.healthy for _, device in best_case)):
             return
         reason = next(iter(at_best.refusals.values()), reason)
     short = [x for x in waiting if (limit := state.trials.limits.get(x.number)) and limit.memory]
-    if short and not state.fleet.reduced:
+    if short and not state.fleet.any_removed:
         observe(state, "", [x.failed(f"no device that may run it has more memory: {x.reason}") for x in short])
         return
     raise DeviceError(
         f"{trials} trials can never start: {reason}. Everything is saved; choose devices that suffice, such "
-        f"as fewer CPU slots: {command('resume', state.given.directory, '--devices ...')}"
+        f"as fewer CPU slots: {command('resume', state.config.directory, '--devices ...')}"
     )

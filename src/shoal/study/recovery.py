@@ -1,4 +1,4 @@
-"""Recovery: brings a state machine and its algorithm to the state of the study's journal.
+"""Recovery: restores a state machine and its algorithm from the journal of a study.
 
 Requests of users, proposals of the algorithm and reports of trials are one sequence in the journal. The algorithm is
 restored by the same calls in the same order. The rest of the state is read from the rows of trials, requests and the
@@ -7,10 +7,10 @@ study, for three reasons:
 - The rows are the fold of all steps. `commit` applies each record of a step to the rows in one transaction. So after a
   kill at any moment the rows are complete, and a study of a million trials is resumed without all its events. Every
   simulated study checks that the rows agree with the state machine (`shoal.testing.simulation`).
-- Steps cannot be repeated. A plan depends on the clock, on the devices and on profiles measured by other studies, and
-  the journal holds none of them. A plan other than the one carried out would be useless.
+- Steps cannot be repeated. A plan depends on the clock, the devices and the profiles of other studies, and the journal
+  holds none of them.
 - Jobs end with their process, and so do their reservations and their interference. Their trials wait again, as after
-  any lost job, and the planner begins anew.
+  any lost job, and the planner starts without history.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,10 +25,10 @@ from shoal.journal.writer import Journal
 from shoal.study.core import StudyCore
 from shoal.study.trials import TrialRecord
 
-__all__ = ["recovered", "replay"]
+__all__ = ["replay", "restore"]
 
 
-def recovered(core: StudyCore, journal: Journal) -> Step:
+def restore(core: StudyCore, journal: Journal) -> Step:
     """Restore a new state machine and its algorithm from the journal of their study.
 
     Args:
@@ -42,9 +42,12 @@ def recovered(core: StudyCore, journal: Journal) -> Step:
         JournalError: the algorithm proposes other trials than before.
     """
     journal.requeue_running()
-    decisions = replay(journal, core.state.given.algorithm, core.enlist)
+    decisions = replay(journal, core.state.config.algorithm, core.register_groups)
     rows, seen = journal.trials(), journal.reported_states()
-    records = [TrialRecord(x.trial, x.target, x.epoch, x.state, x.failures, seen=seen.get(x.number, {})) for x in rows]
+    records = [
+        TrialRecord(x.trial, x.target, x.epoch, x.state, x.failures, reported_states=seen.get(x.number, {}))
+        for x in rows
+    ]
     return core.restore(
         records,
         decisions,

@@ -1,4 +1,4 @@
-"""Requests of users to a study: checked against its journal, then left for the engine that runs it."""
+"""Requests of users to a study. Each request is checked against the journal and then written for the engine."""
 
 import copy
 import reprlib
@@ -10,13 +10,13 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
 
-from shoal.algorithms.base import check_whole
+from shoal.algorithms.base import check_integer
 from shoal.core.device import Cluster, Device, Node
 from shoal.core.errors import DeviceError, ShoalError
 from shoal.core.request import Verb
 from shoal.core.trial import Config, TrialState
 from shoal.journal.codec import encode
-from shoal.journal.requests import carried_out, leave, pending
+from shoal.journal.requests import delete_request, pending_requests, write_request
 from shoal.journal.rows import TrialRow
 from shoal.journal.view import JournalView
 from shoal.reporting.text import numbers_text, state_name
@@ -25,12 +25,24 @@ from shoal.study.fleet import REMOVED, Fleet
 from shoal.worker.files import checkpoints, published
 
 __all__ = [
-    *("add", "change_devices", "changed", "clone", "held", "known_text", "pause", "policy", "resume", "retry", "stop"),
+    *(
+        "add",
+        "change_devices",
+        "changed",
+        "clone",
+        "known_text",
+        "pause",
+        "paused_after_requests",
+        "policy",
+        "resume",
+        "retry",
+        "stop",
+    ),
     *("end_study", "pause_study", "resume_study"),
 ]
 
 _PAUSE_SECONDS = 0.05
-"""Seconds between two looks for the result of a request."""
+"""Seconds between two checks for the result of a request."""
 
 
 def pause(directory: Path, numbers: int | Iterable[int]) -> list[int]:
@@ -44,8 +56,8 @@ def pause(directory: Path, numbers: int | Iterable[int]) -> list[int]:
         JournalError: the directory of the study cannot be written.
     """
     with JournalView.read(directory) as journal:
-        paused = held(journal)
-    return _ask(directory, "pause", numbers, lambda row: "paused already" if row.number in paused else "")
+        paused = paused_after_requests(journal)
+    return _request(directory, "pause", numbers, lambda row: "paused already" if row.number in paused else "")
 
 
 def resume(directory: Path, numbers: int | Iterable[int]) -> list[int]:
@@ -59,8 +71,8 @@ def resume(directory: Path, numbers: int | Iterable[int]) -> list[int]:
         JournalError: as in `pause`.
     """
     with JournalView.read(directory) as journal:
-        paused = held(journal)
-    return _ask(directory, "resume", numbers, lambda row: "" if row.number in paused else "not paused")
+        paused = paused_after_requests(journal)
+    return _request(directory, "resume", numbers, lambda row: "" if row.number in paused else "not paused")
 
 
 def stop(directory: Path, numbers: int | Iterable[int]) -> list[int]:
@@ -74,8 +86,8 @@ def stop(directory: Path, numbers: int | Iterable[int]) -> list[int]:
         JournalError: as in `pause`.
     """
     with JournalView.read(directory) as journal:
-        asked = {x for each in pending(journal.directory) if each.verb == "stop" for x in each.trials}
-    return _ask(directory, "stop", numbers, lambda row: "to be stopped already" if row.number in asked else "")
+        asked = {x for each in pending_requests(journal.directory) if each.verb == "stop" for x in each.trials}
+    return _request(directory, "stop", numbers, lambda row: "to be stopped already" if row.number in asked else "")
 
 
 def retry(directory: Path, numbers: int | Iterable[int] | None = None) -> list[int]:
@@ -104,7 +116,7 @@ def retry(directory: Path, numbers: int | Iterable[int] | None = None) -> list[i
                 f"trial {row.number} of the study in {directory} has not failed, it is {state_name(row.state, runs)}; "
                 "only failed trials can be tried again"
             )
-    leave(directory, "retry", trials=asked)
+    write_request(directory, "retry", trials=asked)
     return asked
 
 
@@ -116,11 +128,11 @@ def policy(directory: Path, name: str) -> None:
         JournalError: as in `pause`.
     """
     make_policy(name)
-    leave(directory, "policy", given={"policy": name})
+    write_request(directory, "policy", arguments={"policy": name})
 
 
 def add(directory: Path, config: Config, epochs: int, *, outside: bool = False) -> Config:
-    """Request a trial beside those of the algorithm.
+    """Request a trial in addition to those of the algorithm.
 
     Args:
         directory: Directory of the study.
@@ -132,14 +144,14 @@ def add(directory: Path, config: Config, epochs: int, *, outside: bool = False) 
         The whole config.
 
     Raises:
-        ShoalError: the config lies outside the space though `outside` is false, or cannot be kept in the journal; or
+        ShoalError: the config lies outside the space though `outside` is false, or cannot be stored in the journal; or
             `epochs` is not a positive integer.
         JournalError: as in `pause`.
     """
     with JournalView.read(directory) as journal:
-        whole = _filled(journal.space.constants(), config)
+        whole = _with_constants(journal.space.constants(), config)
         _check(journal, whole, epochs, outside)
-    leave(directory, "add trial", given={"config": whole, "epochs": epochs, "outside": outside})
+    write_request(directory, "add trial", arguments={"config": whole, "epochs": epochs, "outside": outside})
     return whole
 
 
@@ -173,9 +185,9 @@ def clone(
     asked = trial_numbers(numbers)
     with JournalView.read(directory) as journal:
         clones = [_clone(journal, row, changes, epochs, anew, outside) for row in _rows(journal, asked)]
-    for given in clones:
-        leave(directory, "clone", given=given)
-    return [given["config"] for given in clones]
+    for arguments in clones:
+        write_request(directory, "clone", arguments=arguments)
+    return [arguments["config"] for arguments in clones]
 
 
 def _clone(
@@ -197,7 +209,7 @@ def _clone(
 
 
 def _check(journal: JournalView, config: Config, epochs: int, outside: bool) -> None:
-    check_whole("epochs", epochs)
+    check_integer("epochs", epochs)
     encode(config, "the config of the trial")
     faults = journal.space.faults(config)
     if faults and not outside:
@@ -207,12 +219,14 @@ def _check(journal: JournalView, config: Config, epochs: int, outside: bool) -> 
         )
 
 
-def _filled(constants: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
+def _with_constants(constants: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
     """A config with the missing constants filled in."""
     whole = dict(constants)
     for name, value in config.items():
         inner = constants.get(name)
-        whole[name] = _filled(inner, value) if isinstance(inner, Mapping) and isinstance(value, Mapping) else value
+        whole[name] = (
+            _with_constants(inner, value) if isinstance(inner, Mapping) and isinstance(value, Mapping) else value
+        )
     return whole
 
 
@@ -258,7 +272,7 @@ def pause_study(directory: Path) -> None:
         ShoalError: the study is paused already, or has ended.
         JournalError: as in `pause`.
     """
-    _ask_study(directory, "pause study")
+    _request_for_study(directory, "pause study")
 
 
 def resume_study(directory: Path) -> None:
@@ -268,7 +282,7 @@ def resume_study(directory: Path) -> None:
         ShoalError: the study is not paused, or has ended.
         JournalError: as in `pause`.
     """
-    _ask_study(directory, "resume study")
+    _request_for_study(directory, "resume study")
 
 
 def end_study(directory: Path) -> None:
@@ -278,14 +292,14 @@ def end_study(directory: Path) -> None:
         ShoalError: the study has ended, or is to end already.
         JournalError: as in `pause`.
     """
-    _ask_study(directory, "end study")
+    _request_for_study(directory, "end study")
 
 
-def _ask_study(directory: Path, verb: Literal["pause study", "resume study", "end study"]) -> None:
+def _request_for_study(directory: Path, verb: Literal["pause study", "resume study", "end study"]) -> None:
     with JournalView.read(directory) as journal:
-        paused, ended = journal.study.get("paused", False), journal.study.get("ended", False)
+        paused, ended = journal.study.get("paused", False), journal.study.get("end_requested", False)
         finished = journal.study.get("finished", False)
-    for request in pending(directory):
+    for request in pending_requests(directory):
         if request.verb in ("pause study", "resume study"):
             paused = request.verb == "pause study"
         ended = ended or request.verb == "end study"
@@ -293,13 +307,13 @@ def _ask_study(directory: Path, verb: Literal["pause study", "resume study", "en
         raise ShoalError(f"the study in {directory} {'has ended' if finished else 'is to end'} already")
     if verb != "end study" and paused == (verb == "pause study"):
         raise ShoalError(f"the study in {directory} is {'paused already' if paused else 'not paused'}")
-    leave(directory, verb)
+    write_request(directory, verb)
 
 
-def held(journal: JournalView) -> set[int]:
+def paused_after_requests(journal: JournalView) -> set[int]:
     """Numbers of the trials that are paused once all pending requests are carried out."""
-    numbers = set(journal.study.get("held", ()))
-    for request in pending(journal.directory):
+    numbers = set(journal.study.get("paused_trials", ()))
+    for request in pending_requests(journal.directory):
         if request.verb == "pause":
             numbers |= set(request.trials)
         elif request.verb in ("resume", "retry"):
@@ -330,19 +344,19 @@ def _trial_number(number: Any) -> int:
 
 
 def known_text(numbers: Sequence[int]) -> str:
-    """The existing trials, in words."""
+    """A text that lists the existing trials."""
     return f"its trials are {numbers_text(numbers)}" if numbers else "it has none yet"
 
 
-def _ask(directory: Path, verb: Verb, numbers: int | Iterable[int], fault: Callable[[TrialRow], str]) -> list[int]:
+def _request(directory: Path, verb: Verb, numbers: int | Iterable[int], fault: Callable[[TrialRow], str]) -> list[int]:
     asked = trial_numbers(numbers)
     with JournalView.read(directory) as journal:
         rows = _rows(journal, asked)
     for row in rows:
         if why := f"over: it is {row.state}" if row.state.final else fault(row):
-            again = "; shoal trial retry has it tried again" if row.state is TrialState.FAILED else ""
+            again = "; to train it again, use shoal trial retry" if row.state is TrialState.FAILED else ""
             raise ShoalError(f"trial {row.number} of the study in {directory} is {why}{again}")
-    leave(directory, verb, trials=asked)
+    write_request(directory, verb, trials=asked)
     return asked
 
 
@@ -387,18 +401,18 @@ def change_devices(
         JournalError: as in `pause`.
     """
     with JournalView.read(directory) as journal:
-        fleet = _expected(journal)
-        if journal.study.get("finished") and not pending(directory):
+        fleet = _fleet_after_requests(journal)
+        if journal.study.get("finished") and not pending_requests(directory):
             raise DeviceError(f"the study in {directory} has ended, and needs no other devices")
     if fleet is not None:
         _change(fleet, verb, names)
-    request = leave(directory, verb, devices=names)
+    request = write_request(directory, verb, devices=names)
     waited = 0.0
     try:
         while True:
             with JournalView.read(directory) as journal:
                 runs = journal.writer() is not None
-                found, now = journal.intervention(request), _recorded(journal)
+                found, now = journal.intervention(request), _recorded_fleet(journal)
             if found is not None:
                 if found.refused:
                     raise DeviceError(found.refused[0])
@@ -413,23 +427,23 @@ def change_devices(
             pause(_PAUSE_SECONDS)
             waited += _PAUSE_SECONDS
     except KeyboardInterrupt:
-        carried_out(directory, request)
+        delete_request(directory, request)
         raise
 
 
-def _expected(journal: JournalView) -> Fleet | None:
+def _fleet_after_requests(journal: JournalView) -> Fleet | None:
     """The devices once all pending requests are carried out; None if no process has run the study yet."""
-    fleet = _recorded(journal)
-    if not fleet.used and not fleet.reduced:
+    fleet = _recorded_fleet(journal)
+    if not fleet.used and not fleet.any_removed:
         return None
-    for request in pending(journal.directory):
+    for request in pending_requests(journal.directory):
         if request.verb in ("add devices", "remove devices"):
             with suppress(DeviceError):
                 _change(fleet, request.verb, request.devices)
     return fleet
 
 
-def _recorded(journal: JournalView) -> Fleet:
+def _recorded_fleet(journal: JournalView) -> Fleet:
     """The devices as last recorded in the journal."""
     rows = journal.devices()
     nodes = {row.node: [x for x in rows if x.node == row.node] for row in rows}
@@ -448,11 +462,11 @@ def _recorded(journal: JournalView) -> Fleet:
 
 def _change(fleet: Fleet, verb: Verb, names: Sequence[str]) -> None:
     if verb == "add devices":
-        fleet.add(names, _taken_for_granted)
+        fleet.add(names, _unchecked_devices)
     else:
         fleet.remove(names)
 
 
-def _taken_for_granted(names: str | Sequence[str]) -> Cluster:
+def _unchecked_devices(names: str | Sequence[str]) -> Cluster:
     """A cluster of the named devices, unchecked: only the process that runs the study can find them."""
     return Cluster((Node("", 1, tuple(Device(name, "", 1) for name in names)),))

@@ -1,4 +1,4 @@
-"""Retries: which trials of a failed job are tried again, and how; which have failed for good."""
+"""The retry policy: decides which trials of a failed job are retried, and which have failed for good."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -11,10 +11,10 @@ from shoal.planner.partition import ResourceLimit
 from shoal.schedule.ledger import bytes_text
 from shoal.study.trials import TrialRecord, TrialTable
 
-__all__ = ["ALIKE", "FailureContext", "FirstFailures", "RetryPolicy"]
+__all__ = ["COMMON_FAILURES", "FailureContext", "FirstFailures", "RetryPolicy"]
 
-ALIKE = 5
-"""Number of trials that end a study by failing alone with one cause, while no trial has reported."""
+COMMON_FAILURES = 5
+"""A study ends if this many trials fail alone with one cause before any trial has reported."""
 
 
 @dataclass(frozen=True)
@@ -24,44 +24,45 @@ class FailureContext:
     Args:
         arrays: The failed arrays.
         device: Device on which they ran.
-        company: Whether they had more than one member, including members that left before.
-        shared: Whether other jobs, or other arrays of the same job, are on the device.
-        largest: Bytes of the largest device on which the arrays may run.
+        shared_array: Whether the arrays had more than one member, including members that have left.
+        shared_device: Whether other jobs, or other arrays of the same job, are on the device.
+        largest_memory: Bytes of the largest device on which the arrays may run.
     """
 
     arrays: tuple[Array, ...]
     device: Device
-    company: bool
-    shared: bool = False
-    largest: int = 0
+    shared_array: bool
+    shared_device: bool = False
+    largest_memory: int = 0
 
 
 class RetryPolicy:
     """Decides how trials go on after a failure.
 
-    - Trials that failed together are tried again alone: any of them may be at fault, so each gets one try by itself.
-    - After an out-of-memory error a trial is tried again in an array of at most half the size. A trial alone in its
-      array gets a device to itself, then a larger device; if there is none, it has failed for good.
-    - A trial that has failed alone more often than `retries` has failed for good. So has a trial whose code raised the
-      same error, by type and message, at the same epoch twice in a row, both times alone.
+    - Trials that failed together are each retried alone, since any of them may be at fault.
+    - After an out-of-memory error a trial is retried in an array of at most half the size. A trial alone in its array
+      is retried on a device without other jobs, then on a larger device. If there is none, the trial has failed for
+      good.
+    - A trial that has failed alone more often than `retries` has failed for good. So has a trial that failed alone
+      twice in a row at the same epoch with the same error type and message.
 
     Args:
-        trials: Trials of the study, in which the decisions are noted.
+        trials: Trials of the study; the decisions are stored there.
         retries: Number of retries of a trial after its first failure.
     """
 
     def __init__(self, trials: TrialTable, retries: int) -> None:
         self._trials = trials
         self._retries = retries
-        self.first = FirstFailures(trials)
+        self.first_failures = FirstFailures(trials)
         """Detector of a common failure of the first trials."""
 
-    def judge(self, failed: Ended | ArrayFailed, scene: FailureContext, left: Collection[int]) -> Mapping[int, str]:
-        """Decide how trials go on, and note the decisions.
+    def decide(self, failed: Ended | ArrayFailed, context: FailureContext, left: Collection[int]) -> Mapping[int, str]:
+        """Decide about the trials of a failure, and store the decisions in the trial table.
 
         Args:
             failed: End of the job, or failure of some of its arrays.
-            scene: Circumstances of the failure.
+            context: Circumstances of the failure.
             left: Numbers of the trials that wait again.
 
         Returns:
@@ -70,61 +71,67 @@ class RetryPolicy:
         given_up: dict[int, str] = {}
         cause = cause_of(failed.message) or "no reason was given"
         log = log_of(failed.message)
-        for array in scene.arrays:
+        for array in context.arrays:
             present = [self._trials[m.trial.number] for m in array.members if m.trial.number in left]
             for record in present:
                 if failed.outcome is Outcome.OUT_OF_MEMORY:
-                    why, then = self._short_of_memory(record, len(present), scene)
+                    why, how = self._retry_after_out_of_memory(record, len(present), context)
                 else:
-                    why, then = self._again(record, failed.outcome, cause, scene.company, isinstance(failed, Ended))
+                    why, how = self._retry(
+                        record, failed.outcome, cause, context.shared_array, isinstance(failed, Ended)
+                    )
                 if why is not None:
                     given_up[record.number] = f"{failed.outcome} {why}:\n{failed.message}"
-                if why is not None or not (scene.company or failed.outcome is Outcome.OUT_OF_MEMORY):
-                    self.first.note(record.number, failed.message)  # after an out-of-memory error it may run elsewhere
+                if why is not None or not (context.shared_array or failed.outcome is Outcome.OUT_OF_MEMORY):
+                    self.first_failures.note(
+                        record.number, failed.message
+                    )  # after an out-of-memory error a retry may succeed elsewhere
                 where = f"; log: {log}" if log else ""
-                record.story = f"failed before ({failed.outcome}: {cause}), is tried again {then}{where}"
+                record.failure_note = f"failed before ({failed.outcome}: {cause}), is tried again {how}{where}"
         return given_up
 
-    def _again(
-        self, record: TrialRecord, outcome: Outcome, cause: str, company: bool, with_job: bool
+    def _retry(
+        self, record: TrialRecord, outcome: Outcome, cause: str, shared_array: bool, with_job: bool
     ) -> tuple[str | None, str]:
-        """The reason why a trial has failed for good, or None; and the way in which it is tried again.
+        """The reason why a trial has failed for good, or None; and a text on how it is retried.
 
         Args:
             record: Record of the trial.
             outcome: Outcome of its array.
             cause: Cause of the failure, in a line.
-            company: Whether the array had more members.
-            with_job: Whether the whole job failed, and not one of its arrays.
+            shared_array: Whether the array had more than one member.
+            with_job: Whether the whole job failed, instead of one array.
         """
-        self._trials.alone.add(record.number)
+        self._trials.train_alone.add(record.number)
         tries = 0 if outcome is Outcome.REJECTED else self._retries
-        then = f"by itself (try {record.failures + 1} of {max(record.failures, tries) + 1})"
-        before, record.cause = record.cause, None
-        if company:
-            return None, then
+        how = f"by itself (try {record.failures + 1} of {max(record.failures, tries) + 1})"
+        before, record.last_cause = record.last_cause, None
+        if shared_array:
+            return None, how
         if with_job and outcome is Outcome.RAISED:
-            record.cause = (record.epoch, cause)
-        same = record.cause is not None and record.cause == before
+            record.last_cause = (record.epoch, cause)
+        same = record.last_cause is not None and record.last_cause == before
         after = f"after {record.failures - 1} retries"
         if record.failures > tries:
-            return after, then
-        return (f"{after}, twice alike at epoch {record.epoch}" if same else None), then
+            return after, how
+        return (f"{after}, twice alike at epoch {record.epoch}" if same else None), how
 
-    def _short_of_memory(self, record: TrialRecord, size: int, scene: FailureContext) -> tuple[str | None, str]:
-        """As `_again`, for a trial whose array ran out of memory."""
-        limits, number, device = self._trials.limits, record.number, scene.device
+    def _retry_after_out_of_memory(
+        self, record: TrialRecord, size: int, context: FailureContext
+    ) -> tuple[str | None, str]:
+        """As `_retry`, for a trial whose array ran out of memory."""
+        limits, number, device = self._trials.limits, record.number, context.device
         if size > 1:
             limits[number] = ResourceLimit(size // 2)
             return None, f"among at most {size // 2}"
-        if scene.shared or len(scene.arrays) > 1:
+        if context.shared_device or len(context.arrays) > 1:
             limits[number] = ResourceLimit(1, 0)
             return None, "with a device to itself"
-        if scene.largest > device.memory:
+        if context.largest_memory > device.memory:
             limits[number] = ResourceLimit(1, device.memory + 1)
             return None, f"on a device of more than {bytes_text(device.memory)}"
         limits[number] = ResourceLimit(1, 0)
-        if record.failures <= self._retries:  # other programs may have held memory, and freed it since
+        if record.failures <= self._retries:  # other programs may have freed memory since
             return None, "with a device to itself"
         return (
             f"by itself on {device.name}, which has {bytes_text(device.memory)}; a smaller batch or model, or a "
@@ -133,10 +140,9 @@ class RetryPolicy:
 
 
 class FirstFailures:
-    """Detects that the first `ALIKE` trials of a study fail with one cause, each alone.
+    """Detects that the first `COMMON_FAILURES` trials of a study fail with one cause, each alone.
 
-    It counts nothing once a trial has reported a value: then retries deal with failures. Nor does it count trials whose
-    failure ended an earlier run.
+    It counts no failures once a trial has reported a value. It ignores trials whose failure ended an earlier run.
 
     Args:
         trials: Trials of the study.
@@ -148,21 +154,21 @@ class FirstFailures:
         self._over = False
 
     def reported(self) -> None:
-        """Note that a trial has reported a value, so not all fail."""
+        """Record that a trial has reported a value, so that failures no longer end the study."""
         self._over = True
         self._failures.clear()
 
     def note(self, number: int, message: str) -> None:
-        """Count a failure that only the trial itself can have caused.
+        """Count a failure of a trial that failed alone.
 
         Args:
             number: Number of the trial.
             message: Whole message of the failure.
         """
-        if not self._over and number not in self._trials.tried:
+        if not self._over and number not in self._trials.common_failures:
             self._failures[number] = message
 
-    def alike(self) -> Cause | None:
+    def common_cause(self) -> Cause | None:
         """The common cause that ends the study; None if the study goes on."""
-        most = next(iter(causes(sorted(self._failures.items()))), None)
-        return most if most is not None and len(most.trials) >= ALIKE else None
+        cause = next(iter(causes(sorted(self._failures.items()))), None)
+        return cause if cause is not None and len(cause.trials) >= COMMON_FAILURES else None

@@ -1,4 +1,4 @@
-"""Signatures: the fusion keys of trials, and the trials that must still be surveyed."""
+"""The fusion keys of trials, and the trials whose keys are not known yet."""
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -10,13 +10,13 @@ from shoal.core.event import SignaturesFound
 from shoal.core.job import Job, Purpose
 from shoal.core.trial import Trial
 
-__all__ = ["SignatureRegistry", "surveyed"]
+__all__ = ["SignatureRegistry", "in_signature_jobs"]
 
-_NO_KEY = FusionKey("not looked at", "", 1)
+_NO_KEY = FusionKey("unknown", "", 1)
 
 
 class SignatureRegistry:
-    """Keeps fusion keys, distributes trials over surveys, and remembers the trials that crash them.
+    """Stores fusion keys, distributes trials over signature jobs, and isolates trials that crash these jobs.
 
     Args:
         kinds: Kinds of all devices.
@@ -29,72 +29,73 @@ class SignatureRegistry:
         """Pairs of a key and a kind of device on which it cannot be measured."""
         self._kinds = frozenset(kinds)
         self._trained: Counter[FusionKey] = Counter()
-        self._looks: dict[str, list[set[int]]] = {}  # job -> trials that it surveys beside its training, by request
-        self._unseen: set[int] = set()  # trials that training jobs could not survey
-        self._suspects: set[int] = set()  # trials of surveys that crashed
+        self._requested: dict[str, list[set[int]]] = {}  # training job -> trials of its requests
+        self._failed_in_training: set[int] = set()  # trials whose keys training jobs could not find
+        self._suspects: set[int] = set()  # trials of signature jobs that crashed
 
-    def shares(self, unknown: Sequence[Member], jobs: int) -> list[Array]:
-        """The trials of each of so many survey jobs; after a crash, one suspect for each job."""
+    def split(self, unknown: Sequence[Member], jobs: int) -> list[Array]:
+        """Split trials over a number of signature jobs; after a crash, each job gets one suspect."""
         suspects = [member for member in unknown if member.trial.number in self._suspects]
         chosen = suspects[:jobs] or unknown
         return [Array(_NO_KEY, tuple(share)) for place in range(jobs) if (share := chosen[place::jobs])]
 
-    def looks(self, trials: Sequence[Trial], jobs: Sequence[str]) -> Mapping[str, tuple[Trial, ...]]:
-        """Training job -> trials that it shall survey beside its training, without those already requested."""
-        asked = self._unseen.union(self._suspects, *chain(*self._looks.values()))
+    def assign_to_training(self, trials: Sequence[Trial], jobs: Sequence[str]) -> Mapping[str, tuple[Trial, ...]]:
+        """Assign trials without a request to training jobs: id of the job -> trials whose keys it shall find."""
+        asked = self._failed_in_training.union(self._suspects, *chain(*self._requested.values()))
         trials = [trial for trial in trials if trial.number not in asked]
         shares = {job: tuple(trials[place :: len(jobs)]) for place, job in enumerate(jobs)}
         for job, share in shares.items():
             if share:
-                self._looks.setdefault(job, []).append({trial.number for trial in share})
+                self._requested.setdefault(job, []).append({trial.number for trial in share})
         return {job: share for job, share in shares.items() if share}
 
-    def count(self, trials: Iterable[int]) -> None:
+    def count_epoch(self, trials: Iterable[int]) -> None:
         """Count an epoch that trials have finished."""
         self._trained.update(replace(self.keys[number], order=0) for number in trials if number in self.keys)
 
     def trained(self, key: FusionKey) -> int:
-        """Epochs that trials of a key have trained, with any order of samples."""
+        """Number of epochs that trials of a key have trained, with any sample order."""
         return self._trained[replace(key, order=0)]
 
-    def note(self, found: SignaturesFound) -> None:
+    def add_keys(self, found: SignaturesFound) -> None:
         """Store the keys that a job found."""
         self.keys.update(found.keys)
-        if looks := self._looks.get(found.job):
-            self._unseen |= looks.pop(0) - found.keys.keys()
-        self._give_up_measuring(found.keys[number] for number in found.alone)
+        if requested := self._requested.get(found.job):
+            self._failed_in_training |= requested.pop(0) - found.keys.keys()
+        self._mark_unmeasurable(found.keys[number] for number in found.alone)
 
     def end(self, job: Job, kind: str, *, failed: bool) -> None:
-        """Handle the end of a job. After a failure, the trials or keys that it had left are suspects.
+        """Handle the end of a job. After a failure, its remaining trials become suspects, and its next key
+        unmeasurable.
 
         Args:
             job: The job, with the arrays that it had left.
             kind: Kind of its device.
             failed: Whether it failed.
         """
-        left = set(chain(*self._looks.pop(job.id, [])))
+        left = set(chain(*self._requested.pop(job.id, [])))
         if not failed:
             return
         self._suspects |= left
         if job.purpose is Purpose.PROFILE:
             self.unmeasurable.update((array.key, kind) for array in job.arrays[:1])
-        elif job.purpose is Purpose.SURVEY:
-            self._crashed(job)
+        elif job.purpose is Purpose.SIGNATURE:
+            self._handle_crash(job)
 
-    def _crashed(self, survey: Job) -> None:
-        """After a crashed survey, survey its trials one by one; give up a trial that crashes alone."""
-        numbers = {member.trial.number for member in survey.members}
+    def _handle_crash(self, job: Job) -> None:
+        """Retry the trials of a crashed signature job one by one; a trial that crashes alone gets a key of its own."""
+        numbers = {member.trial.number for member in job.members}
         if len(numbers) > 1:
             self._suspects |= numbers
             return
         keys = {number: replace(_NO_KEY, structure=f"trial {number}") for number in numbers}
         self.keys.update(keys)
-        self._give_up_measuring(keys.values())
+        self._mark_unmeasurable(keys.values())
 
-    def _give_up_measuring(self, keys: Iterable[FusionKey]) -> None:
+    def _mark_unmeasurable(self, keys: Iterable[FusionKey]) -> None:
         self.unmeasurable.update((key, kind) for key in keys for kind in self._kinds)
 
 
-def surveyed(jobs: Iterable[Job]) -> set[int]:
-    """Numbers of the trials in running survey jobs."""
-    return {member.trial.number for job in jobs if job.purpose is Purpose.SURVEY for member in job.members}
+def in_signature_jobs(jobs: Iterable[Job]) -> set[int]:
+    """Numbers of the trials in running signature jobs."""
+    return {member.trial.number for job in jobs if job.purpose is Purpose.SIGNATURE for member in job.members}

@@ -1,4 +1,4 @@
-"""The state of a study: everything that its events change."""
+"""The state of a study, which only its events change."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,17 +23,17 @@ from shoal.planner.planner import Planner
 from shoal.schedule.base import Policy
 from shoal.schedule.oversubscription import OversubscriptionTuner
 from shoal.study.devices import DeviceTracker
-from shoal.study.event import WindUp
+from shoal.study.event import Shutdown
 from shoal.study.fleet import Fleet
 from shoal.study.interference import InterferenceTracker
 from shoal.study.retries import RetryPolicy
 from shoal.study.signatures import SignatureRegistry
 from shoal.study.trials import TrialTable
 
-__all__ = ["HORIZON", "Given", "RunningJobs", "StudyState"]
+__all__ = ["HORIZON", "CoreConfig", "RunningJobs", "StudyState"]
 
 HORIZON = 10_000
-"""Least number of waiting trials in a plan, the first in order; only large studies have more."""
+"""Number of waiting trials that a plan considers at first, in queue order."""
 
 
 def _no_other(name: str) -> Policy:
@@ -41,7 +41,7 @@ def _no_other(name: str) -> Policy:
 
 
 @dataclass
-class Given:
+class CoreConfig:
     """Settings and collaborators of a study's state machine.
 
     Args:
@@ -57,7 +57,7 @@ class Given:
         grouping: Rule that decides which arrays share a process.
         fuse: Whether trials may share an array.
         replan_seconds: Seconds until the next plan, if nothing has changed but the progress of trials.
-        key: Function from a trial to its fusion key, if keys are known without surveys.
+        key: Function from a trial to its fusion key, if keys are known without building models.
         elastic: Whether the members of a running job can change.
         jobs: Number of jobs that the study has started so far.
         find_policy: Function from a name to a policy; PolicyError if there is none. The default knows no name.
@@ -125,7 +125,7 @@ class StudyState:
     """State of a study. Only functions of `shoal.study` change it, and only during a step.
 
     Args:
-        given: Settings and collaborators.
+        config: Settings and collaborators.
 
     Attributes:
         step: Records and commands of the present event.
@@ -137,54 +137,54 @@ class StudyState:
         planner: Planner of jobs.
         interference: Speeds of jobs on shared devices.
         retries: Retry policy.
-        horizon: Least number of waiting trials in a plan, the first in order.
-        placed: Version of what the last plan depended on, if the plan started nothing; else None.
-        placed_at: Time of the last plan, in seconds.
-        paused: Whether a user has paused the study: no trials are asked for or placed.
-        freed: Whether a paused study has freed its devices.
-        ended: Whether a user has ended the study; its jobs may still be saving their trials.
-        over: Whether an ended study has no job any more.
-        ending: The event that winds up the study; None before.
+        horizon: Number of waiting trials that a plan considers, in queue order.
+        last_plan: Inputs of the last plan, if the plan started nothing; otherwise None.
+        last_plan_time: Time of the last plan, in seconds.
+        paused: Whether a user has paused the study, so that no trials are requested or placed.
+        devices_released: Whether a paused study has released its devices.
+        end_requested: Whether a user has ended the study; its jobs may still be saving their trials.
+        ended: Whether a study that a user has ended has no job any more.
+        shutdown: The event that shuts down the study; None before.
         stopped: Common cause of failure of the first trials, which ends the study; None before.
         requests: Names of the user requests that were carried out or refused.
-        unsaved: Jobs that could not save their trials while the study was wound up, in words.
+        unsaved_jobs: Texts on the jobs that could not save their trials during shutdown.
     """
 
-    def __init__(self, given: Given) -> None:
-        self.given = given
+    def __init__(self, config: CoreConfig) -> None:
+        self.config = config
         self.step = Step()
         self.trials = TrialTable()
         self.running = RunningJobs()
-        self.signatures = SignatureRegistry({device.kind for _, device in self.fleet.given})
-        self.profiles = ProfileStore(given.history, given.study.get("task", ""))
+        self.signatures = SignatureRegistry({device.kind for _, device in self.fleet.found})
+        self.profiles = ProfileStore(config.history, config.study.get("task", ""))
         self.tracker = JobTracker(self.profiles.estimate)
         self.planner = self.make_planner(self.new_id, self.tracker)
-        self.interference = InterferenceTracker(given.tuner)
-        self.retries = RetryPolicy(self.trials, given.retries)
+        self.interference = InterferenceTracker(config.tuner)
+        self.retries = RetryPolicy(self.trials, config.retries)
         self.horizon = HORIZON
-        self.placed: object = None
-        self.placed_at = 0.0
-        self.paused = self.freed = self.ended = self.over = False
-        self.ending: WindUp | None = None
+        self.last_plan: object = None
+        self.last_plan_time = 0.0
+        self.paused = self.devices_released = self.end_requested = self.ended = False
+        self.shutdown: Shutdown | None = None
         self.stopped: Cause | None = None
         self.requests: set[str] = set()
-        self.unsaved: list[str] = []
-        self._jobs = given.jobs
+        self.unsaved_jobs: list[str] = []
+        self._jobs = config.jobs
 
     @property
     def fleet(self) -> Fleet:
         """Devices of the study."""
-        return self.given.devices.fleet
+        return self.config.devices.fleet
 
     @property
     def finished(self) -> bool:
         """Whether the algorithm, or a user, has ended the study and no retried trial is open."""
-        return (self.given.algorithm.finished or self.over) and not self.trials.retrying()
+        return (self.config.algorithm.finished or self.ended) and not self.trials.retrying()
 
     @property
-    def rests(self) -> bool:
-        """Whether no job may run, at a user's request."""
-        return self.paused or (self.ended and not self.over)
+    def on_hold(self) -> bool:
+        """Whether no job may run because of a user's request."""
+        return self.paused or (self.end_requested and not self.ended)
 
     def idle(self) -> list[Device]:
         """Healthy devices without a job."""
@@ -192,8 +192,8 @@ class StudyState:
 
     def make_planner(self, new_id: Callable[[], str], tracker: JobTracker | None = None) -> Planner:
         """A new planner with the settings and costs of this study."""
-        mine, known, done = self.given, self.profiles.estimate, self.signatures.trained
-        return Planner(mine.policy, known, new_id, mine.elastic, mine.grouping, mine.fuse, done, tracker)
+        config, known, done = self.config, self.profiles.estimate, self.signatures.trained
+        return Planner(config.policy, known, new_id, config.elastic, config.grouping, config.fuse, done, tracker)
 
     def new_id(self) -> str:
         """A new id of a job, unique in the study."""

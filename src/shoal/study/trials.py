@@ -1,4 +1,4 @@
-"""Records of all trials of a study in memory, and the queue of those that wait."""
+"""In-memory records of all trials of a study, and the queue of waiting trials."""
 
 from bisect import insort
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -10,10 +10,10 @@ from shoal.core.job import Job, Purpose
 from shoal.core.trial import FIRST_ADDED, Decision, Report, Trial, TrialState
 from shoal.planner.partition import ResourceLimit
 
-__all__ = ["TrialRecord", "TrialTable", "retried_through"]
+__all__ = ["TrialRecord", "TrialTable", "completed_without_algorithm"]
 
-_NUMBERS = 10**12
-"""Greater than all numbers of trials."""
+_NUMBER_LIMIT = 10**12
+"""Upper bound of trial numbers."""
 
 
 @dataclass(slots=True)
@@ -27,9 +27,10 @@ class TrialRecord:
         state: State of the trial; only `TrialTable.move` sets it.
         failures: Number of jobs that failed while they trained it.
         job: Id of the job that trains it, or trained it last.
-        story: Text on its last failure and its retry; "" before the first failure, and after it reached a target.
-        cause: Epoch and cause of its last failure alone; None if it has not failed alone.
-        seen: Epoch -> states with which it was reported, without FAILED.
+        failure_note: Text on its last failure and its retry; "" before the first failure, and after it reached a
+            target.
+        last_cause: Epoch and cause of its last failure alone; None if it has not failed alone.
+        reported_states: Epoch -> states with which it was reported, without FAILED.
         reason: Last recorded waiting reason; "" if it does not wait, or none was recorded.
     """
 
@@ -39,9 +40,9 @@ class TrialRecord:
     state: TrialState = TrialState.PENDING
     failures: int = 0
     job: str = ""
-    story: str = ""
-    cause: tuple[int, str] | None = None
-    seen: dict[int, tuple[TrialState, ...]] = field(default_factory=dict)
+    failure_note: str = ""
+    last_cause: tuple[int, str] | None = None
+    reported_states: dict[int, tuple[TrialState, ...]] = field(default_factory=dict)
     reason: str = ""
     _member: Member | None = field(default=None, init=False, compare=False, repr=False)
 
@@ -52,12 +53,12 @@ class TrialRecord:
 
     @property
     def has_failed(self) -> bool:
-        """Whether it has failed for good."""
+        """Whether the trial has failed for good."""
         return self.state is TrialState.FAILED
 
     @property
     def member(self) -> Member:
-        """The trial with its next stretch of epochs."""
+        """The trial as an array member, from its present epoch to its target."""
         member = self._member
         if member is None or member.start != self.epoch or member.target != self.target:
             member = self._member = Member(self.trial, self.epoch, self.target)
@@ -72,28 +73,30 @@ class TrialTable:
     """All trials of a study by number, with an index of the waiting ones."""
 
     def __init__(self) -> None:
-        self.alone: set[int] = set()
+        self.train_alone: set[int] = set()
         """Numbers of trials that failed together with others, and must be trained alone."""
         self.limits: dict[int, ResourceLimit] = {}
         """Number of a trial that ran out of memory -> its limits."""
-        self.retried: set[int] = set()
-        """Numbers of trials without decisions of the algorithm: added by a user, or retried after a failure."""
-        self.tried: set[int] = set()
-        """Numbers of trials whose common failure ended earlier runs: they wait behind the others."""
-        self.held: set[int] = set()
+        self.without_algorithm: set[int] = set()
+        """Numbers of trials that the algorithm does not decide about: added by a user, or retried after a failure."""
+        self.common_failures: set[int] = set()
+        """Numbers of trials whose common failure ended earlier runs; they wait behind all other trials."""
+        self.paused: set[int] = set()
         """Numbers of trials that a user has paused."""
         self.changes = 0
-        """Number of changes of state, of all trials."""
-        self.untold: set[int] = set()
+        """Number of state changes of all trials."""
+        self.unexplained: set[int] = set()
         """Numbers of waiting trials without a recorded reason."""
-        self.unknown: set[int] = set()
-        """Numbers of waiting trials that may have no fusion key yet; `survey` removes those with a key."""
+        self.without_key: set[int] = set()
+        """Numbers of waiting trials that may have no fusion key yet; `find_signatures` removes those with a key."""
         self._all: dict[int, TrialRecord] = {}
         self._waiting: set[int] = set()
-        self._line: list[int] = []  # heap of the turns of waiting trials outside `_front`
-        self._front: list[int] = []  # the first turns, in order
+        self._queue: list[int] = []  # heap of the queue keys of waiting trials outside `_front`
+        self._front: list[int] = []  # the first queue keys, ascending
         self._by_job: dict[str, set[int]] = {}
-        self._present: dict[str, tuple[Job, Job]] = {}  # cache: job -> its present form
+        self._present: dict[
+            str, tuple[Job, Job]
+        ] = {}  # cache: id of a job -> the job, and the same job with its present members
 
     def __getitem__(self, number: int) -> TrialRecord:
         return self._all[number]
@@ -106,13 +109,13 @@ class TrialTable:
         return self._all.get(number)
 
     def move(self, record: TrialRecord, state: TrialState) -> None:
-        """Put a trial, which may be new, into a state."""
+        """Set the state of a trial, which may be new."""
         self._all[record.number] = record
         self._present.pop(record.job, None)
         if record.state is not state or state is TrialState.PENDING:
             self.changes += 1
             record.reason = ""
-        if state is TrialState.RUNNING:  # after a late report, too: the end of its job makes it wait again
+        if state is TrialState.RUNNING:  # also after a late report; it waits again when its job ends
             self._by_job.setdefault(record.job, set()).add(record.number)
         elif record.state is TrialState.RUNNING:
             self._by_job.get(record.job, set()).discard(record.number)
@@ -120,24 +123,24 @@ class TrialTable:
         number = record.number
         if state is TrialState.PENDING:
             self._waiting.add(number)
-            self.untold.add(number)
-            self.unknown.add(number)
-            heappush(self._line, self._turn(record))
+            self.unexplained.add(number)
+            self.without_key.add(number)
+            heappush(self._queue, self._queue_key(record))
         else:
             self._waiting.discard(number)
-            self.untold.discard(number)
-        if state.final and state is not TrialState.FAILED:  # one that has failed may be tried again
-            record.seen.clear()
+            self.unexplained.discard(number)
+        if state.final and state is not TrialState.FAILED:  # a failed trial may be retried
+            record.reported_states.clear()
 
     def restore(self, record: TrialRecord) -> None:
         """Add a trial in the state that it had when its engine ended."""
         self.move(record, record.state)
         if record.failures > 0 and record.state is TrialState.PENDING:
-            self.alone.add(record.number)
-            record.story = f"failed in {record.failures} jobs before, is tried again by itself"
+            self.train_alone.add(record.number)
+            record.failure_note = f"failed in {record.failures} jobs before, is tried again by itself"
 
     def begin(self, job: str, members: Iterable[Member]) -> None:
-        """Put members into state RUNNING, in a job."""
+        """Set the state of members of a job to RUNNING."""
         for member in members:
             record = self._all[member.trial.number]
             record.job = job
@@ -153,18 +156,18 @@ class TrialTable:
             Whether the report was applied.
         """
         record = self._all[report.trial]
-        seen = record.seen.get(report.epoch, ())
+        seen = record.reported_states.get(report.epoch, ())
         if record.state.final or (seen and (report.state is TrialState.RUNNING or report.state in seen)):
             return False
         if report.state is not TrialState.FAILED:
-            record.seen[report.epoch] = (*seen, report.state)
+            record.reported_states[report.epoch] = (*seen, report.state)
         record.epoch = max(record.epoch, report.epoch)
         self.move(record, report.state)
         if report.state is TrialState.PAUSED:
-            self.was_well(record)
+            self.clear_failures(record)
         return True
 
-    def wait_again(self, job: str, trials: Collection[int] | None, *, failed: bool) -> set[int]:
+    def requeue(self, job: str, trials: Collection[int] | None, *, failed: bool) -> set[int]:
         """Make RUNNING trials of a job wait again.
 
         Args:
@@ -185,17 +188,17 @@ class TrialTable:
             self._present.pop(job, None)
         return left
 
-    def was_well(self, record: TrialRecord) -> None:
+    def clear_failures(self, record: TrialRecord) -> None:
         """Clear the failures of a trial that has reached its target: it may share arrays again."""
-        self.alone.discard(record.number)
+        self.train_alone.discard(record.number)
         self.limits.pop(record.number, None)
-        record.story, record.cause = "", None
+        record.failure_note, record.last_cause = "", None
 
-    def try_again(self, record: TrialRecord) -> None:
+    def retry(self, record: TrialRecord) -> None:
         """Make a failed trial wait again from its last reported epoch, with its failures cleared."""
-        self.was_well(record)
-        record.epoch, record.failures = max(record.seen, default=record.trial.start), 0
-        self.retried.add(record.number)
+        self.clear_failures(record)
+        record.epoch, record.failures = max(record.reported_states, default=record.trial.start), 0
+        self.without_algorithm.add(record.number)
         self.move(record, TrialState.PENDING)
 
     def explain(self, reasons: Mapping[int, str]) -> dict[int, str]:
@@ -203,10 +206,10 @@ class TrialTable:
         changed: dict[int, str] = {}
         for number, why in reasons.items():
             record = self._all[number]
-            reason = f"{why}; {record.story}" if record.story else why
+            reason = f"{why}; {record.failure_note}" if record.failure_note else why
             if reason != record.reason:
                 record.reason = changed[number] = reason
-        self.untold.difference_update(reasons)
+        self.unexplained.difference_update(reasons)
         return changed
 
     def present(self, job: Job) -> Job:
@@ -227,11 +230,11 @@ class TrialTable:
 
     def retrying(self) -> bool:
         """Whether a retried or added trial has not ended."""
-        return any(not self._all[number].state.final for number in self.retried)
+        return any(not self._all[number].state.final for number in self.without_algorithm)
 
     def add(self, record: TrialRecord) -> None:
-        """Add a trial of a user, which waits."""
-        self.retried.add(record.number)
+        """Add a waiting trial that a user requested."""
+        self.without_algorithm.add(record.number)
         self.move(record, TrialState.PENDING)
 
     @property
@@ -241,11 +244,11 @@ class TrialTable:
 
     def has_waiting(self) -> bool:
         """Whether a trial waits that is not paused by a user."""
-        return len(self._waiting) > len(self._waiting & self.held)
+        return len(self._waiting) > len(self._waiting & self.paused)
 
-    def held_back(self) -> list[TrialRecord]:
+    def paused_waiting(self) -> list[TrialRecord]:
         """The waiting trials that a user has paused, by number."""
-        return [self._all[number] for number in sorted(self._waiting & self.held)]
+        return [self._all[number] for number in sorted(self._waiting & self.paused)]
 
     def waiting(self, most: int | None = None) -> list[TrialRecord]:
         """The waiting trials that are not paused: by failures, ascending, then by number.
@@ -254,40 +257,42 @@ class TrialTable:
             most: Number of trials to return, the first ones; None: all.
         """
         wanted = len(self._waiting) if most is None else most
-        front = [turn for turn in self._front if self._waits(turn)]
-        open_ = sum(turn % _NUMBERS not in self.held for turn in front) if self.held else len(front)
+        front = [key for key in self._front if self._is_queued(key)]
+        open_ = sum(key % _NUMBER_LIMIT not in self.paused for key in front) if self.paused else len(front)
         last = front[-1] if front else -1
-        while self._line and (open_ < wanted or self._line[0] < last):
-            turn = heappop(self._line)
-            if self._waits(turn):
-                insort(front, turn)
-                open_ += turn % _NUMBERS not in self.held
+        while self._queue and (open_ < wanted or self._queue[0] < last):
+            key = heappop(self._queue)
+            if self._is_queued(key):
+                insort(front, key)
+                open_ += key % _NUMBER_LIMIT not in self.paused
                 last = front[-1]
         self._front = list(dict.fromkeys(front))
-        if open_ > 2 * wanted:  # an earlier call asked for more
+        if open_ > 2 * wanted:  # an earlier call requested more
             self._front, behind = self._front[: 2 * wanted], self._front[2 * wanted :]
-            for turn in behind:
-                heappush(self._line, turn)
-        found = [self._all[turn % _NUMBERS] for turn in self._front if turn % _NUMBERS not in self.held]
+            for key in behind:
+                heappush(self._queue, key)
+        found = [self._all[key % _NUMBER_LIMIT] for key in self._front if key % _NUMBER_LIMIT not in self.paused]
         return found if most is None else found[:most]
 
     def in_order(self, numbers: Iterable[int]) -> list[TrialRecord]:
         """The waiting trials among some numbers, in the order of `waiting`."""
-        waiting = (self._all[number] for number in numbers if number in self._waiting and number not in self.held)
-        return sorted(waiting, key=self._turn)
+        waiting = (self._all[number] for number in numbers if number in self._waiting and number not in self.paused)
+        return sorted(waiting, key=self._queue_key)
 
-    def _turn(self, record: TrialRecord) -> int:
+    def _queue_key(self, record: TrialRecord) -> int:
         """Position of a trial in the queue, as one sortable number."""
-        return (2 * record.failures + (record.number in self.tried)) * _NUMBERS + record.number
+        return (2 * record.failures + (record.number in self.common_failures)) * _NUMBER_LIMIT + record.number
 
-    def _waits(self, turn: int) -> bool:
+    def _is_queued(self, key: int) -> bool:
         """Whether a trial still waits at this position of the queue."""
-        number = turn % _NUMBERS
-        return number in self._waiting and self._turn(self._all[number]) == turn
+        number = key % _NUMBER_LIMIT
+        return number in self._waiting and self._queue_key(self._all[number]) == key
 
 
-def retried_through(number: int) -> Decision:
+def completed_without_algorithm(number: int) -> Decision:
     """The decision on a retried or added trial that has reached its target."""
     if number >= FIRST_ADDED:
-        return Decision(number, TrialState.COMPLETE, "added by a user, up to its budget")
-    return Decision(number, TrialState.COMPLETE, "failed and was tried again, up to the budget at which it had failed")
+        return Decision(number, TrialState.COMPLETE, "added by a user, and has reached its budget")
+    return Decision(
+        number, TrialState.COMPLETE, "failed before, was retried and has reached the budget at which it failed"
+    )

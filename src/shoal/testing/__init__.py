@@ -1,16 +1,17 @@
-"""Conformance suites for algorithms, policies, packings, back ends and fusion rules."""
+"""Conformance suites for algorithms, policies, packings, back ends, callbacks and fusion rules."""
 
 from typing import TYPE_CHECKING, Any
 
 from shoal.testing.algorithms import check_algorithm
 from shoal.testing.backends import check_backend
+from shoal.testing.callbacks import check_callback
 from shoal.testing.packings import check_packing
 from shoal.testing.policies import check_policy
 
 if TYPE_CHECKING:
     from shoal.testing.rules import check_rule
 
-__all__ = ["check_algorithm", "check_backend", "check_packing", "check_policy", "check_rule"]
+__all__ = ["check_algorithm", "check_backend", "check_callback", "check_packing", "check_policy", "check_rule"]
 
 
 def __getattr__(name: str) -> Any:

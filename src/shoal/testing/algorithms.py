@@ -24,7 +24,7 @@ _Objective = Callable[[int, int], float | None]
 """(number of the trial, epoch) -> value of its metric; None if the trial fails at that epoch."""
 
 _METRIC = "score"
-_STEPS = 100_000
+_MAX_EPOCHS = 100_000
 """Most epochs of all trials together; an algorithm that needs more is taken for one that never ends."""
 
 
@@ -53,7 +53,7 @@ def check_failures(make: Callable[[], Algorithm], space: Space) -> None:
     """The study ends, by the rules, if no trial fails, if some fail or measure NaN, and if all do."""
     for mode in ("min", "max"):
         for objective in (_smooth, _noisy, _rarely_fails, _always_fails, _always_nan):
-            _Drive(_bound(make, space, mode=mode), objective).run()
+            _AlgorithmDriver(_bound(make, space, mode=mode), objective).run()
 
 
 def check_seeds(make: Callable[[], Algorithm], space: Space) -> None:
@@ -74,25 +74,25 @@ def check_totals(make: Callable[[], Algorithm], space: Space) -> None:
     """The trials and epochs match `totals` if no trial fails and none measures NaN."""
     for objective in (_smooth, _random):
         for order in range(2):
-            drive = _Drive(_bound(make, space), objective, order=order)
-            announced = drive.algorithm.totals
+            driver = _AlgorithmDriver(_bound(make, space), objective, order=order)
+            announced = driver.algorithm.totals
             if announced is None:
                 return
-            trials = len(drive.run().trials)
-            epochs = sum(done - drive.trials[number].start for number, done in drive.epochs.items())
+            trials = len(driver.run().trials)
+            epochs = sum(done - driver.trials[number].start for number, done in driver.epochs.items())
             assert trials == announced.trials, f"{announced} was announced, {trials} trials were requested"
             assert announced.least <= epochs <= announced.most, (
                 f"{announced} was announced, {epochs} epochs were requested"
             )
-            assert drive.algorithm.totals == announced, (
-                f"{announced} was announced, {drive.algorithm.totals} is returned afterwards"
+            assert driver.algorithm.totals == announced, (
+                f"{announced} was announced, {driver.algorithm.totals} is returned afterwards"
             )
 
 
 def check_order_does_not_matter(make: Callable[[], Algorithm], space: Space) -> None:
     """The order of the reports of different trials changes neither budgets nor decisions."""
     for objective in (_noisy, _rarely_fails):
-        outcomes = [_Drive(_bound(make, space), objective, order=order).run() for order in range(4)]
+        outcomes = [_AlgorithmDriver(_bound(make, space), objective, order=order).run() for order in range(4)]
         for order, outcome in enumerate(outcomes):
             assert outcome == outcomes[0], f"the order of reports changed the study (orders 0 and {order})"
 
@@ -100,21 +100,21 @@ def check_order_does_not_matter(make: Callable[[], Algorithm], space: Space) -> 
 def check_repeated_reports(make: Callable[[], Algorithm], space: Space) -> None:
     """A repeated report, at once or much later, changes nothing."""
     for objective in (_noisy, _rarely_fails):
-        once = _Drive(_bound(make, space), objective).run()
-        twice = _Drive(_bound(make, space), objective, repeat=True).run()
-        assert once == twice, "a repeated report changed the study"
+        single = _AlgorithmDriver(_bound(make, space), objective).run()
+        repeated = _AlgorithmDriver(_bound(make, space), objective, repeat=True).run()
+        assert single == repeated, "a repeated report changed the study"
 
 
 def check_replay(make: Callable[[], Algorithm], space: Space) -> None:
     """A new instance continues after a replay of the recorded reports as the old one would have."""
-    whole = _Drive(_bound(make, space), _noisy)
-    expected = whole.run()
+    complete_run = _AlgorithmDriver(_bound(make, space), _noisy)
+    expected = complete_run.run()
     for share in (0.0, 0.3, 0.7, 1.0):
-        rest = _Drive(_bound(make, space), _noisy)
-        rest.ask()
-        for report in whole.reports[: int(share * len(whole.reports))]:
-            rest.tell(report)
-        assert rest.run() == expected, f"after {share:.0%} of its reports were replayed, the study ended otherwise"
+        replayed = _AlgorithmDriver(_bound(make, space), _noisy)
+        replayed.ask()
+        for report in complete_run.reports[: int(share * len(complete_run.reports))]:
+            replayed.tell(report)
+        assert replayed.run() == expected, f"after {share:.0%} of its reports were replayed, the study ended otherwise"
 
 
 def check_wrong_reports(make: Callable[[], Algorithm], space: Space) -> None:
@@ -129,7 +129,7 @@ def check_wrong_reports(make: Callable[[], Algorithm], space: Space) -> None:
 
 
 def _refusal(algorithm: Algorithm, report: Report, kind: type[ShoalError]) -> str:
-    """The message with which the algorithm refuses a report."""
+    """Return the message with which the algorithm refuses a report."""
     try:
         algorithm.observe(report)
     except kind as error:
@@ -138,17 +138,17 @@ def _refusal(algorithm: Algorithm, report: Report, kind: type[ShoalError]) -> st
 
 
 def _smooth(number: int, epoch: int) -> float:
-    """A value that falls towards a limit of the trial; many trials are equal."""
+    """Return a value that falls towards a limit of the trial; many trials are equal."""
     return number % 5 + 1 / epoch
 
 
 def _noisy(number: int, epoch: int) -> float:
-    """A pseudo-random value in [0, 1) that depends on the arguments alone; NaN for every eleventh trial."""
+    """Return a pseudo-random value in [0, 1) that depends on the arguments alone; NaN for every eleventh trial."""
     return float("nan") if number % 11 == 3 else _random(number, epoch)
 
 
 def _random(number: int, epoch: int) -> float:
-    """A pseudo-random value in [0, 1) that depends on the arguments alone."""
+    """Return a pseudo-random value in [0, 1) that depends on the arguments alone."""
     return derive_seed("noise", number, epoch) / 2**63
 
 
@@ -162,21 +162,21 @@ def _always_fails(number: int, epoch: int) -> None:
 
 
 def _always_nan(number: int, epoch: int) -> float:
-    """NaN for every trial."""
+    """Return NaN for every trial."""
     return float("nan")
 
 
 def _bound(
     make: Callable[[], Algorithm], space: Space, *, mode: str = "min", seed: int = 0, data_seed: int | None = None
 ) -> Algorithm:
-    """A new bound instance."""
+    """Return a new bound instance."""
     algorithm = make()
     algorithm.bind(space, metric=_METRIC, mode=mode, seed=seed, data_seed=data_seed)
     return algorithm
 
 
 def _proposed(algorithm: Algorithm) -> list[Trial]:
-    """The trials of the first groups, by number."""
+    """Return the trials of the first groups, by number."""
     trials = [trial for group in algorithm.next_groups(free=1) for trial in group.trials]
     return sorted(trials, key=lambda trial: trial.number)
 
@@ -192,7 +192,7 @@ class _StudyTrace:
 
 
 @dataclass
-class _Drive:
+class _AlgorithmDriver:
     """Runs an algorithm as the engine does, and checks each of its answers.
 
     Args:
@@ -217,7 +217,7 @@ class _Drive:
     def run(self) -> _StudyTrace:
         """Train until the algorithm is finished."""
         self.ask()
-        for _ in range(_STEPS):
+        for _ in range(_MAX_EPOCHS):
             if self.algorithm.finished:
                 break
             assert self.training, "no trial is being trained and none is proposed, yet the algorithm is not finished"
@@ -225,7 +225,7 @@ class _Drive:
             position = derive_seed(self.order, len(self.reports)) % len(self.training)
             self.tell(self.train(sorted(self.training)[position]))
         else:
-            raise AssertionError(f"not finished after {_STEPS} epochs")
+            raise AssertionError(f"not finished after {_MAX_EPOCHS} epochs")
         assert not self.training, f"finished while trials {sorted(self.training)} are being trained"
         assert self.algorithm.next_groups(free=100) == [], "finished, but proposes more"
         undecided = self.trials.keys() - self.decisions.keys() - self.failed
@@ -256,7 +256,7 @@ class _Drive:
             self.training.discard(report.trial)
         self.reports.append(report)
         for decision in self.algorithm.observe(report):
-            self._decide(decision)
+            self._check_decision(decision)
         if self.repeat:
             again = [report] if report.state is TrialState.RUNNING else self.reports
             for old in again:
@@ -267,9 +267,9 @@ class _Drive:
     def ask(self) -> None:
         """Request groups from the algorithm."""
         for group in self.algorithm.next_groups(free=4):
-            self._take(group)
+            self._check_group(group)
 
-    def _take(self, group: TrialGroup) -> None:
+    def _check_group(self, group: TrialGroup) -> None:
         assert group.trials, f"the group {group.name!r} is empty"
         for trial in group.trials:
             number = trial.number
@@ -295,10 +295,12 @@ class _Drive:
         other = self.trials.get(origin.trial)
         assert other is not None, f"trial {trial.number} starts from {origin}, which was never proposed"
         assert origin.trial not in self.failed, f"trial {trial.number} starts from {origin}, which failed"
-        stands = self.epochs.get(origin.trial, other.start)
-        assert stands == origin.epoch, f"trial {trial.number} starts from {origin}, which is at epoch {stands}"
+        origin_epoch = self.epochs.get(origin.trial, other.start)
+        assert origin_epoch == origin.epoch, (
+            f"trial {trial.number} starts from {origin}, which is at epoch {origin_epoch}"
+        )
 
-    def _decide(self, decision: Decision) -> None:
+    def _check_decision(self, decision: Decision) -> None:
         number = decision.trial
         assert number in self.trials, f"{decision} is about a trial that was never proposed"
         assert decision.state in (TrialState.COMPLETE, TrialState.STOPPED), f"{decision} does not end its trial"

@@ -41,8 +41,8 @@ MakeBackend = Callable[[WorkerContext], Backend]
 Script = Callable[[Job, Device, JobControl], Iterator[Event]]
 """Behaviour of a scripted job: `script(job, device, control)` yields its events."""
 
-_PATIENCE_SECONDS = 60.0
-"""Longest wait for a job of this suite before it counts as lost."""
+_TIMEOUT_SECONDS = 60.0
+"""Longest wait for a job of this suite."""
 
 _CPU = Device("cpu:0", "cpu", memory=2**30)
 _OTHER_CPU = Device("cpu:1", "cpu", memory=2**30)
@@ -70,8 +70,8 @@ def check_events(make: MakeBackend, directory: Path) -> None:
         events = events_until_ended(backend, ["events"])["events"]
         expected = [*_profiles_and_reports(job, _CPU, JobControl()), Ended("events", Outcome.FINISHED)]
         assert events == expected, f"the job yielded {expected}, the back end delivered {events}"
-        late = backend.poll(0.05)
-        assert not late, f"after a job's end the back end delivered {late}"
+        extra = backend.poll(0.05)
+        assert not extra, f"after a job's end the back end delivered {extra}"
 
 
 def check_neighbours(make: MakeBackend, directory: Path) -> None:
@@ -79,8 +79,8 @@ def check_neighbours(make: MakeBackend, directory: Path) -> None:
     with scripted(make, directory, _reports_until_stopped) as backend:
         backend.start(scripted_job("one"), _CPU)
         backend.start(scripted_job("two"), _OTHER_CPU)
-        began = {event.job for event in _first_events(backend, jobs=2)}
-        assert began == {"one", "two"}, f"of two running jobs, only {sorted(began)} reported"
+        reported = {event.job for event in _first_events(backend, jobs=2)}
+        assert reported == {"one", "two"}, f"of two running jobs, only {sorted(reported)} reported"
         backend.stop("one")
         backend.stop("two")
         histories = events_until_ended(backend, ["one", "two"])
@@ -114,14 +114,18 @@ def check_stop(make: MakeBackend, directory: Path) -> None:
         backend.start(scripted_job("early"), _CPU)
         backend.stop("early")
         events = events_until_ended(backend, ["early"])["early"]
-        assert events[-2:] == [_report("early", _CHECKPOINT), Ended("early", Outcome.STOPPED)], f"delivered: {events}"
+        assert events[-2:] == [_report("early", _CHECKPOINT_EPOCH), Ended("early", Outcome.STOPPED)], (
+            f"delivered: {events}"
+        )
 
         backend.start(scripted_job("late"), _CPU)
         _first_events(backend, jobs=1)
         backend.stop("late")
         backend.stop("late")
         events = events_until_ended(backend, ["late"])["late"]
-        assert events[-2:] == [_report("late", _CHECKPOINT), Ended("late", Outcome.STOPPED)], f"delivered: {events}"
+        assert events[-2:] == [_report("late", _CHECKPOINT_EPOCH), Ended("late", Outcome.STOPPED)], (
+            f"delivered: {events}"
+        )
 
 
 def check_stop_without_effect(make: MakeBackend, directory: Path) -> None:
@@ -146,15 +150,15 @@ def check_kill(make: MakeBackend, directory: Path) -> None:
         backend.kill("killed")
         ends: list[Event] = []
         while not ends:
-            said = [event for event in backend.poll(_PATIENCE_SECONDS) if event.job == "killed"]
-            assert _report("killed", _CHECKPOINT) not in said, "a killed job did its last work"
-            ends = [event for event in said if isinstance(event, Ended)]
+            events = [event for event in backend.poll(_TIMEOUT_SECONDS) if event.job == "killed"]
+            assert _report("killed", _CHECKPOINT_EPOCH) not in events, "a killed job did its last work"
+            ends = [event for event in events if isinstance(event, Ended)]
         assert [isinstance(end, Ended) and end.outcome for end in ends] == [Outcome.CRASHED], f"it ended with {ends}"
         backend.kill("killed")
         backend.stop("other")
         *_, last = events_until_ended(backend, ["other"])["other"]
         assert last == Ended("other", Outcome.STOPPED), f"the neighbour of a killed job ended with {last}"
-        backend.vacate(_OTHER_CPU.name)
+        backend.release_device(_OTHER_CPU.name)
         backend.start(scripted_job("next"), _OTHER_CPU)
         backend.stop("next")
         *_, last = events_until_ended(backend, ["next"])["next"]
@@ -170,20 +174,22 @@ def check_changes(make: MakeBackend, directory: Path) -> None:
         backend.start(scripted_job("two"), _OTHER_CPU)
         backend.change("one", JobUpdate(leave=frozenset({2})))
         backend.change("one", JobUpdate(join=(Array(FusionKey("structure", "data", 32), (joining,)),)))
-        heard: dict[str, list[Report]] = {"one": [], "two": []}
-        deadline = time.monotonic() + _PATIENCE_SECONDS
-        while len(heard["one"]) < 2:
-            assert time.monotonic() < deadline, f"of two changes the job has seen those of {heard['one']}"
+        received: dict[str, list[Report]] = {"one": [], "two": []}
+        deadline = time.monotonic() + _TIMEOUT_SECONDS
+        while len(received["one"]) < 2:
+            assert time.monotonic() < deadline, f"of two changes the job has seen those of {received['one']}"
             for event in backend.poll(1.0):
                 assert isinstance(event, Reported)
-                heard[event.job] += event.reports
+                received[event.job] += event.reports
         for name in ("one", "two"):
             backend.stop(name)
         histories = events_until_ended(backend, ["one", "two"])
         for name, events in histories.items():
-            heard[name] += [report for event in events if isinstance(event, Reported) for report in event.reports]
-        told = {name: [(report.trial, report.epoch) for report in reports] for name, reports in heard.items()}
-        assert told == {"one": [(2, _LEFT), (7, _JOINED)], "two": []}, f"the jobs saw the changes {told}"
+            received[name] += [report for event in events if isinstance(event, Reported) for report in event.reports]
+        changes = {name: [(report.trial, report.epoch) for report in reports] for name, reports in received.items()}
+        assert changes == {"one": [(2, _LEAVE_EPOCH), (7, _JOIN_EPOCH)], "two": []}, (
+            f"the jobs saw the changes {changes}"
+        )
         backend.change("one", JobUpdate(leave=frozenset({3})))
         backend.start(scripted_job("next"), _CPU)
         backend.stop("next")
@@ -228,14 +234,14 @@ BACKEND_CHECKS: tuple[Callable[[MakeBackend, Path], None], ...] = (
 
 
 def follow(job: Job, device: Device, worker_context: WorkerContext, control: JobControl) -> Iterator[Event]:
-    """A runner whose task is a `Script`."""
+    """Yield a runner whose task is a `Script`."""
     script: Script = loaded(worker_context.task)
     yield from script(job, device, control)
 
 
 @contextmanager
 def scripted(make: MakeBackend, directory: Path, script: Script) -> Iterator[Backend]:
-    """A back end whose jobs all follow the script; closed at the end."""
+    """Provide a back end whose jobs all run the script; close it at the end."""
     backend = make(WorkerContext(directory, cloudpickle.dumps(script), runner=f"{__name__}:{follow.__name__}"))
     try:
         yield backend
@@ -244,22 +250,22 @@ def scripted(make: MakeBackend, directory: Path, script: Script) -> Iterator[Bac
 
 
 def scripted_job(name: str) -> Job:
-    """A job of one trial, for back ends that use only its id."""
+    """Return a job of one trial, for back ends that use only its id."""
     member = Member(Trial(0, {"lr": 0.1}, seed=1, data_seed=2), start=0, target=3)
     return Job(name, (Array(FusionKey("structure", "data", 32), (member,)),))
 
 
 def events_until_ended(backend: Backend, jobs: Sequence[str]) -> dict[str, list[Event]]:
-    """Poll until each of the jobs has ended; their events by job.
+    """Poll until each of the jobs has ended; return their events by job.
 
     Raises:
         AssertionError: a job has not ended in time, or an event followed its end.
     """
     histories: dict[str, list[Event]] = {job: [] for job in jobs}
     open_jobs = set(jobs)
-    deadline = time.monotonic() + _PATIENCE_SECONDS
+    deadline = time.monotonic() + _TIMEOUT_SECONDS
     while open_jobs:
-        assert time.monotonic() < deadline, f"no end of {sorted(open_jobs)} in {_PATIENCE_SECONDS:g} s: {histories}"
+        assert time.monotonic() < deadline, f"no end of {sorted(open_jobs)} in {_TIMEOUT_SECONDS:g} s: {histories}"
         for event in backend.poll(1.0):
             assert event.job in open_jobs, f"an event of a job that is not running: {event}"
             histories[event.job].append(event)
@@ -269,11 +275,11 @@ def events_until_ended(backend: Backend, jobs: Sequence[str]) -> dict[str, list[
 
 
 def _first_events(backend: Backend, jobs: int) -> list[Event]:
-    """Events until `jobs` different jobs have reported."""
+    """Return the events until `jobs` different jobs have reported."""
     events: list[Event] = []
-    deadline = time.monotonic() + _PATIENCE_SECONDS
+    deadline = time.monotonic() + _TIMEOUT_SECONDS
     while len({event.job for event in events}) < jobs:
-        assert time.monotonic() < deadline, f"{jobs} jobs should report, in {_PATIENCE_SECONDS:g} s came {events}"
+        assert time.monotonic() < deadline, f"{jobs} jobs should report, in {_TIMEOUT_SECONDS:g} s came {events}"
         events += backend.poll(1.0)
     return events
 
@@ -286,11 +292,11 @@ def _refuses_to_start(backend: Backend) -> bool:
     return False
 
 
-_CHECKPOINT = 1000
+_CHECKPOINT_EPOCH = 1000
 """Epoch that `_reports_until_stopped` reports after a request to stop."""
 
 
-_LEFT, _JOINED = 2000, 3000
+_LEAVE_EPOCH, _JOIN_EPOCH = 2000, 3000
 """Epochs that `_reports_changes` reports for trials that leave and join."""
 
 
@@ -311,7 +317,7 @@ def _reports_until_stopped(job: Job, device: Device, control: JobControl) -> Ite
     while not control.stopping():
         time.sleep(0.005)
         yield _report(job.id, 2)
-    yield _report(job.id, _CHECKPOINT)
+    yield _report(job.id, _CHECKPOINT_EPOCH)
 
 
 def _reports_changes(job: Job, device: Device, control: JobControl) -> Iterator[Event]:
@@ -320,9 +326,9 @@ def _reports_changes(job: Job, device: Device, control: JobControl) -> Iterator[
         reports: list[Report] = []
         for change in control.changes():
             assert job.id == "one", f"job {job.id!r} sees {change}"
-            reports += (Report(number, _LEFT) for number in change.leave)
+            reports += (Report(number, _LEAVE_EPOCH) for number in change.leave)
             members = (member for array in change.join for member in array.members)
-            reports += (Report(member.trial.number, _JOINED) for member in members)
+            reports += (Report(member.trial.number, _JOIN_EPOCH) for member in members)
         yield Reported(job.id, tuple(reports))
 
 

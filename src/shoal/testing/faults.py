@@ -9,7 +9,7 @@ from pathlib import Path
 
 from shoal.backends.base import Ended, Event, Outcome
 from shoal.backends.virtual import Virtual, VirtualJob
-from shoal.cluster.monitor import Condition, Holder
+from shoal.cluster.monitor import Condition, DeviceProcess
 from shoal.core.device import Cluster, Device
 from shoal.core.errors import BackendError, StorageFullError
 from shoal.core.job import Job, JobUpdate, Purpose, WorkerContext
@@ -18,7 +18,7 @@ from shoal.journal.writer import Journal
 from shoal.testing.invariants import InvariantViolation
 from shoal.testing.random_studies import RandomStudy
 
-__all__ = ["FAULTS", "EngineRemains", "Faults", "FaultyBackend", "FaultyInelasticBackend", "FaultyJournal", "Killed"]
+__all__ = ["FAULTS", "Faults", "FaultyBackend", "FaultyInelasticBackend", "FaultyJournal", "Killed", "PersistedState"]
 
 FAULTS = {
     "kill": 0.004,
@@ -48,15 +48,15 @@ FAULTS = {
 }
 """Faults and requests of users, with their probability at each opportunity."""
 
-MOST = 3
+MAX_OCCURRENCES = 3
 """Most occurrences of each fault in a study, so that the study ends."""
 
-LONGEST = 20_000
+MAX_TURNS = 20_000
 """Turns of one engine's loop after which a study counts as endless; some policies ask for one each 5 ms."""
 
 
 class Killed(BaseException):
-    """The engine's process is killed, with all its jobs."""
+    """Raised when the engine's process and all its jobs are killed."""
 
 
 class Faults:
@@ -68,37 +68,37 @@ class Faults:
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(f"faults {seed}")
-        self.counted: Counter[str] = Counter()
+        self.occurrences: Counter[str] = Counter()
         """Number of occurrences of each fault."""
-        self._left = {kind: self.random.choice([0, 0, 1, MOST]) for kind in FAULTS}
+        self._remaining = {kind: self.random.choice([0, 0, 1, MAX_OCCURRENCES]) for kind in FAULTS}
 
-    def strikes(self, kind: str) -> bool:
-        """Whether the fault occurs at this opportunity."""
-        if not self._left[kind] or self.random.random() >= FAULTS[kind]:
+    def occurs(self, kind: str) -> bool:
+        """Return whether the fault occurs at this opportunity."""
+        if not self._remaining[kind] or self.random.random() >= FAULTS[kind]:
             return False
-        self._left[kind] -= 1
-        self.counted[kind] += 1
+        self._remaining[kind] -= 1
+        self.occurrences[kind] += 1
         return True
 
-    def moment(self) -> None:
-        """Opportunity to kill the engine.
+    def maybe_kill(self) -> None:
+        """Kill the engine if the fault occurs at this opportunity.
 
         Raises:
             Killed: the engine is killed.
         """
-        if self.strikes("kill"):
+        if self.occurs("kill"):
             raise Killed
 
     @contextmanager
-    def moments(self) -> Iterator[None]:
-        """Opportunities to kill the engine before and after the body of this context.
+    def kill_points(self) -> Iterator[None]:
+        """Kill the engine before or after the body of this context if the fault occurs.
 
         Raises:
             Killed: the engine is killed.
         """
-        self.moment()
+        self.maybe_kill()
         yield
-        self.moment()
+        self.maybe_kill()
 
 
 class FaultyJournal(Journal):
@@ -108,38 +108,38 @@ class FaultyJournal(Journal):
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """A transaction with the faults of the class."""
+        """Run a transaction with the faults of the class."""
         faults = self.faults
         if faults is None or self.tables.connection.in_transaction:
             with super().transaction():
                 yield
             return
-        faults.moment()
+        faults.maybe_kill()
         with super().transaction():
             yield
-            faults.moment()
-            if faults.strikes("disk full"):
+            faults.maybe_kill()
+            if faults.occurs("disk full"):
                 raise StorageFullError("the disk is full because of a simulated fault")
-        faults.moment()
+        faults.maybe_kill()
 
 
 @dataclass
-class EngineRemains:
-    """State that an engine leaves to the next one.
+class PersistedState:
+    """State that outlives an engine and is passed to the next one.
 
     Args:
         now: Seconds of the virtual clock.
         checkpoints: Number of a trial -> epochs of its newest checkpoint.
         conditions: Name of a lost or held device -> end of its condition, and the condition.
         started: Ids of the started jobs.
-        asked: Names of users' requests.
+        requests: Names of users' requests.
     """
 
     now: float = 0.0
     checkpoints: dict[int, int] = field(default_factory=dict)
     conditions: dict[str, tuple[float, Condition]] = field(default_factory=dict)
     started: set[str] = field(default_factory=set)
-    asked: list[str] = field(default_factory=list)
+    requests: list[str] = field(default_factory=list)
 
 
 class FaultyBackend(Virtual):
@@ -149,7 +149,7 @@ class FaultyBackend(Virtual):
     Args:
         study: Study of the jobs.
         faults: Times of the faults.
-        remains: State that earlier engines left.
+        persisted: State that earlier engines left.
         directory: Directory of the study.
     """
 
@@ -157,130 +157,130 @@ class FaultyBackend(Virtual):
         self,
         study: RandomStudy,
         faults: Faults,
-        remains: EngineRemains,
+        persisted: PersistedState,
         directory: Path,
     ) -> None:
         context = WorkerContext(directory, b"", checkpoint_seconds=study.checkpoint_seconds)
-        super().__init__(context, study.workload, remains.checkpoints, remains.now, beat_seconds=1.0)
+        super().__init__(context, study.workload, persisted.checkpoints, persisted.now, beat_seconds=1.0)
         self.open: set[str] = set()
         """Started jobs whose `Ended` the state machine has not received."""
         self._faults = faults
         self._study = study
-        self._remains = remains
-        self._conditions = remains.conditions
+        self._persisted = persisted
+        self._conditions = persisted.conditions
         self._polls = 0
         self._late: dict[str, tuple[float, deque[Event]]] = {}
 
     def start(self, job: Job, device: Device) -> None:
         """Start a job, unless a fault prevents it."""
-        self._faults.moment()
-        if self._faults.strikes("start refused"):
+        self._faults.maybe_kill()
+        if self._faults.occurs("start refused"):
             raise BackendError(f"{job.id} cannot be started because of a simulated fault")
-        taught = {number: name for name, other in self.jobs.items() for number in other.trials}
-        if twice := taught.keys() & {x.trial.number for x in job.members if job.purpose is Purpose.TRAIN}:
+        trained = {number: name for name, other in self.jobs.items() for number in other.trials}
+        if shared := trained.keys() & {x.trial.number for x in job.members if job.purpose is Purpose.TRAIN}:
             raise InvariantViolation(
-                f"trial {min(twice)} is trained by {taught[min(twice)]}, and {job.id} starts with it"
+                f"trial {min(shared)} is trained by {trained[min(shared)]}, and {job.id} starts with it"
             )
-        if job.id in self._remains.started:
+        if job.id in self._persisted.started:
             raise InvariantViolation(f"{job.id} starts, and an earlier engine had started another of that id")
         super().start(job, device)
         self.open.add(job.id)
-        self._remains.started.add(job.id)
+        self._persisted.started.add(job.id)
         if not self._condition(device.name).healthy:
             self.fail(job.id, Outcome.CRASHED, "its device does not answer")
-        self._faults.moment()
+        self._faults.maybe_kill()
 
     def change(self, job: str, change: JobUpdate) -> None:
         """Change a job."""
-        with self._faults.moments():
+        with self._faults.kill_points():
             joining = {member.trial.number for array in change.join for member in array.members}
             for name, other in self.jobs.items():
-                if twice := joining & other.trials:
-                    raise InvariantViolation(f"trial {min(twice)} is trained by {name}, and joins {job}")
+                if shared := joining & other.trials:
+                    raise InvariantViolation(f"trial {min(shared)} is trained by {name}, and joins {job}")
             super().change(job, change)
 
     def stop(self, job: str) -> None:
         """Stop a job."""
-        with self._faults.moments():
+        with self._faults.kill_points():
             super().stop(job)
 
     def kill(self, job: str) -> None:
         """Kill a job."""
-        with self._faults.moments():
+        with self._faults.kill_points():
             super().kill(job)
 
-    def vacate(self, device: str) -> None:
+    def release_device(self, device: str) -> None:
         """Free a device, on which no job may run."""
-        with self._faults.moments():
+        with self._faults.kill_points():
             if busy := [name for name, job in self.jobs.items() if device in (job.device.name, *job.job.helpers)]:
                 raise InvariantViolation(f"{device} is freed, and {busy[0]} runs there")
-            super().vacate(device)
+            super().release_device(device)
 
-    def inherit(self, directory: Path, trial: Trial) -> None:
+    def copy_checkpoint(self, directory: Path, trial: Trial) -> None:
         """Copy a checkpoint."""
-        with self._faults.moments():
-            super().inherit(directory, trial)
+        with self._faults.kill_points():
+            super().copy_checkpoint(directory, trial)
 
     def poll(self, timeout: float) -> list[Event]:
-        """The next events, some of them late, repeated, or reordered among jobs; a fault may occur."""
+        """Return the next events, some of them late, repeated, or reordered among jobs; a fault may occur."""
         self._polls += 1
-        if self._polls > LONGEST:
-            raise InvariantViolation(f"the study has not ended after {LONGEST} turns")
-        self._return_devices()
-        self._disturb()
-        said = self._in_time(super().poll(timeout))
-        if self._faults.strikes("reordered"):
-            said = self._reordered(said)
-        return said
+        if self._polls > MAX_TURNS:
+            raise InvariantViolation(f"the study has not ended after {MAX_TURNS} turns")
+        self._restore_devices()
+        self._inject_fault()
+        events = self._delay_and_repeat(super().poll(timeout))
+        if self._faults.occurs("reordered"):
+            events = self._shuffle_jobs(events)
+        return events
 
     def watch(self, cluster: Cluster) -> None:
         """Do nothing: the back end is its own monitor."""
 
-    def look(self, own: Collection[int]) -> Mapping[str, Condition]:
-        """The conditions of the devices."""
+    def conditions(self, own: Collection[int]) -> Mapping[str, Condition]:
+        """Return the conditions of the devices."""
         return {name: condition for name, (_, condition) in self._conditions.items()}
 
     def _condition(self, device: str) -> Condition:
         return self._conditions.get(device, (0.0, Condition()))[1]
 
-    def _return_devices(self) -> None:
+    def _restore_devices(self) -> None:
         for name in [name for name, (until, _) in self._conditions.items() if until <= self.now]:
             del self._conditions[name]
 
-    def _disturb(self) -> None:
+    def _inject_fault(self) -> None:
         faults, rng = self._faults, self._faults.random
         working = [job for job in self.jobs.values() if not job.hangs]
-        if working and faults.strikes("crash"):
-            self.fail(self._one(working), Outcome.CRASHED, f"signal {len(faults.counted)}")
-        elif working and faults.strikes("disk full, of a job"):
-            self.fail(self._one(working), Outcome.STORAGE_FULL, "the disk is full because of a simulated fault")
-        elif working and faults.strikes("hang"):
-            self.hang(self._one(working))
-        elif working and faults.strikes("array fails"):
+        if working and faults.occurs("crash"):
+            self.fail(self._random_job(working), Outcome.CRASHED, f"signal {len(faults.occurrences)}")
+        elif working and faults.occurs("disk full, of a job"):
+            self.fail(self._random_job(working), Outcome.STORAGE_FULL, "the disk is full because of a simulated fault")
+        elif working and faults.occurs("hang"):
+            self.hang(self._random_job(working))
+        elif working and faults.occurs("array fails"):
             self._fail_array(rng.choice(working), Outcome.RAISED)
-        elif working and faults.strikes("out of memory"):
+        elif working and faults.occurs("out of memory"):
             self._fail_array(rng.choice(working), Outcome.OUT_OF_MEMORY)
         healthy = [device for _, device in self._study.cluster if device.name not in self._conditions]
-        if healthy and faults.strikes("device lost"):
-            self._lose(rng.choice(healthy).name)
-        elif healthy and faults.strikes("device held"):
+        if healthy and faults.occurs("device lost"):
+            self._lose_device(rng.choice(healthy).name)
+        elif healthy and faults.occurs("device held"):
             device = rng.choice(healthy)
-            held = Condition(holders=(Holder(1, "python", rng.randint(1, device.memory)),))
+            held = Condition(processes=(DeviceProcess(1, "python", rng.randint(1, device.memory)),))
             self._conditions[device.name] = (self.now + rng.uniform(1, 8), held)
 
-    def _one(self, working: list[VirtualJob]) -> str:
+    def _random_job(self, working: list[VirtualJob]) -> str:
         return self._faults.random.choice(working).job.id
 
     def _fail_array(self, job: VirtualJob, outcome: Outcome) -> None:
-        """Fail an array of a job, not through its trials; or the job, if it has no array."""
-        message = f"failure {sum(self._faults.counted.values())}"
+        """Fail an array of a job; fail the whole job if it has no array."""
+        message = f"failure {sum(self._faults.occurrences.values())}"
         lanes = [lane for lane in job.lanes if lane.members]
         if not lanes:
             self.fail(job.job.id, outcome, message)
             return
         self.fail_array(job.job.id, self._faults.random.choice(lanes).members.keys(), outcome, message)
 
-    def _lose(self, device: str) -> None:
+    def _lose_device(self, device: str) -> None:
         """Lose a device for a while; its jobs crash or hang."""
         rng = self._faults.random
         lost = Condition(healthy=False, reason="has fallen off the bus")
@@ -291,27 +291,27 @@ class FaultyBackend(Virtual):
             else:
                 self.fail(job, Outcome.CRASHED, "its device does not answer")
 
-    def _in_time(self, said: list[Event]) -> list[Event]:
-        """The events that are delivered now; those of one job keep their order, and its end comes once."""
-        now = [event for until, events in self._late.values() if until <= self.now for event in events]
+    def _delay_and_repeat(self, events: list[Event]) -> list[Event]:
+        """Return the events that are delivered now; those of one job keep their order, and its end comes once."""
+        due = [event for until, events in self._late.values() if until <= self.now for event in events]
         self._late = {job: late for job, late in self._late.items() if late[0] > self.now}
-        for event in said:
-            if event.job not in self._late and self._faults.strikes("late"):
+        for event in events:
+            if event.job not in self._late and self._faults.occurs("late"):
                 self._late[event.job] = (self.now + self._faults.random.uniform(0.1, 2.0), deque())
             if event.job in self._late:
                 self._late[event.job][1].append(event)
                 continue
-            now.append(event)
-            if not isinstance(event, Ended) and self._faults.strikes("repeated"):
-                now.append(event)
-        return now
+            due.append(event)
+            if not isinstance(event, Ended) and self._faults.occurs("repeated"):
+                due.append(event)
+        return due
 
-    def _reordered(self, said: list[Event]) -> list[Event]:
-        """The events of different jobs in a random order."""
+    def _shuffle_jobs(self, events: list[Event]) -> list[Event]:
+        """Return the events of different jobs in a random order."""
         by_job: dict[str, deque[Event]] = {}
-        for event in said:
+        for event in events:
             by_job.setdefault(event.job, deque()).append(event)
-        order = [event.job for event in said]
+        order = [event.job for event in events]
         self._faults.random.shuffle(order)
         return [by_job[job].popleft() for job in order]
 
@@ -323,6 +323,6 @@ class FaultyInelasticBackend(FaultyBackend):
 
     def change(self, job: str, change: JobUpdate) -> None:
         """Let ended trials leave; none may join."""
-        if change.join or change.look:
+        if change.join or change.find_signatures:
             raise InvariantViolation(f"{job} cannot be changed, and {change} was asked for")
         super().change(job, change)

@@ -11,7 +11,7 @@ from shoal.journal.view import JournalView
 from shoal.study.event import Due, Event
 from shoal.study.recovery import replay
 from shoal.study.state import StudyState
-from shoal.testing.random_studies import IN_ANY_ORDER, MANY, RandomStudy
+from shoal.testing.random_studies import ORDER_INDEPENDENT, UNLIMITED_RETRIES, RandomStudy
 
 __all__ = ["InvariantViolation", "check_end", "check_step"]
 
@@ -20,13 +20,13 @@ class InvariantViolation(BaseException):
     """An invariant is broken; no code of the study may catch this."""
 
 
-def check_step(state: StudyState, event: Event, world: Mapping[str, VirtualJob], open_: Collection[str]) -> None:
+def check_step(state: StudyState, event: Event, jobs: Mapping[str, VirtualJob], open_: Collection[str]) -> None:
     """Check the invariants after a step.
 
     Args:
         state: State of the study after the step.
         event: Event of the step.
-        world: Jobs of the back end, by id.
+        jobs: Jobs of the back end, by id.
         open_: Ids of the jobs whose `Ended` the state machine has not received.
 
     Raises:
@@ -37,8 +37,8 @@ def check_step(state: StudyState, event: Event, world: Mapping[str, VirtualJob],
         raise InvariantViolation(
             f"{odd} holds a device, and is over" if odd in state.running else f"{odd} runs, unknown"
         )
-    _check_devices(state, world)
-    if state.ending is not None:
+    _check_devices(state, jobs)
+    if state.shutdown is not None:
         return
     for record in state.trials:
         if record.state is TrialState.RUNNING:
@@ -47,29 +47,31 @@ def check_step(state: StudyState, event: Event, world: Mapping[str, VirtualJob],
                 raise InvariantViolation(f"trial {record.number} is lost: {record.job} does not train it any more")
             if not any(member.trial.number == record.number for member in job.members):
                 raise InvariantViolation(f"trial {record.number} is lost: it is none of {record.job}'s")
-        silent = record.state is TrialState.PENDING and not record.reason
-        if silent and (event is Due.PLAN or record.number not in state.trials.untold):  # the next plan says why
+        unexplained = record.state is TrialState.PENDING and not record.reason
+        if unexplained and (
+            event is Due.PLAN or record.number not in state.trials.unexplained
+        ):  # the next plan says why
             raise InvariantViolation(f"trial {record.number} waits without a reason")
 
 
-def _check_devices(state: StudyState, world: Mapping[str, VirtualJob]) -> None:
+def _check_devices(state: StudyState, jobs: Mapping[str, VirtualJob]) -> None:
     """No device holds more than its memory, and no node has more cores reserved than it has."""
-    held: dict[str, int] = {}
-    for job in world.values():
-        held[job.device.name] = held.get(job.device.name, 0) + job.memory
-    promised: dict[str, float] = {}
+    used_memory: dict[str, int] = {}
+    for job in jobs.values():
+        used_memory[job.device.name] = used_memory.get(job.device.name, 0) + job.memory
+    reserved_cores: dict[str, float] = {}
     for placed, device in state.running.values():
-        began = world.get(placed.id)
+        began = jobs.get(placed.id)
         known = began is not None and began.job.demand is not None and began.job.demand.cores
         if placed.demand is not None and known:  # other jobs had no demand when they were admitted
-            promised[device.name] = promised.get(device.name, 0.0) + placed.demand.cores
-    for node in state.fleet.given.nodes:
+            reserved_cores[device.name] = reserved_cores.get(device.name, 0.0) + placed.demand.cores
+    for node in state.fleet.found.nodes:
         for device in node.devices:
-            if held.get(device.name, 0) > device.memory:
+            if used_memory.get(device.name, 0) > device.memory:
                 raise InvariantViolation(
-                    f"{device.name} has {device.memory} bytes, and its jobs hold {held[device.name]}"
+                    f"{device.name} has {device.memory} bytes, and its jobs hold {used_memory[device.name]}"
                 )
-        cores = sum(promised.get(device.name, 0.0) for device in node.devices)
+        cores = sum(reserved_cores.get(device.name, 0.0) for device in node.devices)
         if cores > node.cores * (1 + 1e-9):
             raise InvariantViolation(f"{node.name} has {node.cores:g} cores, and {cores:g} are promised")
 
@@ -94,17 +96,19 @@ def check_end(journal: JournalView, study: RandomStudy, asked: Collection[str]) 
     if (done := [each.request for each in journal.interventions()]) != sorted(asked):
         odd = min([*(set(done) ^ set(asked)), *(name for name in done if done.count(name) > 1)], default="an order")
         raise InvariantViolation(f"{odd}: {len(asked)} requests were made, and {len(done)} carried out or refused")
-    unknown = {job for job, promises in journal.promises().items() if promises and promises[0].cores is None}
+    unknown = {
+        job for job, reservations in journal.reservations().items() if reservations and reservations[0].cores is None
+    }
     if violations := [x for x in overcommitments(journal, study.cluster) if not unknown & set(x.jobs)]:
         raise InvariantViolation(str(violations[0]))
     _check_decisions(journal, study)
     found = {}
     for number, row in rows.items():
         # the report of a retried trial's failure can be beyond its epoch
-        told = [
+        curve = [
             x for x in journal.curve(number) if x.metrics and (x.epoch <= row.epoch or x.state is not TrialState.FAILED)
         ]
-        reports = {report.epoch: dict(report.metrics) for report in told}
+        reports = {report.epoch: dict(report.metrics) for report in curve}
         expected = range(row.trial.start + 1, row.epoch + 1)
         if sorted(reports) != list(expected):
             raise InvariantViolation(f"trial {number} is at epoch {row.epoch}, and has reported {sorted(reports)}")
@@ -112,10 +116,10 @@ def check_end(journal: JournalView, study: RandomStudy, asked: Collection[str]) 
             if metrics != study.workload.report(row.trial, epoch).metrics:
                 raise InvariantViolation(f"trial {number} has reported {metrics} at epoch {epoch}")
         found[number] = (dict(row.config), row.state, row.epoch, reports)
-    told_by_people = _stopped(journal) or journal.study.get("over")
-    if isinstance(study.algorithm(), IN_ANY_ORDER) and study.retries == MANY and not told_by_people:
+    ended_by_user = _stopped(journal) or journal.study.get("ended")
+    if isinstance(study.algorithm(), ORDER_INDEPENDENT) and study.retries == UNLIMITED_RETRIES and not ended_by_user:
         mine = {number: each[:3] for number, each in found.items() if number < FIRST_ADDED}
-        theirs = {number: (dict(x[0]), *x[1:]) for number, x in study.undisturbed().items()}
+        theirs = {number: (dict(x[0]), *x[1:]) for number, x in study.results_without_faults().items()}
         for number in sorted(mine.keys() | theirs.keys()):
             if mine.get(number) != theirs.get(number):
                 why = rows[number].reason.replace("\n", " ") if number in rows else ""
@@ -131,7 +135,7 @@ def _check_decisions(journal: JournalView, study: RandomStudy) -> None:
     decisions: dict[int, Decision] = {}
     for decision in replay(journal, algorithm, lambda groups: None):
         decisions.setdefault(decision.trial, decision)
-    over = journal.study.get("over", False)
+    over = journal.study.get("ended", False)
     if not (algorithm.finished or over):
         raise InvariantViolation("the algorithm has not finished, though the study has")
     by_people = journal.retried.keys() | _stopped(journal)
@@ -144,5 +148,5 @@ def _check_decisions(journal: JournalView, study: RandomStudy) -> None:
 
 
 def _stopped(journal: JournalView) -> set[int]:
-    """Numbers of the trials that a user has stopped; the algorithm got a failure for each."""
+    """Return the numbers of the trials that a user has stopped; the algorithm got a failure for each."""
     return {number for each in journal.interventions() if each.verb == "stop" for number in each.trials}

@@ -45,12 +45,16 @@ def _check(make: Callable[[], Packing], candidates: tuple[Candidate, ...], conte
         check_groups(groups, candidates, context)
     except PackError as error:
         raise AssertionError(f"the groups are illegal: {error}") from error
-    found = _places(groups, candidates)
-    assert _places(packing.pack(candidates, context), candidates) == found, "a second call returns other groups"
-    assert _places(make().pack(candidates, context), candidates) == found, "another instance returns other groups"
+    found = _group_positions(groups, candidates)
+    assert _group_positions(packing.pack(candidates, context), candidates) == found, (
+        "a second call returns other groups"
+    )
+    assert _group_positions(make().pack(candidates, context), candidates) == found, (
+        "another instance returns other groups"
+    )
 
 
-def _places(groups: Sequence[Sequence[Candidate]], candidates: Sequence[Candidate]) -> list[list[int]]:
-    """The groups as positions of candidates, since candidates may be equal."""
+def _group_positions(groups: Sequence[Sequence[Candidate]], candidates: Sequence[Candidate]) -> list[list[int]]:
+    """Return the groups as positions of candidates, since candidates may be equal."""
     place = {id(candidate): index for index, candidate in enumerate(candidates)}
     return [[place[id(candidate)] for candidate in group] for group in groups]

@@ -48,8 +48,8 @@ def _check(make: Callable[[], Policy], jobs: tuple[JobView, ...], cluster: Clust
     assert _plain(policy.plan(jobs, cluster, now)) == plan, "a second call returns another plan"
     assert _plain(make().plan(jobs, cluster, now)) == plan, "another instance returns another plan"
     if not plan.actions and not any(job.devices for job in jobs):
-        able = [job.id for job in jobs if _could_start(job, cluster)]
-        assert not able, f"nothing runs and nothing is started, though {able} could be"
+        startable = [job.id for job in jobs if _could_start(job, cluster)]
+        assert not startable, f"nothing runs and nothing is started, though {startable} could be"
     _check_session(policy, jobs, cluster, now)
 
 
@@ -89,7 +89,7 @@ def _assert_same(
 
 
 def _plain(plan: Plan) -> Plan:
-    """The plan with its refusals evaluated and sorted."""
+    """Return the plan with its refusals evaluated and sorted."""
     return replace(plan, refusals=tuple(sorted(plan.refusals, key=lambda refusal: refusal.job)))
 
 
@@ -101,7 +101,7 @@ def _assert_legal(plan: Plan, jobs: Sequence[JobView], cluster: Cluster, now: fl
 
 
 def _could_start(job: JobView, cluster: Cluster) -> bool:
-    """Whether a device is large enough for the job alone."""
+    """Return whether a device is large enough for the job alone."""
     for node, device in cluster:
         demand = job.demand.get(device.kind)
         if (

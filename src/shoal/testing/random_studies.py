@@ -24,13 +24,13 @@ from shoal.core.space import Space, choice, grid, uniform
 from shoal.core.trial import Report, Trial, TrialState, derive_seed
 from shoal.schedule.registry import POLICIES
 
-__all__ = ["IN_ANY_ORDER", "MANY", "POLICY_NAMES", "RandomStudy", "RandomWorkload", "random_study"]
+__all__ = ["ORDER_INDEPENDENT", "POLICY_NAMES", "UNLIMITED_RETRIES", "RandomStudy", "RandomWorkload", "random_study"]
 
-IN_ANY_ORDER = (Grid, Hyperband, PBT, Random, SuccessiveHalving, SyncBOHB)
+ORDER_INDEPENDENT = (Grid, Hyperband, PBT, Random, SuccessiveHalving, SyncBOHB)
 """Algorithms whose results do not depend on the order of the reports of different trials."""
 
-MANY = 100
-"""A number of retries that exceeds the number of faults."""
+UNLIMITED_RETRIES = 100
+"""Number of retries that exceeds the number of faults of any study."""
 
 _MB = 2**20
 POLICY_NAMES = sorted(POLICIES)
@@ -44,25 +44,25 @@ class RandomWorkload(Workload):
     Args:
         seed: Seed of the randomness.
         profiles: (structure, kind of device) -> profile there.
-        faulty: One in `faulty` trials fails at some epoch, in spite of retries.
-        last: Last epoch at which such a trial fails.
+        failure_period: One in `failure_period` trials fails at some epoch, in spite of retries.
+        last_failing_epoch: Last epoch at which such a trial fails.
     """
 
     seed: int
     profiles: Mapping[tuple[str, str], Profile]
-    faulty: int
-    last: int
+    failure_period: int
+    last_failing_epoch: int
 
     def key(self, trial: Trial) -> FusionKey:
-        """The key of a trial; trials of one width can share an array."""
+        """Return the key of a trial; trials of one width can share an array."""
         return FusionKey(f"net {trial.config['width']}", "data", 32, order=trial.data_seed)
 
     def profile(self, key: FusionKey, kind: str) -> Profile:
-        """The invented profile."""
+        """Return the invented profile."""
         return self.profiles[key.structure, kind]
 
     def report(self, trial: Trial, epoch: int) -> Report:
-        """A report with a falling loss; some trials have no number as a loss at some epoch."""
+        """Return a report with a falling loss; some trials have no number as a loss at some epoch."""
         noise = derive_seed(self.seed, "noise", trial.number, epoch) / 2**63
         metrics = {"loss": float(trial.config["x"]) + noise / epoch}
         if self._fails(trial, epoch) == "by itself":
@@ -70,16 +70,20 @@ class RandomWorkload(Workload):
         return Report(trial.number, epoch, metrics)
 
     def error(self, trial: Trial, epoch: int) -> str:
-        """The exception of a trial whose code raises; "" for others."""
+        """Return the exception of a trial whose code raises; "" for others."""
         raises = self._fails(trial, epoch) == "raises"
         return f"ValueError: trial {trial.number} at epoch {epoch}" if raises else ""
 
     def _fails(self, trial: Trial, epoch: int) -> str:
-        """The kind of failure of a trial in an epoch; "" without one."""
-        lot = derive_seed(self.seed, "fails", trial.number)
-        if not self.faulty or lot % self.faulty or epoch != trial.start + 1 + lot // self.faulty % self.last:
+        """Return the kind of failure of a trial in an epoch; "" without one."""
+        draw = derive_seed(self.seed, "fails", trial.number)
+        if (
+            not self.failure_period
+            or draw % self.failure_period
+            or epoch != trial.start + 1 + draw // self.failure_period % self.last_failing_epoch
+        ):
             return ""
-        return "raises" if lot // self.faulty // self.last % 2 else "by itself"
+        return "raises" if draw // self.failure_period // self.last_failing_epoch % 2 else "by itself"
 
 
 @dataclass(frozen=True)
@@ -95,7 +99,7 @@ class RandomStudy:
         fuse: Whether trials may share an array.
         checkpoint_seconds: Seconds between two checkpoints of a trial.
         elastic: Whether the members of a running job can change.
-        retries: Number of retries of a trial whose job failed; `MANY` exceeds the number of faults.
+        retries: Number of retries of a trial whose job failed; `UNLIMITED_RETRIES` exceeds the number of faults.
     """
 
     seed: int
@@ -109,7 +113,7 @@ class RandomStudy:
     retries: int
 
     def find(self, devices: str | Sequence[str]) -> Cluster:
-        """The devices of these names.
+        """Return the devices of these names.
 
         Raises:
             DeviceError: one is missing.
@@ -119,21 +123,21 @@ class RandomStudy:
         nodes = (Node(x.name, x.cores, tuple(d for d in x.devices if d.name in devices)) for x in self.cluster.nodes)
         return Cluster(tuple(node for node in nodes if node.devices))
 
-    def undisturbed(self) -> dict[int, tuple[Mapping[str, object], TrialState, int]]:
-        """The end of each trial without faults: number -> configuration, state and epochs."""
+    def results_without_faults(self) -> dict[int, tuple[Mapping[str, object], TrialState, int]]:
+        """Return the end of each trial without faults: number -> configuration, state and epochs."""
         algorithm, epochs = self.algorithm(), dict[int, int]()
         trials: dict[int, Trial] = {}
         states: dict[int, TrialState] = {}
         while groups := algorithm.next_groups(1):
             for trial, target in [(trial, group.budget.epochs) for group in groups for trial in group.trials]:
                 trials[trial.number] = trial
-                for report in self._trained(trial, epochs.get(trial.number, trial.start), target):
+                for report in self._reports(trial, epochs.get(trial.number, trial.start), target):
                     epochs[trial.number], states[trial.number] = report.epoch, report.state
                     states.update((decision.trial, decision.state) for decision in algorithm.observe(report))
         return {number: (trial.config, states[number], epochs[number]) for number, trial in trials.items()}
 
-    def _trained(self, trial: Trial, start: int, target: int) -> list[Report]:
-        """The reports of a trial after epoch `start` up to `target`, or up to its failure."""
+    def _reports(self, trial: Trial, start: int, target: int) -> list[Report]:
+        """Return the reports of a trial after epoch `start` up to `target`, or up to its failure."""
         reports: list[Report] = []
         for epoch in range(start + 1, target + 1):
             if reason := self.workload.error(trial, epoch):
@@ -147,7 +151,7 @@ class RandomStudy:
 
 
 def random_study(seed: int) -> RandomStudy:
-    """The random study of a seed."""
+    """Return the random study of a seed."""
     rng = random.Random(f"study {seed}")
     widths = [1, 2, 3][: rng.randint(1, 3)]
     kinds = ["small", "large"][: rng.randint(1, 2)]
@@ -169,18 +173,18 @@ def random_study(seed: int) -> RandomStudy:
         algorithm,
         _cluster(rng, kinds),
         rng.choice(POLICY_NAMES),
-        RandomWorkload(seed, profiles, faulty=rng.choice([0, 0, 5, 10]), last=3),
+        RandomWorkload(seed, profiles, failure_period=rng.choice([0, 0, 5, 10]), last_failing_epoch=3),
         fuse=rng.random() < 0.85,
         checkpoint_seconds=rng.choice([0.0, 0.5, 5.0]),
         elastic=rng.random() < 0.8,
-        retries=rng.choice([MANY, MANY, MANY, 2]),
+        retries=rng.choice([UNLIMITED_RETRIES, UNLIMITED_RETRIES, UNLIMITED_RETRIES, 2]),
     )
 
 
 def _algorithm(rng: random.Random) -> tuple[Callable[[], Algorithm], bool]:
-    """A factory of an algorithm, and whether it searches a grid."""
+    """Return a factory of an algorithm, and whether it searches a grid."""
     n, epochs = rng.randint(2, 10), rng.randint(1, 4)
-    made: Sequence[Callable[[], Algorithm]] = [
+    factories: Sequence[Callable[[], Algorithm]] = [
         lambda: Grid(epochs),
         lambda: Random(n, epochs),
         lambda: SuccessiveHalving(max(n, 3), 3 * epochs, eta=3),
@@ -192,12 +196,12 @@ def _algorithm(rng: random.Random) -> tuple[Callable[[], Algorithm], bool]:
         lambda: BOHB(3 + epochs, eta=3),
         lambda: OptunaSearch(n, epochs, concurrency=4),
     ]
-    make = rng.choice(made)
-    return make, make is made[0]
+    make = rng.choice(factories)
+    return make, make is factories[0]
 
 
 def _profile(rng: random.Random, width: int, kind: str) -> Profile:
-    """The profile of a structure on a kind of device."""
+    """Return the profile of a structure on a kind of device."""
     step = rng.uniform(0.02, 0.1) * width * (0.5 if kind == "large" else 1.0)
     gain = rng.choice([1.0, 4.0, 12.0])  # of 16 members at once
     return Profile(
@@ -215,7 +219,7 @@ def _profile(rng: random.Random, width: int, kind: str) -> Profile:
 
 
 def _cluster(rng: random.Random, kinds: Sequence[str]) -> Cluster:
-    """One or two nodes; each device has memory for one trial of any structure, at least."""
+    """Return one or two nodes; each device has memory for one trial of any structure, at least."""
     nodes = []
     for number in range(rng.randint(1, 2)):
         names = [f"gpu:{number}{place}" for place in range(rng.randint(1, 3))]

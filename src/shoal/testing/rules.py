@@ -24,9 +24,9 @@ Case = Callable[[Callable[..., Any]], Any]
 """Calls the given function with arguments of one member: `lambda f: f(torch.randn(4, 3), dim=1)`."""
 
 TOLERANCE = 1e-9
-_FEW = 3
-"""Most tensors that are shared in every combination; of more, all but one, one, and none are shared."""
-_WRONG = (RuntimeError, TypeError, ValueError, IndexError, AttributeError)
+_MAX_COMBINED = 3
+"""Largest number of tensors of which every combination is shared; of more, all but one, one, and none are shared."""
+_ARGUMENT_ERRORS = (RuntimeError, TypeError, ValueError, IndexError, AttributeError)
 """Errors of torch for arguments that a function does not take."""
 
 
@@ -50,12 +50,16 @@ def check_rule(rule: Rule, cases: Mapping[str, Case], functions: Sequence[Any] |
             accepts no case, or the rule declines all of them.
     """
     record = _Record(rule)
-    with record.in_place_of_the_rule():
+    with record.installed():
         for func in rule.functions if functions is None else functions:
-            accepted = {name: trained for name, case in cases.items() if (trained := _accepts(func, case)) is not None}
+            accepted = {
+                name: with_gradients
+                for name, case in cases.items()
+                if (with_gradients := _accepts(func, case)) is not None
+            }
             assert accepted, f"{name_of(func)} accepts none of the cases {', '.join(cases)}"
-            for name, trained in accepted.items():
-                for call in _calls(rule, cases[name], trained):
+            for name, with_gradients in accepted.items():
+                for call in _calls(rule, cases[name], with_gradients):
                     try:
                         call.check(func, record)
                     except AssertionError as error:
@@ -91,8 +95,8 @@ class _Record:
         return result
 
     @contextmanager
-    def in_place_of_the_rule(self) -> Iterator[None]:
-        """Within this context, functions of the rule are dispatched to `run`."""
+    def installed(self) -> Iterator[None]:
+        """Dispatch the functions of the rule to `run` within this context."""
         before = {func: RULES[func] for func in self.rule.functions if func in RULES}
         RULES.update(dict.fromkeys(self.rule.functions, replace(self.rule, run=self.run)))
         try:
@@ -104,7 +108,7 @@ class _Record:
 
 
 def _arguments(case: Case, seed: int) -> tuple[list[Any], Any]:
-    """A member's arguments, as the leaves of a tree and its structure."""
+    """Return a member's arguments, as the leaves of a tree and its structure."""
     torch.manual_seed(seed)
     found: list[Any] = []
     case(lambda *args, **kwargs: found.append((args, kwargs)))
@@ -112,28 +116,28 @@ def _arguments(case: Case, seed: int) -> tuple[list[Any], Any]:
 
 
 def _accepts(func: Any, case: Case) -> bool | None:
-    """Whether a function has gradients on a case; None if it does not accept the case."""
+    """Return whether a function has gradients on a case; None if it does not accept the case."""
     leaves, spec = _arguments(case, 0)
-    for trained in (True, False):
+    for with_gradients in (True, False):
         try:
-            outcome = _alone(func, leaves, spec, torch.tensor([0]), trained)
-        except _WRONG:
+            call_result = _call_alone(func, leaves, spec, torch.tensor([0]), with_gradients)
+        except _ARGUMENT_ERRORS:
             continue
-        return None if outcome.result is NotImplemented else trained
+        return None if call_result.result is NotImplemented else with_gradients
     return None
 
 
-def _calls(rule: Rule, case: Case, trained: bool) -> Iterator["_CallVariant"]:
-    """All variants of a case; several lowerings are tried with two members."""
+def _calls(rule: Rule, case: Case, with_gradients: bool) -> Iterator["_CallVariant"]:
+    """Yield all variants of a case; several lowerings are tried with two members."""
     tensors = sum(isinstance(leaf, Tensor) for leaf in _arguments(case, 0)[0])
     every = (True,) * tensors
     for members in (1, 5):
-        yield _CallVariant(case, every, Layout.MODEL_MAJOR, members, None, trained)
-    few = tensors <= _FEW
+        yield _CallVariant(case, every, Layout.MODEL_MAJOR, members, None, with_gradients)
+    all_combinations = tensors <= _MAX_COMBINED
     for own in product((True, False), repeat=tensors):
-        for layout in Layout if any(own) and (few or sum(own) in (1, tensors - 1, tensors)) else ():
+        for layout in Layout if any(own) and (all_combinations or sum(own) in (1, tensors - 1, tensors)) else ():
             for lowering in rule.lowerings if len(rule.lowerings) > 1 else (None,):
-                yield _CallVariant(case, own, layout, 2, lowering, trained)
+                yield _CallVariant(case, own, layout, 2, lowering, with_gradients)
 
 
 @dataclass(frozen=True)
@@ -151,38 +155,38 @@ class _CallResult:
     gradients: list[Tensor | None]
 
 
-def _outcome(
-    func: Callable[..., Any], leaves: Sequence[Any], own: Sequence[bool], spec: Any, members: int, trained: bool
+def _call(
+    func: Callable[..., Any], leaves: Sequence[Any], own: Sequence[bool], spec: Any, members: int, with_gradients: bool
 ) -> _CallResult:
-    """Call a function on leaves, of which those marked in `own` are [B, *shape]; with gradients if `trained`."""
-    inputs = [_leaf(leaf, trained) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+    """Call a function on leaves, of which those marked in `own` are [B, *shape]; with gradients if `with_gradients`."""
+    inputs = [_leaf(leaf, with_gradients) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
     given = [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in inputs]
     given = [Stacked(leaf) if mine else leaf for leaf, mine in zip(given, own, strict=True)]
     args, kwargs = pytree.tree_unflatten(given, spec)
     result = func(*args, **kwargs)
-    ends: list[Tensor] = []
+    outputs: list[Tensor] = []
     for leaf in pytree.tree_leaves([result, given]):
         if isinstance(leaf, Stacked):
-            ends.append(leaf.whole)
+            outputs.append(leaf.whole)
         elif isinstance(leaf, Tensor):
-            ends.append(leaf.expand(members, *leaf.shape))  # the same for each member
-    total = [end.cos().sum() for end in ends if end.requires_grad]
-    wanted = [leaf for leaf in inputs if isinstance(leaf, Tensor) and leaf.requires_grad]
-    found = iter(torch.autograd.grad(torch.stack(total).sum(), wanted, allow_unused=True) if total else [])
+            outputs.append(leaf.expand(members, *leaf.shape))  # the same for each member
+    total = [end.cos().sum() for end in outputs if end.requires_grad]
+    differentiated = [leaf for leaf in inputs if isinstance(leaf, Tensor) and leaf.requires_grad]
+    found = iter(torch.autograd.grad(torch.stack(total).sum(), differentiated, allow_unused=True) if total else [])
     gradients = [next(found, None) if isinstance(x, Tensor) and x.requires_grad else None for x in inputs]
     return _CallResult(result, given, gradients)
 
 
-def _leaf(tensor: Tensor, trained: bool) -> Tensor:
-    return tensor.detach().requires_grad_(trained and tensor.is_floating_point())
+def _leaf(tensor: Tensor, with_gradients: bool) -> Tensor:
+    return tensor.detach().requires_grad_(with_gradients and tensor.is_floating_point())
 
 
-def _alone(func: Any, leaves: Sequence[Any], spec: Any, key: Tensor, trained: bool) -> _CallResult:
+def _call_alone(func: Any, leaves: Sequence[Any], spec: Any, key: Tensor, with_gradients: bool) -> _CallResult:
     def run(*args: Any, **kwargs: Any) -> Any:
         with member_run(Randomness(key, alone=True)):
             return func(*args, **kwargs)
 
-    return _outcome(run, leaves, [False] * len(leaves), spec, 1, trained)
+    return _call(run, leaves, [False] * len(leaves), spec, 1, with_gradients)
 
 
 @dataclass(frozen=True)
@@ -195,7 +199,7 @@ class _CallVariant:
         layout: Memory layout of own tensors with several axes.
         members: B.
         lowering: Lowering of the rule; None for the first.
-        trained: Whether to compare gradients.
+        with_gradients: Whether to compare gradients.
     """
 
     case: Case
@@ -203,12 +207,14 @@ class _CallVariant:
     layout: Layout
     members: int
     lowering: str | None
-    trained: bool
+    with_gradients: bool
 
     def settings(self) -> str:
-        """The variant in words, for a message."""
-        which = ", ".join("own" if mine else "shared" for mine in self.own)
-        return f"{self.members} members, tensors {which}, {self.layout.value}, lowering {self.lowering or 'by default'}"
+        """Return the variant in words, for a message."""
+        sharing = ", ".join("own" if mine else "shared" for mine in self.own)
+        return (
+            f"{self.members} members, tensors {sharing}, {self.layout.value}, lowering {self.lowering or 'by default'}"
+        )
 
     def check(self, func: Any, record: _Record) -> None:
         """Compare all members at once with each alone."""
@@ -221,19 +227,23 @@ class _CallVariant:
             for leaves, _ in columns
         ]
         keys = torch.arange(1, 1 + self.members)
-        alone = [_alone(func, row, spec, keys[b : b + 1], self.trained) for b, row in enumerate(rows)]
+        alone = [_call_alone(func, row, spec, keys[b : b + 1], self.with_gradients) for b, row in enumerate(rows)]
         given = [
             self._stacked(column) if is_own else column[0]
             for column, is_own in zip(zip(*rows, strict=True), own, strict=True)
         ]
 
         def run(*args: Any, **kwargs: Any) -> Any:
-            with randomness(source := Randomness(keys)), self._forced(func), MemberFunctions(self.members, source):
+            with (
+                randomness(source := Randomness(keys)),
+                self._force_lowering(func),
+                MemberFunctions(self.members, source),
+            ):
                 return func(*args, **kwargs)
 
         record.raised = None
         try:
-            together = _outcome(run, given, own, spec, self.members, self.trained)
+            together = _call(run, given, own, spec, self.members, self.with_gradients)
         except (NeedsMemberError, FusionError):  # the user's function runs member by member, or is refused in words
             return
         finally:
@@ -252,13 +262,13 @@ class _CallVariant:
             return data.transpose(0, 1).contiguous().transpose(0, 1)
         return data
 
-    def _forced(self, func: Any) -> Any:
+    def _force_lowering(self, func: Any) -> Any:
         return autotune.off() if self.lowering is None else autotune.forced({name_of(func): self.lowering})
 
-    def _check_layout(self, outcome: _CallResult) -> None:
+    def _check_layout(self, call_result: _CallResult) -> None:
         """Check the layout of image batches, whose channels stay merged along chains of convolutions."""
-        first = outcome.after[0]
-        for leaf in pytree.tree_leaves(outcome.result) if isinstance(first, Stacked) and first.dim() > 3 else []:
+        first = call_result.after[0]
+        for leaf in pytree.tree_leaves(call_result.result) if isinstance(first, Stacked) and first.dim() > 3 else []:
             if isinstance(leaf, Stacked) and leaf.dim() == first.dim():
                 assert channel_major(leaf.whole), "a result of channel-major tensors is not channel-major"
 

@@ -1,7 +1,7 @@
 """Deterministic simulation testing: a seed gives a study and its faults, and all invariants are checked.
 
 The engine, the state machine and the journal are the real ones; the back end, the clock and the faults are simulated.
-The module stands above all rooms, as it needs the engine and no room needs it.
+The module imports the engine, and no other package imports it.
 """
 
 import tempfile
@@ -17,7 +17,7 @@ from shoal.core.errors import BackendError, DeviceError, ShoalError, StorageFull
 from shoal.core.request import Verb
 from shoal.core.trial import FIRST_ADDED, TrialState
 from shoal.cost.history import History
-from shoal.journal.requests import leave, pending
+from shoal.journal.requests import pending_requests, write_request
 from shoal.journal.writer import Journal
 from shoal.reporting.progress import SilentProgress
 from shoal.schedule.registry import make_policy
@@ -25,15 +25,15 @@ from shoal.study.config import EngineConfig
 from shoal.study.engine import Engine
 from shoal.study.event import Event
 from shoal.study.fleet import Fleet
-from shoal.testing.faults import EngineRemains, Faults, FaultyBackend, FaultyInelasticBackend, FaultyJournal, Killed
+from shoal.testing.faults import Faults, FaultyBackend, FaultyInelasticBackend, FaultyJournal, Killed, PersistedState
 from shoal.testing.invariants import InvariantViolation, check_end, check_step
 from shoal.testing.random_studies import POLICY_NAMES, RandomStudy, random_study
 
-__all__ = ["Simulated", "simulate"]
+__all__ = ["SimulationOutcome", "simulate"]
 
 HANG_SECONDS = 3.0
 
-_TRIALS = [*range(12), FIRST_ADDED, FIRST_ADDED + 1]
+_REQUESTED_TRIALS = [*range(12), FIRST_ADDED, FIRST_ADDED + 1]
 """Numbers of trials in requests: some have ended by then, or are unknown."""
 
 
@@ -41,34 +41,36 @@ class WatchedEngine(Engine):
     """An engine that may be killed before each event, and that checks the invariants after each event."""
 
     faults: Faults
-    world: FaultyBackend
+    backend: FaultyBackend
     steps = 0
     _depth = 0
 
-    def _happen(self, event: Event) -> None:
-        self.faults.moment()
+    def _handle(self, event: Event) -> None:
+        self.faults.maybe_kill()
         self._depth += 1
         if isinstance(event, Ended):
-            self.world.open.discard(event.job)
+            self.backend.open.discard(event.job)
         try:
-            super()._happen(event)
+            super()._handle(event)
         finally:
             self._depth -= 1
         self.steps += 1
         if not self._depth:
-            check_step(self._core.state, event, self.world.jobs, self.world.open)
-            if self._core.state.ending is None and self.steps % 16 == 0:
-                self._compare()
+            check_step(self._core.state, event, self.backend.jobs, self.backend.open)
+            if self._core.state.shutdown is None and self.steps % 16 == 0:
+                self._compare_journal()
 
-    def _compare(self) -> None:
+    def _compare_journal(self) -> None:
         """Compare the trials in the journal with those of the state machine."""
         trials, table = self._core.state.trials, self._journal.trials()
-        rows = {x.number: (x.state, x.epoch, x.target, x.failures, _reason(x.reason, x.state)) for x in table}
-        mine = {x.number: (x.state, x.epoch, x.target, x.failures, _reason(x.reason, x.state)) for x in trials}
-        if rows != mine:
-            other = {number for number in rows.keys() | mine.keys() if rows.get(number) != mine.get(number)}
-            number = min(other)
-            raise InvariantViolation(f"trial {number} is {mine.get(number)}, and {rows.get(number)} in the journal")
+        rows = {x.number: (x.state, x.epoch, x.target, x.failures, _waiting_reason(x.reason, x.state)) for x in table}
+        expected = {
+            x.number: (x.state, x.epoch, x.target, x.failures, _waiting_reason(x.reason, x.state)) for x in trials
+        }
+        if rows != expected:
+            different = {number for number in rows.keys() | expected.keys() if rows.get(number) != expected.get(number)}
+            number = min(different)
+            raise InvariantViolation(f"trial {number} is {expected.get(number)}, and {rows.get(number)} in the journal")
 
 
 class _RandomInterventions(SilentProgress):
@@ -78,15 +80,15 @@ class _RandomInterventions(SilentProgress):
         faults: Times of the requests.
         journal: Journal of the study.
         devices: Names of all devices.
-        asked: Names of all requests; it grows.
+        requests: Names of all requests; it grows.
     """
 
-    def __init__(self, faults: Faults, journal: Journal, devices: Collection[str], asked: list[str]) -> None:
+    def __init__(self, faults: Faults, journal: Journal, devices: Collection[str], requests: list[str]) -> None:
         self.engine: Engine | None = None
         self._faults = faults
         self._journal = journal
         self._devices = devices
-        self._asked = asked
+        self._requests = requests
 
     def update(self) -> None:
         """Make random requests; removed devices and paused trials are given back after a while."""
@@ -95,49 +97,49 @@ class _RandomInterventions(SilentProgress):
             return
         used = self.engine.fleet.used
         removed = [name for name in self._devices if name not in used]
-        held = self._journal.study.get("held", [])
-        if faults.strikes("interrupt"):
+        held = self._journal.study.get("paused_trials", [])
+        if faults.occurs("interrupt"):
             self.engine.interrupt()
-        if used and faults.strikes("devices changed"):
-            self._ask("remove devices", devices=rng.sample(used, rng.randint(1, len(used))))
+        if used and faults.occurs("devices changed"):
+            self._request("remove devices", devices=rng.sample(used, rng.randint(1, len(used))))
         elif removed and rng.random() < 0.1:
-            self._ask("add devices", devices=removed[:1])
-        if faults.strikes("devices unknown"):
+            self._request("add devices", devices=removed[:1])
+        if faults.occurs("devices unknown"):
             verb: Verb = rng.choice(["add devices", "remove devices"])
-            self._ask(verb, devices=rng.choice([["none such"], [], used[:1] * 2, removed[:1] * 2]))
-        if faults.strikes("retry"):
-            self._ask("retry", trials=_TRIALS)
+            self._request(verb, devices=rng.choice([["none such"], [], used[:1] * 2, removed[:1] * 2]))
+        if faults.occurs("retry"):
+            self._request("retry", trials=_REQUESTED_TRIALS)
         verbs: tuple[Verb, ...] = ("pause", "stop")
         for each in verbs:
-            if faults.strikes(each):
-                self._ask(each, trials=rng.sample(_TRIALS, 3))
+            if faults.occurs(each):
+                self._request(each, trials=rng.sample(_REQUESTED_TRIALS, 3))
         if held and rng.random() < 0.1:
-            self._ask("resume", trials=held)
-        if faults.strikes("policy"):
-            self._ask("policy", given={"policy": rng.choice([*POLICY_NAMES, "none such"])})
-        if faults.strikes("add trial"):
+            self._request("resume", trials=held)
+        if faults.occurs("policy"):
+            self._request("policy", arguments={"policy": rng.choice([*POLICY_NAMES, "none such"])})
+        if faults.occurs("add trial"):
             x, outside = rng.choice([0.5, 2.0]), rng.random() < 0.5  # the space has no 2
             given = {"config": {"x": x, "width": 1}, "epochs": rng.randint(1, 3), "outside": outside}
-            self._ask("add trial", given=given)
-        rows = [row for row in self._journal.trials() if row.epoch] if faults.strikes("clone") else []
+            self._request("add trial", arguments=given)
+        rows = [row for row in self._journal.trials() if row.epoch] if faults.occurs("clone") else []
         if rows:
             row = rng.choice(rows)
             origin = {"trial": row.number, "epoch": row.epoch}
             given = {"config": dict(row.config), "epochs": row.epoch + rng.randint(1, 3), "outside": True}
-            self._ask("clone", given={**given, "source": row.number, "origin": origin})
-        if faults.strikes("pause study"):
-            self._ask("pause study")
+            self._request("clone", arguments={**given, "source": row.number, "origin": origin})
+        if faults.occurs("pause study"):
+            self._request("pause study")
         elif self._journal.study.get("paused") and rng.random() < 0.1:
-            self._ask("resume study")
-        if faults.strikes("end study"):
-            self._ask("end study")
+            self._request("resume study")
+        if faults.occurs("end study"):
+            self._request("end study")
 
-    def _ask(self, verb: Verb, **what: Any) -> None:
-        self._asked.append(leave(self._journal.directory, verb, **what))
+    def _request(self, verb: Verb, **what: Any) -> None:
+        self._requests.append(write_request(self._journal.directory, verb, **what))
 
 
 @dataclass
-class Simulated:
+class SimulationOutcome:
     """Result of a seed.
 
     Args:
@@ -145,7 +147,7 @@ class Simulated:
         violation: First broken invariant; "" if none is.
         faults: Number of occurrences of each fault.
         steps: Number of steps of the state machine.
-        lives: Number of engines, one after the other.
+        engines: Number of engines, one after the other.
         trials: End of each trial, by number; None after a violation.
     """
 
@@ -153,11 +155,11 @@ class Simulated:
     violation: str
     faults: Counter[str]
     steps: int = 0
-    lives: int = 0
+    engines: int = 0
     trials: Mapping[int, Any] | None = None
 
 
-def simulate(seed: int, *, base: Path | None = None) -> Simulated:
+def simulate(seed: int, *, base: Path | None = None) -> SimulationOutcome:
     """Run the study of a seed, with its faults, to its end.
 
     Args:
@@ -166,93 +168,97 @@ def simulate(seed: int, *, base: Path | None = None) -> Simulated:
     """
     shared = Path("/dev/shm")
     base = base or (shared if shared.is_dir() else None)
-    found = Simulated(seed, "", Counter())
+    outcome = SimulationOutcome(seed, "", Counter())
     with tempfile.TemporaryDirectory(dir=base, prefix="shoal-simulation-") as folder:
-        run = _StudyRun(random_study(seed), Faults(seed), Path(folder) / "study", found)
+        run = _StudyRun(random_study(seed), Faults(seed), Path(folder) / "study", outcome)
         try:
-            run.to_the_end()
+            run.run()
         except InvariantViolation as broken:
-            found.violation = str(broken)
+            outcome.violation = str(broken)
         except Exception as error:
-            place = _place(error)
-            found.violation = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''} ({place})"
-    return found
+            location = _location(error)
+            outcome.violation = (
+                f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''} ({location})"
+            )
+    return outcome
 
 
 class _StudyRun:
     """One study, through all its engines."""
 
-    def __init__(self, study: RandomStudy, faults: Faults, directory: Path, found: Simulated) -> None:
-        self._study, self._faults, self._directory, self._found = study, faults, directory, found
-        self._remains = EngineRemains()
-        found.faults = faults.counted
+    def __init__(self, study: RandomStudy, faults: Faults, directory: Path, outcome: SimulationOutcome) -> None:
+        self._study, self._faults, self._directory, self._outcome = study, faults, directory, outcome
+        self._persisted = PersistedState()
+        outcome.faults = faults.occurrences
 
-    def to_the_end(self) -> None:
+    def run(self) -> None:
         """Run one engine after the other until the study has ended, and check the end."""
         names = [device.name for _, device in self._study.cluster]
         spec = {"metric": "loss", "mode": "min", "devices": names, "policy": self._study.policy}
         with closing(
-            FaultyJournal.create(self._directory, spec, task=b"", algorithm=b"", clock=lambda: self._remains.now)
+            FaultyJournal.create(self._directory, spec, task=b"", algorithm=b"", clock=lambda: self._persisted.now)
         ):
             pass
-        while not self._ended():
-            self._found.lives += 1
+        while not self._run_engine():
+            self._outcome.engines += 1
         with closing(Journal.open(self._directory)) as journal:
-            self._found.trials = check_end(journal, self._study, self._remains.asked)
+            self._outcome.trials = check_end(journal, self._study, self._persisted.requests)
 
-    def _ended(self) -> bool:
+    def _run_engine(self) -> bool:
         """Run an engine; whether the study has ended."""
-        world: FaultyBackend | None = None
+        backend: FaultyBackend | None = None
         engine: WatchedEngine | None = None
         try:
             with closing(
-                FaultyJournal.open(self._directory, clock=lambda: self._remains.now if world is None else world.now)
+                FaultyJournal.open(
+                    self._directory, clock=lambda: self._persisted.now if backend is None else backend.now
+                )
             ) as journal:
                 journal.faults = self._faults
                 journal.begin_run()
-                world = (FaultyBackend if self._study.elastic else FaultyInelasticBackend)(
-                    self._study, self._faults, self._remains, self._directory
+                backend = (FaultyBackend if self._study.elastic else FaultyInelasticBackend)(
+                    self._study, self._faults, self._persisted, self._directory
                 )
-                with closing(world):
-                    engine, people = self._engine(journal, world)
-                    people.update()  # while no process runs the study
+                with closing(backend):
+                    engine, interventions = self._engine(journal, backend)
+                    interventions.update()  # while no process runs the study
                     engine.replay()
                     engine.run()
-            return not pending(self._directory)
+            return not pending_requests(self._directory)
         except (Killed, StudyInterrupted, StorageFullError):
             return False
         except (BackendError, DeviceError) as error:
-            self._judge(error)
+            self._check_error(error)
             return False
         finally:
-            if world is not None:
-                self._remains.now = world.now
+            if backend is not None:
+                self._persisted.now = backend.now
             if engine is not None:
-                self._found.steps += engine.steps
+                self._outcome.steps += engine.steps
 
-    def _engine(self, journal: Journal, world: FaultyBackend) -> tuple[WatchedEngine, _RandomInterventions]:
+    def _engine(self, journal: Journal, backend: FaultyBackend) -> tuple[WatchedEngine, _RandomInterventions]:
         study = self._study
         record = {"devices": journal.study["devices"], "added": [], "removed": []} | journal.study.get("fleet", {})
-        fleet = Fleet.again(record, study.find)
-        people = _RandomInterventions(self._faults, journal, journal.study["devices"], self._remains.asked)
+        fleet = Fleet.from_record(record, study.find)
+        interventions = _RandomInterventions(self._faults, journal, journal.study["devices"], self._persisted.requests)
         config = EngineConfig(
-            fleet.given,
+            fleet.found,
             make_policy(journal.study["policy"]),
-            world,
+            backend,
             History(self._directory / "history.sqlite"),
             study.retries,
             fuse=study.fuse,
             hang_seconds=HANG_SECONDS,
             fleet=fleet,
             find=study.find,
-            monitor=lambda cluster: world,
-            clock=world.clock,
+            monitor=lambda cluster: backend,
+            clock=backend.clock,
         )
-        engine = WatchedEngine(journal, study.algorithm(), config, people)
-        engine.faults, engine.world, people.engine = self._faults, world, engine
-        return engine, people
+        engine = WatchedEngine(journal, study.algorithm(), config, interventions)
+        engine.faults, engine.backend, interventions.engine = self._faults, backend, engine
+        return engine, interventions
 
-    def _judge(self, error: ShoalError) -> None:
+    def _check_error(self, error: ShoalError) -> None:
         """Accept an error that a fault explains; the study goes on with all devices."""
         if isinstance(error, BackendError):
             if "a simulated fault" not in str(error):
@@ -262,20 +268,20 @@ class _StudyRun:
             removed = journal.study.get("fleet", {}).get("removed", [])
         if not removed:
             raise error
-        self._remains.asked.append(leave(self._directory, "add devices", devices=removed))
+        self._persisted.requests.append(write_request(self._directory, "add devices", devices=removed))
 
 
-def _reason(reason: str, state: TrialState) -> str:
-    """The reason for which a trial waits; "" if it does not."""
+def _waiting_reason(reason: str, state: TrialState) -> str:
+    """Return the reason for which a trial waits; "" if it does not."""
     return reason if state is TrialState.PENDING else ""
 
 
-def _place(error: BaseException) -> str:
-    """The innermost line of the library where an error was raised."""
-    trace, place = error.__traceback__, ""
+def _location(error: BaseException) -> str:
+    """Return the innermost line of the library where an error was raised."""
+    trace, location = error.__traceback__, ""
     while trace is not None:
         file = Path(trace.tb_frame.f_code.co_filename)
         if "shoal" in file.parts:
-            place = f"{file.parent.name}/{file.name}:{trace.tb_lineno}"
+            location = f"{file.parent.name}/{file.name}:{trace.tb_lineno}"
         trace = trace.tb_next
-    return place
+    return location

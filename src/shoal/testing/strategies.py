@@ -23,13 +23,13 @@ _GB = 10**9
 _KINDS = ("small", "large", "cpu/2")
 _BATCH_SIZES = (20, 25, 40)
 _AXES: Mapping[str, Sequence[object]] = {"batch_size": _BATCH_SIZES, "size": ("small", "medium", "large")}
-_PACES = (0.5, 0.9, 1.0, 1.1, 2.0)
+_PACK_SPEEDS = (0.5, 0.9, 1.0, 1.1, 2.0)
 _SCALINGS = (Scaling(), Scaling(alpha=1.2, sharing=4), Scaling(1.5, 1.1, sharing=2, devices=3, resize_seconds=2.0))
 
 
 # Strategies are made once: making and validating them for each job took longer than all else in the suite.
 _LOSSES = st.floats(0.0, 10.0)
-_QUANTA = st.builds(
+_TURN_STATS = st.builds(
     lambda a, b, steps, seconds: TurnStats(max(a, b), min(a, b), b, steps, seconds),
     _LOSSES,
     _LOSSES,
@@ -45,7 +45,7 @@ _DEMANDS = st.builds(
 )
 _JOBS = st.builds(
     lambda quanta, **fields: JobView("", ran=sum(each.seconds for each in quanta), quanta=tuple(quanta), **fields),
-    quanta=st.lists(_QUANTA, max_size=3),
+    quanta=st.lists(_TURN_STATS, max_size=3),
     demand=st.dictionaries(st.sampled_from((*_KINDS, "elsewhere")), _DEMANDS, max_size=len(_KINDS)),
     since=st.sampled_from((0.0, -5.0, -100.0)),
     group=st.sampled_from((None, "group-0", "group-1")),
@@ -70,17 +70,17 @@ _NODES = st.builds(Node, st.just(""), cores=st.integers(1, 8), devices=st.lists(
 
 @st.composite
 def scheduling_problems(draw: st.DrawFn) -> tuple[tuple[JobView, ...], Cluster, float]:
-    """The arguments of a call of `Policy.plan`: jobs in every state, a cluster of mixed kinds, seconds."""
-    cluster = _named(draw(st.lists(_NODES, min_size=1, max_size=3)))
+    """Return the arguments of a call of `Policy.plan`: jobs in every state, a cluster of mixed kinds, seconds."""
+    cluster = _named_cluster(draw(st.lists(_NODES, min_size=1, max_size=3)))
     now = draw(st.floats(0, 1e6))
     waiting = draw(st.lists(_JOBS, max_size=12))
     jobs = [replace(job, id=f"job-{index}", since=now + job.since) for index, job in enumerate(waiting)]
-    already = draw(st.integers(0, len(jobs)))
-    return (*_begun(draw, jobs[:already], cluster), *jobs[already:]), cluster, now
+    running = draw(st.integers(0, len(jobs)))
+    return (*_started_jobs(draw, jobs[:running], cluster), *jobs[running:]), cluster, now
 
 
-def _named(nodes: Sequence[Node]) -> Cluster:
-    """A cluster in which each node and device has a name of its own."""
+def _named_cluster(nodes: Sequence[Node]) -> Cluster:
+    """Return a cluster in which each node and device has a name of its own."""
     numbers = count()
     return Cluster(
         tuple(
@@ -94,26 +94,26 @@ def _named(nodes: Sequence[Node]) -> Cluster:
     )
 
 
-def _begun(draw: st.DrawFn, jobs: Sequence[JobView], cluster: Cluster) -> list[JobView]:
-    """The jobs on devices with capacity for them, or suspended; jobs without capacity are dropped."""
-    begun: list[JobView] = []
+def _started_jobs(draw: st.DrawFn, jobs: Sequence[JobView], cluster: Cluster) -> list[JobView]:
+    """Return the jobs on devices with capacity for them, or suspended; jobs without capacity are dropped."""
+    started: list[JobView] = []
     devices = [device for _, device in cluster]
     for job in jobs:
         if draw(st.booleans()) and draw(st.booleans()):
             home = draw(st.sampled_from((None, "gone", *(device.name for device in devices))))
-            begun.append(replace(job, state=JobState.SUSPENDED, home=home))
+            started.append(replace(job, state=JobState.SUSPENDED, home=home))
             continue
-        able = [device.name for device in devices if device.kind in job.demand]
-        if not able:
+        usable = [device.name for device in devices if device.kind in job.demand]
+        if not usable:
             continue
-        most = min(job.scaling.devices, len(able))
-        names = tuple(draw(st.lists(st.sampled_from(able), min_size=1, max_size=most, unique=True)))
+        max_devices = min(job.scaling.devices, len(usable))
+        names = tuple(draw(st.lists(st.sampled_from(usable), min_size=1, max_size=max_devices, unique=True)))
         share = draw(st.sampled_from((None, 0.25, 1.0))) if len(names) == 1 else None
         home = names[0] if len(names) == 1 else None
         placed = replace(job, state=JobState.RUNNING, devices=names, share=share, home=home)
-        if _within_limits([*begun, placed], cluster):
-            begun.append(placed)
-    return begun
+        if _within_limits([*started, placed], cluster):
+            started.append(placed)
+    return started
 
 
 def _within_limits(running: Sequence[JobView], cluster: Cluster) -> bool:
@@ -136,12 +136,12 @@ def _within_limits(running: Sequence[JobView], cluster: Cluster) -> bool:
 
 @st.composite
 def packing_contexts(draw: st.DrawFn) -> tuple[tuple[Candidate, ...], PackingContext]:
-    """The arguments of a call of `Packing.pack`."""
+    """Return the arguments of a call of `Packing.pack`."""
     numbers = iter(range(10**6))
     candidates = tuple(draw(_candidates(numbers)) for _ in range(draw(st.integers(0, 12))))
     keys = list(dict.fromkeys(candidate.key for candidate in candidates))
     pairs = [frozenset((one, other)) for index, one in enumerate(keys) for other in keys[index:]]
-    pack_speeds = draw(st.dictionaries(st.sampled_from(pairs), st.sampled_from(_PACES))) if pairs else {}
+    pack_speeds = draw(st.dictionaries(st.sampled_from(pairs), st.sampled_from(_PACK_SPEEDS))) if pairs else {}
     context = PackingContext(
         loads=tuple(draw(st.lists(st.sampled_from((0.0, 0.0, 5.0, 100.0)), min_size=1, max_size=4))),
         memory=draw(st.sampled_from((0, 6, 12, 1000))) * _GB,

@@ -95,7 +95,7 @@ class ArrayMembers:
 
     def _epoch_steps(self, member: Member) -> int:
         config = member.trial.config
-        return StepPlan.of(self._state.task, config, self._state.sets.of(config)[0]).epoch_steps
+        return StepPlan.of(self._state.task, config, *self._state.sets.of(config)).epoch_steps
 
     def _report_known(self, runtime: TrialRuntime) -> None:
         """Report the epochs of a checkpoint that the journal lacks, or the last one if the target is reached."""

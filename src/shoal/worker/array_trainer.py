@@ -171,7 +171,7 @@ class ArrayTrainer:
         lead = group[0].trial
         self._beat()
         train, valid = self._state.sets.of(lead.config)
-        self._plan = plan = StepPlan.of(self._state.task, lead.config, train)
+        self._plan = plan = StepPlan.of(self._state.task, lead.config, train, valid)
         self._spent = self._began - time.perf_counter()
         self._abreast = train.abreast
         try:
@@ -185,7 +185,8 @@ class ArrayTrainer:
         if not self._group:
             return
         stepper = self._stepper_of(plan.epoch_steps)
-        batches = valid.walk(plan.settings.eval_batch_size, seed=noise_seed(lead.data_seed, None))
+        order = valid.order(lead.data_seed, None)
+        batches = valid.walk(plan.settings.eval_batch_size, order, seed=noise_seed(lead.data_seed, None))
         try:
             with averaged(self._group):
                 metrics = stepper.validate(_beating(batches, self._beat))

@@ -12,7 +12,7 @@ from pathlib import Path
 from shoal.core.errors import CheckpointError
 from shoal.core.trial import Trial
 
-__all__ = ["NAME", "checkpoints", "folder", "inherit", "kept", "published"]
+__all__ = ["NAME", "checkpoints", "copy_checkpoint", "folder", "kept", "published"]
 
 NAME = re.compile(r"(\d{6})-(\d{6})-([0-9a-f]{8})\.pt")
 """Epochs finished, steps done of the next epoch, and the file's checksum."""
@@ -45,7 +45,7 @@ def kept(directory: Path, trial: int) -> Path:
     return folder(directory, trial) / "live" if newest is None else newest / "files"
 
 
-def inherit(directory: Path, trial: Trial) -> None:
+def copy_checkpoint(directory: Path, trial: Trial) -> None:
     """Give a trial the checkpoint of its origin, unless it has checkpoints already.
 
     The file is a hard link if the file system has them, so that either trial may delete it.

@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 from shoal.core.demand import Profile
 from shoal.core.errors import FusionError
 from shoal.core.trial import step_seed
-from shoal.cost.estimate import fused_gain, repays
+from shoal.cost.estimate import compiling_pays, fused_gain
 from shoal.data.tracked_config import MembersConfig
 from shoal.fuse.api import fuse, stack
 from shoal.fuse.array import ModelArray
@@ -255,7 +255,7 @@ class AdaptiveStep:
         return losses
 
     def _repays(self, seconds: float) -> bool:
-        return repays(self._profile, self._members, seconds, self._left)
+        return compiling_pays(self._profile, self._members, seconds, self._left)
 
     def _note(self, profile: Profile) -> None:
         """Set the finding to the profile with the times measured here.

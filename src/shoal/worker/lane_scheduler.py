@@ -37,7 +37,7 @@ Way = Literal["turns", "steps", "streams"]
 PROBE_SECONDS = 0.1
 """Least duration of a probe of one schedule; rounds may be shorter."""
 
-RULES = RaceRules(margin=1.03, hopeless_seconds=2 * PROBE_SECONDS)
+RULES = RaceRules(margin=1.03, drop_after_seconds=2 * PROBE_SECONDS)
 
 
 class Lane(Protocol):

@@ -31,10 +31,10 @@ from shoal.worker.trial_runtime import TrialRuntime, build, optimizers_in, side_
 
 __all__ = ["UNNOTICED", "measure"]
 
-FEW = RaceRules(rounds=3, most=3)
+FEW = RaceRules(min_runs=3, max_runs=3)
 """Rules for a size that is timed by itself."""
 
-IN_TURNS = RaceRules(rounds=9, most=9, hopeless=inf)
+IN_TURNS = RaceRules(min_runs=9, max_runs=9, drop_ratio=inf)
 """Rules for sizes that are timed in turns. All sizes take all steps, in bursts as in training: the first step after one
 of another size finds cold caches."""
 
@@ -91,7 +91,7 @@ def measure(
         say: Function that gets the reason if the members cannot be one array.
     """
     train, valid = sets.of(array.members[0].trial.config)
-    bench = _Bench(task, train, array, device)
+    bench = _Bench(task, train, valid, array, device)
     first = next(bench.batches())
     unfilled = train.unfilled + valid.unfilled  # before the base is measured: on a GPU it includes them
     base = _memory(device)
@@ -130,12 +130,14 @@ class _Bench:
     Args:
         task: Task of the study.
         train: Training set.
+        valid: Validation set.
         array: Array to measure.
         device: Device to measure on.
     """
 
     task: Task
     train: Batches
+    valid: Batches
     array: Array
     device: torch.device
 
@@ -145,7 +147,7 @@ class _Bench:
 
     @cached_property
     def plan(self) -> StepPlan:
-        return StepPlan.of(self.task, self.array.members[0].trial.config, self.train)
+        return StepPlan.of(self.task, self.array.members[0].trial.config, self.train, self.valid)
 
     def stepper(self, members: int, some: Sequence[Member] | None = None) -> Stepper:
         """A stepper of `members` members, taken in a cycle from all or from `some`."""

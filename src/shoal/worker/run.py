@@ -21,7 +21,7 @@ from shoal.core.event import Event, Profiled, Reported, SignaturesFound
 from shoal.core.job import Job, Purpose, WorkerContext
 from shoal.core.trial import Report, Trial
 from shoal.data.datasets import DataSets
-from shoal.pickling import recalled, why_not_loaded
+from shoal.pickling import original_or_loaded, why_not_loaded
 from shoal.task import Task
 from shoal.worker.control import JobControl
 from shoal.worker.profile import UNNOTICED, measure
@@ -42,11 +42,11 @@ def run(job: Job, device: Device, worker_context: WorkerContext, control: JobCon
     """Survey, profile or train, as the job's purpose says."""
     control.beat(settled=False)
     worker_state, signature_builder = prepare(device, worker_context)
-    if worker_state.device.type == "cuda" and job.purpose is not Purpose.SURVEY:
+    if worker_state.device.type == "cuda" and job.purpose is not Purpose.SIGNATURE:
         torch.cuda.synchronize(worker_state.device)  # makes the context, which becomes a client of MPS if there is one
     control.beat(settled=False)
     match job.purpose:
-        case Purpose.SURVEY:
+        case Purpose.SIGNATURE:
             yield SignaturesFound(job.id, *signature_builder.survey([member.trial for member in job.members]))
         case Purpose.PROFILE:
             unnoticed = UNNOTICED / len(job.arrays)
@@ -104,7 +104,7 @@ def _place(device: Device) -> torch.device:
 def _prepared(pickled: bytes, device: torch.device, directory: Path) -> tuple[WorkerState, SignatureBuilder]:
     """State for the jobs of the study in a directory; the next job of that study gets the same objects."""
     try:
-        task: Task = recalled(pickled)
+        task: Task = original_or_loaded(pickled)
     except (Exception, SystemExit) as error:
         raise UnusableTaskError(f"the task cannot be loaded in a worker: {why_not_loaded(error)}") from error
     sets = DataSets(task, device)

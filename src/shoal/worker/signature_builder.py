@@ -77,7 +77,8 @@ class SignatureBuilder:
             TaskError: A method of the task returns a wrong value.
             Exception: Whatever the user's methods raise.
         """
-        settings = StepSettings.of(self._task, trial.config)
+        train, valid = self._sets.of(trial.config)
+        settings = StepSettings.of(self._task, trial.config, train.batch_size, valid.batch_size)
         with torch.random.fork_rng(devices=[]):
             reseed(trial.seed, torch.device("cpu"))
             model, structure, family = self._model(trial)

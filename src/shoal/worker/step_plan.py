@@ -7,7 +7,7 @@ from itertools import islice
 from typing import Any
 
 from shoal.core.trial import Config
-from shoal.data.batches import Batches, epoch_order, noise_seed
+from shoal.data.batches import Batches, noise_seed
 from shoal.fuse.micro_batches import MicroBatches
 from shoal.task import Task
 from shoal.worker.step_settings import StepSettings
@@ -33,13 +33,13 @@ class StepPlan:
     weigh: Callable[[Sequence[Any], int], Sequence[tuple[Any, float]]]
 
     @classmethod
-    def of(cls, task: Task, config: Config, train: Batches) -> "StepPlan":
+    def of(cls, task: Task, config: Config, train: Batches, valid: Batches) -> "StepPlan":
         """The plan of a config.
 
         Raises:
             TaskError: A method of the task returns a wrong value.
         """
-        return cls(StepSettings.of(task, config), train, task._weigh)
+        return cls(StepSettings.of(task, config, train.batch_size, valid.batch_size), train, task._weigh)
 
     @property
     def pass_batches(self) -> int:
@@ -78,7 +78,7 @@ class StepPlan:
     def _endless(self, epoch: int, step: int, data_seed: int) -> Iterator[Any]:
         number, first = self.place(epoch, step)
         while True:
-            order = epoch_order(self.train.samples, data_seed, number)
+            order = self.train.order(data_seed, number)
             batches = self.train.walk(self.settings.batch_size, order, first, noise_seed(data_seed, number))
             yield from batches if self.settings.accumulate == 1 else self._grouped(batches)
             number, first = number + 1, 0

@@ -42,12 +42,19 @@ class StepSettings:
     steps_per_epoch: int | None = None
 
     @classmethod
-    def of(cls, task: Task, config: Config) -> "StepSettings":
+    def of(cls, task: Task, config: Config, train: int | None = None, valid: int | None = None) -> "StepSettings":
         """The settings of a config.
 
+        Args:
+            task: Task of the study.
+            config: Config of the trial.
+            train: Batch size of the training `DataLoader` that the task's `data` returned, if it did.
+            valid: The same of the validation set.
+
         Raises:
-            TaskError: A method of the task returns a wrong value; or the task overrides `step`, in which accumulation,
-                clipping and precision are its own, and one of these methods returns something else than its default.
+            TaskError: The task and a loader disagree about a batch size, or a method of the task returns a wrong
+                value. Or the task overrides `step`, in which accumulation, clipping and precision are its own, and one
+                of these methods returns something else than its default.
         """
         precision = call(task, "precision", config=config)
         if precision not in _DTYPES:
@@ -55,9 +62,10 @@ class StepSettings:
                 f"the task's `precision` must return one of {', '.join(map(repr, _DTYPES))}, got {precision!r}"
                 + ("; bfloat16 needs no loss scale" if precision == "16-mixed" else "")
             )
+        size = batch_size(task, config, train)
         found = cls(
-            batch_size=batch_size(task, config),
-            eval_batch_size=_count(task, "eval_batch_size", config),
+            batch_size=size,
+            eval_batch_size=_agreed(task, "eval_batch_size", config, valid, size),
             accumulate=_count(task, "accumulate", config),
             max_norm=_number(task, "clip_norm", config, "a number of at least 0", lambda value: value >= 0),
             precision=precision,
@@ -86,13 +94,41 @@ class StepSettings:
         return nullcontext() if dtype is None else torch.autocast(device.type, dtype)
 
 
-def batch_size(task: Task, config: Config) -> int:
+def batch_size(task: Task, config: Config, loader: int | None = None) -> int:
     """Samples per batch of a config.
 
+    Args:
+        task: Task of the study.
+        config: Config of the trial.
+        loader: Batch size of the training `DataLoader` that the task's `data` returned, if it did.
+
     Raises:
-        TaskError: The task's `batch_size` returns no positive integer.
+        TaskError: The task's `batch_size` returns no positive integer, or another one than the loader has.
     """
-    return _count(task, "batch_size", config)
+    if loader is not None and "batch_size" in config and not _overrides(task, "batch_size"):
+        return _equal(_count(task, "batch_size", config), loader, 'the config\'s "batch_size" is', "batch_size")
+    return _agreed(task, "batch_size", config, loader)
+
+
+def _agreed(task: Task, method: str, config: Config, loader: int | None, default: int | None = None) -> int:
+    """The batch size of a loader, of the method if the task overrides it, or the default."""
+    if not _overrides(task, method):
+        return loader or default or _count(task, method, config)
+    return _equal(_count(task, method, config), loader, f"the task's `{method}` returns", method)
+
+
+def _equal(size: int, loader: int | None, whose: str, method: str) -> int:
+    if loader is not None and loader != size:
+        which = "training" if method == "batch_size" else "validation"
+        raise TaskError(
+            f"the {which} loader of the task's `data` has batches of {loader}, but {whose} {size}; make the loader by "
+            f"batch_size=self.{method}(config), or return its data set in its place, or leave out the other batch size"
+        )
+    return size
+
+
+def _overrides(task: Task, method: str) -> bool:
+    return isinstance(task, Task) and getattr(type(task), method) is not getattr(Task, method)
 
 
 def _count(task: Task, method: str, config: Config) -> int:

@@ -123,14 +123,14 @@ class Trainer:
                 yield MembersLeft(self._job.id, gone)
             for array in change.join:
                 self._join(array)
-            if change.look:
+            if change.find_signatures:
                 self._control.beat(settled=False)
-                yield SignaturesFound(self._job.id, *self._signature_builder.survey(change.look, load=False))
+                yield SignaturesFound(self._job.id, *self._signature_builder.survey(change.find_signatures, load=False))
 
     def _join(self, array: Array) -> None:
         """Add members to the lane of their key, or make a new lane."""
         for lane in self._lanes:
-            if lane.key == array.key and not array.apart:
+            if lane.key == array.key and not array.separate:
                 lane.join(array.members)
                 return
         self._lanes.append(self._lane(array))

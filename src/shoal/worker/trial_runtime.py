@@ -19,7 +19,7 @@ from shoal.core.array import Member
 from shoal.core.errors import CheckpointError, TaskError, UnusableTaskError
 from shoal.core.trial import Report, Trial
 from shoal.fuse.generators import reseed
-from shoal.pickling import recalled, why_not_loaded
+from shoal.pickling import original_or_loaded, why_not_loaded
 from shoal.task import Task, call, check_interval
 from shoal.worker.checkpoint import Checkpoint, load_newest, save, unfit
 from shoal.worker.failures import user_traceback
@@ -226,7 +226,7 @@ def trained_model(task: bytes, trial: Trial, directory: Path) -> nn.Module:
     if checkpoint is None:
         raise CheckpointError(f"trial {trial.number} has no intact checkpoint below {directory / 'checkpoints'}")
     try:
-        owner: Task = recalled(task)
+        owner: Task = original_or_loaded(task)
     except (Exception, SystemExit) as error:
         message = f"the task of the study in {directory} cannot be loaded: {why_not_loaded(error)}"
         raise UnusableTaskError(f"{message}\n\n{user_traceback(error)}") from error

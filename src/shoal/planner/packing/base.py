@@ -97,7 +97,7 @@ class PackingContext:
                 )
 
     def pack_speed(self, one: FusionKey, other: FusionKey) -> float | None:
-        """Pack speed of an array of each key; None if it was never measured."""
+        """Return the pack speed of an array of each key; None if it was never measured."""
         return self.pack_speeds.get(frozenset((one, other)))
 
 
@@ -107,7 +107,7 @@ class Packing(ABC):
     The planner calls `pack` before it asks the policy: in each turn once for each set of waiting arrays that read the
     same data and have profiles on the same kinds of devices. Arrays that must run alone are left out: arrays without a
     profile, opaque arrays, and arrays that failed in a shared job. After the policy has answered, the planner calls
-    `suits` for arrays without a device and running jobs with room.
+    `admits` for arrays without a device and running jobs with room.
 
     A packing is a pure function of the arguments of `pack`: no clock, no I/O, no state between calls, no randomness but
     `PackingContext.seed`.
@@ -120,7 +120,7 @@ class Packing(ABC):
       candidate.
 
     The planner checks every answer with `check_groups`, which raises a `PackError` for an illegal one. This error, and
-    any error of `pack` or `suits`, ends the run. All reports are recorded, and `resume` continues, also with another
+    any error of `pack` or `admits`, ends the run. All reports are recorded, and `resume` continues, also with another
     packing.
 
     `shoal.testing.check_packing` checks this contract.
@@ -130,8 +130,8 @@ class Packing(ABC):
     def pack(self, candidates: Sequence[Candidate], context: PackingContext) -> list[tuple[Candidate, ...]]:
         """Put candidates that are to share a process into one group; there may be no candidates."""
 
-    def suits(self, incoming: Candidate, present: Sequence[Candidate], context: PackingContext) -> bool:
-        """Whether a running process admits a waiting candidate.
+    def admits(self, incoming: Candidate, present: Sequence[Candidate], context: PackingContext) -> bool:
+        """Return whether a running process admits a waiting candidate.
 
         By default, whether `pack` puts it into a group with a present candidate.
 

@@ -9,7 +9,7 @@ from shoal.planner.packing.base import Candidate, PackingContext
 
 __all__ = ["CandidateOrder", "Partition"]
 
-_GROWING = 3
+_MAX_OPEN_GROUPS = 3
 """Number of newest groups that may still grow; the next candidate joins the one with the largest saving."""
 
 
@@ -32,7 +32,7 @@ class Partition:
 class _Item:
     """Amounts of a candidate; `alone` is its start, fetching and steps, `epochs` the largest number of a member."""
 
-    place: int
+    index: int
     kind: int
     alone: float
     fetching: float
@@ -71,13 +71,13 @@ class _ItemGroup:
 
     @classmethod
     def of(cls, item: _Item) -> "_ItemGroup":
-        """A group of one item."""
+        """Return a group of one item."""
         alone = (item.alone, item.alone, item.fetching, item.steps, item.memory, item.base)
         return cls([item], *alone, kinds={item.kind: 1})
 
     def tail(self, start: float) -> float:
-        """Seconds from the end of the group to the end of all training that follows its items. The items train each
-        epoch together, so items with fewer epochs end before the group.
+        """Return the seconds from the end of the group to the end of all training that follows its items. The items
+        train each epoch together, so items with fewer epochs end before the group.
 
         Args:
             start: Fixed overhead of a job in seconds.
@@ -88,12 +88,12 @@ class _ItemGroup:
                 tails[item.epochs] = max(item.tail, tails.get(item.epochs, 0.0))
         if not tails:
             return 0.0
-        most = max(item.epochs for item in self.items)
+        max_epochs = max(item.epochs for item in self.items)
         pack_speed = (self.together - start - self.fetching) / self.steps if self.steps else 1.0
         last = self.together
         for epochs, tail in tails.items():
             steps = sum(item.steps * min(1.0, epochs / item.epochs) for item in self.items)
-            last = max(last, start + self.fetching * epochs / most + pack_speed * steps + tail)
+            last = max(last, start + self.fetching * epochs / max_epochs + pack_speed * steps + tail)
         return last - self.together
 
     def add(self, item: _Item, together: float, change: float) -> None:
@@ -124,25 +124,25 @@ class CandidateOrder:
     def __init__(self, candidates: Sequence[Candidate], context: PackingContext, worth: float) -> None:
         self._start, self._memory, self._worth = context.start, context.memory, worth
         kinds: dict[FusionKey, int] = {}
-        self._items = [_item(place, candidate, context, kinds) for place, candidate in enumerate(candidates)]
+        self._items = [_item(index, candidate, context, kinds) for index, candidate in enumerate(candidates)]
         self._data = [candidate.key.data for candidate in candidates]
-        self._changes = _changes(kinds, context)
-        rank = _ranks(self._items, self._changes)
-        row = sorted(self._items, key=lambda item: (rank[item.kind], -item.fetching))
+        self._pack_speed_changes = _pack_speed_changes(kinds, context)
+        rank = _ranks(self._items, self._pack_speed_changes)
+        candidate_order = sorted(self._items, key=lambda item: (rank[item.kind], -item.fetching))
         streams: dict[str, list[_Item]] = {}
-        for item in row:
-            streams.setdefault(self._data[item.place], []).append(item)
+        for item in candidate_order:
+            streams.setdefault(self._data[item.index], []).append(item)
         self._streams = list(streams.values())
 
     def single(self) -> Partition:
-        """One group per candidate."""
+        """Return one group per candidate."""
         items = self._items
         return Partition(
-            [[item.place] for item in items], [item.alone for item in items], [item.tail for item in items]
+            [[item.index] for item in items], [item.alone for item in items], [item.tail for item in items]
         )
 
     def cut(self, longest: float = inf) -> Partition:
-        """Worthwhile groups of at most `longest` seconds.
+        """Return the worthwhile groups of at most `longest` seconds.
 
         The next candidate in the order joins one of the newest groups if that saves enough of its time, else it begins
         a new group.
@@ -150,72 +150,74 @@ class CandidateOrder:
         groups: list[list[int]] = []
         lengths: list[float] = []
         tails: list[float] = []
-        for group in (group for stream in self._streams for group in self._grown(stream, longest)):
-            if self._is_worth_it(group):
-                groups.append([item.place for item in group.items])
+        for group in (group for stream in self._streams for group in self._grow_groups(stream, longest)):
+            if self._saves_enough(group):
+                groups.append([item.index for item in group.items])
                 lengths.append(group.together)
                 tails.append(group.tail(self._start))
             else:
-                groups += [[item.place] for item in group.items]
+                groups += [[item.index] for item in group.items]
                 lengths += [item.alone for item in group.items]
                 tails += [item.tail for item in group.items]
         return Partition(groups, lengths, tails)
 
-    def joined(self, places: Iterable[int]) -> tuple[float, float] | None:
-        """Predicted seconds and tail of a group of candidates; None if they cannot share a process, or save too
-        little.
+    def evaluate(self, indices: Iterable[int]) -> tuple[float, float] | None:
+        """Return the predicted seconds and tail of a group of candidates; None if they cannot share a process, or save
+        too little.
         """
-        first, *others = (self._items[place] for place in places)
+        first, *others = (self._items[index] for index in indices)
         group = _ItemGroup.of(first)
         for item in others:
-            if self._data[item.place] != self._data[first.place] or not self._fits(group, item):
+            if self._data[item.index] != self._data[first.index] or not self._fits(group, item):
                 return None
-            group.add(item, *self._joint(group, item))
-        return (group.together, group.tail(self._start)) if self._is_worth_it(group) else None
+            group.add(item, *self._joined_cost(group, item))
+        return (group.together, group.tail(self._start)) if self._saves_enough(group) else None
 
-    def _grown(self, stream: Sequence[_Item], longest: float) -> list[_ItemGroup]:
-        """Groups of items of the same data set."""
+    def _grow_groups(self, stream: Sequence[_Item], longest: float) -> list[_ItemGroup]:
+        """Return the groups of items of the same data set."""
         done: list[_ItemGroup] = []
-        growing: list[_ItemGroup] = []
+        open_groups: list[_ItemGroup] = []
         for item in stream:
             best: tuple[_ItemGroup, float, float] | None = None
-            most = self._worth * item.alone
-            for group in growing:
+            best_saving = self._worth * item.alone
+            for group in open_groups:
                 if self._fits(group, item):
-                    together, change = self._joint(group, item)
+                    together, change = self._joined_cost(group, item)
                     saved = group.together + item.alone - together
-                    if together <= longest and saved > 0 and saved >= most:
-                        best, most = (group, together, change), saved
+                    if together <= longest and saved > 0 and saved >= best_saving:
+                        best, best_saving = (group, together, change), saved
             if best is not None:
                 group, together, change = best
                 group.add(item, together, change)
                 continue
-            if len(growing) == _GROWING:
-                done.append(growing.pop(max(range(_GROWING), key=lambda index: growing[index].together)))
-            growing.append(_ItemGroup.of(item))
-        return done + growing
+            if len(open_groups) == _MAX_OPEN_GROUPS:
+                done.append(
+                    open_groups.pop(max(range(_MAX_OPEN_GROUPS), key=lambda index: open_groups[index].together))
+                )
+            open_groups.append(_ItemGroup.of(item))
+        return done + open_groups
 
     def _fits(self, group: _ItemGroup, item: _Item) -> bool:
         return max(group.base, item.base) + group.memory + item.memory <= self._memory
 
-    def _is_worth_it(self, group: _ItemGroup) -> bool:
+    def _saves_enough(self, group: _ItemGroup) -> bool:
         return len(group.items) == 1 or group.apart - group.together >= self._worth * group.apart
 
-    def _joint(self, group: _ItemGroup, item: _Item) -> tuple[float, float]:
-        """Predicted seconds and `change` of a group with the item."""
-        change, near, kinds = group.change, self._changes[item.kind], group.kinds
-        if near:
-            for kind in near if len(near) < len(kinds) else kinds:
-                if kind in kinds and kind in near:
-                    change += near[kind] * kinds[kind]
+    def _joined_cost(self, group: _ItemGroup, item: _Item) -> tuple[float, float]:
+        """Return the predicted seconds and `change` of a group with the item."""
+        change, measured, kinds = group.change, self._pack_speed_changes[item.kind], group.kinds
+        if measured:
+            for kind in measured if len(measured) < len(kinds) else kinds:
+                if kind in kinds and kind in measured:
+                    change += measured[kind] * kinds[kind]
         count = len(group.items)
         pack_speed = 1 + change / (count * (count + 1) / 2)
         return self._start + max(group.fetching, item.fetching) + pack_speed * (group.steps + item.steps), change
 
 
-def _item(place: int, candidate: Candidate, context: PackingContext, kinds: dict[FusionKey, int]) -> _Item:
+def _item(index: int, candidate: Candidate, context: PackingContext, kinds: dict[FusionKey, int]) -> _Item:
     return _Item(
-        place,
+        index,
         kinds.setdefault(candidate.key, len(kinds)),
         context.start + candidate.seconds,
         candidate.fetching,
@@ -227,8 +229,8 @@ def _item(place: int, candidate: Candidate, context: PackingContext, kinds: dict
     )
 
 
-def _changes(kinds: Mapping[FusionKey, int], context: PackingContext) -> list[dict[int, float]]:
-    """For each kind: the kinds measured with it -> their pack speed minus 1."""
+def _pack_speed_changes(kinds: Mapping[FusionKey, int], context: PackingContext) -> list[dict[int, float]]:
+    """Return, for each kind, the kinds measured with it -> their pack speed minus 1."""
     changes: list[dict[int, float]] = [{} for _ in kinds]
     for pair, pack_speed in context.pack_speeds.items():
         one, other = (numbers := [kinds.get(key) for key in pair])[0], numbers[-1]  # equal for a pair of one key
@@ -238,7 +240,8 @@ def _changes(kinds: Mapping[FusionKey, int], context: PackingContext) -> list[di
 
 
 def _ranks(items: Sequence[_Item], changes: Sequence[Mapping[int, float]]) -> list[tuple[float, int, int]]:
-    """Sort key of each kind. Kinds that gain from each other form a chain, the pair with the largest gain first.
+    """Return the sort key of each kind. Kinds that gain from each other form a chain, the pair with the largest gain
+    first.
 
     Chains and unmeasured kinds are sorted by their longest fetching time.
     """

@@ -5,18 +5,18 @@ from collections.abc import Iterable, Sequence
 from shoal.core.errors import PackError
 from shoal.planner.packing.base import Candidate, PackingContext
 
-__all__ = ["arranged", "check_groups", "filled", "needed"]
+__all__ = ["check_groups", "fill_group", "memory_needed", "ordered_groups"]
 
 
-def needed(group: Sequence[Candidate]) -> int:
-    """Bytes of a process with these candidates."""
+def memory_needed(group: Sequence[Candidate]) -> int:
+    """Return the bytes of a process with these candidates."""
     return max(each.base for each in group) + sum(each.memory for each in group)
 
 
-def filled(
+def fill_group(
     first: int, others: Iterable[int], candidates: Sequence[Candidate], context: PackingContext, size: int | None = None
 ) -> list[int]:
-    """A group of one candidate and, in order, the others that have its data and still fit; the rest is skipped.
+    """Return a group of one candidate and, in order, the others that have its data and still fit; the rest is skipped.
 
     Args:
         first: Place of the first candidate.
@@ -27,22 +27,22 @@ def filled(
     """
     group = [first]
     base, memory = candidates[first].base, candidates[first].memory
-    for place in others:
+    for index in others:
         if len(group) == size:
             break
-        other = candidates[place]
+        other = candidates[index]
         if (
             other.key.data == candidates[first].key.data
             and max(base, other.base) + memory + other.memory <= context.memory
         ):
-            group.append(place)
+            group.append(index)
             base, memory = max(base, other.base), memory + other.memory
     return group
 
 
-def arranged(groups: Iterable[Iterable[int]], candidates: Sequence[Candidate]) -> list[tuple[Candidate, ...]]:
-    """The candidates at these places, in the order that `Packing` requires within and between groups."""
-    return [tuple(candidates[place] for place in group) for group in sorted(sorted(group) for group in groups)]
+def ordered_groups(groups: Iterable[Iterable[int]], candidates: Sequence[Candidate]) -> list[tuple[Candidate, ...]]:
+    """Return the candidates at these places, in the order that `Packing` requires within and between groups."""
+    return [tuple(candidates[index] for index in group) for group in sorted(sorted(group) for group in groups)]
 
 
 def check_groups(
@@ -62,10 +62,10 @@ def check_groups(
         raise PackError(f"a packing must return a list of groups of the candidates that it was given, got {groups!r}")
     for stranger in (each for group in groups for each in group if not isinstance(each, Candidate)):
         raise PackError(f"a group must hold candidates that the packing was given, got {stranger!r}")
-    places: dict[int, list[int]] = {}
-    for place, candidate in enumerate(candidates):
-        places.setdefault(id(candidate), []).append(place)
-    for free in places.values():
+    indices: dict[int, list[int]] = {}
+    for index, candidate in enumerate(candidates):
+        indices.setdefault(id(candidate), []).append(index)
+    for free in indices.values():
         free.reverse()
     firsts: list[int] = []
     for group in groups:
@@ -73,14 +73,14 @@ def check_groups(
             raise PackError("a group is empty; leave it out")
         taken: list[int] = []
         for candidate in group:
-            if not places.get(id(candidate)):
+            if not indices.get(id(candidate)):
                 raise PackError(f"{_named(candidate)} is in two groups, or was never given")
-            taken.append(places[id(candidate)].pop())
+            taken.append(indices[id(candidate)].pop())
         if taken != sorted(taken):
             raise PackError(f"the group of {_named(group[0])} is not in the order in which it was given")
         firsts.append(taken[0])
         _check_group(group, context)
-    left = [candidate for candidate in candidates if places[id(candidate)]]
+    left = [candidate for candidate in candidates if indices[id(candidate)]]
     if left:
         raise PackError(f"{_named(left[0])} is in no group")
     if firsts != sorted(firsts):
@@ -94,9 +94,10 @@ def _check_group(group: Sequence[Candidate], context: PackingContext) -> None:
     streams = {candidate.key.data for candidate in group}
     if len(streams) > 1:
         raise PackError(f"the group of {_named(group[0])} needs {len(streams)} streams of data; a process has one")
-    if needed(group) > context.memory:
+    if memory_needed(group) > context.memory:
         raise PackError(
-            f"the group of {_named(group[0])} needs {needed(group)} bytes, the smallest device has {context.memory}"
+            f"the group of {_named(group[0])} needs {memory_needed(group)} bytes, the smallest device has "
+            f"{context.memory}"
         )
 
 

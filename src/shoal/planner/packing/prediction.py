@@ -10,7 +10,7 @@ from operator import add
 from shoal.core.array import FusionKey
 from shoal.planner.packing.base import Candidate, PackingContext
 
-__all__ = ["Prediction", "makespan", "predicted", "seconds_abreast"]
+__all__ = ["Prediction", "lockstep_seconds", "makespan", "predicted"]
 
 
 @dataclass(frozen=True)
@@ -46,8 +46,10 @@ def predicted(group: Sequence[Candidate], context: PackingContext) -> Prediction
     )
 
 
-def seconds_abreast(group: Sequence[Candidate], epochs: int | None = None) -> float:
-    """Seconds of so many epochs, or of all, for candidates that train each epoch together in a running process."""
+def lockstep_seconds(group: Sequence[Candidate], epochs: int | None = None) -> float:
+    """Return the seconds of so many epochs, or of all, for candidates that train each epoch together in a running
+    process.
+    """
     lengths = [max(1, *each.array.epochs) for each in group]
     done = [min(1.0, epochs / length) if epochs else 1.0 for length in lengths]
     steps = sum((each.seconds - each.fetching) * part for each, part in zip(group, done, strict=True))
@@ -55,7 +57,8 @@ def seconds_abreast(group: Sequence[Candidate], epochs: int | None = None) -> fl
 
 
 def makespan(lengths: Sequence[float], loads: Sequence[float], tails: Sequence[float] = ()) -> float:
-    """Seconds until all jobs are done, the longest first, each on the device that is free first (LPT; Graham 1969).
+    """Return the seconds until all jobs are done, the longest first, each on the device that is free first (LPT; Graham
+    1969).
 
     Args:
         lengths: Seconds of each job.
@@ -73,7 +76,7 @@ def makespan(lengths: Sequence[float], loads: Sequence[float], tails: Sequence[f
 
 
 def _mean_pack_speed(keys: Sequence[FusionKey], context: PackingContext) -> float:
-    """Mean pack speed over all pairs of a group."""
+    """Return the mean pack speed over all pairs of a group."""
     if len(keys) < 2 or not context.pack_speeds:
         return 1.0
     count = Counter(keys)

@@ -4,9 +4,8 @@ from collections.abc import Mapping
 
 from shoal.core.errors import PackError
 from shoal.planner.packing.base import Packing
-from shoal.planner.packing.baselines import BatchSize, NoPacking, RandomPacking
+from shoal.planner.packing.baselines import KNN, BatchSize, NoPacking, RandomPacking
 from shoal.planner.packing.cost import Cost
-from shoal.planner.packing.knn import KNN
 from shoal.schedule.registry import unknown
 
 __all__ = ["PACKINGS", "make_packing"]
@@ -21,7 +20,7 @@ PACKINGS: Mapping[str, type[Packing]] = {
 
 
 def make_packing(packing: str | Packing) -> Packing:
-    """The packing of this name; a packing object is returned unchanged.
+    """Return the packing of this name; a packing object is returned unchanged.
 
     Raises:
         PackError: There is no such packing.

@@ -12,7 +12,7 @@ from typing import BinaryIO
 import psutil
 
 from shoal.cluster.machine import threads
-from shoal.cluster.processes import family, kill
+from shoal.cluster.processes import kill, process_tree
 from shoal.core.device import Device
 from shoal.core.trial import Trial
 from shoal.opaque import Command, Opaque
@@ -109,7 +109,7 @@ class ProgramProcess:
     def tree(self) -> list[psutil.Process]:
         """The program's processes; those of the last call once it has ended."""
         if self._process.poll() is None:  # else its id may belong to another process
-            self._tree = family(self.pid) or self._tree
+            self._tree = process_tree(self.pid) or self._tree
         return self._tree
 
     def terminate(self) -> None:

@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from shoal.cluster.processes import created, end
+from shoal.cluster.processes import kill_tree, start_time
 from shoal.core.trial import Report
 from shoal.worker.files import folder, published
 from shoal.worker.opaque.channel import OutputReports
@@ -186,7 +186,7 @@ class ProgramFiles:
 
     def note_process(self, pid: int) -> None:
         """Record the program's process. If the worker is killed, the next `begin` ends that process."""
-        note = {"pid": pid, "created": created(pid)}
+        note = {"pid": pid, "created": start_time(pid)}
         self._process.write_text(json.dumps(note), encoding="utf-8")
 
     def _end_process(self) -> None:
@@ -199,7 +199,7 @@ class ProgramFiles:
             note: dict[str, Any] = json.loads(text)
         except json.JSONDecodeError:  # the file is incomplete
             return
-        end(note["pid"], note["created"], _DEATH_SECONDS)
+        kill_tree(note["pid"], note["created"], _DEATH_SECONDS)
 
     def _marks(self) -> dict[str, _Mark]:
         marks = {}

@@ -184,7 +184,7 @@ class _ProgramRun:
         if found is not None:
             yield Profiled(self._job, self._key, found)
         self._poll_requests()
-        message.answer(go_on=self._phase is _Phase.RUNS and not self._reached)
+        message.answer(go_on=self._phase is _Phase.RUNS and not self._reached, reached=self._reached)
         if self._reached:
             self._end(GRACE_SECONDS if self._waits else 0)
         elif stopping and not self._waits:  # its state is now as of its last report

@@ -1,4 +1,4 @@
-"""What the jobs of a study were promised: in its journal, and never more than there was."""
+"""Reservations of the jobs of a study are in its journal and never exceed the capacity."""
 
 from pathlib import Path
 
@@ -13,36 +13,36 @@ from shoal.journal.audit import overcommitments
 from shoal.journal.view import JournalView
 
 
-def test_what_jobs_were_promised_is_known_and_never_too_much(tmp_path: Path) -> None:
+def test_reservations_are_recorded_and_never_exceed_the_capacity(tmp_path: Path) -> None:
     space = {"lr": shoal.loguniform(0.003, 0.3), "width": shoal.choice([6, 8])}
     study = tune(
         tasks.Blobs(), space, tmp_path / "study", algorithm=shoal.Hyperband(9), devices="cpu:2", backend="local"
     )
     with JournalView.read(study.directory) as journal:
         jobs = [job for job in journal.jobs() if job.purpose is Purpose.TRAIN]
-        devices, promises = journal.devices(), journal.promises()
+        devices, reservations = journal.devices(), journal.reservations()
         violations = overcommitments(journal, discover("cpu:2"))
     assert violations == []
     assert [(device.name, device.healthy) for device in devices] == [("cpu:0", True), ("cpu:1", True)]
     assert jobs
     for job in jobs:
         assert job.keys
-        assert promises[job.id][0].time == job.started
-        for promise in promises[job.id]:
-            assert promise.memory is not None
-            assert promise.cores is not None
-            assert 0 < promise.memory <= devices[0].memory
-            assert 0 < promise.cores <= devices[0].cores
+        assert reservations[job.id][0].time == job.started
+        for reservation in reservations[job.id]:
+            assert reservation.memory is not None
+            assert reservation.cores is not None
+            assert 0 < reservation.memory <= devices[0].memory
+            assert 0 < reservation.cores <= devices[0].cores
 
 
 @pytest.mark.usefixtures("fusing_pays")
-def test_a_promise_becomes_less_as_trials_leave(tmp_path: Path) -> None:
+def test_a_reservation_shrinks_when_trials_leave(tmp_path: Path) -> None:
     rates = {"lr": shoal.loguniform(0.003, 0.3)}
     algorithm = shoal.SuccessiveHalving(8, max_epochs=8, eta=2)
     study = tune(tasks.Blobs(), rates, tmp_path / "study", algorithm=algorithm)
     with JournalView.read(study.directory) as journal:
         jobs = [job for job in journal.jobs() if job.purpose is Purpose.TRAIN]
-        promises = journal.promises()
-    most = {job.id: max(promise.memory or 0 for promise in promises[job.id]) for job in jobs}
+        reservations = journal.reservations()
+    most = {job.id: max(reservation.memory or 0 for reservation in reservations[job.id]) for job in jobs}
     by_size = sorted((len(job.trials), most[job.id]) for job in jobs)
     assert by_size[0][1] < by_size[-1][1]

@@ -20,15 +20,15 @@ SPACE = Space(
 DISCRETE = Space({"width": choice([16, 32, 64]), "depth": choice([1, 2]), "act": choice(["relu", "gelu"])})
 NAMES = ("width", "optimizer.name")
 
-# name -> algorithm of a `gather`, and the blocks of consecutive trials whose sets of configurations stay as they are.
+# name -> algorithm of a `group_by`, and the blocks of consecutive trials whose sets of configurations stay as they are.
 CASES = {
-    "random": (lambda gather: Random(40, 1, gather=gather), [40]),
-    "halving": (lambda gather: SuccessiveHalving(30, 9, gather=gather), [30]),
-    "hyperband": (lambda gather: Hyperband(27, gather=gather), [27, 12, 6, 4]),
-    "asha": (lambda gather: ASHA(50, 3, concurrency=16, gather=gather), [16, 16, 16, 2]),
-    "median": (lambda gather: Median(20, 2, concurrency=32, gather=gather), [20]),
-    "bohb, all random": (lambda gather: BOHB(27, random_fraction=1, gather=gather), [27, 12, 6, 4]),
-    "sync_bohb, all random": (lambda gather: SyncBOHB(9, random_fraction=1, gather=gather), [9, 5, 3]),
+    "random": (lambda group_by: Random(40, 1, group_by=group_by), [40]),
+    "halving": (lambda group_by: SuccessiveHalving(30, 9, group_by=group_by), [30]),
+    "hyperband": (lambda group_by: Hyperband(27, group_by=group_by), [27, 12, 6, 4]),
+    "asha": (lambda group_by: ASHA(50, 3, concurrency=16, group_by=group_by), [16, 16, 16, 2]),
+    "median": (lambda group_by: Median(20, 2, concurrency=32, group_by=group_by), [20]),
+    "bohb, all random": (lambda group_by: BOHB(27, random_fraction=1, group_by=group_by), [27, 12, 6, 4]),
+    "sync_bohb, all random": (lambda group_by: SyncBOHB(9, random_fraction=1, group_by=group_by), [9, 5, 3]),
 }
 
 
@@ -57,12 +57,12 @@ def runs(block, names=NAMES):
 @pytest.mark.parametrize("case", CASES)
 def test_each_block_has_the_same_configurations_and_those_that_agree_come_together(case):
     make, blocks = CASES[case]
-    plain, gathered = configs(make(()), SPACE), configs(make(NAMES), SPACE)
-    assert len(plain) == len(gathered) == sum(blocks)
-    assert plain != gathered
+    plain, grouped = configs(make(()), SPACE), configs(make(NAMES), SPACE)
+    assert len(plain) == len(grouped) == sum(blocks)
+    assert plain != grouped
     first = 0
     for size in blocks:
-        before, after = plain[first : first + size], gathered[first : first + size]
+        before, after = plain[first : first + size], grouped[first : first + size]
         assert Counter(map(repr, before)) == Counter(map(repr, after))
         assert len(runs(after)) == len(set(runs(after))), "those that agree are apart"
         # Stable: groups in the order of their first members, members in the order in which they were drawn.
@@ -72,23 +72,23 @@ def test_each_block_has_the_same_configurations_and_those_that_agree_come_togeth
 
 
 def test_a_grid_is_put_in_order():
-    plain, gathered = configs(Grid(1), DISCRETE), configs(Grid(1, gather=["act"]), DISCRETE)
+    plain, grouped = configs(Grid(1), DISCRETE), configs(Grid(1, group_by=["act"]), DISCRETE)
     assert plain == DISCRETE.grid()
-    assert Counter(map(repr, plain)) == Counter(map(repr, gathered))
+    assert Counter(map(repr, plain)) == Counter(map(repr, grouped))
     assert len(runs(plain, ["act"])) == 12
-    assert runs(gathered, ["act"]) == [("relu",), ("gelu",)]
+    assert runs(grouped, ["act"]) == [("relu",), ("gelu",)]
 
 
 def test_a_parameter_that_some_configurations_lack_or_that_is_a_list():
-    gathered = configs(Random(40, 1, gather=["optimizer.sizes"]), SPACE)
-    keys = [key for key, _ in groupby(repr(config["optimizer"].get("sizes")) for config in gathered)]
+    grouped = configs(Random(40, 1, group_by=["optimizer.sizes"]), SPACE)
+    keys = [key for key, _ in groupby(repr(config["optimizer"].get("sizes")) for config in grouped)]
     assert sorted(keys) == ["None", "[1, 2]", "[1]"]
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_an_unknown_name_is_refused_when_bound(case):
     message = (
-        r"`gather` names 'widht', which is not in the search space; "
+        r"`group_by` names 'widht', which is not in the search space; "
         r"it has 'lr', 'optimizer.name', 'optimizer.sizes', 'width'"
     )
     with pytest.raises(AlgorithmError, match=message):
@@ -96,18 +96,18 @@ def test_an_unknown_name_is_refused_when_bound(case):
 
 
 def test_a_single_name_is_no_list_of_names():
-    with pytest.raises(AlgorithmError, match=r"`gather` must be a list of names, got 'width'; write \['width'\]"):
-        Grid(1, gather="width").bind(DISCRETE, metric="loss", mode="min", seed=3)
+    with pytest.raises(AlgorithmError, match=r"`group_by` must be a list of names, got 'width'; write \['width'\]"):
+        Grid(1, group_by="width").bind(DISCRETE, metric="loss", mode="min", seed=3)
 
 
-@pytest.mark.parametrize("gather", [None, 3, ["width", 3], [None], [["width"]], {"width"}, {"width": 1}], ids=str)
-@pytest.mark.parametrize("make", [lambda gather: Grid(1, gather=gather), CASES["asha"][0]], ids=["grid", "asha"])
-def test_what_is_no_list_of_names_is_refused_when_bound(make, gather):
+@pytest.mark.parametrize("group_by", [None, 3, ["width", 3], [None], [["width"]], {"width"}, {"width": 1}], ids=str)
+@pytest.mark.parametrize("make", [lambda group_by: Grid(1, group_by=group_by), CASES["asha"][0]], ids=["grid", "asha"])
+def test_what_is_no_list_of_names_is_refused_when_bound(make, group_by):
     with pytest.raises(AlgorithmError) as error:
-        make(gather).bind(DISCRETE, metric="loss", mode="min", seed=3)
-    assert str(error.value) == f"`gather` must be a list of names, such as ['width'], or [], got {gather!r}"
+        make(group_by).bind(DISCRETE, metric="loss", mode="min", seed=3)
+    assert str(error.value) == f"`group_by` must be a list of names, such as ['width'], or [], got {group_by!r}"
 
 
 def test_what_a_sampler_proposes_is_not_gathered():
-    with pytest.raises(TypeError, match="gather"):
-        OptunaSearch(3, 1, gather=["width"])
+    with pytest.raises(TypeError, match="group_by"):
+        OptunaSearch(3, 1, group_by=["width"])

@@ -1,0 +1,231 @@
+"""The follower: the process that calls the callbacks of a study, and the engine's side of it."""
+
+import base64
+import json
+import logging
+import os
+import select
+import subprocess
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+
+from shoal.callbacks.base import Callback, StudyInfo
+from shoal.callbacks.delivery import Delivery, Positions, study_info
+from shoal.cluster.process_lock import ProcessLock
+from shoal.core.errors import ShoalError
+from shoal.journal.view import JournalView
+from shoal.pickling import dumped, loaded, why_not_loaded
+
+__all__ = ["callbacks_text", "following", "main"]
+
+LOOK_SECONDS = 0.5
+"""Time between two readings of the journal."""
+
+CLOSE_SECONDS = 60.0
+"""Longest time that the end of a study waits for its callbacks; the follower goes on after that, and ends by itself."""
+
+NICE = 10
+"""Priority of the follower below that of the training processes."""
+
+LOG = Path("logs") / "callbacks.log"
+"""Output of the follower, in the study's directory. It also is the lock by which a study has one follower at a time."""
+
+_log = logging.getLogger("shoal.callbacks")
+
+_BOOTSTRAP = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv[3]); from shoal.callbacks.follower import main; main()"
+)
+
+
+def callbacks_text(callbacks: object, more: Sequence[Callback] = ()) -> list[dict[str, str]]:
+    """Callbacks for the journal, each as its name and its pickle.
+
+    Args:
+        callbacks: Argument of a user.
+        more: Further callbacks.
+
+    Raises:
+        ShoalError: they are no callbacks, or one cannot be pickled.
+    """
+    if not isinstance(callbacks, list | tuple) or not all(isinstance(each, Callback) for each in callbacks):
+        raise ShoalError(
+            "`callbacks` must be a list of objects of subclasses of shoal.Callback, such as "
+            f"[shoal.integrations.tensorboard.TensorBoardCallback()], got {callbacks!r}"
+        )
+    found = []
+    for each in (*callbacks, *more):
+        name = type(each).__name__
+        what, remedy = f"the callback {name} cannot be pickled for its process", "make it in `on_study_begin`"
+        content = dumped(each, what, ShoalError, remedy)
+        found.append({"name": name, "pickled": base64.b64encode(content).decode()})
+    return found
+
+
+@contextmanager
+def following(journal: JournalView) -> Iterator[None]:
+    """While this context lasts, the callbacks of a study are called, by another process.
+
+    At the end it waits up to `CLOSE_SECONDS` until they are told of everything. Warnings of the follower are passed on
+    to the logger `shoal.callbacks`.
+
+    Args:
+        journal: Journal of the study, which this process writes.
+    """
+    if not journal.study.get("callbacks"):
+        yield
+        return
+    log = journal.directory / LOG
+    log.parent.mkdir(parents=True, exist_ok=True)
+    path = [entry or os.getcwd() for entry in sys.path]
+    with log.open("ab") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-c", _BOOTSTRAP, journal.directory, str(os.getpid()), json.dumps(path)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=output,
+            start_new_session=True,  # a Ctrl-C is for the engine
+        )
+    assert process.stdin is not None
+    listener = threading.Thread(target=_listen, args=(process, log), name="shoal-callbacks", daemon=True)
+    listener.start()
+    try:
+        yield
+    finally:
+        with suppress(BrokenPipeError), process.stdin:
+            process.stdin.write(b"\n")  # a closed pipe is not enough: a fork of this process may hold it, too
+        listener.join(CLOSE_SECONDS)
+        if listener.is_alive():
+            _log.warning(
+                "the study has ended, and process %d still calls its callbacks; it ends when they have been told of "
+                "everything",
+                process.pid,
+            )
+
+
+def _listen(process: subprocess.Popen[bytes], log: Path) -> None:
+    """Pass on the warnings of a follower until it ends."""
+    assert process.stdout is not None
+    with process.stdout:
+        for line in process.stdout:
+            _log.warning("%s", json.loads(line))
+    if status := process.wait():
+        _log.warning("the process of the callbacks ended with status %d, and the study goes on; see %s", status, log)
+
+
+def main() -> None:
+    """Follow a study; arguments are its directory and the id of the process that runs it."""
+    directory, engine = Path(sys.argv[1]), int(sys.argv[2])
+    with os.fdopen(os.dup(1), "w") as channel:
+        os.dup2(2, 1)  # what callbacks print goes to the log
+        os.nice(NICE)
+
+        def warn(text: str) -> None:
+            with suppress(BrokenPipeError):  # the engine was killed
+                print(json.dumps(text), file=channel, flush=True)
+
+        def wait() -> bool:
+            ready, _, _ = select.select([0], [], [], LOOK_SECONDS)
+            return not ready and os.getppid() == engine
+
+        lock = ProcessLock(directory / LOG)
+        lock.exclusive(wait=True)  # a follower of an earlier run may be ending
+        try:
+            with JournalView.read(directory) as journal:
+                _follow(journal, wait, warn)
+        except ShoalError as error:
+            warn(str(error))
+
+
+def _follow(journal: JournalView, wait: Callable[[], bool], warn: Callable[[str], None]) -> None:
+    """Call the callbacks until the run has ended.
+
+    Args:
+        journal: Journal of the study.
+        wait: Function that waits for the next reading, and returns whether the run goes on.
+        warn: Function that shows a line to the user.
+    """
+    recorded = journal.study["callbacks"]
+    positions = Positions(journal.directory, len(recorded))
+    followers = [_FollowedCallback(journal, positions, place, warn) for place in range(len(recorded))]
+    info = replace(study_info(journal), finished=False)
+    for each in followers:
+        each.begin(info)
+    goes_on = True
+    while goes_on:
+        goes_on = wait()
+        for each in followers:
+            each.deliver()
+    info = study_info(journal)
+    for each in followers:
+        each.end(info)
+
+
+class _FollowedCallback:
+    """One callback of a study, which is called until it raises.
+
+    Args:
+        journal: Journal of the study.
+        positions: Positions of all its callbacks.
+        place: Place of this callback among them.
+        warn: Function that shows a line to the user.
+    """
+
+    def __init__(self, journal: JournalView, positions: Positions, place: int, warn: Callable[[str], None]) -> None:
+        self._journal, self._positions, self._place, self._warn = journal, positions, place, warn
+        recorded = journal.study["callbacks"][place]
+        self._name, self._content = recorded["name"], base64.b64decode(recorded["pickled"])
+        self._delivery: Delivery | None = None
+        self._callback = Callback()
+
+    def begin(self, info: StudyInfo) -> None:
+        """Unpickle the callback, and tell it that a run begins."""
+        with self._left_out_if_it_raises():
+            self._callback = self._unpickled()
+            self._callback.on_study_begin(info)
+            self._delivery = Delivery(self._callback, self._journal, self._positions, self._place)
+
+    def deliver(self) -> None:
+        """Tell the callback of the journal's news."""
+        if self._delivery is not None:
+            with self._left_out_if_it_raises():
+                self._delivery.deliver()
+
+    def end(self, info: StudyInfo) -> None:
+        """Tell the callback that the run has ended."""
+        if self._delivery is not None:
+            with self._left_out_if_it_raises():
+                self._callback.on_study_end(info)
+
+    def _unpickled(self) -> Callback:
+        try:
+            callback: Callback = loaded(self._content)
+        except Exception as error:
+            raise ShoalError(f"it cannot be loaded: {why_not_loaded(error)}") from error
+        return callback
+
+    @contextmanager
+    def _left_out_if_it_raises(self) -> Iterator[None]:
+        try:
+            yield
+        except (Exception, SystemExit) as error:
+            self._delivery = None
+            traceback.print_exc()
+            self._warn(self._told(error))
+
+    def _told(self, error: BaseException) -> str:
+        """The warning for an error: where it was raised, except for an error of Shoal, which names its remedy."""
+        consequence = "is left out until the study is resumed, and the study goes on"
+        if isinstance(error, ShoalError):
+            return f"callback {self._name} {consequence}: {error}"
+        frames = traceback.extract_tb(error.__traceback__)
+        own = next(frame for frame in reversed(frames) if Path(frame.filename).parent == Path(__file__).parent)
+        place = frames[min(frames.index(own) + 1, len(frames) - 1)]  # the method of the callback
+        what = "".join(traceback.format_exception_only(error)).strip()
+        log = self._journal.directory / LOG
+        where = f"{place.filename}, line {place.lineno}, in {place.name}"
+        return f"callback {self._name} {consequence}: {what} ({where}); the traceback is in {log}"

@@ -1,0 +1,209 @@
+"""`shoal history`: show or clear the measurements of jobs on this machine."""
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from shoal.cli.options import AsJson, print_json, print_table, say
+from shoal.core.errors import ShoalError
+from shoal.cost.history import Record, environment, forget, history_path, records
+from shoal.reporting.text import config_text, rounded, structure_text
+from shoal.schedule.ledger import bytes_text
+
+__all__ = ["history_app", "history_table", "origins_table", "record_json"]
+
+history_app = typer.Typer(
+    help="Show or clear the measurements of jobs on this machine.",
+    invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+_Kind = Annotated[str | None, typer.Option(help="Only on this kind of device.")]
+_Structure = Annotated[str | None, typer.Option(help="Only of structures whose digest begins so.")]
+
+_STEPS_WIDTH = 9
+"""Least width of the step times: with it all fits into 80 columns, whose widest words are "NVIDIA" and headers."""
+
+
+@history_app.callback()
+def _show(context: typer.Context, as_json: AsJson = False) -> None:
+    """Show the measurements of jobs on this machine, from all studies; a study measures only what is missing.
+
+    A line for each structure, batch size and kind of device: milliseconds of a training step by the number of members,
+    memory per member and of the process without members, compute and cores in use, and how many times as long a step
+    takes while members are at different epochs. Measurements of other versions of Python, torch or Shoal are below,
+    marked, and are not used. A structure is shown by the beginning of its digest; so is its data, below it, if the
+    structure was measured with several. Below the table, for each structure, data and batch size: its tasks with the
+    parameters that all its trials agree on, and the reason if only one number of members was measured.
+    """
+    if context.invoked_subcommand is not None:
+        return
+    path, current = history_path(), environment()
+    found = sorted(records(path), key=lambda record: record.environment != current)
+    if as_json:
+        print_json(
+            {"path": str(path), "environment": current, "records": [record_json(record, current) for record in found]}
+        )
+        return
+    if found:
+        print_table(history_table(found, current))
+        origins = origins_table(found)
+        if origins.row_count:
+            typer.echo()
+            print_table(origins)
+    typer.echo(f"{'in' if found else 'no measurements yet in'} {path}")
+
+
+@history_app.command("clear")
+def _clear(kind: _Kind = None, structure: _Structure = None) -> None:
+    """Remove measurements, all or those of the options; studies measure them again."""
+    path = history_path()
+    known = records(path)
+    if kind is not None and kind not in (kinds := sorted({record.kind for record in known})):
+        measured = ", ".join(map(repr, kinds)) or "none"
+        raise ShoalError(f"there are no measurements of the kind {kind!r}; measured kinds: {measured}")
+    if structure is not None and not any(record.structure.startswith(structure) for record in known):
+        raise ShoalError(f"there are no measurements of a structure that begins with {structure!r}; see: shoal history")
+    profiles, pack_speeds = forget(path, kind=kind, structure=structure)
+    say(f"removed {profiles} measurements of structures and {pack_speeds} of structures in one process from {path}")
+
+
+def history_table(records: Sequence[Record], current: str) -> Table:
+    """Return a row for each record; records of another environment are dim, marked with a star and explained below.
+
+    If a structure was measured with several data sets, these stand below it, as another column would not fit.
+
+    Args:
+        records: Records, those of one environment together.
+        current: Environment that a study would have now.
+    """
+    others = sorted({record.environment for record in records} - {current})
+    caption = "\n".join(f"{_mark(name, current, others)} measured with {name}: not used now" for name in others)
+    table = Table(box=None, pad_edge=False, header_style="bold", caption=Text(caption, "dim"), caption_justify="left")
+    ambiguous = _with_several_data_sets(records)
+    table.add_column("kind", overflow="fold")
+    table.add_column("structure\nand data" if ambiguous else "structure", no_wrap=True)
+    table.add_column("batch\nsize", justify="right", no_wrap=True)
+    table.add_column("ms of a\nstep by\nmembers", overflow="fold", min_width=_STEPS_WIDTH)
+    for name in ("per\nmember", "process", "compute", "cores", "mixing"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for record in records:
+        data = _data_text(record, ambiguous)
+        table.add_row(
+            Text("\N{NO-BREAK SPACE}".join(filter(None, [_mark(record.environment, current, others), record.kind]))),
+            Text("\n".join(filter(None, [structure_text(record.structure), data]))),
+            str(record.batch_size),
+            *_measured(record),
+            style="" if record.environment == current else "dim",
+        )
+    return table
+
+
+def origins_table(records: Sequence[Record]) -> Table:
+    """Return a row for each structure and batch size: its origin, and why only one number of members was measured.
+
+    A structure that was measured with several data sets has one row for each.
+    """
+    table = Table.grid(padding=(0, 2))
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    ambiguous = _with_several_data_sets(records)
+    lines: dict[tuple[str, str, int], dict[str, None]] = {}
+    for record in records:
+        texts = lines.setdefault((record.structure, _data_text(record, ambiguous), record.batch_size), {})
+        texts.update(dict.fromkeys(_origin(task, found) for task, found in record.origins.items()))
+        if why := _why_one_measurement(record):
+            texts[f"{record.kind}: {why}"] = None
+    for (structure, data, size), texts in lines.items():
+        name = f"{structure_text(structure)} and {data},\n" if data else f"{structure_text(structure)}, "
+        if texts:
+            table.add_row(Text(f"{name}batches of {size}"), Text("\n".join(texts)))
+    return table
+
+
+def _origin(task: str, parameters: Mapping[str, Any]) -> str:
+    return f"{task}: {config_text(parameters)}" if parameters else task
+
+
+def _why_one_measurement(record: Record) -> str:
+    """Return why steps were measured with one number of members only; "" if they were with several."""
+    profile = record.profile
+    if profile is None or len(profile.step_seconds) != 1:
+        return ""
+    (size,) = profile.step_seconds
+    only = f"measured with {size} {'member' if size == 1 else 'members'} only"
+    if structure_text(record.structure) == record.structure:
+        return f"{only}, for programs are not fused"
+    if profile.sample == 1:
+        return f"{only}, for no array had more"
+    if profile.pending is not None:
+        return f"{only}, for {profile.pending:g} epochs waited: measuring more would have cost more than it saves"
+    return f"{only}, for more would have taken over half of the memory"
+
+
+def record_json(record: Record, current: str) -> dict[str, Any]:
+    """Return a record as plain values, with bytes and seconds; "profile" is None if the record cannot be read."""
+    profile = record.profile
+    return {
+        "environment": record.environment,
+        "current": record.environment == current,
+        "kind": record.kind,
+        "structure": record.structure,
+        "data": record.data,
+        "batch_size": record.batch_size,
+        "origins": {task: dict(found) for task, found in record.origins.items()},
+        "profile": profile
+        and {
+            "step_seconds": {str(size): seconds for size, seconds in sorted(profile.step_seconds.items())},
+            "member_memory": profile.member_memory,
+            "base_memory": profile.base_memory,
+            "compute": profile.compute,
+            "cores": profile.cores,
+            "mixing": profile.mixing,
+            "sample": profile.sample,
+            "pending": profile.pending,
+            "crowding": {str(jobs): factor for jobs, factor in sorted(profile.crowding.items())},
+        },
+    }
+
+
+def _measured(record: Record) -> tuple[str, ...]:
+    profile = record.profile
+    if profile is None:
+        return ("cannot be read by this version", "", "", "", "", "")
+    return (
+        _steps(profile.step_seconds),
+        bytes_text(profile.member_memory),
+        bytes_text(profile.base_memory),
+        f"{profile.compute:.0%}",
+        rounded(profile.cores, 2),
+        "–" if profile.mixing is None else rounded(profile.mixing, 3),
+    )
+
+
+def _steps(step_seconds: Mapping[int, float]) -> str:
+    return ", ".join(
+        f"{size}:\N{NO-BREAK SPACE}{rounded(1000 * seconds, 3)}" for size, seconds in sorted(step_seconds.items())
+    )
+
+
+def _with_several_data_sets(records: Sequence[Record]) -> set[tuple[str, str, str, int]]:
+    """Return the structures, with batch size and device, that were measured with several data sets."""
+    seen: dict[tuple[str, str, str, int], set[str]] = {}
+    for record in records:
+        seen.setdefault((record.environment, record.kind, record.structure, record.batch_size), set()).add(record.data)
+    return {what for what, data in seen.items() if len(data) > 1}
+
+
+def _data_text(record: Record, ambiguous: set[tuple[str, str, str, int]]) -> str:
+    """Return the name of a record's data set; "" if its structure was measured with no other."""
+    shown = (record.environment, record.kind, record.structure, record.batch_size) in ambiguous
+    return structure_text(record.data) if shown else ""
+
+
+def _mark(environment: str, current: str, others: Sequence[str]) -> str:
+    """Return "*", "**" ... for an environment other than `current`, else ""."""
+    return "" if environment == current else "*" * (1 + others.index(environment))

@@ -1,0 +1,183 @@
+"""A `DataLoader` that a task's `data` returned, taken apart: its data set, its collate function and its settings."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from operator import index
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    default_collate,
+)
+
+from shoal.core.errors import TaskError
+from shoal.core.trial import derive_seed
+from shoal.fuse.generators import OtherGenerators, forked, reseed
+
+__all__ = ["LoaderSettings", "epoch_order", "take_apart"]
+
+Collate = Callable[[list[Any]], Any]
+
+
+def epoch_order(samples: int, data_seed: int, epoch: int) -> Tensor:
+    """The order in which an epoch visits a shuffled training set, int64 [samples].
+
+    Args:
+        samples: Size of the training set.
+        data_seed: Data seed of the trial.
+        epoch: Number of epochs before this one.
+    """
+    generator = torch.Generator().manual_seed(derive_seed(data_seed, "epoch", epoch))
+    return torch.randperm(samples, generator=generator)
+
+
+@dataclass(frozen=True)
+class LoaderSettings:
+    """How a data set is read.
+
+    Args:
+        order: "shuffled" by the data seed at each epoch, "ascending", or a sampler, iterated once an epoch.
+        batch_size: Samples of a batch; None if the task's `batch_size` says.
+        drop_last: Whether the last batch is left out if it is smaller than the others.
+        workers: Number of loader processes; 0 to fetch samples in the training process.
+        ahead: Number of units (batches, or blocks of samples) that each loader process fetches in advance.
+        start: Function that each loader process calls with its number at its start, or None.
+    """
+
+    order: Any | Literal["shuffled", "ascending"] = "shuffled"
+    batch_size: int | None = None
+    drop_last: bool = False
+    workers: int = 0
+    ahead: int = 2
+    start: Callable[[int], None] | None = None
+
+    def samples(self, dataset: Any) -> int:
+        """Number of samples of an epoch: the sampler's length, or that of the data set."""
+        return len(dataset) if isinstance(self.order, str) else len(self.order)
+
+    def indices(self, samples: int, data_seed: int, epoch: int | None) -> Tensor | None:
+        """The order of an epoch.
+
+        A sampler is iterated with the generators of torch, Python and NumPy seeded with the data seed and the epoch,
+        and so is its attribute `generator`, if it has one; its `set_epoch` is called before, if it has one.
+
+        Args:
+            samples: Number of samples of an epoch.
+            data_seed: Data seed of the trial.
+            epoch: Number of epochs before this one; None for the validation set, whose order is that of each epoch.
+
+        Returns:
+            Indices, int64 [samples]; None for the ascending order of all samples.
+
+        Raises:
+            TaskError: The sampler yields no integers, or another number of them than its length says.
+        """
+        if self.order == "ascending" or (self.order == "shuffled" and epoch is None):
+            return None
+        if self.order == "shuffled":
+            assert epoch is not None
+            return epoch_order(samples, data_seed, epoch)
+        seed = derive_seed(data_seed, "valid order") if epoch is None else derive_seed(data_seed, "epoch", epoch)
+        return _sampled(self.order, seed, epoch or 0, samples)
+
+
+def _sampled(sampler: Any, seed: int, epoch: int, samples: int) -> Tensor:
+    """The indices of a sampler; all generators are restored."""
+    others = OtherGenerators()
+    with forked([]):
+        try:
+            reseed(seed, torch.device("cpu"))
+            if isinstance(own := getattr(sampler, "generator", None), torch.Generator):
+                own.manual_seed(seed)
+            if callable(set_epoch := getattr(sampler, "set_epoch", None)):
+                set_epoch(epoch)
+            indices = list(sampler)
+        finally:
+            others.restore()
+    name = type(sampler).__name__
+    if len(indices) != samples:
+        raise TaskError(
+            f"the sampler {name} of the task's `DataLoader` yields {len(indices)} indices, and its length is "
+            f"{samples}; all epochs must have the number of samples that its `__len__` returns"
+        )
+    try:
+        return torch.tensor([index(each) for each in indices], dtype=torch.int64, device="cpu")
+    except TypeError as error:
+        raise TaskError(f"the sampler {name} of the task's `DataLoader` must yield integers: {error}") from error
+
+
+def take_apart(returned: Any, name: str, workers: int = 0) -> tuple[Dataset[Any], Collate | None, LoaderSettings]:
+    """The data set, collate function and settings of what a task's `data` returned for one of its sets.
+
+    Args:
+        returned: Data set or `DataLoader`.
+        name: Name of the set, for messages.
+        workers: Number of loader processes for a plain data set.
+
+    Returns:
+        The data set, its collate function (None for torch's default), and how it is read.
+
+    Raises:
+        TaskError: The data set is iterable, or the loader has a setting that a study cannot keep.
+    """
+    if not isinstance(returned, DataLoader):
+        _check_indexed(returned, name)
+        return returned, None, LoaderSettings(workers=workers)
+    if type(returned).__iter__ is not DataLoader.__iter__:
+        raise TaskError(
+            f"the {name} loader is a {type(returned).__name__}, which iterates in its own way; "
+            "return a plain torch.utils.data.DataLoader, or the data set"
+        )
+    _check_indexed(returned.dataset, name)
+    if returned.batch_size is None:
+        what = "no batch size" if returned.batch_sampler is None else f"a batch sampler ({_sampler_name(returned)})"
+        raise TaskError(
+            f"the {name} loader has {what}, and a study cuts the batches of all trials itself; make the DataLoader "
+            "with `batch_size`, `sampler` (or `shuffle`) and `drop_last` instead"
+        )
+    return (
+        returned.dataset,
+        None if returned.collate_fn is default_collate else returned.collate_fn,
+        LoaderSettings(
+            _order(returned, name),
+            returned.batch_size,
+            returned.drop_last,
+            returned.num_workers,
+            returned.prefetch_factor or 2,
+            returned.worker_init_fn,
+        ),
+    )
+
+
+def _check_indexed(dataset: Any, name: str) -> None:
+    if isinstance(dataset, IterableDataset):
+        raise TaskError(
+            f"the {name} set is an iterable data set ({type(dataset).__name__}), which cannot be shuffled by the data "
+            "seed nor shared by trials; return a data set with `__len__` and `__getitem__` (for files, one that opens "
+            "the file of an index), or pass a function of the config to `tune`, which trains as it is written"
+        )
+
+
+def _order(loader: DataLoader[Any], name: str) -> Any:
+    sampler = loader.sampler
+    if not hasattr(sampler, "__len__"):
+        raise TaskError(
+            f"the sampler {type(sampler).__name__} of the {name} loader has no length; give it a `__len__` that "
+            "returns the number of samples of an epoch"
+        )
+    whole = len(sampler) == len(loader.dataset)  # type: ignore[arg-type]
+    if whole and type(sampler) is SequentialSampler:
+        return "ascending"
+    if whole and type(sampler) is RandomSampler and not sampler.replacement:
+        return "shuffled"
+    return sampler
+
+
+def _sampler_name(loader: DataLoader[Any]) -> str:
+    return type(loader.batch_sampler).__name__

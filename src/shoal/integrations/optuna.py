@@ -1,0 +1,151 @@
+"""Optuna objectives as opaque trainings, with define-by-run spaces."""
+
+import os
+import uuid
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import optuna
+from optuna.trial import TrialState
+
+from shoal.core.errors import TaskError
+from shoal.trainable import TrainingStopped, report
+
+__all__ = ["optuna_objective"]
+
+_KEY = "shoal"
+"""User attribute of an Optuna trial that names its Shoal trial."""
+
+
+def optuna_objective(objective: Callable[[optuna.Trial], float], study: optuna.Study) -> Callable[..., None]:
+    """An opaque training of an Optuna objective, for `shoal.tune` with an empty space and the metric "value".
+
+    Each Shoal trial asks the Optuna study for a trial in its own process, so the sampler, the pruner and the space may
+    be any that Optuna has. The parameters are in the storage of the Optuna study (`study.trials`, `study.best_params`);
+    Shoal's journal has the values, and empty configurations.
+
+    `trial.report` reports to both, and budgets count its calls; the value that the objective returns is a report of its
+    own only if there was no other. Optuna records a trial that reached its budget as COMPLETE with its last value, and
+    one that Shoal stopped or suspended as PRUNED. A killed process continues its Optuna trial, and a promoted, resumed
+    or retried Shoal trial continues in a further Optuna trial: both have the parameters of the first one. An objective
+    that saves to `shoal.checkpoint()` and begins at `shoal.step()` goes on from there; any other begins anew.
+
+    Limits:
+        Proposals follow the order in which trials end, and each process draws its own random numbers, so a study cannot
+        be repeated from a seed, as with `study.optimize(n_jobs=...)`. A process that is killed before its first
+        proposal is recorded leaves a RUNNING Optuna trial. Shoal fuses no objectives; for that, write a `Task` and use
+        `OptunaSearch`.
+
+    Args:
+        objective: Function of an `optuna.Trial` that returns the value of the trial, or raises `optuna.TrialPruned`.
+        study: Study in a storage that all processes can open, such as
+            `JournalStorage(JournalFileBackend("optuna.log"))` or "sqlite:///optuna.db". Its direction must be `mode`.
+
+    Raises:
+        TaskError: The study is in memory, or has several directions.
+    """
+    storage = study._storage
+    if isinstance(storage, optuna.storages.InMemoryStorage):
+        raise TaskError(
+            f"the Optuna study {study.study_name!r} is in memory, and each trial runs in a process of its own; create "
+            "it with storage='sqlite:///optuna.db'"
+        )
+    if len(study.directions) > 1:
+        raise TaskError(
+            f"the Optuna study {study.study_name!r} has {len(study.directions)} directions, and trial.report takes one "
+            "value; use shoal.tune(function, space, metric=[...], algorithm=OptunaSearch(...))"
+        )
+    return _OptunaTraining(objective, study, uuid.uuid4().hex)
+
+
+@dataclass(frozen=True)
+class _OptunaTraining:
+    """The function that the process of a trial calls.
+
+    Args:
+        objective: Optuna objective.
+        study: Optuna study, in a storage.
+        token: Distinguishes the trials of this Shoal study from those of others in the same Optuna study.
+    """
+
+    objective: Callable[[optuna.Trial], float]
+    study: optuna.Study
+    token: str
+
+    def __call__(self, config: Mapping[str, Any]) -> None:
+        """Run the objective for the trial of this process.
+
+        Raises:
+            TrainingStopped: The trial stops now.
+            TaskError: The objective returned no number.
+        """
+        self.study.sampler.reseed_rng()  # else each process would propose the same
+        trial = self._trial()
+        try:
+            value = self.objective(trial)
+            if not trial.last:
+                trial.report(value, 0)
+        except TrainingStopped as stopped:
+            last = trial.last
+            if stopped.reached and last:
+                self.study.tell(trial, last[-1])
+            else:
+                self.study.tell(trial, state=TrialState.PRUNED)
+            raise
+        except optuna.TrialPruned:
+            self.study.tell(trial, state=TrialState.PRUNED)
+            if not trial.last:
+                raise TaskError(
+                    f"the objective pruned Optuna's trial {trial.number} before it reported; call trial.report first"
+                ) from None
+        except Exception:
+            self.study.tell(trial, state=TrialState.FAIL)
+            raise
+        else:
+            self.study.tell(trial, value)
+
+    def _trial(self) -> "_ReportingTrial":
+        """The Optuna trial of this process: the last one of this Shoal trial if it is RUNNING, else a new one, with the
+        parameters of the last one if there is one.
+        """
+        key = f"{self.token}/{os.environ.get('SHOAL_TRIAL', '')}"
+        known = [each for each in self.study.get_trials(deepcopy=False) if each.user_attrs.get(_KEY) == key]
+        if not known:
+            trial = self.study.ask()
+            trial.set_user_attr(_KEY, key)
+            return _ReportingTrial(self.study, trial._trial_id)
+        last = known[-1]
+        if last.state is TrialState.RUNNING:
+            return _ReportingTrial(self.study, last._trial_id)
+        copied = optuna.trial.create_trial(
+            state=TrialState.RUNNING,
+            params=last.params,
+            distributions=last.distributions,
+            user_attrs=last.user_attrs,
+            system_attrs=last.system_attrs,
+        )
+        made = self.study._storage.create_new_trial(self.study._study_id, template_trial=copied)
+        return _ReportingTrial(self.study, made)
+
+
+class _ReportingTrial(optuna.Trial):
+    """An Optuna trial whose reports go to the Shoal study as well."""
+
+    def __init__(self, study: optuna.Study, trial_id: int) -> None:
+        super().__init__(study, trial_id)
+        self.last: list[float] = []
+        """Values reported in this process."""
+
+    def report(self, value: float, step: int) -> None:
+        """Report a value to Optuna and to Shoal.
+
+        Raises:
+            TrainingStopped: The Shoal trial stops now.
+        """
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # a restarted objective repeats steps, which Optuna ignores
+            super().report(value, step)
+        self.last.append(float(value))
+        report({"value": value})

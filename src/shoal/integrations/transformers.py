@@ -1,0 +1,324 @@
+"""TrainerTask: what `transformers.Trainer` does with its arguments, as a task whose trials train as arrays."""
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, cast
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils import _pytree as pytree
+from torch.utils.data import Dataset
+from transformers import EvalPrediction, Trainer, TrainingArguments, default_data_collator, get_scheduler
+from transformers.loss.loss_utils import LOSS_MAPPING, ForCausalLMLoss
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers.trainer_optimizer import is_optimizer_factory
+from transformers.trainer_pt_utils import EvalLoopContainer, LabelSmoother
+from transformers.trainer_utils import denumpify_detensorize, number_of_arguments, unwrap_peft_model
+from transformers.utils.generic import can_return_loss, find_labels
+
+from shoal.core.errors import TaskError
+from shoal.core.trial import Config
+from shoal.integrations.trainer_arguments import check, eval_every, override, total_steps
+from shoal.task import Task
+
+__all__ = ["TrainerTask"]
+
+_ITEMS = "num_items_in_batch"
+"""Name of the number of labels of a training step, which `Trainer` gives to models that scale their loss by it."""
+
+_SMOOTHING = "label_smoothing"
+"""Name of the buffer of a model that holds its `label_smoothing_factor`, so that members of an array may differ."""
+
+
+class TrainerTask(Task):
+    """What `transformers.Trainer` does with the same arguments, for each config of a search.
+
+    The optimizer, its two groups of weight decay, the schedule per optimizer step with its warm-up, accumulation,
+    clipping, precision, label smoothing and `compute_metrics` are `Trainer`'s. Arguments that cannot be honoured are
+    refused by name. Arguments that only concern logs, saved files, seeds, devices and loader processes have no effect:
+    these are the study's.
+
+    Names of the config that are names of `TrainingArguments` (learning_rate, weight_decay, warmup_steps,
+    per_device_train_batch_size, lr_scheduler_type ...) override `args` for the trial. `model_init` reads the others.
+
+    The algorithm of the study decides how long a trial trains; `num_train_epochs` or `max_steps` is the length of its
+    schedule of learning rates. A study validates after each epoch, and with eval_strategy="steps" an epoch is
+    `eval_steps` optimizer steps. `Trainer`'s `eval_loss` is reported as `valid_loss`, and the metrics of
+    `compute_metrics` under their own names.
+
+    Args:
+        model_init: Function that returns a new model, without arguments or of the config. As by `Trainer`, it is also
+            called once by the constructor, with None, to see what the model takes.
+        args: Arguments of all trials.
+        train_dataset: Training set with a length and indices; pickled with the task.
+        eval_dataset: Evaluation set, likewise.
+        data_collator: Makes a batch, a dict, of a list of samples; by default `default_data_collator`.
+        compute_metrics: Returns metrics by name of an `EvalPrediction` of the whole evaluation set.
+        preprocess_logits_for_metrics: Function of logits and labels of a batch that returns what to keep of the logits.
+
+    Raises:
+        TaskError: An argument cannot be honoured, or is not what it must be.
+    """
+
+    scheduler_interval: Literal["epoch", "step"] = "step"
+
+    def __init__(
+        self,
+        model_init: Callable[..., nn.Module],
+        args: TrainingArguments,
+        train_dataset: Any,
+        eval_dataset: Any,
+        data_collator: Callable[[list[Any]], Any] | None = None,
+        compute_metrics: Callable[[EvalPrediction], dict[str, Any]] | None = None,
+        preprocess_logits_for_metrics: Callable[[Any, Any], Any] | None = None,
+    ) -> None:
+        if not isinstance(args, TrainingArguments):
+            raise TaskError(f"`args` must be TrainingArguments, got {type(args).__name__}")
+        for name, dataset in (("train_dataset", train_dataset), ("eval_dataset", eval_dataset)):
+            if isinstance(dataset, dict) or not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
+                raise TaskError(
+                    f"`{name}` must be one data set with a length and indices, got {type(dataset).__name__}"
+                )
+        check(args)
+        self.args = args
+        self.model_init = model_init
+        self.train_dataset = train_dataset
+        self.eval_dataset = eval_dataset
+        self.data_collator = default_data_collator if data_collator is None else data_collator
+        self.compute_metrics = compute_metrics
+        self.preprocess_logits_for_metrics = preprocess_logits_for_metrics
+        self._takes_config = _takes_config(model_init)
+        self._traits = _Traits.of(self._first_model(), args)
+
+    def arguments(self, config: Config) -> TrainingArguments:
+        """The arguments of a trial.
+
+        Raises:
+            TaskError: The config has a name or a value that is not possible.
+        """
+        return override(self.args, config, free=self._takes_config)
+
+    def data(self, config: Config) -> tuple[Dataset[Any], Dataset[Any]]:
+        """Return both data sets."""
+        return self.train_dataset, self.eval_dataset
+
+    def model(self, config: Config) -> nn.Module:
+        """Return a new model of `model_init`."""
+        args = self.arguments(config)
+        model = self.model_init(config) if self._takes_config else self.model_init()
+        if not isinstance(model, nn.Module):
+            raise TaskError(f"`model_init` must return a model, got {type(model).__name__}")
+        settings = getattr(model, "config", None)
+        if settings is not None:
+            settings.use_cache = args.use_cache
+        if args.label_smoothing_factor:
+            if getattr(settings, "problem_type", None) == "multi_label_classification":
+                raise TaskError("label_smoothing_factor has no meaning for several labels of one sample; set it to 0")
+            dtype = next(model.parameters()).dtype
+            model.register_buffer(_SMOOTHING, torch.tensor(args.label_smoothing_factor, dtype=dtype), persistent=False)
+        return model
+
+    def optimizer(self, model: nn.Module, config: Config) -> Optimizer:
+        """Return the optimizer of `args.optim` with two groups, of which the second has no weight decay."""
+        args = self.arguments(config)
+        kind, settings = Trainer.get_optimizer_cls_and_kwargs(args, cast("Any", model))
+        if (
+            is_optimizer_factory(kind)
+            or {"params", "model", "optimizer_dict"} & set(settings)
+            or hasattr(kind, "train")
+        ):
+            name = getattr(args.optim, "value", args.optim)
+            raise TaskError(
+                f"optim={name!r} of TrainingArguments is no optimizer that a study can step; choose another, or give "
+                "`shoal.tune` a function that runs `Trainer` with a ReportCheckpointCallback"
+            )
+        decayed = set(Trainer.get_decay_parameter_names(cast("Any", None), model))
+        trained = [(name, each) for name, each in model.named_parameters() if each.requires_grad]
+        groups = [
+            {"params": [each for name, each in trained if name in decayed], "weight_decay": args.weight_decay},
+            {"params": [each for name, each in trained if name not in decayed], "weight_decay": 0.0},
+        ]
+        return cast("Optimizer", kind(groups, **settings))
+
+    def scheduler(self, optimizer: Any, config: Config) -> Any:
+        """Return the schedule of `args.lr_scheduler_type`, with warm-up."""
+        args = self.arguments(config)
+        steps = total_steps(args, len(self.train_dataset))
+        return get_scheduler(
+            args.lr_scheduler_type,
+            optimizer=optimizer,
+            num_warmup_steps=args.get_warmup_steps(steps),
+            num_training_steps=steps,
+            scheduler_specific_kwargs=cast("Any", args.lr_scheduler_kwargs),
+        )
+
+    def batch_size(self, config: Config) -> int:
+        """Return `per_device_train_batch_size`."""
+        return self.arguments(config).per_device_train_batch_size
+
+    def eval_batch_size(self, config: Config) -> int:
+        """Return `per_device_eval_batch_size`."""
+        return self.arguments(config).per_device_eval_batch_size
+
+    def accumulate(self, config: Config) -> int:
+        """Return `gradient_accumulation_steps`."""
+        return self.arguments(config).gradient_accumulation_steps
+
+    def clip_norm(self, config: Config) -> float | None:
+        """Return `max_grad_norm` if it is above 0."""
+        norm = self.arguments(config).max_grad_norm
+        return norm if norm > 0 else None
+
+    def precision(self, config: Config) -> str:
+        """Return "bf16-mixed" if `bf16` is set, else "32"."""
+        return "bf16-mixed" if self.arguments(config).bf16 else "32"
+
+    def steps_per_epoch(self, config: Config) -> int | None:
+        """Return `eval_steps` if `eval_strategy` is "steps"."""
+        return eval_every(self.arguments(config), len(self.train_dataset))
+
+    def collate(self, samples: list[Any]) -> dict[str, Any]:
+        """Return the batch of `data_collator`, with the number of labels if the model scales its loss by it."""
+        if self.args.remove_unused_columns:
+            samples = [self._used(sample) for sample in samples]
+        batch = self.data_collator(samples)
+        if not isinstance(batch, Mapping):
+            raise TaskError(f"`data_collator` must return a dict of the model's arguments, got {type(batch).__name__}")
+        items = self._traits.items(batch)
+        return dict(batch) if items is None else {**batch, _ITEMS: items}
+
+    def _used(self, sample: Any) -> Any:
+        if not isinstance(sample, Mapping):
+            return sample
+        return {name: value for name, value in sample.items() if name in self._traits.columns}
+
+    def _weigh(self, batches: Sequence[Any], accumulate: int) -> Sequence[tuple[Any, float]]:
+        if all(_ITEMS in batch for batch in batches):
+            items = sum(batch[_ITEMS] for batch in batches)
+            return [({**batch, _ITEMS: items}, 1.0) for batch in batches]
+        return [(batch, 1 / len(batches)) for batch in batches]
+
+    def loss(self, model: nn.Module, batch: Any) -> Tensor:
+        """Return the model's own loss, or the smoothed one if `label_smoothing_factor` is above 0."""
+        found, labels = _forward(model, batch)
+        if labels is not None:
+            smoother = LabelSmoother(getattr(model, _SMOOTHING))
+            shift, items = self._traits.causal, batch.get(_ITEMS)
+            return cast("Tensor", smoother(found, labels, shift_labels=shift, num_items_in_batch=items))
+        if isinstance(found, Mapping) and "loss" not in found:
+            raise TaskError(
+                f"the model returns no loss for {', '.join(batch)}, only {', '.join(found)}; its samples need labels, "
+                "under the name that the model's forward takes"
+            )
+        return cast("Tensor", found["loss"] if isinstance(found, Mapping) else found[0])
+
+    def outputs(self, model: nn.Module, batch: Any) -> Any:
+        """Return logits and labels of a batch if there is a `compute_metrics`."""
+        labels = tuple(batch[name] for name in self._traits.label_names if batch.get(name) is not None)
+        if self.compute_metrics is None or self.args.prediction_loss_only:
+            return None
+        if not labels or len(labels) < len(self._traits.label_names):
+            return None  # without labels, `Trainer` does not call `compute_metrics`
+        found, _ = _forward(model, batch)
+        if isinstance(found, Mapping):
+            hidden = getattr(getattr(model, "config", None), "keys_to_ignore_at_inference", ["past_key_values"])
+            logits: Any = tuple(value for name, value in found.items() if name not in (*hidden, "loss"))
+        else:
+            logits = found[1:]
+        logits = pytree.tree_map(_full_precision, logits[0] if len(logits) == 1 else logits)
+        wanted = labels[0] if len(labels) == 1 else labels
+        if self.preprocess_logits_for_metrics is not None:
+            logits = self.preprocess_logits_for_metrics(logits, wanted)
+        return {"logits": logits, "labels": wanted}
+
+    def evaluate(self, outputs: list[Any], config: Config) -> Mapping[str, float]:
+        """Return `compute_metrics` of the whole evaluation set; what differs in length is padded with -100."""
+        if self.compute_metrics is None:
+            return {}
+        logits, labels = (EvalLoopContainer(self.args.eval_do_concat_batches, padding_index=-100) for _ in range(2))
+        for each in outputs:
+            logits.add(each["logits"])
+            labels.add(each["labels"])
+        prediction = EvalPrediction(predictions=logits.get_arrays(), label_ids=labels.get_arrays())
+        return cast("Mapping[str, float]", denumpify_detensorize(self.compute_metrics(prediction)))
+
+    def _first_model(self) -> nn.Module:
+        """A model to look at, with torch's generator as before."""
+        with torch.random.fork_rng(devices=[]):
+            try:
+                return self.model_init(None) if self._takes_config else self.model_init()
+            except Exception as error:
+                if self._takes_config:
+                    error.add_note("`model_init` is called with None once, as by Trainer, to see what the model takes")
+                raise
+
+
+@dataclass(frozen=True)
+class _Traits:
+    """What `Trainer` reads from a model before training.
+
+    Args:
+        columns: Names of samples that the model takes.
+        label_names: Names of labels.
+        scales: Whether the model takes the number of labels of a step, to scale its loss by it.
+        shifts: Whether the loss predicts each label from the positions before it, so that the first does not count.
+        causal: Whether the model is a causal language model by its name.
+    """
+
+    columns: frozenset[str]
+    label_names: tuple[str, ...]
+    scales: bool
+    shifts: bool
+    causal: bool
+
+    @classmethod
+    def of(cls, model: nn.Module, args: TrainingArguments) -> "_Traits":
+        base = unwrap_peft_model(model)
+        parameters = inspect.signature(base.forward).parameters
+        free = any(each.kind == inspect.Parameter.VAR_KEYWORD for each in parameters.values())
+        names = find_labels(type(base)) if args.label_names is None else args.label_names
+        if not names and not can_return_loss(type(base)):
+            raise TaskError(
+                f"{type(base).__name__} takes no labels, so it has no loss; take a model with a head, or set "
+                "label_names of TrainingArguments"
+            )
+        shifts = LOSS_MAPPING.get(getattr(base, "loss_type", "")) is ForCausalLMLoss
+        return cls(
+            columns=frozenset([*parameters, "label", "label_ids", *names]),
+            label_names=tuple(names),
+            scales=bool(getattr(base, "accepts_loss_kwargs", free)),
+            shifts=shifts and not getattr(getattr(base, "config", None), "is_encoder_decoder", False),
+            causal=base._get_name() in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values(),
+        )
+
+    def items(self, batch: Mapping[str, Any]) -> Tensor | None:
+        """The number of labels of a batch, a scalar; None if the model does not take it."""
+        labels = batch.get("shift_labels", batch.get("labels"))
+        if not self.scales or not isinstance(labels, Tensor) or "labels" not in batch:
+            return None
+        if self.shifts and "shift_labels" not in batch:
+            labels = labels[..., 1:]
+        return labels.ne(-100).sum()
+
+
+def _forward(model: nn.Module, batch: Mapping[str, Any]) -> tuple[Any, Tensor | None]:
+    """What the model returns for a batch, and the labels that it was not given since they are to be smoothed."""
+    inputs = dict(batch)
+    labels = inputs.pop("labels", None) if hasattr(model, _SMOOTHING) else None
+    return model(**inputs), labels
+
+
+def _takes_config(model_init: Any) -> bool:
+    if not callable(model_init):
+        raise TaskError(f"`model_init` must be a function that returns a model, got {type(model_init).__name__}")
+    count = number_of_arguments(model_init)
+    if count > 1:
+        raise TaskError(f"`model_init` must take no argument, or the config, got a function of {count} arguments")
+    return bool(count)
+
+
+def _full_precision(value: Any) -> Any:
+    half = isinstance(value, Tensor) and value.dtype in (torch.float16, torch.bfloat16)
+    return value.float() if half else value

@@ -1,0 +1,356 @@
+"""`TrainerTask` trains each member of an array as `transformers.Trainer` trains it on the same order of samples."""
+
+import logging
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from torch import Tensor, nn
+from transformers import (
+    BertConfig,
+    BertForSequenceClassification,
+    LlamaConfig,
+    LlamaForCausalLM,
+    T5Config,
+    T5ForConditionalGeneration,
+    Trainer,
+    TrainerCallback,
+    TrainingArguments,
+    ViTConfig,
+    ViTForImageClassification,
+)
+
+import shoal
+from shoal.core.array import Array, Member
+from shoal.core.errors import TaskError
+from shoal.core.event import Reported
+from shoal.core.job import Job
+from shoal.core.trial import Trial
+from shoal.data.datasets import DataSets
+from shoal.integrations.transformers import TrainerTask
+from shoal.worker import train
+from shoal.worker.checkpoint import load_newest
+from shoal.worker.control import JobControl
+from shoal.worker.signature_builder import SignatureBuilder
+from shoal.worker.worker_state import TrialCache, WorkerState
+
+pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning", "ignore::DeprecationWarning")
+
+CPU = torch.device("cpu")
+SAMPLES, DATA_SEED, WORDS = 22, 5, 32
+SIZES = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}
+
+
+def bert() -> nn.Module:
+    none = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    torch.manual_seed(0)
+    return BertForSequenceClassification(BertConfig(vocab_size=WORDS, num_labels=3, **SIZES, **none)).double()
+
+
+def llama() -> nn.Module:
+    torch.manual_seed(0)
+    return LlamaForCausalLM(LlamaConfig(vocab_size=WORDS, **SIZES)).double()
+
+
+def vit() -> nn.Module:
+    none = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    torch.manual_seed(0)
+    return ViTForImageClassification(ViTConfig(image_size=8, patch_size=4, num_labels=3, **SIZES, **none)).double()
+
+
+def t5() -> nn.Module:
+    sizes = {"d_model": 16, "d_kv": 8, "d_ff": 24, "num_layers": 1, "num_heads": 2}
+    torch.manual_seed(0)
+    config = T5Config(vocab_size=WORDS, dropout_rate=0.0, decoder_start_token_id=0, **sizes)
+    return T5ForConditionalGeneration(config).double()
+
+
+def words(number: int) -> list[int]:
+    """A sample of its own length."""
+    generator = np.random.default_rng(number)
+    return generator.integers(1, WORDS, 3 + number % 5).tolist()
+
+
+def padded(rows: list[list[int]], value: int) -> Tensor:
+    return nn.utils.rnn.pad_sequence([torch.tensor(row) for row in rows], batch_first=True, padding_value=value)
+
+
+def sentences(samples: list[Any]) -> dict[str, Tensor]:
+    """Pads to the longest sample; labels of words are padded with -100."""
+    rows = [sample["input_ids"] for sample in samples]
+    found = {"input_ids": padded(rows, 0), "attention_mask": padded([[1] * len(row) for row in rows], 0)}
+    labels = [sample["labels"] for sample in samples]
+    return {**found, "labels": torch.tensor(labels) if isinstance(labels[0], int) else padded(labels, -100)}
+
+
+def translations(samples: list[Any]) -> dict[str, Tensor]:
+    """With the inputs of the decoder, which a model without labels does not make itself."""
+    found = sentences(samples)
+    shifted = nn.functional.pad(found["labels"].clamp(min=0)[:, :-1], (1, 0))
+    return {**found, "decoder_input_ids": shifted}
+
+
+CLASSIFIED = [{"input_ids": words(n), "labels": n % 3, "text": "a column that is not used"} for n in range(SAMPLES)]
+CONTINUED = [{"input_ids": words(n), "labels": words(n)} for n in range(SAMPLES)]
+TRANSLATED = [{"input_ids": words(n), "labels": words(n + 1)} for n in range(SAMPLES)]
+PICTURES = [
+    {"pixel_values": torch.randn(3, 8, 8, generator=torch.Generator().manual_seed(n)).double(), "labels": n % 3}
+    for n in range(SAMPLES)
+]
+
+MODELS: dict[str, tuple[Callable[[], nn.Module], list[Any], Any, float]] = {
+    "bert": (bert, CLASSIFIED, sentences, 1e-9),
+    "llama": (llama, CONTINUED, sentences, 1e-5),
+    "vit": (vit, PICTURES, None, 1e-5),
+    "t5": (t5, TRANSLATED, translations, 1e-5),
+}
+"""Model, samples, collator, and the tolerance: all but BERT compute in float32 what decides the loss."""
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "linear warm-up": {"warmup_steps": 2},
+    "cosine warm-up, accumulation": {
+        "lr_scheduler_type": "cosine",
+        "warmup_steps": 0.25,
+        "gradient_accumulation_steps": 4,
+    },
+    "clipped to little, no schedule": {"max_grad_norm": 0.05, "lr_scheduler_type": "constant", "weight_decay": 0.1},
+    "not clipped, another optimizer": {"max_grad_norm": 0.0, "optim": "sgd", "optim_args": "momentum=0.9"},
+    "smoothed labels, accumulation": {"label_smoothing_factor": 0.1, "gradient_accumulation_steps": 3},
+}
+
+CONFIGS = [
+    {"learning_rate": 1e-3, "weight_decay": 0.0},
+    {"learning_rate": 3e-3, "weight_decay": 0.1},
+    {"learning_rate": 1e-2, "weight_decay": 0.01},
+]
+EPOCHS = 2
+
+
+def arguments(directory: Path, **settings: Any) -> TrainingArguments:
+    usual = {"num_train_epochs": EPOCHS, "per_device_train_batch_size": 3, "per_device_eval_batch_size": 5}
+    usual |= {"eval_strategy": "steps", "eval_steps": 1, "save_strategy": "no", "use_cpu": True, "disable_tqdm": True}
+    return TrainingArguments(output_dir=str(directory / "out"), **{**usual, **settings})
+
+
+class Ordered(torch.utils.data.Sampler[int]):
+    """Each pass in Shoal's order."""
+
+    def __init__(self) -> None:
+        self.passes = 0
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __iter__(self) -> Iterator[int]:
+        order = shoal.sample_order(trial(0, {}), self.passes, SAMPLES)
+        self.passes += 1
+        return iter(order.tolist())
+
+
+class OrderedTrainer(Trainer):
+    def _get_train_sampler(self, train_dataset: Any = None) -> Any:
+        return Ordered()
+
+
+class Evaluations(TrainerCallback):
+    def __init__(self) -> None:
+        self.found: list[dict[str, float]] = []
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any = None, **rest: Any) -> None:
+        self.found.append({name: metrics[name] for name in ("eval_loss", "eval_score") if name in metrics})
+
+
+def score(prediction: Any) -> dict[str, Any]:
+    """No mean over batches, and of all that is predicted."""
+    logits = prediction.predictions[0] if isinstance(prediction.predictions, tuple) else prediction.predictions
+    return {"score": np.abs(logits).max() + (prediction.label_ids == 1).mean()}
+
+
+def by_trainer(
+    make: Callable[[], nn.Module], args: TrainingArguments, samples: list[Any], collator: Any
+) -> tuple[list[dict[str, float]], dict[str, Tensor]]:
+    """Evaluations after each step, and final weights."""
+    evaluations = Evaluations()
+    trainer = OrderedTrainer(
+        model_init=make, args=args, train_dataset=samples, eval_dataset=samples[:12], data_collator=collator,
+        compute_metrics=score, callbacks=[evaluations],
+    )  # fmt: skip
+    trainer.train()
+    return evaluations.found, trainer.model.state_dict()
+
+
+def trial(number: int, config: dict[str, Any]) -> Trial:
+    return Trial(number, config, seed=100 + number, data_seed=DATA_SEED)
+
+
+def by_shoal(
+    task: TrainerTask, trials: list[Trial], epochs: int, directory: Path
+) -> dict[int, tuple[list[Any], dict[str, Tensor]]]:
+    """What each trial of an array reports after each epoch, and its final weights."""
+    sets = DataSets(task, CPU)
+    signatures = SignatureBuilder(task, sets)
+    keys = {signatures.key(each) for each in trials}
+    assert len({key.family or key.structure for key in keys}) == 1, "they are one array"
+    job = Job("job", (Array(keys.pop(), tuple(Member(each, 0, epochs) for each in trials)),))
+    state = WorkerState(task, sets, TrialCache(), CPU, directory)
+    trainer = train.Trainer(job, state, signatures, JobControl(prompt=True), checkpoint_seconds=30.0)
+    reports = [report for event in trainer.run() if isinstance(event, Reported) for report in event.reports]
+    found = {}
+    for each in trials:
+        saved = load_newest(directory, each.number)
+        assert saved is not None
+        mine = sorted((report for report in reports if report.trial == each.number), key=lambda report: report.epoch)
+        found[each.number] = ([report.metrics for report in mine], dict(saved.model))
+    return found
+
+
+def steps_in_all(accumulation: int) -> int:
+    return EPOCHS * math.ceil(math.ceil(SAMPLES / 3) / accumulation)
+
+
+@pytest.mark.parametrize("settings", SETTINGS)
+@pytest.mark.parametrize("name", MODELS)
+def test_members_of_an_array_are_as_by_trainer(
+    name: str, settings: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    make, samples, collator, tolerance = MODELS[name]
+    if "label_smoothing_factor" in SETTINGS[settings]:
+        tolerance = 1e-5  # it sums in float32
+    args = arguments(tmp_path, **SETTINGS[settings])
+    task = TrainerTask(make, args, samples, samples[:12], data_collator=collator, compute_metrics=score)
+    trials = [trial(b, config) for b, config in enumerate(CONFIGS)]
+    epochs = steps_in_all(args.gradient_accumulation_steps)
+    with caplog.at_level(logging.WARNING, "shoal"):
+        found = by_shoal(task, trials, epochs, tmp_path)
+    assert not [record for record in caplog.records if "plain PyTorch" in record.getMessage()]
+    for one in trials:
+        own = arguments(tmp_path, **{**SETTINGS[settings], **one.config})
+        evaluations, weights = by_trainer(make, own, samples, collator)
+        reports, mine = found[one.number]
+        assert len(reports) == len(evaluations) == epochs
+        for report, evaluation in zip(reports, evaluations, strict=True):
+            assert report["valid_loss"] == pytest.approx(evaluation["eval_loss"], rel=tolerance)
+            assert report["score"] == pytest.approx(evaluation["eval_score"], rel=tolerance)
+        torch.testing.assert_close(mine, dict(weights), rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize(("smoothing", "tolerance"), [(0.0, 1e-9), (0.1, 1e-5)])
+def test_a_member_equals_its_lone_run(smoothing: float, tolerance: float, tmp_path: Path) -> None:
+    args = arguments(tmp_path, eval_strategy="epoch", gradient_accumulation_steps=2)
+    configs = [{**config, "label_smoothing_factor": smoothing * (b + 1)} for b, config in enumerate(CONFIGS)]
+    trials = [trial(b, config) for b, config in enumerate(configs)]
+    task = TrainerTask(bert, args, CLASSIFIED, CLASSIFIED[:12], sentences, score)
+    together = by_shoal(task, trials, EPOCHS, tmp_path / "together")
+    for one in trials:
+        alone = by_shoal(task, [one], EPOCHS, tmp_path / f"alone{one.number}")[one.number]
+        assert together[one.number][0] == [pytest.approx(report, rel=tolerance) for report in alone[0]]
+        torch.testing.assert_close(together[one.number][1], alone[1], rtol=tolerance, atol=tolerance / 100)
+
+
+def test_mixed_precision_is_as_by_trainer(tmp_path: Path) -> None:
+    def single() -> nn.Module:
+        return bert().float()
+
+    settings = {"bf16": True, "eval_strategy": "epoch"}
+    trials = [trial(b, config) for b, config in enumerate(CONFIGS[:2])]
+    task = TrainerTask(single, arguments(tmp_path, **settings), CLASSIFIED, CLASSIFIED[:12], sentences, score)
+    found = by_shoal(task, trials, EPOCHS, tmp_path)
+    for one in trials:
+        evaluations, _ = by_trainer(single, arguments(tmp_path, **settings, **one.config), CLASSIFIED, sentences)
+        reports, weights = found[one.number]
+        assert {each.dtype for each in weights.values()} == {torch.float32}
+        for report, evaluation in zip(reports, evaluations, strict=True):
+            assert report["valid_loss"] == pytest.approx(evaluation["eval_loss"], rel=2e-2)
+            assert report["score"] == pytest.approx(evaluation["eval_score"], rel=5e-2)
+
+
+def test_adapters_of_several_ranks_are_one_array(tmp_path: Path) -> None:
+    def adapted(config: Any) -> nn.Module:
+        kind = LoraConfig(r=config["rank"] if config else 2, target_modules=["q_proj"], task_type="CAUSAL_LM")
+        return get_peft_model(llama(), kind).double()
+
+    task = TrainerTask(adapted, arguments(tmp_path, eval_strategy="epoch"), CONTINUED, CONTINUED[:12], sentences)
+    trials = [trial(b, {"rank": 2 * (b + 1), **config}) for b, config in enumerate(CONFIGS)]
+    found = by_shoal(task, trials, EPOCHS, tmp_path / "together")
+    for one in trials:
+        alone = by_shoal(task, [one], EPOCHS, tmp_path / f"alone{one.number}")[one.number]
+        assert found[one.number][0] == [pytest.approx(report, rel=1e-5) for report in alone[0]]
+
+
+def test_a_search_takes_names_of_the_arguments_and_of_the_model(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setenv("SHOAL_CACHE", str(tmp_path / "cache"))
+
+    def by_config(config: Any) -> nn.Module:
+        model = bert()
+        if config is not None:
+            nn.init.constant_(model.classifier.bias, config["bias"])
+        return model
+
+    task = TrainerTask(by_config, arguments(tmp_path), CLASSIFIED, CLASSIFIED[:12], sentences, score)
+    study = shoal.tune(
+        task, {"learning_rate": shoal.choice([1e-3, 1e-2]), "bias": 0.5}, metric="score", mode="max",
+        algorithm=shoal.Grid(epochs=2), devices="cpu:1", backend="inline", directory=tmp_path / "study",
+        show_progress=False,
+    )  # fmt: skip
+    assert {row.config["learning_rate"] for row in study.trials} == {1e-3, 1e-2}
+    assert isinstance(study.best_model(), BertForSequenceClassification)
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "half precision": ({"fp16": True}, r"fp16=True \(there is no loss scale; set bf16=True\)"),
+    "compiled": ({"torch_compile": True}, "torch_compile=True"),
+    "the best weights": (
+        {"load_best_model_at_end": True, "eval_strategy": "epoch", "save_strategy": "epoch"},
+        "load_best_model_at_end=True",
+    ),
+    "groups of equal length": ({"train_sampling_strategy": "group_by_length"}, "pad_to_multiple_of"),
+    "a schedule of losses": ({"lr_scheduler_type": "reduce_lr_on_plateau"}, "lr_scheduler_type='reduce_lr_on_plateau'"),
+    "parts of epochs": ({"num_train_epochs": 1.5, "eval_strategy": "epoch"}, r"num_train_epochs=1\.5"),
+    "two at once": ({"push_to_hub": True, "eval_on_start": True}, r"push_to_hub=True .*; eval_on_start=True .*Report"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_had_is_refused_by_name(name: str, tmp_path: Path) -> None:
+    settings, message = REFUSED[name]
+    with pytest.raises(TaskError, match=message):
+        TrainerTask(bert, arguments(tmp_path, **settings), CLASSIFIED, CLASSIFIED[:12], sentences)
+
+
+OVERRIDES: dict[str, tuple[dict[str, Any], str]] = {
+    "the study's": ({"num_train_epochs": 2}, "'num_train_epochs' is an argument of the whole study"),
+    "unknown": ({"lr": 0.1}, "'lr' is no TrainingArguments field, and `model_init` takes no config"),
+    "of another type": ({"gradient_accumulation_steps": 2.5}, "must be of type int, got 2.5"),
+    "refused": ({"lr_scheduler_type": "greedy"}, "lr_scheduler_type='greedy'"),
+}
+
+
+@pytest.mark.parametrize("name", OVERRIDES)
+def test_a_config_that_cannot_override_is_refused(name: str, tmp_path: Path) -> None:
+    config, message = OVERRIDES[name]
+    task = TrainerTask(bert, arguments(tmp_path), CLASSIFIED, CLASSIFIED[:12], sentences)
+    with pytest.raises(TaskError, match=message):
+        task.batch_size(config)
+
+
+def test_optimizers_that_no_study_steps_are_refused(tmp_path: Path) -> None:
+    task = TrainerTask(bert, arguments(tmp_path, optim="adafactor"), CLASSIFIED, CLASSIFIED[:12], sentences)
+    model = task.model({})
+    assert len(task.optimizer(model, {}).param_groups) == 2
+    with pytest.raises(TaskError, match="eval_dataset` must be one data set"):
+        TrainerTask(bert, arguments(tmp_path), CLASSIFIED, {"one": CLASSIFIED}, sentences)
+
+
+def test_a_model_init_that_needs_a_config_says_when_it_is_called(tmp_path: Path) -> None:
+    def needs(config: Any) -> nn.Module:
+        assert config["width"]
+        return bert()
+
+    with pytest.raises(TypeError) as caught:
+        TrainerTask(needs, arguments(tmp_path), CLASSIFIED, CLASSIFIED[:12])
+    assert "called with None once" in caught.value.__notes__[0]
