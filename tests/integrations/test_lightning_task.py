@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR, OneCycleLR, ReduceLROnPlateau, StepLR
-from torch.utils.data import DataLoader, IterableDataset, Sampler, TensorDataset, WeightedRandomSampler
+from torch.utils.data import DataLoader, Sampler, TensorDataset
 
 import shoal
 from shoal.core.errors import ShoalError, TaskError
@@ -417,21 +417,6 @@ def test_modules_without_an_equal_are_refused_by_name(module: Any, config: Any, 
         task.optimizer(task.model(config), config)
 
 
-class Sampled(Data):
-    def train_dataloader(self) -> Any:
-        return DataLoader(self.train, SIZE, sampler=WeightedRandomSampler([1.0] * SAMPLES, SAMPLES))
-
-
-class Streams(Data):
-    def train_dataloader(self) -> Any:
-        return DataLoader(Stream(), SIZE)
-
-
-class Stream(IterableDataset[Any]):
-    def __iter__(self) -> Iterator[Any]:
-        return iter(())
-
-
 class Several(Data):
     def val_dataloader(self) -> Any:
         return [DataLoader(self.valid, SIZE)] * 2
@@ -445,8 +430,6 @@ class Transfers(Data):
 @pytest.mark.parametrize(
     ("data", "said"),
     [
-        (Sampled, "shuffle=True.*WeightedRandomSampler"),
-        (Streams, "iterable data set"),
         (Several, "`val_dataloader` must return one DataLoader, got list"),
         (Transfers, "Transfers defines on_after_batch_transfer"),
     ],

@@ -6,17 +6,18 @@ from typing import Any, Literal, cast
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils.data import Dataset
+from torch.utils.data import DataLoader
 
 from shoal.core.errors import TaskError
 from shoal.core.trial import Config
+from shoal.integrations.lightning_callback import ReportCheckpointCallback
 from shoal.integrations.lightning_loaders import Loaders
 from shoal.integrations.lightning_module import BATCHES, REMEDY, check_class, check_module, parameters_of, uses
 from shoal.integrations.lightning_schedules import Schedules, parsed
 from shoal.integrations.lightning_trainer import Length, ValidationLog, attached
 from shoal.task import Task
 
-__all__ = ["LightningTask"]
+__all__ = ["LightningTask", "ReportCheckpointCallback"]
 
 _FOUND = "_shoal_found"
 """Attribute of a model between `loss` and `metrics` of a validation batch: the batch and its metrics."""
@@ -49,7 +50,7 @@ class LightningTask(Task):
     Args:
         module: Subclass of LightningModule.
         datamodule: LightningDataModule; or its class, or a function that returns one, with values of the config as
-            keyword arguments. `train_dataloader` returns a DataLoader that shuffles; the study determines the order.
+            keyword arguments. Its loaders are what `Task.data` accepts; the study determines the order of shuffle=True.
         max_epochs: Epochs for which schedules are planned (`estimated_stepping_batches`, `trainer.max_epochs`). The
             algorithm of the study decides how long a trial trains.
         accumulate_grad_batches: Batches of an optimizer step.
@@ -86,21 +87,10 @@ class LightningTask(Task):
         self._names, self._any_name = parameters_of(module)
         self._loaders = Loaders(datamodule)
 
-    def data(self, config: Config) -> tuple[Dataset[Any], Dataset[Any]]:
-        """Return the data sets of the data module's loaders."""
-        return self._loaders.of(config).datasets
-
-    def collate(self, samples: list[Any]) -> Any:
-        """Return the batch of the loaders' `collate_fn`."""
-        return self._loaders.collate(samples)
-
-    def batch_size(self, config: Config) -> int:
-        """Return the batch size of the training loader."""
-        return self._loaders.of(config).batch_size
-
-    def eval_batch_size(self, config: Config) -> int:
-        """Return the batch size of the validation loader."""
-        return self._loaders.of(config).eval_batch_size
+    def data(self, config: Config) -> tuple[DataLoader[Any], DataLoader[Any]]:
+        """Return the loaders of the data module."""
+        made = self._loaders.of(config)
+        return made.train, made.valid
 
     def accumulate(self, config: Config) -> int:
         """Return `accumulate_grad_batches`."""
@@ -181,8 +171,7 @@ class LightningTask(Task):
         return [(batch, 1 / accumulate) for batch in batches]
 
     def _length(self, config: Config) -> Length:
-        loaders = self._loaders.of(config)
-        return Length(loaders.train_batches, self.accumulate(config), self.max_epochs)
+        return Length(len(self._loaders.of(config).train), self.accumulate(config), self.max_epochs)
 
     def _is_argument(self, name: str) -> bool:
         """Whether a name of the config is an argument of the module."""
