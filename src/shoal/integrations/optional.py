@@ -38,7 +38,7 @@ def numbers(logged: Mapping[str, Any]) -> dict[str, float]:
                 found[name] = float(value)
     if not found:
         raise TaskError(
-            f"there is no number to report among the logged values, which are {metric_names(logged)}; log a metric in the "
-            "validation"
+            f"there is no number to report among the logged values, which are {metric_names(logged)}; log a metric in "
+            "the validation"
         )
     return found
