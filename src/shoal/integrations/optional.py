@@ -6,7 +6,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from shoal.core.errors import ShoalError, TaskError
-from shoal.core.objective import named
+from shoal.core.objective import metric_names
 
 __all__ = ["check_installed", "numbers"]
 
@@ -38,7 +38,7 @@ def numbers(logged: Mapping[str, Any]) -> dict[str, float]:
                 found[name] = float(value)
     if not found:
         raise TaskError(
-            f"there is no number to report among the logged values, which are {named(logged)}; log a metric in the "
-            "validation"
+            f"there is no number to report among the logged values, which are {metric_names(logged)}; log a metric in "
+            "the validation"
         )
     return found

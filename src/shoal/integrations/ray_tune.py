@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from shoal.algorithms.base import Problem, Totals, check_whole
+from shoal.algorithms.base import Problem, Totals, check_integer
 from shoal.algorithms.concurrent import ConcurrentAlgorithm
 from shoal.core.domain import Choice, Domain, LogRandInt, LogUniform, QUniform, RandInt, Uniform
 from shoal.core.errors import AlgorithmError, TaskError
@@ -133,9 +133,9 @@ class RaySearch(ConcurrentAlgorithm):
     concurrency: int = 8
 
     def __post_init__(self) -> None:
-        check_whole("n", self.n)
-        check_whole("epochs", self.epochs)
-        check_whole("concurrency", self.concurrency)
+        check_integer("n", self.n)
+        check_integer("epochs", self.epochs)
+        check_integer("concurrency", self.concurrency)
         if not callable(self.searcher):
             raise AlgorithmError(
                 f"`searcher` must be a function that makes one of a seed, got {self.searcher!r}; write "

@@ -21,9 +21,10 @@ from transformers.utils.generic import can_return_loss, find_labels
 from shoal.core.errors import TaskError
 from shoal.core.trial import Config
 from shoal.integrations.trainer_arguments import check, eval_every, override, total_steps
+from shoal.integrations.transformers_callback import ReportCheckpointCallback
 from shoal.task import Task
 
-__all__ = ["TrainerTask"]
+__all__ = ["ReportCheckpointCallback", "TrainerTask"]
 
 _ITEMS = "num_items_in_batch"
 """Name of the number of labels of a training step, which `Trainer` gives to models that scale their loss by it."""

@@ -10,12 +10,12 @@ from shoal.trainable import checkpoint, report
 try:
     from transformers import TrainerCallback
 except ImportError:  # the constructor says what to install
-    TrainerCallback = object
+    TrainerCallback = object  # type: ignore[assignment, misc]
 
 __all__ = ["ReportCheckpointCallback", "TransformersReportCallback"]
 
 
-class TransformersReportCallback(TrainerCallback):  # type: ignore[misc]  # its base has no types here
+class TransformersReportCallback(TrainerCallback):
     """Has the Trainer save a checkpoint after each evaluation, and then reports the metrics of that evaluation.
 
     Budgets count evaluations (`eval_strategy`). If the trial must stop, the report ends the function, so `train` does
