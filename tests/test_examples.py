@@ -111,3 +111,14 @@ def test_images(tmp_path):
     best = re.search(r"Best of 4 trials: accuracy (\d\.\d+) by trial \d", done.stdout)
     assert best is not None
     assert float(best.group(1)) > 0.5
+
+
+def test_lightning_module(tmp_path):
+    """A LightningModule trains in a search as it stands."""
+    environment = {**os.environ, "SHOAL_CACHE": str(tmp_path / "cache")}
+    command = [sys.executable, EXAMPLES / "lightning_module.py", "--trials", "4", "--epochs", "2"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    best = re.search(r"Best of 4 trials: accuracy (\d\.\d+) with", done.stdout)
+    assert best is not None
+    assert float(best.group(1)) > 0.7
