@@ -9,7 +9,7 @@ import torch
 from torch.utils import _pytree as pytree
 from torch.utils.data import Dataset
 
-from shoal.data.processes import LoaderProcesses, Request
+from shoal.data.processes import LoaderProcesses, FetchRequest
 from shoal.data.samples import attached, copied, same
 from shoal.data.source import DrawsError
 from shoal.fuse.generators import Drawn, OtherGenerators
@@ -45,7 +45,7 @@ class Fetcher:
         """Number of units that loader processes fetch in advance; 0 if there are none."""
         return 0 if self._processes is None else self._processes.ahead
 
-    def receive(self, wanted: Request, upcoming: Iterable[Request] = ()) -> tuple[Sequence[int], Any]:
+    def receive(self, wanted: FetchRequest, upcoming: Iterable[FetchRequest] = ()) -> tuple[Sequence[int], Any]:
         """Fetch samples in the loader processes: see `LoaderProcesses.get`."""
         assert self._processes is not None
         began = time.perf_counter()
@@ -61,7 +61,7 @@ class Fetcher:
 
     def _receive_lone(self, indices: Iterable[int], draws: bool = False, twice: bool = False) -> Any:
         """Fetch samples of no unit in the loader processes."""
-        wanted = Request(("lone", next(self._lone)), tuple(indices), draws=draws, twice=twice)
+        wanted = FetchRequest(("lone", next(self._lone)), tuple(indices), draws=draws, twice=twice)
         return self.receive(wanted)[1]
 
     def fetch(self, indices: Iterable[int]) -> list[Any]:

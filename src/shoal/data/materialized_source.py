@@ -10,7 +10,7 @@ from torch.utils.data import default_collate
 
 from shoal.core.demand import Sharing
 from shoal.data.fetch import Fetcher
-from shoal.data.processes import Request
+from shoal.data.processes import FetchRequest
 from shoal.data.samples import kind
 from shoal.data.source import BatchRequest, BatchSource, StreamSync, UnevenError
 from shoal.data.unit import BLOCK, Unit, blocks
@@ -104,10 +104,10 @@ class MaterializedSource(BatchSource):
                 upcoming = (self._request(follower, cut.order) for follower in followers)
                 self._put(*self._fetcher.receive(wanted, filter(None, upcoming)))
 
-    def _request(self, unit: Unit, order: Tensor) -> Request | None:
+    def _request(self, unit: Unit, order: Tensor) -> FetchRequest | None:
         """The request for the missing samples of a block; None if there are none."""
         missing = self._absent(order[unit.first : unit.end])
-        return Request(("kept", unit), missing) if missing else None
+        return FetchRequest(("kept", unit), missing) if missing else None
 
     def _put(self, indices: Sequence[int], samples: Sequence[Any]) -> None:
         """Keep missing samples.

@@ -16,7 +16,7 @@ from shoal.data.samples import copied, same
 from shoal.data.source import DrawsError
 from shoal.fuse.generators import Drawn, OtherGenerators, generators, reseed
 
-__all__ = ["LoaderProcesses", "Request"]
+__all__ = ["LoaderProcesses", "FetchRequest"]
 
 STALE = 16
 """Most requests that are known, for each request that may be under way."""
@@ -25,7 +25,7 @@ _CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
-class Request:
+class FetchRequest:
     """Samples that a loader process fetches together.
 
     Args:
@@ -50,13 +50,13 @@ class _Answer:
     """What a loader process returns.
 
     Args:
-        request: Request.
+        request: FetchRequest.
         content: Samples or batch: packed as they are sent, unpacked once they are received.
         drew: Whether samples drew that must not.
         error: What a sample, the collate function or pickling raised.
     """
 
-    request: Request
+    request: FetchRequest
     content: Any = None
     drew: bool = False
     error: ExceptionWrapper | None = None
@@ -97,7 +97,7 @@ class LoaderProcesses:
         self._name = name
         self.ahead = settings.workers * settings.ahead
         """Number of requests under way."""
-        self._asked: deque[Request] = deque()
+        self._asked: deque[FetchRequest] = deque()
         self._known: dict[Hashable, _Answer | None] = {}  # None: under way
         self._answers: Iterator[_Answer | None] | None = None
         self._loader = DataLoader(
@@ -113,11 +113,11 @@ class LoaderProcesses:
             generator=torch.Generator(),  # else it draws from the default one
         )
 
-    def get(self, wanted: Request, upcoming: Iterable[Request] = ()) -> tuple[Sequence[int], Any]:
+    def get(self, wanted: FetchRequest, upcoming: Iterable[FetchRequest] = ()) -> tuple[Sequence[int], Any]:
         """Fetch samples, and let others be fetched in advance.
 
         Args:
-            wanted: Request.
+            wanted: FetchRequest.
             upcoming: Requests that are likely to be next, the nearest first.
 
         Returns:
@@ -145,7 +145,7 @@ class LoaderProcesses:
         self._asked.clear()
         self._known.clear()
 
-    def _ask(self, request: Request, first: bool = False) -> None:
+    def _ask(self, request: FetchRequest, first: bool = False) -> None:
         if request.key not in self._known:
             self._known[request.key] = None
             (self._asked.appendleft if first else self._asked.append)(request)
@@ -184,10 +184,10 @@ class LoaderProcesses:
 class _Feed:
     """The sampler of the loader: the requests in a queue, and empty ones when there are none."""
 
-    def __init__(self, asked: deque[Request]) -> None:
+    def __init__(self, asked: deque[FetchRequest]) -> None:
         self._asked = asked
 
-    def __iter__(self) -> Iterator[Request | None]:
+    def __iter__(self) -> Iterator[FetchRequest | None]:
         while True:
             yield self._asked.popleft() if self._asked else None
 
@@ -201,7 +201,7 @@ class _Fetching(Dataset[Any]):
         self._name = name
         self._place = ""
 
-    def __getitem__(self, request: Request | None) -> _Answer | None:
+    def __getitem__(self, request: FetchRequest | None) -> _Answer | None:
         if request is None:
             return None
         try:
@@ -210,7 +210,7 @@ class _Fetching(Dataset[Any]):
             where = f"in a loader process, {self._place}"
             return _Answer(request, error=ExceptionWrapper(where=where))  # type: ignore[no-untyped-call]
 
-    def _answer(self, request: Request) -> _Answer:
+    def _answer(self, request: FetchRequest) -> _Answer:
         torchs, others = Drawn(_CPU), OtherGenerators()
         if request.seed is not None:
             reseed(request.seed, _CPU)

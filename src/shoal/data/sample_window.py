@@ -12,7 +12,7 @@ from torch.utils.data import default_collate
 
 from shoal.core.trial import derive_seed
 from shoal.data.fetch import Fetcher
-from shoal.data.processes import Request
+from shoal.data.processes import FetchRequest
 from shoal.data.samples import attached, bulky, compact, plain
 from shoal.data.source import BatchRequest, BatchSource, StreamSync
 from shoal.data.unit import BLOCK, Unit, blocks
@@ -162,11 +162,11 @@ class SampleWindow(BatchSource):
         """The seed of samples that draw."""
         return unit.seed + unit.number if self._whole else derive_seed(unit.seed, "block", unit.number)
 
-    def _request(self, unit: Unit, order: Tensor) -> Request:
+    def _request(self, unit: Unit, order: Tensor) -> FetchRequest:
         """The request for a unit to the loader processes."""
         indices = order[unit.first : unit.end].tolist()
         seed = self._seed(unit) if self._draws else None
-        return Request((unit, self._draws, self._whole), indices, seed, self._draws, self._whole)
+        return FetchRequest((unit, self._draws, self._whole), indices, seed, self._draws, self._whole)
 
     def _kept(self, samples: list[Any]) -> Any:
         """A unit in the form in which it is held."""

@@ -76,8 +76,7 @@ def record(
         metrics, reason = dict(report.metrics), storable(report.reason)
         last, best = last | metrics, merge_best(best, metrics, objectives)
         trials[report.trial] = report.state, last, best
-        values = [last.get(objective.metric, math.nan) for objective in objectives]
-        objective = None if any(map(math.isnan, values)) else values[0]
+        objective = _first_objective(last, objectives)
         text = json.dumps(metrics)
         texts = text if last == metrics else json.dumps(last), json.dumps(best)
         report_rows.append(
@@ -87,6 +86,12 @@ def record(
     connection.executemany(_INSERT_REPORT, report_rows)
     connection.executemany(_UPDATE_TRIAL, trial_rows)
     return news
+
+
+def _first_objective(metrics: Mapping[str, float], objectives: Sequence[Objective]) -> float | None:
+    """The value of the first objective; None if the metrics lack one of the objectives."""
+    values = [metrics.get(objective.metric, math.nan) for objective in objectives]
+    return None if any(map(math.isnan, values)) else values[0]
 
 
 def lower_is_better(name: str, objectives: Sequence[Objective]) -> bool:

@@ -121,8 +121,9 @@ def _equal(size: int, loader: int | None, whose: str, method: str) -> int:
     if loader is not None and loader != size:
         which = "training" if method == "batch_size" else "validation"
         raise TaskError(
-            f"the {which} loader of the task's `data` has batches of {loader}, but {whose} {size}; make the loader by "
-            f"batch_size=self.{method}(config), or return its data set in its place, or leave out the other batch size"
+            f"the {which} loader of the task's `data` has batches of {loader}, but {whose} {size}; make the loader "
+            f"with batch_size=self.{method}(config), or return its data set in its place, or leave out the other "
+            "batch size"
         )
     return size
 
