@@ -9,7 +9,7 @@ import torch
 from torch.utils import _pytree as pytree
 from torch.utils.data import Dataset
 
-from shoal.data.processes import LoaderProcesses, FetchRequest
+from shoal.data.processes import FetchRequest, LoaderProcesses
 from shoal.data.samples import attached, copied, same
 from shoal.data.source import DrawsError
 from shoal.fuse.generators import Drawn, OtherGenerators

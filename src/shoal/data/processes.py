@@ -16,7 +16,7 @@ from shoal.data.samples import copied, same
 from shoal.data.source import DrawsError
 from shoal.fuse.generators import Drawn, OtherGenerators, generators, reseed
 
-__all__ = ["LoaderProcesses", "FetchRequest"]
+__all__ = ["FetchRequest", "LoaderProcesses"]
 
 STALE = 16
 """Most requests that are known, for each request that may be under way."""
