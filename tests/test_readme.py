@@ -17,7 +17,9 @@ BLOCKS = [
 
 @pytest.fixture(scope="module")
 def warm() -> Iterator[Warm]:
-    process = Warm("-W", "error", "-W", "ignore:`isinstance(treespec, LeafSpec)`:FutureWarning")  # of Lightning's own code
+    process = Warm(
+        "-W", "error", "-W", "ignore:`isinstance(treespec, LeafSpec)`:FutureWarning"
+    )  # of Lightning's own code
     yield process
     process.close()
 

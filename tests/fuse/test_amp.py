@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
-from twins import Of, build, compare_state
+from twins import Of, build, compare_state, skip_if_torch_cannot_run
 
 from shoal.fuse.api import fuse
 from shoal.fuse.array import ModelArray
@@ -177,16 +177,6 @@ def near(actual: Tensor, expected: Tensor, rounding: float, what: str) -> None:
     assert actual.dtype == expected.dtype, what
     scale = 1.0 + float(expected.detach().abs().max())
     assert float((actual - expected).detach().abs().max()) < rounding * scale, what
-
-
-def skip_if_torch_cannot_run(model: nn.Module, x: Any) -> None:
-    """Skip the test where torch has no kernel for the model in half precision, as for LSTM on some CPUs."""
-    try:
-        model(x)
-    except RuntimeError as error:
-        if "primitive descriptor" in str(error):
-            pytest.skip(f"torch runs no such model on this CPU: {error}")
-        raise
 
 
 @pytest.mark.pairwise

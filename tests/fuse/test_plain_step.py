@@ -297,9 +297,9 @@ def test_models_of_many_kinds(model: Callable[[], nn.Module]) -> None:
 def test_what_is_compiled_later_goes_on_from_there(compiling: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """And has all the gradients that there are; also if only the graph is made that would be compiled."""
 
-    def capture(array: Any, optimizer: Any, loss: Any, batch: Any, compiled: bool, trained: Any) -> CapturedStep:
+    def capture(array: Any, optimizer: Any, loss: Any, batch: Any, compiled: bool, *more: Any) -> CapturedStep:
         assert compiled
-        return CapturedStep(array, optimizer, loss, batch, compiling, trained)
+        return CapturedStep(array, optimizer, loss, batch, compiling, *more)
 
     monkeypatch.setattr(step_module, "CapturedStep", capture)
     array, loop = Array(["adam"], HalfFrozen), Loop(["adam"], HalfFrozen)
