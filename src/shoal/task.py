@@ -190,7 +190,8 @@ class Task(ABC):
     def evaluate(self, outputs: list[Any], config: Config) -> Mapping[str, float]:
         """Return metrics of the whole validation set (F1, AUC), which are no means over batches.
 
-        Called if `outputs` returns anything, after the last validation batch, for each trial by itself.
+        Called if `outputs` returns anything, after the last validation batch, for each trial by itself. The generators
+        of torch, Python and NumPy are then seeded by the trial, the same at each epoch.
 
         Args:
             outputs: What `outputs` returned for each validation batch, on the CPU.
