@@ -19,7 +19,7 @@ from shoal.fuse.stacked import Stacked
 from shoal.task import Task, call
 from shoal.worker.trial_runtime import TrialRuntime, check_scalar
 
-__all__ = ["MetricMeans", "Precision", "ValidationMetrics", "loss_of", "measured", "memoized", "size_of"]
+__all__ = ["MetricMeans", "Precision", "ValidationMetrics", "loss_of", "measured", "memoized"]
 
 
 Precision = Callable[[], AbstractContextManager[Any]]
@@ -105,7 +105,7 @@ class ValidationMetrics:
         """
         means = self._means.of_each()
         for values, outputs, runtime in zip(means, self._outputs, self._runtimes, strict=True):
-            if outputs:
+            if outputs and not runtime.bad:  # a trial that has failed; metrics seldom take its NaNs
                 values.update(self._evaluated(runtime, outputs, values))
         return means
 
@@ -180,18 +180,6 @@ def _check_metrics(method: str, metrics: Any) -> None:
 def _whole(value: Any) -> Any:
     """A Python number as float64, which keeps its digits; torch's default dtype would not."""
     return torch.tensor(float(value), dtype=torch.float64) if is_number(value) else value
-
-
-def size_of(batch: Any) -> int:
-    """Number of samples in a batch: the length of its first tensor.
-
-    Raises:
-        TaskError: The batch holds no tensor.
-    """
-    for leaf in pytree.tree_leaves(batch):
-        if isinstance(leaf, Tensor) and leaf.dim() > 0:
-            return len(leaf)
-    raise TaskError(f"a batch must hold a tensor whose first axis counts samples, got {type(batch).__name__}")
 
 
 _Kept = list[tuple[Any, int]]
