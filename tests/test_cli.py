@@ -529,7 +529,10 @@ def test_a_run_says_at_once_what_it_does(shoal, tmp_path):
     assert lines[:3] == ["shoal: starting", f"shoal: running {path}", "mine"]
     assert lines[3].startswith("shoal: Line: 4 trials, 12 epochs in all, by Random(n=4, epochs=3")
     assert lines[3].endswith("; minimises valid_loss")
-    assert lines[4] == "shoal: batch size 32 (default: the config has no batch_size); cpu:0; directory piped"
+    assert (
+        lines[4]
+        == "shoal: batch size 32 (default: the config has no batch_size), or the DataLoader's; cpu:0; directory piped"
+    )
     done = shoal("resume", "piped", cwd=tmp_path)
     lines = done.stderr.splitlines()
     assert lines[0].startswith("shoal: Line: 4 trials, 12 epochs in all")

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, Dataset, default_collate
 from shoal.core.errors import TaskError
 from shoal.core.trial import Config
 
-__all__ = ["Task", "call", "check_interval", "takes_config"]
+__all__ = ["Task", "call", "check_interval", "size_of", "takes_config"]
 
 _running: ContextVar["tuple[Task, str] | None"] = ContextVar("shoal_running", default=None)
 """The task that must not be written to now, and its method that runs."""
@@ -190,7 +190,9 @@ class Task(ABC):
     def evaluate(self, outputs: list[Any], config: Config) -> Mapping[str, float]:
         """Return metrics of the whole validation set (F1, AUC), which are no means over batches.
 
-        Called if `outputs` returns anything, after the last validation batch, for each trial by itself.
+        Called if `outputs` returns anything, after the last validation batch, for each trial by itself. The generators
+        of torch, Python and NumPy are then seeded by the trial, the same at each epoch. Not called in an epoch with a
+        loss that is not finite, as the trial has failed.
 
         Args:
             outputs: What `outputs` returned for each validation batch, on the CPU.
@@ -200,7 +202,7 @@ class Task(ABC):
 
     def _weigh(self, batches: Sequence[Any], accumulate: int) -> Sequence[tuple[Any, float]]:
         """The batches of a training step, each with the factor of its loss: its share of the step's samples."""
-        sizes = [_samples(batch) for batch in batches]
+        sizes = [size_of(batch) for batch in batches]
         return [(batch, size / sum(sizes)) for batch, size in zip(batches, sizes, strict=True)]
 
     def step(self, model: nn.Module, batch: Any, optimizer: Any, *config: Any, **_: Any) -> Tensor:
@@ -246,9 +248,16 @@ class Task(ABC):
             )
 
 
-def _samples(batch: Any) -> int:
-    """The length of the first tensor of a batch with axes; 1 if there is none."""
-    return next((len(leaf) for leaf in pytree.tree_leaves(batch) if isinstance(leaf, Tensor) and leaf.dim() > 0), 1)
+def size_of(batch: Any) -> int:
+    """Number of samples in a batch: the length of its first tensor.
+
+    Raises:
+        TaskError: The batch holds no tensor.
+    """
+    for leaf in pytree.tree_leaves(batch):
+        if isinstance(leaf, Tensor) and leaf.dim() > 0:
+            return len(leaf)
+    raise TaskError(f"a batch must hold a tensor whose first axis counts samples, got {type(batch).__name__}")
 
 
 def call(task: Task, method: str, *args: Any, config: Config | None = None) -> Any:

@@ -18,13 +18,14 @@ STUDY = {
 }
 
 
+DEFAULT = "batch size 32 (default: the config has no batch_size), or the DataLoader's"
+
+
 @pytest.mark.parametrize(
     ("space", "task", "text"),
     [
-        pytest.param({"lr": 0.1}, None, "batch size 32 (default: the config has no batch_size)", id="default"),
-        pytest.param(
-            {"data": {"batch_size": 8}}, None, "batch size 32 (default: the config has no batch_size)", id="nested"
-        ),
+        pytest.param({"lr": 0.1}, None, DEFAULT, id="default"),
+        pytest.param({"data": {"batch_size": 8}}, None, DEFAULT, id="nested"),
         pytest.param({"batch_size": 64}, None, "batch size 64", id="constant"),
         pytest.param({"batch_size": choice([32, 64])}, None, "batch sizes 32, 64", id="choice"),
         pytest.param({"batch_size": randint(8, 65)}, None, "batch size randint(8, 65)", id="domain"),

@@ -1,24 +1,32 @@
 """Accumulation, clipping, precision, averages and epochs of steps: as in a plain loop, alone, fused and resumed."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from contract_samples import CPU, SAMPLES, SIZE, Small, StopsAfter, X, Y, search, trial, work
+from contract_samples import CPU, SAMPLES, SIZE, Small, StopsAfter, X, Y, runtimes, search, trial, work
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
+from torch.utils.data import TensorDataset
 
 import shoal
 from shoal.core.array import Member
 from shoal.core.errors import TaskError
-from shoal.core.trial import Trial
-from shoal.data.batches import epoch_order
+from shoal.core.trial import Origin, Trial, TrialState
+from shoal.data.batches import Batches
+from shoal.data.loader import LoaderSettings, epoch_order
 from shoal.fuse.generators import reseed
 from shoal.task import Task
+from shoal.worker import worker_state
 from shoal.worker.checkpoint import load_newest
+from shoal.worker.files import copy_checkpoint
+from shoal.worker.step_plan import StepPlan
 from shoal.worker.step_settings import StepSettings
+from shoal.worker.weight_average import update_averages
+from shoal.worker.worker_state import TrialCache
 
 EPOCHS = 3
 
@@ -198,6 +206,117 @@ def test_the_best_model_has_the_averages(tmp_path: Path) -> None:
     assert found is not None
     assert found.average.keys() == dict(study.best_model().named_parameters()).keys()
     torch.testing.assert_close(study.best_model().state_dict(), dict(found.average))
+
+
+class Tied(nn.Module):
+    """Both layers have one weight, which a state dict holds under both names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(3, 3, dtype=torch.float64)
+        self.second = nn.Linear(3, 3, dtype=torch.float64)
+        self.second.weight = self.first.weight
+        self.head = nn.Linear(3, 2, dtype=torch.float64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(self.second(torch.tanh(self.first(x))))
+        return out
+
+
+class AveragesTied(Averages):
+    def model(self, config: Any) -> nn.Module:
+        return Tied()
+
+
+def test_the_best_model_has_the_averages_of_tied_parameters(tmp_path: Path) -> None:
+    study = search(AveragesTied(), {"lr": 0.1, "number": 0}, tmp_path / "study", algorithm=shoal.Random(1, epochs=2))
+    found = load_newest(tmp_path / "study", 0)
+    assert found is not None
+    assert not found.average["first.weight"].equal(found.model["first.weight"])
+    model = study.best_model()
+    assert model.get_parameter("second.weight") is model.get_parameter("first.weight")
+    torch.testing.assert_close(dict(model.named_parameters()), dict(found.average))
+
+
+def test_a_trial_without_averages_takes_none_from_the_checkpoint_that_it_copies(tmp_path: Path) -> None:
+    work(Averages(), tmp_path, [Member(trial(0), 0, 2)])
+    copier = replace(trial(1), origin=Origin(0, 2))
+    copy_checkpoint(tmp_path, copier)
+    (report,) = work(Averages(), tmp_path, [Member(copier, 2, 3)])
+    found = load_newest(tmp_path, 1)
+    assert found is not None
+    assert not found.average
+    model = Averages().model({})
+    model.load_state_dict(found.model)
+    assert report.metrics["valid_loss"] == pytest.approx(
+        float((model(X[:6]) - Y[:6]).square().mean().detach()), rel=1e-9
+    )
+
+
+def test_a_parameter_that_is_unfrozen_later_is_averaged_from_then_on() -> None:
+    (one,) = runtimes(Averages(), [trial(0)])
+    weight = one.model.get_parameter("0.weight").requires_grad_(False)
+    update_averages([one])
+    assert "0.weight" not in one.average
+    weight.requires_grad_()
+    first = weight.detach().clone()
+    update_averages([one])
+    with torch.no_grad():
+        weight.add_(1)
+    update_averages([one])
+    torch.testing.assert_close(one.average["0.weight"], 0.5 * first + 0.5 * (first + 1))
+
+
+def test_averages_count_as_memory_of_a_trial_in_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (one,) = runtimes(Averages(), [trial(0)])
+    monkeypatch.setattr(worker_state, "KEPT_BYTES", sum(each.nbytes for each in one.model.parameters()))
+    cache, one.step = TrialCache(), 1
+    one.save(tmp_path)
+    cache.keep(one)
+    assert cache.take(one.member, tmp_path) is not None
+    update_averages([one])
+    cache.keep(one)
+    assert cache.take(one.member, tmp_path) is None
+
+
+@pytest.mark.parametrize(
+    ("accumulate", "drop_last", "samples"), [(3, True, [20]), (2, False, [20, 5]), (1, True, [10, 10])]
+)
+def test_the_samples_of_a_step_are_those_of_its_batches(accumulate: int, drop_last: bool, samples: list[int]) -> None:
+    train = Batches(TensorDataset(torch.zeros(25, 1)), CPU, "training", settings=LoaderSettings(drop_last=drop_last))
+    plan = StepPlan(StepSettings(10, 10, accumulate), train, Small()._weigh)
+    assert [plan.samples(0, step) for step in range(plan.epoch_steps)] == samples
+
+
+class DrawsScores(Scores):
+    """Draws a random score, as a clustering or a bootstrap does."""
+
+    def evaluate(self, outputs: list[Any], config: Any) -> Mapping[str, float]:
+        return {"score": float(torch.rand(()))}
+
+
+def test_evaluate_draws_alike_alone_and_with_others(tmp_path: Path) -> None:
+    together = work(DrawsScores(), tmp_path / "together", [Member(trial(b), 0, 1) for b in range(3)])
+    scores = {report.trial: report.metrics["score"] for report in together}
+    assert len(set(scores.values())) == 3
+    for b in range(3):
+        (alone,) = work(DrawsScores(), tmp_path / str(b), [Member(trial(b), 0, 1)])
+        assert alone.metrics["score"] == scores[b]
+
+
+class RefusesNaN(Scores):
+    def evaluate(self, outputs: list[Any], config: Any) -> Mapping[str, float]:
+        if any(each["out"].isnan().any() for each in outputs):
+            raise ValueError("Input contains NaN.")
+        return super().evaluate(outputs, config)
+
+
+def test_a_diverged_trial_fails_by_its_loss_and_not_in_evaluate(tmp_path: Path) -> None:
+    trials = [trial(0), trial(1, lr=1e200), trial(2)]
+    reports = {each.trial: each for each in work(RefusesNaN(), tmp_path, [Member(one, 0, 1) for one in trials])}
+    assert {number for number, report in reports.items() if "worst" in report.metrics} == {0, 2}
+    assert reports[1].state is TrialState.FAILED
+    assert reports[1].reason.startswith("loss is not finite at step ")
 
 
 @pytest.mark.parametrize(

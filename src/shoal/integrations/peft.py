@@ -6,6 +6,7 @@ from typing import Any
 from torch import nn
 
 from shoal.core.errors import ShoalError
+from shoal.integrations.optional import check_installed
 
 __all__ = ["save_adapter"]
 
@@ -23,12 +24,9 @@ def save_adapter(model: nn.Module, directory: Path) -> list[Path]:
     Raises:
         ShoalError: `peft` is not installed, or the model holds no `PeftModel` or several.
     """
-    try:
-        from peft import PeftModel
-    except ImportError as error:
-        raise ShoalError(
-            "an adapter is written by peft, which is not installed; install it by: pip install peft"
-        ) from error
+    check_installed("peft", "the export of an adapter")
+    from peft import PeftModel
+
     found: list[Any] = [module for module in model.modules() if isinstance(module, PeftModel)]
     if len(found) != 1:
         raise ShoalError(

@@ -256,9 +256,9 @@ def batch_text(space: Space, task: str | None) -> str:
         return f"batch size as {task}.batch_size says"
     leaf = space.leaves().get("batch_size")
     if leaf is None:
-        return "batch size 32 (default: the config has no batch_size)"
+        return "batch size 32 (default: the config has no batch_size), or the DataLoader's"
     values = ", ".join(map(str, leaf.values))
-    missing = ", or 32 (default) where the config has no batch_size" if leaf.optional else ""
+    missing = ", or 32 (default) or the DataLoader's where the config has no batch_size" if leaf.optional else ""
     return f"batch size{'s' if len(leaf.values) > 1 else ''} {values}{missing}"
 
 

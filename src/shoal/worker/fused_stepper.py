@@ -29,8 +29,8 @@ from shoal.fuse.optim.table import steps_as_made
 from shoal.fuse.stacked import NeedsMemberError, Stacked, events
 from shoal.fuse.step import TrainingStep, Way
 from shoal.fuse.transaction import Transaction
-from shoal.task import Task, call, takes_config
-from shoal.worker.metrics import Precision, ValidationMetrics, loss_of, measured, size_of
+from shoal.task import Task, call, size_of, takes_config
+from shoal.worker.metrics import Precision, ValidationMetrics, loss_of, measured
 from shoal.worker.stepper import MixedEpochsError, PlainStepper, Stepper, StepRefusedError
 from shoal.worker.trial_runtime import TrialRuntime, check_scalar, optimizers_in
 

@@ -13,11 +13,13 @@ from torch.utils import _pytree as pytree
 from shoal.core.errors import TaskError
 from shoal.core.objective import metric_fault
 from shoal.core.space import is_number
+from shoal.core.trial import step_seed
+from shoal.fuse.generators import reseed
 from shoal.fuse.stacked import Stacked
 from shoal.task import Task, call
 from shoal.worker.trial_runtime import TrialRuntime, check_scalar
 
-__all__ = ["MetricMeans", "Precision", "ValidationMetrics", "loss_of", "measured", "memoized", "size_of"]
+__all__ = ["MetricMeans", "Precision", "ValidationMetrics", "loss_of", "measured", "memoized"]
 
 
 Precision = Callable[[], AbstractContextManager[Any]]
@@ -103,11 +105,12 @@ class ValidationMetrics:
         """
         means = self._means.of_each()
         for values, outputs, runtime in zip(means, self._outputs, self._runtimes, strict=True):
-            if outputs:
+            if outputs and not runtime.bad:  # a trial that has failed; metrics seldom take its NaNs
                 values.update(self._evaluated(runtime, outputs, values))
         return means
 
     def _evaluated(self, runtime: TrialRuntime, outputs: list[Any], values: Mapping[str, float]) -> dict[str, float]:
+        reseed(step_seed(runtime.trial.seed, -len(outputs) - 1), runtime.device)  # alone and in an array alike
         found = call(self._task, "evaluate", outputs, config=runtime.trial.config)
         _check_metrics("evaluate", found)
         if twice := sorted(found.keys() & values.keys()):
@@ -177,18 +180,6 @@ def _check_metrics(method: str, metrics: Any) -> None:
 def _whole(value: Any) -> Any:
     """A Python number as float64, which keeps its digits; torch's default dtype would not."""
     return torch.tensor(float(value), dtype=torch.float64) if is_number(value) else value
-
-
-def size_of(batch: Any) -> int:
-    """Number of samples in a batch: the length of its first tensor.
-
-    Raises:
-        TaskError: The batch holds no tensor.
-    """
-    for leaf in pytree.tree_leaves(batch):
-        if isinstance(leaf, Tensor) and leaf.dim() > 0:
-            return len(leaf)
-    raise TaskError(f"a batch must hold a tensor whose first axis counts samples, got {type(batch).__name__}")
 
 
 _Kept = list[tuple[Any, int]]

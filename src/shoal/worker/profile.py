@@ -141,10 +141,6 @@ class _Bench:
     array: Array
     device: torch.device
 
-    @property
-    def epoch_steps(self) -> int:
-        return self.plan.epoch_steps
-
     @cached_property
     def plan(self) -> StepPlan:
         return StepPlan.of(self.task, self.array.members[0].trial.config, self.train, self.valid)
@@ -237,7 +233,7 @@ def _time_sizes(bench: _Bench, first: Any, base: int, memory: int, unnoticed: fl
     times = _times()
     lone = _TimedSteps(lone.stepper, batches)
     price = DEAR * choose_fastest({1: lone.step}, FEW).seconds[1]
-    work = price / DEAR * bench.epoch_steps * bench.array.pending
+    work = price / DEAR * bench.plan.epoch_steps * bench.array.pending
     seconds = max(unnoticed, AFFORDABLE.get(bench.device.type, AFFORDABLE_ON_GPU) * work)
     budget = _MeasuringBudget(price, member, seconds, memory / 2 - member)
     runs, too_dear = {1: lone}, False

@@ -68,8 +68,9 @@ class StepPlan:
 
     def samples(self, epoch: int, step: int) -> int:
         """Samples of a step."""
-        first = self.place(epoch, step)[1] * self.settings.batch_size
-        return min(self.settings.batch_size * self.settings.accumulate, self.train.samples - first)
+        first = self.place(epoch, step)[1]
+        batches = min(self.settings.accumulate, self.pass_batches - first)
+        return min(batches * self.settings.batch_size, self.train.samples - first * self.settings.batch_size)
 
     def walk(self, epoch: int, step: int, data_seed: int) -> Iterator[Any]:
         """The batches, or `MicroBatches`, of the steps of an epoch from `step` on."""

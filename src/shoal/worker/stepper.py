@@ -16,8 +16,8 @@ from shoal.fuse.generators import reseed
 from shoal.fuse.micro_batches import micro_batches, total, weighted
 from shoal.fuse.optim.own_update import OwnUpdate
 from shoal.fuse.per_member import MemberRunner, own_part
-from shoal.task import Task, call, takes_config
-from shoal.worker.metrics import ValidationMetrics, loss_of, measured, size_of
+from shoal.task import Task, call, size_of, takes_config
+from shoal.worker.metrics import ValidationMetrics, loss_of, measured
 from shoal.worker.trial_runtime import TrialRuntime, check_scalar
 
 __all__ = ["MixedEpochsError", "PlainStepper", "StepRefusedError", "Stepper"]

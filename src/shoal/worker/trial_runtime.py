@@ -178,7 +178,8 @@ class TrialRuntime:
                 self._replay_steps(epoch_steps)
                 self._end_epoch_of_schedulers(report.metrics)
             self._replay_steps(state.step)
-        self.average = {name: average.to(self.device) for name, average in state.average.items()}
+        if self.settings.decay is not None:  # else another trial's, or those of an earlier version of the task
+            self.average = {name: average.to(self.device) for name, average in state.average.items()}
         self.epoch, self.step, self.reports = state.epoch, state.step, list(state.reports)
         self.saved = (state.epoch, state.step)
 
@@ -233,9 +234,12 @@ def trained_model(task: bytes, trial: Trial, directory: Path) -> nn.Module:
     with torch.random.fork_rng(devices=[]):
         model = new_model(call(owner, "model", config=trial.config))
     try:
-        model.load_state_dict({**checkpoint.model, **checkpoint.average})
+        model.load_state_dict(checkpoint.model)
     except RuntimeError as error:
         raise UnusableTaskError(unfit("model", checkpoint, error)) from error
+    with torch.no_grad():
+        for name, average in checkpoint.average.items():  # of a tied parameter, only one of its names
+            model.get_parameter(name).copy_(average)
     return model.eval()
 
 

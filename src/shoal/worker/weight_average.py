@@ -18,10 +18,9 @@ def update_averages(runtimes: Sequence[TrialRuntime]) -> None:
         if (decay := runtime.settings.decay) is None:
             continue
         parameters = _trained(runtime.model)
-        if not runtime.average:
-            runtime.average = {name: each.detach().clone() for name, each in parameters.items()}
-        else:
-            torch._foreach_lerp_([runtime.average[name] for name in parameters], [*parameters.values()], 1 - decay)
+        for name in parameters.keys() - runtime.average.keys():  # all at the first step, later those unfrozen since
+            runtime.average[name] = parameters[name].detach().clone()
+        torch._foreach_lerp_([runtime.average[name] for name in parameters], [*parameters.values()], 1 - decay)
 
 
 @contextmanager

@@ -105,4 +105,4 @@ class WorkerState:
 def _tensors(runtime: TrialRuntime) -> list[Tensor]:
     states = (state for one in optimizers_in(runtime.optimizer) for state in one.state.values())
     held = [value for state in states for value in state.values() if isinstance(value, torch.Tensor)]
-    return [*runtime.model.parameters(), *runtime.model.buffers(), *held]
+    return [*runtime.model.parameters(), *runtime.model.buffers(), *held, *runtime.average.values()]
