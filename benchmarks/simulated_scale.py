@@ -41,7 +41,7 @@ from shoal.study.devices import DeviceTracker
 from shoal.study.event import Due
 from shoal.study.fleet import Fleet
 from shoal.study.hangs import HangDetector
-from shoal.study.state import Given
+from shoal.study.state import CoreConfig
 
 ASKED = {"seconds": 600.0, "gib": 2.0}
 """At most."""
@@ -119,7 +119,7 @@ class Simulation:
         algorithm.bind(space, metric="loss", mode="min", seed=0, data_seed=0)
         self.backend = Virtual(WorkerContext(folder, b"", checkpoint_seconds=600.0), work(), tick=TICK)
         self.core = StudyCore(
-            Given(
+            CoreConfig(
                 directory=folder,
                 study={},
                 objectives=objectives("loss", "min"),

@@ -124,7 +124,7 @@ def reservation_kept(end: Callable[..., None]) -> Callable[..., None]:
 
 DELIBERATE = {
     "an event is lost on commit": Deliberate(engine, "commit", lost_on_commit),
-    "a command is carried out before it is committed": Deliberate(Engine, "_do", carried_out_before_commit),
+    "a command is carried out before it is committed": Deliberate(Engine, "_apply", carried_out_before_commit),
     "a trial is started twice": Deliberate(TrialTable, "begin", started_twice),
     "a retry is forgotten": Deliberate(TrialTable, "wait_again", retry_forgotten),
     "a reservation is not given back": Deliberate(core, "end", reservation_kept),

@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 import shoal
-from shoal.arguments import bound
+from shoal.arguments import load_algorithm
 from shoal.cli.app import app
 from shoal.core.errors import JournalError
 from shoal.core.event import Outcome
@@ -153,5 +153,5 @@ def test_renamed_tables_and_values_keep_their_contents(tmp_path):
 
 def test_an_algorithm_pickled_with_gather_groups_by_the_same_parameters(tmp_path):
     with JournalView.read(unpacked(5, tmp_path)) as journal:
-        algorithm = bound(journal.blob("algorithm"), journal.study, journal.space)
+        algorithm = load_algorithm(journal.blob("algorithm"), journal.study, journal.space)
     assert algorithm.group_by == ["momentum"]
