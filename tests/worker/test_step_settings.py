@@ -1,6 +1,7 @@
 """Accumulation, clipping, precision, averages and epochs of steps: as in a plain loop, alone, fused and resumed."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,12 @@ from torch.optim.lr_scheduler import LambdaLR
 import shoal
 from shoal.core.array import Member
 from shoal.core.errors import TaskError
-from shoal.core.trial import Trial
-from shoal.data.batches import epoch_order
+from shoal.core.trial import Origin, Trial
+from shoal.data.loader import epoch_order
 from shoal.fuse.generators import reseed
 from shoal.task import Task
 from shoal.worker.checkpoint import load_newest
+from shoal.worker.files import copy_checkpoint
 from shoal.worker.step_settings import StepSettings
 
 EPOCHS = 3
@@ -200,6 +202,41 @@ def test_the_best_model_has_the_averages(tmp_path: Path) -> None:
     torch.testing.assert_close(study.best_model().state_dict(), dict(found.average))
 
 
+class Tied(Averages):
+    """Two layers with one weight, which has two names in a state dict."""
+
+    def model(self, config: Any) -> nn.Module:
+        first, second = nn.Linear(3, 3), nn.Linear(3, 3)
+        second.weight = first.weight
+        return nn.Sequential(first, second, super().model(config)).double()
+
+
+def test_the_model_of_a_trial_has_the_averages_of_tied_parameters(tmp_path: Path) -> None:
+    study = search(Tied(), {"lr": 0.01, "number": 0}, tmp_path / "study", algorithm=shoal.Random(1, epochs=2))
+    found = load_newest(tmp_path / "study", 0)
+    assert found is not None
+    assert not torch.equal(found.average["0.weight"], found.model["0.weight"])
+    torch.testing.assert_close(dict(study.best_model().named_parameters()), dict(found.average))
+
+
+def test_a_trial_without_an_average_does_not_take_that_of_its_origin(tmp_path: Path) -> None:
+    work(Averages(), tmp_path, [Member(trial(0), 0, 1)])
+    began = replace(trial(1), origin=Origin(0, 1))
+    copy_checkpoint(tmp_path, began)
+    work(Averages(), tmp_path, [Member(began, 1, 2)])
+    found = load_newest(tmp_path, 1)
+    assert found is not None
+    assert found.epoch == 2
+    assert not found.average
+
+
+@pytest.mark.parametrize("value", [torch.ones(3), torch.tensor(1j)])
+def test_evaluate_with_a_tensor_that_is_no_number_is_refused(value: Tensor, tmp_path: Path) -> None:
+    task = type("Vector", (Scores,), {"evaluate": lambda self, outputs, config: {"worst": value}})()
+    with pytest.raises(TaskError, match="`evaluate` must return one real number for 'worst'"):
+        work(task, tmp_path, [Member(trial(0), 0, 1)])
+
+
 @pytest.mark.parametrize(
     ("method", "value", "message"),
     [
@@ -212,12 +249,19 @@ def test_the_best_model_has_the_averages(tmp_path: Path) -> None:
             "16-mixed",
             "must return one of '32', 'bf16-mixed', got '16-mixed'; bfloat16 needs no loss scale",
         ),
+        ("precision", ["32"], r"must return one of '32', 'bf16-mixed', got \['32'\]"),
         ("eval_batch_size", "8", "`eval_batch_size` must return a positive integer, got '8'"),
     ],
 )
 def test_a_wrong_value_is_refused(method: str, value: Any, message: str) -> None:
     task = type("Odd", (Small,), {method: lambda self, config: value})()
     with pytest.raises(TaskError, match=message):
+        StepSettings.of(task, {"number": 0})
+
+
+def test_a_value_in_the_place_of_a_method_is_refused() -> None:
+    task = type("Odd", (Small,), {"accumulate": 2})()
+    with pytest.raises(TaskError, match="attribute `accumulate` is 2, and must be a method"):
         StepSettings.of(task, {"number": 0})
 
 

@@ -167,7 +167,8 @@ class TrialRuntime:
             else:
                 for report in state.reports:
                     self._step_schedulers(report.metrics)
-        self.average = {name: average.to(self.device) for name, average in state.average.items()}
+        if self.settings.decay is not None:  # the trial whose checkpoint this is may have had one
+            self.average = {name: average.to(self.device) for name, average in state.average.items()}
         self.epoch, self.step, self.reports = state.epoch, state.step, list(state.reports)
         self.saved = (state.epoch, state.step)
 
@@ -222,9 +223,12 @@ def trained_model(task: bytes, trial: Trial, directory: Path) -> nn.Module:
     with torch.random.fork_rng(devices=[]):
         model = new_model(call(owner, "model", config=trial.config))
     try:
-        model.load_state_dict({**checkpoint.model, **checkpoint.average})
+        model.load_state_dict(checkpoint.model)
     except RuntimeError as error:
         raise UnusableTaskError(unfit("model", checkpoint, error)) from error
+    with torch.no_grad():
+        for name, average in checkpoint.average.items():  # by name, since a tied parameter has several in a state dict
+            model.get_parameter(name).copy_(average)
     return model.eval()
 
 
