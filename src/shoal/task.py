@@ -270,13 +270,18 @@ def call(task: Task, method: str, *args: Any, config: Config | None = None) -> A
         config: Config whose copy is the last argument; None for a method without a config.
 
     Raises:
-        TaskError: The method sets or deletes an attribute of the task.
+        TaskError: The method sets or deletes an attribute of the task, or a plain value has its name.
         Exception: Whatever else the method raises.
     """
     own = () if config is None else (copy.deepcopy(dict(config)),)
+    bound = getattr(task, method)
+    if not callable(bound):
+        raise TaskError(
+            f"the task's attribute `{method}` is {bound!r}, and must be a method with the arguments of `Task.{method}`"
+        )
     before = _running.set((task, method))
     try:
-        return getattr(task, method)(*args, *own)
+        return bound(*args, *own)
     finally:
         _running.reset(before)
 

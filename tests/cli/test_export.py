@@ -64,3 +64,11 @@ def test_another_trial_or_no_adapter_is_refused_and_nothing_is_written(study: sh
     assert missing.exit_code != 0
     assert plain.exit_code != 0
     assert not place.exists()
+
+
+def test_a_folder_that_cannot_be_written_is_named(study: shoal.Study, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    done = export(study, 0, "--output", tmp_path / "file" / "out")
+    assert "file/out cannot be written: " in str(done.exception)
+    assert "name another folder by --output" in str(done.exception)
+    assert done.exit_code != 0

@@ -231,6 +231,9 @@ def ragged(samples: list[Any]) -> Any:
         (DataLoader(Lines(), 3), Task, r"the training set is an iterable data set \(Lines\)"),
         (DataLoader(POINTS, 3, sampler=Endless()), Task, "sampler Endless of the training loader has no length"),
         (DataLoader(POINTS, 3, sampler=Short()), Task, "Short .* yields 3 indices, and its length is 4"),
+        (DataLoader(POINTS, 3, sampler=[0, -1, 2]), Task,
+         "sampler of the training loader yields -1, and the data set has the indices 0 to 8"),
+        (DataLoader(POINTS, 3, sampler=[0, 9, 2]), Task, "sampler of the training loader yields 9"),
         (DataLoader(POINTS, 3, sampler=Names()), Task, "Names .* must yield integers"),
         (DataLoader(POINTS, 16, drop_last=True), Task, "drops its only batch: an epoch has 9 samples, a batch 16"),
         (Doubling(POINTS, 3), Task, "is a Doubling, which iterates in its own way"),
@@ -251,7 +254,7 @@ def test_what_a_study_cannot_keep_is_refused(loader: Any, kind: type[Task], mess
     ("kind", "space", "message"),
     [
         (Task, {"batch_size": shoal.choice([32])},
-         "batches of 16, but the config's \"batch_size\" is 32; make the loader with batch_size=self.batch_size"),
+         "batches of 16, but the config's \"batch_size\" is 32; make the loader by batch_size=self.batch_size"),
         (Sized, {}, "batches of 16, but the task's `batch_size` returns 7"),
     ],
 )  # fmt: skip

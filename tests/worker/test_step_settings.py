@@ -331,12 +331,19 @@ def test_a_diverged_trial_fails_by_its_loss_and_not_in_evaluate(tmp_path: Path) 
             "16-mixed",
             "must return one of '32', 'bf16-mixed', got '16-mixed'; bfloat16 needs no loss scale",
         ),
+        ("precision", ["32"], r"must return one of '32', 'bf16-mixed', got \['32'\]"),
         ("eval_batch_size", "8", "`eval_batch_size` must return a positive integer, got '8'"),
     ],
 )
 def test_a_wrong_value_is_refused(method: str, value: Any, message: str) -> None:
     task = type("Odd", (Small,), {method: lambda self, config: value})()
     with pytest.raises(TaskError, match=message):
+        StepSettings.of(task, {"number": 0})
+
+
+def test_a_value_in_the_place_of_a_method_is_refused() -> None:
+    task = type("Odd", (Small,), {"accumulate": 2})()
+    with pytest.raises(TaskError, match="attribute `accumulate` is 2, and must be a method"):
         StepSettings.of(task, {"number": 0})
 
 

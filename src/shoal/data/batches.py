@@ -165,9 +165,17 @@ class Batches:
             epoch: Number of epochs before this one; None for the validation set.
 
         Raises:
-            TaskError: The sampler of the task's `DataLoader` yields something else than its length says.
+            TaskError: The sampler of the task's `DataLoader` yields another number of indices than its length, or
+                an index that the data set does not have.
         """
-        return self._settings.indices(self.samples, data_seed, epoch)
+        order = self._settings.indices(self.samples, data_seed, epoch)
+        if order is not None and not 0 <= int(order.min()) <= int(order.max()) < self._rows:
+            wrong = next(each for each in order.tolist() if not 0 <= each < self._rows)
+            raise TaskError(
+                f"the sampler of the {self._name} loader yields {wrong}, and the data set has the indices 0 to "
+                f"{self._rows - 1}"
+            )
+        return order
 
     def walk(
         self,

@@ -173,6 +173,11 @@ def _check_metrics(method: str, metrics: Any) -> None:
     for name, value in metrics.items():
         if not isinstance(value, (Tensor, int, float, np.number, np.bool_)):
             raise TaskError(f"the task's metric {name!r} must be a scalar tensor or a number, got {value!r}")
+        if method == "evaluate" and isinstance(value, Tensor) and (value.numel() != 1 or value.is_complex()):
+            raise TaskError(
+                f"the task's `evaluate` must return one real number for {name!r}, got {value.dtype} of shape "
+                f"{tuple(value.shape)}; reduce it, or give each part a name of its own"
+            )
         if is_number(value) and (fault := metric_fault(str(name), value)):
             raise TaskError(fault)
 

@@ -57,7 +57,7 @@ class StepSettings:
                 of these methods returns something else than its default.
         """
         precision = call(task, "precision", config=config)
-        if precision not in _DTYPES:
+        if not isinstance(precision, str) or precision not in _DTYPES:
             raise TaskError(
                 f"the task's `precision` must return one of {', '.join(map(repr, _DTYPES))}, got {precision!r}"
                 + ("; bfloat16 needs no loss scale" if precision == "16-mixed" else "")
