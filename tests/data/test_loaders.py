@@ -254,7 +254,7 @@ def test_what_a_study_cannot_keep_is_refused(loader: Any, kind: type[Task], mess
     ("kind", "space", "message"),
     [
         (Task, {"batch_size": shoal.choice([32])},
-         "batches of 16, but the config's \"batch_size\" is 32; make the loader by batch_size=self.batch_size"),
+         "batches of 16, but the config's \"batch_size\" is 32; make the loader with batch_size=self.batch_size"),
         (Sized, {}, "batches of 16, but the task's `batch_size` returns 7"),
     ],
 )  # fmt: skip
