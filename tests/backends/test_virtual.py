@@ -182,7 +182,7 @@ def test_surveys_and_profiles_find_what_the_workload_says() -> None:
     for purpose in (Purpose.SIGNATURE, Purpose.PROFILE):
         backend.start(Job(str(purpose), job(0, 1).arrays, purpose), GPU)
     said = told(backend)
-    assert SignaturesFound("survey", {0: KEY, 1: OTHER}) in said
+    assert SignaturesFound("signature", {0: KEY, 1: OTHER}) in said
     assert {event.key for event in said if event.job == "profile" and not isinstance(event, Ended)} == {KEY, OTHER}
 
 

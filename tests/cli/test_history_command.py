@@ -71,7 +71,7 @@ def test_at_80_columns_no_word_is_broken_and_no_column_missing(tmp_path, kind, o
     mine = History(environment=environment())
     for data, rows in (("d", 512), ("e", 1024)):
         mine.put(DIGEST, data * 32, 32, kind, replace(PROFILE, step_seconds={1: 0.1}))
-        mine.belongs(DIGEST, data * 32, 32, "Digits", [{"rows": rows}])
+        mine.put_origin(DIGEST, data * 32, 32, "Digits", [{"rows": rows}])
     if others:
         History(environment="torch 1").put(DIGEST, "d" * 32, 64, kind, PROFILE)
     found = sorted(records(mine.path), key=lambda record: record.environment != environment())
@@ -89,8 +89,8 @@ def test_at_80_columns_no_word_is_broken_and_no_column_missing(tmp_path, kind, o
 
 def test_where_structures_come_from_and_why_one_size_was_measured(known):
     history = History(environment=environment())
-    history.belongs(DIGEST, "d" * 32, 32, "Digits", [{"width": 64, "lr": 0.1}, {"width": 64, "lr": 0.2}])
-    history.belongs(DIGEST, "d" * 32, 32, "Pa[b]", [{"lr": 0.2}])
+    history.put_origin(DIGEST, "d" * 32, 32, "Digits", [{"width": 64, "lr": 0.1}, {"width": 64, "lr": 0.2}])
+    history.put_origin(DIGEST, "d" * 32, 32, "Pa[b]", [{"lr": 0.2}])
     for place, changes in enumerate([{"pending": 3}, {"sample": 1}, {}]):
         history.put(f"{place}" * 32, "", 8, "cpu/1", replace(PROFILE, step_seconds={1: 0.1}, **changes))
     history.put("opaque:train", "", 1, "cpu/1", replace(PROFILE, step_seconds={1: 0.1}))

@@ -168,7 +168,7 @@ class RaySearch(ConcurrentAlgorithm):
         """Not known: the searcher may end the search."""
         return None
 
-    def next_stretch(self) -> tuple[int, int] | None:
+    def next_training(self) -> tuple[int, int] | None:
         """A new trial that the searcher proposes; None if it proposes none now.
 
         Raises:
