@@ -98,11 +98,11 @@ def started_twice(begin: Callable[..., None]) -> Callable[..., None]:
     return wrong
 
 
-def retry_forgotten(wait_again: Callable[..., set[int]]) -> Callable[..., set[int]]:
+def retry_forgotten(requeue: Callable[..., set[int]]) -> Callable[..., set[int]]:
     """Of the trials of a job that failed, one does not wait again."""
 
     def wrong(self: TrialTable, job: str, trials: Iterable[int] | None, *, failed: bool) -> set[int]:
-        left = wait_again(self, job, trials, failed=failed)
+        left = requeue(self, job, trials, failed=failed)
         if failed and left:
             self.move(self[max(left)], TrialState.RUNNING)
         return left
@@ -126,8 +126,8 @@ DELIBERATE = {
     "an event is lost on commit": Deliberate(engine, "commit", lost_on_commit),
     "a command is carried out before it is committed": Deliberate(Engine, "_apply", carried_out_before_commit),
     "a trial is started twice": Deliberate(TrialTable, "begin", started_twice),
-    "a retry is forgotten": Deliberate(TrialTable, "wait_again", retry_forgotten),
-    "a reservation is not given back": Deliberate(core, "end", reservation_kept),
+    "a retry is forgotten": Deliberate(TrialTable, "requeue", retry_forgotten),
+    "a reservation is not given back": Deliberate(core, "end_job", reservation_kept),
 }
 
 

@@ -135,7 +135,7 @@ def test_a_task_that_cannot_be_loaded_any_more_ends_the_run_with_its_traceback(
     module.write_text(content)
     with pytest.raises(UnusableTaskError, match=words) as caught:
         shoal.resume(study.directory, backend="local", accept_changes=True, show_progress=False)
-    assert f"go on with: shoal resume {study.directory} --accept-changes" in str(caught.value)
+    assert f"resume with: shoal resume {study.directory} --accept-changes" in str(caught.value)
     check_open(study, before)
     module.write_text(MODULE)
     check_plain(shoal.resume(study.directory, accept_changes=True, show_progress=False), tasks.Momentum())
@@ -233,7 +233,7 @@ def test_a_trial_that_failed_goes_on_from_its_checkpoint_once_its_task_is_mended
         found = {report.epoch: dict(report.metrics) for report in journal.curve(1) if report.metrics}
     check_equal({1: found}, {1: plain_loop(tasks.Disturbed(), study.trials[1].trial, 4)})
     (row,) = [row for row in study.trials if row.number == 1]
-    assert "was tried again" in row.reason
+    assert "was retried" in row.reason
     assert study.rerun(1).largest < 1e-9, "how it failed is no part of what is compared"
     last = [job for job in jobs(study.directory) if job.purpose is Purpose.TRAIN][-1]
     assert last.trials == (1,)

@@ -1139,7 +1139,7 @@ def test_a_trial_that_failed_is_tried_again_and_its_algorithm_goes_on_without_it
             if row.number in {before[0] for before in failed}:
                 assert (row.state, row.epoch, row.failures) == (TrialState.COMPLETE, row.target, 0)
                 assert row.objective == value_of(row.trial, row.target)
-                assert "was tried again" in row.reason
+                assert "was retried" in row.reason
     assert not list((stage.directory / "requests").iterdir())
     stage.run(backend())  # a replay proposes what was proposed
     assert stage.outcome() == again

@@ -163,7 +163,7 @@ def test_a_task_that_fails_in_all_trials_ends_the_study_soon_and_goes_on_when_it
         "5 trials failed alike, and no trial has reported anything:\n  ValueError: planted in the loss"
     )
     assert text.count("Log: ") == 1
-    assert text.endswith(f"go on with: shoal resume {tmp_path / 'study'} --accept-changes")
+    assert text.endswith(f"resume with: shoal resume {tmp_path / 'study'} --accept-changes")
     tried = array_sizes(tmp_path / "study")
     assert tried[-5:] == [1] * 5
     assert len(tried) <= 6

@@ -267,7 +267,7 @@ def test_what_only_a_newer_version_knows_is_refused_and_the_study_goes_on(tmp_pa
     stage.run(backend())
     ((verb, trials, (why,)),) = noted(stage)
     assert (verb, trials) == ("turn", ())
-    assert why.startswith("the version of shoal that runs the study does not know that")
+    assert why.startswith("the version of shoal that runs the study does not know this request")
     assert stage.outcome() == undisturbed(tmp_path, four)
 
 
