@@ -732,8 +732,9 @@ def test_a_kill_while_the_policy_changes_and_the_study_is_paused_and_resumed_cha
 
     assert run_with_kills(method, when, run, monkeypatch)
     assert stage.outcome() == undisturbed(tmp_path, Stage)
-    assert [verb for verb, _, _ in noted(stage)][:3] == ["policy", "pause study", "resume study"], "each is done once"
-    assert len(noted(stage)) == 4 - len(asks)
+    done = [verb for verb, _, _ in noted(stage)]
+    assert done[:3] == ["policy", "pause study", "resume study"], "each is done once"
+    assert done[3:] in ([], ["policy"]), "the study may end before the last is done"
 
 
 def test_a_paused_study_stays_so_after_a_kill_and_also_asks_for_no_trials(tmp_path: Path) -> None:

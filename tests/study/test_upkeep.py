@@ -67,13 +67,13 @@ class Guarded(Stage):
 
     def run(self, backend: Scripted, *unused: object, retries: int = 2, hang_seconds: float = 300.0) -> None:
         with closing(self.open()) as journal:
-            kept = journal.waiting_reasons
+            kept = journal.record_waiting_reasons
 
             def note(reasons: Mapping[int, str]) -> None:
                 self.reasons.update(reasons.values())
                 kept(reasons)
 
-            journal.waiting_reasons = note  # type: ignore[method-assign]
+            journal.record_waiting_reasons = note  # type: ignore[method-assign]
             monitor = self.monitor
             engine = self.engine(
                 journal,
