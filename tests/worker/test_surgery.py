@@ -291,7 +291,7 @@ def test_survivors_and_newcomers_at_different_epochs(kind: str, tmp_path: Path) 
 
 def test_who_is_told_to_leave_reports_no_more_and_the_others_go_on(tmp_path: Path) -> None:
     members = [Member(trial(number), 0, 2) for number in range(3)]
-    plan = {2: JobUpdate(leave=frozenset({1}), look=(trial(3),))}
+    plan = {2: JobUpdate(leave=frozenset({1}), find_signatures=(trial(3),))}
     events = work(Net(), tmp_path, members, Planned(plan))
     assert sorted((r.trial, r.epoch, r.state) for r in reports_in(events)) == [
         *((0, 1, TrialState.RUNNING), (0, 2, TrialState.PAUSED)),
