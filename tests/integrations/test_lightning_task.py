@@ -296,7 +296,10 @@ def test_members_of_a_search_equal_their_lone_runs(groups: set[frozenset[int]], 
     space = {"lr": shoal.choice([0.01, 0.1]), "width": shoal.choice([4, 8])}
     study = tune(LightningTask(Classifier, Data()), space, tmp_path)
     of_width = [{row.number for row in study.trials if row.config["width"] == width} for width in (4, 8)]
-    assert groups == set(map(frozenset, of_width))
+    assert all(any(group <= one for one in of_width) for group in groups)
+    assert any(len(group) > 1 for group in groups), (
+        "which trials wait for which depends on time, but some train at once"
+    )
     for row in study.trials:
         assert study.rerun(row.number).largest < 1e-9
     assert type(study.best_model()) is Classifier
