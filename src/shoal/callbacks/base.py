@@ -33,7 +33,7 @@ class StudyInfo:
 
 @dataclass(frozen=True)
 class EpochReport:
-    """What a trial reported at the end of an epoch; a function reports in place of epochs.
+    """The report of a trial at the end of an epoch; a function reports in place of epochs.
 
     Args:
         epoch: Epochs finished since the trial began.
@@ -72,9 +72,9 @@ class TrialResult:
 class Callback:
     """Base class of callbacks: overwrite the methods that are needed.
 
-    **Who calls.** A process of its own, the follower, which reads the study's journal. So everything that a callback is
-    told of is recorded already, and a slow callback delays no training. `tune(callbacks=[...])` pickles callbacks by
-    cloudpickle into the study's directory; each run of the study (`tune`, then each `resume`) has a follower that
+    **Who calls.** A process of its own, the follower, which reads the study's journal. So each event is
+    recorded before a callback gets it, and a slow callback delays no training. `tune(callbacks=[...])` pickles
+    callbacks by cloudpickle into the study's directory; each run of the study (`tune`, then each `resume`) has a follower that
     unpickles them. It calls the callbacks of a study one after another, from one thread. An object that cannot be
     pickled (an open file, a connection) is made in `on_study_begin`. What a callback prints goes to
     `logs/callbacks.log` in the study's directory. The follower has a low priority (nice 10), and a Ctrl-C does not

@@ -19,7 +19,7 @@ BATCH = 1000
 
 @dataclass
 class Position:
-    """The part of a journal that a callback has been told of.
+    """The part of a journal that was delivered to a callback.
 
     Args:
         seq: Position in the journal's sequence; all reports up to it are delivered.
@@ -101,8 +101,8 @@ class Delivery:
             rows = self._rows(sorted(reported | (states.keys() - position.begun) | due))
             begun = set(self._begin(rows.values()))
             for _, time, report in reports:
-                told = EpochReport(report.epoch, report.metrics, report.seconds, time)
-                self._callback.on_report(report.trial, self._configs[report.trial], told)
+                sent = EpochReport(report.epoch, report.metrics, report.seconds, time)
+                self._callback.on_report(report.trial, self._configs[report.trial], sent)
             ended = set(self._end(rows[number] for number in sorted(due)))
             if not (reports or begun or ended or retried):
                 return
@@ -133,7 +133,7 @@ class Delivery:
 
 
 def study_info(journal: JournalView) -> StudyInfo:
-    """The study of a journal, as callbacks are told of it."""
+    """The study of a journal, as callbacks get it."""
     first, *later = journal.runs()
     with JournalView.read(journal.directory) as now:  # the view keeps the study's values of its opening
         finished = bool(now.study.get("finished"))

@@ -78,11 +78,10 @@ class LoaderSettings:
         Raises:
             TaskError: The sampler yields no integers, or another number of them than its length says.
         """
-        if self.order == "ascending" or (self.order == "shuffled" and epoch is None):
+        if self.order == "ascending":
             return None
         if self.order == "shuffled":
-            assert epoch is not None
-            return epoch_order(samples, data_seed, epoch)
+            return None if epoch is None else epoch_order(samples, data_seed, epoch)
         seed = derive_seed(data_seed, "valid order") if epoch is None else derive_seed(data_seed, "epoch", epoch)
         return _sampled(self.order, seed, epoch or 0, samples)
 

@@ -47,10 +47,10 @@ class FetchRequest:
 
 @dataclass(frozen=True)
 class _Answer:
-    """What a loader process returns.
+    """The answer of a loader process to a request.
 
     Args:
-        request: FetchRequest.
+        request: Request that is answered.
         content: Samples or batch: packed as they are sent, unpacked once they are received.
         drew: Whether samples drew that must not.
         error: What a sample, the collate function or pickling raised.
@@ -117,7 +117,7 @@ class LoaderProcesses:
         """Fetch samples, and let others be fetched in advance.
 
         Args:
-            wanted: FetchRequest.
+            wanted: Request whose samples are returned.
             upcoming: Requests that are likely to be next, the nearest first.
 
         Returns:
@@ -132,12 +132,11 @@ class LoaderProcesses:
         self._ask(wanted, first=True)
         for request in upcoming:
             self._ask(request)
-        while self._known[wanted.key] is None:
-            answer = self._next()
-            if answer is not None and answer.request.key in self._known:
-                self._known[answer.request.key] = answer
-        answer = self._known.pop(wanted.key)
-        assert answer is not None
+        while (answer := self._known[wanted.key]) is None:
+            received = self._next()
+            if received is not None and received.request.key in self._known:
+                self._known[received.request.key] = received
+        del self._known[wanted.key]
         return answer.request.indices, answer.value()
 
     def forget(self) -> None:
@@ -160,10 +159,8 @@ class LoaderProcesses:
             if answer is None or answer.content is None:
                 return answer
             return replace(answer, content=unpack(answer.content))
-        except (
-            BaseException
-        ) as error:  # a process was killed, or this one interrupted: others start at the next request
-            self._end()
+        except BaseException as error:
+            self._end()  # a process was killed, or this one interrupted: others start at the next request
             if isinstance(error, (ConnectionError, EOFError, FileNotFoundError)):
                 raise RuntimeError(
                     f"a DataLoader worker of the {self._name} set has ended before its samples were received; it may "

@@ -83,7 +83,7 @@ class CapturedStep:
         self._loss = loss
         leaves, self._spec = pytree.tree_flatten(batch)
         self._shapes = _shapes(leaves)
-        self._runs = sum(1 for _ in micro_batches(batch))
+        self._runs = len(micro_batches(batch))
         self._limits = limits
         if trained is None:
             trained = [p for p in array.parameters() if p.grad is not None]

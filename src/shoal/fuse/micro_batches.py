@@ -1,6 +1,6 @@
 """Several batches of one training step, whose gradients are added before the update."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -21,11 +21,11 @@ class MicroBatches(NamedTuple):
     weights: tuple[float, ...]
 
 
-def micro_batches(batch: Any) -> Iterator[tuple[Any, float]]:
+def micro_batches(batch: Any) -> list[tuple[Any, float]]:
     """The batches of a step with their weights: those of `MicroBatches`, or any other batch with weight 1."""
     if isinstance(batch, MicroBatches):
-        return zip(batch.batches, batch.weights, strict=True)
-    return iter([(batch, 1.0)])
+        return list(zip(batch.batches, batch.weights, strict=True))
+    return [(batch, 1.0)]
 
 
 def weighted(loss: Tensor, weight: float) -> Tensor:

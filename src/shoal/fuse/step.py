@@ -273,7 +273,7 @@ class _PlainStep:
         self._columns = [(stacked, own) for _, stacked, own in array.columns() if isinstance(stacked, nn.Parameter)]
         self.drop()
         ticks = array.ticks
-        array.tick += sum(1 for _ in micro_batches(batch))
+        array.tick += len(micro_batches(batch))
         losses = []
         try:
             for b, (member, run) in enumerate(zip(array.members, self._runs, strict=True)):

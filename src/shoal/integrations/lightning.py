@@ -26,7 +26,7 @@ _LOSSES = ("valid_loss", "val_loss", "valid/loss", "val/loss", "validation_loss"
 
 
 class LightningTask(Task):
-    """What Lightning's `Trainer.fit` does with a LightningModule, for each config of a search.
+    """Training of a LightningModule as by Lightning's `Trainer.fit`, for each config of a search.
 
     Values of the config are keyword arguments of the module's `__init__`, and of `datamodule` if that is a class or a
     function. The names `accumulate_grad_batches`, `gradient_clip_val` and `precision` override the arguments below for

@@ -1,4 +1,4 @@
-"""What a LightningModule sees of its Trainer while a study trains it."""
+"""The attributes of a Trainer and the log of a LightningModule while a study trains it."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 from shoal.core.errors import TaskError
 from shoal.integrations.lightning_module import BATCHES, REMEDY
+from shoal.task import size_of
 
 __all__ = ["Length", "TrainerView", "ValidationLog", "attached"]
 
@@ -150,8 +150,7 @@ class ValidationLog:
             raise TaskError(
                 f"self.log({name!r}, ...) is given {type(value).__name__}; log a tensor or a number. {REMEDY}"
             )
-        sizes = (len(x) for x in pytree.tree_leaves(self._batch) if isinstance(x, Tensor) and x.dim() > 0)
-        if batch_size is not None and batch_size != (size := next(sizes, batch_size)):
+        if batch_size is not None and batch_size != (size := size_of(self._batch)):
             raise TaskError(
                 f"self.log({name!r}, batch_size={batch_size}): means are weighted by the samples of the batch, {size}"
             )

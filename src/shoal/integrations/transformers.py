@@ -1,4 +1,4 @@
-"""TrainerTask: what `transformers.Trainer` does with its arguments, as a task whose trials train as arrays."""
+"""TrainerTask: the training of `transformers.Trainer` as a task, whose trials train as arrays."""
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
@@ -34,7 +34,7 @@ _SMOOTHING = "label_smoothing"
 
 
 class TrainerTask(Task):
-    """What `transformers.Trainer` does with the same arguments, for each config of a search.
+    """Training as by `transformers.Trainer` with the same arguments, for each config of a search.
 
     The optimizer, its two groups of weight decay, the schedule per optimizer step with its warm-up, accumulation,
     clipping, precision, label smoothing and `compute_metrics` are `Trainer`'s. Arguments that cannot be honoured are
@@ -258,7 +258,7 @@ class TrainerTask(Task):
 
 @dataclass(frozen=True)
 class _Traits:
-    """What `Trainer` reads from a model before training.
+    """Properties of a model that `Trainer` reads before training.
 
     Args:
         columns: Names of samples that the model takes.
@@ -305,7 +305,7 @@ class _Traits:
 
 
 def _forward(model: nn.Module, batch: Mapping[str, Any]) -> tuple[Any, Tensor | None]:
-    """What the model returns for a batch, and the labels that it was not given since they are to be smoothed."""
+    """The outputs of the model for a batch, and the labels that it was not given since they are to be smoothed."""
     inputs = dict(batch)
     labels = inputs.pop("labels", None) if hasattr(model, _SMOOTHING) else None
     return model(**inputs), labels

@@ -1,4 +1,4 @@
-"""What a task asks of training steps and validation for one config, checked."""
+"""Settings of training steps and validation that a task returns for one config, checked."""
 
 import sys
 from collections.abc import Callable
@@ -21,7 +21,7 @@ _DTYPES = {"32": None, "bf16-mixed": torch.bfloat16}
 
 @dataclass(frozen=True)
 class StepSettings:
-    """What a task asks of training steps and validation for one config.
+    """Settings of training steps and validation that a task returns for one config.
 
     Args:
         batch_size: Samples of a batch.

@@ -55,7 +55,7 @@ class TrialRuntime:
         optimizer: Optimizer of the task; several in a list, tuple or dict, if the task has its own `step`.
         scheduler: LR scheduler of the task, several as for the optimizer, or None.
         device: Device of the model.
-        settings: What the task asks of its training steps.
+        settings: Settings of its training steps.
         by_step: Whether schedulers step after each training step, not after each epoch.
         epoch: Epochs finished.
         step: Steps done of the next epoch.
