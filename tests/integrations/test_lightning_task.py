@@ -14,13 +14,20 @@ from torch.optim.lr_scheduler import LambdaLR, OneCycleLR, ReduceLROnPlateau, St
 from torch.utils.data import DataLoader, Sampler, TensorDataset
 
 import shoal
+from shoal.core.array import Member
 from shoal.core.errors import ShoalError, TaskError
-from shoal.core.trial import TrialState
+from shoal.core.trial import Trial, TrialState
+from shoal.data.datasets import DataSets
 from shoal.fuse.generators import reseed
 from shoal.integrations.lightning import LightningTask
+from shoal.worker.fused_stepper import FusedStepper
 from shoal.worker.loss_tracker import LossTracker
+from shoal.worker.signature_builder import SignatureBuilder
+from shoal.worker.trial_runtime import build
 
 lightning = pytest.importorskip("lightning.pytorch")
+
+CPU = torch.device("cpu")
 
 EPOCHS, SAMPLES, SIZE = 3, 22, 4
 pytestmark = pytest.mark.filterwarnings("ignore")  # of Lightning, about workers and short epochs
@@ -291,15 +298,32 @@ def test_trials_learn_what_trainer_fit_teaches(case: str, recorded: dict[int, li
             assert row.metrics[name] == pytest.approx(losses.metrics[name], rel=1e-9)
 
 
+def check_one_array(trials: list[Trial]) -> None:
+    """Trials have one fusion key, and a step of them as an array gives each the loss of its step alone."""
+    task = LightningTask(Classifier, Data())
+    sets = DataSets(task, CPU)
+    keys, failed, _ = SignatureBuilder(task, sets).survey(trials)
+    assert not failed
+    assert len(set(keys.values())) == 1
+    batch = next(sets.of(trials[0].config)[0].walk(next(iter(keys.values())).batch_size))
+
+    def step(*some: Trial) -> Tensor:
+        stepper = FusedStepper(task, [build(task, Member(each, 0, 1), CPU) for each in some])
+        losses = stepper.train_step([batch] * len(some), [0] * len(some))
+        assert not stepper.refusal
+        return losses
+
+    torch.testing.assert_close(step(*trials), torch.cat([step(each) for each in trials]), rtol=1e-9, atol=0)
+
+
 def test_members_of_a_search_equal_their_lone_runs(groups: set[frozenset[int]], tmp_path: Path) -> None:
     """Two widths are two arrays, whose members differ in their learning rates and in `self.hparams`."""
     space = {"lr": shoal.choice([0.01, 0.1]), "width": shoal.choice([4, 8])}
     study = tune(LightningTask(Classifier, Data()), space, tmp_path)
     of_width = [{row.number for row in study.trials if row.config["width"] == width} for width in (4, 8)]
-    assert all(any(group <= one for one in of_width) for group in groups)
-    assert any(len(group) > 1 for group in groups), (
-        "which trials wait for which depends on time, but some train at once"
-    )
+    assert all(any(group <= one for one in of_width) for group in groups), "how many train at once is measured"
+    for numbers in of_width:
+        check_one_array([row.trial for row in study.trials if row.number in numbers])
     for row in study.trials:
         assert study.rerun(row.number).largest < 1e-9
     assert type(study.best_model()) is Classifier

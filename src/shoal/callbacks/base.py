@@ -72,13 +72,12 @@ class TrialResult:
 class Callback:
     """Base class of callbacks: overwrite the methods that are needed.
 
-    **Who calls.** A process of its own, the follower, which reads the study's journal. So each event is
-    recorded before a callback gets it, and a slow callback delays no training. `tune(callbacks=[...])` pickles
-    callbacks by cloudpickle into the study's directory; each run of the study (`tune`, then each `resume`) has a follower that
-    unpickles them. It calls the callbacks of a study one after another, from one thread. An object that cannot be
-    pickled (an open file, a connection) is made in `on_study_begin`. What a callback prints goes to
-    `logs/callbacks.log` in the study's directory. The follower has a low priority (nice 10), and a Ctrl-C does not
-    reach it.
+    **Who calls.** A process of its own, the follower, which reads the study's journal. So each event is recorded before
+    a callback gets it, and a slow callback delays no training. `tune(callbacks=[...])` pickles callbacks by cloudpickle
+    into the study's directory; each run of the study (`tune`, then each `resume`) has a follower that unpickles them.
+    It calls the callbacks of a study one after another, from one thread. An object that cannot be pickled (an open
+    file, a connection) is made in `on_study_begin`. What a callback prints goes to `logs/callbacks.log` in the study's
+    directory. The follower has a low priority (nice 10), and a Ctrl-C does not reach it.
 
     **Order.** `on_study_begin` comes first in each run, and `on_study_end` last, also in a run that was interrupted or
     whose engine was killed; only a kill of the follower itself leaves it out. Between them, for each trial:
