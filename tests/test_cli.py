@@ -587,8 +587,10 @@ def wait_for(condition, seconds=60):
 
 
 def table(shoal, directory):
-    """What a study found, to the last digit, but nothing that depends on the time."""
-    rows = json.loads(shoal("trials", directory, "--json", cwd=directory).stdout)
+    """What a study found, but nothing that depends on the time: which arrays there were changes the last digits."""
+    rows = json.loads(
+        shoal("trials", directory, "--json", cwd=directory).stdout, parse_float=lambda text: float(f"{float(text):.9g}")
+    )
     return [{name: row[name] for name in ("trial", "state", "config", "metrics", "best", "epochs")} for row in rows]
 
 
