@@ -4,6 +4,7 @@ import functools
 import hashlib
 import inspect
 import io
+import os
 import pickle
 from collections.abc import Callable, Iterator
 from types import FunctionType
@@ -36,6 +37,9 @@ def dumped(value: object, what: str, error_class: type[ShoalError], remedy: str)
     except (TypeError, pickle.PicklingError) as error:
         raise error_class(f"{what} ({_unpicklable_part(value)}{error}); {remedy}") from error
     return content
+
+
+os.register_at_fork(after_in_child=_originals.clear)  # a worker loads the bytes, whoever forked it
 
 
 def register_original(content: bytes, value: object) -> None:

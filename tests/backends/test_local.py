@@ -21,6 +21,13 @@ from shoal.core.errors import BackendError
 from shoal.testing.backends import Script, events_until_ended, scripted, scripted_job
 from shoal.worker.control import JobControl
 
+
+@pytest.fixture(autouse=True)
+def new_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server is a new process, whichever modules and threads the tests' own process has by now."""
+    monkeypatch.setattr("shoal.backends.launcher.prepare_fork", lambda: "the test asks for a new process")
+
+
 CPU = Device("cpu:0", "cpu", memory=2**30)
 OTHER_CPU = Device("cpu:1", "cpu", memory=2**30)
 

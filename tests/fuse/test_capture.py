@@ -385,7 +385,7 @@ def test_a_captured_step_that_fails_is_not_counted(optimizer: Any) -> None:
         torch.testing.assert_close(member.state_dict()["state"], state, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("compiling", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("compiling", [False, pytest.param(True, marks=pytest.mark.thorough)])
 def test_batches_are_accumulated_and_gradients_clipped_as_eagerly(compiling: bool) -> None:
     (first, later), limits = batches(2, 4), [0.05, torch.inf, 0.2]
     batch = MicroBatches((first, later), (0.25, 0.75))

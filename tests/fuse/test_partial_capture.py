@@ -41,7 +41,7 @@ def test_a_captured_step_is_an_eager_one(name: str, optimizer: Any) -> None:
     same(nets(name, 5, rate=0.3), optimizer, compiling=False)
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_a_compiled_step_is_an_eager_one() -> None:
     same(nets("widths", 4, rate=0.3), torch.optim.SGD, compiling=True)
 

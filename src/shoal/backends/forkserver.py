@@ -1,4 +1,4 @@
-"""The fork server process: it imports torch and the runner once, and forks a worker for each request of the engine.
+"""The fork server process: it has torch and the runner imported, and forks a worker for each request of the engine.
 
 The standard library's `multiprocessing` "forkserver" is not suitable: its children import the user's `__main__` again,
 which trains once more if a script has no `if __name__ == "__main__"` guard and fails if there is no file (a notebook).
@@ -15,8 +15,10 @@ The engine and this process hold the two ends of the control socket:
 - Server to engine: a `NOTICE` of number `STUDY` when the server has begun or ended a study, and a notice when a worker
   has ended.
 
-A server outlives its study, so that the next study of the same process need not import torch again. It exits after
-`IDLE_SECONDS` without a study. User code runs in workers only, so a study leaves no state in the server.
+The server is a fork of the engine's process where that is safe (see `caller_fork`), else a new process, which imports
+torch and the runner. A new process outlives its study, so that the next study of the engine need not import torch
+again. It exits after `IDLE_SECONDS` without a study. User code runs in workers only, so a study leaves no state in the
+server.
 
 When the server reads the end of file from the socket, the engine has ended: the server kills all its workers and exits.
 The server has its own session, so a Ctrl-C or hang-up of the terminal reaches the engine alone. It stays
@@ -39,9 +41,9 @@ from multiprocessing.connection import Connection, wait
 from shoal.backends.base import WorkerContext
 from shoal.backends.process import work
 from shoal.backends.run_job import resolve
-from shoal.cluster.processes import kill, process_tree
+from shoal.cluster.processes import kill, note_inherited_memory, process_tree
 
-__all__ = ["NOTICE", "REQUEST", "STUDY", "Setup", "main"]
+__all__ = ["NOTICE", "REQUEST", "STUDY", "Setup", "main", "serve"]
 
 REQUEST = struct.Struct("!Q")
 """The number of the worker to fork or to kill, 1 or more."""
@@ -72,12 +74,21 @@ class Setup:
 
 
 def main() -> None:
-    """Serve one study after another until the engine ends; the program's argument is the control socket's number."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    with socket.socket(fileno=int(sys.argv[1])) as control:
-        control.set_inheritable(False)
-        _Server(control).serve()
+    """Serve in a new process; the program's argument is the control socket's number."""
+    serve(socket.socket(fileno=int(sys.argv[1])))
     os._exit(0)  # no output is left to flush, and an orderly exit with torch takes a sixth of a second
+
+
+def serve(control: socket.socket) -> None:
+    """Serve one study after another until the engine ends.
+
+    Args:
+        control: The server's end of the control socket.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    control.set_inheritable(False)
+    with control:
+        _Server(control).serve()
 
 
 class _Server:
@@ -180,6 +191,7 @@ class _Server:
         status = 1
         try:
             os.setpgid(0, 0)
+            note_inherited_memory()
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -1,6 +1,7 @@
 """The engine's side of the fork server: it starts the server, requests workers and receives their exits."""
 
 import json
+import logging
 import os
 import pickle
 import signal
@@ -17,9 +18,12 @@ from multiprocessing.connection import Connection
 from typing import IO
 
 from shoal.backends.base import WorkerContext
-from shoal.backends.forkserver import NOTICE, REQUEST, STUDY, Setup
+from shoal.backends.caller_fork import ForkedProcess, prepare_fork
+from shoal.backends.forkserver import NOTICE, REQUEST, STUDY, Setup, serve
 
 __all__ = ["Exit", "ForkServer", "describe_status"]
+
+_log = logging.getLogger("shoal.backends")
 
 # The module path is set before the import, so that the server imports the same Shoal as the engine.
 _BOOTSTRAP = (
@@ -55,26 +59,40 @@ class _Process:
         path: Module search path of the process.
         environment: Environment variables of the process.
         log: File for its output until it serves a study.
+        forked: Whether it is a fork of this process. It serves one study only: for the next one this process may have
+            other modules and objects.
     """
 
-    def __init__(self, path: list[str], environment: dict[str, str], log: IO[bytes]) -> None:
+    def __init__(self, path: list[str], environment: dict[str, str], log: IO[bytes], forked: bool) -> None:
         self.path = path
         self.environment = environment
         self.inherited = _umask_and_affinity()
+        self.forked = forked
         self.control, server_end = socket.socketpair()
         with server_end:
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-u", "-c", _BOOTSTRAP, str(server_end.fileno()), json.dumps(path)],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                pass_fds=[server_end.fileno()],
-                start_new_session=True,
-                env={**_ALLOCATOR, **environment},
-            )
+            start = self._fork if forked else self._spawn
+            self._process = start(server_end, log)
         self.pid = self._process.pid
         self.close = weakref.finalize(self, _stop_process, self._process, self.control)
         _PROCESSES.add(self)
+
+    def _fork(self, server_end: socket.socket, log: IO[bytes]) -> ForkedProcess:
+        def run() -> None:
+            self.control.close()
+            serve(server_end)
+
+        return ForkedProcess(run, log.fileno(), _ALLOCATOR)
+
+    def _spawn(self, server_end: socket.socket, log: IO[bytes]) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            [sys.executable, "-P", "-u", "-c", _BOOTSTRAP, str(server_end.fileno()), json.dumps(self.path)],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            pass_fds=[server_end.fileno()],
+            start_new_session=True,
+            env={**_ALLOCATOR, **self.environment},
+        )
 
     def end_study(self) -> bool:
         """End the study of the server and all its workers; return whether the server can serve another study."""
@@ -103,9 +121,10 @@ class _Process:
 class ForkServer:
     """The server process of a study.
 
-    The constructor returns at once, while the process imports torch. Requests before that wait in its socket. The
-    process of the last study serves this one, unless the environment, the module path, the umask or the CPU affinity
-    has changed.
+    The process is a fork of this one where that is safe: torch and the task's modules need not be imported again. Else
+    it is that of the last study, unless the environment, the module path, the umask or the CPU affinity has changed; or
+    a new one. The constructor returns at once, while a new process imports torch. Requests before that wait in its
+    socket.
 
     Args:
         worker_context: Context of all its workers.
@@ -178,7 +197,7 @@ class ForkServer:
         if self._closed:
             return
         self._closed = True
-        if self.ready and self._process.end_study():
+        if self.ready and not self._process.forked and self._process.end_study():
             _IDLE_PROCESSES.append(self._process)
         else:
             self._process.close()
@@ -193,7 +212,7 @@ def describe_status(status: int) -> str:
     return f"was killed by {signal.Signals(-status).name}"
 
 
-def _stop_process(process: subprocess.Popen[bytes], control: socket.socket) -> None:
+def _stop_process(process: subprocess.Popen[bytes] | ForkedProcess, control: socket.socket) -> None:
     control.close()
     process.terminate()  # effective only during its imports; after that the closed socket ends it
     try:
@@ -209,15 +228,19 @@ _IDLE_PROCESSES: deque[_Process] = deque(maxlen=1)
 
 
 def _process(log: IO[bytes]) -> _Process:
-    """Return the process of the last study if its environment is the same and it answers, else a new process."""
+    """Return a fork of this process where that is safe, the process of the last study if it fits, or a new one."""
     path, environment = [entry or _working_directory() for entry in sys.path], dict(os.environ)
+    why = prepare_fork() if "torch" in sys.modules else "it has not imported torch"
+    if why is None:
+        return _Process(path, environment, log, forked=True)
+    _log.debug("the workers are not forked from the calling process: %s", why)
     with suppress(IndexError):
         idle = _IDLE_PROCESSES.pop()
         same_environment = (idle.path, idle.environment, idle.inherited) == (path, environment, _umask_and_affinity())
         if same_environment and idle.end_study():
             return idle
         idle.close()
-    return _Process(path, environment, log)
+    return _Process(path, environment, log, forked=False)
 
 
 def _umask_and_affinity() -> tuple[object, ...]:

@@ -12,6 +12,8 @@ __all__ = [
     "is_visible",
     "kill",
     "kill_tree",
+    "note_inherited_memory",
+    "own_memory",
     "process_tree",
     "program_name",
     "start_time",
@@ -20,6 +22,20 @@ __all__ = [
 
 _POLL_SECONDS = 0.01
 """Time between two checks of running processes."""
+
+
+_inherited_bytes = 0
+
+
+def note_inherited_memory() -> None:
+    """Note in a forked process that its memory so far is shared with the process that forked it."""
+    global _inherited_bytes
+    _inherited_bytes = psutil.Process().memory_info().rss
+
+
+def own_memory() -> int:
+    """Return the resident bytes of this process, without those that it shares with the process that forked it."""
+    return max(0, int(psutil.Process().memory_info().rss) - _inherited_bytes)
 
 
 def program_name(pid: int) -> str:

@@ -3,9 +3,9 @@
 import gc
 from collections.abc import Iterable
 
-import psutil
 import torch
 
+from shoal.cluster.processes import own_memory
 from shoal.core.array import FusionKey
 from shoal.core.event import MemoryMeasured
 
@@ -18,7 +18,8 @@ NEWS = 1.05
 class MemoryTracker:
     """Tracks the peak memory of this process while it trains.
 
-    On a GPU this is the memory that torch has reserved, as in a profile; on a CPU the resident set at each `look`.
+    On a GPU this is the memory that torch has reserved, as in a profile; on a CPU the resident set at each `look`,
+    without what the process shares with the one that forked it.
 
     Args:
         job: Id of the job.
@@ -45,7 +46,7 @@ class MemoryTracker:
         if self._device.type == "cuda":
             self._bytes = int(torch.cuda.max_memory_reserved(self._device))
         else:
-            self._bytes = max(self._bytes, int(psutil.Process().memory_info().rss))
+            self._bytes = max(self._bytes, own_memory())
 
     def news(self) -> MemoryMeasured | None:
         """The peak, if it has grown since it was last reported; else None."""

@@ -12,11 +12,11 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-import psutil
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from shoal.cluster.processes import own_memory
 from shoal.core.array import Array, Member
 from shoal.core.demand import Profile
 from shoal.cost.race import RaceRules, choose_fastest
@@ -360,12 +360,12 @@ def _times() -> tuple[float, float, float]:
 
 
 def _memory(device: torch.device) -> int:
-    """Bytes of this process on the device: the resident set, or on a GPU torch's peak since the last call."""
+    """Bytes of this process on the device: as of `own_memory`, or on a GPU torch's peak since the last call."""
     if device.type == "cuda":
         taken = int(torch.cuda.max_memory_reserved(device))
         torch.cuda.reset_peak_memory_stats(device)
         return taken
-    return int(psutil.Process().memory_info().rss)
+    return own_memory()
 
 
 def _bytes(stepper: Stepper) -> int:

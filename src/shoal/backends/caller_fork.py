@@ -1,0 +1,174 @@
+"""Forks the calling process, which has torch and the modules of the task already, where a fork is safe.
+
+A fork copies only the thread that calls it: a lock that another thread holds stays locked in the copy, and a pool of
+threads is empty there. `prepare_fork` ends the pools of OpenMP, which start again when they are used, and finds out
+whether another thread is left. All that may be left are the threads of OpenBLAS, which ends them before a fork itself.
+"""
+
+import ctypes
+import gc
+import os
+import re
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from io import TextIOWrapper
+from multiprocessing.connection import wait
+from pathlib import Path
+from subprocess import TimeoutExpired
+from typing import Any
+
+__all__ = ["ForkedProcess", "prepare_fork"]
+
+_OPENMP = re.compile(r"/lib(g|i)?omp[^/]*\.so[^/]*$")
+_OPENBLAS = re.compile(r"openblas[^/]*\.so[^/]*$")
+_HARD_PAUSE = 2
+"""`omp_pause_hard` of OpenMP 5.0: `omp_pause_resource_all` ends all threads of the pools of the calling thread."""
+_DRIVERS = ("/dev/nvidia", "/dev/kfd", "/dev/dri")
+"""Files that a driver of GPUs opens; its context does not survive a fork."""
+_EXIT_SECONDS = 0.2
+"""Longest wait for the exit of the threads of a pool."""
+_MALLOPT = {"MALLOC_TRIM_THRESHOLD_": -1, "MALLOC_MMAP_THRESHOLD_": -3}
+"""Environment variable of glibc -> parameter of `mallopt`, which sets the same in a running process."""
+
+
+def prepare_fork() -> str | None:
+    """End the thread pools of OpenMP; return why this process must not be forked all the same, or None if it may be."""
+    if sys.platform != "linux":
+        return f"{sys.platform} is not Linux"
+    if threading.active_count() > 1:
+        others = [thread.name for thread in threading.enumerate() if thread is not threading.current_thread()]
+        return f"it has other threads: {', '.join(others)}"
+    if opened := [file for file in _open_files() if file.startswith(_DRIVERS)]:
+        return f"it has opened {opened[0]}"
+    libraries = _libraries()
+    for library in filter(_OPENMP.search, libraries):
+        pause = getattr(ctypes.CDLL(library), "omp_pause_resource_all", None)
+        if pause is None or pause(_HARD_PAUSE):
+            return f"{library} cannot end its threads"
+    known = len([*filter(_OPENBLAS.search, libraries)]) * ((os.cpu_count() or 1) - 1)
+    deadline = time.monotonic() + _EXIT_SECONDS
+    while (unknown := len(os.listdir("/proc/self/task")) - 1 - known) > 0:
+        if time.monotonic() > deadline:
+            return f"{unknown} of its threads are those of a library that may not survive it"
+        time.sleep(0.001)
+    return None
+
+
+def _libraries() -> set[str]:
+    """Return the paths of all shared libraries of this process."""
+    columns = (line.split(maxsplit=5) for line in Path("/proc/self/maps").read_text().splitlines())
+    return {line[5] for line in columns if len(line) == 6 and ".so" in line[5]}
+
+
+def _open_files() -> list[str]:
+    found = []
+    for descriptor in os.listdir("/proc/self/fd"):
+        with suppress(OSError):  # that of the listing itself is closed by now
+            found.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+    return found
+
+
+class ForkedProcess:
+    """A forked process, with the methods of a `subprocess.Popen`.
+
+    The process has a session of its own, the default handlers of signals, and no standard input. It does not run the
+    exit handlers of the caller.
+
+    Args:
+        target: Function that the process calls.
+        log: Descriptor of the file for its output.
+        allocator: Variables of glibc's allocator to set, as they would be in the environment of a new process.
+    """
+
+    def __init__(self, target: Callable[[], None], log: int, allocator: dict[str, str]) -> None:
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(AttributeError, OSError, ValueError):  # None, a full pipe, or closed: not to be written twice
+                stream.flush()
+        self.pid = os.fork()
+        if self.pid == 0:
+            _become(target, log, allocator)
+        self._descriptor = os.pidfd_open(self.pid)
+        self._status: int | None = None
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for its end and return its exit status; negative for a signal.
+
+        Raises:
+            TimeoutExpired: It has not ended in `timeout` seconds.
+        """
+        if self._status is None:
+            if not wait([self._descriptor], timeout):
+                raise TimeoutExpired("fork", timeout or 0.0)
+            self._status = 0
+            with suppress(ChildProcessError):  # the caller ignores SIGCHLD, so that nobody learns the status
+                self._status = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+            os.close(self._descriptor)
+        return self._status
+
+    def terminate(self) -> None:
+        """Send SIGTERM, if it has not ended."""
+        self._signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """Send SIGKILL, if it has not ended."""
+        self._signal(signal.SIGKILL)
+
+    def _signal(self, number: int) -> None:
+        if self._status is None:
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._descriptor, number)
+
+
+def _become(target: Callable[[], None], log: int, allocator: dict[str, str]) -> None:
+    """Run the target in the child process; never return to the caller's code."""
+    status = 1
+    try:
+        os.setsid()
+        for number in signal.valid_signals():
+            if callable(signal.getsignal(number)):
+                signal.signal(number, signal.SIG_DFL)
+        signal.set_wakeup_fd(-1)
+        _replace_streams(log)
+        for name, value in allocator.items():
+            if name not in os.environ:
+                ctypes.CDLL(None).mallopt(_MALLOPT[name], int(value))
+        _restore_defaults_of_torch()
+        gc.freeze()  # objects of the caller are not collected here: they stay shared, and no finalizer of theirs runs
+        target()
+        status = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(status)
+
+
+def _replace_streams(log: int) -> None:
+    """Redirect the standard streams; those of the caller may be objects of a test runner or of an editor."""
+    null = os.open(os.devnull, os.O_RDONLY)
+    for source, number in ((null, 0), (log, 1), (log, 2)):
+        os.dup2(source, number)
+    os.close(null)
+    sys.stdin = open(0, closefd=False)  # noqa: SIM115  (open as long as the process)
+    sys.stdout, sys.stderr = (_unbuffered(number) for number in (1, 2))
+
+
+def _unbuffered(number: int) -> TextIOWrapper:
+    raw = open(number, "wb", buffering=0, closefd=False)  # noqa: SIM115  (likewise)
+    return TextIOWrapper(raw, encoding="utf-8", errors="backslashreplace", write_through=True)
+
+
+def _restore_defaults_of_torch() -> None:
+    """Give torch the settings that it has after its import, as `shoal resume` will find them in another process."""
+    torch: Any = sys.modules.get("torch")
+    if torch is not None:
+        torch.set_default_dtype(torch.float32)
+        torch.set_default_device(None)
+        torch.set_grad_enabled(True)
+        if torch.are_deterministic_algorithms_enabled():  # else the call imports the compiler for nothing
+            torch.use_deterministic_algorithms(False)
+        torch.set_float32_matmul_precision("highest")

@@ -1,0 +1,163 @@
+"""A server that is a fork of the calling process: when there is one, and that nothing of the caller disturbs it."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from shoal.backends import Backend, Local
+from shoal.backends.caller_fork import ForkedProcess, prepare_fork
+from shoal.testing.backends import BACKEND_CHECKS
+
+STUDY = """
+import os, sys, threading, time
+import torch
+import shoal
+from torch.utils.data import TensorDataset
+from shoal.backends.caller_fork import prepare_fork
+
+torch.set_default_dtype(torch.float64)
+torch.set_num_threads(2)
+x = torch.randn(1000, 1000, requires_grad=True)
+(x @ x).sum().backward()  # begins threads of OpenMP
+X = torch.linspace(-1, 1, 192).view(64, 3).sin().float()
+
+
+class Line(shoal.Task):
+    def data(self, config):
+        return TensorDataset(X, X.sum(1)), TensorDataset(X, X.sum(1))
+
+    def model(self, config):
+        return torch.nn.Linear(3, 1)
+
+    def optimizer(self, model, config):
+        torch.set_num_threads(2)
+        large = torch.ones(1000, 1000, requires_grad=True)
+        (large @ large).sum().backward()  # with several threads, in a worker
+        return torch.optim.SGD(model.parameters(), lr=config["lr"])
+
+    def loss(self, model, batch):
+        return (model(batch[0]).squeeze(1) - batch[1]).square().mean()
+
+    def metrics(self, model, batch):
+        with open("seen", "a") as file:
+            file.write(f"{torch.get_default_dtype()} {os.environ['BEFORE']}\\n")
+        return {}
+
+
+print("unfit to be printed twice", end="")
+os.environ["BEFORE"] = "set"
+{before}
+study = shoal.tune(
+    Line(), {"lr": shoal.loguniform(0.01, 0.1)}, metric="valid_loss", mode="min",
+    algorithm=shoal.Random(4, epochs=2), devices="cpu:2", directory="study", show_progress=False,
+)
+assert (x @ x).sum().isfinite()  # the caller's own threads begin again
+print(study.best_trial.metrics["valid_loss"], prepare_fork())
+"""
+
+
+def script(folder: Path, before: str = "") -> list[str]:
+    (folder / "study.py").write_text(STUDY.replace("{before}", before))
+    return [sys.executable, "study.py"]
+
+
+def run(folder: Path, before: str = "") -> str:
+    environment = {**os.environ, "SHOAL_CACHE": str(folder / "cache")}
+    done = subprocess.run(
+        script(folder, before), cwd=folder, env=environment, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_a_study_is_forked_from_a_caller_that_has_used_threads(tmp_path: Path) -> None:
+    printed = run(tmp_path)
+    assert printed.count("unfit") == 1
+    assert printed.rstrip().endswith(" None")
+    assert set((tmp_path / "seen").read_text().split("\n")) == {"torch.float32 set", ""}
+
+
+def test_a_study_learns_the_same_from_a_new_process(tmp_path: Path) -> None:
+    waiting = "threading.Thread(target=time.sleep, args=(60,), daemon=True).start()"
+    loss = {}
+    for name, before in (("forked", ""), ("new", waiting)):
+        (tmp_path / name).mkdir()
+        printed = run(tmp_path / name, before)
+        loss[name] = float(printed.removeprefix("unfit to be printed twice").split()[0])
+        assert ("other threads" in printed) == (name == "new")
+    assert loss["forked"] == pytest.approx(loss["new"], rel=1e-6)
+
+
+def test_a_thread_of_python_forbids_a_fork() -> None:
+    over = threading.Event()
+    thread = threading.Thread(target=over.wait, name="another")
+    thread.start()
+    try:
+        assert prepare_fork() is not None
+        assert "another" in str(prepare_fork())
+    finally:
+        over.set()
+        thread.join()
+
+
+def test_nothing_is_left_when_the_caller_is_killed(tmp_path: Path) -> None:
+    before = "Line.loss = lambda self, model, batch: (time.sleep(0.2), model(batch[0]).square().mean())[1]"
+    environment = {**os.environ, "SHOAL_CACHE": str(tmp_path / "cache")}
+    caller = subprocess.Popen(script(tmp_path, before), cwd=tmp_path, env=environment)
+    try:
+        process = psutil.Process(caller.pid)
+        wait_for(lambda: len(process.children(recursive=True)) >= 2)
+        family = process.children(recursive=True)
+    finally:
+        caller.send_signal(signal.SIGKILL)
+        caller.wait()
+    wait_for(lambda: not any(each.is_running() and each.status() != psutil.STATUS_ZOMBIE for each in family))
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 60.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize("check", BACKEND_CHECKS, ids=lambda check: check.__name__)
+def test_a_forked_server_keeps_the_contract(
+    check: Callable[[type[Backend], Path], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shoal.backends.launcher.prepare_fork", lambda: None)
+    check(Local, tmp_path)
+
+
+class TestProcess:
+    def test_it_ends_with_the_status_of_its_target(self, tmp_path: Path) -> None:
+        with (tmp_path / "log").open("wb") as log:
+            process = ForkedProcess(lambda: print("told"), log.fileno(), {})
+            assert process.wait() == 0
+            assert process.wait() == 0
+        assert (tmp_path / "log").read_text() == "told\n"
+
+    def test_an_exception_is_in_the_log(self, tmp_path: Path) -> None:
+        def fail() -> None:
+            raise ValueError("unheard of")
+
+        with (tmp_path / "log").open("wb") as log:
+            assert ForkedProcess(fail, log.fileno(), {}).wait() == 1
+        assert "ValueError: unheard of" in (tmp_path / "log").read_text()
+
+    def test_signals_end_it(self, tmp_path: Path) -> None:
+        with (tmp_path / "log").open("wb") as log:
+            process = ForkedProcess(lambda: time.sleep(60), log.fileno(), {})
+            with pytest.raises(subprocess.TimeoutExpired):
+                process.wait(0.05)
+            process.terminate()
+            assert process.wait(10) == -signal.SIGTERM
+            process.kill()  # after its end, nothing
