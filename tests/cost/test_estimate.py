@@ -107,6 +107,20 @@ def test_best_size(measured, at_most, expected):
     assert best_size(profile(measured), at_most) == expected
 
 
+@pytest.mark.parametrize(
+    ("measured", "pending", "at_most", "expected"),
+    [
+        pytest.param({1: 1.0}, 20, 16, 8, id="too dear to measure before"),
+        pytest.param({1: 1.0}, 20, 5, 5, id="fewer trials"),
+        pytest.param({1: 1.0}, None, 16, 16, id="the only trial"),
+        pytest.param({1: 1.0, 8: 9.0}, 20, 16, 1, id="tried, and slower"),
+        pytest.param({1: 1.0, 8: 4.0}, 20, 16, 16, id="tried, and faster"),
+    ],
+)
+def test_members_that_were_only_timed_alone_are_tried_together(measured, pending, at_most, expected):
+    assert best_size(profile(measured, pending=pending), at_most) == expected
+
+
 @given(
     st.dictionaries(st.integers(1, 64), st.floats(0.01, 10), min_size=1, max_size=5),
     st.integers(1, 100),

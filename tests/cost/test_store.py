@@ -107,6 +107,22 @@ EPOCH = replace(FUSES, step_seconds={1: 0.1, 2: 0.2}, epoch_steps=10, validation
 COMPILED = replace(EPOCH, compiled_gain={2: 3.0})
 
 
+UNTRIED = replace(EPOCH, step_seconds={1: 0.1}, pending=9)
+
+
+def test_the_first_epochs_of_members_together_give_the_time_of_their_size() -> None:
+    found = after(knowing(UNTRIED), EpochTimes(1, 1, 1.0), EpochTimes(1, 4, 3.0), EpochTimes(1, 8, 6.0))
+    assert found is not None
+    assert found.step_seconds == pytest.approx({1: 0.1, 4: 0.3})
+
+
+def test_sizes_that_a_training_job_has_timed_are_new() -> None:
+    together = Job("one", (replace(array(0, 1), profile=UNTRIED),))
+    timed = Profiled("one", A, replace(UNTRIED, step_seconds={1: 0.1, 2: 0.12}, fused_gain={2: 1.7}))
+    found = after(knowing(UNTRIED), EpochTimes(1, 2, 1.9), timed, job=together)
+    assert found == replace(UNTRIED, step_seconds={1: 0.1, 2: 0.12}, fused_gain={2: 1.7})
+
+
 @pytest.mark.parametrize(
     ("profile", "seconds", "factor"),
     [

@@ -25,6 +25,9 @@ from planner_samples import (
 from shoal.cost.estimate import memory
 from shoal.planner.partition import partition
 
+TRIED = replace(LINEAR, step_seconds={1: 1.0}, pending=60)
+"""The time alone is all that is known."""
+
 
 def sizes(arrays):
     return [len(array.members) for array in arrays]
@@ -43,6 +46,8 @@ SIZES = {
         [1, 1, 1],
     ),
     "one group on seven devices": (waiting((A, 16)), known(A=LITTLE), slots(7), {}, [2, 2, 2, 3, 2, 2, 3]),
+    "too dear to measure together: tried": (waiting((A, 20)), known(A=TRIED), slots(2), {}, [6, 7, 7]),
+    "tried on many devices": (waiting((A, 6)), known(A=TRIED), slots(4), {}, [1, 2, 1, 2]),
     "more devices than members": (waiting((A, 3)), known(A=LINEAR), slots(8), {}, [1, 1, 1]),
     "members are free: cutting gains nothing": (waiting((A, 8)), known(A=CONSTANT), slots(2), {}, [8]),
     "fusing is slower: one by one": (waiting((A, 5)), known(A=SLOWER), slots(1), {}, [1, 1, 1, 1, 1]),

@@ -117,6 +117,7 @@ def test_choice(profile: Profile, delay: float, steps: int, kept: bool | None, m
     assert Captured.taken == {True: total - uncaptured - slow, False: slow, None: 0}[kept]
     assert chosen.finding is not None
     assert chosen.finding.fused_gain == {2: 1.0}
+    assert chosen.finding.step_seconds.keys() == profile.step_seconds.keys() | {2}, "the time of a larger size is new"
     if kept is None:
         assert chosen.finding.compiled_gain == profile.compiled_gain
     else:

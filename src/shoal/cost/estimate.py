@@ -20,6 +20,7 @@ __all__ = [
     "memory",
     "packed_demand",
     "seconds",
+    "size_to_try",
     "step_seconds",
 ]
 
@@ -30,6 +31,9 @@ STEP_OVERHEAD_SECONDS = 2.5e-4
 """Overhead of a step that does not depend on the size of the array: handing out the batch, recording the losses. It
 counts in comparisons of arrays of different sizes."""
 
+
+FIRST_TRIED_SIZE = 8
+"""Members of the first arrays of a structure whose members were only timed alone."""
 
 EXPECTED_COMPILE_SECONDS = 20.0
 """Assumed cost of compiling a structure that was never compiled: a transformer's step on two cores."""
@@ -124,16 +128,28 @@ def fused_gain(profile: Profile, members: int) -> float | None:
     return profile.fused_gain[min(candidates, key=lambda size: abs(size - members))] if candidates else None
 
 
+def size_to_try(profile: Profile) -> int | None:
+    """Return the B at which members that were only timed alone first train together; None if more is known.
+
+    An array finds out in its first steps whether fused steps are faster than plain ones, and takes plain ones if not.
+    So trying costs next to nothing, where measuring before training would cost more than it could save.
+    """
+    return FIRST_TRIED_SIZE if profile.pending is not None and set(profile.step_seconds) == {1} else None
+
+
 def best_size(profile: Profile, at_most: int) -> int:
     """Return the B with the least seconds per member, including `STEP_OVERHEAD_SECONDS`; the largest one of a tie.
 
     Between two measured sizes the time per member is monotonic, so only measured sizes and `at_most` can be best. Since
-    size 1 can win, fusing is never slower than not fusing.
+    size 1 can win, fusing is never slower than not fusing. If several members were never timed together, it is
+    `size_to_try`.
 
     Args:
         profile: Profile of the structure.
         at_most: Largest B that memory or the number of trials allows, at least 1.
     """
+    if (tried := size_to_try(profile)) is not None:
+        return min(tried, at_most)
     sizes = {size for size in profile.step_seconds if size <= at_most} | {at_most}
     per_member = {size: (step_seconds(profile, size) + STEP_OVERHEAD_SECONDS) / size for size in sizes}
     least = min(per_member.values())

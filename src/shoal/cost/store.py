@@ -21,7 +21,7 @@ from shoal.core.device import Device
 from shoal.core.event import MemoryMeasured, PackSpeedMeasured, Profiled
 from shoal.core.job import Job, Purpose
 from shoal.core.space import flatten
-from shoal.cost.estimate import fetching, seconds
+from shoal.cost.estimate import fetching, seconds, size_to_try
 from shoal.cost.history import History
 
 __all__ = ["EpochTimes", "Observation", "OutOfMemoryObserved", "ProfileStore", "WeightedMeans"]
@@ -162,7 +162,9 @@ class ProfileStore:
                 profile = replace(profile, member_memory=memory, crowding=known.crowding, sample=sample)
             else:
                 fused = self._updated_means((key, kind, "fused"), known.fused_gain, profile.fused_gain)
-                profile = replace(known, fused_gain=fused)
+                profile = replace(
+                    known, fused_gain=fused, step_seconds={**known.step_seconds, **_new_sizes(found, job)}
+                )
             profile = replace(profile, compiled_gain=compiled, compile_seconds=compile_seconds)
         self._put(key, kind, profile)
 
@@ -179,6 +181,7 @@ class ProfileStore:
     def _observe_epochs(self, observation: EpochTimes, key: FusionKey, kind: str) -> None:
         """Update the step times by epochs of a job alone on its device, or the crowding by epochs of a shared device.
 
+        The first epochs of several members that train together give the step time of that size.
         Profiles hold times of steps that are not compiled. So if steps may be compiled, a shorter epoch is ignored, and
         crowding needs epochs alone for comparison.
         """
@@ -186,7 +189,11 @@ class ProfileStore:
             return
         compiled = max(profile.compiled_gain.values(), default=1.0) > 1
         expected = seconds(profile, [1] * observation.members) + fetching(profile, [1])
-        if observation.jobs == 1:
+        if observation.jobs == 1 and observation.members > 1 and size_to_try(profile) is not None:
+            step_count = seconds(profile, [1]) / profile.step_seconds[1]
+            step = max(0.0, observation.seconds - fetching(profile, [1])) / step_count
+            self._put(key, kind, replace(profile, step_seconds={**profile.step_seconds, observation.members: step}))
+        elif observation.jobs == 1:
             if not compiled or observation.seconds >= expected:
                 factor = self._means.observe((key, kind, "steps"), 1.0, observation.seconds / expected, RESET_FACTOR)
                 steps = {size: each * factor for size, each in profile.step_seconds.items()}
@@ -245,6 +252,13 @@ class ProfileStore:
     def _put(self, key: FusionKey, kind: str, profile: Profile) -> None:
         self._history.put(key.structure, key.data, key.batch_size, kind, profile)
         self.changes += 1
+
+
+def _new_sizes(found: Profiled, job: Job) -> dict[int, float]:
+    """Return the step times of a training job for sizes that its array's profile did not have."""
+    known = next((array.profile for array in job.arrays if array.key == found.key), None)
+    times = found.profile.step_seconds
+    return {} if known is None else {size: times[size] for size in times.keys() - known.step_seconds.keys()}
 
 
 def _merged(known: Profile, observation: Profile) -> Profile:

@@ -18,6 +18,7 @@ from shoal.cost.estimate import (
     fuse_seconds,
     largest_fitting,
     seconds,
+    size_to_try,
     step_seconds,
 )
 from shoal.planner.packing.prediction import makespan
@@ -163,7 +164,8 @@ class _ArrayCosts:
             for memory, profile, _ in self.known(key):
                 if room := largest_fitting(profile, memory, len(epochs)):
                     size = best_size(profile, room)
-                    limits.append(size if worth_fusing(profile, epochs[-size:]) else 1)
+                    tried = size_to_try(profile) is not None
+                    limits.append(size if tried or worth_fusing(profile, epochs[-size:]) else 1)
             self._largest[cache_key] = min(limits, default=1)
         return self._largest[cache_key]
 

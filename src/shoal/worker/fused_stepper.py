@@ -260,9 +260,13 @@ class AdaptiveStep:
     def _note(self, profile: Profile) -> None:
         """Set the finding to the profile with the times measured here.
 
-        The gain of compiling is 1 if the step cannot be compiled or compiling lost, so that no array tries again.
+        The step time of this size is new if it is larger than all that were measured. The gain of compiling is 1 if
+        the step cannot be compiled or compiling lost, so that no array tries again.
         """
         found = profile
+        uncompiled = [seconds for way, seconds in self._step.seconds.items() if way != "compiled"]
+        if self._members > max(found.step_seconds) and uncompiled:
+            found = replace(found, step_seconds={**found.step_seconds, self._members: min(uncompiled)})
         if self.gain is not None:
             found = replace(found, fused_gain={**found.fused_gain, self._members: self.gain})
         if self._step.compile_seconds:

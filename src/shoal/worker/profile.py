@@ -52,10 +52,11 @@ DEAR = 30
 """Price of measuring a size, for each of its members, in lone steps. It covers the steps of the size, steps at
 different epochs, and the races between step modes."""
 
-AFFORDABLE = {"cpu": 0.05}
+AFFORDABLE = {"cpu": 0.005}
 AFFORDABLE_ON_GPU = 0.25
 """Share of an epoch of all waiting trials, one after another, that measuring sizes may take, by type of device. On a
-CPU members that train together are seldom twice as fast, on a GPU often many times."""
+CPU members that train together are seldom twice as fast, on a GPU often many times. Sizes that are not measured here
+are tried in training (`shoal.cost.estimate.size_to_try`)."""
 
 UNNOTICED = 0.25
 """Seconds of a job that measuring sizes may always take."""
