@@ -161,7 +161,11 @@ class Task(ABC):
         return None
 
     def precision(self, config: Config) -> str:
-        """Return "32", or "bf16-mixed" to run `loss` and `metrics` under `torch.autocast` to bfloat16."""
+        """Return "32", or "bf16-mixed" or "16-mixed" to run `loss` and `metrics` under `torch.autocast`.
+
+        "16-mixed" computes in float16, and each trial has a loss scale of its own, as `torch.amp.GradScaler` with its
+        defaults keeps one. A step whose gradients overflow is left out; schedulers and averages count it.
+        """
         return "32"
 
     def ema(self, config: Config) -> float | None:

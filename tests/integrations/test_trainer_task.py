@@ -302,7 +302,7 @@ def test_a_search_takes_names_of_the_arguments_and_of_the_model(tmp_path: Path, 
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "half precision": ({"fp16": True}, r"fp16=True \(there is no loss scale; set bf16=True\)"),
+    "half precision": ({"fp16": True}, r"fp16=True \(schedules would count .*; set bf16=True\)"),
     "compiled": ({"torch_compile": True}, "torch_compile=True"),
     "the best weights": (
         {"load_best_model_at_end": True, "eval_strategy": "epoch", "save_strategy": "epoch"},

@@ -326,12 +326,8 @@ def test_a_diverged_trial_fails_by_its_loss_and_not_in_evaluate(tmp_path: Path) 
         ("steps_per_epoch", 2.5, "`steps_per_epoch` must return a positive integer, got 2.5"),
         ("clip_norm", -1.0, "`clip_norm` must return a number of at least 0, or None, got -1.0"),
         ("ema", 1, "`ema` must return a decay of at least 0 and below 1, or None, got 1"),
-        (
-            "precision",
-            "16-mixed",
-            "must return one of '32', 'bf16-mixed', got '16-mixed'; bfloat16 needs no loss scale",
-        ),
-        ("precision", ["32"], r"must return one of '32', 'bf16-mixed', got \['32'\]"),
+        ("precision", "16", "must return one of '32', 'bf16-mixed', '16-mixed', got '16'"),
+        ("precision", ["32"], r"must return one of '32', 'bf16-mixed', '16-mixed', got \['32'\]"),
         ("eval_batch_size", "8", "`eval_batch_size` must return a positive integer, got '8'"),
     ],
 )

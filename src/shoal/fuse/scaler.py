@@ -1,6 +1,6 @@
 """A loss scale for each member of an array: an overflow skips the step of that member alone."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -10,6 +10,7 @@ from shoal.core.errors import FusionError
 from shoal.fuse.array import ModelArray
 from shoal.fuse.checks import numbers_of
 from shoal.fuse.grads import Gradients
+from shoal.fuse.loss_scale import LossScale
 from shoal.fuse.optim.fused import FusedOptimizer
 
 __all__ = ["GradScaler"]
@@ -63,20 +64,27 @@ class GradScaler:
                 "torch.amp.GradScaler"
             )
         array.check_present()
-        self._array = array
+        self.array = array
         self._enabled = enabled
         self._found: dict[FusedOptimizer, Tensor] = {}
         self._stepped: set[FusedOptimizer] = set()
-        self._state = {
-            name: self._of_each(name, given)
-            for name, given in zip(
-                _DTYPES, (init_scale, growth_factor, backoff_factor, growth_interval, 0), strict=True
-            )
-        }
-        if not bool((self._state["growth_factor"] > 1).all()):
+        self._all = self._scales((init_scale, growth_factor, backoff_factor, growth_interval, 0))
+        if not all(scale.growth_factor > 1 for scale in self._all):
             raise FusionError(f"`growth_factor` must be above 1, got {growth_factor}")
-        if not bool((self._state["backoff_factor"] < 1).all()):
+        if not all(scale.backoff_factor < 1 for scale in self._all):
             raise FusionError(f"`backoff_factor` must be below 1, got {backoff_factor}")
+
+    @classmethod
+    def of(cls, array: ModelArray, scales: Sequence[LossScale]) -> "GradScaler":
+        """A scaler that keeps the members' scales in these objects, one for each member; disabled if there are none."""
+        scaler = cls(array, enabled=bool(scales))
+        scaler._all = list(scales) or scaler._all
+        return scaler
+
+    @property
+    def scales(self) -> Sequence[LossScale]:
+        """The members' scales; empty if scaling is not enabled."""
+        return self._all if self._enabled else ()
 
     def scale(self, losses: Tensor) -> Tensor:
         """Multiply each member's losses, or other outputs, by its scale.
@@ -88,15 +96,15 @@ class GradScaler:
             FusionError: There is no axis of members.
         """
         if not isinstance(losses, Tensor):
-            raise FusionError(f"`losses` must be a tensor [{len(self._array)}, ...], got {type(losses).__name__}")
-        if losses.dim() == 0 or len(losses) != len(self._array):
+            raise FusionError(f"`losses` must be a tensor [{len(self.array)}, ...], got {type(losses).__name__}")
+        if losses.dim() == 0 or len(losses) != len(self.array):
             raise FusionError(
-                f"`losses` must be of all {len(self._array)} members, [{len(self._array)}, ...], got shape "
+                f"`losses` must be of all {len(self.array)} members, [{len(self.array)}, ...], got shape "
                 f"{tuple(losses.shape)}; scale them before they are summed"
             )
         if not self._enabled:
             return losses
-        scale = self._on(losses.device)["scale"]
+        scale = self.get_scale().to(losses.device, non_blocking=True)
         scaled = losses * scale.view(-1, *[1] * (losses.dim() - 1))
         return scaled if losses.dim() == 1 else scaled.to(losses.dtype)  # a member's 0-dim half and float make a float
 
@@ -113,18 +121,19 @@ class GradScaler:
             return
         if optimizer in self._found:
             raise FusionError("`unscale_` or `step` was already called with this optimizer since the last `update()`")
-        columns = [(path, data) for path, data, _ in self._array.columns()]
-        for path, data in (*columns, *((path, own) for path, _, own in self._array.apart())):
+        columns = [(path, data) for path, data, _ in self.array.columns()]
+        for path, data in (*columns, *((path, own) for path, _, own in self.array.apart())):
             if data.grad is not None and data.grad.dtype == torch.float16:
                 raise FusionError(
                     f"the gradient of {path!r} is float16, in which scaled losses overflow; keep parameters in float32 "
                     "and run the model under torch.autocast"
                 )
         updated = {id(p) for member in optimizer.members for group in member.param_groups for p in group["params"]}
-        gradients = Gradients.of(self._array, updated)
+        gradients = Gradients.of(self.array, updated)
         largest = gradients.norms(torch.inf)
         self._found[optimizer] = ~torch.isfinite(largest)
-        gradients.multiply_(self._on(largest.device)["scale"].double().reciprocal().float())
+        inverse = self.get_scale().double().reciprocal().float()
+        gradients.multiply_(inverse.to(largest.device, non_blocking=True))
 
     def step(self, optimizer: FusedOptimizer) -> None:
         """Step the members with finite gradients; parameters and states of the others stay unchanged.
@@ -142,9 +151,9 @@ class GradScaler:
         if optimizer not in self._found:
             self.unscale_(optimizer)
         self._stepped.add(optimizer)
-        optimizer.step(skip=self._found[optimizer].nonzero().flatten().tolist())
+        self._found[optimizer] = found = self._found[optimizer].cpu()
+        optimizer.step(skip=found.nonzero().flatten().tolist())
 
-    @torch.no_grad()
     def update(self) -> None:
         """Shrink the scales of members with an overflow in any optimizer, and grow those that are due.
 
@@ -155,28 +164,20 @@ class GradScaler:
             return
         if not self._found:
             raise FusionError("`update` is called before `step`; there are no gradients to judge the scales by")
-        found = torch.stack([*self._found.values()]).any(0)
-        state = self._on(found.device)
-        scale, row = state["scale"], state["_growth_tracker"] + 1
-        due = row == state["growth_interval"]
-        grown = (scale * state["growth_factor"]).float()
-        grown = torch.where(due & torch.isfinite(grown), grown, scale)
-        shrunk = (scale * state["backoff_factor"]).float()
-        state["scale"] = torch.where(found, shrunk, grown)
-        state["_growth_tracker"] = row.masked_fill(found | due, 0)
+        found = torch.stack([each.cpu() for each in self._found.values()]).any(0)
+        for scale, overflowed in zip(self._all, found.tolist(), strict=True):
+            scale.overflowed = overflowed
+            scale.update()
         self._found.clear()
         self._stepped.clear()
 
     def get_scale(self) -> Tensor:
         """The members' scales, [B]; ones if scaling is not enabled."""
-        return self._state["scale"].clone() if self._enabled else torch.ones(len(self._array))
+        return torch.tensor([each.scale for each in self.scales] or [1.0] * len(self.array), dtype=torch.float32)
 
     def state_dict(self) -> list[dict[str, Any]]:
         """Each member's state, which a `torch.amp.GradScaler` can load; empty if scaling is not enabled."""
-        if not self._enabled:
-            return [{} for _ in range(len(self._array))]
-        rows = zip(*(column.tolist() for column in self._state.values()), strict=True)
-        return [dict(zip(_DTYPES, row, strict=True)) for row in rows]
+        return [each.state_dict() for each in self.scales] or [{} for _ in range(len(self.array))]
 
     def load_state_dict(self, states: Sequence[Mapping[str, Any]]) -> None:
         """Load the state of each member, as returned by `state_dict` of this class or of `torch.amp.GradScaler`.
@@ -195,19 +196,21 @@ class GradScaler:
         if lacking:
             b, name = lacking[0]
             raise FusionError(f"the state of member {b} has no {name!r}; give what `state_dict` returned")
-        self._state = {name: self._of_each(name, [state[name] for state in states]) for name in _DTYPES}
+        loaded = self._scales([state[name] for state in states] for name in _DTYPES)
+        for scale, state in zip(self._all, loaded, strict=True):
+            scale.load_state_dict(state.state_dict())
 
     def _check_own(self, optimizer: FusedOptimizer) -> None:
-        if not isinstance(optimizer, FusedOptimizer) or optimizer.array is not self._array:
+        if not isinstance(optimizer, FusedOptimizer) or optimizer.array is not self.array:
             raise FusionError(
                 "`optimizer` must be what `fuse_optimizers` made for the scaler's array, got "
                 f"{'that of another one' if isinstance(optimizer, FusedOptimizer) else type(optimizer).__name__}"
             )
 
-    def _of_each(self, name: str, given: Any) -> Tensor:
-        return numbers_of(given, name, len(self._array), _DTYPES[name]).clone()
-
-    def _on(self, device: torch.device) -> dict[str, Tensor]:
-        if self._state["scale"].device != device:
-            self._state = {name: column.to(device) for name, column in self._state.items()}
-        return self._state
+    def _scales(self, settings: Iterable[Any]) -> list[LossScale]:
+        """The members' scales, with each setting in the order of `_DTYPES`: one number for all, or one for each."""
+        columns = [
+            numbers_of(given, name, len(self.array), dtype).tolist()
+            for given, (name, dtype) in zip(settings, _DTYPES.items(), strict=True)
+        ]
+        return [LossScale(*row) for row in zip(*columns, strict=True)]

@@ -27,9 +27,11 @@ from shoal.fuse.array import ModelArray
 from shoal.fuse.capture import CapturedStep
 from shoal.fuse.generators import seed_member
 from shoal.fuse.grads import clip_grad_norm_, limits_of
+from shoal.fuse.loss_scale import LossScale
 from shoal.fuse.micro_batches import micro_batches, total, weighted
 from shoal.fuse.optim.fused import FusedOptimizer
 from shoal.fuse.per_member import MemberRunner, own_part
+from shoal.fuse.scaler import GradScaler
 from shoal.fuse.stacked import Stacked
 
 __all__ = ["TrainingStep", "Way"]
@@ -55,7 +57,8 @@ class TrainingStep:
     further timing.
 
     Capturing freezes numbers that the loss takes from anywhere but the models and the batch. Models that change their
-    own plain attributes as they run are not captured.
+    own plain attributes as they run are not captured, and neither are steps with a loss scale: whether a member's step
+    is left out is decided on the host.
 
     Args:
         array: Array of the models.
@@ -67,10 +70,12 @@ class TrainingStep:
         clock: Clock in seconds.
         max_norm: Largest norm of a member's gradients, one for all members or one for each (inf for no limit); None if
             no member has a limit.
+        scaler: Loss scales of the array's members, or None; gradients are clipped after they are unscaled.
 
     Raises:
         FusionError: `ways` names neither 'eager' nor 'plain', or an unknown way; `array` is not made by `fuse`;
-            `optimizer` is not made by `fuse_optimizers` for it; or `loss` is no function.
+            `optimizer` is not made by `fuse_optimizers` for it, or `scaler` for another array; or `loss` is no
+            function.
     """
 
     def __init__(
@@ -82,6 +87,7 @@ class TrainingStep:
         compiling: Callable[[float], bool] = lambda seconds: False,
         clock: Callable[[], float] = time.perf_counter,
         max_norm: float | Sequence[float] | None = None,
+        scaler: GradScaler | None = None,
     ) -> None:
         if not isinstance(array, ModelArray):
             raise FusionError(f"`array` must be what `fuse` made, got {type(array).__name__}")
@@ -92,6 +98,8 @@ class TrainingStep:
             )
         if not callable(loss):
             raise FusionError(f"`loss` must be a function of a model and a batch, got {loss!r}")
+        if scaler is not None and scaler.array is not array:
+            raise FusionError("`scaler` must be a `shoal.GradScaler` of this array, got that of another one")
         if not isinstance(ways, (tuple, list)):
             raise FusionError(f"`ways` must be a tuple of ways, got {ways!r}")
         wrong = [way for way in ways if way not in get_args(Way)]
@@ -105,13 +113,14 @@ class TrainingStep:
         self._loss = loss
         self._device = next((p.device for p in array.parameters()), torch.device("cpu"))
         self._limits = None if max_norm is None else limits_of(array, max_norm, "max_norm")
-        self._plain = _PlainStep(array, optimizer, loss, self._limits)
+        self._scaler = GradScaler(array, enabled=False) if scaler is None else scaler
+        self._plain = _PlainStep(array, optimizer, loss, self._limits, self._scaler.scales)
         if len(array) == 1:
             ways = tuple(way for way in ways if way != "eager") if "plain" in ways else ways
         self._runs: dict[Way, Callable[[Any], Tensor]] = {"eager": self._eager, "plain": self._plain}
         self._uncaptured: list[Way] = [way for way in self._runs if way in ways]
         self._race: Race[Way] = Race(self._uncaptured)
-        self._later: list[Way] = [way for way in ("captured", "compiled") if way in ways]
+        self._later: list[Way] = [x for x in ("captured", "compiled") if x in ways and not self._scaler.scales]
         self._compiling = compiling
         self._clock = clock
         self._shapes: list[Any] | None = None
@@ -202,11 +211,13 @@ class TrainingStep:
         taken = []
         for part, weight in micro_batches(batch):
             losses = weighted(_one_for_each(self._array.map(self._loss, part), len(self._array)), weight)
-            losses.sum().backward()  # type: ignore[no-untyped-call]
+            self._scaler.scale(losses).sum().backward()  # type: ignore[no-untyped-call]
             taken.append(losses.detach())
+        self._scaler.unscale_(self._optimizer)
         if self._limits is not None:
             clip_grad_norm_(self._array, self._limits)
-        self._optimizer.step()
+        self._scaler.step(self._optimizer)
+        self._scaler.update()
         return total(taken)
 
     def _captured(self, step: CapturedStep, batch: Any) -> Tensor:
@@ -242,12 +253,19 @@ class _PlainStep:
         optimizer: Optimizer of the array.
         loss: Function of a model and a batch that returns a scalar.
         limits: Largest norm of each member's gradients, [B]; None if there are no limits.
+        scales: The members' loss scales; empty if there are none.
     """
 
     def __init__(
-        self, array: ModelArray, optimizer: FusedOptimizer, loss: Callable[..., Any], limits: Tensor | None
+        self,
+        array: ModelArray,
+        optimizer: FusedOptimizer,
+        loss: Callable[..., Any],
+        limits: Tensor | None,
+        scales: Sequence[LossScale],
     ) -> None:
         self._array = array
+        self._scales = scales
         self._limits = None if limits is None else limits.tolist()
         self._optimizer = optimizer
         self._loss = loss
@@ -288,7 +306,10 @@ class _PlainStep:
         counts = [sum(each.grad is not None for each in own) for _, own in self._columns]
         self.trained = [stacked for (stacked, _), count in zip(self._columns, counts, strict=True) if count]
         self.trained += [own for _, _, own in array.apart() if own.grad is not None]
-        self._optimizer.step_each(uneven=any(0 < count < len(array) for count in counts))
+        overflowed = [b for b, scale in enumerate(self._scales) if scale.overflowed]
+        self._optimizer.step_each(uneven=any(0 < count < len(array) for count in counts), skip=overflowed)
+        for scale in self._scales:
+            scale.update()
         if not self._begun:
             array.state.check_places()
             self._begun = True
@@ -303,12 +324,15 @@ class _PlainStep:
         try:
             for later, (part, weight) in enumerate(micro_batches(batch)):
                 loss = weighted(_one(run(self._loss, tick + later, member, part)), weight)
-                loss.backward()  # type: ignore[no-untyped-call]
+                scaled = self._scales[b].scaled(loss) if self._scales else loss
+                scaled.backward()  # type: ignore[no-untyped-call]
                 self._array.state.take_over(b)
                 taken.append(loss.detach())
         except BaseException:
             self._array.state.put_back(b)
             raise
+        if self._scales:
+            self._scales[b].unscale_(self._optimizer.members[b])
         if self._limits is not None:
             nn.utils.clip_grad_norm_(member.parameters(), self._limits[b])
         return total(taken)

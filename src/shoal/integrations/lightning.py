@@ -55,7 +55,7 @@ class LightningTask(Task):
             algorithm of the study decides how long a trial trains.
         accumulate_grad_batches: Batches of an optimizer step.
         gradient_clip_val: Largest norm of the gradients, or None.
-        precision: "32-true", "bf16-mixed", or another word that `Task.precision` knows.
+        precision: "32-true", "bf16-mixed", "16-mixed", or another word that `Task.precision` knows.
 
     Raises:
         TaskError: The module or an argument cannot be honoured.

@@ -26,7 +26,7 @@ _REFUSED = {
     "deepspeed": _PARALLEL,
     "fsdp": _PARALLEL,
     "parallelism_config": _PARALLEL,
-    "fp16": "there is no loss scale; set bf16=True",
+    "fp16": "schedules would count steps that overflow, which Trainer's do not; set bf16=True",
     "fp16_full_eval": "evaluation has the precision of training",
     "bf16_full_eval": "evaluation has the precision of training",
     "tf32": "call torch.set_float32_matmul_precision in `model_init`",

@@ -141,12 +141,11 @@ class ArrayMembers:
         """
         reports = []
         for runtime, values in zip(group, metrics, strict=True):
-            bad = runtime.bad
+            failure = runtime.failure
             report = runtime.end_epoch(values, seconds)
             self._owed.discard(runtime.trial.number)
-            if bad:
-                reason = f"loss is not finite at step {bad} of epoch {runtime.epoch}"
-                report = dataclasses.replace(report, state=TrialState.FAILED, reason=reason)
+            if failure:
+                report = dataclasses.replace(report, state=TrialState.FAILED, reason=failure)
             else:
                 report = _with_state(runtime, report)
             if report.state is TrialState.PAUSED:
@@ -186,12 +185,12 @@ class ArrayMembers:
         """Save all trials, and cache them for the next job of this process."""
         self.save()
         for runtime in self.runtimes:
-            if not runtime.bad:
+            if not runtime.failure:
                 self._state.paused.keep(runtime)
 
     def _save(self, runtime: TrialRuntime) -> None:
         """Save a trial, unless it is about to fail: restored from its last checkpoint it fails at the same step."""
-        if not runtime.bad:
+        if not runtime.failure:
             runtime.save(self._state.directory)
 
     def _remove(self, runtime: TrialRuntime) -> None:

@@ -41,6 +41,7 @@ class Checkpoint:
         scheduler: State dict of the LR scheduler, a list with one for each of several, or None.
         reports: Reports of all epochs so far; the journal may lack the last of them.
         average: Moving averages of parameters by name; empty if the task asks for none.
+        scaler: State dict of a `torch.amp.GradScaler` with the trial's loss scale, or None.
     """
 
     trial: int
@@ -51,6 +52,7 @@ class Checkpoint:
     scheduler: dict[str, Any] | list[Any] | None
     reports: tuple[Report, ...]
     average: dict[str, Tensor] = field(default_factory=dict)
+    scaler: dict[str, Any] | None = None
 
 
 def save(directory: Path, checkpoint: Checkpoint) -> Path:
@@ -71,6 +73,7 @@ def save(directory: Path, checkpoint: Checkpoint) -> Path:
         "optimizer": checkpoint.optimizer,
         "scheduler": checkpoint.scheduler,
         "average": checkpoint.average,
+        "scaler": checkpoint.scaler,
         "reports": [(r.epoch, dict(r.metrics), r.seconds) for r in checkpoint.reports],
     }
     buffer = io.BytesIO()
@@ -135,8 +138,8 @@ def _read(path: Path, trial: int) -> Checkpoint:
         raise CheckpointError(f"checkpoint {path} of trial {trial} cannot be read: {error}") from error
     reports = tuple(Report(trial, epoch, metrics, seconds) for epoch, metrics, seconds in content["reports"])
     names = ("trial", "epoch", "step", "model", "optimizer", "scheduler")
-    average = content.get("average", {})  # an older checkpoint has none
-    return Checkpoint(**{name: content[name] for name in names}, reports=reports, average=average)
+    later = {"average": content.get("average", {}), "scaler": content.get("scaler")}  # an older checkpoint has none
+    return Checkpoint(**{name: content[name] for name in names}, reports=reports, **later)
 
 
 def _own(value: Any) -> Any:

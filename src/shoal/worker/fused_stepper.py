@@ -24,8 +24,10 @@ from shoal.fuse.api import fuse, stack
 from shoal.fuse.array import ModelArray
 from shoal.fuse.frozen import lent, own_small
 from shoal.fuse.generators import Drawn, OtherGenerators, seeded
+from shoal.fuse.loss_scale import LossScale
 from shoal.fuse.optim.fused import FusedOptimizer, fuse_optimizers
 from shoal.fuse.optim.table import steps_as_made
+from shoal.fuse.scaler import GradScaler
 from shoal.fuse.stacked import NeedsMemberError, Stacked, events
 from shoal.fuse.step import TrainingStep, Way
 from shoal.fuse.transaction import Transaction
@@ -75,7 +77,10 @@ class FusedStepper(Stepper):
         else:
             optimizer = fuse_optimizers([x.optimizer for x in runtimes], self._array)
             loss = update_wrapper(partial(loss_of, task, runtimes[0].autocast), task.loss)
-            self._steps = AdaptiveStep(self._array, optimizer, loss, profile, steps, max_norm=_max_norms(runtimes))
+            scaler = GradScaler.of(self._array, _loss_scales(runtimes))
+            self._steps = AdaptiveStep(
+                self._array, optimizer, loss, profile, steps, max_norm=_max_norms(runtimes), scaler=scaler
+            )
         measure = partial(_measure, task, runtimes[0].autocast, self._array.members)
         self._measure = update_wrapper(measure, task.metrics)
         self._begun = shown
@@ -145,7 +150,7 @@ class FusedStepper(Stepper):
         optimizers = [one for runtime in self.runtimes for one in optimizers_in(runtime.optimizer)]
         tensors = [each for model in models for each in (*model.parameters(), *model.buffers())]
         once = {each.data_ptr() if lent(each) else id(each): each for each in tensors}
-        return Transaction(models, tensors=once.values(), owners=optimizers)
+        return Transaction(models, tensors=once.values(), owners=[*optimizers, *_loss_scales(self.runtimes)])
 
     @contextmanager
     def _refusing_draws(self, ticks: Sequence[int], mixed: bool = False) -> Iterator[None]:
@@ -202,6 +207,7 @@ class AdaptiveStep:
         steps: Steps left to train; 0 rules compiling out.
         clock: Time in seconds.
         max_norm: Largest norm of each member's gradients, or None.
+        scaler: Loss scales of the members, or None.
     """
 
     def __init__(
@@ -213,11 +219,12 @@ class AdaptiveStep:
         steps: int,
         clock: Callable[[], float] = time.perf_counter,
         max_norm: Sequence[float] | None = None,
+        scaler: GradScaler | None = None,
     ) -> None:
         self._members = len(array)
         self._profile = profile
         self._left = steps
-        self._step = TrainingStep(array, optimizer, loss, self._ways(), self._repays, clock, max_norm)
+        self._step = TrainingStep(array, optimizer, loss, self._ways(), self._repays, clock, max_norm, scaler)
         self.finding: Profile | None = None
         """The profile with what the first steps showed; None if it has not changed."""
 
@@ -411,6 +418,11 @@ def _max_norms(runtimes: Sequence[TrialRuntime]) -> list[float] | None:
     """Largest norm of each trial's gradients, infinite where there is no limit; None if no trial has one."""
     limits = [runtime.settings.max_norm for runtime in runtimes]
     return None if limits == [None] * len(limits) else [inf if limit is None else limit for limit in limits]
+
+
+def _loss_scales(runtimes: Sequence[TrialRuntime]) -> list[LossScale]:
+    """The trials' loss scales; all trials of an array have one, or none has."""
+    return [runtime.loss_scale for runtime in runtimes if runtime.loss_scale is not None]
 
 
 def _measure(task: Task, precision: Precision, members: Sequence[nn.Module], model: nn.Module, batch: Any) -> Any:

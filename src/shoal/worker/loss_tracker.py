@@ -1,7 +1,8 @@
-"""Losses of an array's training steps: the first that is not finite, and their summary for the engine."""
+"""Losses of an array's training steps: which trials fail by them, and their summary for the engine."""
 
 import time
 from collections.abc import Iterable, Sequence
+from itertools import compress
 
 import torch
 from torch import Tensor
@@ -16,16 +17,21 @@ READ_STEPS, READ_SECONDS = 64, 1.0
 """Steps or seconds after which losses are read from the device, if nothing else reads them before. The engine gets
 their summary as often, however long an epoch is."""
 
+LEAST_EXPONENT = -14
+"""Power of two below which a trial's loss scale makes it fail: the smallest normal float16. It begins at 2**16."""
+
 
 class LossTracker:
     """Collects losses on the device, and reads several at once: each reading waits for the device.
 
-    A reading sets `TrialRuntime.bad` where a loss is not finite. The next report carries a summary of the readings.
+    A reading sets `TrialRuntime.failure` where the loss of a step is not finite; with a loss scale, only if the step
+    was taken. A loss scale below 2**`LEAST_EXPONENT` sets it as well. The next report carries a summary of the
+    readings.
 
     Args:
         job: Id of the job, for the reports.
         events: List that the reports are appended to.
-        check: Whether to look for losses that are not finite.
+        check: Whether to look for trials that fail.
     """
 
     def __init__(self, job: str, events: list[Event], check: bool = True) -> None:
@@ -34,6 +40,7 @@ class LossTracker:
         self._check = check
         self._runtimes: Sequence[TrialRuntime] = ()
         self._losses: list[Tensor] = []  # [B] each, not read yet
+        self._skipped: list[list[bool]] = []  # [B] each: whether an overflow left the step out
         self._began = self._reported = time.perf_counter()
         self._summary: TurnStats | None = None  # since the last report, of the best member at each step
 
@@ -44,8 +51,14 @@ class LossTracker:
 
     def add(self, runtimes: Sequence[TrialRuntime], losses: Tensor) -> None:
         """Add the losses of a step, [B]. The runtimes must stay the same until the next `flush`."""
+        scales = [runtime.loss_scale for runtime in runtimes]
+        small = [scale is not None and scale.scale < 2.0**LEAST_EXPONENT for scale in scales]
+        if self._check and any(small):
+            self.flush()  # an earlier loss that is not finite is a reason that goes before
+            self._mark_overflows(compress(runtimes, small))
         self._runtimes = runtimes
         self._losses.append(losses)
+        self._skipped.append([scale is not None and scale.overflowed for scale in scales])
 
     def end_step(self) -> None:
         """Read the losses and report their summary, each if it is time. Call it once runtimes have counted the step."""
@@ -60,23 +73,38 @@ class LossTracker:
         if not self._losses:
             return
         losses, self._losses = torch.stack(self._losses), []
+        skipped, self._skipped = self._skipped, []
         finite = losses.isfinite()
         if self._check and not finite.all():
-            self._mark_bad(finite)
+            self._mark_losses(finite, skipped)
         best = losses.where(finite, torch.inf).amin(1)
         highest, lowest, last = torch.stack([best.max(), best.min(), best[-1]]).tolist()
         read = TurnStats(highest, lowest, last, len(best), time.perf_counter() - self._began)
         self._summary = read if self._summary is None else self._summary.followed_by(read)
 
-    def _mark_bad(self, finite: Tensor) -> None:
-        """Set `TrialRuntime.bad` of runtimes with a loss that is not finite.
+    def _mark_losses(self, finite: Tensor, skipped: list[list[bool]]) -> None:
+        """Set `TrialRuntime.failure` of runtimes with a loss that is not finite.
 
         Args:
             finite: Whether the losses of the last steps are finite, [steps, B].
+            skipped: Whether the steps were left out, [steps, B].
         """
-        for runtime, steps in zip(self._runtimes, finite.T.tolist(), strict=True):
-            if not runtime.bad and not all(steps):
-                runtime.bad = runtime.step - len(steps) + steps.index(False) + 1
+        for runtime, *members in zip(self._runtimes, finite.T.tolist(), zip(*skipped, strict=True), strict=True):
+            fine = [ends or without for ends, without in zip(*members, strict=True)]
+            if not runtime.failure and not all(fine):
+                step = runtime.step - len(fine) + fine.index(False) + 1
+                runtime.failure = f"loss is not finite at step {step} of epoch {runtime.epoch + 1}"
+
+    @staticmethod
+    def _mark_overflows(runtimes: Iterable[TrialRuntime]) -> None:
+        """Set `TrialRuntime.failure` of runtimes whose loss scale is too small after the step that is added now."""
+        for runtime in runtimes:
+            if not runtime.failure:
+                runtime.failure = (
+                    f"float16 overflow in step after step: the loss scale fell below 2**{LEAST_EXPONENT} at step "
+                    f'{runtime.step + 1} of epoch {runtime.epoch + 1}; return "bf16-mixed" or "32" from the task\'s '
+                    "`precision`, or scale inputs and loss down"
+                )
 
     def report(self, reports: Iterable[Report]) -> None:
         """Append an event with these reports and the summary of the losses since the last one."""

@@ -105,7 +105,7 @@ class ValidationMetrics:
         """
         means = self._means.of_each()
         for values, outputs, runtime in zip(means, self._outputs, self._runtimes, strict=True):
-            if outputs and not runtime.bad:  # a trial that has failed; metrics seldom take its NaNs
+            if outputs and not runtime.failure:  # a trial that has failed; metrics seldom take its NaNs
                 values.update(self._evaluated(runtime, outputs, values))
         return means
 

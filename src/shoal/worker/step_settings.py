@@ -16,7 +16,7 @@ from shoal.task import Task, call
 
 __all__ = ["StepSettings", "batch_size"]
 
-_DTYPES = {"32": None, "bf16-mixed": torch.bfloat16}
+_DTYPES = {"32": None, "bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class StepSettings:
         eval_batch_size: Samples of a validation batch.
         accumulate: Batches of a training step.
         max_norm: Largest norm of the gradients, or None.
-        precision: "32" or "bf16-mixed".
+        precision: "32", "bf16-mixed" or "16-mixed".
         decay: Decay of the moving average of the weights, or None.
         steps_per_epoch: Training steps of an epoch, or None for one pass over the training set.
     """
@@ -60,7 +60,6 @@ class StepSettings:
         if not isinstance(precision, str) or precision not in _DTYPES:
             raise TaskError(
                 f"the task's `precision` must return one of {', '.join(map(repr, _DTYPES))}, got {precision!r}"
-                + ("; bfloat16 needs no loss scale" if precision == "16-mixed" else "")
             )
         size = batch_size(task, config, train)
         found = cls(
@@ -87,6 +86,11 @@ class StepSettings:
         """The settings, beside the batch size, in which all members of an array agree; () if all are the defaults."""
         found = (self.eval_batch_size, self.accumulate, self.precision, self.steps_per_epoch)
         return () if found == (self.batch_size, 1, "32", None) else found
+
+    @property
+    def scales_loss(self) -> bool:
+        """Whether the precision needs a loss scale."""
+        return _DTYPES[self.precision] is torch.float16
 
     def autocast(self, device: torch.device) -> AbstractContextManager[Any]:
         """A context in which models run in this precision."""

@@ -182,15 +182,21 @@ class _PlainTrial:
             self._check_lent()
             return loss.detach()
         self._update.zero_grad()
-        taken = []
+        scale, taken = self._runtime.loss_scale, []
         for later, (part, weight) in enumerate(micro_batches(batch)):
             loss = weighted(self._drawing(self._loss, tick + later, part, reseeded=not later), weight)
-            loss.backward()  # type: ignore[no-untyped-call]
+            (loss if scale is None else scale.scaled(loss)).backward()  # type: ignore[no-untyped-call]
             taken.append(loss.detach())
         self._check_lent()
+        if scale is not None:
+            scale.unscale_(self._runtime.optimizer)
         if self._runtime.settings.max_norm is not None:
             nn.utils.clip_grad_norm_(self._runtime.model.parameters(), self._runtime.settings.max_norm)
-        self._update()
+        if scale is None or not scale.overflowed:
+            self._update()
+        if scale is not None:
+            scale.update()
+            self._runtime.optimizer._opt_called = True  # schedulers count a step that is left out, without a warning
         return total(taken)
 
     def measure(self, batch: Any, tick: int) -> tuple[dict[str, Any], Any]:

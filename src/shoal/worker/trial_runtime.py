@@ -19,6 +19,7 @@ from shoal.core.array import Member
 from shoal.core.errors import CheckpointError, TaskError, UnusableTaskError
 from shoal.core.trial import Report, Trial
 from shoal.fuse.generators import reseed
+from shoal.fuse.loss_scale import LossScale
 from shoal.pickling import original_or_loaded, why_not_loaded
 from shoal.task import Task, call, check_interval
 from shoal.worker.checkpoint import Checkpoint, load_newest, save, unfit
@@ -60,9 +61,10 @@ class TrialRuntime:
         epoch: Epochs finished.
         step: Steps done of the next epoch.
         reports: Reports of all epochs so far.
-        bad: First step of the epoch with a loss that is not finite; 0 if there was none so far.
+        failure: Reason why the trial fails at the end of its epoch; "" if it does not.
         saved: Epoch and step of the newest checkpoint.
         average: Moving averages of the trained parameters by name; empty before the first step, or if there are none.
+        loss_scale: Loss scale, or None if the precision needs none.
     """
 
     member: Member
@@ -75,9 +77,10 @@ class TrialRuntime:
     epoch: int = 0
     step: int = 0
     reports: list[Report] = field(default_factory=list)
-    bad: int = 0
+    failure: str = ""
     saved: tuple[int, int] = (0, 0)
     average: dict[str, Tensor] = field(default_factory=dict)
+    loss_scale: LossScale | None = None
 
     @property
     def trial(self) -> Trial:
@@ -97,7 +100,7 @@ class TrialRuntime:
 
     def end_epoch(self, metrics: dict[str, float], seconds: float) -> Report:
         """Count an epoch and add its report; step the LR scheduler if it steps after each epoch."""
-        self.epoch, self.step, self.bad = self.epoch + 1, 0, 0
+        self.epoch, self.step, self.failure = self.epoch + 1, 0, ""
         self._end_epoch_of_schedulers(metrics)
         self.reports.append(Report(self.trial.number, self.epoch, metrics, seconds))
         return self.reports[-1]
@@ -136,6 +139,7 @@ class TrialRuntime:
             _state(self.scheduler),
             tuple(self.reports),
             self.average,
+            _state(self.loss_scale),
         )
         save(directory, state)
         self.saved = (self.epoch, self.step)
@@ -180,6 +184,8 @@ class TrialRuntime:
             self._replay_steps(state.step)
         if self.settings.decay is not None:  # else another trial's, or those of an earlier version of the task
             self.average = {name: average.to(self.device) for name, average in state.average.items()}
+        if self.loss_scale is not None and state.scaler is not None:
+            self.loss_scale.load_state_dict(state.scaler)
         self.epoch, self.step, self.reports = state.epoch, state.step, list(state.reports)
         self.saved = (state.epoch, state.step)
 
@@ -206,7 +212,25 @@ def build(task: Task, member: Member, device: torch.device) -> TrialRuntime:
                 "the task's `scheduler` returns ReduceLROnPlateau, which follows the validation loss of whole epochs, "
                 'and scheduler_interval is "step"; set it to "epoch", or return another scheduler'
             )
-    return TrialRuntime(member, model, optimizer, scheduler, device, settings, by_step)
+    scale = None
+    if settings.scales_loss:
+        _check_wide(model)
+        scale = LossScale()
+    return TrialRuntime(member, model, optimizer, scheduler, device, settings, by_step, loss_scale=scale)
+
+
+def _check_wide(model: nn.Module) -> None:
+    """Check that no parameter in training is float16, in which the gradients of scaled losses overflow.
+
+    Raises:
+        TaskError: One is.
+    """
+    for path, each in model.named_parameters():
+        if each.requires_grad and each.dtype == torch.float16:
+            raise TaskError(
+                f"the task's `model` returns a model whose {path!r} is float16, and its `precision` returns "
+                '"16-mixed", which keeps weights in float32; return model.float()'
+            )
 
 
 def trained_model(task: bytes, trial: Trial, directory: Path) -> nn.Module:

@@ -107,16 +107,20 @@ class FusedOptimizer:
         self._kept = self._states_kept()
         return traced
 
-    def step_each(self, uneven: bool) -> None:
+    def step_each(self, uneven: bool, skip: Collection[int] = ()) -> None:
         """Do the steps of the members one by one, with the gradients of their own parameters.
 
         Args:
             uneven: Whether some members lack a gradient of a parameter of which others have one.
+            skip: As for `step`.
         """
-        if uneven or self._moved():
+        if uneven or skip or self._moved():
             self._sized = None  # stack the state anew: more than its numbers changes
-        for update in self._updates:
-            update()
+        for b, update in enumerate(self._updates):
+            if b not in skip:
+                update()
+        if skip:
+            self.mark_stepped()
 
     def mark_stepped(self) -> None:
         """Record the step for LR schedulers, which warn if no optimizer step precedes theirs."""
