@@ -8,6 +8,8 @@ A study trains each trial, alone or fused, as follows:
   `DataLoader` from `data`, the sampler gives the order (shuffle=True: as for a data set), and its batch size and
   `drop_last` are kept. The validation set is visited in ascending order, or in that of a sampler, in batches of
   `task.eval_batch_size(config)`.
+- A pass over an iterable data set begins within `sample_randomness(trial, number, 0)`, which all its samples draw from;
+  `set_epoch(number)` is called before. Passes are numbered from 0; the number of each validation is None.
 - Each batch of training runs within `randomness(trial, step)`, where `step` counts batches from 0 over all epochs
   (`Task.accumulate` makes one training step of several batches). With `Task.steps_per_epoch`, read "pass over the
   training set" for "epoch".
@@ -27,8 +29,7 @@ from torch.utils.data import DataLoader
 
 from shoal.core.errors import ShoalError
 from shoal.core.trial import step_seed
-from shoal.data.batches import noise_seed
-from shoal.data.loader import epoch_order, take_apart
+from shoal.data.loader import epoch_order, is_iterable, noise_seed, take_apart
 from shoal.fuse.generators import OtherGenerators, reseed, undrawn
 from shoal.fuse.intercept import member_run
 from shoal.fuse.randomness import Randomness, member_keys
@@ -61,13 +62,18 @@ def sample_order(trial: Seeded, epoch: int, samples: int | DataLoader[Any]) -> T
         Indices, int64 [samples]; `.split(batch_size)` gives those of the batches.
 
     Raises:
-        ShoalError: An argument is invalid, or a study refuses the loader.
+        ShoalError: An argument is invalid, the data set is iterable, or a study refuses the loader.
     """
     if not isinstance(samples, DataLoader):
         _check(trial, epoch=(epoch, 0), samples=(samples, 1))
         return epoch_order(samples, trial.data_seed, epoch)
     _check(trial, epoch=(epoch, 0))
     dataset, _, settings = take_apart(samples, "training")
+    if is_iterable(dataset):
+        raise ShoalError(
+            f"`samples` is a loader of an iterable data set ({type(dataset).__name__}), whose order is its own; "
+            "iterate over that within shoal.sample_randomness(trial, epoch, 0)"
+        )
     count = settings.samples(dataset)
     order = settings.indices(count, trial.data_seed, epoch)
     return torch.arange(count) if order is None else order

@@ -78,14 +78,20 @@ class Task(ABC):
 
     @abstractmethod
     def data(self, config: Config) -> tuple[Dataset[Any] | DataLoader[Any], Dataset[Any] | DataLoader[Any]]:
-        """Return the training and the validation set, with a length and indices (map style), or a `DataLoader` of each.
+        """Return the training and the validation set, or a `DataLoader` of each.
+
+        A data set has a length and indices (map style), or it is iterable. An iterable one is read in its own order,
+        one iteration after the other, each with the generators of torch, Python and NumPy seeded with the data seed and
+        the number of the iteration, which its `set_epoch` gets, if it has one. With a `__len__` an epoch is an
+        iteration; a training set without one needs `steps_per_epoch`. To go on within an iteration, a trial reads and
+        drops the samples before. Each `iter()` of it must be independent of the others.
 
         Of a loader, `batch_size`, `shuffle` or `sampler`, `drop_last`, `collate_fn`, `num_workers`, `prefetch_factor`
         and `worker_init_fn` are kept. shuffle=True is the order of the data seed, as for a data set; shuffle=False the
         ascending order, also in training. Another sampler is iterated once an epoch, with the generators seeded with
         the data seed and the epoch; it must have a length. The training loader's batch size must be that of
         `batch_size`, unless neither the config nor an override gives one; validation has its loader's own. Validation
-        is not shuffled. Iterable data sets and batch samplers are refused.
+        is not shuffled. Batch samplers are refused, and so are loader processes for an iterable data set.
 
         Trials share one copy of a data set if `data` reads equal values: a loader that is made with the config's batch
         size has a copy for each batch size.

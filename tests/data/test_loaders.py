@@ -18,7 +18,6 @@ from torch.utils.data import (
     BatchSampler,
     DataLoader,
     Dataset,
-    IterableDataset,
     RandomSampler,
     Sampler,
     SequentialSampler,
@@ -204,11 +203,6 @@ class Names(Short):
         return iter("abcd")
 
 
-class Lines(IterableDataset[Any]):
-    def __iter__(self) -> Iterator[Any]:
-        return iter(torch.arange(9))
-
-
 class Doubling(DataLoader[Any]):
     def __iter__(self) -> Any:
         return (2 * batch for batch in super().__iter__())
@@ -227,8 +221,6 @@ def ragged(samples: list[Any]) -> Any:
         (DataLoader(POINTS, batch_sampler=BatchSampler(SequentialSampler(POINTS), 3, False)), Task,
          r"the training loader has a batch sampler \(BatchSampler\).* `batch_size`, `sampler`"),
         (DataLoader(POINTS, batch_size=None), Task, "has no batch size"),
-        (Lines(), Task, r"the training set is an iterable data set \(Lines\).*function of the config"),
-        (DataLoader(Lines(), 3), Task, r"the training set is an iterable data set \(Lines\)"),
         (DataLoader(POINTS, 3, sampler=Endless()), Task, "sampler Endless of the training loader has no length"),
         (DataLoader(POINTS, 3, sampler=Short()), Task, "Short .* yields 3 indices, and its length is 4"),
         (DataLoader(POINTS, 3, sampler=[0, -1, 2]), Task,

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR, OneCycleLR, ReduceLROnPlateau, StepLR
-from torch.utils.data import DataLoader, Sampler, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, Sampler, TensorDataset
 
 import shoal
 from shoal.core.array import Member
@@ -454,9 +454,23 @@ class Transfers(Data):
         return batch
 
 
+class Rows(IterableDataset[Any]):
+    def __iter__(self) -> Iterator[Any]:
+        yield from zip(X, Y, strict=True)
+
+
+class Endless(Data):
+    def train_dataloader(self) -> Any:
+        return DataLoader(Rows(), SIZE)
+
+
 @pytest.mark.parametrize(
     ("data", "said"),
     [
+        (
+            Endless,
+            "`train_dataloader` has no length, as object of type 'Rows' has no .*; give its data set a `__len__`",
+        ),
         (Several, "`val_dataloader` must return one DataLoader, got list"),
         (Transfers, "Transfers defines on_after_batch_transfer"),
     ],

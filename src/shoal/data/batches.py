@@ -11,9 +11,9 @@ from torch.utils.data import Dataset, Subset, TensorDataset, default_collate
 
 from shoal.core.demand import ABREAST, Sharing
 from shoal.core.errors import TaskError
-from shoal.core.trial import derive_seed
 from shoal.data.fetch import Fetcher
-from shoal.data.loader import LoaderSettings
+from shoal.data.iterable import IterableReader, PassOrder
+from shoal.data.loader import LoaderSettings, is_iterable
 from shoal.data.materialized_source import MaterializedSource, materialized_bytes
 from shoal.data.processes import LoaderProcesses
 from shoal.data.sample_window import SampleWindow
@@ -21,7 +21,7 @@ from shoal.data.samples import kind
 from shoal.data.source import BatchRequest, BatchSource, DrawsError, UnevenError
 from shoal.fuse.generators import OtherGenerators, forked
 
-__all__ = ["Batches", "noise_seed"]
+__all__ = ["Batches"]
 
 _log = logging.getLogger("shoal.pack")
 
@@ -33,17 +33,6 @@ CUT_AT_ONCE = 256
 
 LOOKED_AT = 8
 """Number of first samples that show what kind of data set it is."""
-
-
-def noise_seed(data_seed: int, epoch: int | None) -> int:
-    """The seed for samples that draw. Generators are seeded with this seed plus the batch's number, or by blocks of
-    samples if augmentation is shared.
-
-    Args:
-        data_seed: Data seed of the trial.
-        epoch: Number of epochs before this one; None for the validation set, which draws the same at each epoch.
-    """
-    return derive_seed(data_seed, "valid") if epoch is None else derive_seed(data_seed, "noise", epoch)
 
 
 _PLAIN = LoaderSettings()
@@ -59,10 +48,10 @@ class Batches:
     - Larger ones are held for walks that keep abreast.
     - Where samples draw, whole batches are held, for walks of the same batch size.
 
-    The first samples decide which case applies.
+    The first samples decide which case applies. Those of an iterable data set are held for walks that keep abreast.
 
     Args:
-        dataset: Data set with a length and indices.
+        dataset: Data set with a length and indices, or an iterable one.
         device: Device of the batches.
         name: Name for messages.
         shared_augmentation: Whether the draws for a sample depend on its place in the order, not on its batch.
@@ -71,20 +60,27 @@ class Batches:
         settings: How the data set is read.
 
     Raises:
-        TaskError: The data set has no length or no indices, or an epoch has no samples.
+        TaskError: The data set has no length or no indices and cannot be iterated over anew, or an epoch has no
+            samples.
     """
 
     def __init__(
         self,
-        dataset: Dataset[Any],
+        dataset: Any,
         device: torch.device,
         name: str,
         shared_augmentation: bool = False,
         collate: Callable[[list[Any]], Any] | None = None,
         settings: LoaderSettings = _PLAIN,
     ) -> None:
-        if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
-            raise TaskError(f"the {name} set must have a length and indices, got {type(dataset).__name__}")
+        self._reader = IterableReader(dataset, name) if is_iterable(dataset) else None
+        if self._reader is not None:
+            dataset = self._reader
+        elif not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
+            raise TaskError(
+                f"the {name} set must have a length and indices, or an `__iter__` that begins anew at each call, got "
+                f"{type(dataset).__name__}"
+            )
         self.samples = settings.samples(dataset)
         """Number of samples of an epoch."""
         self.batch_size = settings.batch_size
@@ -108,6 +104,11 @@ class Batches:
         if settings.workers and self._resident is None:
             processes = LoaderProcesses(dataset, collate or default_collate, name, settings)
         self._fetcher = Fetcher(dataset, device, processes)
+
+    @property
+    def endless(self) -> bool:
+        """Whether the data set is iterable and has no length. A walk over it has no end: pass follows pass."""
+        return self._reader is not None and self._reader.endless
 
     @property
     def fetched(self) -> int:
@@ -157,8 +158,10 @@ class Batches:
             )
         return self.samples // batch_size
 
-    def order(self, data_seed: int, epoch: int | None) -> Tensor | None:
+    def order(self, data_seed: int, epoch: int | None) -> Tensor | PassOrder | None:
         """The order of an epoch: indices, int64 [samples], or None for all samples in ascending order.
+
+        Of an iterable data set, the indices of one pass.
 
         Args:
             data_seed: Data seed of the trial.
@@ -168,6 +171,8 @@ class Batches:
             TaskError: The sampler of the task's `DataLoader` yields another number of indices than its length, or
                 an index that the data set does not have.
         """
+        if self._reader is not None:
+            return self._reader.order(data_seed, epoch)
         order = self._settings.indices(self.samples, data_seed, epoch)
         if order is not None and not 0 <= int(order.min()) <= int(order.max()) < self._rows:
             wrong = next(each for each in order.tolist() if not 0 <= each < self._rows)
@@ -180,7 +185,7 @@ class Batches:
     def walk(
         self,
         batch_size: int,
-        order: Tensor | None = None,
+        order: Tensor | PassOrder | None = None,
         first: int = 0,
         seed: int | None = None,
     ) -> Iterator[Any]:
@@ -188,18 +193,24 @@ class Batches:
 
         Args:
             batch_size: Samples of each batch; the last may be smaller.
-            order: Indices of the samples, int64 [samples]; ascending by default.
+            order: Indices of the samples, int64 [samples]; ascending by default. Or the pass over an iterable data set.
             first: Number of the first batch to yield; earlier ones are not read.
             seed: Seed for samples that draw, together with the batch's number, or with the samples' places if
                 augmentation is shared. Walks with equal seeds must have equal orders.
         """
-        if self._resident is not None:
-            yield from self._walk_resident(self._resident, batch_size, order, first)
-            return
-        order = torch.arange(self.samples, device="cpu") if order is None else order.cpu()
-        order = order[: self.steps(batch_size) * batch_size]
-        there = order.to(self._device)
+        there: Tensor | PassOrder
+        if isinstance(order, PassOrder):
+            there = order
+        else:
+            if self._resident is not None:
+                yield from self._walk_resident(self._resident, batch_size, order, first)
+                return
+            order = torch.arange(self.samples, device="cpu") if order is None else order.cpu()
+            order = order[: self.steps(batch_size) * batch_size]
+            there = order.to(self._device)
         self._walks.append(batch_size)
+        if self._reader is not None:
+            self._reader.walks = len(self._walks)
         self._largest = max(self._largest, batch_size)
         try:
             for number in range(first, self.steps(batch_size)):
@@ -211,7 +222,8 @@ class Batches:
                 )
         finally:
             self._walks.remove(batch_size)
-            if not self._walks and self._source is not None:
+            # The next walk over an iterable data set may go on here: without these samples it reads the pass anew.
+            if not self._walks and self._source is not None and self._reader is None:
                 self._source.rest()
 
     def _walk_resident(
@@ -243,8 +255,9 @@ class Batches:
                 self._source = self._drawing()
 
     def _known(self) -> BatchSource:
-        if self._source is None and self._collate is not None:
-            self._source = SampleWindow(self._fetcher, self._device, draws=True, whole=True, collate=self._collate)
+        if self._source is None and (self._collate is not None or self._reader is not None):
+            whole, collate = self._collate is not None, self._collate or default_collate
+            self._source = SampleWindow(self._fetcher, self._device, draws=True, whole=whole, collate=collate)
         elif self._source is None:
             self._source = self._probed(range(min(self._rows, LOOKED_AT)))
         return self._source

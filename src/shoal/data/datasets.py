@@ -53,6 +53,11 @@ class DataSets:
         if not isinstance(sets, (tuple, list)) or len(sets) != 2:
             raise TaskError(f"the task's `data` must return a training and a validation set, got {type(sets).__name__}")
         batches = self._batches(sets[0], "training"), self._batches(sets[1], "validation")
+        if batches[1].endless:
+            raise TaskError(
+                "the validation set is iterable and has no length, so the end of a validation is unknown; give it a "
+                "`__len__` that returns the number of samples of a pass, or return a list of its samples"
+            )
         self._known = [*self._known[1 - KEPT :], (read, batches)]
         return self._known[-1]
 

@@ -9,6 +9,7 @@ import torch
 from torch.utils import _pytree as pytree
 from torch.utils.data import Dataset
 
+from shoal.data.iterable import IterableReader
 from shoal.data.processes import FetchRequest, LoaderProcesses
 from shoal.data.samples import attached, copied, same
 from shoal.data.source import DrawsError
@@ -25,12 +26,17 @@ class Fetcher:
     """Fetches the samples of a data set.
 
     Args:
-        dataset: Data set with a length and indices.
+        dataset: Data set with a length and indices, or the reader of an iterable one.
         device: Device whose generator is watched, beside those of the CPU.
         processes: Loader processes that fetch all samples; None to fetch them in this process.
     """
 
-    def __init__(self, dataset: Dataset[Any], device: torch.device, processes: LoaderProcesses | None = None) -> None:
+    def __init__(
+        self,
+        dataset: Dataset[Any] | IterableReader,
+        device: torch.device,
+        processes: LoaderProcesses | None = None,
+    ) -> None:
         self._processes = processes
         self._lone = count()
         self._dataset = dataset
@@ -70,7 +76,10 @@ class Fetcher:
             received: list[Any] = self._receive_lone(indices, draws=True)
             return received
         began = time.perf_counter()
-        samples = [self._dataset[i] for i in indices]
+        if isinstance(self._dataset, IterableReader):
+            samples = self._dataset.read(list(indices))
+        else:
+            samples = [self._dataset[i] for i in indices]
         self.seconds += time.perf_counter() - began
         self.fetched += len(samples)
         return samples

@@ -20,7 +20,7 @@ from shoal.core.errors import TaskError
 from shoal.core.trial import derive_seed
 from shoal.fuse.generators import OtherGenerators, forked, reseed
 
-__all__ = ["LoaderSettings", "epoch_order", "take_apart"]
+__all__ = ["LoaderSettings", "epoch_order", "is_iterable", "noise_seed", "take_apart"]
 
 Collate = Callable[[list[Any]], Any]
 
@@ -35,6 +35,17 @@ def epoch_order(samples: int, data_seed: int, epoch: int) -> Tensor:
     """
     generator = torch.Generator().manual_seed(derive_seed(data_seed, "epoch", epoch))
     return torch.randperm(samples, generator=generator)
+
+
+def noise_seed(data_seed: int, epoch: int | None) -> int:
+    """The seed for samples that draw. Generators are seeded with this seed plus the batch's number, or by blocks of
+    samples if augmentation is shared.
+
+    Args:
+        data_seed: Data seed of the trial.
+        epoch: Number of epochs before this one; None for the validation set, which draws the same at each epoch.
+    """
+    return derive_seed(data_seed, "valid") if epoch is None else derive_seed(data_seed, "noise", epoch)
 
 
 @dataclass(frozen=True)
@@ -123,17 +134,18 @@ def take_apart(returned: Any, name: str, workers: int = 0) -> tuple[Dataset[Any]
         The data set, its collate function (None for torch's default), and how it is read.
 
     Raises:
-        TaskError: The data set is iterable, or the loader has a setting that a study cannot keep.
+        TaskError: Loader processes are to read an iterable data set, or the loader has a setting that a study cannot
+            keep.
     """
     if not isinstance(returned, DataLoader):
-        _check_indexed(returned, name)
+        _check_workers(returned, name, workers)
         return returned, None, LoaderSettings(workers=workers)
     if type(returned).__iter__ is not DataLoader.__iter__:
         raise TaskError(
             f"the {name} loader is a {type(returned).__name__}, which iterates in its own way; "
             "return a plain torch.utils.data.DataLoader, or the data set"
         )
-    _check_indexed(returned.dataset, name)
+    _check_workers(returned.dataset, name, returned.num_workers)
     if returned.batch_size is None:
         what = "no batch size" if returned.batch_sampler is None else f"a batch sampler ({_sampler_name(returned)})"
         raise TaskError(
@@ -144,7 +156,7 @@ def take_apart(returned: Any, name: str, workers: int = 0) -> tuple[Dataset[Any]
         returned.dataset,
         None if returned.collate_fn is default_collate else returned.collate_fn,
         LoaderSettings(
-            _order(returned, name),
+            "ascending" if is_iterable(returned.dataset) else _order(returned, name),
             returned.batch_size,
             returned.drop_last,
             returned.num_workers,
@@ -154,12 +166,19 @@ def take_apart(returned: Any, name: str, workers: int = 0) -> tuple[Dataset[Any]
     )
 
 
-def _check_indexed(dataset: Any, name: str) -> None:
+def is_iterable(dataset: Any) -> bool:
+    """Whether a data set is read by iterating over it, again for each pass, since it has no indices."""
     if isinstance(dataset, IterableDataset):
+        return True
+    return hasattr(dataset, "__iter__") and not hasattr(dataset, "__getitem__") and not hasattr(dataset, "__next__")
+
+
+def _check_workers(dataset: Any, name: str, workers: int) -> None:
+    if workers and is_iterable(dataset):
         raise TaskError(
-            f"the {name} set is an iterable data set ({type(dataset).__name__}), which cannot be shuffled by the data "
-            "seed nor shared by trials; return a data set with `__len__` and `__getitem__` (for files, one that opens "
-            "the file of an index), or pass a function of the config to `tune`, which trains as it is written"
+            f"the {name} set is iterable ({type(dataset).__name__}), and {workers} loader processes would yield its "
+            "samples in an order of their own; set `num_workers` of its DataLoader, or `loader_workers` of the task, "
+            "to 0, or return a data set with `__len__` and `__getitem__`"
         )
 
 

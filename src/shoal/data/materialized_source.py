@@ -10,6 +10,7 @@ from torch.utils.data import default_collate
 
 from shoal.core.demand import Sharing
 from shoal.data.fetch import Fetcher
+from shoal.data.iterable import PassOrder
 from shoal.data.processes import FetchRequest
 from shoal.data.samples import kind
 from shoal.data.source import BatchRequest, BatchSource, StreamSync, UnevenError
@@ -104,7 +105,7 @@ class MaterializedSource(BatchSource):
                 upcoming = (self._request(follower, cut.order) for follower in followers)
                 self._put(*self._fetcher.receive(wanted, filter(None, upcoming)))
 
-    def _request(self, unit: Unit, order: Tensor) -> FetchRequest | None:
+    def _request(self, unit: Unit, order: Tensor | PassOrder) -> FetchRequest | None:
         """The request for the missing samples of a block; None if there are none."""
         missing = self._absent(order[unit.first : unit.end])
         return FetchRequest(("kept", unit), missing) if missing else None

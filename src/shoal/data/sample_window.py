@@ -12,6 +12,7 @@ from torch.utils.data import default_collate
 
 from shoal.core.trial import derive_seed
 from shoal.data.fetch import Fetcher
+from shoal.data.iterable import PassOrder
 from shoal.data.processes import FetchRequest
 from shoal.data.samples import attached, bulky, compact, plain
 from shoal.data.source import BatchRequest, BatchSource, StreamSync
@@ -127,7 +128,7 @@ class SampleWindow(BatchSource):
             seeds = len({unit.seed for unit in self._held})
             self._let_go(_filled(cut.held) + 2 * cut.walks * BLOCK + seeds * (early // BLOCK * BLOCK))
 
-    def _hold_early(self, order: Tensor, units: Iterable[Unit]) -> None:
+    def _hold_early(self, order: Tensor | PassOrder, units: Iterable[Unit]) -> None:
         """Hold units in advance."""
         try:
             for unit, samples in self._fetch(order, [unit for unit in units if unit not in self._held]):
@@ -136,7 +137,7 @@ class SampleWindow(BatchSource):
         except (Exception, SystemExit):  # not hidden: it is raised again when the samples are needed
             return
 
-    def _fetch(self, order: Tensor, units: Iterable[Unit]) -> Iterator[tuple[Unit, list[Any]]]:
+    def _fetch(self, order: Tensor | PassOrder, units: Iterable[Unit]) -> Iterator[tuple[Unit, list[Any]]]:
         """Units with their samples; if samples draw, each unit is fetched when the iterator reaches it.
 
         If a unit is a batch and there are loader processes, they have made the batch.
@@ -162,7 +163,7 @@ class SampleWindow(BatchSource):
         """The seed of samples that draw."""
         return unit.seed + unit.number if self._whole else derive_seed(unit.seed, "block", unit.number)
 
-    def _request(self, unit: Unit, order: Tensor) -> FetchRequest:
+    def _request(self, unit: Unit, order: Tensor | PassOrder) -> FetchRequest:
         """The request for a unit to the loader processes."""
         indices = order[unit.first : unit.end].tolist()
         seed = self._seed(unit) if self._draws else None

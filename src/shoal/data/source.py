@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from shoal.core.demand import Sharing
+from shoal.data.iterable import PassOrder
 
 __all__ = ["BatchRequest", "BatchSource", "DrawsError", "StreamSync", "UnevenError"]
 
@@ -29,7 +30,7 @@ class BatchRequest:
         at: Indices of its samples, int64 [samples] on the CPU.
         there: The same on the device.
         number: Number of the batch in its walk.
-        order: Indices of all samples of the walk, on the CPU.
+        order: Indices of all samples of the walk, on the CPU, or the pass over an iterable data set.
         first: Place of the batch's first sample in the order.
         seed: Seed of the walk, or None.
         walks: Number of walks over this data set under way.
@@ -40,7 +41,7 @@ class BatchRequest:
     at: Tensor
     there: Tensor
     number: int
-    order: Tensor
+    order: Tensor | PassOrder
     first: int
     seed: int | None
     walks: int

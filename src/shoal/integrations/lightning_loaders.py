@@ -81,4 +81,8 @@ def _loaded(module: Any) -> LoaderPair:
 def _checked(name: str, loader: Any) -> DataLoader[Any]:
     if not isinstance(loader, DataLoader):
         raise TaskError(f"`{name}` must return one DataLoader, got {type(loader).__name__}. {REMEDY}")
+    try:
+        len(loader)
+    except TypeError as error:
+        raise TaskError(f"`{name}` has no length, as {error}; give its data set a `__len__`. {REMEDY}") from error
     return loader

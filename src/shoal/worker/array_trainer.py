@@ -12,7 +12,7 @@ from torch import nn
 from shoal.core.array import Array, Member
 from shoal.core.event import Event, Profiled
 from shoal.core.trial import TrialState
-from shoal.data.batches import noise_seed
+from shoal.data.loader import noise_seed
 from shoal.worker.array_members import ArrayMembers
 from shoal.worker.fused_stepper import make_stepper
 from shoal.worker.loss_tracker import LossTracker
@@ -114,9 +114,12 @@ class ArrayTrainer:
         """Order of samples with its epoch, and position in that order; None if samples are shared at any position."""
         if not self._abreast or not self._group or self._plan is None:
             return None
-        lead = self._group[0]
+        lead, size = self._group[0], self._plan.settings.batch_size
         number, first = self._plan.place(lead.epoch, lead.step)
-        return (lead.trial.data_seed, number), first * self._plan.settings.batch_size
+        if self._plan.train.endless:  # an epoch stands for a pass: a lane at another epoch would take long to catch up
+            begin = self._plan.place(lead.epoch, 0)[1]
+            number, first = begin * size, first - begin
+        return (lead.trial.data_seed, number), first * size
 
     def prepare(self) -> None:
         """Do what precedes the next step; call it while no lane steps.

@@ -154,10 +154,15 @@ class _Bench:
             lend_frozen(runtimes[0].model, runtimes[-1].model)
         return make_stepper(self.task, side_by_side(runtimes))
 
-    def batches(self, epoch: int = 0) -> Iterator[Any]:
-        """`BATCHES` batches in the order of an epoch, which starts again if it is too short."""
-        seed = self.array.members[0].trial.data_seed
-        walks = (self.plan.walk(epoch, 0, seed) for _ in range(BATCHES))
+    def batches(self, other: int = 0) -> Iterator[Any]:
+        """`BATCHES` batches of the first epoch, which starts again if it is too short.
+
+        Args:
+            other: Number of a further data seed. Its first epoch takes the place of a later one of the same data seed,
+                which may be far within an iterable data set.
+        """
+        seed = self.array.members[0].trial.data_seed + other
+        walks = (self.plan.walk(0, 0, seed) for _ in range(BATCHES))
         return islice(chain.from_iterable(walks), BATCHES)
 
     def seconds_to_make(self) -> float:
@@ -173,7 +178,7 @@ class _Bench:
             Seconds to make the array and take its first step. Seconds of a step in which members have batches of
             different epochs; None if they cannot be one array then.
         """
-        both = zip(self.batches(), self.batches(epoch=1), strict=True)
+        both = zip(self.batches(), self.batches(other=1), strict=True)
         pairs = list(islice(both, MIXED))  # few, since with many members they take long
         began = time.perf_counter()
         stepper = self.stepper(members)

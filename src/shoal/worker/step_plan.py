@@ -6,8 +6,10 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
+from shoal.core.errors import TaskError
 from shoal.core.trial import Config
-from shoal.data.batches import Batches, noise_seed
+from shoal.data.batches import Batches
+from shoal.data.loader import noise_seed
 from shoal.fuse.micro_batches import MicroBatches
 from shoal.task import Task
 from shoal.worker.step_settings import StepSettings
@@ -20,7 +22,8 @@ class StepPlan:
     """Cuts the passes over a training set into training steps, and these into epochs.
 
     A step takes `settings.accumulate` batches; the last step of a pass may take fewer. An epoch is one pass, or
-    `settings.steps_per_epoch` steps: then passes follow one another, and an epoch may end in the middle of one.
+    `settings.steps_per_epoch` steps: then passes follow one another, and an epoch may end in the middle of one. An
+    iterable training set without a length is a single pass without an end.
 
     Args:
         settings: Settings of the config.
@@ -37,9 +40,15 @@ class StepPlan:
         """The plan of a config.
 
         Raises:
-            TaskError: A method of the task returns a wrong value.
+            TaskError: A method of the task returns a wrong value, or the end of an epoch is unknown.
         """
-        return cls(StepSettings.of(task, config, train.batch_size, valid.batch_size), train, task._weigh)
+        settings = StepSettings.of(task, config, train.batch_size, valid.batch_size)
+        if train.endless and settings.steps_per_epoch is None:
+            raise TaskError(
+                "the training set is iterable and has no length, so the end of an epoch is unknown; return the "
+                "training steps of an epoch from the task's `steps_per_epoch`, or give the data set a `__len__`"
+            )
+        return cls(settings, train, task._weigh)
 
     @property
     def pass_batches(self) -> int:
