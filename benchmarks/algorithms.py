@@ -18,7 +18,6 @@ table shows medians: seconds to finish, and to the first report of the target ac
 import argparse
 import json
 import logging
-import multiprocessing
 import os
 import platform
 import shutil
@@ -26,10 +25,8 @@ import statistics
 import sys
 import tempfile
 import time
-from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
-from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +34,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from rivals.first import first_search
+from rivals.plain_search import Asked, in_processes
 from sklearn.datasets import load_digits
 from torch import nn
 from torch.utils.data import TensorDataset
@@ -45,16 +43,12 @@ import shoal
 from shoal.algorithms.base import Algorithm
 from shoal.backends.local import Local
 from shoal.backends.registry import BACKENDS
-from shoal.core.array import Member
 from shoal.core.device import Device
 from shoal.core.event import Event, SignaturesFound
 from shoal.core.job import Job, Purpose, WorkerContext
-from shoal.core.space import Space
-from shoal.core.trial import Report, TrialState, derive_seed
-from shoal.data.loader import epoch_order
+from shoal.core.trial import derive_seed
 from shoal.journal.statistics import StudyStatistics
 from shoal.journal.view import JournalView
-from shoal.worker.trial_runtime import build
 
 CIFAR = Path(__file__).parents[2] / "shared" / "data" / "cifar10_5k_1k.npz"
 SLOTS = 2
@@ -181,66 +175,13 @@ def with_shoal(name: str, algorithm: Algorithm, seed: int, rows: int | None, bac
 
 def with_processes(name: str, algorithm: Algorithm, seed: int, rows: int | None, method: str) -> tuple[float, Timeline]:
     """A process for each stretch of each trial."""
-    task_type, space, _ = TASKS[name]
+    task, space, _ = TASKS[name]
     folder = Path(tempfile.mkdtemp())
-    began = time.time()
-    task = task_type(rows)
-    sets = task.data({})
-    algorithm.bind(Space(space), metric="accuracy", mode="max", seed=seed, data_seed=derive_seed(seed, "data"))
-    context = multiprocessing.get_context(method)
-    waiting: deque[Member] = deque()
-    done: dict[int, int] = {}
-    running: dict[Connection, Member] = {}
-    timeline: Timeline = []
-    while not algorithm.finished:
-        for group in algorithm.next_groups(SLOTS - len(running)):
-            waiting += (Member(trial, done.get(trial.number, 0), group.budget.epochs) for trial in group.trials)
-        while waiting and len(running) < SLOTS:
-            ours, theirs = context.Pipe(duplex=False)
-            member = waiting.popleft()
-            process = context.Process(target=_stretch, args=(task, sets, member, folder, theirs))
-            process.start()
-            theirs.close()
-            running[ours] = member
-        for connection in wait(list(running)):
-            member = running[connection]
-            try:
-                epoch, metrics = connection.recv()
-            except EOFError:
-                del running[connection]
-                continue
-            timeline.append((time.time() - began, metrics["accuracy"]))
-            done[member.trial.number] = epoch
-            state = TrialState.PAUSED if epoch == member.target else TrialState.RUNNING
-            algorithm.observe(Report(member.trial.number, epoch, metrics, state=state))
-    seconds = time.time() - began
+    asked = Asked(task(rows), space, algorithm, "accuracy", "max", seed)
+    search = in_processes(asked, folder, SLOTS, method, reuse=False)
+    seconds = time.time() - search.began
     shutil.rmtree(folder)
-    return seconds, timeline
-
-
-def _stretch(task: Classifier, sets: tuple[Any, Any], member: Member, folder: Path, report: Connection) -> None:
-    """A plain PyTorch script that goes on from a checkpoint."""
-    torch.set_num_threads(1)
-    runtime = build(task, member, torch.device("cpu"))
-    model, optimizer = runtime.model, runtime.optimizer
-    path = folder / f"{member.trial.number}.pt"
-    if path.exists():
-        states = torch.load(path)
-        model.load_state_dict(states["model"])
-        optimizer.load_state_dict(states["optimizer"])
-    train, valid = (dataset.tensors for dataset in sets)
-    for epoch in range(member.start, member.target):
-        model.train()
-        for part in epoch_order(len(train[1]), member.trial.data_seed, epoch).split(32):
-            optimizer.zero_grad()
-            task.loss(model, (train[0][part], train[1][part])).backward()
-            optimizer.step()
-        model.eval()
-        with torch.no_grad():
-            correct = sum((model(x).argmax(1) == y).sum() for x, y in zip(*(t.split(32) for t in valid), strict=True))
-        if epoch + 1 == member.target:
-            torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, path)
-        report.send((epoch + 1, {"accuracy": float(correct) / len(valid[1])}))
+    return seconds, search.timeline
 
 
 WAYS: dict[str, Callable[..., tuple[float, Timeline]]] = {

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from journal_samples import STUDY, create, group, job, report, trial
 
+from shoal.core.activity import Activity
 from shoal.core.errors import JournalError
 from shoal.core.job import Purpose
 from shoal.core.objective import objectives
@@ -177,6 +178,15 @@ def test_trials_of_a_job_that_ended_early_wait_again(journal, failed, failures):
     assert [(row.state, row.failures) for row in journal.trials()] == [(PAUSED, 0), (PENDING, failures)]
     ended = ("crashed", "killed by SIGKILL", ("s x 32",), Reservation(1003.0), {"s x 32": (0, 1)})
     assert journal.jobs() == [JobRow("1", Purpose.TRAIN, "cpu:0", (0, 1), 1003.0, 1005.0, *ended)]
+
+
+def test_a_job_keeps_the_activities_that_it_reported(journal):
+    journal.record_proposal(2, [group([0, 1], 2)])
+    spent = {Activity.STEPS: 1.5, Activity.VALIDATION: 0.25}
+    for name in ("1", "2"):
+        journal.record_job_start(job(name, [0, 1]), "cpu:0")
+    journal.record_job_end("1", "finished", failed=False, activities=spent)
+    assert [row.activities for row in journal.jobs()] == [spent, {}]
 
 
 def test_a_profile_job_leaves_its_trials_waiting(journal):

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 import shoal
 from shoal.arguments import load_algorithm
 from shoal.cli.app import app
+from shoal.core.activity import Activity
 from shoal.core.errors import JournalError
 from shoal.core.event import Outcome
 from shoal.core.job import Purpose
@@ -20,6 +21,7 @@ from shoal.core.trial import Report, TrialState
 from shoal.journal.schema import _MIGRATIONS, VERSION
 from shoal.journal.view import JournalView
 from shoal.journal.writer import Journal
+from shoal.reporting.accounting import accounting
 
 HERE = Path(__file__).parent
 
@@ -33,10 +35,11 @@ STATES = {
         TrialState.PENDING: 5,
     },
     5: {TrialState.PAUSED: 4, TrialState.RUNNING: 11, TrialState.PENDING: 2},
+    6: {TrialState.PAUSED: 3, TrialState.RUNNING: 14},
 }
 """Version -> how many trials are in each state."""
 
-BEST = {3: 15, 4: 8, 5: 8}
+BEST = {3: 15, 4: 8, 5: 8, 6: 9}
 
 
 @pytest.fixture(params=STATES, ids="version {}".format)
@@ -149,6 +152,15 @@ def test_renamed_tables_and_values_keep_their_contents(tmp_path):
         assert sum(map(len, journal.reservations().values())) == reservations > 0
         assert journal.tables.rows("SELECT count(*) AS n FROM proposals") == [(proposals,)]
         assert journal.paused_trials() == (2, 12)
+
+
+def test_jobs_of_an_older_version_have_reported_no_activities(tmp_path):
+    with JournalView.read(unpacked(6, tmp_path)) as journal:
+        jobs = journal.jobs()
+        found = accounting(journal, 0.0)
+    assert [dict(job.activities) for job in jobs] == [{}] * 5
+    assert found.seconds[Activity.UNREPORTED] > 0
+    assert sum(found.seconds.values()) == pytest.approx(found.total)
 
 
 def test_an_algorithm_pickled_with_gather_groups_by_the_same_parameters(tmp_path):

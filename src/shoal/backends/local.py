@@ -127,7 +127,7 @@ class Local(Backend):
         if self._worker_of(job.id) is not None:
             raise BackendError(f"job {job.id!r} cannot start: a job of that id is running")
         binding = self._sharing.bind(job, device)
-        message = JOB + pickle.dumps((binding, job, device))
+        message = JOB + pickle.dumps((binding, job, device, time.monotonic()))
         idle = {n: worker for n, worker in self._workers.items() if worker.job is None and worker.device == device.name}
         for worker in sorted(idle.values(), key=lambda worker: job.resumes not in worker.past_jobs):
             if worker.binding == binding and not worker.kill_requested and worker.send(message):

@@ -23,7 +23,8 @@ REUSABLE = frozenset({Outcome.FINISHED, Outcome.STOPPED})
 """Outcomes after which a process takes another job; after any other outcome it exits."""
 
 STOP, CHANGE, JOB = b"s", b"c", b"j"
-"""First byte of a message: stop the current job; a pickled `JobUpdate` for it; a pickled (Binding, Job, Device)."""
+"""First byte of a message: stop the current job; a pickled `JobUpdate` for it; a pickled (Binding, Job, Device, time
+of `time.monotonic` when it was sent)."""
 
 HEARTBEAT_SECONDS = 1.0
 """Time between two checks of whether a job makes progress."""
@@ -54,14 +55,15 @@ def work(connection: Connection, worker_context: WorkerContext) -> None:
     sender.send_event(Hello(os.getpid()))
     threading.Thread(target=sender.send_heartbeats, name="shoal-heart", daemon=True).start()
     threading.Thread(target=_receive_messages, args=(connection, inbox), name="shoal-inbox", daemon=True).start()
-    outcome = Outcome.FINISHED
-    while outcome in REUSABLE:
+    outcome: Outcome | None = None
+    while outcome is None or outcome in REUSABLE:
         message, control = inbox.get()
         binding: Binding
-        binding, job, device = pickle.loads(message)
+        binding, job, device, sent = pickle.loads(message)
+        start_seconds = max(0.0, time.monotonic() - sent) if outcome is None else 0.0
         binding.apply()  # every job of this process has this binding
         sender.begin(job.id, control)
-        for event in run_job(_run_with_log, job, device, worker_context, control):
+        for event in run_job(_run_with_log, job, device, worker_context, control, start_seconds):
             sender.send_event(event)
             if isinstance(event, Ended):
                 outcome = event.outcome

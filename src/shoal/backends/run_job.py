@@ -1,16 +1,21 @@
 """Runs one job from its first event to its `Ended`, in any process."""
 
 import importlib
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 
 from shoal.backends.base import Ended, Event, Outcome, Runner, WorkerContext
+from shoal.core.activity import Activity
 from shoal.core.device import Device
 from shoal.core.errors import BackendError
-from shoal.core.job import Job, log_path
+from shoal.core.job import Job, Purpose, log_path
+from shoal.cost.activity_clock import ActivityClock
 from shoal.worker.control import JobControl
 from shoal.worker.failures import recorded
 
 __all__ = ["resolve", "run_job"]
+
+_USUAL = {Purpose.TRAIN: Activity.STEPS, Purpose.SIGNATURE: Activity.SURVEY, Purpose.PROFILE: Activity.PROFILE}
+"""Activity of a job that does none of the others."""
 
 
 def resolve(path: str) -> Runner:
@@ -32,17 +37,46 @@ def resolve(path: str) -> Runner:
 
 
 def run_job(
-    runner: Runner, job: Job, device: Device, worker_context: WorkerContext, control: JobControl
+    runner: Runner,
+    job: Job,
+    device: Device,
+    worker_context: WorkerContext,
+    control: JobControl,
+    start_seconds: float = 0.0,
 ) -> Generator[Event, None, None]:
     """Yield the events of the runner, then exactly one `Ended`.
 
     The job ends as stopped if its runner noticed the request to stop, else as finished. `SystemExit` is a failure of
     the job like any exception. KeyboardInterrupt is passed on to the caller.
+
+    Args:
+        runner: Runner of the job.
+        job: Job to run.
+        device: Device of the job.
+        worker_context: Context of the workers of the study.
+        control: Requests to the job.
+        start_seconds: Seconds that the job has waited for the start of this process.
     """
+    clock = ActivityClock(_USUAL[job.purpose])
+    clock.seconds[Activity.START] = start_seconds
     try:
-        yield from runner(job, device, worker_context, control)
+        yield from _timed(runner(job, device, worker_context, control), clock)
     except (Exception, SystemExit) as error:
-        ended = Ended(job.id, *recorded(error, log_path(worker_context.directory, job.id)))
+        outcome, message = recorded(error, log_path(worker_context.directory, job.id))
     else:
-        ended = Ended(job.id, Outcome.STOPPED if control.noticed else Outcome.FINISHED)
-    yield ended
+        outcome, message = Outcome.STOPPED if control.noticed else Outcome.FINISHED, ""
+    yield Ended(job.id, outcome, message, clock.seconds)
+
+
+def _timed(events: Iterator[Event], clock: ActivityClock) -> Iterator[Event]:
+    """The events of a job, whose clock runs until each is there, and stands while the caller has it."""
+    try:
+        while True:
+            with clock.running():
+                event = next(events, None)
+            if event is None:
+                return
+            yield event
+    finally:
+        if isinstance(events, Generator):
+            events.close()

@@ -14,6 +14,7 @@ from shoal.cluster.temporary import TemporaryFolder
 from shoal.core.errors import ShoalError
 from shoal.journal.view import JournalView
 from shoal.paths import working_directory
+from shoal.reporting.accounting import accounting, accounting_json, accounting_table
 from shoal.reporting.drawing import PICTURES, check_drawing
 from shoal.reporting.overview import Overview, overview
 from shoal.reporting.page import overview_json, write_page
@@ -31,6 +32,9 @@ def report(
     output: Annotated[
         Path | None, typer.Option(dir_okay=False, help="One file: a page (.html), or the timeline (.png or .svg).")
     ] = None,
+    spent: Annotated[
+        bool, typer.Option("--accounting", help="Print what each second of the devices was spent on; draw nothing.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Report what each device of a study did and when, the best trials, and failures with reasons.
@@ -39,7 +43,20 @@ def report(
     far. Without --output a page and the timeline are written below DIR/report or, without permission to write there,
     below the working directory. Works on a running study, too. With --json the report is printed, and drawn only with
     --output.
+
+    With --accounting a table is printed instead: seconds of all devices from the call of the study to its last event,
+    by what they were spent on. They sum to the running time of the study times the number of its devices.
     """
+    if spent and output is not None:
+        raise ShoalError("--accounting draws nothing, so there is nothing for --output to name; leave one of them out")
+    if spent:
+        with JournalView.read(directory) as journal:
+            found = accounting(journal, time.time())
+        if as_json:
+            print_json({"directory": str(directory), **accounting_json(found)})
+        else:
+            print_table(accounting_table(found))
+        return
     if output is not None:
         check_drawing(output, _DESCRIPTION, "report", (".html", *PICTURES))
     with JournalView.read(directory) as journal:

@@ -21,6 +21,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from shoal.core.activity import Activity
 from shoal.core.array import Array
 from shoal.core.cause import Cause
 from shoal.core.demand import Demand
@@ -201,12 +202,14 @@ class JobEnded:
         outcome: Outcome of the job.
         message: Message of the back end; "" adds nothing to the message of the job.
         failed: Whether this counts as a failure of the trials that wait again.
+        activities: Seconds of the job by activity; empty if it could not report them.
     """
 
     job: str
     outcome: Outcome
     message: str
     failed: bool
+    activities: Mapping[Activity, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

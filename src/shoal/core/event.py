@@ -1,9 +1,10 @@
 """Events of jobs. Workers send them, and back ends deliver them."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
+from shoal.core.activity import Activity
 from shoal.core.array import FusionKey
 from shoal.core.demand import Profile
 from shoal.core.trial import Report
@@ -216,11 +217,20 @@ class Heartbeat:
 
 @dataclass(frozen=True)
 class Ended:
-    """End of a job, which has left its device. Exactly one for each started job, and its last event."""
+    """End of a job, which has left its device. Exactly one for each started job, and its last event.
+
+    Args:
+        job: Id of the job.
+        outcome: Outcome of the job.
+        message: Reason of a failure.
+        activities: Seconds of the job by activity, without the time that its events took to the engine; empty if the
+            job could not report them.
+    """
 
     job: str
     outcome: Outcome
     message: str = ""
+    activities: Mapping[Activity, float] = field(default_factory=dict, compare=False)
 
 
 Event = (

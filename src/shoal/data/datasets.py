@@ -8,8 +8,10 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from shoal.core.activity import Activity
 from shoal.core.errors import TaskError
 from shoal.core.trial import Config
+from shoal.cost.activity_clock import during
 from shoal.data.batches import Batches
 from shoal.data.loader import LoaderSettings, take_apart
 from shoal.data.tracked_config import values_read
@@ -48,6 +50,10 @@ class DataSets:
         for entry in self._known:
             if _agrees(config, entry[0]):
                 return entry
+        with during(Activity.DATA):
+            return self._load(config)
+
+    def _load(self, config: Config) -> tuple[dict[str, Any], tuple[Batches, Batches]]:
         reseed(0, self._device)  # a random split is the same in every process, and after a resume
         sets, read = values_read(self._task.data, config)
         if not isinstance(sets, (tuple, list)) or len(sets) != 2:

@@ -29,6 +29,8 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
+from shoal.core.activity import Activity
+from shoal.cost.activity_clock import during
 from shoal.cost.race import Race, RaceRules, choose_fastest
 from shoal.fuse.generators import undrawn
 from shoal.fuse.tuning_cache import TuningCache
@@ -203,7 +205,7 @@ def _find(
         if not _racing.acquire(blocking=False):
             return None
         try:
-            with tuner.budget.charged():
+            with tuner.budget.charged(), during(Activity.RACES):
                 race = _benchmark(ways, tensors, layouts)
         finally:
             _racing.release()

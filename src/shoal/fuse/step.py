@@ -21,7 +21,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from shoal.core.activity import Activity
 from shoal.core.errors import FusionError
+from shoal.cost.activity_clock import during
 from shoal.cost.race import Race
 from shoal.fuse.array import ModelArray
 from shoal.fuse.capture import CapturedStep
@@ -190,9 +192,10 @@ class TrainingStep:
         began = self._clock()
         trained = self._plain.trained or None
         try:
-            step = CapturedStep(
-                self._array, self._optimizer, self._loss, batch, way == "compiled", trained, self._limits
-            )
+            with during(Activity.COMPILE):
+                step = CapturedStep(
+                    self._array, self._optimizer, self._loss, batch, way == "compiled", trained, self._limits
+                )
         except FusionError as reason:
             _log.info("%s", reason)
             return False

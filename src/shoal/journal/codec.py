@@ -7,6 +7,7 @@ Python constructor that rejects it.
 import json
 from typing import Any
 
+from shoal.core.activity import Activity
 from shoal.core.errors import JournalError
 from shoal.core.job import Purpose
 from shoal.core.space import is_number
@@ -85,7 +86,7 @@ def trial_row(row: tuple[Any, ...]) -> TrialRow:
 
 def job_row(row: tuple[Any, ...]) -> JobRow:
     """Decode a row of the table jobs with the trials that joined it and its last reservation."""
-    job, purpose, device, text, started, ended, outcome, message, of_keys, joined, *reservation = row
+    job, purpose, device, text, started, ended, outcome, message, of_keys, activities, joined, *reservation = row
     trials, keys = json.loads(text), json.loads(of_keys)
     if not all(isinstance(key, str) for key in keys):
         raise ValueError(f"the keys {of_keys}")
@@ -104,6 +105,7 @@ def job_row(row: tuple[Any, ...]) -> JobRow:
         keys=tuple(keys),
         reservation=None if reservation[0] is None else Reservation(*reservation),
         members={key: tuple(dict.fromkeys(x)) for key, x in keys.items()} if isinstance(keys, dict) else {},
+        activities={Activity(name): seconds for name, seconds in _numbers(activities, "activity").items()},
     )
 
 
@@ -122,10 +124,14 @@ def _object(text: str) -> dict[str, Any]:
 
 def metrics_of(text: str) -> dict[str, float]:
     """Decode metrics: name -> value."""
+    return _numbers(text, "metric")
+
+
+def _numbers(text: str, what: str) -> dict[str, float]:
     values = _object(text)
     for name, value in values.items():
         if not is_number(value):
-            raise ValueError(f"the metric {name!r} is {value!r}")
+            raise ValueError(f"the {what} {name!r} is {value!r}")
     return values
 
 

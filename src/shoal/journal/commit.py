@@ -63,7 +63,9 @@ def _write(journal: Journal, record: Record) -> None:
         case JobKilled():
             journal.record_kill(record.job, record.outcome, record.reason)
         case JobEnded():
-            journal.record_job_end(record.job, record.outcome, record.message, failed=record.failed)
+            journal.record_job_end(
+                record.job, record.outcome, record.message, failed=record.failed, activities=record.activities
+            )
         case ArrayLeft():
             journal.record_dropped_trials(record.job, record.trials, record.message, failed=record.failed)
         case DevicesChanged():

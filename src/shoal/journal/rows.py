@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from shoal.core.activity import Activity
 from shoal.core.cause import cause_of, log_of
 from shoal.core.event import NOT_TRIAL_FAILURES, Outcome
 from shoal.core.job import Purpose
@@ -155,6 +156,8 @@ class JobRow:
         keys: `FusionKey.steps` of each of its arrays; empty unless it trains.
         reservation: Present or last reservation.
         members: Key -> numbers of its trials; empty in a journal of an older version.
+        activities: Seconds by activity; empty while it runs, if it could not report them, and in a journal of an older
+            version.
     """
 
     id: str
@@ -168,6 +171,7 @@ class JobRow:
     keys: tuple[str, ...] = ()
     reservation: Reservation | None = None
     members: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    activities: Mapping[Activity, float] = field(default_factory=dict)
 
     @property
     def failed(self) -> bool:

@@ -29,7 +29,7 @@ __all__ = [
 ]
 
 FILE_NAME = "journal.sqlite"
-VERSION = 6
+VERSION = 7
 _BUSY_SECONDS = 10.0
 _COPIES = 20
 _COPY_PAUSE_SECONDS = 0.05
@@ -70,10 +70,11 @@ _SCHEMA = (
         best TEXT NOT NULL DEFAULT '{}', objective REAL)""",
     # A job as it was started. `keys` is a JSON object: key of an array -> numbers of its trials; in old journals a list
     # of keys. `kill_reason` is the outcome after a kill, with its reason: "hung: showed no progress ...".
+    # `activities` is a JSON object: activity -> seconds; empty for a job that did not report them.
     """CREATE TABLE jobs (
         id TEXT PRIMARY KEY, purpose TEXT NOT NULL, device TEXT NOT NULL, trials TEXT NOT NULL, started REAL NOT NULL,
         ended REAL, outcome TEXT NOT NULL DEFAULT '', message TEXT NOT NULL DEFAULT '', keys TEXT NOT NULL,
-        kill_reason TEXT NOT NULL DEFAULT '')""",
+        kill_reason TEXT NOT NULL DEFAULT '', activities TEXT NOT NULL DEFAULT '{}')""",
     *_JOINS,
     # Reservations of a job from a point in time on, NULL where unknown; the first is from its start.
     "CREATE TABLE reservations (job TEXT NOT NULL, time REAL NOT NULL, compute REAL, memory INTEGER, cores REAL)",
@@ -143,6 +144,7 @@ _MIGRATIONS: Mapping[int, Sequence[str | Callable[[sqlite3.Connection], None]]] 
         "UPDATE jobs SET outcome = 'orphaned' WHERE outcome = 'lost'",
         *(f"UPDATE study SET key = '{key}' WHERE key = '{old}'" for old, key in _RENAMED_VALUES.items()),
     ),
+    6: ("ALTER TABLE jobs ADD COLUMN activities TEXT NOT NULL DEFAULT '{}'",),
 }
 """Version -> statements, and functions of the connection, that make the next version of it."""
 

@@ -93,6 +93,16 @@ class StudyStatistics:
             )
         ]
 
+    def results(self) -> list[float]:
+        """Times of reports, ends of jobs and carried out requests, ascending, in seconds since 1970."""
+        return [
+            moment
+            for (moment,) in self._tables.rows(
+                "SELECT time FROM reports UNION SELECT ended FROM jobs WHERE ended IS NOT NULL "
+                "UNION SELECT time FROM interventions ORDER BY 1"
+            )
+        ]
+
     def last_moment(self) -> float | None:
         """Time of the newest report or end of a job, in seconds since 1970; None before the first."""
         rows = self._tables.rows(

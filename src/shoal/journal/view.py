@@ -31,8 +31,9 @@ _TRIAL = (
 )
 _REPORT = "SELECT seq, trial, epoch, metrics, seconds, state, reason FROM reports"
 _JOB = (
-    "SELECT id, purpose, device, trials, started, ended, outcome, message, keys, (SELECT json_group_array(json_array("
-    "key, trial)) FROM (SELECT key, trial FROM joins WHERE job = id ORDER BY joins.rowid)) AS joined, "
+    "SELECT id, purpose, device, trials, started, ended, outcome, message, keys, activities, "
+    "(SELECT json_group_array(json_array(key, trial)) FROM (SELECT key, trial FROM joins WHERE job = id "
+    "ORDER BY joins.rowid)) AS joined, "
     "time, compute, memory, cores "
     "FROM jobs LEFT JOIN reservations ON reservations.rowid = (SELECT max(rowid) FROM reservations WHERE job = id)"
 )
@@ -54,6 +55,7 @@ _TEXT = (
     "outcome",
     "request",
     "verb",
+    "activities",
 )
 _KINDS: dict[str, tuple[type, ...]] = {
     **dict.fromkeys((*_WHOLE, "free"), (int,)),

@@ -4,7 +4,9 @@ import json
 import sqlite3
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
+from shoal.core.activity import Activity
 from shoal.core.array import Array
 from shoal.core.cause import Cause
 from shoal.core.command import Intervened
@@ -267,7 +269,15 @@ class Journal(LockedJournal):
         )
         self._devices = rows | gone
 
-    def record_job_end(self, job: str, outcome: str, message: str = "", *, failed: bool) -> dict[int, int]:
+    def record_job_end(
+        self,
+        job: str,
+        outcome: str,
+        message: str = "",
+        *,
+        failed: bool,
+        activities: Mapping[Activity, float] = MappingProxyType({}),
+    ) -> dict[int, int]:
         """Record the end of a job; its RUNNING trials wait again.
 
         Args:
@@ -275,13 +285,20 @@ class Journal(LockedJournal):
             outcome: Outcome of the job.
             message: Message of the back end; "" adds nothing to the message of the job.
             failed: Whether this counts as a failure of the trials that wait again.
+            activities: Seconds of the job by activity; empty if they are unknown.
 
         Returns:
             Number of each trial that waits again -> its count of failures.
         """
         with self.transaction():
             self._append_message(job, message)
-            self.tables.rows("UPDATE jobs SET ended = ?, outcome = ? WHERE id = ?", self._clock(), outcome, job)
+            self.tables.rows(
+                "UPDATE jobs SET ended = ?, outcome = ?, activities = ? WHERE id = ?",
+                self._clock(),
+                outcome,
+                json.dumps({activity: round(seconds, 6) for activity, seconds in activities.items()}),
+                job,
+            )
             return dict(
                 self.tables.rows(
                     "UPDATE trials SET state = ?, failures = failures + ? WHERE job = ? AND state = ? "

@@ -19,7 +19,7 @@ from shoal.reporting.ranking import front, ranked
 from shoal.reporting.snapshot import Snapshot, snapshot
 from shoal.reporting.text import key_text, leaf_text
 
-__all__ = ["SHARES", "Bar", "Elapsed", "Overview", "Usage", "overview", "structure_names"]
+__all__ = ["SHARES", "Bar", "Elapsed", "Overview", "Usage", "job_bars", "overview", "structure_names"]
 
 SHARES = "used: share of the time with a job on the device; promised: mean share of its compute that jobs were promised"
 """Explanation of the two shares of a device."""
@@ -140,10 +140,7 @@ def overview(journal: JournalView, now: float) -> Overview:
     """
     state, statistics = snapshot(journal, now), StudyStatistics(journal)
     elapsed = Elapsed(journal.runs(), statistics.moments(), now if state.pid is not None else None)
-    bars = []
-    for job in journal.jobs():
-        begin = elapsed(job.started)
-        bars.append(Bar(job, begin, elapsed.total if job.ended is None else max(elapsed(job.ended), begin)))
+    bars = job_bars(journal, elapsed)
     goals, rows = journal.objectives, journal.trials()
     best = front(rows, goals) if len(goals) > 1 else set()
     valued = [row for row in ranked(rows, goals, best) if row.objective is not None]
@@ -163,6 +160,15 @@ def overview(journal: JournalView, now: float) -> Overview:
         failed_trials=tuple(row for row in rows if row.state is TrialState.FAILED),
         structures=structure_names([bar.job for bar in bars], rows),
     )
+
+
+def job_bars(journal: JournalView, elapsed: Elapsed) -> list[Bar]:
+    """Return all jobs of a study on its running time, in the order of their start."""
+    bars = []
+    for job in journal.jobs():
+        begin = elapsed(job.started)
+        bars.append(Bar(job, begin, elapsed.total if job.ended is None else max(elapsed(job.ended), begin)))
+    return bars
 
 
 def _improvements(

@@ -206,6 +206,6 @@ def _handle_job_during_shutdown(state: StudyState, event: JobEvent) -> None:
             )
         case Ended():
             state.running.end(event.job)
-            state.step.record(JobEnded(event.job, event.outcome, event.message, failed=False))
+            state.step.record(JobEnded(event.job, event.outcome, event.message, False, event.activities))
             if event.outcome not in (Outcome.FINISHED, Outcome.STOPPED):
                 state.unsaved_jobs.append(f"{event.job} {event.outcome}")

@@ -115,7 +115,7 @@ def end_job(state: StudyState, ended: Ended, now: float) -> None:
     state.signatures.end(job, device.kind, failed=failed)
     arrays = state.trials.present(job).arrays if job.purpose is Purpose.TRAIN else job.arrays
     outcome = state.tracker.outcome(ended)
-    state.step.record(JobEnded(job.id, outcome, ended.message, failed))
+    state.step.record(JobEnded(job.id, outcome, ended.message, failed, ended.activities))
     left = state.trials.requeue(job.id, None, failed=failed)
     state.tracker.end(job, outcome, left, now)
     if error is not None:

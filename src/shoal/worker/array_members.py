@@ -6,8 +6,10 @@ from collections.abc import Set as AbstractSet
 
 from torch import nn
 
+from shoal.core.activity import Activity
 from shoal.core.array import Member
 from shoal.core.trial import Report, TrialState
+from shoal.cost.activity_clock import during
 from shoal.fuse.frozen import lend_frozen, worth_lending
 from shoal.worker.loss_tracker import LossTracker
 from shoal.worker.step_plan import StepPlan
@@ -71,7 +73,8 @@ class ArrayMembers:
             member = self.joining[0]
             self._beat()
             try:
-                runtime = self._runtime(member)
+                with during(Activity.BUILD):
+                    runtime = self._runtime(member)
             except (Exception, SystemExit) as error:
                 if not self.runtimes:
                     raise
@@ -149,8 +152,9 @@ class ArrayMembers:
             else:
                 report = _with_state(runtime, report)
             if report.state is TrialState.PAUSED:
-                runtime.save(self._state.directory)
-                self._state.paused.keep(runtime)
+                with during(Activity.CHECKPOINTS):
+                    runtime.save(self._state.directory)
+                    self._state.paused.keep(runtime)
             if report.state is not TrialState.RUNNING:
                 self._remove(runtime)
             reports.append(report)
@@ -184,14 +188,16 @@ class ArrayMembers:
     def suspend(self) -> None:
         """Save all trials, and cache them for the next job of this process."""
         self.save()
-        for runtime in self.runtimes:
-            if not runtime.failure:
-                self._state.paused.keep(runtime)
+        with during(Activity.CHECKPOINTS):
+            for runtime in self.runtimes:
+                if not runtime.failure:
+                    self._state.paused.keep(runtime)
 
     def _save(self, runtime: TrialRuntime) -> None:
         """Save a trial, unless it is about to fail: restored from its last checkpoint it fails at the same step."""
         if not runtime.failure:
-            runtime.save(self._state.directory)
+            with during(Activity.CHECKPOINTS):
+                runtime.save(self._state.directory)
 
     def _remove(self, runtime: TrialRuntime) -> None:
         self.runtimes.remove(runtime)

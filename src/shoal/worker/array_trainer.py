@@ -3,15 +3,17 @@
 import gc
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
+from shoal.core.activity import Activity
 from shoal.core.array import Array, Member
 from shoal.core.event import Event, Profiled
 from shoal.core.trial import TrialState
+from shoal.cost.activity_clock import during
 from shoal.data.loader import noise_seed
 from shoal.worker.array_members import ArrayMembers
 from shoal.worker.fused_stepper import make_stepper
@@ -191,7 +193,7 @@ class ArrayTrainer:
         order = valid.order(lead.data_seed, None)
         batches = valid.walk(plan.settings.eval_batch_size, order, seed=noise_seed(lead.data_seed, None))
         try:
-            with averaged(self._group):
+            with during(Activity.VALIDATION), averaged(self._group):
                 metrics = stepper.validate(_beating(batches, self._beat))
         except StepRefusedError as reason:
             self._refuse(reason)
@@ -226,7 +228,7 @@ class ArrayTrainer:
                 self._losses.begin_step()
                 batches = {epoch: next(walk) for epoch, walk in walks.items()}
                 ticks = [plan.tick(runtime.epoch, step) for runtime in self._group]
-                losses = stepper.train_step([batches[runtime.epoch] for runtime in self._group], ticks)
+                losses = _take_step(stepper, [batches[runtime.epoch] for runtime in self._group], ticks)
                 update_averages(self._group)
                 self._losses.add(self._group, losses)
                 self._shown = self._shown or (len(self._group) > 1 and not stepper.refusal)
@@ -280,9 +282,10 @@ class ArrayTrainer:
             steps = max((x.member.target - x.epoch) * epoch_steps - x.step for x in self._group)
             self._beat()
             state, refused = self._state, self.key in self._state.refused
-            self._stepper = make_stepper(
-                state.task, self._group, self._profile, steps, self._shown, refused, state.unkeyed
-            )
+            with during(Activity.BUILD):
+                self._stepper = make_stepper(
+                    state.task, self._group, self._profile, steps, self._shown, refused, state.unkeyed
+                )
         return self._stepper
 
     def _drop_stepper(self) -> None:
@@ -292,6 +295,13 @@ class ArrayTrainer:
             self._stepper = None
             if self._state.device.type == "cuda":
                 gc.collect()  # its array is a reference cycle that holds memory of the device
+
+
+def _take_step(stepper: Stepper, batches: Sequence[Any], ticks: Sequence[int]) -> Tensor:
+    if stepper.settled:
+        return stepper.train_step(batches, ticks)
+    with during(Activity.TIMED_STEPS):
+        return stepper.train_step(batches, ticks)
 
 
 def _beating(batches: Iterable[Any], beat: Callable[[], None]) -> Iterator[Any]:

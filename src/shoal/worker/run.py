@@ -14,12 +14,14 @@ from torch.optim.optimizer import _use_grad_for_differentiable
 
 from shoal.cluster.machine import threads
 from shoal.cluster.temporary import TemporaryFolder
+from shoal.core.activity import Activity
 from shoal.core.array import Array, FusionKey, Member
 from shoal.core.device import Device
 from shoal.core.errors import UnusableTaskError
 from shoal.core.event import Event, Profiled, Reported, SignaturesFound
 from shoal.core.job import Job, Purpose, WorkerContext
 from shoal.core.trial import Report, Trial
+from shoal.cost.activity_clock import during
 from shoal.data.datasets import DataSets
 from shoal.pickling import original_or_loaded, why_not_loaded
 from shoal.task import Task
@@ -41,9 +43,10 @@ _BREAKS = _use_grad_for_differentiable(lambda optimizer: None).__code__
 def run(job: Job, device: Device, worker_context: WorkerContext, control: JobControl) -> Iterator[Event]:
     """Survey, profile or train, as the job's purpose says."""
     control.beat(settled=False)
-    worker_state, signature_builder = prepare(device, worker_context)
-    if worker_state.device.type == "cuda" and job.purpose is not Purpose.SIGNATURE:
-        torch.cuda.synchronize(worker_state.device)  # makes the context, which becomes a client of MPS if there is one
+    with during(Activity.START):
+        worker_state, signature_builder = prepare(device, worker_context)
+        if worker_state.device.type == "cuda" and job.purpose is not Purpose.SIGNATURE:
+            torch.cuda.synchronize(worker_state.device)  # makes the context, a client of MPS if there is one
     control.beat(settled=False)
     match job.purpose:
         case Purpose.SIGNATURE:

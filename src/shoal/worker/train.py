@@ -6,9 +6,11 @@ from collections.abc import Iterator
 
 from torch import nn
 
+from shoal.core.activity import Activity
 from shoal.core.array import Array
 from shoal.core.event import ArrayFailed, Event, MembersLeft, Outcome, PackSpeedMeasured, SignaturesFound
 from shoal.core.job import Job, log_path
+from shoal.cost.activity_clock import during
 from shoal.worker.array_trainer import ArrayTrainer
 from shoal.worker.control import JobControl
 from shoal.worker.failures import outcome_of, recorded
@@ -125,7 +127,9 @@ class Trainer:
                 self._join(array)
             if change.find_signatures:
                 self._control.beat(settled=False)
-                yield SignaturesFound(self._job.id, *self._signature_builder.survey(change.find_signatures, load=False))
+                with during(Activity.SURVEY):
+                    found = self._signature_builder.survey(change.find_signatures, load=False)
+                yield SignaturesFound(self._job.id, *found)
 
     def _join(self, array: Array) -> None:
         """Add members to the lane of their key, or make a new lane."""
@@ -185,7 +189,9 @@ class Trainer:
         (lane,) = self._lanes
         deadline = time.monotonic() + lane.linger
         while time.monotonic() < deadline and not self._control.stopping():
-            if self._control.wait(deadline - time.monotonic()):
+            with during(Activity.ENGINE):
+                requested = self._control.wait(deadline - time.monotonic())
+            if requested:
                 before = lane.trials
                 yield from self._carry_out()
                 if lane.trials - before:

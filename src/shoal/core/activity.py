@@ -1,0 +1,41 @@
+"""Activities that take the time of a device's slot."""
+
+from enum import StrEnum
+
+__all__ = ["Activity"]
+
+
+class Activity(StrEnum):
+    """What a slot spends a second on. Workers report those up to ENGINE, the journal shows the others."""
+
+    START = "start"
+    """A process starts: fork, imports, context of the device, load of the task."""
+    DATA = "data"
+    """`Task.data` loads data sets."""
+    SURVEY = "survey"
+    """Models are built for their fusion keys."""
+    PROFILE = "profile"
+    """A profile job measures steps."""
+    BUILD = "build"
+    """Models, optimizers and arrays are made, or restored from checkpoints."""
+    COMPILE = "compile"
+    """Steps are traced, compiled or recorded as CUDA graphs."""
+    RACES = "races"
+    """The autotuner times lowerings of one function."""
+    TIMED_STEPS = "timed steps"
+    """Training steps of an array whose fastest kind of step is not found yet; some take a slower way."""
+    STEPS = "steps"
+    """Training steps with their batches, and the rest of the training loop."""
+    VALIDATION = "validation"
+    CHECKPOINTS = "checkpoints"
+    """Trials are saved, and kept in memory for later jobs."""
+    ENGINE = "engine"
+    """The slot waits for the engine: events and orders are on their way, or the engine plans."""
+    WAITS_FOR_MEASURING = "waits for measuring"
+    """The slot has no job, while other slots survey or profile."""
+    WAITS_FOR_TRIALS = "waits for trials"
+    """The slot has no job, while other slots train: the algorithm or the policy waits for their results."""
+    FINISHED = "finished"
+    """The slot has had its last job, and others go on."""
+    UNREPORTED = "unreported"
+    """A job that still runs, or that was killed before it could report its activities."""
