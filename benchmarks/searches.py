@@ -40,6 +40,7 @@ from search_tasks.registry import SEARCHES
 from search_tasks.search import Search
 
 import shoal
+from shoal.backends.caller_fork import prepare_fork
 from shoal.core.activity import Activity
 from shoal.journal.view import JournalView
 from shoal.reporting.accounting import accounting
@@ -123,7 +124,9 @@ def run(search: Search, task: shoal.Task, quick: bool, way: str) -> Run:
 
 
 def run_forked(*given: Any) -> Run:
-    """As `run`, in a process of its own."""
+    """As `run`, in a process of its own, which can begin threads of OpenMP: those of this process are ended before."""
+    if (reason := prepare_fork()) is not None:
+        raise SystemExit(f"this process cannot be forked: {reason}")
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe(duplex=False)
     process = context.Process(target=_answer, args=(theirs, given))
