@@ -17,7 +17,7 @@ from shoal.integrations.optuna import optuna_objective
 
 def conditional(trial: optuna.Trial) -> float:
     kind = trial.suggest_categorical("kind", ["sgd", "adam"])
-    x = trial.suggest_float("x", 0, 1) if kind == "sgd" else trial.suggest_int("n", 1, 3)
+    x = trial.suggest_float("x", 0, 1) if kind == "sgd" else trial.suggest_int("n", 1, 10**6)
     for step in range(4):
         trial.report(x + step, step)
         if trial.should_prune():
