@@ -9,6 +9,7 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from shoal.core.errors import TaskError
+from shoal.core.objective import Objective
 from shoal.core.trial import Config
 from shoal.integrations.lightning_module import BATCHES, REMEDY, check_class, check_module, parameters_of, uses
 from shoal.integrations.lightning_schedules import Schedules, parsed
@@ -178,6 +179,16 @@ class LightningTask(Task):
 
     def _weigh(self, batches: Sequence[Any], accumulate: int) -> Sequence[tuple[Any, float]]:
         return [(batch, 1 / accumulate) for batch in batches]
+
+    def _study_warnings(self, objectives: Sequence[Objective], longest: int | None, config: Config) -> list[str]:
+        planned = self.max_epochs
+        if longest is None or planned is None or longest == planned:
+            return []
+        consequence = "train on after the end of such a schedule" if longest > planned else "end within it"
+        return [
+            f"LightningTask(max_epochs={planned}) plans schedules that read it for {planned} epochs, and the longest "
+            f"trials of the study have {longest}; give both the same number, or trials {consequence}"
+        ]
 
     def _length(self, config: Config) -> Length:
         return Length(len(self._loaders.of(config)[0]), self.accumulate(config), self.max_epochs)
