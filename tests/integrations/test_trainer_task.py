@@ -424,9 +424,19 @@ def test_the_best_model_is_that_of_the_metric_of_the_study(
             warned(args, shoal.Random(2, epochs=2), *other)
 
 
-def test_loader_processes_are_as_many_as_asked(tmp_path: Path) -> None:
-    args = arguments(tmp_path, dataloader_num_workers=3)
-    assert TrainerTask(bert, args, CLASSIFIED, CLASSIFIED[:12], sentences).loader_workers == 3
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_loader_processes_fetch_what_the_process_would_fetch(drop_last: bool, tmp_path: Path) -> None:
+    settings = {"dataloader_drop_last": drop_last, "eval_strategy": "epoch"}
+    one, found = trial(0, {"per_device_train_batch_size": 5}), []
+    for workers in (0, 1):
+        args = arguments(tmp_path, dataloader_num_workers=workers, **settings)
+        task = TrainerTask(bert, args, CLASSIFIED, CLASSIFIED[:12], sentences, score)
+        sets = DataSets(task, CPU)
+        assert [each.steps(5) for each in sets.of(one.config)] == ([4, 2] if drop_last else [5, 3])
+        assert sets.of({**one.config, "learning_rate": 0.1}) is sets.of(one.config)
+        found.append(by_shoal(task, [one], EPOCHS, tmp_path / str(workers))[0])
+    assert found[0][0] == found[1][0]
+    torch.testing.assert_close(found[0][1], found[1][1], rtol=0, atol=0)
 
 
 def test_a_precision_of_the_environment_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -47,7 +47,8 @@ class TrainerTask(Task):
     The optimizer, its two groups of weight decay, the schedule per optimizer step with its warm-up, accumulation,
     clipping, precision, label smoothing and `compute_metrics` are `Trainer`'s. Arguments that cannot be honoured are
     refused by name. Arguments that only concern logs, saved files, seeds and devices have no effect: these are the
-    study's. docs/migrate.md lists them.
+    study's. `load_best_model_at_end` must name the metric of the study, whose models have the weights of the last
+    evaluation. docs/migrate.md places each argument.
 
     Names of the config that are names of `TrainingArguments` (learning_rate, weight_decay, warmup_steps,
     per_device_train_batch_size, lr_scheduler_type ...) override `args` for the trial. `model_init` reads the others.
@@ -115,11 +116,15 @@ class TrainerTask(Task):
         """Return both data sets; with `dataloader_drop_last`, loaders that leave out the last partial batch."""
         if not self.args.dataloader_drop_last:
             return self.train_dataset, self.eval_dataset
-        args, workers = self.args, self.loader_workers  # of the config only two names are read: trials share loaders
-        size = int(config.get("per_device_train_batch_size", args.per_device_train_batch_size))
-        eval_size = int(config.get("per_device_eval_batch_size", args.per_device_eval_batch_size))
-        train = DataLoader(self.train_dataset, size, shuffle=True, num_workers=workers, drop_last=True)
-        return train, DataLoader(self.eval_dataset, eval_size, num_workers=workers, drop_last=True)
+        sizes = ("per_device_train_batch_size", "per_device_eval_batch_size")
+        args = self.arguments({name: config[name] for name in sizes if name in config})  # the rest changes no data
+        workers = self.loader_workers
+        return (
+            DataLoader(
+                self.train_dataset, args.per_device_train_batch_size, shuffle=True, num_workers=workers, drop_last=True
+            ),
+            DataLoader(self.eval_dataset, args.per_device_eval_batch_size, num_workers=workers, drop_last=True),
+        )
 
     def model(self, config: Config) -> nn.Module:
         """Return a new model of `model_init`."""
