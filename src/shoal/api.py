@@ -1,5 +1,6 @@
 """The main functions of the library: `tune` starts a study, `resume` continues one."""
 
+import logging
 import pickle
 import signal
 import sys
@@ -24,6 +25,7 @@ from shoal.arguments import (
     pickled_algorithm,
     pickled_task,
     strategy_text,
+    study_warnings,
 )
 from shoal.backends.base import Backend
 from shoal.backends.gpu_sharing import check_sharing
@@ -67,6 +69,8 @@ if TYPE_CHECKING:
     from shoal.task import Task
 
 __all__ = ["overridden", "resume", "tune"]
+
+_log = logging.getLogger("shoal.study")
 
 _overrides: dict[str, Any] = {}
 """Arguments from the command line for the next `tune`; they override those of the script."""
@@ -189,6 +193,8 @@ def tune(
     search = load_algorithm(plan, spec, Space.from_json(spec["space"]), algorithm)
     spec["totals"] = None if search.totals is None else asdict(search.totals)
     content = _describe_task(spec, task, training, space)
+    for warning in study_warnings(task, search):
+        _log.warning("%s", warning)
     capture_request(DryRunRequest(spec, content, options.fleet.found, options.packing))
     with closing(Journal.create(place, spec, task=content, algorithm=plan, called=called)) as journal:
         return _run(journal, search, options)

@@ -28,6 +28,7 @@ __all__ = [
     "pickled_algorithm",
     "pickled_task",
     "strategy_text",
+    "study_warnings",
 ]
 
 _PICKLED = "pickled:"
@@ -68,6 +69,25 @@ def own_batch_size(task: object) -> str | None:
 
     own = isinstance(task, Task) and type(task).batch_size is not Task.batch_size
     return type(task).__name__ if own else None
+
+
+def study_warnings(task: object, algorithm: Algorithm) -> list[str]:
+    """Return what in the task's settings does not fit the study; nothing for a function or a command.
+
+    Args:
+        task: Task of the user.
+        algorithm: Algorithm of the study, bound to its problem.
+
+    Raises:
+        TaskError: the study cannot train the task.
+    """
+    from shoal.task import Task
+
+    if not isinstance(task, Task):
+        return []
+    longest = getattr(algorithm, "max_epochs", getattr(algorithm, "epochs", None))
+    problem = algorithm.problem
+    return task._study_warnings(problem.objectives, longest if isinstance(longest, int) else None, problem.sample(0))
 
 
 def pickled_algorithm(algorithm: Algorithm) -> bytes:

@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 from torch.utils.data import DataLoader, Dataset, default_collate
 
 from shoal.core.errors import TaskError
+from shoal.core.objective import Objective
 from shoal.core.trial import Config
 
 __all__ = ["Task", "call", "check_interval", "size_of", "takes_config"]
@@ -214,6 +215,19 @@ class Task(ABC):
         """The batches of a training step, each with the factor of its loss: its share of the step's samples."""
         sizes = [size_of(batch) for batch in batches]
         return [(batch, size / sum(sizes)) for batch, size in zip(batches, sizes, strict=True)]
+
+    def _study_warnings(self, objectives: Sequence[Objective], longest: int | None, config: Config) -> list[str]:
+        """What in the task's settings does not fit a study that is about to begin; `tune` logs each as a warning.
+
+        Args:
+            objectives: Objectives of the study.
+            longest: Epochs of its longest trials; None if the algorithm does not say.
+            config: A random config of its space.
+
+        Raises:
+            TaskError: The study cannot train the task.
+        """
+        return []
 
     def step(self, model: nn.Module, batch: Any, optimizer: Any, *config: Any, **_: Any) -> Tensor:
         """Take one training step; returns the loss.

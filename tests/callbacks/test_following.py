@@ -88,7 +88,7 @@ def begun(tmp_path: Path) -> Iterator[Callable[[str], subprocess.Popen[bytes]]]:
         process.wait()
 
 
-@pytest.mark.parametrize("backend", ["inline", "local"])
+@pytest.mark.parametrize("backend", [pytest.param("inline", marks=pytest.mark.thorough), "local"])
 def test_a_killed_engine_costs_and_repeats_nothing(
     backend: str, tmp_path: Path, begun: Callable[[str], subprocess.Popen[bytes]]
 ) -> None:

@@ -12,11 +12,14 @@ from typing import Any
 
 import fakes
 import pytest
-from told import train
+from told import Absent, train
 
 import shoal
-from shoal.callbacks.base import Callback
+from shoal.callbacks.base import Callback, StudyInfo
+from shoal.callbacks.follower import callbacks_text
 from shoal.core.errors import ShoalError
+from shoal.core.objective import Objective
+from shoal.integrations import optional
 from shoal.integrations.mlflow import MLflowCallback
 from shoal.integrations.registry import TRACKERS
 from shoal.integrations.tensorboard import TensorBoardCallback
@@ -157,19 +160,31 @@ def test_the_mode_of_wandb_is_known() -> None:
         WandbCallback(mode="onlin")
 
 
-@pytest.mark.parametrize(
-    ("name", "package"), [("mlflow", "mlflow-skinny"), ("wandb", "wandb"), ("tensorboard", "tens")]
-)
-def test_a_tracker_that_is_not_installed_is_said_once(
-    name: str, package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    module = {"tensorboard": "tensorboardX"}.get(name, name)
-    (tmp_path / f"{module}.py").write_text("raise ImportError('is not there')\n")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    study = tune(tmp_path / "study", TRACKERS[name]())
+def test_a_tracker_that_is_not_installed_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    study = tune(tmp_path / "study", Absent())
     assert [row.epoch for row in study.trials] == [3, 3]
     (warning,) = [record.getMessage() for record in caplog.records if record.name == "shoal.callbacks"]
-    assert f"is not installed; install it with: pip install {package}" in warning
+    assert warning == (
+        "callback Absent is left out until the study is resumed, and the study goes on: Absent needs no_such_library, "
+        "which is not installed. Install it with: pip install 'shoal[wandb]'"
+    )
+
+
+@pytest.mark.parametrize("name", TRACKERS)
+def test_each_tracker_names_the_extra_that_installs_its_library(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(optional, "find_spec", lambda package: None)
+    study = StudyInfo("id", "study", tmp_path, (Objective("loss", "min"),), resumed=False, finished=False)
+    with pytest.raises(ShoalError, match=rf"Callback needs {name}X?, .* pip install 'shoal\[{name}\]'"):
+        TRACKERS[name]().on_study_begin(study)
+
+
+def test_a_tracker_of_the_command_line_is_added_once() -> None:
+    given = [WandbCallback("one"), WandbCallback("another")]
+    more = [WandbCallback(), TensorBoardCallback(), TensorBoardCallback()]
+    names = [each["name"] for each in callbacks_text(given, more)]
+    assert names == ["WandbCallback", "WandbCallback", "TensorBoardCallback"]
 
 
 def test_a_tracker_that_cannot_be_reached_is_said_once(
@@ -201,9 +216,11 @@ shoal.tune(train, {"x": shoal.uniform(0, 1)}, metric="loss", mode="min", algorit
 
 def test_the_command_line_adds_trackers(shoal: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path) -> None:
     (tmp_path / "search.py").write_text(SCRIPT)
-    done = shoal("run", "search.py", "--directory", "study", "--tracker", "tensorboard", cwd=tmp_path)
+    twice = ("--tracker", "tensorboard", "--tracker", "tensorboard")
+    done = shoal("run", "search.py", "--directory", "study", *twice, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert len(list((tmp_path / "study" / "tensorboard").iterdir())) == 2
+    runs = list((tmp_path / "study" / "tensorboard").iterdir())
+    assert [len(list(run.iterdir())) for run in runs] == [1, 1]
     wrong = shoal("run", "search.py", "--tracker", "mlfow", cwd=tmp_path)
     assert wrong.returncode == 2
     assert "'mlfow' is not one of" in wrong.stderr

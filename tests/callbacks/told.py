@@ -9,6 +9,7 @@ from typing import Any
 import shoal
 from shoal.callbacks import EpochReport, StudyInfo, TrialResult
 from shoal.core.trial import Config
+from shoal.integrations.optional import check_installed
 
 
 class Told(shoal.Callback):
@@ -42,6 +43,13 @@ class Told(shoal.Callback):
     def on_study_end(self, study: StudyInfo) -> None:
         self.lines.append(["study ends", study.finished])
         self.flush()
+
+
+class Absent(shoal.Callback):
+    """A tracker whose library is on no machine."""
+
+    def on_study_begin(self, study: StudyInfo) -> None:
+        check_installed("no_such_library", "Absent", extra="wandb")
 
 
 class Raises(shoal.Callback):

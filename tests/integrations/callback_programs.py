@@ -1,4 +1,4 @@
-"""Trainings with callbacks of four frameworks; one that `kill` says ends its own process in the third epoch, once."""
+"""Trainings with callbacks of four frameworks; one that `kill` says ends in the third epoch, once."""
 
 import os
 import signal
@@ -19,17 +19,23 @@ def samples() -> tuple[torch.Tensor, torch.Tensor]:
     return features, features.sum(1, keepdim=True)
 
 
+class KilledError(Exception):
+    """Stands for a kill where the training is not in a process of its own."""
+
+
 def kill_once(config: Any) -> None:
     marker = Path(config["marker"])
     if config["kill"] and not marker.exists():
         marker.touch()
+        if config["kill"] == "raise":
+            raise KilledError
         os.kill(os.getpid(), signal.SIGKILL)
 
 
 def with_lightning(config: Any) -> None:
     import lightning.pytorch as lightning
 
-    from shoal.integrations.lightning_callback import ReportCheckpointCallback
+    from shoal.integrations.lightning import ReportCheckpointCallback
 
     class Module(lightning.LightningModule):
         def __init__(self) -> None:
@@ -62,7 +68,7 @@ def with_lightning(config: Any) -> None:
 def with_transformers(config: Any) -> None:
     from transformers import Trainer, TrainerCallback, TrainingArguments
 
-    from shoal.integrations.transformers_callback import ReportCheckpointCallback
+    from shoal.integrations.transformers import ReportCheckpointCallback
 
     class Model(torch.nn.Module):
         def __init__(self) -> None:

@@ -14,8 +14,10 @@ from torch.optim.lr_scheduler import LambdaLR, OneCycleLR, ReduceLROnPlateau, St
 from torch.utils.data import DataLoader, IterableDataset, Sampler, TensorDataset
 
 import shoal
+from shoal.arguments import study_warnings
 from shoal.core.array import Member
 from shoal.core.errors import ShoalError, TaskError
+from shoal.core.space import Space
 from shoal.core.trial import Trial, TrialState
 from shoal.data.datasets import DataSets
 from shoal.fuse.generators import reseed
@@ -357,6 +359,25 @@ def test_schedules_and_counts_go_on_from_a_checkpoint(tmp_path: Path) -> None:
         (row,) = [study.trials[each] for each in study.dataframe().query(f"epochs == {EPOCHS}").trial]
         model, _ = fit(row.trial, module, data)
         torch.testing.assert_close(study.model(row.number).state_dict(), model.state_dict(), rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("max_epochs", "epochs", "said"),
+    [
+        (3, 27, r"LightningTask\(max_epochs=3\) plans .* have 27; .* or trials train on after the end of"),
+        (27, 3, r"LightningTask\(max_epochs=27\) plans .* have 3; .* or trials end within it"),
+        (3, 3, None),
+        (None, 27, None),
+    ],
+)
+def test_schedules_of_another_length_than_the_trials_are_said(
+    max_epochs: int | None, epochs: int, said: str | None
+) -> None:
+    algorithm = shoal.SuccessiveHalving(3, max_epochs=epochs)
+    algorithm.bind(Space({"lr": 0.1}), metric="valid_loss", mode="min", seed=0)
+    warnings = study_warnings(LightningTask(Classifier, Data(), max_epochs=max_epochs), algorithm)
+    assert len(warnings) == (said is not None)
+    assert said is None or re.match(said, warnings[0])
 
 
 class Gan(Classifier):

@@ -1,6 +1,9 @@
 """Callbacks of four frameworks report, keep checkpoints, stop, and go on after a kill as if there had been none."""
 
-from collections.abc import Callable
+import json
+import socket
+import threading
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,12 +14,14 @@ import pytest
 import torch
 
 import shoal
+from shoal import trainable
 from shoal.core.errors import ShoalError, TaskError
 from shoal.core.trial import TrialState
 from shoal.integrations import optional
 from shoal.integrations.optional import check_installed, numbers
-from shoal.integrations.transformers_callback import ReportCheckpointCallback
+from shoal.integrations.transformers import ReportCheckpointCallback
 from shoal.journal.view import JournalView
+from shoal.trainable import TrainingStopped
 
 CASES = {
     "lightning": (callback_programs.with_lightning, "loss"),
@@ -40,7 +45,64 @@ def search(function: Callable[[Any], None], metric: str, folder: Path, **config:
     )
 
 
+@pytest.fixture
+def reports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
+    """The reports of programs in this process; the fourth one of each program is its last."""
+    heard: list[Any] = []
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SHOAL_REPORT", "report")
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind("report")
+    listener.listen()
+
+    def serve() -> None:
+        while True:
+            caller, _ = listener.accept()
+            with caller, caller.makefile("rwb") as stream:
+                if not (line := stream.readline()):
+                    return
+                heard.append(json.loads(line))
+                stream.write(json.dumps({"go_on": heard[-1]["step"] < 4, "reached": True}).encode() + b"\n")
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    yield heard
+    with socket.socket(socket.AF_UNIX) as last:
+        last.connect(str(tmp_path / "report"))
+    thread.join()
+    listener.close()
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("framework", CASES)
+def test_a_training_goes_on_from_its_checkpoint(
+    framework: str, reports: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if find_spec(framework) is None:
+        pytest.skip(f"{framework} is not installed")
+    function, metric = CASES[framework]
+    monkeypatch.setenv("KERAS_BACKEND", "torch")
+
+    def begin(directory: str, step: int, **config: Any) -> None:
+        monkeypatch.setattr(trainable, "_report_count", None)
+        monkeypatch.setenv("SHOAL_STEP", str(step))
+        monkeypatch.setenv("SHOAL_CHECKPOINT", str(tmp_path / directory))
+        function({"marker": str(tmp_path / "marker"), **config})
+
+    with pytest.raises(TrainingStopped):
+        begin("whole", 0, kill=False)
+    with pytest.raises(callback_programs.KilledError):
+        begin("killed", 0, kill="raise")
+    with pytest.raises(TrainingStopped):
+        begin("killed", 2, kill="raise")
+    assert [report["step"] for report in reports] == [1, 2, 3, 4, 1, 2, 3, 4]
+    values = [report["metrics"][metric] for report in reports]
+    assert len(set(values[:4])) == 4, "every epoch changes the model"
+    assert values[4:] == pytest.approx(values[:4], rel=1e-5)
+
+
 @pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.parametrize("framework", CASES)
 def test_a_killed_training_goes_on_as_one_that_was_not(framework: str, tmp_path: Path) -> None:
     if find_spec(framework) is None:

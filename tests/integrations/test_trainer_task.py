@@ -1,9 +1,15 @@
 """`TrainerTask` trains each member of an array as `transformers.Trainer` trains it on the same order of samples."""
 
+import copy
 import logging
 import math
+import re
 from collections.abc import Callable, Iterator
+from dataclasses import fields
+from fnmatch import fnmatch
+from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,6 +22,7 @@ from transformers import (
     BertForSequenceClassification,
     LlamaConfig,
     LlamaForCausalLM,
+    Seq2SeqTrainingArguments,
     T5Config,
     T5ForConditionalGeneration,
     Trainer,
@@ -26,10 +33,13 @@ from transformers import (
 )
 
 import shoal
+from shoal.algorithms.base import Algorithm
+from shoal.arguments import study_warnings
 from shoal.core.array import Array, Member
 from shoal.core.errors import TaskError
 from shoal.core.event import Reported
 from shoal.core.job import Job
+from shoal.core.space import Space
 from shoal.core.trial import Trial
 from shoal.data.datasets import DataSets
 from shoal.integrations.transformers import TrainerTask
@@ -121,7 +131,18 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "clipped to little, no schedule": {"max_grad_norm": 0.05, "lr_scheduler_type": "constant", "weight_decay": 0.1},
     "not clipped, another optimizer": {"max_grad_norm": 0.0, "optim": "sgd", "optim_args": "momentum=0.9"},
     "smoothed labels, accumulation": {"label_smoothing_factor": 0.1, "gradient_accumulation_steps": 3},
+    "last batches dropped": {"dataloader_drop_last": True, "warmup_steps": 0.25},
 }
+FAST = {
+    ("bert", "cosine warm-up, accumulation"),
+    ("bert", "clipped to little, no schedule"),
+    ("bert", "not clipped, another optimizer"),
+    ("bert", "last batches dropped"),
+    ("llama", "smoothed labels, accumulation"),
+    ("vit", "linear warm-up"),
+    ("t5", "cosine warm-up, accumulation"),
+}
+"""Each model and each setting, and most settings in float64."""
 
 CONFIGS = [
     {"learning_rate": 1e-3, "weight_decay": 0.0},
@@ -209,12 +230,15 @@ def by_shoal(
     return found
 
 
-def steps_in_all(accumulation: int) -> int:
-    return EPOCHS * math.ceil(math.ceil(SAMPLES / 3) / accumulation)
+def steps_in_all(args: TrainingArguments) -> int:
+    batches = SAMPLES // 3 if args.dataloader_drop_last else math.ceil(SAMPLES / 3)
+    return EPOCHS * math.ceil(batches / args.gradient_accumulation_steps)
 
 
-@pytest.mark.parametrize("settings", SETTINGS)
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [pytest.param(*case, marks=[] if case in FAST else pytest.mark.thorough) for case in product(MODELS, SETTINGS)],
+)
 def test_members_of_an_array_are_as_by_trainer(
     name: str, settings: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -224,7 +248,7 @@ def test_members_of_an_array_are_as_by_trainer(
     args = arguments(tmp_path, **SETTINGS[settings])
     task = TrainerTask(make, args, samples, samples[:12], data_collator=collator, compute_metrics=score)
     trials = [trial(b, config) for b, config in enumerate(CONFIGS)]
-    epochs = steps_in_all(args.gradient_accumulation_steps)
+    epochs = steps_in_all(args)
     with caplog.at_level(logging.WARNING, "shoal"):
         found = by_shoal(task, trials, epochs, tmp_path)
     assert not [record for record in caplog.records if "plain PyTorch" in record.getMessage()]
@@ -282,7 +306,9 @@ def test_adapters_of_several_ranks_are_one_array(tmp_path: Path) -> None:
         assert found[one.number][0] == [pytest.approx(report, rel=1e-5) for report in alone[0]]
 
 
-def test_a_search_takes_names_of_the_arguments_and_of_the_model(tmp_path: Path, monkeypatch: Any) -> None:
+def test_a_search_takes_names_of_the_arguments_and_of_the_model(
+    tmp_path: Path, monkeypatch: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setenv("SHOAL_CACHE", str(tmp_path / "cache"))
 
     def by_config(config: Any) -> nn.Module:
@@ -291,7 +317,9 @@ def test_a_search_takes_names_of_the_arguments_and_of_the_model(tmp_path: Path, 
             nn.init.constant_(model.classifier.bias, config["bias"])
         return model
 
-    task = TrainerTask(by_config, arguments(tmp_path), CLASSIFIED, CLASSIFIED[:12], sentences, score)
+    best = {"load_best_model_at_end": True, "metric_for_best_model": "eval_score"}
+    args = arguments(tmp_path, eval_strategy="epoch", save_strategy="epoch", **best)
+    task = TrainerTask(by_config, args, CLASSIFIED, CLASSIFIED[:12], sentences, score)
     study = shoal.tune(
         task, {"learning_rate": shoal.choice([1e-3, 1e-2]), "bias": 0.5}, metric="score", mode="max",
         algorithm=shoal.Grid(epochs=2), devices="cpu:1", backend="inline", directory=tmp_path / "study",
@@ -299,19 +327,175 @@ def test_a_search_takes_names_of_the_arguments_and_of_the_model(tmp_path: Path, 
     )  # fmt: skip
     assert {row.config["learning_rate"] for row in study.trials} == {1e-3, 1e-2}
     assert isinstance(study.best_model(), BertForSequenceClassification)
+    (warning,) = [record.getMessage() for record in caplog.records if record.name == "shoal.study"]
+    assert warning.startswith("load_best_model_at_end=True of TrainingArguments has no effect in a study")
+
+
+def warned(
+    args: TrainingArguments, algorithm: Algorithm, metric: str = "score", mode: str = "max", **space: Any
+) -> Any:
+    algorithm.bind(Space(space), metric=metric, mode=mode, seed=0)
+    return study_warnings(TrainerTask(bert, args, CLASSIFIED, CLASSIFIED[:12], sentences, score), algorithm)
+
+
+LENGTHS: dict[str, tuple[dict[str, Any], Algorithm, dict[str, Any], str]] = {
+    "the usual number of epochs": (
+        {"num_train_epochs": 3, "eval_strategy": "epoch"},
+        shoal.Hyperband(max_epochs=27),
+        {},
+        "num_train_epochs=3 of TrainingArguments plans the schedule 'linear' for 24 optimizer steps, and the longest "
+        "trials of the study have 27 epochs of 8 steps, so the longest trials go on after its end, where the learning "
+        "rate is 0 or rises again; set num_train_epochs=27, or change the epochs of the algorithm",
+    ),
+    "short trials": (
+        {"num_train_epochs": 3, "eval_strategy": "epoch"},
+        shoal.Random(2, epochs=2),
+        {"per_device_train_batch_size": 11},
+        "for 6 optimizer steps, .* 2 epochs of 2 steps, so no trial reaches its end; set num_train_epochs=2,",
+    ),
+    "in steps": (
+        {"max_steps": 24, "eval_steps": 5},
+        shoal.Random(2, epochs=6),
+        {},
+        "max_steps=24 of .* set max_steps=30,",
+    ),
+    "epochs of steps": (
+        {"num_train_epochs": 3, "eval_steps": 5},
+        shoal.Random(2, epochs=3),
+        {},
+        "num_train_epochs=3 of .* set max_steps=15,",
+    ),
+    "epochs of a share": (
+        {"eval_steps": 0.5},
+        shoal.Random(2, epochs=4),
+        {},
+        r"so the longest .* set eval_steps=0\.25,",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LENGTHS)
+def test_a_schedule_of_another_length_than_the_trials_is_said(name: str, tmp_path: Path) -> None:
+    settings, algorithm, space, message = LENGTHS[name]
+    (warning,) = warned(arguments(tmp_path, **settings), copy.deepcopy(algorithm), **space)
+    assert re.search(message, warning)
+
+
+@pytest.mark.parametrize(
+    ("settings", "epochs"),
+    [
+        ({"num_train_epochs": 3, "eval_strategy": "epoch"}, 3),
+        ({"num_train_epochs": 3, "eval_steps": 5}, 4),
+        ({"num_train_epochs": 3, "eval_steps": 5}, 5),
+        ({"num_train_epochs": 3, "eval_strategy": "epoch", "lr_scheduler_type": "constant"}, 27),
+    ],
+    ids=["equal", "within the last epoch", "the last epoch is not whole", "no end"],
+)
+def test_a_schedule_as_long_as_the_trials_is_not_spoken_of(
+    settings: dict[str, Any], epochs: int, tmp_path: Path
+) -> None:
+    assert warned(arguments(tmp_path, **settings), shoal.Random(2, epochs=epochs)) == []
+
+
+def test_arguments_without_effect_are_said(tmp_path: Path) -> None:
+    args = arguments(tmp_path, report_to=["wandb"], push_to_hub=True)
+    reporting, hub = warned(args, shoal.Random(2, epochs=16))
+    assert re.match(r"report_to=\['wandb'\] of TrainingArguments has no effect .* callbacks=", reporting)
+    assert re.match(r"push_to_hub=True .* push `study.best_model\(\)` after the search", hub)
+
+
+@pytest.mark.parametrize(
+    ("asked", "metric", "mode"),
+    [
+        ({}, "valid_loss", "min"),
+        ({"metric_for_best_model": "loss"}, "valid_loss", "min"),
+        ({"metric_for_best_model": "eval_score"}, "score", "max"),
+        ({"metric_for_best_model": "score", "greater_is_better": False}, "score", "min"),
+    ],
+)
+def test_the_best_model_is_that_of_the_metric_of_the_study(
+    asked: dict[str, Any], metric: str, mode: str, tmp_path: Path
+) -> None:
+    args = arguments(tmp_path, eval_strategy="epoch", save_strategy="epoch", load_best_model_at_end=True, **asked)
+    (warning,) = warned(args, shoal.Random(2, epochs=2), metric, mode)
+    assert "`Study.best_model` has the weights of that, not of the best one" in warning
+    for other in ((metric, "max" if mode == "min" else "min"), ("another", mode)):
+        with pytest.raises(TaskError, match=rf"means metric='{metric}', mode='{mode}' of shoal\.tune, which was given"):
+            warned(args, shoal.Random(2, epochs=2), *other)
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_loader_processes_fetch_what_the_process_would_fetch(drop_last: bool, tmp_path: Path) -> None:
+    settings = {"dataloader_drop_last": drop_last, "eval_strategy": "epoch"}
+    one, found = trial(0, {"per_device_train_batch_size": 5}), []
+    for workers in (0, 1):
+        args = arguments(tmp_path, dataloader_num_workers=workers, **settings)
+        task = TrainerTask(bert, args, CLASSIFIED, CLASSIFIED[:12], sentences, score)
+        sets = DataSets(task, CPU)
+        assert [each.steps(5) for each in sets.of(one.config)] == ([4, 2] if drop_last else [5, 3])
+        assert sets.of({**one.config, "learning_rate": 0.1}) is sets.of(one.config)
+        found.append(by_shoal(task, [one], EPOCHS, tmp_path / str(workers))[0])
+    assert found[0][0] == found[1][0]
+    torch.testing.assert_close(found[0][1], found[1][1], rtol=0, atol=0)
+
+
+def test_a_precision_of_the_environment_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    args = arguments(tmp_path)
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
+    with pytest.raises(TaskError, match=r"ACCELERATE_MIXED_PRECISION=bf16, .* set bf16=True"):
+        TrainerTask(bert, args, CLASSIFIED, CLASSIFIED[:12], sentences)
+
+
+def test_generation_in_evaluation_is_refused(tmp_path: Path) -> None:
+    args = Seq2SeqTrainingArguments(output_dir=str(tmp_path), predict_with_generate=True, use_cpu=True)
+    with pytest.raises(TaskError, match="predict_with_generate=True"):
+        TrainerTask(t5, args, TRANSLATED, TRANSLATED[:12], translations)
+
+
+def documented() -> dict[str, list[str]]:
+    """Kind of each row of the table of arguments in the guide -> names of its fields."""
+    guide = (Path(__file__).parents[2] / "docs" / "migrate.md").read_text()
+    rows = re.findall(r"^\| arguments (.+?) \| (.+) \|$", guide, re.MULTILINE)
+    names = [field.name for field in fields(TrainingArguments)]
+    found = {}
+    for kind, cell in rows:
+        patterns = re.findall(r"`([a-z0-9_*]+)`", cell)
+        found[kind] = [name for name in names if any(fnmatch(name, pattern) for pattern in patterns)]
+    return found
+
+
+def test_the_guide_says_of_each_training_argument_what_a_study_does_with_it() -> None:
+    found = [name for names in documented().values() for name in names]
+    assert sorted(found) == sorted(field.name for field in fields(TrainingArguments))
+
+
+@pytest.mark.parametrize("name", documented()["refused"])
+def test_what_the_guide_calls_refused_is_refused(name: str, tmp_path: Path) -> None:
+    args = arguments(tmp_path)
+    value: Any = {"train_sampling_strategy": "sequential"}.get(name, True)
+    setattr(args, name, SimpleNamespace(split_batches=True) if name == "accelerator_config" else value)
+    with pytest.raises(TaskError, match=f"{name}="):
+        TrainerTask(bert, args, CLASSIFIED, CLASSIFIED[:12], sentences)
+
+
+def test_what_the_guide_calls_without_effect_is_accepted(tmp_path: Path) -> None:
+    args = arguments(tmp_path)
+    for name in documented()["without effect"]:
+        setattr(args, name, True)
+    assert TrainerTask(bert, args, CLASSIFIED, CLASSIFIED[:12], sentences).batch_size({}) == 3
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "half precision": ({"fp16": True}, r"fp16=True \(schedules would count .*; set bf16=True\)"),
     "compiled": ({"torch_compile": True}, "torch_compile=True"),
-    "the best weights": (
-        {"load_best_model_at_end": True, "eval_strategy": "epoch", "save_strategy": "epoch"},
-        "load_best_model_at_end=True",
-    ),
+    "a switch of precision that workers do not have": ({"tf32": False}, "tf32=False .*set them in `model_init`"),
     "groups of equal length": ({"train_sampling_strategy": "group_by_length"}, "pad_to_multiple_of"),
     "a schedule of losses": ({"lr_scheduler_type": "reduce_lr_on_plateau"}, "lr_scheduler_type='reduce_lr_on_plateau'"),
     "parts of epochs": ({"num_train_epochs": 1.5, "eval_strategy": "epoch"}, r"num_train_epochs=1\.5"),
-    "two at once": ({"push_to_hub": True, "eval_on_start": True}, r"push_to_hub=True .*; eval_on_start=True .*Report"),
+    "two at once": (
+        {"neftune_noise_alpha": 5.0, "eval_on_start": True},
+        r"neftune_noise_alpha=5\.0 .*; eval_on_start=True .*ReportCheckpointCallback",
+    ),
 }
 
 
@@ -326,6 +510,7 @@ OVERRIDES: dict[str, tuple[dict[str, Any], str]] = {
     "the study's": ({"num_train_epochs": 2}, "'num_train_epochs' is an argument of the whole study"),
     "unknown": ({"lr": 0.1}, "'lr' is no TrainingArguments field, and `model_init` takes no config"),
     "of another type": ({"gradient_accumulation_steps": 2.5}, "must be of type int, got 2.5"),
+    "no number": ({"warmup_steps": "many"}, "must be of type float, got 'many'"),
     "refused": ({"lr_scheduler_type": "greedy"}, "lr_scheduler_type='greedy'"),
 }
 
@@ -336,6 +521,12 @@ def test_a_config_that_cannot_override_is_refused(name: str, tmp_path: Path) -> 
     task = TrainerTask(bert, arguments(tmp_path), CLASSIFIED, CLASSIFIED[:12], sentences)
     with pytest.raises(TaskError, match=message):
         task.batch_size(config)
+
+
+def test_a_share_may_replace_a_whole_number(tmp_path: Path) -> None:
+    task = TrainerTask(bert, arguments(tmp_path, weight_decay=0), CLASSIFIED, CLASSIFIED[:12], sentences)
+    args = task.arguments({"warmup_steps": 0.25, "weight_decay": 0.1})
+    assert (args.get_warmup_steps(16), args.weight_decay) == (4, 0.1)
 
 
 def test_optimizers_that_no_study_steps_are_refused(tmp_path: Path) -> None:

@@ -167,7 +167,8 @@ class Algorithm(ABC):
     """Decides which configurations are tried and for how long.
 
     The constructor takes the user's settings and checks them; an instance serves one study. An algorithm in
-    `ALGORITHMS` is a dataclass: the command line reads its fields `n`, and `epochs` or `max_epochs`.
+    `ALGORITHMS` is a dataclass: the command line reads its fields `n`, and `epochs` or `max_epochs`. `tune` compares
+    these epochs, those of the longest trials, with the schedule of a task that plans one.
 
     Calls, all from one thread:
 

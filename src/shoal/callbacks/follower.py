@@ -47,7 +47,7 @@ def callbacks_text(callbacks: object, more: Sequence[Callback] = ()) -> list[dic
 
     Args:
         callbacks: Argument of a user.
-        more: Further callbacks.
+        more: Trackers of the command line; of each class one is added, and none if `callbacks` has one.
 
     Raises:
         ShoalError: they are no callbacks, or one cannot be pickled.
@@ -57,8 +57,10 @@ def callbacks_text(callbacks: object, more: Sequence[Callback] = ()) -> list[dic
             "`callbacks` must be a list of objects of subclasses of shoal.Callback, such as "
             f"[shoal.integrations.tensorboard.TensorBoardCallback()], got {callbacks!r}"
         )
+    own = {type(each) for each in callbacks}
+    added = {type(each): each for each in more if type(each) not in own}
     found = []
-    for each in (*callbacks, *more):
+    for each in (*callbacks, *added.values()):
         name = type(each).__name__
         what, remedy = f"the callback {name} cannot be pickled for its process", "make it in `on_study_begin`"
         content = dumped(each, what, ShoalError, remedy)

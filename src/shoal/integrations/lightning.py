@@ -1,4 +1,4 @@
-"""LightningTask: an untouched LightningModule as a task whose trials train as arrays."""
+"""An untouched LightningModule as a task whose trials train as arrays, and a callback for functions that train one."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, cast
@@ -9,15 +9,26 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from shoal.core.errors import TaskError
+from shoal.core.objective import Objective
 from shoal.core.trial import Config
-from shoal.integrations.lightning_callback import ReportCheckpointCallback
-from shoal.integrations.lightning_loaders import Loaders
 from shoal.integrations.lightning_module import BATCHES, REMEDY, check_class, check_module, parameters_of, uses
 from shoal.integrations.lightning_schedules import Schedules, parsed
 from shoal.integrations.lightning_trainer import Length, ValidationLog, attached
+from shoal.integrations.optional import check_installed, numbers
 from shoal.task import Task
+from shoal.trainable import checkpoint, report
 
-__all__ = ["LightningTask", "ReportCheckpointCallback"]
+try:
+    from lightning.pytorch import Callback
+except ImportError:  # the constructor of the callback says what to install
+    Callback = object
+
+__all__ = ["LightningReportCallback", "LightningTask", "ReportCheckpointCallback"]
+
+_Pair = tuple[DataLoader[Any], DataLoader[Any]]
+
+_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
+"""Hooks of a data module that have no equal."""
 
 _FOUND = "_shoal_found"
 """Attribute of a model between `loss` and `metrics` of a validation batch: the batch and its metrics."""
@@ -85,12 +96,11 @@ class LightningTask(Task):
             "precision": precision,
         }
         self._names, self._any_name = parameters_of(module)
-        self._loaders = Loaders(datamodule)
+        self._loaders = _Loaders(datamodule)
 
     def data(self, config: Config) -> tuple[DataLoader[Any], DataLoader[Any]]:
         """Return the loaders of the data module."""
-        made = self._loaders.of(config)
-        return made.train, made.valid
+        return self._loaders.of(config)
 
     def accumulate(self, config: Config) -> int:
         """Return `accumulate_grad_batches`."""
@@ -170,8 +180,18 @@ class LightningTask(Task):
     def _weigh(self, batches: Sequence[Any], accumulate: int) -> Sequence[tuple[Any, float]]:
         return [(batch, 1 / accumulate) for batch in batches]
 
+    def _study_warnings(self, objectives: Sequence[Objective], longest: int | None, config: Config) -> list[str]:
+        planned = self.max_epochs
+        if longest is None or planned is None or longest == planned:
+            return []
+        consequence = "train on after the end of such a schedule" if longest > planned else "end within it"
+        return [
+            f"LightningTask(max_epochs={planned}) plans schedules that read it for {planned} epochs, and the longest "
+            f"trials of the study have {longest}; give both the same number, or trials {consequence}"
+        ]
+
     def _length(self, config: Config) -> Length:
-        return Length(len(self._loaders.of(config).train), self.accumulate(config), self.max_epochs)
+        return Length(len(self._loaders.of(config)[0]), self.accumulate(config), self.max_epochs)
 
     def _is_argument(self, name: str) -> bool:
         """Whether a name of the config is an argument of the module."""
@@ -202,3 +222,113 @@ def _call_step(model: Any, name: str, batch: Any, index: Any) -> Any:
 
 def _ignore(*_: Any, **__: Any) -> None:
     """Takes the place of `self.log` in training."""
+
+
+class _Loaders:
+    """Training and validation loaders of a data module, made once in a process for equal arguments.
+
+    Args:
+        given: LightningDataModule, or its class, or a function that returns one.
+
+    Raises:
+        TaskError: The value is none of these.
+    """
+
+    def __init__(self, given: Any) -> None:
+        self._given = given
+        self._is_made = not isinstance(given, type) and hasattr(given, "train_dataloader")
+        if not self._is_made and not callable(given):
+            raise TaskError(f"`datamodule` must be a LightningDataModule, or its class, got {given!r}")
+        self.names, self._any_name = ([], False) if self._is_made else parameters_of(given)
+        self._made: dict[str, _Pair] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_made": {}}
+
+    def takes(self, name: str) -> bool:
+        """Whether a name of the config is an argument of the data module."""
+        return name in self.names or self._any_name
+
+    def of(self, config: Config) -> _Pair:
+        """The loaders of a config, of which only the arguments of the data module are read.
+
+        Raises:
+            TaskError: The data module defines a hook without an equal, or returns no DataLoader.
+        """
+        names = [*config] if self._any_name else self.names
+        arguments = {name: config[name] for name in names if name in config}
+        key = repr(arguments)
+        if key not in self._made:
+            self._made[key] = _loaded(self._given if self._is_made else self._given(**arguments))
+        return self._made[key]
+
+
+def _loaded(module: Any) -> _Pair:
+    base = next((x for x in type(module).__mro__ if x.__name__ == "LightningDataModule"), None)
+    wrong = [name for name in _HOOKS if base and getattr(type(module), name) is not getattr(base, name)]
+    if wrong:
+        raise TaskError(f"{type(module).__name__} defines {', '.join(wrong)}, which arrays do not call. {REMEDY}")
+    module.prepare_data()
+    module.setup("fit")
+    return _checked("train_dataloader", module.train_dataloader()), _checked("val_dataloader", module.val_dataloader())
+
+
+def _checked(name: str, loader: Any) -> DataLoader[Any]:
+    if not isinstance(loader, DataLoader):
+        raise TaskError(f"`{name}` must return one DataLoader, got {type(loader).__name__}. {REMEDY}")
+    try:
+        len(loader)
+    except TypeError as error:
+        raise TaskError(f"`{name}` has no length, as {error}; give its data set a `__len__`. {REMEDY}") from error
+    return loader
+
+
+class LightningReportCallback(Callback):  # type: ignore[misc]  # its base has no types here
+    """Saves a Lightning checkpoint and reports `trainer.callback_metrics` after each validation of `Trainer.fit`.
+
+    Budgets count validations. If the trial must stop, the report ends the function, so `fit` does not return. The
+    sanity check and `Trainer.validate` are not reported. In a training on several processes the first one reports.
+
+    Import it as `shoal.integrations.lightning.ReportCheckpointCallback`.
+
+    Example:
+        A training function that goes on from its checkpoint::
+
+            def train(config):
+                callback = ReportCheckpointCallback()
+                trainer = Trainer(max_epochs=20, callbacks=[callback], enable_checkpointing=False, logger=False)
+                trainer.fit(Model(config), data, ckpt_path=callback.ckpt_path)
+
+    Raises:
+        ShoalError: Lightning is not installed.
+    """
+
+    def __init__(self) -> None:
+        check_installed("lightning", "ReportCheckpointCallback")
+        super().__init__()
+
+    @property
+    def ckpt_path(self) -> str | None:
+        """The checkpoint to go on from, for `Trainer.fit(ckpt_path=...)`; None if there is none.
+
+        Raises:
+            ShoalError: The program runs outside of a study.
+        """
+        path = checkpoint() / "lightning.ckpt"
+        return str(path) if path.exists() else None
+
+    def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
+        """Save, then report.
+
+        Raises:
+            TaskError: No metric was logged.
+            TrainingStopped: The trial stops now.
+        """
+        if trainer.sanity_checking or trainer.state.fn != "fit":
+            return
+        trainer.save_checkpoint(checkpoint() / "lightning.ckpt")
+        if trainer.is_global_zero:
+            report(numbers(trainer.callback_metrics))
+
+
+ReportCheckpointCallback = LightningReportCallback

@@ -3,10 +3,10 @@
 from typing import Any
 
 from shoal.callbacks.base import Callback, EpochReport, StudyInfo, TrialResult
-from shoal.core.errors import ShoalError
 from shoal.core.space import flatten
 from shoal.core.trial import Config, TrialState
 from shoal.integrations.open_runs import run_name
+from shoal.integrations.optional import check_installed
 
 __all__ = ["MLflowCallback"]
 
@@ -36,13 +36,10 @@ class MLflowCallback(Callback):
 
     def on_study_begin(self, study: StudyInfo) -> None:
         """Connect to the store, and find or make the run of the study."""
-        try:
-            from mlflow.entities import Metric, Param
-            from mlflow.tracking import MlflowClient
-        except ImportError as error:
-            raise ShoalError(
-                "MLflow is not installed; install it with: pip install mlflow-skinny sqlalchemy alembic"
-            ) from error
+        check_installed("mlflow", "MLflowCallback", extra="mlflow")
+        from mlflow.entities import Metric, Param
+        from mlflow.tracking import MlflowClient
+
         self._metric, self._param, self._study = Metric, Param, study
         self._client = MlflowClient(self._tracking_uri)
         name = self._experiment or study.name

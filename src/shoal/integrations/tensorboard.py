@@ -10,6 +10,7 @@ from shoal.core.errors import ShoalError
 from shoal.core.space import flatten
 from shoal.core.trial import Config
 from shoal.integrations.open_runs import OpenRuns, run_name
+from shoal.integrations.optional import check_installed
 from shoal.journal.view import JournalView
 from shoal.paths import absolute
 from shoal.reporting.ranking import ranked
@@ -41,10 +42,9 @@ class TensorBoardCallback(Callback):
 
     def on_study_begin(self, study: StudyInfo) -> None:
         """Import the library."""
-        try:
-            from tensorboardX import SummaryWriter
-        except ImportError as error:
-            raise ShoalError("tensorboardX is not installed; install it with: pip install tensorboardX") from error
+        check_installed("tensorboardX", "TensorBoardCallback", extra="tensorboard")
+        from tensorboardX import SummaryWriter
+
         self._writer = SummaryWriter
         self._study = study
         self._place = self._logdir or study.directory / "tensorboard"

@@ -2,15 +2,17 @@
 
 import copy
 import math
-from collections.abc import Mapping
+import os
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
 from transformers import TrainingArguments
 
 from shoal.core.errors import TaskError
+from shoal.core.objective import Objective
 
-__all__ = ["check", "eval_every", "override", "total_steps"]
+__all__ = ["check", "check_environment", "eval_every", "override", "total_steps", "warnings_for"]
 
 _OF_A_TRIAL = {
     *("learning_rate", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "optim", "optim_args"),
@@ -29,29 +31,27 @@ _REFUSED = {
     "fp16": "schedules would count steps that overflow, which Trainer's do not; set bf16=True",
     "fp16_full_eval": "evaluation has the precision of training",
     "bf16_full_eval": "evaluation has the precision of training",
-    "tf32": "call torch.set_float32_matmul_precision in `model_init`",
     "torch_compile": "Shoal compiles training steps where that is measured to be faster",
-    "activation_checkpointing": "call gradient_checkpointing_enable of the model in `model_init`",
+    "activation_checkpointing": "call activation_checkpointing_enable of the model in `model_init`",
+    "gradient_checkpointing": "the former name of activation_checkpointing",
     "use_liger_kernel": "apply the kernels to the model in `model_init`",
     "neftune_noise_alpha": "no noise is added to embeddings",
     "auto_find_batch_size": "the batch size is part of the config; search per_device_train_batch_size",
     "full_determinism": "a trial repeats as `shoal.reproduce` says",
     "debug": "an array has no debugger of single members",
-    "load_best_model_at_end": "`Study.best_model` has the last weights of the best trial",
-    "push_to_hub": "push `study.best_model()` after the search",
-    "report_to": "a study reports by its own callbacks",
     "resume_from_checkpoint": "studies go on with `shoal resume`",
-    "enable_jit_checkpoint": "studies write checkpoints by themselves",
     "eval_on_start": _EVALUATION,
     "eval_delay": _EVALUATION,
     "batch_eval_metrics": "`compute_metrics` gets the whole evaluation set",
     "include_for_metrics": "`compute_metrics` gets predictions and labels",
-    "dataloader_drop_last": "the last batch is kept",
     "optim_target_modules": "only optimizers of whole parameters can train an array",
+    "predict_with_generate": "evaluation does not generate; `compute_metrics` gets logits",
+    "sortish_sampler": "the data seed shuffles the samples",
 }
-"""Arguments that must be unset, with the reason or the remedy."""
+"""Arguments that must be unset, with the reason or the remedy. The last two are of Seq2SeqTrainingArguments."""
 
-_UNSUPPORTED: dict[str, tuple[set[str], str]] = {
+_UNSUPPORTED: dict[str, tuple[set[Any], str]] = {
+    "tf32": ({True, False}, "worker processes have torch's settings; set them in `model_init`"),
     "lr_scheduler_type": ({"reduce_lr_on_plateau", "greedy"}, "schedules count steps; choose another"),
     "train_sampling_strategy": (
         {"sequential", "group_by_length", "batch_rebalance"},
@@ -60,11 +60,20 @@ _UNSUPPORTED: dict[str, tuple[set[str], str]] = {
 }
 """Values that arguments must not have, with the reason."""
 
+_NO_EFFECT = {
+    "report_to": "give `shoal.tune` callbacks=[...], such as WandbCallback",
+    "push_to_hub": "push `study.best_model()` after the search",
+}
+"""Arguments that change no training and have no effect in a study, with what takes their place."""
+
+_ENDLESS = {"constant", "constant_with_warmup", "inverse_sqrt"}
+"""Schedules that do not depend on the number of training steps."""
+
 
 def override(args: TrainingArguments, config: Mapping[str, Any], free: bool) -> TrainingArguments:
     """The arguments of a trial: a copy in which the config's values replace those of the same names.
 
-    Values are converted to the type of the replaced one, as `Trainer.hyperparameter_search` does.
+    Values are converted to the type of the argument, as `Trainer.hyperparameter_search` does.
 
     Args:
         args: Arguments of the study.
@@ -74,11 +83,13 @@ def override(args: TrainingArguments, config: Mapping[str, Any], free: bool) -> 
     Raises:
         TaskError: A name or a value is not possible.
     """
-    known = {field.name for field in fields(args)}
+    known = {field.name: field.type for field in fields(args)}
     own = copy.copy(args)
     for name, value in config.items():
         if name in _OF_A_TRIAL:
-            setattr(own, name, _converted(name, value, getattr(args, name)))
+            old = getattr(args, name)
+            kind = float if known[name] in (float, "float") else type(old)
+            setattr(own, name, value if old is None else _converted(name, value, kind))
         elif name in known:
             raise TaskError(
                 f"the config's {name!r} is an argument of the whole study; set it in TrainingArguments"
@@ -93,16 +104,14 @@ def override(args: TrainingArguments, config: Mapping[str, Any], free: bool) -> 
     return own
 
 
-def _converted(name: str, value: Any, old: Any) -> Any:
-    if old is None:
-        return value
+def _converted(name: str, value: Any, kind: type) -> Any:
     try:
-        new = type(old)(value)
+        new = kind(value)
         whole = new == value
     except (TypeError, ValueError):
         whole = False
     if not whole:
-        raise TaskError(f"the config's {name!r} must be of type {type(old).__name__}, got {value!r}")
+        raise TaskError(f"the config's {name!r} must be of type {kind.__name__}, got {value!r}")
     return new
 
 
@@ -112,7 +121,7 @@ def check(args: TrainingArguments) -> None:
     Raises:
         TaskError: Names each argument that is not possible, with the remedy.
     """
-    wrong = [(name, why) for name, why in _REFUSED.items() if getattr(args, name)]
+    wrong = [(name, why) for name, why in _REFUSED.items() if getattr(args, name, None)]
     wrong += [(name, why) for name, (values, why) in _UNSUPPORTED.items() if getattr(args, name) in values]
     whole = args.num_train_epochs == int(args.num_train_epochs) or args.max_steps > 0
     if not whole and args.eval_strategy != "steps":
@@ -132,6 +141,32 @@ def _shown(value: Any) -> str:
     return repr(getattr(value, "value", value))
 
 
+def check_environment(args: TrainingArguments) -> None:
+    """Check that `accelerate launch` sets no precision that the arguments lack.
+
+    Raises:
+        TaskError: The environment sets one.
+    """
+    precision = os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
+    if precision not in ("no", "bf16") or (precision == "bf16" and not args.bf16):
+        raise TaskError(
+            f"the environment has ACCELERATE_MIXED_PRECISION={precision}, as by `accelerate launch`, and workers of a "
+            "study read only TrainingArguments; start the script with python, and set bf16=True for mixed precision"
+        )
+
+
+def _pass_steps(args: TrainingArguments, samples: int) -> int:
+    """Optimizer steps of a pass over the training set, at least 1.
+
+    Args:
+        args: Arguments of a trial.
+        samples: Size of the training set.
+    """
+    batches = samples / args.per_device_train_batch_size
+    whole = math.floor(batches) if args.dataloader_drop_last else math.ceil(batches)
+    return max(math.ceil(whole / args.gradient_accumulation_steps), 1)
+
+
 def total_steps(args: TrainingArguments, samples: int) -> int:
     """Optimizer steps of the schedule of learning rates, as `Trainer` counts them.
 
@@ -139,10 +174,7 @@ def total_steps(args: TrainingArguments, samples: int) -> int:
         args: Arguments of a trial.
         samples: Size of the training set.
     """
-    if args.max_steps > 0:
-        return args.max_steps
-    batches = math.ceil(samples / args.per_device_train_batch_size)
-    return math.ceil(args.num_train_epochs * math.ceil(batches / args.gradient_accumulation_steps))
+    return args.max_steps if args.max_steps > 0 else math.ceil(args.num_train_epochs * _pass_steps(args, samples))
 
 
 def eval_every(args: TrainingArguments, samples: int) -> int | None:
@@ -151,3 +183,69 @@ def eval_every(args: TrainingArguments, samples: int) -> int | None:
         return None
     steps = args.eval_steps or 0
     return int(steps) if steps >= 1 else math.ceil(total_steps(args, samples) * steps)
+
+
+def warnings_for(
+    args: TrainingArguments, samples: int, objectives: Sequence[Objective], longest: int | None
+) -> list[str]:
+    """Warnings about arguments that a study does not follow, though it trains as they say.
+
+    Args:
+        args: Arguments of a trial.
+        samples: Size of the training set.
+        objectives: Objectives of the study.
+        longest: Epochs of its longest trials; None if the algorithm does not say.
+
+    Raises:
+        TaskError: The arguments ask for the best model by another metric than the study's.
+    """
+    found = [
+        f"{name}={_shown(getattr(args, name))} of TrainingArguments has no effect in a study; {remedy}"
+        for name, remedy in _NO_EFFECT.items()
+        if getattr(args, name)
+    ]
+    if args.load_best_model_at_end:
+        _check_best(args, objectives)
+        found.append(
+            "load_best_model_at_end=True of TrainingArguments has no effect in a study: trials are compared by their "
+            "last evaluation, and `Study.best_model` has the weights of that, not of the best one"
+        )
+    scheduled, epoch = total_steps(args, samples), eval_every(args, samples) or _pass_steps(args, samples)
+    ends = getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type) not in _ENDLESS
+    if ends and longest is not None and abs(longest * epoch - scheduled) >= epoch:
+        found.append(_length_text(args, scheduled, longest, epoch))
+    return found
+
+
+def _check_best(args: TrainingArguments, objectives: Sequence[Objective]) -> None:
+    name = str(args.metric_for_best_model).removeprefix("eval_")
+    goal = Objective("valid_loss" if name == "loss" else name, "max" if args.greater_is_better else "min")
+    own = [Objective(each.metric.removeprefix("eval_"), each.mode) for each in objectives]
+    if goal not in own:
+        shown = " and ".join(f"metric={each.metric!r}, mode={each.mode!r}" for each in objectives)
+        raise TaskError(
+            f"load_best_model_at_end=True with metric_for_best_model={args.metric_for_best_model!r} and "
+            f"greater_is_better={args.greater_is_better} of TrainingArguments means metric={goal.metric!r}, "
+            f"mode={goal.mode!r} of shoal.tune, which was given {shown}; make them agree, or set "
+            "load_best_model_at_end=False"
+        )
+
+
+def _length_text(args: TrainingArguments, scheduled: int, longest: int, epoch: int) -> str:
+    """The warning for a schedule of other steps than `longest` epochs of `epoch` steps."""
+    given = f"max_steps={args.max_steps}" if args.max_steps > 0 else f"num_train_epochs={args.num_train_epochs:g}"
+    remedy = f"max_steps={longest * epoch}"
+    if args.eval_strategy == "steps" and (args.eval_steps or 0) < 1:  # a share of the schedule
+        remedy = f"eval_steps={1 / longest:.4g}"
+    elif args.max_steps <= 0 and args.eval_strategy != "steps":
+        remedy = f"num_train_epochs={longest}"
+    consequence = (
+        "the longest trials go on after its end, where the learning rate is 0 or rises again"
+        if longest * epoch > scheduled
+        else "no trial reaches its end"
+    )
+    return (
+        f"{given} of TrainingArguments plans the schedule {_shown(args.lr_scheduler_type)} for {scheduled} optimizer "
+        f"steps, and the longest trials of the study have {longest} epochs of {epoch} steps, so {consequence}; set "
+        f"{remedy}, or change the epochs of the algorithm"
+    )

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils import _pytree as pytree
-from torch.utils.data import Dataset
+from torch.utils.data import DataLoader, Dataset
 from transformers import EvalPrediction, Trainer, TrainingArguments, default_data_collator, get_scheduler
 from transformers.loss.loss_utils import LOSS_MAPPING, ForCausalLMLoss
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
@@ -19,8 +19,16 @@ from transformers.trainer_utils import denumpify_detensorize, number_of_argument
 from transformers.utils.generic import can_return_loss, find_labels
 
 from shoal.core.errors import TaskError
+from shoal.core.objective import Objective
 from shoal.core.trial import Config
-from shoal.integrations.trainer_arguments import check, eval_every, override, total_steps
+from shoal.integrations.trainer_arguments import (
+    check,
+    check_environment,
+    eval_every,
+    override,
+    total_steps,
+    warnings_for,
+)
 from shoal.integrations.transformers_callback import ReportCheckpointCallback
 from shoal.task import Task
 
@@ -38,8 +46,9 @@ class TrainerTask(Task):
 
     The optimizer, its two groups of weight decay, the schedule per optimizer step with its warm-up, accumulation,
     clipping, precision, label smoothing and `compute_metrics` are `Trainer`'s. Arguments that cannot be honoured are
-    refused by name. Arguments that only concern logs, saved files, seeds, devices and loader processes have no effect:
-    these are the study's.
+    refused by name. Arguments that only concern logs, saved files, seeds and devices have no effect: these are the
+    study's. `load_best_model_at_end` must name the metric of the study, whose models have the weights of the last
+    evaluation. docs/migrate.md places each argument.
 
     Names of the config that are names of `TrainingArguments` (learning_rate, weight_decay, warmup_steps,
     per_device_train_batch_size, lr_scheduler_type ...) override `args` for the trial. `model_init` reads the others.
@@ -83,7 +92,9 @@ class TrainerTask(Task):
                     f"`{name}` must be one data set with a length and indices, got {type(dataset).__name__}"
                 )
         check(args)
+        check_environment(args)
         self.args = args
+        self.loader_workers = args.dataloader_num_workers
         self.model_init = model_init
         self.train_dataset = train_dataset
         self.eval_dataset = eval_dataset
@@ -101,9 +112,19 @@ class TrainerTask(Task):
         """
         return override(self.args, config, free=self._takes_config)
 
-    def data(self, config: Config) -> tuple[Dataset[Any], Dataset[Any]]:
-        """Return both data sets."""
-        return self.train_dataset, self.eval_dataset
+    def data(self, config: Config) -> tuple[Dataset[Any] | DataLoader[Any], Dataset[Any] | DataLoader[Any]]:
+        """Return both data sets; with `dataloader_drop_last`, loaders that leave out the last partial batch."""
+        if not self.args.dataloader_drop_last:
+            return self.train_dataset, self.eval_dataset
+        sizes = ("per_device_train_batch_size", "per_device_eval_batch_size")
+        args = self.arguments({name: config[name] for name in sizes if name in config})  # the rest changes no data
+        workers = self.loader_workers
+        return (
+            DataLoader(
+                self.train_dataset, args.per_device_train_batch_size, shuffle=True, num_workers=workers, drop_last=True
+            ),
+            DataLoader(self.eval_dataset, args.per_device_eval_batch_size, num_workers=workers, drop_last=True),
+        )
 
     def model(self, config: Config) -> nn.Module:
         """Return a new model of `model_init`."""
@@ -189,6 +210,9 @@ class TrainerTask(Task):
             raise TaskError(f"`data_collator` must return a dict of the model's arguments, got {type(batch).__name__}")
         items = self._traits.items(batch)
         return dict(batch) if items is None else {**batch, _ITEMS: items}
+
+    def _study_warnings(self, objectives: Sequence[Objective], longest: int | None, config: Config) -> list[str]:
+        return warnings_for(self.arguments(config), len(self.train_dataset), objectives, longest)
 
     def _used(self, sample: Any) -> Any:
         if not isinstance(sample, Mapping):

@@ -6,6 +6,7 @@ from shoal.callbacks.base import Callback, EpochReport, StudyInfo, TrialResult
 from shoal.core.errors import ShoalError
 from shoal.core.trial import Config
 from shoal.integrations.open_runs import OpenRuns, run_name
+from shoal.integrations.optional import check_installed
 
 __all__ = ["WandbCallback"]
 
@@ -41,10 +42,9 @@ class WandbCallback(Callback):
 
     def on_study_begin(self, study: StudyInfo) -> None:
         """Import the library."""
-        try:
-            import wandb
-        except ImportError as error:
-            raise ShoalError("wandb is not installed; install it with: pip install wandb") from error
+        check_installed("wandb", "WandbCallback", extra="wandb")
+        import wandb
+
         self._wandb: Any = wandb
         self._study = study
         self._runs: OpenRuns[Any] = OpenRuns(self._opened, lambda run: run.finish(), most=4)
