@@ -56,7 +56,7 @@ class Twins:
 
     def give_grads(self, skip: Sequence[str] = ("unused",)) -> None:
         """Random gradients, the same on both sides."""
-        for path, stacked, own in self.array.columns():
+        for path, stacked, own in self.array.stacked_tensors():
             grad = None
             if path not in skip:
                 grad = torch.randn(stacked.shape, generator=self.generator, dtype=torch.float64).to(stacked.dtype)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from lowerings import in_loops
+from looped_functions import in_loops
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from twins import check

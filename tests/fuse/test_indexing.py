@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from lowerings import in_loops
+from looped_functions import in_loops
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from twins import close

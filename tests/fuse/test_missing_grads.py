@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from optim_makes import LOWERINGS, OTHERS, RULES
 from optim_twins import Make, same
+from optimizer_factories import LOWERINGS, OTHERS, RULES
 from torch import Tensor, nn
 
 from shoal.fuse.api import fuse

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
-from mixes import check_mixes
+from shared_or_stacked import check_mixes
 from torch import Tensor, nn
 from twins import check
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from optim_makes import RULES
 from optim_twins import Make, Net, Twins, same
+from optimizer_factories import RULES
 from torch.optim import SGD, Adam, AdamW
 
 from shoal.fuse.api import fuse

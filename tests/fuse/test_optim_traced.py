@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 import torch
-from optim_makes import RULES
 from optim_twins import Make, Twins
+from optimizer_factories import RULES
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.optim import SGD, Adam, AdamW
@@ -27,7 +27,7 @@ MAKES: dict[str, Make] = {
 @pytest.mark.parametrize("make", MAKES.values(), ids=MAKES)
 def test_traced_step(make: Make, dtype: torch.dtype) -> None:
     twins = Twins(make, 3, dtype=dtype)
-    live = [p for path, p, _ in twins.array.columns() if path != "unused"]
+    live = [p for path, p, _ in twins.array.stacked_tensors() if path != "unused"]
     traced = twins.fused.traced(live)
     assert traced is not None
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 import torch
-from lowerings import in_loops
-from mixes import check_mixes
+from looped_functions import in_loops
+from shared_or_stacked import check_mixes
 from torch import Tensor, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_leaves

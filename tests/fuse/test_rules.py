@@ -123,7 +123,7 @@ def recurrent(name: str) -> dict[str, Case]:
 
 
 CASES: dict[str, Mapping[str, Case]] = {
-    "elementwise _same_element": ONE,
+    "elementwise _unary": ONE,
     "elementwise elementwise": SEVERAL,
     "elementwise _clamp": SEVERAL,
     "elementwise _prelu": {
@@ -331,8 +331,8 @@ LOWERINGS = {"one": joined, "other": lambda x, scale: torch.einsum("bnc,bc->bnc"
 USERS = {
     "operator": Rule((scaled,), LOWERINGS),
     "function": Rule((wrapped,), LOWERINGS),
-    "that wants contiguous memory": Rule((wrapped,), {"one": of_contiguous}, takes=(Layout.MODEL_MAJOR,)),
-    "that wants the other layout": Rule((wrapped,), {"one": of_transposed}, takes=(Layout.CHANNEL_MAJOR,)),
+    "that wants contiguous memory": Rule((wrapped,), {"one": of_contiguous}, input_layouts=(Layout.MODEL_MAJOR,)),
+    "that wants the other layout": Rule((wrapped,), {"one": of_transposed}, input_layouts=(Layout.CHANNEL_MAJOR,)),
     "that declines some": Rule(
         (wrapped,), LOWERINGS, declines=lambda x, scale: "three columns" if x.shape[1] == 3 else None
     ),

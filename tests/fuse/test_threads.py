@@ -20,7 +20,7 @@ from shoal.fuse.capture import CapturedStep
 from shoal.fuse.intercept import member_run
 from shoal.fuse.optim.fused import fuse_optimizers
 from shoal.fuse.patches import HiddenWarning
-from shoal.fuse.randomness import Randomness
+from shoal.fuse.randomness import RandomSource
 
 X = torch.randn(3, 5, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
 SECONDS = 20.0
@@ -142,7 +142,7 @@ def test_a_thread_that_a_mode_is_handed_to_draws_from_its_source() -> None:
 
     results = []
     for elsewhere in (False, True):
-        with member_run(Randomness(torch.tensor([7]), alone=True)):
+        with member_run(RandomSource(torch.tensor([7]), single_member=True)):
             mode = mode_of_run()
             results.append(at_once(lambda mode=mode: drawn(mode))[0] if elsewhere else torch.rand(3))
     assert torch.equal(*results)

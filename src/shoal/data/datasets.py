@@ -13,7 +13,7 @@ from shoal.core.trial import Config
 from shoal.data.batches import Batches
 from shoal.data.loader import LoaderSettings, take_apart
 from shoal.data.tracked_config import values_read
-from shoal.fuse.generators import reseed
+from shoal.fuse.generators import seed_all
 from shoal.task import Task, call
 
 __all__ = ["DataSets"]
@@ -48,7 +48,7 @@ class DataSets:
         for entry in self._known:
             if _agrees(config, entry[0]):
                 return entry
-        reseed(0, self._device)  # a random split is the same in every process, and after a resume
+        seed_all(0, self._device)  # a random split is the same in every process, and after a resume
         sets, read = values_read(self._task.data, config)
         if not isinstance(sets, (tuple, list)) or len(sets) != 2:
             raise TaskError(f"the task's `data` must return a training and a validation set, got {type(sets).__name__}")

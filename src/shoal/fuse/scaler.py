@@ -1,4 +1,4 @@
-"""A loss scale for each member of an array: an overflow skips the step of that member alone."""
+"""`GradScaler` with one loss scale per member of an array: an overflow skips the step of the affected member only."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -8,7 +8,7 @@ from torch import Tensor
 
 from shoal.core.errors import FusionError
 from shoal.fuse.array import ModelArray
-from shoal.fuse.checks import numbers_of
+from shoal.fuse.checks import parse_member_values
 from shoal.fuse.grads import Gradients
 from shoal.fuse.optim.fused import FusedOptimizer
 
@@ -25,14 +25,15 @@ _DTYPES = {
 
 
 class GradScaler:
-    """B loss scales, each as a `torch.amp.GradScaler` keeps one (Micikevicius et al., arXiv:1710.03740).
+    """B loss scales, each managed as by a `torch.amp.GradScaler` (Micikevicius et al., arXiv:1710.03740).
 
-    If a gradient of a member is infinite or not a number, the member's scale shrinks and its step is left out. After
-    `growth_interval` steps without this, the scale grows. `step` waits for the device once, as torch's own does.
+    If a gradient of a member is infinite or NaN, the member's scale shrinks and its step is skipped. After
+    `growth_interval` steps without an overflow, the scale grows. `step` synchronises with the device once, as torch's
+    scaler does.
 
         losses = array.map(loss, batch)
         scaler.scale(losses).sum().backward()
-        scaler.unscale_(optimizer)            # only if gradients are to be looked at, or clipped
+        scaler.unscale_(optimizer)            # only to inspect or clip the gradients
         scaler.step(optimizer)
         scaler.update()
 
@@ -42,7 +43,7 @@ class GradScaler:
         growth_factor: Factor above 1 by which a scale grows.
         backoff_factor: Factor below 1 by which a scale shrinks.
         growth_interval: Number of steps in a row without an overflow after which a scale grows.
-        enabled: Whether losses are scaled and steps left out.
+        enabled: Whether losses are scaled and steps skipped.
 
     Raises:
         FusionError: A setting has neither one value nor one for each member, or is out of bounds.
@@ -65,10 +66,10 @@ class GradScaler:
         array.check_present()
         self._array = array
         self._enabled = enabled
-        self._found: dict[FusedOptimizer, Tensor] = {}
+        self._overflows: dict[FusedOptimizer, Tensor] = {}
         self._stepped: set[FusedOptimizer] = set()
         self._state = {
-            name: self._of_each(name, given)
+            name: self._member_values(name, given)
             for name, given in zip(
                 _DTYPES, (init_scale, growth_factor, backoff_factor, growth_interval, 0), strict=True
             )
@@ -85,7 +86,7 @@ class GradScaler:
             losses: Losses or other outputs, [B, ...].
 
         Raises:
-            FusionError: There is no axis of members.
+            FusionError: The leading axis is missing, or is not of size B.
         """
         if not isinstance(losses, Tensor):
             raise FusionError(f"`losses` must be a tensor [{len(self._array)}, ...], got {type(losses).__name__}")
@@ -96,25 +97,25 @@ class GradScaler:
             )
         if not self._enabled:
             return losses
-        scale = self._on(losses.device)["scale"]
+        scale = self._state_on(losses.device)["scale"]
         scaled = losses * scale.view(-1, *[1] * (losses.dim() - 1))
         return scaled if losses.dim() == 1 else scaled.to(losses.dtype)  # a member's 0-dim half and float make a float
 
     @torch.no_grad()
     def unscale_(self, optimizer: FusedOptimizer) -> None:
-        """Divide the gradients of an optimizer's parameters by their members' scales, and look for overflows.
+        """Divide the gradients of an optimizer's parameters by the members' scales, and detect overflows.
 
         Raises:
-            FusionError: It was already called since `update`, a gradient is of half precision, in which scaled losses
-                overflow, or the optimizer is not the array's.
+            FusionError: `unscale_` was already called since `update`, a gradient has half precision, in which scaled
+                losses overflow, or the optimizer is not the array's.
         """
         self._check_own(optimizer)
         if not self._enabled:
             return
-        if optimizer in self._found:
+        if optimizer in self._overflows:
             raise FusionError("`unscale_` or `step` was already called with this optimizer since the last `update()`")
-        columns = [(path, data) for path, data, _ in self._array.columns()]
-        for path, data in (*columns, *((path, own) for path, _, own in self._array.apart())):
+        columns = [(path, data) for path, data, _ in self._array.stacked_tensors()]
+        for path, data in (*columns, *((path, own) for path, _, own in self._array.unfused_parameters())):
             if data.grad is not None and data.grad.dtype == torch.float16:
                 raise FusionError(
                     f"the gradient of {path!r} is float16, in which scaled losses overflow; keep parameters in float32 "
@@ -123,15 +124,15 @@ class GradScaler:
         updated = {id(p) for member in optimizer.members for group in member.param_groups for p in group["params"]}
         gradients = Gradients.of(self._array, updated)
         largest = gradients.norms(torch.inf)
-        self._found[optimizer] = ~torch.isfinite(largest)
-        gradients.multiply_(self._on(largest.device)["scale"].double().reciprocal().float())
+        self._overflows[optimizer] = ~torch.isfinite(largest)
+        gradients.multiply_(self._state_on(largest.device)["scale"].double().reciprocal().float())
 
     def step(self, optimizer: FusedOptimizer) -> None:
-        """Step the members with finite gradients; parameters and states of the others stay unchanged.
+        """Step the members with finite gradients; parameters and states of the other members stay unchanged.
 
         Raises:
-            FusionError: It was already called since `update`, a gradient is of half precision, or the optimizer is not
-                the array's.
+            FusionError: `step` was already called since `update`, a gradient has half precision, or the optimizer is
+                not the array's.
         """
         self._check_own(optimizer)
         if not self._enabled:
@@ -139,10 +140,10 @@ class GradScaler:
             return
         if optimizer in self._stepped:
             raise FusionError("`step` was already called with this optimizer since the last `update()`")
-        if optimizer not in self._found:
+        if optimizer not in self._overflows:
             self.unscale_(optimizer)
         self._stepped.add(optimizer)
-        optimizer.step(skip=self._found[optimizer].nonzero().flatten().tolist())
+        optimizer.step(skip=self._overflows[optimizer].nonzero().flatten().tolist())
 
     @torch.no_grad()
     def update(self) -> None:
@@ -153,10 +154,10 @@ class GradScaler:
         """
         if not self._enabled:
             return
-        if not self._found:
+        if not self._overflows:
             raise FusionError("`update` is called before `step`; there are no gradients to judge the scales by")
-        found = torch.stack([*self._found.values()]).any(0)
-        state = self._on(found.device)
+        found = torch.stack([*self._overflows.values()]).any(0)
+        state = self._state_on(found.device)
         scale, row = state["scale"], state["_growth_tracker"] + 1
         due = row == state["growth_interval"]
         grown = (scale * state["growth_factor"]).float()
@@ -164,15 +165,15 @@ class GradScaler:
         shrunk = (scale * state["backoff_factor"]).float()
         state["scale"] = torch.where(found, shrunk, grown)
         state["_growth_tracker"] = row.masked_fill(found | due, 0)
-        self._found.clear()
+        self._overflows.clear()
         self._stepped.clear()
 
     def get_scale(self) -> Tensor:
-        """The members' scales, [B]; ones if scaling is not enabled."""
+        """The members' scales, [B]; all ones if scaling is disabled."""
         return self._state["scale"].clone() if self._enabled else torch.ones(len(self._array))
 
     def state_dict(self) -> list[dict[str, Any]]:
-        """Each member's state, which a `torch.amp.GradScaler` can load; empty if scaling is not enabled."""
+        """Each member's state, which a `torch.amp.GradScaler` can load; empty dicts if scaling is disabled."""
         if not self._enabled:
             return [{} for _ in range(len(self._array))]
         rows = zip(*(column.tolist() for column in self._state.values()), strict=True)
@@ -195,7 +196,7 @@ class GradScaler:
         if lacking:
             b, name = lacking[0]
             raise FusionError(f"the state of member {b} has no {name!r}; give what `state_dict` returned")
-        self._state = {name: self._of_each(name, [state[name] for state in states]) for name in _DTYPES}
+        self._state = {name: self._member_values(name, [state[name] for state in states]) for name in _DTYPES}
 
     def _check_own(self, optimizer: FusedOptimizer) -> None:
         if not isinstance(optimizer, FusedOptimizer) or optimizer.array is not self._array:
@@ -204,10 +205,10 @@ class GradScaler:
                 f"{'that of another one' if isinstance(optimizer, FusedOptimizer) else type(optimizer).__name__}"
             )
 
-    def _of_each(self, name: str, given: Any) -> Tensor:
-        return numbers_of(given, name, len(self._array), _DTYPES[name]).clone()
+    def _member_values(self, name: str, given: Any) -> Tensor:
+        return parse_member_values(given, name, len(self._array), _DTYPES[name]).clone()
 
-    def _on(self, device: torch.device) -> dict[str, Tensor]:
+    def _state_on(self, device: torch.device) -> dict[str, Tensor]:
         if self._state["scale"].device != device:
             self._state = {name: column.to(device) for name, column in self._state.items()}
         return self._state

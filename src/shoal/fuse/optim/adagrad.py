@@ -7,7 +7,7 @@ from typing import Any, ClassVar, final
 import torch
 from torch import Tensor
 
-from shoal.fuse.optim.rule import KernelRule, Numbers, Tensors, UpdateRule, approach_, average_squares_, decayed
+from shoal.fuse.optim.rule import KernelRule, Numbers, Tensors, UpdateRule, average_squares_, lerp_, with_weight_decay
 
 __all__ = ["Adadelta", "Adagrad", "RMSprop"]
 
@@ -41,8 +41,8 @@ class Adagrad(KernelRule):
         """The sum of squares s."""
         return ("sum",)
 
-    def begin(self, defaults: Mapping[str, Any]) -> float:
-        """The initial `sum` of parameters added later; an optimizer initialises those of its constructor itself."""
+    def initial_moment(self, defaults: Mapping[str, Any]) -> float:
+        """The initial `sum` of parameters that were added later; an optimizer's constructor initialises its own."""
         return float(defaults["initial_accumulator_value"])
 
     def constants(self, numbers: Tensor) -> Sequence[Tensor]:
@@ -59,7 +59,7 @@ class Adagrad(KernelRule):
         """Apply the formula to stacked tensors."""
         (squares,) = moments
         decay, eps, step_size = numbers
-        g = decayed(grads, params, decay, self.maximize)
+        g = with_weight_decay(grads, params, decay, self.maximize)
         torch._foreach_addcmul_(squares, g, g)
         denominator = torch._foreach_sqrt(squares)
         torch._foreach_add_(denominator, eps)
@@ -121,7 +121,7 @@ class Adadelta(UpdateRule):
         """Apply the formula to stacked tensors."""
         squares, changes = moments
         lr, rho, weight, eps, decay = numbers
-        g = decayed(grads, params, decay, self.maximize)
+        g = with_weight_decay(grads, params, decay, self.maximize)
         average_squares_(squares, g, rho, weight)
         root = torch._foreach_add(squares, eps)
         torch._foreach_sqrt_(root)
@@ -179,12 +179,12 @@ class RMSprop(UpdateRule):
         """Apply the formula to stacked tensors."""
         squares, *others = moments
         lr, alpha, weight, eps, decay, momentum = numbers
-        g = decayed(grads, params, decay, self.maximize)
+        g = with_weight_decay(grads, params, decay, self.maximize)
         average_squares_(squares, g, alpha, weight)
         spread = squares
         if self.centered:
             mean = others[-1]
-            approach_(mean, g, weight)
+            lerp_(mean, g, weight)
             spread = torch._foreach_addcmul(squares, mean, mean, value=-1)
         denominator = torch._foreach_sqrt(spread)
         torch._foreach_add_(denominator, eps)

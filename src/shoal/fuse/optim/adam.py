@@ -7,7 +7,7 @@ from typing import Any, ClassVar, final
 import torch
 from torch import Tensor
 
-from shoal.fuse.optim.rule import KernelRule, Numbers, Tensors, UpdateRule, approach_, average_squares_, decayed
+from shoal.fuse.optim.rule import KernelRule, Numbers, Tensors, UpdateRule, average_squares_, lerp_, with_weight_decay
 
 __all__ = ["Adam", "Adamax", "NAdam", "RAdam"]
 
@@ -64,7 +64,7 @@ class Adam(KernelRule):
         m, v, *largest = moments
         decay, weight1, beta2, weight2, eps, step_size, root = numbers
         g = _gradient(grads, params, decay, self.maximize, self.decoupled)
-        approach_(m, g, weight1)
+        lerp_(m, g, weight1)
         average_squares_(v, g, beta2, weight2)
         if self.amsgrad:
             torch._foreach_maximum_(largest[0], v)
@@ -138,8 +138,8 @@ class Adamax(UpdateRule):
         """Apply the formula to stacked tensors."""
         m, u = moments
         decay, weight1, beta2, eps, step_size = numbers
-        g = decayed(grads, params, decay, self.maximize)
-        approach_(m, g, weight1)
+        g = with_weight_decay(grads, params, decay, self.maximize)
+        lerp_(m, g, weight1)
         torch._foreach_mul_(u, beta2)
         size = torch._foreach_abs(g)
         torch._foreach_add_(size, eps)
@@ -207,7 +207,7 @@ class NAdam(UpdateRule):
         m, v = moments
         decay, weight1, beta2, weight2, eps, root, of_g, of_m = numbers
         g = _gradient(grads, params, decay, self.maximize, self.decoupled)
-        approach_(m, g, weight1)
+        lerp_(m, g, weight1)
         average_squares_(v, g, beta2, weight2)
         denominator = torch._foreach_sqrt(v)
         torch._foreach_div_(denominator, root)
@@ -260,7 +260,7 @@ class RAdam(UpdateRule):
         return 1 - lr * decay if self.decoupled else decay, 1 - beta1, beta2, 1 - beta2
 
     def schedule(self, numbers: Tensor, steps: Sequence[Tensor], products: Sequence[Tensor]) -> Sequence[Tensor]:
-        """The step size, then an upper limit and a summand that turn √v into the denominator √v + ε, or into 1."""
+        """The step size, then a limit and an offset: min(√v, limit) + offset is the denominator √v + ε, or 1."""
         lr, beta1, beta2, eps, _ = numbers.unbind()
         t = torch.stack(list(steps))
         correction = 1 - beta2**t
@@ -276,7 +276,7 @@ class RAdam(UpdateRule):
         m, v = moments
         decay, weight1, beta2, weight2, step_size, limit, offset = numbers
         g = _gradient(grads, params, decay, self.maximize, self.decoupled)
-        approach_(m, g, weight1)
+        lerp_(m, g, weight1)
         average_squares_(v, g, beta2, weight2)
         denominator = torch._foreach_sqrt(v)
         torch._foreach_minimum_(denominator, limit)
@@ -295,6 +295,6 @@ def _gradient(grads: Tensors, params: Tensors, decay: Tensors, maximize: bool, d
         decoupled: Whether weight decay is separate from the gradient.
     """
     if not decoupled:
-        return decayed(grads, params, decay, maximize)
+        return with_weight_decay(grads, params, decay, maximize)
     torch._foreach_mul_(params, decay)
     return torch._foreach_neg(grads) if maximize else grads

@@ -9,7 +9,16 @@ from torch import Tensor
 
 from shoal.core.errors import FusionError
 
-__all__ = ["KernelRule", "Numbers", "Tensors", "UpdateRule", "approach_", "average_squares_", "decayed", "unreadable"]
+__all__ = [
+    "KernelRule",
+    "Numbers",
+    "Tensors",
+    "UpdateRule",
+    "average_squares_",
+    "lerp_",
+    "unreadable_settings",
+    "with_weight_decay",
+]
 
 Numbers = tuple[float, ...]
 """The numeric settings of one member's parameter group, in the order that `UpdateRule.parse` returns."""
@@ -19,22 +28,22 @@ Tensors = list[Tensor] | tuple[Tensor, ...]
 
 
 class UpdateRule(ABC):
-    """How an optimizer class updates parameters.
+    """Update rule of an optimizer class.
 
     The fields of a rule are the settings that choose between formulas (`nesterov`, `amsgrad`). Groups with equal rules
-    differ in numbers alone and are updated together. At every step a `ParamGroupBatch` counts the update, computes the
-    `schedule` and calls `update`. It computes the `constants` only after the members' numbers changed. `make_fx` can
-    trace all these methods.
+    differ only in numbers and are updated together. At every step a `ParamGroupBatch` counts the update, computes the
+    `schedule` and calls `update`. It computes the `constants` only after the members' numbers have changed. `make_fx`
+    can trace all these methods.
     """
 
     settings: ClassVar[tuple[str, ...]]
     """Keys read from a member's parameter group; `parse` takes their values in this order."""
 
-    counts: ClassVar[bool] = True
+    counts_updates: ClassVar[bool] = True
     """Whether a member's state stores the number of updates under "step"."""
 
     product: ClassVar[str | None] = None
-    """State key of one more number per parameter, initially one; None for rules without one."""
+    """State key of a running product with one number per parameter, initially 1; None for rules without a product."""
 
     @classmethod
     @abstractmethod
@@ -46,8 +55,8 @@ class UpdateRule(ABC):
     def moments(self) -> tuple[str, ...]:
         """Names of the state tensors with the parameter's shape. A rule without moments has no state at all."""
 
-    def begin(self, defaults: Mapping[str, Any]) -> float:
-        """Initial value of the moments of an optimizer with these defaults."""
+    def initial_moment(self, defaults: Mapping[str, Any]) -> float:
+        """Initial value of the moments, for an optimizer with these defaults."""
         return 0.0
 
     @abstractmethod
@@ -90,7 +99,7 @@ class KernelRule(UpdateRule):
     """An update rule for which torch has a fused kernel."""
 
     def has_kernel(self, numbers: Sequence[Numbers]) -> bool:
-        """Whether the kernel computes the same as `update` for members with these numbers; by default always."""
+        """Whether the kernel computes the same result as `update` for these numbers; by default always true."""
         return True
 
     @abstractmethod
@@ -108,8 +117,8 @@ class KernelRule(UpdateRule):
         """
 
 
-def approach_(averages: Tensors, values: Tensors, weights: Tensors) -> None:
-    """a = a + w(x - a), in place: `torch.lerp`, whose list form with one weight per tensor compilers do not support."""
+def lerp_(averages: Tensors, values: Tensors, weights: Tensors) -> None:
+    """a = a + w(x - a), in place; compilers do not support `torch._foreach_lerp_` with one weight per tensor."""
     torch._foreach_addcmul_(averages, torch._foreach_sub(values, averages), weights)
 
 
@@ -119,12 +128,12 @@ def average_squares_(averages: Tensors, values: Tensors, decays: Tensors, weight
     torch._foreach_addcmul_(averages, torch._foreach_mul(values, weights), values)
 
 
-def decayed(grads: Tensors, params: Tensors, decay: Tensors, maximize: bool) -> Tensors:
+def with_weight_decay(grads: Tensors, params: Tensors, decay: Tensors, maximize: bool) -> Tensors:
     """±grad + λp: the gradient with weight decay, with its sign reversed to ascend."""
     return torch._foreach_addcmul(torch._foreach_neg(grads) if maximize else grads, decay, params)
 
 
-def unreadable(b: int, number: int, group: Mapping[str, Any], reason: Exception) -> FusionError:
+def unreadable_settings(b: int, number: int, group: Mapping[str, Any], reason: Exception) -> FusionError:
     """The error for a group of member b whose settings its rule cannot `parse`."""
     settings = {name: value for name, value in group.items() if name != "params"}
     return FusionError(

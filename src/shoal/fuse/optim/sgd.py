@@ -7,7 +7,7 @@ from typing import Any, ClassVar, final
 import torch
 from torch import Tensor
 
-from shoal.fuse.optim.rule import KernelRule, Numbers, Tensors, decayed
+from shoal.fuse.optim.rule import KernelRule, Numbers, Tensors, with_weight_decay
 
 __all__ = ["SGD"]
 
@@ -26,7 +26,7 @@ class SGD(KernelRule):
     settings: ClassVar[tuple[str, ...]] = (
         *("lr", "momentum", "dampening", "weight_decay", "nesterov", "maximize", "differentiable"),
     )
-    counts: ClassVar[bool] = False
+    counts_updates: ClassVar[bool] = False
 
     momentum: bool
     nesterov: bool
@@ -61,7 +61,7 @@ class SGD(KernelRule):
     def update(self, params: Tensors, grads: Tensors, moments: Sequence[Tensors], numbers: Sequence[Tensors]) -> None:
         """Apply the formula to stacked tensors."""
         lr, decay, momentum, *weight = numbers
-        g = decayed(grads, params, decay, self.maximize)
+        g = with_weight_decay(grads, params, decay, self.maximize)
         if self.momentum:
             (buffer,) = moments
             torch._foreach_mul_(buffer, momentum)
@@ -70,13 +70,13 @@ class SGD(KernelRule):
         torch._foreach_addcmul_(params, g, lr, value=-1)
 
     def has_kernel(self, numbers: Sequence[Numbers]) -> bool:
-        """False with dampening: it skips the first update, a flag the kernel takes for all parameters together."""
+        """False with dampening, which skips the first update; the kernel has one such flag for all parameters."""
         return all(dampening == 0 for _, _, dampening, _ in numbers)
 
     def kernel(
         self, params: Tensors, grads: Tensors, moments: Sequence[Tensors], steps: Tensors, numbers: Numbers
     ) -> None:
-        """Call `torch._fused_sgd_`; a buffer of zeros makes b = g at the first update."""
+        """Call `torch._fused_sgd_`; with a buffer of zeros, b = g at the first update."""
         lr, momentum, dampening, decay = numbers
         torch._fused_sgd_(
             params,

@@ -14,8 +14,8 @@ __all__ = ["TracedStep", "trace"]
 
 
 @dataclass(frozen=True, eq=False)
-class _Share:
-    """The part of one `ParamGroupBatch` in a traced step.
+class _BatchTrace:
+    """One `ParamGroupBatch` in a traced step.
 
     Args:
         param_batch: The batch.
@@ -30,7 +30,7 @@ class _Share:
     numbers: Tensor
 
     def fill(self, steps: Sequence[Tensor], products: Sequence[Tensor]) -> None:
-        """Write the numbers of the last update that `steps` counts."""
+        """Write the numbers of the update that `steps` has counted last."""
         rule, table = self.param_batch.rule, self.param_batch.numbers()
         rows = [*rule.constants(table), *(row for entry in rule.schedule(table, steps, products) for row in entry)]
         self.numbers.copy_(torch.stack(rows))
@@ -40,29 +40,29 @@ class _Share:
 class TracedStep:
     """A traceable optimizer step, with the tensors that it reads and writes.
 
-    `advance` computes small tensors, such as powers of β, outside of the trace: inside it, a compiler would compute
+    `advance` computes small tensors, such as powers of β, outside of the trace: in the trace, a compiler would compute
     them again for every element of a parameter.
 
     Args:
         params: Stacked parameters, [B, *shape] each, which the step updates.
         state: Moments, which the step updates; the members' own state consists of views of them.
         numbers: Numbers of each batch, [R, B] each, which `advance` updates in place.
-        shares: One share per batch.
+        batches: The batches.
     """
 
     params: list[Tensor]
     state: list[Tensor]
     numbers: list[Tensor]
-    shares: list[_Share]
+    batches: list[_BatchTrace]
 
     @torch.no_grad()
     def advance(self) -> None:
         """Count an update and compute its numbers; call it before every run of the trace."""
-        for share in self.shares:
-            steps = [part.steps for part, _ in share.parts if part.steps is not None]
+        for batch in self.batches:
+            steps = [part.steps for part, _ in batch.parts if part.steps is not None]
             if steps:
                 torch._foreach_add_(steps, 1)
-            share.fill(steps, [part.product[0] for part, _ in share.parts if part.product])
+            batch.fill(steps, [part.product[0] for part, _ in batch.parts if part.product])
 
     def apply(
         self, params: Sequence[Tensor], grads: Sequence[Tensor], state: Sequence[Tensor], numbers: Sequence[Tensor]
@@ -77,20 +77,20 @@ class TracedStep:
         """
         left = iter(state)
         with torch.no_grad():
-            for share, mine in zip(self.shares, numbers, strict=True):
-                rows = share.param_batch.rows
+            for batch, mine in zip(self.batches, numbers, strict=True):
+                rows = batch.param_batch.rows
                 update(
-                    share.param_batch.rule,
-                    [rows(params[i]) for _, i in share.parts],
-                    [rows(grads[i]) for _, i in share.parts],
-                    [[next(left) for _ in part.moments] for part, _ in share.parts],
+                    batch.param_batch.rule,
+                    [rows(params[i]) for _, i in batch.parts],
+                    [rows(grads[i]) for _, i in batch.parts],
+                    [[next(left) for _ in part.moments] for part, _ in batch.parts],
                     mine,
-                    share.constants,
+                    batch.constants,
                 )
 
 
 def trace(param_batches: Sequence[ParamGroupBatch], params: Sequence[Tensor]) -> TracedStep:
-    """The traceable step of some batches on those of `params` that they own; opens the state of these parameters.
+    """The traceable step of some batches, for those of `params` that they own; opens the state of these parameters.
 
     Args:
         param_batches: Batches, in any order.
@@ -100,11 +100,11 @@ def trace(param_batches: Sequence[ParamGroupBatch], params: Sequence[Tensor]) ->
     places: dict[int, int] = {}
     owned: list[Tensor] = []
     state: list[Tensor] = []
-    shares = []
+    batches = []
     for param_batch in param_batches:
         parts = []
         for part in param_batch.parts:
-            stacked = part.column.stacked
+            stacked = part.stacked_param.stacked
             if id(stacked) not in wanted:
                 continue
             if id(stacked) not in places:
@@ -113,12 +113,12 @@ def trace(param_batches: Sequence[ParamGroupBatch], params: Sequence[Tensor]) ->
             state.extend(param_batch.open(part).moments)
             parts.append((part, places[id(stacked)]))
         if parts:
-            shares.append(_share(param_batch, parts))
-    return TracedStep(owned, state, [share.numbers for share in shares], shares)
+            batches.append(_trace_batch(param_batch, parts))
+    return TracedStep(owned, state, [batch.numbers for batch in batches], batches)
 
 
-def _share(param_batch: ParamGroupBatch, parts: list[tuple[ParamState, int]]) -> _Share:
-    """The share of a batch, with the numbers of the next update, which is not counted yet."""
+def _trace_batch(param_batch: ParamGroupBatch, parts: list[tuple[ParamState, int]]) -> _BatchTrace:
+    """Prepare a batch for tracing, with the numbers of the next update, which is not counted yet."""
     table = param_batch.numbers()
     steps = [part.steps + 1 for part, _ in parts if part.steps is not None]
     products = [part.product[0].clone() for part, _ in parts if part.product]
@@ -126,6 +126,6 @@ def _share(param_batch: ParamGroupBatch, parts: list[tuple[ParamState, int]]) ->
     entries = len(param_batch.rule.schedule(table, steps, [product.clone() for product in products]))
     dtype = torch.float64 if any(part.param.dtype == torch.float64 for part, _ in parts) else torch.float32
     numbers = torch.empty(constants + entries * len(parts), table.shape[1], dtype=dtype, device=table.device)
-    share = _Share(param_batch, parts, constants, numbers)
-    share.fill(steps, products)
-    return share
+    batch = _BatchTrace(param_batch, parts, constants, numbers)
+    batch.fill(steps, products)
+    return batch

@@ -1,4 +1,4 @@
-"""Losses: computed per element or per sample for all members at once, then reduced within each member."""
+"""Rules for losses: computed per element or per sample for all members at once, then reduced within each member."""
 
 from typing import Any
 
@@ -6,9 +6,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from shoal.fuse.rules.base import Rule, whole
+from shoal.fuse.rules.base import Rule, stacked_data
 from shoal.fuse.rules.elementwise import align
-from shoal.fuse.stacked import Stacked, count
+from shoal.fuse.stacked import Stacked, member_count
 
 __all__ = ["RULES"]
 
@@ -44,7 +44,7 @@ def _per_element(
     weights = {name: w for name, w in (("weight", weight), ("pos_weight", pos_weight)) if w is not None}
     if weights and (func not in _WEIGHTED or any(w.dim() > input.dim() for w in weights.values())):
         return NotImplemented
-    members = count((input, target, weights)) or 1
+    members = member_count((input, target, weights)) or 1
     aligned = align((input, target, *weights.values()))
     if aligned is None:
         return NotImplemented
@@ -57,7 +57,7 @@ def _per_element(
 
 
 _WEIGHTED = (F.binary_cross_entropy, F.binary_cross_entropy_with_logits)
-"""Losses with weights, which multiply before the reduction."""
+"""Losses with a `weight`, which is applied before the reduction."""
 
 _PER_ELEMENT = (
     F.mse_loss,
@@ -86,14 +86,14 @@ def _class_loss(
     """Run `cross_entropy` and `nll_loss`."""
     if size_average is not None or reduce is not None or not input.dim():
         return NotImplemented
-    members = count((input, target, weight, label_smoothing)) or 1
-    x = whole(input, members)
+    members = member_count((input, target, weight, label_smoothing)) or 1
+    x = stacked_data(input, members)
     y = target.whole if isinstance(target, Stacked) else target.unsqueeze(0)
     alone = input.dim() == 1  # without the axis N
     if alone:
         x, y = x.unsqueeze(1), y.unsqueeze(1)
     if isinstance(weight, Stacked) or isinstance(label_smoothing, Tensor):
-        if not _covers(x, y, weight, ignore_index, label_smoothing):
+        if not _is_supported(x, y, weight, ignore_index, label_smoothing):
             return NotImplemented
         log_shares = x if func is F.nll_loss else F.log_softmax(x, 2)
         losses = _own_weights(log_shares, y, weight, ignore_index, label_smoothing)
@@ -109,8 +109,8 @@ def _class_loss(
     return Stacked(losses.squeeze(1) if alone and reduction == "none" else _reduced(losses, reduction))
 
 
-def _covers(x: Tensor, y: Tensor, weight: Any, ignore_index: int, smoothing: Any) -> bool:
-    """Whether torch accepts these arguments for one member, and any tensor of smoothings holds Python floats."""
+def _is_supported(x: Tensor, y: Tensor, weight: Any, ignore_index: int, smoothing: Any) -> bool:
+    """Whether torch accepts these arguments for one member, and label smoothing is one Python float per member."""
     if isinstance(smoothing, Tensor):
         numbers = smoothing.numbers if isinstance(smoothing, Stacked) else None
         if numbers is None or not all(0 <= number <= 1 for number in numbers):
@@ -123,7 +123,7 @@ def _covers(x: Tensor, y: Tensor, weight: Any, ignore_index: int, smoothing: Any
 
 
 def _own_weights(log_shares: Tensor, y: Tensor, weight: Any, ignore_index: int, smoothing: Any) -> Tensor:
-    """Losses per sample if members differ in class weights w or smoothing ε.
+    """Losses per sample if members differ in class weights w or in label smoothing ε.
 
     (1 - ε) Σ_c y_c w_c (-log p_c) + ε / C Σ_c w_c (-log p_c), where a label y stands for y_c = 1.
 
@@ -158,7 +158,7 @@ def _own_weights(log_shares: Tensor, y: Tensor, weight: Any, ignore_index: int, 
 
 
 def _weight_sum(y: Tensor, weight: Any, ignore_index: int, dtype: torch.dtype) -> Tensor:
-    """Divisor of a mean over labels [B or 1, N, ...], [B or 1]: the sum of class weights without ignored labels."""
+    """Divisor of a mean over labels [B or 1, N, ...]: the sum of the class weights of labels not ignored, [B or 1]."""
     labels = y.flatten(1)
     counted = labels != ignore_index
     if weight is None:

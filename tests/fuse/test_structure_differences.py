@@ -53,7 +53,7 @@ def models(make: Callable[[int], nn.Module]) -> list[nn.Module]:
 
 
 def check(make: Callable[[int], nn.Module], apart: bool, single: bool = False, steps: int = 2) -> ModelArray:
-    """Compare with members run alone; `apart`: refused but for `strict=False`."""
+    """Compare with members run alone; `unfused_parameters`: refused but for `strict=False`."""
     own, twins = models(make), models(make)
     if apart:
         with pytest.raises(FusionError, match="member 1 differs from member 0 at"):
@@ -68,7 +68,7 @@ def check(make: Callable[[int], nn.Module], apart: bool, single: bool = False, s
         sum(value.cos().sum() for value in expected).backward()
     assert bool(array.state.by_member) == single
     if apart:
-        for path, b, parameter in array.apart():
+        for path, b, parameter in array.unfused_parameters():
             close(parameter.grad, twins[b].get_parameter(path).grad, path)
     else:
         compare_state(array, twins)

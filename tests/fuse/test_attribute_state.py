@@ -123,7 +123,7 @@ def frozen_alike(members: int) -> list[nn.Module]:
 def test_a_frozen_parameter_that_is_written_to_becomes_the_members_own(members: int) -> None:
     models, twins = frozen_alike(members), frozen_alike(members)
     array = fuse(models)
-    assert len(list(array.shared())) == (members > 1)
+    assert len(list(array.shared_parameters())) == (members > 1)
     for _ in range(3):
         compare(array(X), [twin(X) for twin in twins])
     assert not array.state.by_member

@@ -188,7 +188,7 @@ def test_members_that_disagree_only_later() -> None:
     for _ in range(2):
         array(X)
     with pytest.raises(
-        FusionError, match=r"Late.forward \(test_fallback.py:\d+\): .* go back to what was saved before"
+        FusionError, match=r"Late.forward \(test_dispatch.py:\d+\): .* go back to what was saved before"
     ):
         array(X)
 

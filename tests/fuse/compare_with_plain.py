@@ -14,7 +14,7 @@ from shoal.fuse.optim.fused import fuse_optimizers
 from shoal.fuse.step import TrainingStep
 
 
-class BesidePlain:
+class CompareWithPlain:
     """An array of copies of some models, and these.
 
     Args:
