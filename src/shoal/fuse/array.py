@@ -48,7 +48,7 @@ class ModelArray(nn.Module):
         self.state = ArrayState(members, seeds, strict, self.stacked, self.frozen)
         self._run = MapRunner(self.state)
         self.__dict__["members"] = self.state.members  # not submodules: their tensors are views of this module's own
-        own = zip(*(part.own for part in self.state.unfused), strict=True)  # of each member
+        own = zip(*(part.member_modules for part in self.state.unfused), strict=True)  # of each member
         self.separate = nn.ModuleList(map(nn.ModuleList, own))
         self.training = members[0].training
         self._left = False
@@ -189,11 +189,11 @@ class ModelArray(nn.Module):
 
     def stacked_tensors(self) -> Iterator[tuple[str, Tensor, list[Tensor]]]:
         """Yield the path of every stacked tensor, the tensor, and the members' own tensors: views of its rows."""
-        return ((slot.path, slot.data, slot.own) for slot in self.state.stacked_slots())
+        return ((slot.path, slot.data, slot.member_tensors) for slot in self.state.stacked_slots())
 
     def shared_parameters(self) -> Iterator[tuple[str, Tensor, list[Tensor]]]:
         """Yield the path of every frozen parameter that is stored once, its tensor [*shape], and the members' own."""
-        return ((slot.path, slot.data, slot.own) for slot in self.state.slots if slot.shared)
+        return ((slot.path, slot.data, slot.member_tensors) for slot in self.state.slots if slot.shared)
 
     def unfused_parameters(self) -> Iterator[tuple[str, int, nn.Parameter]]:
         """Yield the path, the member and the parameter, for submodules in which the members differ."""

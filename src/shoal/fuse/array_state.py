@@ -181,13 +181,13 @@ class ArrayState:
                 has changed a frozen parameter that is stored once for all members.
         """
         slots = self.stacked_slots()
-        commit_member_rows(slots, b, [slot.own[b] for slot in slots], self.members[b])
+        commit_member_rows(slots, b, [slot.member_tensors[b] for slot in slots], self.members[b])
         check_shared(self.slots)
 
     def restore_member(self, b: int) -> None:
         """Restore the tensors of member b after its run has failed."""
         for slot in self.stacked_slots():
-            slot.assign(b + 1, slot.own[b])
+            slot.assign(b + 1, slot.member_tensors[b])
 
     def unshare(self, slot: Slot) -> None:
         """Give each member its own copy of a frozen parameter that was stored once."""
@@ -200,7 +200,7 @@ class ArrayState:
 
     def floats(self) -> list[tuple[float, ...]]:
         """The float attributes in which the members differ: for each attribute, the members' values."""
-        return [slot.numbers for slot in self.slots if slot.numbers is not None]
+        return [slot.floats for slot in self.slots if slot.floats is not None]
 
     def tensors(self) -> list[Tensor]:
         """Every stacked parameter and buffer, and those of submodules in which the members differ."""

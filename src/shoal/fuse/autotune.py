@@ -191,13 +191,13 @@ def _find(
     """Find the lowering in the file, by the nearest sizes, or by a race, in this order; None if that is impossible."""
     given = [tensor for tensor in tensors if tensor is not None]
     text = f"{_environment(given[0].device)}: {key}"
-    alike = tuner.sized.setdefault((*key[: -len(tensors)], *map(_layout_traits, tensors)), [])
+    similar = tuner.sized.setdefault((*key[: -len(tensors)], *map(_layout_traits, tensors)), [])
     lowering = tuner.findings.get(text)
     if lowering is None or lowering not in lowerings:
         if not _measurable(given):
             return None
         may_race = tuner.budget.left()
-        near = _nearest(alike, _sizes(given), lowerings, _MAX_LOG_RATIO if may_race else math.inf)
+        near = _nearest(similar, _sizes(given), lowerings, _MAX_LOG_RATIO if may_race else math.inf)
         if near is not None:
             tuner.known[key] = near
             return near
@@ -212,25 +212,25 @@ def _find(
         tuner.findings.put(text, lowering, seconds)
         times = ", ".join(f"{name} {took * 1e3:.3g} ms" for name, took in seconds.items())
         _log.info("%r is the fastest way (%s): %s", lowering, times, text)
-    alike.append((_sizes(given), lowering))
+    similar.append((_sizes(given), lowering))
     tuner.known[key] = lowering
     return lowering
 
 
 def _nearest(
-    alike: Sequence[tuple[list[float], str]], sizes: list[float], lowerings: Collection[str], within: float
+    similar: Sequence[tuple[list[float], str]], sizes: list[float], lowerings: Collection[str], within: float
 ) -> str | None:
     """The lowering for the nearest sizes; None if no result is within the given distance.
 
     Args:
-        alike: Results: logarithms of the tensors' sizes, and the lowering.
+        similar: Results: logarithms of the tensors' sizes, and the lowering.
         sizes: Logarithms of the tensors' sizes.
         lowerings: Allowed lowerings.
         within: Largest difference of the logarithms of any tensor's size.
     """
     found = [
         (math.dist(sizes, others), lowering)
-        for others, lowering in alike
+        for others, lowering in similar
         if lowering in lowerings
         and all(abs(mine - theirs) <= within for mine, theirs in zip(sizes, others, strict=True))
     ]

@@ -34,7 +34,9 @@ _log = logging.getLogger("shoal.fuse")
 _looped: set[Any] = {Tensor.__setitem__}
 """Functions that run in a loop without vmap: those that vmap refused before, and `x[:, i] = y`, where vmap is wrong."""
 
-_slow_vmap = HiddenWarning(r"There is a performance drop|torch\.searchsorted\(\): input value tensor is non-contiguous")
+_vmap_warnings = HiddenWarning(
+    r"There is a performance drop|torch\.searchsorted\(\): input value tensor is non-contiguous"
+)
 """Warnings that vmap uses a loop, and that vmap has made a tensor that is not contiguous."""
 
 _EXPECTED_ERRORS = (RuntimeError, NotImplementedError, ValueError, TypeError, IndexError, AssertionError)
@@ -124,7 +126,7 @@ def _vmap(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     leaves, spec = pytree.tree_flatten((args, kwargs))
     members = member_count(leaves)
     own = [leaf for leaf in leaves if isinstance(leaf, Stacked)]
-    if members is None or any(leaf.numbers is not None for leaf in own):
+    if members is None or any(leaf.floats is not None for leaf in own):
         return NotImplemented
     shared = [leaf for leaf in leaves if isinstance(leaf, Tensor) and not isinstance(leaf, Stacked)]
     if any(leaf.dim() == 0 for leaf in own) and len({leaf.dtype for leaf in (*own, *shared)}) > 1:
@@ -141,7 +143,7 @@ def _vmap(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     try:
         batched = [functorch._add_batch_dim(x.whole, 0, level) if isinstance(x, Stacked) else x for x in leaves]
         own_args, own_kwargs = pytree.tree_unflatten(batched, spec)
-        with _slow_vmap():
+        with _vmap_warnings():
             result = func(*own_args, **own_kwargs)
         return pytree.tree_map_only(Tensor, of_all, result)
     finally:
@@ -183,7 +185,7 @@ def loop(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], seeded: bool 
 
 def _slices(value: Any, members: int) -> Iterable[Any]:
     """As `member_values`, but with slices that allow writes: autograd refuses writes to the results of `unbind`."""
-    is_tensor = isinstance(value, Stacked) and value.numbers is None
+    is_tensor = isinstance(value, Stacked) and value.floats is None
     return [value.whole[b] for b in range(members)] if is_tensor else member_values(value, members)
 
 

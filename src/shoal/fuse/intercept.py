@@ -76,10 +76,10 @@ class FunctionInterceptor(TorchFunctionMode):
             with torch._C.DisableTorchFunctionSubclass():
                 return Ragged.dispatch(func, args, kwargs)
         if Stacked not in types:
-            numbers = not self._single_member and _given_numbers(args, kwargs)
-            if func in _INTERCEPTED and (not numbers or draws_random(func, args, kwargs)):
+            floats = not self._single_member and _given_floats(args, kwargs)
+            if func in _INTERCEPTED and (not floats or draws_random(func, args, kwargs)):
                 return self._run_intercepted(func, args, kwargs)
-            if not numbers:
+            if not floats:
                 return func(*args, **kwargs)
         with torch._C.DisableTorchFunctionSubclass():
             return dispatch(func, args, kwargs)
@@ -157,7 +157,7 @@ def _holds_tensors(value: Any) -> bool:
     return isinstance(value, (Tensor, *_NESTED))
 
 
-def _given_numbers(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+def _given_floats(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Whether floats in which members differ are among the arguments of a function; torch's `types` omits them."""
     for value in args:
         if isinstance(value, Stacked):

@@ -138,7 +138,7 @@ class MapRunner:
         """Take a snapshot of everything that a run for all members at once may change."""
         state = self._state
         state.sync_from_members()
-        own = [*(slot.data for slot in state.slots if slot.own), *unfused_tensor_places(state.unfused)]
+        own = [*(slot.data for slot in state.slots if slot.member_tensors), *unfused_tensor_places(state.unfused)]
         places = {(id(held), key) for slot in state.slots for held, key in slot.places[0]}
         return Transaction([state.template], [fn], tensors=own, places=places)
 

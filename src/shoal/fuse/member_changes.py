@@ -230,7 +230,7 @@ class ModuleChangeDetector:
         self._count = sum(map(len, self._registered))
         self._tensors = [
             [
-                (slot, slot.own[b], container, key)
+                (slot, slot.member_tensors[b], container, key)
                 for slot in slots
                 if slot.registered
                 for container, key in slot.places[b + 1]
@@ -272,7 +272,7 @@ class ModuleChangeDetector:
                     "`.to()`, `.float()`), so the array does not see it; change it in place or do it to the array, or "
                     "fuse the models again"
                 )
-            if own.requires_grad != slot.own[0].requires_grad:
+            if own.requires_grad != slot.member_tensors[0].requires_grad:
                 slot.check_equal_requires_grad()
 
     def undo_registrations(self) -> tuple[set[str], set[str]]:

@@ -124,7 +124,7 @@ def run_each_member(
             commit_member_rows(registered, b, [row[b] for row in columns], member)
         finally:
             for slot in registered:
-                slot.assign(b + 1, slot.own[b])
+                slot.assign(b + 1, slot.member_tensors[b])
     check_shared(state.slots)
     return results
 
@@ -215,7 +215,7 @@ def refuse_outer_grad(slots: Iterable[Slot], tensor: Tensor) -> None:
         FusionError: The tensor is a parameter of the array or of a member, and no backward pass runs.
     """
     if torch._C._current_graph_task_id() == _NO_PASS and any(
-        tensor is slot.data or any(tensor is own for own in slot.own)
+        tensor is slot.data or any(tensor is own for own in slot.member_tensors)
         for slot in slots
         if slot.trainable and not slot.shared
     ):

@@ -29,10 +29,10 @@ class Slot:
 
     Args:
         path: Path of its first place, such as "layers.0.weight".
-        own: The members' tensors; empty for floats.
+        member_tensors: The members' tensors; empty for floats.
         places: The places in the template, then those in each member.
         registered: Whether the value is a parameter or buffer, which is moved and saved with its module.
-        numbers: The members' floats.
+        floats: The members' floats; None for tensors.
         shared: Whether the value is a frozen parameter with equal values, stored once as [*shape] in place of
             [B, *shape]. This also holds for a frozen parameter of a single member that shares memory with other arrays.
         uniform: Whether the value is a buffer with equal values, which user code sees as one plain tensor, so that
@@ -44,10 +44,10 @@ class Slot:
     """
 
     path: str
-    own: list[Tensor]
+    member_tensors: list[Tensor]
     places: list[list[Place]]
     registered: bool = False
-    numbers: tuple[float, ...] | None = None
+    floats: tuple[float, ...] | None = None
     shared: bool = False
     uniform: bool = False
     stacked_place: Place = field(default=({}, None))
@@ -56,7 +56,7 @@ class Slot:
     addresses: Sequence[int] = ()
 
     def __post_init__(self) -> None:
-        self.trainable = self.registered and isinstance(self.own[0], nn.Parameter)
+        self.trainable = self.registered and isinstance(self.member_tensors[0], nn.Parameter)
 
     @property
     def data(self) -> Tensor:
@@ -71,20 +71,20 @@ class Slot:
             stacked: Module that gets the stacked tensor, if registered, as a parameter or buffer under its path.
             frozen: Module that gets the single tensor of a shared slot.
         """
-        if not self.own:
+        if not self.member_tensors:
             return
-        data = self.own[0].detach() if self.shared else stack_rows(self.own, move=True)
-        if self.trainable and not self.shared and any(map(is_shared, self.own)):
+        data = self.member_tensors[0].detach() if self.shared else stack_rows(self.member_tensors, move=True)
+        if self.trainable and not self.shared and any(map(is_shared, self.member_tensors)):
             data = data.clone()  # `stack_rows` did not copy, and other models share the memory
         if not self.registered:
             self.stacked_place = ({"": data}, "")
         else:
             *path, name = self.path.split(".")
             module = _descend(frozen if self.shared else stacked, path)
-            if isinstance(self.own[0], nn.Parameter):
+            if isinstance(self.member_tensors[0], nn.Parameter):
                 parameter = nn.Parameter(data)
                 parameter.register_hook(unalias_grad)  # type: ignore[no-untyped-call]
-                parameter.requires_grad_(self.own[0].requires_grad)
+                parameter.requires_grad_(self.member_tensors[0].requires_grad)
                 module.register_parameter(name, parameter)
                 self.stacked_place = (module._parameters, name)
             else:
@@ -95,24 +95,24 @@ class Slot:
     def bind_members(self) -> None:
         """Make the members' tensors views of the stacked one."""
         self.template_value = None
-        for own, row in zip(self.own, self.rows(), strict=True):
+        for own, row in zip(self.member_tensors, self.rows(), strict=True):
             own.data = row
         if self.shared:
-            record_shared(self.own)
+            record_shared(self.member_tensors)
         self.versions = self.own_versions() if self.shared else self._versions()
-        self.addresses = [own.data_ptr() for own in self.own]
+        self.addresses = [own.data_ptr() for own in self.member_tensors]
 
     def rows(self) -> Sequence[Tensor]:
         """Views of the stacked tensor for each member, detached from the graph."""
-        if not self.own:
+        if not self.member_tensors:
             return ()
         data = self.data.detach()
-        return [data] * len(self.own) if self.shared else data.unbind(0)
+        return [data] * len(self.member_tensors) if self.shared else data.unbind(0)
 
     def install(self) -> None:
         """Put the stacked tensor in all places of the template."""
-        if self.numbers is not None:
-            self.template_value = Stacked.of_floats(self.numbers)
+        if self.floats is not None:
+            self.template_value = Stacked.of_floats(self.floats)
         elif self.shared:
             self.template_value = self.data
         elif self.uniform and self._is_uniform():
@@ -140,19 +140,19 @@ class Slot:
 
     def update_from(self, value: Any) -> None:
         """Copy a value that user code has assigned in the template to all members."""
-        if self.numbers is not None and isinstance(value, float):
-            self.numbers = value.numbers if isinstance(value, StackedFloat) else (value,) * len(self.numbers)
-            for b, number in enumerate(self.numbers, start=1):
+        if self.floats is not None and isinstance(value, float):
+            self.floats = value.floats if isinstance(value, StackedFloat) else (value,) * len(self.floats)
+            for b, number in enumerate(self.floats, start=1):
                 self.assign(b, number)
-        elif isinstance(value, Tensor) and self.own and not self.shared:
-            new = value.whole if isinstance(value, Stacked) else value.expand(len(self.own), *value.shape)
+        elif isinstance(value, Tensor) and self.member_tensors and not self.shared:
+            new = value.whole if isinstance(value, Stacked) else value.expand(len(self.member_tensors), *value.shape)
             self.uniform = self.uniform and not isinstance(value, Stacked)
             if self.registered:
                 _copy(self.path, self.data, new)
             else:
                 self.stacked_place[0][self.stacked_place[1]] = new
-                self.own = list(new.unbind(0))
-                for b, row in enumerate(self.own, start=1):
+                self.member_tensors = list(new.unbind(0))
+                for b, row in enumerate(self.member_tensors, start=1):
                     self.assign(b, row)
 
     def update_member(self, b: int, value: Any) -> None:
@@ -160,9 +160,9 @@ class Slot:
         if isinstance(value, Tensor):
             stacked = self.data.data[b]
             _copy(self.path, stacked, value)
-            self.own[b].data = stacked
+            self.member_tensors[b].data = stacked
             self.versions = ()  # the write through `.data` did not change a version, so `_is_uniform` must compare
-        self.assign(b + 1, self.own[b])
+        self.assign(b + 1, self.member_tensors[b])
 
     def unshare(self, stacked: nn.Module) -> None:
         """Give each member its own copy of a shared value."""
@@ -173,15 +173,15 @@ class Slot:
 
     def sync_from_members(self) -> bool:
         """Copy `requires_grad` or the floats from the members; returns whether they have changed."""
-        if self.numbers is not None:
-            found = tuple(self.value_at(b + 1) for b in range(len(self.numbers)))
-            if found == self.numbers or not all(isinstance(number, float) for number in found):
+        if self.floats is not None:
+            found = tuple(self.value_at(b + 1) for b in range(len(self.floats)))
+            if found == self.floats or not all(isinstance(number, float) for number in found):
                 return False
-            self.numbers = found
+            self.floats = found
             return True
-        if not self.trainable or self.own[0].requires_grad == self.data.requires_grad:
+        if not self.trainable or self.member_tensors[0].requires_grad == self.data.requires_grad:
             return False
-        wanted = self.own[0].requires_grad
+        wanted = self.member_tensors[0].requires_grad
         self.check_requires_grad(wanted)
         self.check_equal_requires_grad()
         self.data.requires_grad_(wanted)
@@ -189,9 +189,9 @@ class Slot:
 
     def push_requires_grad(self) -> bool:
         """Copy `requires_grad` of the stacked parameter to the members; returns whether it has changed."""
-        if not self.trainable or self.shared or self.own[0].requires_grad == self.data.requires_grad:
+        if not self.trainable or self.shared or self.member_tensors[0].requires_grad == self.data.requires_grad:
             return False
-        for own in self.own:
+        for own in self.member_tensors:
             own.requires_grad_(self.data.requires_grad)
         return True
 
@@ -201,8 +201,8 @@ class Slot:
         Raises:
             FusionError: The parameter is frozen in some members only; names it and these members.
         """
-        frozen = [b for b, own in enumerate(self.own) if not own.requires_grad]
-        if 0 < len(frozen) < len(self.own):
+        frozen = [b for b, own in enumerate(self.member_tensors) if not own.requires_grad]
+        if 0 < len(frozen) < len(self.member_tensors):
             raise FusionError(
                 f"{self.path!r} is frozen in members {frozen} and not in the others; freeze it in all or in none, or "
                 "fuse them again with strict=False, so that it runs member by member"
@@ -234,10 +234,10 @@ class Slot:
 
     def own_versions(self) -> tuple[int, ...]:
         """Version counters of the members' own tensors."""
-        return tuple(own._version for own in self.own)
+        return tuple(own._version for own in self.member_tensors)
 
     def _versions(self) -> tuple[int, ...]:
-        return (self.data._version, *[own._version for own in self.own]) if self.uniform else ()
+        return (self.data._version, *[own._version for own in self.member_tensors]) if self.uniform else ()
 
 
 def _descend(root: nn.Module, path: Sequence[str]) -> nn.Module:
@@ -296,7 +296,7 @@ def find_slots(template: nn.Module, members: Sequence[nn.Module], unfused_paths:
             key: Any = number
             if all(value == first or (value != value and first != first) for value in values):
                 continue
-            slots[key] = Slot(path, [], [[] for _ in columns], numbers=tuple(map(float, values)))
+            slots[key] = Slot(path, [], [[] for _ in columns], floats=tuple(map(float, values)))
         else:
             key = id(first)
             if key not in slots:

@@ -52,33 +52,33 @@ class Stacked(Tensor):
 
     Args:
         whole: Plain tensor, shape [B, *shape].
-        numbers: The members' Python floats, if the tensor stands for a float (such as a dropout rate); a loop over the
+        floats: The members' Python floats, if the tensor stands for a float (such as a dropout rate); a loop over the
             members passes them as floats.
     """
 
     whole: Tensor
-    numbers: tuple[float, ...] | None
+    floats: tuple[float, ...] | None
     dispatch: ClassVar[Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]]
     """Function that runs a torch function; set by `shoal.fuse.dispatch`."""
 
     @staticmethod
-    def __new__(cls, whole: Tensor, numbers: tuple[float, ...] | None = None) -> "Stacked":
+    def __new__(cls, whole: Tensor, floats: tuple[float, ...] | None = None) -> "Stacked":
         """Wrap a plain tensor."""
         view = Tensor._make_wrapper_subclass(
             cls, whole.shape[1:], dtype=whole.dtype, device=whole.device, requires_grad=whole.requires_grad
         )
         view.whole = whole
-        view.numbers = numbers
+        view.floats = floats
         return view
 
     @staticmethod
-    def of_floats(numbers: tuple[float, ...]) -> "StackedFloat":
+    def of_floats(floats: tuple[float, ...]) -> "StackedFloat":
         """The members' Python floats as one value, shape []."""
-        return StackedFloat(torch.tensor(numbers, dtype=torch.float64), numbers)
+        return StackedFloat(torch.tensor(floats, dtype=torch.float64), floats)
 
     def parts(self) -> Sequence[Any]:
         """The members' tensors, or their numbers."""
-        return self.whole.unbind(0) if self.numbers is None else self.numbers
+        return self.whole.unbind(0) if self.floats is None else self.floats
 
     @classmethod
     def __torch_function__(
@@ -100,7 +100,7 @@ class Stacked(Tensor):
         return f"Stacked(members={len(self.whole)}, shape={tuple(self.whole.shape[1:])}, dtype={self.whole.dtype})"
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Stacked":
-        copied = type(self)(self.whole.detach().clone().requires_grad_(self.whole.requires_grad), self.numbers)
+        copied = type(self)(self.whole.detach().clone().requires_grad_(self.whole.requires_grad), self.floats)
         memo[id(self)] = copied
         return copied
 
@@ -126,13 +126,13 @@ class StackedFloat(Stacked):
         raise AttributeError(f"'float' object has no attribute {name!r}")
 
     def __neg__(self) -> "StackedFloat":
-        return Stacked.of_floats(tuple(-number for number in self.numbers or ()))
+        return Stacked.of_floats(tuple(-number for number in self.floats or ()))
 
     def __pos__(self) -> "StackedFloat":
         return self
 
     def __abs__(self) -> "StackedFloat":
-        return Stacked.of_floats(tuple(abs(number) for number in self.numbers or ()))
+        return Stacked.of_floats(tuple(abs(number) for number in self.floats or ()))
 
     def __hash__(self) -> int:
         self._ask("__hash__")
@@ -168,7 +168,7 @@ class StackedFloat(Stacked):
         self._ask("__reduce_ex__")
 
     def _ask(self, method: str) -> NoReturn:
-        raise NeedsMemberError(f"{method} is asked of a float in which the members differ, {self.numbers}")
+        raise NeedsMemberError(f"{method} is asked of a float in which the members differ, {self.floats}")
 
 
 class Ragged(Stacked):
@@ -207,7 +207,7 @@ class Ragged(Stacked):
         sizes: Sequence[int],
     ) -> "Ragged":
         view = Tensor._make_wrapper_subclass(cls, shape, dtype=like.dtype, device=like.device, requires_grad=tracked)
-        view.numbers, view._rows, view.padded, view.sizes = None, rows, padded, sizes
+        view.floats, view._rows, view.padded, view.sizes = None, rows, padded, sizes
         return view
 
     @property

@@ -38,7 +38,7 @@ _log = logging.getLogger("shoal.fuse")
 
 Way = Literal["eager", "plain", "captured", "compiled"]
 
-CERTAIN = 1.05
+MIN_SPEEDUP = 1.05
 """Smallest speedup at which a captured way is chosen; a smaller one may be noise, or vanish with cold caches."""
 
 PATIENCE = 20
@@ -145,7 +145,7 @@ class TrainingStep:
         self._race.note(self._clock() - began)
         while self._race.winner is not None and self._later:
             if self._prepare(later := self._later.pop(0), batch):
-                self._race.add(later, margin=CERTAIN)
+                self._race.add(later, margin=MIN_SPEEDUP)
         if self._race.winner is not None:
             self._decide()
         return losses

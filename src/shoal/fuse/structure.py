@@ -146,13 +146,15 @@ def find_unfused_parts(models: Sequence[nn.Module]) -> UnfusedParts | None:
         for serializer, own in zip(serializers, places, strict=True)
     ]
     aliases = [{place.path: place.first for place in own if place.first is not None} for own in places]
-    torn = {first for own in aliases for path, first in own.items() if any(a.get(path) != first for a in aliases)}
+    inconsistent = {
+        first for own in aliases for path, first in own.items() if any(a.get(path) != first for a in aliases)
+    }
     agrees: dict[str, bool] = {}
 
     def visit(path: str, modules: Sequence[nn.Module]) -> bool:
         """Whether the modules at a path agree, except for submodules in `found`."""
         names = [[(name, child is None) for name, child in module._modules.items()] for module in modules]
-        if path in torn or any(n != names[0] for n in names):
+        if path in inconsistent or any(n != names[0] for n in names):
             return False
         if any(own[path] != written[0][path] for own in written):
             guarded = _guarded(path, modules, [own[path] for own in written], serializers)

@@ -41,13 +41,13 @@ class UnfusedModule(nn.Module):
         own: The members' submodules.
     """
 
-    own: tuple[nn.Module, ...]
+    member_modules: tuple[nn.Module, ...]
     _linear: PaddedLinear | None
 
     def __init__(self, path: str, own: Sequence[nn.Module]) -> None:
         super().__init__()
         self.__dict__["path"] = path
-        self.__dict__["own"] = tuple(own)  # not submodules: they belong to the members
+        self.__dict__["member_modules"] = tuple(own)  # not submodules: they belong to the members
         self.__dict__["_linear"] = PaddedLinear.of(own)
         self.training = own[0].training
 
@@ -57,12 +57,12 @@ class UnfusedModule(nn.Module):
             result = self._linear(args[0])
             if result is not NotImplemented:
                 return result
-        return _by_member(self.path, [module.__call__ for module in self.own], args, kwargs)
+        return _by_member(self.path, [module.__call__ for module in self.member_modules], args, kwargs)
 
     def train(self, mode: bool = True) -> "UnfusedModule":
         """Set the members' modules to training or evaluation mode."""
         self.training = mode
-        for module in self.own:
+        for module in self.member_modules:
             module.train(mode)
         return self
 
@@ -124,12 +124,14 @@ class UnfusedModule(nn.Module):
         return True
 
     def __getattr__(self, name: str) -> Any:
-        missing = [b for b, module in enumerate(self.own) if not hasattr(module, name)]
-        if len(missing) == len(self.own):
-            raise AttributeError(f"{type(self.own[0]).__name__!r} at {self.path!r} has no attribute {name!r}")
+        missing = [b for b, module in enumerate(self.member_modules) if not hasattr(module, name)]
+        if len(missing) == len(self.member_modules):
+            raise AttributeError(
+                f"{type(self.member_modules[0]).__name__!r} at {self.path!r} has no attribute {name!r}"
+            )
         if missing:
             raise NeedsMemberError(f"{self.path}.{name} is asked for, which members {missing} do not have")
-        values = [getattr(module, name) for module in self.own]
+        values = [getattr(module, name) for module in self.member_modules]
         if all(isinstance(value, nn.Module) for value in values):
             return UnfusedModule(f"{self.path}.{name}", values)
         if all(callable(value) for value in values):
@@ -269,7 +271,7 @@ def unfused_parameters(parts: Iterable[UnfusedModule]) -> Iterator[tuple[str, in
     """Yield every parameter of the members' modules once, with its path and its member."""
     seen: set[int] = set()
     for part in parts:
-        for b, module in enumerate(part.own):
+        for b, module in enumerate(part.member_modules):
             for name, parameter in module.named_parameters():
                 if id(parameter) not in seen:
                     seen.add(id(parameter))
@@ -297,7 +299,7 @@ def modules_of(model: nn.Module) -> Iterator[nn.Module]:
 def unfused_tensor_places(parts: Iterable[UnfusedModule]) -> dict[Tensor, list[tuple[dict[str, Any], str]]]:
     """Find every parameter and buffer of the members' modules, with the dicts and names that refer to it."""
     places: dict[Tensor, list[tuple[dict[str, Any], str]]] = {}
-    modules = {id(module): module for part in parts for own in part.own for module in own.modules()}
+    modules = {id(module): module for part in parts for own in part.member_modules for module in own.modules()}
     for module in modules.values():
         for held in (module._parameters, module._buffers):
             for name, tensor in held.items():

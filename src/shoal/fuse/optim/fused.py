@@ -259,7 +259,7 @@ def _param_indices(
     for i, stacked_param in enumerate(stacked_params):
         owners |= {
             id(own): (b, stacked_param.path, i)
-            for b, own in enumerate(stacked_param.own, start=stacked_param.member or 0)
+            for b, own in enumerate(stacked_param.member_params, start=stacked_param.member or 0)
         }
     for path, _, frozen in array.shared_parameters():
         owners |= {id(own): (b, path, None) for b, own in enumerate(frozen)}

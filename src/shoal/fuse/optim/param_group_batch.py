@@ -73,10 +73,10 @@ class ParamGroupBatch:
         self._members = members
         self._rows = slice(start, start + len(members))
         self._group = group
-        self._alone = stacked_params[0].member is not None
-        own = slice(None) if self._alone else self._rows
+        self._single_member = stacked_params[0].member is not None
+        own = slice(None) if self._single_member else self._rows
         self.parts = [
-            ParamState(stacked_param, stacked_param.own[own], self.rows(stacked_param.stacked.detach()))
+            ParamState(stacked_param, stacked_param.member_params[own], self.rows(stacked_param.stacked.detach()))
             for stacked_param in stacked_params
         ]
         self._lowering = lowering
@@ -86,14 +86,14 @@ class ParamGroupBatch:
         self._table: Tensor | None = None
         self._kernels: KernelRule | None = None
         self._active: dict[tuple[KernelRule | None, tuple[int, ...]], _ActiveParams] = {}
-        self._plain = not self._alone and all(
+        self._plain = not self._single_member and all(
             not part.stacked_param.stacked.is_complex() and len(part.param) == len(part.stacked_param.stacked)
             for part in self.parts
         )
 
     def rows(self, stacked: Tensor) -> Tensor:
         """The members' rows of a tensor of the array; complex numbers as pairs of real ones."""
-        if self._alone:
+        if self._single_member:
             stacked = stacked.unsqueeze(0)
         elif len(stacked) != len(self._members):
             stacked = stacked[self._rows]

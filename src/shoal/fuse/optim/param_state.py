@@ -22,13 +22,13 @@ class StackedParam:
     Args:
         path: Name of the parameter, such as "layers.0.weight".
         stacked: All members' values, [B, *shape], or those of a single member, [*shape]; receives the gradients.
-        own: The members' parameters, views of the rows of `stacked`; for a single member `stacked` itself.
+        member_params: The members' parameters, views of the rows of `stacked`; for a single member `stacked` itself.
         member: Index of the single member, for a submodule in which members differ; None for all members.
     """
 
     path: str
     stacked: Tensor
-    own: Sequence[Tensor]
+    member_params: Sequence[Tensor]
     member: int | None = None
 
     def grad(self) -> Tensor | None:
@@ -51,7 +51,7 @@ class ParamState:
 
     Args:
         stacked_param: The parameter in the array.
-        own: The members' parameters.
+        member_params: The members' parameters.
         param: The members' rows of the stacked parameter, [B, *shape]; complex numbers as pairs of real ones.
         steps: Step counts, [B]; None before `open`, when `product` and `moments` are empty.
         product: The `product` of the rule, [B], in a list; empty if the rule has none.
@@ -62,7 +62,7 @@ class ParamState:
     """
 
     stacked_param: StackedParam
-    own: Sequence[Tensor]
+    member_params: Sequence[Tensor]
     param: Tensor
     steps: Tensor | None = field(default=None, init=False)
     product: list[Tensor] = field(default_factory=list, init=False)
@@ -85,7 +85,7 @@ class ParamState:
 
         Rows that are already contiguous in memory, such as those of an array, are not copied.
         """
-        before = [member.state.get(param, {}) for member, param in zip(members, self.own, strict=True)]
+        before = [member.state.get(param, {}) for member, param in zip(members, self.member_params, strict=True)]
         self._initialised = [not mine for mine in before]
         shown: dict[str, Tensor] = {}
         for name in rule.moments:
@@ -104,7 +104,7 @@ class ParamState:
         if rule.counts_updates:
             shown = {"step": self.steps, **shown}
         for name, stacked in shown.items():
-            for member, param, row in zip(members, self.own, stacked.unbind(), strict=True):
+            for member, param, row in zip(members, self.member_params, stacked.unbind(), strict=True):
                 member.state[param][name] = row
 
     @property
@@ -116,14 +116,14 @@ class ParamState:
         """Use `steps`, [B], a row of a tensor for all parameters with the current counts, as the step counts."""
         self.steps = steps
         if rule.counts_updates:
-            for member, param, row in zip(members, self.own, steps.unbind(), strict=True):
+            for member, param, row in zip(members, self.member_params, steps.unbind(), strict=True):
                 member.state[param]["step"] = row
 
     def close(self, members: Sequence[Optimizer], without: Sequence[int]) -> None:
         """Delete the state of members in `without` that had no update yet; the next `open` stacks the state again."""
         if self.steps is not None and (never := [b for b in without if self._initialised[b] and not self.steps[b]]):
             for b in never:
-                del members[b].state[self.own[b]]
+                del members[b].state[self.member_params[b]]
             self.steps = None
 
     def _stack_moments(self, rows: Sequence[Tensor | None], begins: Sequence[float]) -> Tensor:

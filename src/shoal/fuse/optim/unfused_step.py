@@ -179,7 +179,7 @@ class MemberLoop:
         ):
             for stacked_param in stacked_params:
                 grad = stacked_param.grad()
-                stacked_param.own[b].grad = (
+                stacked_param.member_params[b].grad = (
                     None if grad is None or b in missing.get(stacked_param.stacked, ()) else grad[b]
                 )
             try:
@@ -192,9 +192,9 @@ class MemberLoop:
                 raise
             finally:
                 for stacked_param in stacked_params:
-                    stacked_param.own[b].grad = None
+                    stacked_param.member_params[b].grad = None
             for stacked_param in stacked_params:
-                if stacked_param.own[b].data_ptr() != stacked_param.stacked[b].data_ptr():
+                if stacked_param.member_params[b].data_ptr() != stacked_param.stacked[b].data_ptr():
                     raise FusionError(
                         f"the optimizer of member {b}, {type(member).__qualname__}, replaced the memory of "
                         f"{stacked_param.path!r} instead of updating it in place; train this model alone"

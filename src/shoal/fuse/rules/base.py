@@ -100,7 +100,7 @@ class Rule:
     def _fastest(self, func: Any, *args: Any, **kwargs: Any) -> Any:
         """The default `run`: the fastest of the lowerings and a loop over the members."""
         leaves, spec = pytree.tree_flatten((args, kwargs))
-        if any(isinstance(leaf, Stacked) and leaf.numbers is not None for leaf in leaves):
+        if any(isinstance(leaf, Stacked) and leaf.floats is not None for leaf in leaves):
             return NotImplemented
         reason = None if self.declines is None else self.declines(*args, **kwargs)
         if reason is not None:

@@ -49,7 +49,7 @@ def _drop_alpha(data: Tensor, p: Any, mask_shape: Sequence[int]) -> Tensor:
 
 def _rates(p: Any) -> tuple[float, ...]:
     """One rate for all members, or one per member."""
-    return (p.numbers or ()) if isinstance(p, Stacked) else (p,)
+    return (p.floats or ()) if isinstance(p, Stacked) else (p,)
 
 
 def _keep_mask(data: Tensor, rates: tuple[float, ...], mask_shape: Sequence[int]) -> Tensor:

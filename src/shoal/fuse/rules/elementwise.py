@@ -46,7 +46,7 @@ def align(values: tuple[Any, ...]) -> list[Any] | None:
     for value in values:
         if isinstance(value, Tensor):
             rank = max(rank, value.dim())
-            if isinstance(value, Stacked) and value.numbers is not None:
+            if isinstance(value, Stacked) and value.floats is not None:
                 number = True
                 continue
             dtypes.add(value.dtype)
@@ -59,7 +59,7 @@ def align(values: tuple[Any, ...]) -> list[Any] | None:
 
 def _with_float(values: tuple[Any, ...]) -> Tensor:
     """An empty tensor with the dtype and device of a Python float that is combined with the other arguments."""
-    tensors = [v for v in values if isinstance(v, Tensor) and not (isinstance(v, Stacked) and v.numbers is not None)]
+    tensors = [v for v in values if isinstance(v, Tensor) and not (isinstance(v, Stacked) and v.floats is not None)]
     dtype = torch.get_default_dtype()
     for tensor in tensors:
         if tensor.dtype.is_floating_point or tensor.dtype.is_complex:
@@ -69,7 +69,7 @@ def _with_float(values: tuple[Any, ...]) -> Tensor:
 
 def _raised(value: Stacked, rank: int, like: Tensor | None) -> Tensor:
     data = raise_rank(value, rank)
-    return data.to(like) if value.numbers is not None and like is not None else data
+    return data.to(like) if value.floats is not None and like is not None else data
 
 
 def raise_rank(value: Stacked, rank: int) -> Tensor:
@@ -87,8 +87,8 @@ def elementwise(func: Any, *args: Any, **kwargs: Any) -> Any:
     data = _data_of_equal_rank(args)
     if data is None:
         first = args[0]
-        if isinstance(first, Stacked) and first.numbers is not None:
-            result = _on_numbers(func.__name__, args)
+        if isinstance(first, Stacked) and first.floats is not None:
+            result = _on_floats(func.__name__, args)
             if result is not NotImplemented:
                 return result
         data = align(args)
@@ -118,14 +118,14 @@ def _data_of_equal_rank(args: tuple[Any, ...]) -> list[Any] | None:
     return data if rank > 1 and shared < rank else None
 
 
-def _on_numbers(name: str, args: tuple[Any, ...]) -> Any:
+def _on_floats(name: str, args: tuple[Any, ...]) -> Any:
     """Apply the operation of Python's float for each member if all arguments are numbers."""
     method = getattr(float, f"__{name.strip('_')}__", None)
     members = len(args[0].whole)
     columns = []
     for value in args:
-        if isinstance(value, Stacked) and value.numbers is not None:
-            columns.append(value.numbers)
+        if isinstance(value, Stacked) and value.floats is not None:
+            columns.append(value.floats)
         elif isinstance(value, (int, float)) and method is not None:
             columns.append((float(value),) * members)
         else:

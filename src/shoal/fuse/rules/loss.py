@@ -89,8 +89,8 @@ def _class_loss(
     members = member_count((input, target, weight, label_smoothing)) or 1
     x = stacked_data(input, members)
     y = target.whole if isinstance(target, Stacked) else target.unsqueeze(0)
-    alone = input.dim() == 1  # without the axis N
-    if alone:
+    unbatched = input.dim() == 1  # without the axis N
+    if unbatched:
         x, y = x.unsqueeze(1), y.unsqueeze(1)
     if isinstance(weight, Stacked) or isinstance(label_smoothing, Tensor):
         if not _is_supported(x, y, weight, ignore_index, label_smoothing):
@@ -106,13 +106,13 @@ def _class_loss(
         exact = torch.promote_types(losses.dtype, torch.float32)  # a sum of half-precision numbers may overflow
         mean = losses.flatten(1).sum(1, dtype=exact) / _weight_sum(y, weight, ignore_index, exact)
         return Stacked(mean.to(losses.dtype))
-    return Stacked(losses.squeeze(1) if alone and reduction == "none" else _reduced(losses, reduction))
+    return Stacked(losses.squeeze(1) if unbatched and reduction == "none" else _reduced(losses, reduction))
 
 
 def _is_supported(x: Tensor, y: Tensor, weight: Any, ignore_index: int, smoothing: Any) -> bool:
     """Whether torch accepts these arguments for one member, and label smoothing is one Python float per member."""
     if isinstance(smoothing, Tensor):
-        numbers = smoothing.numbers if isinstance(smoothing, Stacked) else None
+        numbers = smoothing.floats if isinstance(smoothing, Stacked) else None
         if numbers is None or not all(0 <= number <= 1 for number in numbers):
             return False
     if weight is not None and weight.shape != x.shape[2:3]:

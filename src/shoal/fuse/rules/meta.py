@@ -47,7 +47,7 @@ def _reshaped(func: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _data(func: Any, x: Stacked) -> Stacked:
-    return type(x)(x.whole.detach(), x.numbers)
+    return type(x)(x.whole.detach(), x.floats)
 
 
 def _set_data(func: Any, x: Stacked, value: Any) -> None:
@@ -66,7 +66,7 @@ def agreed_item(x: Any) -> Any:
         return x.tolist()
     if x.numel() != 1:
         raise RuntimeError(f"a Tensor with {x.numel()} elements cannot be converted to Scalar")
-    return agreed_value(x.whole.reshape(len(x.whole)).tolist() if x.numbers is None else list(x.numbers))
+    return agreed_value(x.whole.reshape(len(x.whole)).tolist() if x.floats is None else list(x.floats))
 
 
 def _number(kind: type) -> Any:
@@ -91,7 +91,7 @@ def _predicate(func: Any, x: Tensor, y: Tensor, *args: Any, **kwargs: Any) -> bo
     return bool(agreed_value([func(a, b, *args, **kwargs) for a, b in zip(xs, ys, strict=True)]))
 
 
-_AS_ONE = (
+_FOR_ONE_MEMBER = (
     *(getattr(Tensor, name).__get__ for name in _PROPERTIES if hasattr(Tensor, name)),
     *functions_named(_METHODS, Tensor),
     *(torch.is_floating_point, torch.is_complex, torch.numel),
@@ -138,7 +138,7 @@ _RANKS = {torch.channels_last: 4, torch.channels_last_3d: 5}
 
 
 RULES = (
-    Rule.direct(_of_one_member, *_AS_ONE),
+    Rule.direct(_of_one_member, *_FOR_ONE_MEMBER),
     Rule.direct(_memory, *functions_named(_MEMORY, Tensor)),
     Rule.direct(_reshaped, *functions_named(_RESHAPING)),
     Rule.direct(_predicate, *functions_named("equal allclose")),

@@ -81,7 +81,7 @@ def _batch_norm(
         out = F.batch_norm(
             x, *now, scale, shift, True, 1.0, eps
         )  # with a momentum of 1, the statistics are the batch's
-        rates = torch.tensor(momentum.numbers, dtype=mean.dtype, device=mean.device).unsqueeze(1)
+        rates = torch.tensor(momentum.floats, dtype=mean.dtype, device=mean.device).unsqueeze(1)
         for running, of_batch in zip((mean, var), now, strict=True):
             running.view(len(rates), -1).lerp_(of_batch.view(len(rates), -1), rates)
         return out

@@ -205,20 +205,22 @@ class _Layer:
     def loop(self, *tensors: Tensor) -> _Tensors:
         """Run one member after another."""
         with _scattered():
-            return _each_member(self.alone, *tensors)
+            return _each_member(self.one_member, *tensors)
 
     def folded(self, x: Tensor, *rest: Tensor) -> _Tensors:
         """Run one batch of B*N with weights that all members share, in torch's shapes without B."""
         members = len(x)
         states, weights = rest[: self.states], rest[self.states :]
         sequences = x.flatten(0, 1) if self.batch_first else x.transpose(0, 1).flatten(1, 2)
-        output, *after = self.alone(sequences, *(state.transpose(0, 1).flatten(1, 2) for state in states), *weights)
+        output, *after = self.one_member(
+            sequences, *(state.transpose(0, 1).flatten(1, 2) for state in states), *weights
+        )
         unfolded = [torch.unflatten(state, 1, (members, -1)).transpose(0, 1) for state in after]
         if self.batch_first:
             return (torch.unflatten(output, 0, (members, -1)), *unfolded)
         return (torch.unflatten(output, 1, (members, -1)).transpose(0, 1), *unfolded)
 
-    def alone(self, x: Tensor, *rest: Tensor) -> _Tensors:
+    def one_member(self, x: Tensor, *rest: Tensor) -> _Tensors:
         """Run torch's function for one member."""
         states, weights = rest[: self.states], rest[self.states :]
         hx = states if self.func is torch.lstm else states[0]
@@ -276,11 +278,11 @@ def _cell(func: Any, input: Any, hx: Any, w_ih: Any, w_hh: Any, b_ih: Any = None
     members = member_count((input, states, weights)) or 1
     x, *before = (stacked_data(value, members) for value in (input, *states))
     if not any(isinstance(weight, Stacked) for weight in weights):
-        after = _cell_alone(func, *(value.flatten(0, 1) for value in (x, *before)), *weights)
+        after = _cell_one_member(func, *(value.flatten(0, 1) for value in (x, *before)), *weights)
         after = tuple(torch.unflatten(state, 0, (members, -1)) for state in after)
     else:
         tensors = (x, *before, *(stacked_data(weight, members) for weight in weights))
-        loop = partial(_each_member, partial(_cell_alone, func))
+        loop = partial(_each_member, partial(_cell_one_member, func))
         after = _faster(func.__name__, partial(_cell_batched, func), loop, tensors)
     result = tuple(map(Stacked, after))
     return result if func is torch.lstm_cell else result[0]
@@ -294,7 +296,7 @@ def _cell_batched(func: Callable[..., Any], x: Tensor, *rest: Tensor) -> _Tensor
     return cell.step(_cell_input(cell, x, weights), rest[:states], weights)
 
 
-def _cell_alone(func: Callable[..., Any], x: Tensor, *rest: Tensor) -> _Tensors:
+def _cell_one_member(func: Callable[..., Any], x: Tensor, *rest: Tensor) -> _Tensors:
     """Run torch's step for one member."""
     if func is not torch.lstm_cell:
         return (func(x, *rest),)
@@ -320,8 +322,8 @@ def _faster(
     return fastest(name, {"batched": batched, "loop": loop}, tensors, settings)
 
 
-def _each_member(alone: Callable[..., _Tensors], *tensors: Tensor) -> _Tensors:
-    results = [alone(*own) for own in zip(*(tensor.unbind(0) for tensor in tensors), strict=True)]
+def _each_member(one_member: Callable[..., _Tensors], *tensors: Tensor) -> _Tensors:
+    results = [one_member(*own) for own in zip(*(tensor.unbind(0) for tensor in tensors), strict=True)]
     return tuple(torch.stack(column) for column in zip(*results, strict=True))
 
 
@@ -333,7 +335,7 @@ RULES = (
     ),
     Rule(
         (torch.lstm_cell, torch.gru_cell, torch.rnn_tanh_cell, torch.rnn_relu_cell),
-        {"batched": _cell_batched, "loop": _cell_alone},
+        {"batched": _cell_batched, "loop": _cell_one_member},
         run=_cell,
     ),
 )
