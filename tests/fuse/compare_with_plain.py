@@ -1,4 +1,4 @@
-"""Members of an array, trained beside models of plain PyTorch."""
+"""Trains the members of an array and equal models in plain PyTorch, and compares them."""
 
 import copy
 from collections.abc import Callable, Iterator, Sequence

@@ -1,4 +1,4 @@
-"""An array with its members' optimizers, and the same members each on its own, for comparison."""
+"""An array with its members' optimizers, and equal models with their own optimizers, for comparison."""
 
 import copy
 from collections.abc import Callable, Sequence

@@ -1,4 +1,4 @@
-"""Activations, and layers of pairs of inputs: outputs and gradients equal those of the members run alone."""
+"""Activations, and layers of pairs of inputs: outputs and gradients equal those of each member alone."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,4 @@
-"""Mixed precision: every function gives the type and the numbers that it gives a member alone."""
+"""Mixed precision: every function returns the dtype and the numbers that it returns for a member alone."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,4 @@
-"""Arrays of models: what they are made of, and what can be done with them."""
+"""`ModelArray`: making, calling, selecting and unfusing arrays of models."""
 
 import copy
 import pickle

@@ -1,4 +1,4 @@
-"""Attention and what torch builds of it: outputs and gradients equal those of the members run alone."""
+"""Attention, and torch's modules with attention: outputs and gradients equal those of each member alone."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,4 @@
-"""State that models keep in attributes, and what is changed in the members of an array."""
+"""State that models keep in plain attributes, and changes of it in the members of an array."""
 
 from collections.abc import Callable
 from typing import Any

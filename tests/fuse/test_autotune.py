@@ -1,4 +1,4 @@
-"""The autotuner: takes what measures fastest, remembers it, and changes nothing that anyone can see."""
+"""The autotuner takes the fastest lowering, stores it, and has no other visible effect."""
 
 import json
 import logging

@@ -1,4 +1,4 @@
-"""The autotuner does not measure for ever where shapes are new for ever."""
+"""The time budget of the autotuner bounds measurements when new shapes never end."""
 
 import time
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Bad input: an error that names the value, the place and the remedy, the same whichever way a step takes."""
+"""Bad input raises an error that names the value, the place and the remedy, whichever way a step runs."""
 
 import pickle
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""A captured step does what the eager one does."""
+"""A captured step computes what the eager step computes."""
 
 import copy
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Padding, resizing and rearranging of channels, and that chains of them keep the channels where they are."""
+"""Padding, interpolation and channel shuffles: equal results, and chains of them keep the channel-major layout."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,4 @@
-"""Convolutions by every way they may go: outputs and gradients equal those of the members run alone."""
+"""Convolutions by every lowering: outputs and gradients equal those of each member alone."""
 
 from collections import Counter
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""A copy that is made when one of the two is written to is a copy."""
+"""Lazy clones: a write to a tensor does not change its clone, nor the other way round."""
 
 import ctypes
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Members of one structure that differ in numbers: each computes with its own."""
+"""Members of equal structure with different floats: each member computes with its own."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,4 @@
-"""What no rule covers runs by vmap, in a loop, or member by member, and is still right."""
+"""Functions without a rule run by vmap, in a loop or member by member, with correct results."""
 
 import logging
 import traceback

@@ -1,4 +1,4 @@
-"""Dropout of every kind: a member's masks are its own, whatever the rates of the others."""
+"""Dropout of every kind: a member's masks do not depend on the rates of the other members."""
 
 import math
 from collections.abc import Callable

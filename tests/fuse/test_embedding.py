@@ -1,4 +1,4 @@
-"""Embeddings: outputs, gradients and tables equal those of the members run alone."""
+"""Embeddings: outputs, gradients and tables equal those of each member alone."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,4 @@
-"""Frozen parameters of equal values are stored once, and what depends on nothing else is computed once."""
+"""Frozen parameters with equal values are stored once, and results that depend only on them are computed once."""
 
 import copy
 import gc

@@ -1,4 +1,4 @@
-"""Default generators are where their seed puts them, and what was drawn from them is seen and taken back."""
+"""Default generators: seeds set their states, and draws are detected and undone."""
 
 import random
 from collections.abc import Callable, Iterator

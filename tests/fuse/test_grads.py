@@ -1,3 +1,5 @@
+"""Gradient clipping: each member's gradients are clipped as by torch for one model."""
+
 import copy
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,4 @@
-"""Linear maps and matrix products, by every way they may go, with any arguments shared."""
+"""Linear layers and matrix products, by every lowering and with any arguments shared."""
 
 from collections import Counter
 from collections.abc import Callable

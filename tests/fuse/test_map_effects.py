@@ -1,4 +1,4 @@
-"""What a function does beside returning something: once for each member, whichever way it runs."""
+"""Side effects of a function: they happen once per member, whether it runs at once or member by member."""
 
 import copy
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Functions that begin to draw after steps in which they drew nothing: what they did meanwhile is not done twice."""
+"""Functions that draw random numbers for the first time after several steps: a failed step is not applied twice."""
 
 from collections import Counter, deque
 from types import SimpleNamespace

@@ -1,4 +1,4 @@
-"""A parameter that has a gradient in some members only: the others' stays as it is, as alone."""
+"""Parameters with a gradient in some members only: the other members' parameters do not change, as in plain PyTorch."""
 
 import copy
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Normalisation: outputs, gradients and running statistics equal those of the members run alone."""
+"""Norms: outputs, gradients and running statistics equal those of each member alone."""
 
 from collections.abc import Callable
 

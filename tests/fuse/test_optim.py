@@ -1,3 +1,5 @@
+"""Fused optimizers: each member is updated as by its own optimizer."""
+
 from typing import Any
 
 import pytest

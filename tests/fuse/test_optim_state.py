@@ -1,4 +1,4 @@
-"""State moves between an array and plain torch, both ways, at any time."""
+"""Optimizer state can be moved between an array and plain torch, in both directions, at any time."""
 
 import copy
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Parameters of other types, sizes and orders of memory, and how few calls update them."""
+"""Optimizers of parameters with other dtypes, sizes and memory orders, and the number of calls that update them."""
 
 from collections import Counter
 from typing import Any

@@ -1,4 +1,4 @@
-"""A step traced by `make_fx` does what the step itself does."""
+"""A step traced by `make_fx` computes what the step itself computes."""
 
 from typing import Any
 

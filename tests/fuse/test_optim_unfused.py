@@ -1,4 +1,4 @@
-"""Optimizers of members that differ in a submodule, or share frozen parameters."""
+"""Optimizers of members that differ in a submodule, or that share frozen parameters."""
 
 import copy
 from collections.abc import Callable

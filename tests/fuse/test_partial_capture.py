@@ -1,4 +1,4 @@
-"""Members that differ in submodules: their captured step is their eager one."""
+"""Members that differ in submodules: the captured step computes what the eager step computes."""
 
 import copy
 from collections.abc import Callable

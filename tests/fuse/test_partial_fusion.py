@@ -1,4 +1,4 @@
-"""Partial fusion: submodules in which members differ run member by member, the rest at once."""
+"""Partial fusion: submodules in which members differ run member by member, and the rest runs at once."""
 
 import copy
 from collections.abc import Callable, Sequence

@@ -1,4 +1,4 @@
-"""What submodules that run member by member, and the code around them, write in place."""
+"""In-place writes of submodules that run member by member, and of the code around them."""
 
 import copy
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Plain steps of an array are those of a loop over its models, whatever happens to these meanwhile."""
+"""Plain steps of an array equal a loop over its models, whatever user code does to these in between."""
 
 import copy
 from collections.abc import Callable, Sequence

@@ -1,4 +1,4 @@
-"""Pooling: outputs and gradients equal those of the members run alone."""
+"""Pooling: outputs and gradients equal those of each member alone."""
 
 from collections.abc import Callable
 from typing import Any

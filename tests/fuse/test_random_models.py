@@ -1,4 +1,4 @@
-"""Random stacks of modules: outputs, gradients, buffers and steps equal those of the members alone."""
+"""Random sequences of modules: outputs, gradients, buffers and steps equal those of each member alone."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field

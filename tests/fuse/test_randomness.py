@@ -1,4 +1,4 @@
-"""Random numbers belong to the member: the same alone, in company, at once or one member after another."""
+"""A member's random numbers depend on the member only: they are equal alone, in an array, at once and one by one."""
 
 import random
 from collections.abc import Callable

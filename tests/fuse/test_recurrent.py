@@ -1,4 +1,4 @@
-"""Recurrent layers and cells: outputs and gradients equal those of the members run alone."""
+"""Recurrent layers and cells: outputs and gradients equal those of each member alone."""
 
 from collections.abc import Callable
 from typing import Any

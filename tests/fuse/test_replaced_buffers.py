@@ -1,5 +1,4 @@
-"""Buffers that are used and then replaced: the pass backward needs them as they were, and others may be put in their
-place."""
+"""Buffers that a forward pass uses and then replaces: the backward pass uses the old buffers."""
 
 import copy
 from collections import deque

@@ -1,4 +1,4 @@
-"""Every rule of the registry, and rules of users, against the conformance suite."""
+"""Every rule of the registry, and rules of users, pass the conformance suite."""
 
 import pickle
 from collections.abc import Callable, Mapping

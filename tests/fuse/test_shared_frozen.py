@@ -1,4 +1,4 @@
-"""Frozen parameters whose memory models of several arrays use, and freezing and unfreezing."""
+"""Frozen parameters whose memory models of several arrays share, and freezing and unfreezing of parameters."""
 
 import copy
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Modules that stand at several paths of a model, of which some run member by member."""
+"""Modules at several paths of a model, some of which run member by member."""
 
 import copy
 from collections.abc import Callable, Sequence

@@ -1,4 +1,4 @@
-"""Batches of each member's own."""
+"""`stack`: batches of which each member has its own."""
 
 from typing import Any
 

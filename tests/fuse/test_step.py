@@ -1,4 +1,4 @@
-"""A training step takes the fastest of several ways, all of which do the same."""
+"""`TrainingStep` takes the fastest of several ways, all of which compute the same."""
 
 import copy
 from collections.abc import Callable

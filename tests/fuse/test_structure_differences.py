@@ -1,4 +1,4 @@
-"""Members that differ where a model's attributes do not show it: each computes with its own, or is refused."""
+"""Differences between members that no module attribute shows: each member uses its own value, or fusion is refused."""
 
 import copy
 import functools

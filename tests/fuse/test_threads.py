@@ -1,4 +1,4 @@
-"""Arrays that run in several threads at once compute what each computes alone."""
+"""Arrays that run in several threads at once compute what each array computes on its own."""
 
 import warnings
 from collections.abc import Callable

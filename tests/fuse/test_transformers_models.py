@@ -1,4 +1,4 @@
-"""Unmodified models of `transformers`, made from configurations, nothing downloaded."""
+"""Unmodified models of `transformers`, created from configurations without a download."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""An optimizer's own update is what its `step` and `zero_grad` do, whoever looks at them."""
+"""`UnfusedStep` does what `step` and `zero_grad` of the optimizer do, also with hooks and a profiler."""
 
 import functools
 from collections.abc import Callable

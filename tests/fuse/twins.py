@@ -1,4 +1,4 @@
-"""An array and its members' twins, which run alone."""
+"""An array and equal models that run alone, for comparison."""
 
 import copy
 from collections.abc import Callable, Sequence

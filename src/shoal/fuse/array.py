@@ -48,7 +48,9 @@ class ModelArray(nn.Module):
         self.state = ArrayState(members, seeds, strict, self.stacked, self.frozen)
         self._run = MapRunner(self.state)
         self.__dict__["members"] = self.state.members  # not submodules: their tensors are views of this module's own
-        own = zip(*(part.member_modules for part in self.state.unfused), strict=True)  # of each member
+        own = zip(
+            *(part.member_modules for part in self.state.unfused), strict=True
+        )  # for each member, its unfused modules
         self.separate = nn.ModuleList(map(nn.ModuleList, own))
         self.training = members[0].training
         self._left = False

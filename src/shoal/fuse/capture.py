@@ -116,7 +116,7 @@ class CapturedStep:
         leaves, spec = pytree.tree_flatten(batch)
         same = (self._optimizer.version, state.version) == self._versions and state.floats() == self._floats
         same = same and self._training() == self._modes and not _hooked(self._modules, self._traced.params)
-        if self._array.partial:  # a member may have put another tensor in the place of one that it has alone
+        if self._array.partial:  # a member may have replaced a tensor of an unfused submodule
             same = same and _identities(state.tensors()) == self._identities
         if not same or spec != self._spec or _shapes(leaves) != self._shapes:
             return False
@@ -126,7 +126,7 @@ class CapturedStep:
         """Take one step; returns the losses, [B]."""
         given = self._given(pytree.tree_leaves(batch))
         with torch.no_grad(), warnings.catch_warnings(), self._counted():
-            warnings.simplefilter("ignore")  # of the compiler, about itself
+            warnings.simplefilter("ignore")  # the compiler warns about itself
             losses = self._function(*self._inputs(), *given) if self._replay is None else self._replay(given)
         self._array.tick += self._runs
         self._optimizer.mark_stepped()
@@ -170,7 +170,7 @@ class CapturedStep:
         given = self._given(leaves)
         try:
             with torch.no_grad():
-                self._function(*_copies([*self._inputs(), *given]))  # loads what recording may not load
+                self._function(*_copies([*self._inputs(), *given]))  # loads libraries, which recording must not do
                 self._replay = _Replay(self._function, self._inputs(), given)
         except RuntimeError as error:
             raise FusionError(f"the step cannot be recorded as a CUDA graph: {error}") from error
@@ -180,7 +180,7 @@ class CapturedStep:
         try:
             with _TraceGuard(), _compiling(), _one_fake_mode():
                 graph, again = (make_fx(self._step(leaves), tracing_mode="real")(*_copies(example)) for _ in range(2))
-            if graph.code != again.code:  # a trace would freeze a counter, or random numbers that are not torch's
+            if graph.code != again.code:  # a counter, or random numbers that are not torch's, would be constants
                 raise FusionError("two traces of it differ")
             if shaped := next(filter(_shaped_by_values, graph.graph.nodes), None):
                 raise FusionError(f"the shape of what `{shaped.target}` returns depends on values")
@@ -190,10 +190,10 @@ class CapturedStep:
             if not compiling:
                 return graph
             with warnings.catch_warnings(), torch.no_grad():
-                warnings.simplefilter("ignore")  # of the compiler, about itself
+                warnings.simplefilter("ignore")  # the compiler warns about itself
                 compiled = torch.compile(graph, fullgraph=True, dynamic=False)
                 self._verify(graph, compiled, example)
-        except (Exception, NeedsMemberError) as error:  # tracers and compilers have errors of their own; eager is there
+        except (Exception, NeedsMemberError) as error:  # tracers and compilers raise any error
             raise FusionError(f"the step cannot be captured: {type(error).__name__}: {error}") from error
         return compiled
 
@@ -229,7 +229,7 @@ class CapturedStep:
             batch = pytree.tree_unflatten([_like(x, left) for x in leaves], self._spec)
             live = [param.detach().requires_grad_(param.is_floating_point()) for param in params]
             idle = [
-                other.detach().requires_grad_() if own.requires_grad else other  # else it would count as frozen since
+                other.detach().requires_grad_() if own.requires_grad else other  # otherwise it would look frozen
                 for other, own in zip(others, self._others, strict=True)
             ]
             stand_ins = dict(zip(map(id, (*step.params, *self._others)), (*live, *idle), strict=True))
@@ -337,7 +337,7 @@ class _Replay:
         self._given = [tensor.clone() for tensor in given]
         self._graph = torch.cuda.CUDAGraph()
         torch.cuda.synchronize()
-        with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):  # other threads may go on meanwhile
+        with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):  # other threads may use the device
             self._result = fn(*held, *self._given)
 
     def fits(self, held: Sequence[Tensor]) -> bool:
@@ -400,7 +400,7 @@ class _TraceGuard(TorchFunctionMode):
             raise _frozen_hook()
         result = func(*args, **(kwargs or {}))
         if func == _NODE and result is not None and not isinstance(args[0], Stacked):
-            raise _frozen_hook()  # a hook on a node; for stacked tensors the library itself asks for the node
+            raise _frozen_hook()  # user code adds a hook to a node; nodes of `Stacked` are read by Shoal
         return result
 
 

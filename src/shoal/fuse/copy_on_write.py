@@ -25,6 +25,6 @@ def _copy(tensor: Tensor) -> Tensor:
     if tensor.device.type == "cpu" and tensor.layout is torch.strided and tensor.is_contiguous():
         try:
             return torch._lazy_clone(tensor)
-        except RuntimeError:  # raised before any change
+        except RuntimeError:  # nothing has changed then
             pass
     return tensor.clone()

@@ -51,13 +51,13 @@ def dispatch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     Raises:
         NeedsMemberError: `func` must see one member at a time.
     """
-    for value in args:  # in the common case there is nothing to refuse
+    for value in args:  # fast path: most calls need no refusal
         if isinstance(value, Stacked):
             if value.grad_fn is not None:
                 refuse_custom_autograd(args)
         elif isinstance(value, (list, tuple)):
             refuse_custom_autograd(value)
-    if not args and "input" in kwargs and "condition" not in kwargs:  # torch's name for the first argument
+    if not args and "input" in kwargs and "condition" not in kwargs:  # move torch's first argument to `args`
         kwargs = dict(kwargs)
         args = (kwargs.pop("input"),)
     changed = written_arguments(func, args, kwargs)
@@ -206,7 +206,7 @@ def _run_seeded(func: Any, calls: list[tuple[Any, Any]], leaves: list[Any], draw
         drawing: Whether each member draws; None if all do.
     """
     devices = sorted({leaf.device.index for leaf in leaves if isinstance(leaf, Tensor) and leaf.is_cuda})
-    if not devices and torch.cuda.is_initialized():  # type: ignore[no-untyped-call] # seeded as well
+    if not devices and torch.cuda.is_initialized():  # type: ignore[no-untyped-call] # its generator is seeded, too
         devices = [torch.cuda.current_device()]
     generators = [torch.default_generator, *(torch.cuda.default_generators[index] for index in devices)]
     results = []

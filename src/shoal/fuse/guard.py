@@ -56,7 +56,7 @@ def differences(values: Sequence[Any], texts: Sequence[Callable[[Any], str]]) ->
             found[key] = below
         else:
             return None
-    return found or None  # values that differ in the order of their keys
+    return found or None  # empty if only the order of keys differs
 
 
 def guard(container: dict[Any, Any], key: Any, differing: Differences, path: str) -> None:

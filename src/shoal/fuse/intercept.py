@@ -87,7 +87,7 @@ class FunctionInterceptor(TorchFunctionMode):
     def _run_intercepted(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run a function of plain tensors that must not run as in plain PyTorch."""
         if self._single_member and func is F.multi_head_attention_forward:
-            with FunctionInterceptor(1, self._source, self._row_lookup):  # some of its parts draw
+            with FunctionInterceptor(1, self._source, self._row_lookup):  # only functions in it draw
                 return multi_head_without_overrides(*args, **kwargs)
         if draws_random(func, args, kwargs):
             return self._draw(func, args, kwargs)

@@ -84,7 +84,7 @@ class AttributeSync:
         for (i, name), value in self._plain(self._members[self._next_member]):
             if _differ(value, now.get((i, name), _MISSING)):
                 self._check(self._next_member, i, name, now.get((i, name), _MISSING))
-        for place, _ in self._tensors(self._members[0]):  # tensors that members have set since
+        for place, _ in self._tensors(self._members[0]):  # tensors that user code has set on the members
             self._stacked_attributes.setdefault(place, (None, [None] * len(self._members)))
         for b in (0, self._next_member):
             self._compared[b] = self._snapshot(self._members[b])

@@ -91,7 +91,7 @@ def _is_unreplaceable(value: Any, parts: set[int], closed: bool, seen: set[int])
         return id(value.__self__) in parts
     if isinstance(value, ReferenceType):
         return id(value()) in parts
-    if hasattr(value, "cache_info"):  # of functools.lru_cache
+    if hasattr(value, "cache_info"):  # a function decorated by functools.lru_cache
         return _contains(value.__wrapped__, parts, set())
     if isinstance(value, Mapping):
         values = list(value.values())

@@ -68,7 +68,7 @@ def stack_rows(tensors: Sequence[Tensor], move: bool = False) -> Tensor:
     ):
         return first.as_strided(shape, steps)
     whole = first.new_empty(len(tensors) * size).as_strided(shape, steps)
-    del first  # it holds the memory of the first tensor
+    del first  # release the memory of the first tensor
     for row, tensor in zip(whole.unbind(0), tensors, strict=True):
         row.copy_(tensor.detach())
         if move:

@@ -99,7 +99,9 @@ class GradScaler:
             return losses
         scale = self._state_on(losses.device)["scale"]
         scaled = losses * scale.view(-1, *[1] * (losses.dim() - 1))
-        return scaled if losses.dim() == 1 else scaled.to(losses.dtype)  # a member's 0-dim half and float make a float
+        return (
+            scaled if losses.dim() == 1 else scaled.to(losses.dtype)
+        )  # for one member, 0-dim half times float is float
 
     @torch.no_grad()
     def unscale_(self, optimizer: FusedOptimizer) -> None:

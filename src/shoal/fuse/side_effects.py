@@ -22,7 +22,7 @@ __all__ = [
 ]
 
 HIDDEN_WRITES = {
-    F.embedding,  # max_norm
+    F.embedding,  # with `max_norm`
     F.embedding_bag,
     F.batch_norm,  # running statistics
     F.instance_norm,

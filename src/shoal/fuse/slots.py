@@ -264,7 +264,7 @@ def unalias_grad(grad: Tensor) -> Tensor | None:
     two parameters of a sum `p + q` get the same memory. Changing one gradient in place would then change the other.
     """
     base = grad._base
-    if base is None or base._use_count() <= 2:  # type: ignore[attr-defined]  # `base` here, and the view
+    if base is None or base._use_count() <= 2:  # type: ignore[attr-defined]  # references: `base` here, and the view's
         return None
     return grad.clone()
 

@@ -163,7 +163,7 @@ def find_unfused_parts(models: Sequence[nn.Module]) -> UnfusedParts | None:
             attributes.update(guarded)
         if path in aliases[0]:
             return agrees.get(aliases[0][path], False)
-        agrees[path] = True  # for submodules that refer to it
+        agrees[path] = True  # submodules may refer to this path
         here = len(found)
         for name, child in modules[0]._modules.items():
             if child is None:

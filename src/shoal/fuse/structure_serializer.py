@@ -284,7 +284,9 @@ def _state(value: Any, attributes: dict[str, Any] | None) -> list[Any]:
     if isinstance(reduced, str):
         return [reduced]
     _, arguments, state, *contents = (*reduced, None, None, None)[:5]
-    if isinstance(state, tuple) and len(state) == 2 and isinstance(state[1], dict):  # of slots
+    if (
+        isinstance(state, tuple) and len(state) == 2 and isinstance(state[1], dict)
+    ):  # the second part is the state of slots
         state = state[1]
     elif attributes is not None and isinstance(state, dict):
         state = None

@@ -139,9 +139,9 @@ class Transaction:
             for tensor, version, saved in self._tensors:
                 if _version(tensor) != version or not torch.equal(
                     tensor, saved
-                ):  # kernels of optimizers count no version
+                ):  # fused optimizer kernels do not change versions
                     tensor.detach().copy_(saved)
-            for tensor, _, saved in self._values:  # also writes past autograd, which count no version
+            for tensor, _, saved in self._values:  # includes writes that do not change versions
                 if not torch.equal(tensor, saved):  # an equal tensor must keep its version, which is compared
                     tensor.detach().copy_(saved)
             for tensor, gradient, kept in self._gradients:
@@ -188,7 +188,7 @@ class Transaction:
         self._record(vars(module), label, attributes=True, of_model=True)
         for name, held in vars(module).items():
             if name in _REGISTERED:
-                if isinstance(held, dict):  # modules of torch.jit have no dict here
+                if isinstance(held, dict):  # no dict in modules of torch.jit
                     self._record(held, label, registered=True)
             else:
                 yield held, f"{label}.{name}" if name != "_modules" else label, inf

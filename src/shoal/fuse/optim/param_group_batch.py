@@ -151,7 +151,7 @@ class ParamGroupBatch:
             return
         active = self._active.get((self._kernels, places))
         if active is None:
-            if len(self._active) >= _MAX_CACHED_SETS:  # in models that skip different layers at each step
+            if len(self._active) >= _MAX_CACHED_SETS:  # as in models that skip layers at random
                 self._active.clear()
             active = self._active[self._kernels, places] = self._prepare([self.parts[i] for i in places])
         present = [grad for grad in found if grad is not None]

@@ -113,7 +113,7 @@ class ParamState:
         return self.steps is not None and all(self._initialised) and not self.steps.any()
 
     def share_counter(self, steps: Tensor, rule: UpdateRule, members: Sequence[Optimizer]) -> None:
-        """Use `steps`, [B], a row of a tensor for all parameters with the current counts, as the step counts."""
+        """Use `steps`, [B], as the step counts; it already contains the current counts."""
         self.steps = steps
         if rule.counts_updates:
             for member, param, row in zip(members, self.member_params, steps.unbind(), strict=True):

@@ -63,7 +63,7 @@ class UnfusedStep:
             params = [each for group in self._optimizer.param_groups for each in group["params"]]
             self._has_kernel = all(
                 each.dtype in _DTYPES and torch.empty_like(each).stride() == each.stride() for each in params
-            )  # with no gaps in memory
+            )  # without gaps in memory
         unmodified = type(self._optimizer) in _KERNELS and has_unmodified_step(self._optimizer)
         chosen = []
         if self._has_kernel and unmodified:

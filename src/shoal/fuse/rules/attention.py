@@ -35,7 +35,7 @@ def _attention(
         return NotImplemented
     if enable_gqa and (rank < 3 or any(t.dim() != rank for t in given)):
         return NotImplemented
-    if attn_mask is not None and (is_causal or attn_mask.dim() > rank):  # torch refuses both
+    if attn_mask is not None and (is_causal or attn_mask.dim() > rank):  # torch raises an error for both
         return NotImplemented
     members = member_count((*given, attn_mask, dropout_p)) or 1
     q, k, v = (_whole(t, max(rank, 3), members) for t in given)

@@ -83,7 +83,7 @@ class Rule:
     input_layouts: tuple[Layout, ...] = tuple(Layout)
     output_layout: Layout | None = None
     declines: Callable[..., str | None] | None = None
-    run: Callable[..., Any] = None  # type: ignore[assignment]  # filled in
+    run: Callable[..., Any] = None  # type: ignore[assignment]  # set in `__post_init__`
 
     def __post_init__(self) -> None:
         if not self.functions or not self.lowerings:

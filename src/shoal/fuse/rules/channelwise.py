@@ -50,7 +50,9 @@ def _pad(func: Any, input: Any, pad: Any, mode: str = "constant", value: Any = N
     padded = len(pad) // 2  # number of axes, from the last
     if padded <= input.dim() - 2:
         return _by_channels(func, input, pad, mode, value)
-    if padded == input.dim() - 1 or (mode == "constant" and padded == input.dim()):  # one sample: B is the batch axis
+    if padded == input.dim() - 1 or (
+        mode == "constant" and padded == input.dim()
+    ):  # a single sample per member, so B is the batch axis
         return Stacked(func(input.whole, pad, mode, value))
     return NotImplemented
 
@@ -67,7 +69,9 @@ def _pool(func: Any, input: Any, *args: Any, **kwargs: Any) -> Any:
         return NotImplemented
     if samples:
         return _by_channels(func, input, *args, **kwargs)
-    return pytree.tree_map_only(Tensor, Stacked, func(input.whole, *args, **kwargs))  # one sample: B is the batch axis
+    return pytree.tree_map_only(
+        Tensor, Stacked, func(input.whole, *args, **kwargs)
+    )  # a single sample per member, so B is the batch axis
 
 
 _SPATIAL = {

@@ -45,7 +45,7 @@ def _conv(
     dilation: Any = 1,
     groups: int = 1,
 ) -> Any:
-    if input.dim() != weight.dim():  # without the axis N
+    if input.dim() != weight.dim():  # the input has no batch axis
         return NotImplemented
 
     def run(x: Tensor, w: Tensor, b: Tensor | None, groups: int) -> Tensor:

@@ -70,7 +70,7 @@ def _embedding(
     table, rows = _table(weight), _rows(input, weight)
     _renormalise(table, rows, max_norm, norm_type)
     out = F.embedding(rows, table, scale_grad_by_freq=scale_grad_by_freq)
-    if padding_idx is not None:  # the row of the padding index takes no gradient, in each member
+    if padding_idx is not None:  # in each member, the row of the padding index gets no gradient
         out = torch.where(_equals(input, padding_idx % weight.shape[0]).unsqueeze(-1), out.detach(), out)
     return Stacked(out)
 
@@ -94,12 +94,12 @@ def _embedding_bag(
         return NotImplemented
     if input.dim() != (2 if offsets is None else 1):
         return NotImplemented
-    if scale_grad_by_freq:  # torch's kernel counts across bags, so a common table would change a member's gradient
+    if scale_grad_by_freq:  # torch's kernel does not count per index, so a common table would change gradients
         return NotImplemented
     members = member_count((input, weight, per_sample_weights)) or 1
     table, rows = _table(weight), _rows(input, weight)
     _renormalise(table, rows, max_norm, norm_type)
-    if padding_idx is not None:  # map all members' padding index to the first one's: the kernel supports one
+    if padding_idx is not None:  # use the first member's padding index for all, since the kernel supports one index
         padding_idx %= weight.shape[0]
         rows = rows.masked_fill(_equals(input, padding_idx), padding_idx)
     rows = rows.expand(members, *input.shape).flatten(0, 1)

@@ -89,7 +89,7 @@ def _class_loss(
     members = member_count((input, target, weight, label_smoothing)) or 1
     x = stacked_data(input, members)
     y = target.whole if isinstance(target, Stacked) else target.unsqueeze(0)
-    unbatched = input.dim() == 1  # without the axis N
+    unbatched = input.dim() == 1  # no batch axis
     if unbatched:
         x, y = x.unsqueeze(1), y.unsqueeze(1)
     if isinstance(weight, Stacked) or isinstance(label_smoothing, Tensor):

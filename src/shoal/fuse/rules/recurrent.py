@@ -241,7 +241,7 @@ def _layers(
     bidirectional: bool,
     batch_first: bool = False,
 ) -> Any:
-    if not isinstance(has_biases, bool):  # (data, batch sizes, hx, params, ...)
+    if not isinstance(has_biases, bool):  # a packed sequence: (data, batch sizes, hx, params, ...)
         return NotImplemented
     if input.dim() != 3:
         return NotImplemented
