@@ -232,8 +232,8 @@ CASES: dict[str, Mapping[str, Case]] = {
 """By family, or by family and the name of what a rule runs."""
 EXEMPT = {
     "gradient": "asks for, or sets, parts of the graph of gradients, which differ by where it was recorded",
-    "meta _memory": "refuses, always",
-    "meta _reshaped": "refuses, always",
+    "meta _refuse_memory_access": "refuses, always",
+    "meta _refuse_reshape": "refuses, always",
     "meta _format": "shows all members' numbers",
     "meta _stride": "memory of members side by side",
     "meta _set_data": "gives back nothing",

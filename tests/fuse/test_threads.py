@@ -149,7 +149,7 @@ def test_a_thread_that_a_mode_is_handed_to_draws_from_its_source() -> None:
 
 
 def test_tuners_are_left_in_any_order() -> None:
-    outer, inner = autotune.forced({"double": "b"}), autotune.forced({"double": "c"})
+    outer, inner = autotune.forced_lowerings({"double": "b"}), autotune.forced_lowerings({"double": "c"})
     ways = {name: lambda x, name=name: (ran.append(name), x)[1] for name in "abc"}
     ran: list[str] = []
     outer.__enter__()
@@ -178,7 +178,7 @@ def test_one_thread_measures_at_a_time(tmp_path: Any) -> None:
         autotune.fastest("double", {name: lambda x, name=name: (ran.append(name), x)[1] for name in "ab"}, [X])
         asked.set()
 
-    with autotune.on(tmp_path / "lowerings.jsonl"):
+    with autotune.autotuning(tmp_path / "lowerings.jsonl"):
         at_once(first, second)
     assert ran == ["a"]
 

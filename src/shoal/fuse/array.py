@@ -130,7 +130,7 @@ class ModelArray(nn.Module):
         """
         if not callable(fn):
             raise FusionError(f"`fn` must be a function of a model and a batch, got {fn!r}")
-        self.check_free()
+        self.check_can_run()
         self.check_batch(batch)
         return self._run(fn, self.training, batch)
 
@@ -201,7 +201,7 @@ class ModelArray(nn.Module):
         """Yield the path, the member and the parameter, for submodules in which the members differ."""
         return unfused_parameters(self.state.unfused)
 
-    def check_free(self) -> None:
+    def check_can_run(self) -> None:
         """Refuse to run inside a function that an array runs, or after the members have joined another array.
 
         Raises:

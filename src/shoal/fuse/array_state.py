@@ -104,7 +104,7 @@ class ArrayState:
         if keys is None:
             keys = self.next_keys()
         self.sync_from_members()
-        self._changes.modules(self.tick % len(self.members))
+        self._changes.check_modules(self.tick % len(self.members))
         forget_missing_grads(self._stacked.parameters())
         for slot in self.slots:
             slot.install()
@@ -157,7 +157,7 @@ class ArrayState:
         for slot in self.slots:
             if slot.sync_from_members():
                 self.version += 1
-        self._changes.tensors(self.tick % len(self.members))
+        self._changes.check_tensors(self.tick % len(self.members))
 
     def sync_all(self) -> None:
         """Synchronise, including attributes of nested objects, which the members' first runs may have completed."""
@@ -171,7 +171,7 @@ class ArrayState:
             FusionError: A tensor is no longer such a row; names the member and the tensor.
         """
         for b in range(len(self.members)):
-            self._changes.tensors(b)
+            self._changes.check_tensors(b)
 
     def commit_member(self, b: int) -> None:
         """Copy tensors by which member b replaced its own during a run into the array; then restore member b's tensors.

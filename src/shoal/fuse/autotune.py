@@ -34,7 +34,7 @@ from shoal.cost.race import Race, RaceRules, choose_fastest
 from shoal.fuse.generators import preserved_rng
 from shoal.fuse.tuning_cache import TuningCache
 
-__all__ = ["Layouts", "TuningBudget", "fastest", "forced", "off", "on"]
+__all__ = ["Layouts", "TuningBudget", "autotuning", "fastest", "forced_lowerings", "without_autotuning"]
 
 _log = logging.getLogger("shoal.fuse")
 
@@ -264,17 +264,17 @@ def _using(tuner: _Tuner) -> Iterator[None]:
         _tuners.remove(tuner)  # not always the last one: threads leave in any order
 
 
-def on(path: Path, budget: TuningBudget | None = None) -> AbstractContextManager[None]:
+def autotuning(path: Path, budget: TuningBudget | None = None) -> AbstractContextManager[None]:
     """Context manager that chooses lowerings by measurement, within `budget`, and stores results in the file `path`."""
     return _using(_Tuner(True, TuningCache(path), budget=budget or TuningBudget()))
 
 
-def off() -> AbstractContextManager[None]:
+def without_autotuning() -> AbstractContextManager[None]:
     """Context manager in which the first lowering is used."""
     return _using(replace(_tuners[-1], active=False, forced={}))
 
 
-def forced(lowerings: Mapping[str, str]) -> AbstractContextManager[None]:
+def forced_lowerings(lowerings: Mapping[str, str]) -> AbstractContextManager[None]:
     """Context manager that uses the given lowerings, such as `{"conv2d": "loop"}`, or else the first, unmeasured."""
     return _using(replace(_tuners[-1], active=False, forced=lowerings))
 
@@ -296,14 +296,14 @@ def _benchmark(
     device = next(tensor.device for tensor in tensors if tensor is not None)
     given = {name: layouts[name](*tensors) if name in layouts else tensors for name in lowerings}
     runs = {
-        name: partial(_seconds_of_run, lowering, [_leaf(tensor) for tensor in given[name]], device)
+        name: partial(_seconds_of_run, lowering, [_detached_leaf(tensor) for tensor in given[name]], device)
         for name, lowering in lowerings.items()
     }
     with _isolated(device):
         return choose_fastest(runs, _RULES, expected_errors=(RuntimeError,))
 
 
-def _leaf(tensor: Tensor | None) -> Tensor | None:
+def _detached_leaf(tensor: Tensor | None) -> Tensor | None:
     if tensor is None:
         return None
     return tensor.detach().requires_grad_(tensor.requires_grad and torch.is_grad_enabled())

@@ -105,7 +105,7 @@ def check_members(models: Sequence[nn.Module]) -> None:
     if not models:
         raise FusionError("cannot fuse an empty list of models")
     for b, model in enumerate(models):
-        _check_plain(b, model)
+        _check_initialised(b, model)
         if not_fusible := obstacle(model, only_member=len(models) == 1):
             raise FusionError(f"member {b}: {not_fusible}")
     owners: dict[int, int] = {}
@@ -121,7 +121,7 @@ def check_members(models: Sequence[nn.Module]) -> None:
         raise FusionError(f"the members lie on several devices, {sorted(map(str, devices))}; move them to one first")
 
 
-def _check_plain(b: int, model: nn.Module) -> None:
+def _check_initialised(b: int, model: nn.Module) -> None:
     """Refuse models with uninitialized tensors, and TorchScript modules."""
     if isinstance(model, torch.jit.ScriptModule):
         raise FusionError(f"member {b} is a TorchScript module; fuse the plain module that it was made of")
@@ -185,7 +185,7 @@ def _check_ties(b: int, model: nn.Module, paths: Iterable[str]) -> None:
     others = {id(one) for one in _parts(model)} - theirs
     held = [
         find_reference(model, theirs, unfused),
-        *(_at(path, find_reference(model.get_submodule(path), others)) for path in paths),
+        *(_join_path(path, find_reference(model.get_submodule(path), others)) for path in paths),
     ]
     for where in held:
         if where is not None:
@@ -199,5 +199,5 @@ def _parts(model: nn.Module) -> Iterator[nn.Module | Tensor]:
     return chain(model.modules(), model.parameters(), model.buffers())
 
 
-def _at(path: str, inner: str | None) -> str | None:
+def _join_path(path: str, inner: str | None) -> str | None:
     return None if inner is None else f"{path}.{inner}"

@@ -126,7 +126,7 @@ def clip_grad_norm_(
     """
     limits = parse_limits(array, max_norm, "max_norm")
     gradients = Gradients.of(array)
-    norms = gradients.norms(_order(norm_type))
+    norms = gradients.norms(_parse_order(norm_type))
     if error_if_nonfinite and not torch.isfinite(norms).all():
         bad = (~torch.isfinite(norms)).nonzero().flatten().tolist()
         raise RuntimeError(f"the gradient norm (order {norm_type}) of members {bad} is not finite; nothing was clipped")
@@ -167,7 +167,7 @@ def parse_limits(array: ModelArray, given: float | Sequence[float] | Tensor, nam
     return limits
 
 
-def _order(norm_type: object) -> float:
+def _parse_order(norm_type: object) -> float:
     try:
         return float(norm_type)  # type: ignore[arg-type]  # torch takes the string "inf" as well
     except (TypeError, ValueError):

@@ -57,11 +57,11 @@ class MapRunner:
         key = (function_identity(fn), training)
         by_member = self._state.by_member
         if len(self._state.members) == 1 or key in by_member or EVERY_FUNCTION in by_member:
-            return self._each(fn, keys, batch)
+            return self._run_each(fn, keys, batch)
         if key not in self._ran:
-            return self._first(fn, key, keys, batch)
+            return self._run_first_time(fn, key, keys, batch)
         try:
-            return self._at_once(fn, keys, batch)
+            return self._run_at_once(fn, keys, batch)
         except NeedsMemberError as error:
             by_member.add(key)
             raise FusionError(
@@ -69,13 +69,15 @@ class MapRunner:
                 "not taken back; go back to what was saved before it (from now on the function runs member by member)"
             ) from error
 
-    def _first(self, fn: Callable[..., Any], key: Any, keys: Callable[[], list[int]], batch: tuple[Any, ...]) -> Any:
+    def _run_first_time(
+        self, fn: Callable[..., Any], key: Any, keys: Callable[[], list[int]], batch: tuple[Any, ...]
+    ) -> Any:
         """Run a function for the first time: at once, or, after a failure and a rollback, member by member."""
         transaction = self._transaction(fn)
         while True:
             uniform = [slot for slot in self._state.slots if slot.uniform]
             try:
-                result = self._at_once(fn, keys, batch, transaction)
+                result = self._run_at_once(fn, keys, batch, transaction)
             except NeedsMemberError as error:
                 reason = f"{error_location(error, fn)}: {error}"
                 written = self._shared_slot(error)
@@ -95,9 +97,9 @@ class MapRunner:
         if key not in _logged:
             _logged.add(key)
             _log.warning("it runs member by member: %s", reason)
-        return self._each(fn, keys, batch)
+        return self._run_each(fn, keys, batch)
 
-    def _at_once(
+    def _run_at_once(
         self,
         fn: Callable[..., Any],
         keys: Callable[[], list[int]],
@@ -123,7 +125,7 @@ class MapRunner:
                 raise
             raise NeedsMemberError(str(error)) from error
 
-    def _each(self, fn: Callable[..., Any], keys: Callable[[], list[int]], batch: tuple[Any, ...]) -> Any:
+    def _run_each(self, fn: Callable[..., Any], keys: Callable[[], list[int]], batch: tuple[Any, ...]) -> Any:
         """Run a function on one member after another; their parameters are rows of the stacked ones."""
         state = self._state
         state.sync_before_member_runs()

@@ -46,10 +46,10 @@ class AttributeSync:
         self._members = [[member.get_submodule(path) for path in found] for member in members]
         self._names: dict[int, tuple[int, list[str]]] = {}
         self._next_member = 0
-        self._last_values = dict(self._plain(self._members[0]))
+        self._last_values = dict(self._plain_attributes(self._members[0]))
         self._last_nested = self._nested_values()
         self._stacked_attributes = {
-            place: (value, self._member_values(*place)) for place, value in self._tensors(self._template)
+            place: (value, self._member_values(*place)) for place, value in self._tensor_attributes(self._template)
         }
         self._compared: dict[int, _Snapshot] = {}
         """Last compared attributes: of members that agreed with the first one, and of the template if all agreed."""
@@ -72,19 +72,19 @@ class AttributeSync:
         return any(name != "training" for _, name in changed)
 
     def _pull_all(self) -> list[_Place]:
-        now = dict(self._plain(self._members[0]))
+        now = dict(self._plain_attributes(self._members[0]))
         changed = [place for place, value in now.items() if _differ(value, self._last_values.get(place, _MISSING))]
         for i, name in changed:
             for b in range(len(self._members)):
-                self._check(b, i, name, now[i, name])
+                self._check_attribute(b, i, name, now[i, name])
             setattr(self._template[i], name, now[i, name])
         self._last_values = now
         if changed:
             self._compared.clear()
-        for (i, name), value in self._plain(self._members[self._next_member]):
+        for (i, name), value in self._plain_attributes(self._members[self._next_member]):
             if _differ(value, now.get((i, name), _MISSING)):
-                self._check(self._next_member, i, name, now.get((i, name), _MISSING))
-        for place, _ in self._tensors(self._members[0]):  # tensors that user code has set on the members
+                self._check_attribute(self._next_member, i, name, now.get((i, name), _MISSING))
+        for place, _ in self._tensor_attributes(self._members[0]):  # tensors that user code has set on the members
             self._stacked_attributes.setdefault(place, (None, [None] * len(self._members)))
         for b in (0, self._next_member):
             self._compared[b] = self._snapshot(self._members[b])
@@ -94,12 +94,12 @@ class AttributeSync:
         """Copy attributes that a run has changed in the template to the members."""
         if self._is_unchanged(_TEMPLATE):
             return
-        for (i, name), value in self._plain(self._template):
+        for (i, name), value in self._plain_attributes(self._template):
             if _differ(value, self._last_values.get((i, name), _MISSING)):
                 self._last_values[i, name] = value
                 for modules in self._members:
                     setattr(modules[i], name, value)
-        for (i, name), tensor in list(self._tensors(self._template)):
+        for (i, name), tensor in list(self._tensor_attributes(self._template)):
             if tensor is not self._stacked_attributes.get((i, name), (None, ()))[0]:
                 for b, modules in enumerate(self._members):
                     setattr(modules[i], name, tensor.whole[b] if isinstance(tensor, Stacked) else tensor)
@@ -117,7 +117,7 @@ class AttributeSync:
                     mine[name] = value
         self._last_nested = now
 
-    def _check(self, b: int, i: int, name: str, value: Any) -> None:
+    def _check_attribute(self, b: int, i: int, name: str, value: Any) -> None:
         if _differ(vars(self._members[b][i]).get(name, _MISSING), value):
             path = f"{self._paths[i]}.{name}".lstrip(".")
             raise FusionError(f"members 0 and {b} have come to differ in {path!r}; fuse them again")
@@ -133,7 +133,7 @@ class AttributeSync:
     def _member_values(self, i: int, name: str) -> list[Any]:
         return [vars(modules[i]).get(name) for modules in self._members]
 
-    def _plain(self, modules: Sequence[nn.Module]) -> Iterator[tuple[_Place, Any]]:
+    def _plain_attributes(self, modules: Sequence[nn.Module]) -> Iterator[tuple[_Place, Any]]:
         for i, module in enumerate(modules):
             attributes = vars(module)
             for name in self._unslotted_names(attributes):
@@ -141,7 +141,7 @@ class AttributeSync:
                 if isinstance(value, _PLAIN) and not isinstance(value, Tensor):
                     yield (i, name), value
 
-    def _tensors(self, modules: Sequence[nn.Module]) -> Iterator[tuple[_Place, Any]]:
+    def _tensor_attributes(self, modules: Sequence[nn.Module]) -> Iterator[tuple[_Place, Any]]:
         for i, module in enumerate(modules):
             attributes = vars(module)
             for name in self._unslotted_names(attributes):
@@ -228,7 +228,7 @@ class ModuleChangeDetector:
         ]
         self._before = [dict(container) for container in self._registered]
         self._count = sum(map(len, self._registered))
-        self._tensors = [
+        self._tensor_attributes = [
             [
                 (slot, slot.member_tensors[b], container, key)
                 for slot in slots
@@ -254,13 +254,13 @@ class ModuleChangeDetector:
             self._hooks.append([getattr(module, name) for _, module in modules for name in _HOOKS])
         self._hook_counts = [sum(map(len, hooks)) for hooks in self._hooks]
 
-    def tensors(self, b: int) -> None:
+    def check_tensors(self, b: int) -> None:
         """Check a member's parameters and buffers.
 
         Raises:
             FusionError: A tensor has been replaced, removed or moved in memory, or is frozen in some members only.
         """
-        for slot, own, container, key in self._tensors[b]:
+        for slot, own, container, key in self._tensor_attributes[b]:
             if container.get(key) is not own:
                 raise FusionError(
                     f"member {b}: {slot.path!r} has been replaced or removed since the models were fused, so the array "
@@ -288,7 +288,7 @@ class ModuleChangeDetector:
                     container.update(before)
         return added, removed
 
-    def modules(self, b: int) -> None:
+    def check_modules(self, b: int) -> None:
         """Check a member's submodules and hooks, of which the template has copies.
 
         Raises:

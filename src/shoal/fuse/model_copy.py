@@ -153,7 +153,7 @@ def copy_model(model: nn.Module, tensors: Iterable[Tensor]) -> nn.Module:
     for module in list(copied.modules()):
         for name, value in list(vars(module).items()):
             if name not in _REGISTERED:
-                bound = binder.bound(value)
+                bound = binder.rebind(value)
                 if bound is not value:
                     vars(module)[name] = bound
     return copied
@@ -173,7 +173,7 @@ class _Binder:
         self._parts = set(copies)
         self._rebuilt: dict[int, Any] = {}
 
-    def bound(self, value: Any) -> Any:
+    def rebind(self, value: Any) -> Any:
         """Replace modules in the value of an attribute by their copies; lists, dicts and objects change in place."""
         if isinstance(value, (nn.Module, Tensor, type)):
             return value
@@ -183,7 +183,7 @@ class _Binder:
             self._rebuilt[id(value)] = value
             inner = value if isinstance(value, (dict, list)) else getattr(value, "__dict__", {})
             for key, held in list(enumerate(inner) if isinstance(inner, list) else inner.items()):
-                new = self.bound(held)
+                new = self.rebind(held)
                 if new is not held:
                     inner[key] = new
         return value

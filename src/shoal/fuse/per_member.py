@@ -116,10 +116,10 @@ def run_each_member(
             seed_member(b)
         mine = member_batch(batch, b, len(state.members))
         for slot, row in zip(registered, columns, strict=True):
-            slot.assign(b + 1, _shown(slot, row[b]))
+            slot.assign(b + 1, _visible_tensor(slot, row[b]))
         try:
             row_lookup = partial(_owner_of_row, state.slots, list(zip(registered, columns, strict=True)), b)
-            with member_run(RandomSource(partial(_key, keys, b), single_member=True), row_lookup):
+            with member_run(RandomSource(partial(_member_key, keys, b), single_member=True), row_lookup):
                 results.append(fn(member, *mine))
             commit_member_rows(registered, b, [row[b] for row in columns], member)
         finally:
@@ -137,7 +137,7 @@ def member_batch(batch: Any, b: int, members: int) -> Any:
     return mine if members == 1 else lazy_clone(mine)
 
 
-def _shown(slot: Slot, row: Tensor) -> Tensor:
+def _visible_tensor(slot: Slot, row: Tensor) -> Tensor:
     """The tensor that user code sees in place of a row: a copy of a buffer, or the row of a parameter.
 
     Autograd may save a buffer that user code then replaces. The new value is written to the row before the backward
@@ -179,7 +179,7 @@ def error_location(error: BaseException, fn: Any) -> str:
     return places[-1] if places else describe_function(fn)
 
 
-def _key(keys: Callable[[], list[int]], b: int) -> list[int]:
+def _member_key(keys: Callable[[], list[int]], b: int) -> list[int]:
     return keys()[b : b + 1]
 
 

@@ -35,7 +35,7 @@ class _Rows(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> Tensor:
         if ctx.leaf is not None:
-            _note_backward(ctx.leaf, (b for b, grad in enumerate(grads) if grad is None))
+            _record_backward(ctx.leaf, (b for b, grad in enumerate(grads) if grad is None))
         like = next(grad for grad in grads if grad is not None)
         return torch.stack([torch.zeros_like(like) if grad is None else grad for grad in grads])
 
@@ -87,7 +87,7 @@ def storage_address(tensor: Tensor) -> int:
     return tensor.untyped_storage().data_ptr() if torch._C._has_storage(tensor) else 0
 
 
-_noted_rows: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+_missing_rows: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 """Stacked parameter -> its rows without a gradient, and the id of the backward pass that recorded them last."""
 
 _NO_PASS = -2
@@ -96,45 +96,45 @@ _NO_PASS = -2
 
 def members_without_grad(stacked: Tensor) -> frozenset[int]:
     """The members without a gradient of a parameter [B, *shape] for which other members have a gradient."""
-    if not _noted_rows or stacked.grad is None:
+    if not _missing_rows or stacked.grad is None:
         return frozenset()
-    return frozenset(b for b in _noted(stacked)[0] if not stacked.grad[b].any())
+    return frozenset(b for b in _recorded(stacked)[0] if not stacked.grad[b].any())
 
 
 def missing_grads(parameters: Iterable[Tensor]) -> dict[Tensor, frozenset[int]]:
     """Parameter -> the members without a gradient, for each parameter for which only some members have a gradient."""
     return (
         {parameter: rows for parameter in parameters if (rows := members_without_grad(parameter))}
-        if _noted_rows
+        if _missing_rows
         else {}
     )
 
 
-def _note_backward(stacked: Tensor, without: Iterable[int]) -> None:
+def _record_backward(stacked: Tensor, without: Iterable[int]) -> None:
     """Record that a backward pass is about to add gradients to a parameter for all members but these."""
     rows, now = frozenset(without), torch._C._current_graph_task_id()
-    before, task = _noted(stacked)
+    before, task = _recorded(stacked)
     if task == now or stacked.grad is not None:
         rows &= before
-    _noted_rows[stacked] = rows, now
+    _missing_rows[stacked] = rows, now
 
 
 def record_row_grad(stacked: Tensor, b: int, has: bool) -> None:
     """Record that user code sets one member's gradient of a parameter to a tensor (`has`) or to None."""
     if stacked.grad is not None:
-        rows, task = _noted(stacked)
-        _noted_rows[stacked] = rows - {b} if has else rows | {b}, task
+        rows, task = _recorded(stacked)
+        _missing_rows[stacked] = rows - {b} if has else rows | {b}, task
     elif has:
-        _noted_rows[stacked] = frozenset(range(len(stacked))) - {b}, _NO_PASS
+        _missing_rows[stacked] = frozenset(range(len(stacked))) - {b}, _NO_PASS
 
 
 def forget_missing_grads(parameters: Iterable[Tensor]) -> None:
     """Drop the records of parameters whose gradient is None."""
-    if _noted_rows:
+    if _missing_rows:
         for parameter in parameters:
-            if parameter.grad is None and parameter in _noted_rows:
-                del _noted_rows[parameter]
+            if parameter.grad is None and parameter in _missing_rows:
+                del _missing_rows[parameter]
 
 
-def _noted(stacked: Tensor) -> tuple[frozenset[int], int]:
-    return _noted_rows.get(stacked, (frozenset(), _NO_PASS))  # type: ignore[no-any-return, no-untyped-call]
+def _recorded(stacked: Tensor) -> tuple[frozenset[int], int]:
+    return _missing_rows.get(stacked, (frozenset(), _NO_PASS))  # type: ignore[no-any-return, no-untyped-call]

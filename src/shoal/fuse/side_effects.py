@@ -36,7 +36,7 @@ STATISTICS_FUNCTIONS = frozenset({F.batch_norm, F.instance_norm})
 
 _OPERATORS = "add sub mul matmul truediv floordiv mod pow and or xor lshift rshift"
 _DUNDERS = {f"__i{name}__" for name in _OPERATORS.split()} | {"__setitem__", "__set__", "__delitem__"}
-_NEVER = 1_000
+_NO_POSITION = 1_000
 """Position of `inplace` for functions without such an argument: beyond all arguments."""
 
 
@@ -46,7 +46,7 @@ def written_arguments(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     Raises:
         NeedsMemberError: A custom operator changes its arguments; its results are unknown.
     """
-    in_place, switch = _kind(func)
+    in_place, switch = _write_traits(func)
     if not in_place and not kwargs and len(args) <= switch:  # the common case
         return ()
     changed = []
@@ -73,7 +73,7 @@ def updates_statistics(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
 
 
 @cache
-def _kind(func: Any) -> tuple[bool, int]:
+def _write_traits(func: Any) -> tuple[bool, int]:
     """Whether a function is in-place by its name, and the position of its argument `inplace`."""
     overloads = [func] if isinstance(func, OpOverload) else []
     if isinstance(func, OpOverloadPacket):
@@ -83,11 +83,11 @@ def _kind(func: Any) -> tuple[bool, int]:
     name = getattr(func, "__name__", "")
     code = func.__code__ if isinstance(func, FunctionType) else None
     names = code.co_varnames[: code.co_argcount] if code is not None else ()
-    switch = names.index("inplace") if "inplace" in names else _NEVER
+    switch = names.index("inplace") if "inplace" in names else _NO_POSITION
     return name in _DUNDERS or (name.endswith("_") and not name.endswith("__")), switch
 
 
-_ALWAYS = (
+_ALWAYS_RANDOM = (
     "_sample_dirichlet _standard_gamma bernoulli bernoulli_ binomial cauchy_ exponential_ fractional_max_pool2d "
     "fractional_max_pool2d_with_indices fractional_max_pool3d fractional_max_pool3d_with_indices geometric_ "
     "gumbel_softmax log_normal_ multinomial normal normal_ poisson rand rand_like randint randint_like randn "
@@ -97,7 +97,7 @@ _ALWAYS = (
 
 def draws_random(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Whether a call draws from torch's default generator; a call with an explicit `generator` does not."""
-    when = _DRAWS.get(func)
+    when = _CONDITIONS.get(func)
     return when is not None and kwargs.get("generator") is None and when(args, kwargs)
 
 
@@ -130,7 +130,7 @@ def _recurrent(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     return bool(training) and (isinstance(p, Stacked) or p > 0)
 
 
-def _make() -> dict[Any, Callable[[tuple[Any, ...], dict[str, Any]], bool]]:
+def _make_conditions() -> dict[Any, Callable[[tuple[Any, ...], dict[str, Any]], bool]]:
     table: dict[Any, Callable[[tuple[Any, ...], dict[str, Any]], bool]] = {}
 
     def add(names: str, when: Callable[[tuple[Any, ...], dict[str, Any]], bool], *namespaces: Any) -> None:
@@ -143,7 +143,7 @@ def _make() -> dict[Any, Callable[[tuple[Any, ...], dict[str, Any]], bool]]:
             }
         )
 
-    add(_ALWAYS, lambda args, kwargs: True, torch, Tensor, F)
+    add(_ALWAYS_RANDOM, lambda args, kwargs: True, torch, Tensor, F)
     dropouts = "dropout dropout_ alpha_dropout alpha_dropout_ feature_dropout feature_dropout_ feature_alpha_dropout"
     add(f"{dropouts} feature_alpha_dropout_ native_dropout", _rate_and_training(1, 2, ("p", "train")), torch)
     add("dropout dropout1d dropout2d dropout3d", _rate_and_training(1, 2), F)
@@ -155,7 +155,7 @@ def _make() -> dict[Any, Callable[[tuple[Any, ...], dict[str, Any]], bool]]:
     return table
 
 
-_DRAWS = _make()
+_CONDITIONS = _make_conditions()
 
-RANDOM_FUNCTIONS = frozenset(_DRAWS)
+RANDOM_FUNCTIONS = frozenset(_CONDITIONS)
 """Functions that may draw random numbers."""

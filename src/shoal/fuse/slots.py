@@ -148,7 +148,7 @@ class Slot:
             new = value.whole if isinstance(value, Stacked) else value.expand(len(self.member_tensors), *value.shape)
             self.uniform = self.uniform and not isinstance(value, Stacked)
             if self.registered:
-                _copy(self.path, self.data, new)
+                _copy_checked(self.path, self.data, new)
             else:
                 self.stacked_place[0][self.stacked_place[1]] = new
                 self.member_tensors = list(new.unbind(0))
@@ -159,7 +159,7 @@ class Slot:
         """Copy a value that user code has assigned in member b into the stacked tensor."""
         if isinstance(value, Tensor):
             stacked = self.data.data[b]
-            _copy(self.path, stacked, value)
+            _copy_checked(self.path, stacked, value)
             self.member_tensors[b].data = stacked
             self.versions = ()  # the write through `.data` did not change a version, so `_is_uniform` must compare
         self.assign(b + 1, self.member_tensors[b])
@@ -249,7 +249,7 @@ def _descend(root: nn.Module, path: Sequence[str]) -> nn.Module:
     return root
 
 
-def _copy(path: str, target: Tensor, value: Tensor) -> None:
+def _copy_checked(path: str, target: Tensor, value: Tensor) -> None:
     if target.shape != value.shape:
         shapes = f"from {tuple(target.shape)} to {tuple(value.shape)}"
         raise FusionError(f"{path!r} changes its shape while the array runs, {shapes}; keep it or do not register it")

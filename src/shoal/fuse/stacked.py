@@ -122,7 +122,7 @@ class StackedFloat(Stacked):
     def __getattr__(self, name: str) -> Any:
         """Refuse methods of floats that tensors do not have."""
         if hasattr(float, name):
-            self._ask(name)
+            self._refuse_method(name)
         raise AttributeError(f"'float' object has no attribute {name!r}")
 
     def __neg__(self) -> "StackedFloat":
@@ -135,39 +135,39 @@ class StackedFloat(Stacked):
         return Stacked.of_floats(tuple(abs(number) for number in self.floats or ()))
 
     def __hash__(self) -> int:
-        self._ask("__hash__")
+        self._refuse_method("__hash__")
 
     def __str__(self) -> str:
-        self._ask("__str__")
+        self._refuse_method("__str__")
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
-        self._ask("__repr__")
+        self._refuse_method("__repr__")
 
     def __format__(self, spec: str) -> str:
-        self._ask("__format__")
+        self._refuse_method("__format__")
 
     def __round__(self, digits: int | None = None) -> NoReturn:
-        self._ask("__round__")
+        self._refuse_method("__round__")
 
     def __trunc__(self) -> NoReturn:
-        self._ask("__trunc__")
+        self._refuse_method("__trunc__")
 
     def __floor__(self) -> NoReturn:
-        self._ask("__floor__")
+        self._refuse_method("__floor__")
 
     def __ceil__(self) -> NoReturn:
-        self._ask("__ceil__")
+        self._refuse_method("__ceil__")
 
     def __divmod__(self, other: Any) -> NoReturn:
-        self._ask("__divmod__")
+        self._refuse_method("__divmod__")
 
     def __rdivmod__(self, other: Any) -> NoReturn:
-        self._ask("__rdivmod__")
+        self._refuse_method("__rdivmod__")
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
-        self._ask("__reduce_ex__")
+        self._refuse_method("__reduce_ex__")
 
-    def _ask(self, method: str) -> NoReturn:
+    def _refuse_method(self, method: str) -> NoReturn:
         raise NeedsMemberError(f"{method} is asked of a float in which the members differ, {self.floats}")
 
 
@@ -189,15 +189,15 @@ class Ragged(Stacked):
     @staticmethod
     def __new__(cls, rows: tuple[Tensor, ...]) -> "Ragged":
         """Wrap plain tensors."""
-        return cls._made(rows[0].shape, rows[0], any(row.requires_grad for row in rows), rows, None, ())
+        return cls._wrap(rows[0].shape, rows[0], any(row.requires_grad for row in rows), rows, None, ())
 
     @classmethod
     def of_padded(cls, padded: Tensor, sizes: Sequence[int]) -> "Ragged":
         """Wrap a padded tensor [B, *shape]; `sizes` are the members' sizes on the last axis."""
-        return cls._made((*padded.shape[1:-1], sizes[0]), padded, padded.requires_grad, None, padded, sizes)
+        return cls._wrap((*padded.shape[1:-1], sizes[0]), padded, padded.requires_grad, None, padded, sizes)
 
     @classmethod
-    def _made(
+    def _wrap(
         cls,
         shape: Sequence[int],
         like: Tensor,

@@ -267,7 +267,7 @@ class _PlainStep:
             FusionError: As for `TrainingStep`; nothing is updated then, and no gradients remain.
         """
         array = self._array
-        array.check_free()
+        array.check_can_run()
         array.check_batch(batch)
         array.state.sync_before_member_runs()
         self._optimizer.zero_grad()

@@ -157,7 +157,7 @@ def find_unfused_parts(models: Sequence[nn.Module]) -> UnfusedParts | None:
         if path in inconsistent or any(n != names[0] for n in names):
             return False
         if any(own[path] != written[0][path] for own in written):
-            guarded = _guarded(path, modules, [own[path] for own in written], serializers)
+            guarded = _guarded_differences(path, modules, [own[path] for own in written], serializers)
             if guarded is None:
                 return False
             attributes.update(guarded)
@@ -184,7 +184,7 @@ def find_unfused_parts(models: Sequence[nn.Module]) -> UnfusedParts | None:
     return UnfusedParts(found, attributes) if visit("", models) else None
 
 
-def _guarded(
+def _guarded_differences(
     path: str, modules: Sequence[nn.Module], written: Sequence[list[Entry]], serializers: Sequence[StructureSerializer]
 ) -> dict[tuple[str, str], Differences] | None:
     """The differences between attributes of the modules at a path; None if a guard of them is impossible."""
@@ -235,10 +235,10 @@ def _describe_place(place: _Place, serializer: StructureSerializer) -> Iterator[
     elif place.first is not None:
         yield place.path, f"the module at {place.first or '(model)'!r}"
     else:
-        yield from _module(place.path, place.module, serializer)
+        yield from _describe_module(place.path, place.module, serializer)
 
 
-def _module(path: str, module: nn.Module, serializer: StructureSerializer) -> Iterator[Entry]:
+def _describe_module(path: str, module: nn.Module, serializer: StructureSerializer) -> Iterator[Entry]:
     yield path or "(model)", f"{serializer.kind(type(module))} {'training' if module.training else 'evaluating'}"
     for kind_name, tensors in (("parameter", module._parameters), ("buffer", module._buffers)):
         for name, tensor in tensors.items():

@@ -68,7 +68,7 @@ class _Replaceable(NamedTuple):
         return self._replace(number=False, tensor=self == _NOT_FOLLOWED)
 
     @property
-    def held(self) -> "_Replaceable":
+    def referenced(self) -> "_Replaceable":
         """What can be replaced in values that a function or an opaque object refers to."""
         return _NOT_FOLLOWED if self == _NOT_FOLLOWED else _FIXED
 
@@ -141,22 +141,22 @@ class StructureSerializer:
             above: `id` of the values in which it is nested.
             replaceable: What an array can replace in the value.
         """
-        if (text := self._simple(value, replaceable)) is not None:
+        if (text := self._describe_simple(value, replaceable)) is not None:
             return text
         if id(value) in above:
             return "above"
         above = (*above, id(value))
         if isinstance(value, Tensor):
-            return self._tensor(value, replaceable)
+            return self._describe_tensor(value, replaceable)
         if isinstance(value, nn.Module):
-            return self._module(value, replaceable)
+            return self._describe_module(value, replaceable)
         if isinstance(value, type):
             return f"class {self.kind(value)}"
         kind = self.kind(type(value))
         if isinstance(value, _CONTAINERS):
-            return self._container(value, kind, above, replaceable)
+            return self._describe_container(value, kind, above, replaceable)
         if isinstance(value, _CALLABLES):
-            return self._callable(value, kind, above, replaceable)
+            return self._describe_callable(value, kind, above, replaceable)
         if isinstance(value, np.ndarray) and value.dtype == object:
             return f"{kind} {value.shape} {[self._describe(each, above, replaceable.fixed) for each in value.ravel()]}"
         if isinstance(value, (np.generic, np.ndarray)):
@@ -168,13 +168,13 @@ class StructureSerializer:
         if isinstance(value, RemovableHandle):
             return kind  # the hook is described where it is registered, and the handle's id differs between members
         if isinstance(value, ReferenceType):
-            return f"{kind} {[self._describe(value(), above, replaceable.held)]}"
+            return f"{kind} {[self._describe(value(), above, replaceable.referenced)]}"
         attributes = getattr(value, "__dict__", None)
-        state = [self._describe(each, above, replaceable.held) for each in _state(value, attributes)]
-        own = [self._attributes(attributes, above, replaceable.inner)] if attributes else []
+        state = [self._describe(each, above, replaceable.referenced) for each in _state(value, attributes)]
+        own = [self._describe_attributes(attributes, above, replaceable.inner)] if attributes else []
         return " ".join([kind, *own, *state])
 
-    def _simple(self, value: Any, replaceable: _Replaceable) -> str | None:
+    def _describe_simple(self, value: Any, replaceable: _Replaceable) -> str | None:
         """Describe a simple value, such as a number or a string; None for any other value."""
         if isinstance(value, float):
             return "float" if replaceable.number else repr(value)
@@ -188,7 +188,7 @@ class StructureSerializer:
             return repr(value)
         return value.type if isinstance(value, torch.device) else None
 
-    def _container(self, value: Any, kind: str, above: tuple[int, ...], replaceable: _Replaceable) -> str:
+    def _describe_container(self, value: Any, kind: str, above: tuple[int, ...], replaceable: _Replaceable) -> str:
         """Describe a mapping, a sequence or a set."""
         if isinstance(value, Mapping):
             keys, values = value.keys(), value.values()
@@ -200,28 +200,31 @@ class StructureSerializer:
         entries = [self._describe(each, above, there) for each in value]
         return f"{kind}({', '.join(sorted(entries) if isinstance(value, (set, frozenset)) else entries)})"
 
-    def _callable(self, value: Any, kind: str, above: tuple[int, ...], replaceable: _Replaceable) -> str:
+    def _describe_callable(self, value: Any, kind: str, above: tuple[int, ...], replaceable: _Replaceable) -> str:
         """Describe a function, a method, code, or a descriptor that calls functions."""
-        held = replaceable.held
+        referenced = replaceable.referenced
         if isinstance(value, MethodType):
-            function, owner = self._describe(value.__func__, above, held), self._describe(value.__self__, above, held)
+            function, owner = (
+                self._describe(value.__func__, above, referenced),
+                self._describe(value.__self__, above, referenced),
+            )
             return f"method {[function]} of {[owner]}"
         if isinstance(value, FunctionType):
-            return f"function {self._function(value, above, held)}"
+            return f"function {self._describe_function(value, above, referenced)}"
         if isinstance(value, CodeType):
             constants = [self._describe(each, above, _FIXED) for each in value.co_consts]
             return f"code {digest([value.co_code, value.co_names, constants])}"
         if isinstance(value, BuiltinFunctionType):
             of_module = value.__self__ is None or isinstance(value.__self__, ModuleType)
-            of = "" if of_module else f" of {[self._describe(value.__self__, above, held)]}"
+            of = "" if of_module else f" of {[self._describe(value.__self__, above, referenced)]}"
             return f"{value.__module__}.{value.__qualname__}{of}"
         if isinstance(value, partial):
             named = self._describe(dict(value.keywords), above, replaceable._replace(number=False))
             called = [self._describe(each, above, replaceable.fixed) for each in (value.func, value.args)]
             return f"{kind} {called} {[named]}"
-        return f"{kind} {[self._describe(each, above, held) for each in _functions(value)]}"
+        return f"{kind} {[self._describe(each, above, referenced) for each in _functions(value)]}"
 
-    def _tensor(self, tensor: Tensor, replaceable: _Replaceable) -> str:
+    def _describe_tensor(self, tensor: Tensor, replaceable: _Replaceable) -> str:
         own = self._paths.get(id(tensor))
         if replaceable.tensor:
             return f"tensor {self.tensor(tensor, '(attribute)')}"
@@ -229,7 +232,7 @@ class StructureSerializer:
             return f"the tensor at {own!r}"
         return f"tensor {tuple(tensor.shape)} {tensor.dtype} {_values(tensor)}"
 
-    def _module(self, module: nn.Module, replaceable: _Replaceable) -> str:
+    def _describe_module(self, module: nn.Module, replaceable: _Replaceable) -> str:
         if replaceable != _FIXED:
             return f"module {type(module).__qualname__}"
         own = self._paths.get(id(module))
@@ -238,7 +241,9 @@ class StructureSerializer:
         tensors = [f"{name} {_values(tensor)}" for name, tensor in module.state_dict().items()]
         return f"module {type(module).__qualname__} {digest(tensors)}"
 
-    def _attributes(self, attributes: dict[str, Any], above: tuple[int, ...], replaceable: _Replaceable) -> str:
+    def _describe_attributes(
+        self, attributes: dict[str, Any], above: tuple[int, ...], replaceable: _Replaceable
+    ) -> str:
         """Describe an object's attributes; floats and plain tensors by value if they cannot be replaced."""
         if replaceable.within:
             return self._describe(attributes, above, replaceable)
@@ -250,12 +255,12 @@ class StructureSerializer:
         """Whether its name identifies a class or function; names in a script do not, since workers do not have them."""
         return _importable(value) and not (self._cross_process and value.__module__ == "__main__")
 
-    def _function(self, function: FunctionType, above: tuple[int, ...], held: _Replaceable) -> str:
+    def _describe_function(self, function: FunctionType, above: tuple[int, ...], referenced: _Replaceable) -> str:
         name = f"{function.__module__}.{function.__qualname__}"
         if self._is_named(function):
             return name
         parts = [function.__code__, list(closure_values(function)), function.__defaults__, function.__kwdefaults__]
-        return f"{name} {[self._describe(part, above, held) for part in parts]}"
+        return f"{name} {[self._describe(part, above, referenced) for part in parts]}"
 
 
 def _importable(value: Any) -> bool:

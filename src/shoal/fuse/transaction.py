@@ -169,22 +169,22 @@ class Transaction:
                     self._tensors.append((whole, _version(whole), whole.detach().clone()))
             elif isinstance(value, nn.Module):
                 if of_model:
-                    to_do += self._module(value, label)
+                    to_do += self._traverse_module(value, label)
             elif isinstance(value, (FunctionType, MethodType, partial)):
                 if not of_model:
-                    to_do += self._function(value, label, depth)
+                    to_do += self._traverse_function(value, label, depth)
             elif isinstance(value, (*_CONTAINERS, CellType)):
-                to_do += self._container(value, label, depth)
+                to_do += self._traverse_container(value, label, depth)
             elif isinstance(attributes := getattr(value, "__dict__", None), dict):
                 if of_model:
-                    to_do += self._container(attributes, label, depth)
+                    to_do += self._traverse_container(attributes, label, depth)
                 elif (package := _top_package(type(value))) != "shoal":
-                    to_do += self._container(attributes, type(value).__name__, depth)
+                    to_do += self._traverse_container(attributes, type(value).__name__, depth)
                     if package not in _LIBRARIES:
                         methods = [each for base in type(value).__mro__ for each in vars(base).values()]
                         to_do += ((each, label, depth - 1) for each in methods if isinstance(each, FunctionType))
 
-    def _module(self, module: nn.Module, label: str) -> Iterator[tuple[Any, str, float]]:
+    def _traverse_module(self, module: nn.Module, label: str) -> Iterator[tuple[Any, str, float]]:
         self._record(vars(module), label, attributes=True, of_model=True)
         for name, held in vars(module).items():
             if name in _REGISTERED:
@@ -193,12 +193,12 @@ class Transaction:
             else:
                 yield held, f"{label}.{name}" if name != "_modules" else label, inf
 
-    def _container(self, container: Any, label: str, depth: float) -> Iterator[tuple[Any, str, float]]:
+    def _traverse_container(self, container: Any, label: str, depth: float) -> Iterator[tuple[Any, str, float]]:
         items = self._record(container, label, of_model=depth == inf)
         if depth == inf or len(items) <= _LARGE:
             yield from ((inner, _entry_name(label, key), depth - 1) for key, inner in items.items())
 
-    def _function(self, fn: Any, label: str, depth: float) -> Iterator[tuple[Any, str, float]]:
+    def _traverse_function(self, fn: Any, label: str, depth: float) -> Iterator[tuple[Any, str, float]]:
         if isinstance(fn, partial):
             yield fn.func, label, depth
             yield (*fn.args, *fn.keywords.values()), label, depth + 1

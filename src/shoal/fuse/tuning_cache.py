@@ -59,7 +59,7 @@ class TuningCache:
             finally:
                 os.close(file)
         except OSError as error:
-            self._give_up(error)
+            self._disable(error)
 
     def _load(self) -> dict[str, str]:
         try:
@@ -67,7 +67,7 @@ class TuningCache:
         except FileNotFoundError:
             return {}
         except OSError as error:
-            self._give_up(error)
+            self._disable(error)
             return {}
         found = {}
         torn = 0
@@ -81,7 +81,7 @@ class TuningCache:
             _log.warning("%d lines of %s cannot be read; their lowerings are measured anew", torn, self.path)
         return found
 
-    def _give_up(self, error: OSError) -> None:
+    def _disable(self, error: OSError) -> None:
         self._usable = False
         _log.warning(
             "the autotuner's file %s cannot be used (%s); its findings are kept in memory only. Set SHOAL_CACHE to a "

@@ -57,7 +57,7 @@ class UnfusedModule(nn.Module):
             result = self._linear(args[0])
             if result is not NotImplemented:
                 return result
-        return _by_member(self.path, [module.__call__ for module in self.member_modules], args, kwargs)
+        return _call_each_member(self.path, [module.__call__ for module in self.member_modules], args, kwargs)
 
     def train(self, mode: bool = True) -> "UnfusedModule":
         """Set the members' modules to training or evaluation mode."""
@@ -135,11 +135,11 @@ class UnfusedModule(nn.Module):
         if all(isinstance(value, nn.Module) for value in values):
             return UnfusedModule(f"{self.path}.{name}", values)
         if all(callable(value) for value in values):
-            return lambda *args, **kwargs: _by_member(self.path, values, args, kwargs)
+            return lambda *args, **kwargs: _call_each_member(self.path, values, args, kwargs)
         return stack(values, uneven=Ragged)
 
 
-def _for_ragged(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _dispatch_ragged(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run a torch function member by member on `Ragged` tensors; in-place functions and views of them are refused."""
     name = str(getattr(func, "__name__", func))
     if func in _OF_AUTOGRAD:
@@ -155,7 +155,7 @@ def _for_ragged(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
         views.append(_shares_memory(value, (own_args, own_kwargs)))
         return value
 
-    result = _by_member(name, [run] * len(first.rows), args, kwargs)
+    result = _call_each_member(name, [run] * len(first.rows), args, kwargs)
     mixed = not all(isinstance(leaf, Ragged) for leaf in given)
     if any(views) and (mixed or any(type(leaf) is Stacked for leaf in pytree.tree_leaves(result))):
         raise NeedsMemberError(f"{name} returns a view of tensors of which each member's has another shape")
@@ -165,10 +165,12 @@ def _for_ragged(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
 _OF_AUTOGRAD = {torch.autograd.grad, torch.autograd.backward, Tensor.retain_grad, Tensor.grad.__get__}  # type: ignore[union-attr]
 """Functions that depend on the identity of a tensor, and cannot run on the members' copies of ragged tensors."""
 
-Ragged.dispatch = staticmethod(_for_ragged)
+Ragged.dispatch = staticmethod(_dispatch_ragged)
 
 
-def _by_member(path: str, calls: Sequence[Callable[..., Any]], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _call_each_member(
+    path: str, calls: Sequence[Callable[..., Any]], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
     """Call each member's function with that member's part of the arguments and that member's random numbers.
 
     Raises:
@@ -188,7 +190,7 @@ def _by_member(path: str, calls: Sequence[Callable[..., Any]], args: tuple[Any, 
     }
     for b, call in enumerate(calls):
         mine = {key: one.copy(b) for key, one in given.items()}
-        own_args, own_kwargs = pytree.tree_map_only(Tensor, partial(_instead, mine), (args, kwargs))
+        own_args, own_kwargs = pytree.tree_map_only(Tensor, partial(_copy_for_member, mine), (args, kwargs))
         with member_run(source.of_member(b)) as own:
             results.append(call(*own_args, **own_kwargs))
         drawn.append(own.calls)
@@ -239,7 +241,7 @@ class _MemberArgument:
             self._value.whole.copy_(torch.stack([self._written.get(b, part) for b, part in enumerate(self._parts)]))
 
 
-def _instead(copies: dict[int, Any], value: Tensor) -> Any:
+def _copy_for_member(copies: dict[int, Any], value: Tensor) -> Any:
     return copies[id(value)]
 
 

@@ -267,7 +267,11 @@ class _CallVariant:
         return data
 
     def _force_lowering(self, func: Any) -> Any:
-        return autotune.off() if self.lowering is None else autotune.forced({name_of(func): self.lowering})
+        return (
+            autotune.without_autotuning()
+            if self.lowering is None
+            else autotune.forced_lowerings({name_of(func): self.lowering})
+        )
 
     def _check_layout(self, call_result: _CallResult) -> None:
         """Check the layout of image batches, whose channels stay merged along chains of convolutions."""

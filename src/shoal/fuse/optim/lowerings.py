@@ -8,7 +8,7 @@ from itertools import accumulate, pairwise
 import torch
 from torch import Tensor
 
-from shoal.fuse.optim.param_state import ParamState, flat
+from shoal.fuse.optim.param_state import ParamState, flatten_rows
 from shoal.fuse.optim.rule import KernelRule, Numbers, Tensors, UpdateRule
 
 __all__ = ["ForeachCalls", "KernelCalls", "update"]
@@ -82,7 +82,7 @@ class KernelCalls:
 
 def _rows_of_calls(stacked: Tensor, lengths: Sequence[int]) -> Sequence[Tensor]:
     """The rows of each call; for a single call the tensor itself, since a view takes time."""
-    return [stacked] if len(lengths) == 1 else flat(stacked).split_with_sizes(lengths)
+    return [stacked] if len(lengths) == 1 else flatten_rows(stacked).split_with_sizes(lengths)
 
 
 _CHUNK_ELEMENTS = 2**18
@@ -145,7 +145,7 @@ class ForeachCalls:
         if numbers != self._numbers:
             self._set_numbers(numbers)
         schedule = [number.unbind() for number in self._rule.schedule(self._table, self._steps, self._products)]
-        flats = [flat(part.in_param_order(grad)) for part, grad in zip(self._parts, grads, strict=True)]
+        flats = [flatten_rows(part.in_param_order(grad)) for part, grad in zip(self._parts, grads, strict=True)]
         for chunk in self._chunks:
             mine = [flats[i][rows, elements] for i, rows, elements in chunk.places]
             spread = [*chunk.constants, *chunk.broadcast(schedule)]
@@ -181,7 +181,7 @@ def update(
 
 def _make_chunks(parts: Sequence[ParamState]) -> list[_Chunk]:
     limit = _CHUNK_ELEMENTS if parts[0].param.device.type == "cpu" else sys.maxsize
-    flats = [(flat(part.param), *map(flat, part.moments)) for part in parts]
+    flats = [(flatten_rows(part.param), *map(flatten_rows, part.moments)) for part in parts]
     chunks: list[_Chunk] = []
     size = limit
     for i, rows, elements in _pieces([param.shape for param, *_ in flats], limit):

@@ -113,18 +113,18 @@ class ParamGroupBatch:
             raise unreadable_settings(self._rows.start + b, self._group, group, error) from error
         if settings == self._settings:
             return True
-        parsed = [self._parsed(b, mine) for b, mine in enumerate(settings)]
+        parsed = [self._parse(b, mine) for b, mine in enumerate(settings)]
         numbers = [both[1] for both in parsed if both is not None and both[0] == self.rule]
         if len(numbers) < len(parsed):
             return False
-        self._settings = [_plain(mine) for mine in settings]
+        self._settings = [_without_tensors(mine) for mine in settings]
         self._numbers = numbers
         self._kernels = self._kernel_rule()
         if self._table is not None:
             self._table.copy_(torch.tensor(numbers, dtype=torch.float64).T)
         return True
 
-    def _parsed(self, b: int, settings: Any) -> tuple[UpdateRule, Numbers] | None:
+    def _parse(self, b: int, settings: Any) -> tuple[UpdateRule, Numbers] | None:
         try:
             return self.rule.parse(settings)
         except (TypeError, ValueError) as error:
@@ -156,7 +156,11 @@ class ParamGroupBatch:
             active = self._active[self._kernels, places] = self._prepare([self.parts[i] for i in places])
         present = [grad for grad in found if grad is not None]
         grads = present if self._plain else [self.rows(grad) for grad in present]
-        kept = [(row, row.clone()) for part in active.parts for row in self._rows_of(part, missing)] if missing else []
+        kept = (
+            [(row, row.clone()) for part in active.parts for row in self._rows_without_grad(part, missing)]
+            if missing
+            else []
+        )
         if active.steps:
             torch._foreach_add_(active.steps, 1)
         active.calls.step(grads, self._numbers)
@@ -165,7 +169,7 @@ class ParamGroupBatch:
                 row.copy_(before)
             self._active.clear()  # these calls assume equal step counts in all members
             for part in active.parts:
-                part.close(self._members, self._without(part, missing))
+                part.close(self._members, self._members_without_grad(part, missing))
 
     def _prepare(self, parts: Sequence[ParamState]) -> "_ActiveParams":
         """Open the state of parameters, and prepare their update; all share one tensor of step counts if possible."""
@@ -174,19 +178,21 @@ class ParamGroupBatch:
         counted = [part for part in parts if part.steps is not None]
         steps = [part.steps for part in counted if part.steps is not None]
         together = stack_rows(steps) if steps else None
-        if together is not None and (together.data_ptr() == steps[0].data_ptr() or all(part.new for part in counted)):
+        if together is not None and (
+            together.data_ptr() == steps[0].data_ptr() or all(part.is_new for part in counted)
+        ):
             for part, row in zip(counted, together.unbind(), strict=True):
                 part.share_counter(row, self.rule, self._members)
             steps = [together]
         calls = ForeachCalls(self.rule, parts) if self._kernels is None else KernelCalls(self._kernels, parts)
         return _ActiveParams(parts, steps, calls)
 
-    def _rows_of(self, part: ParamState, missing: Mapping[Tensor, Collection[int]]) -> Iterator[Tensor]:
+    def _rows_without_grad(self, part: ParamState, missing: Mapping[Tensor, Collection[int]]) -> Iterator[Tensor]:
         """The parameter and state rows of the members that have no gradient."""
-        for b in self._without(part, missing):
+        for b in self._members_without_grad(part, missing):
             yield from (tensor[b] for tensor in (part.param, *part.state))
 
-    def _without(self, part: ParamState, missing: Mapping[Tensor, Collection[int]]) -> list[int]:
+    def _members_without_grad(self, part: ParamState, missing: Mapping[Tensor, Collection[int]]) -> list[int]:
         """Indices in this batch of the members that have no gradient for a parameter."""
         first, end = self._rows.start, self._rows.stop
         return [b - first for b in missing.get(part.stacked_param.stacked, ()) if first <= b < end]
@@ -217,8 +223,8 @@ class ParamGroupBatch:
         return self.rule if share <= _FOREACH_CALLS + mean * _FOREACH_ELEMENT else None
 
 
-def _plain(value: Any) -> Any:
+def _without_tensors(value: Any) -> Any:
     """A copy of settings in which tensors are floats, so that in-place changes of a tensor do not affect it."""
     if isinstance(value, (tuple, list)):
-        return tuple(map(_plain, value))
+        return tuple(map(_without_tensors, value))
     return float(value) if isinstance(value, Tensor) else value

@@ -12,7 +12,7 @@ from shoal.core.errors import FusionError
 from shoal.fuse.optim.rule import UpdateRule
 from shoal.fuse.rows import stack_rows
 
-__all__ = ["ParamState", "StackedParam", "flat"]
+__all__ = ["ParamState", "StackedParam", "flatten_rows"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,7 +108,7 @@ class ParamState:
                 member.state[param][name] = row
 
     @property
-    def new(self) -> bool:
+    def is_new(self) -> bool:
         """Whether the state is initialised and no member has updated the parameter yet."""
         return self.steps is not None and all(self._initialised) and not self.steps.any()
 
@@ -158,6 +158,6 @@ class ParamState:
         return stack_rows([torch.as_tensor(value, dtype=dtype, device=self.param.device).detach() for value in values])
 
 
-def flat(stacked: Tensor) -> Tensor:
+def flatten_rows(stacked: Tensor) -> Tensor:
     """View dense rows [B, *shape] as [B, n], in memory order."""
     return stacked.as_strided((len(stacked), stacked[0].numel()), (stacked.stride(0), 1), stacked.storage_offset())

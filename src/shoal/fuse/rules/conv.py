@@ -52,8 +52,8 @@ def _conv(
         return func(x, w, b, stride, padding, dilation, groups)  # type: ignore[no-any-return]
 
     window = _ConvWindow.of(weight.shape[2:], stride, padding, dilation) if groups == 1 else None
-    columns = window.convolve if window is not None and window.small(_elements(input, weight)) else None
-    settings = (*map(_fixed, (stride, padding, dilation)), groups)
+    columns = window.convolve if window is not None and window.is_small(_elements(input, weight)) else None
+    settings = (*map(_hashable, (stride, padding, dilation)), groups)
     return _run_all_members(func.__name__, run, input, weight, bias, settings, columns, _merge_outputs)
 
 
@@ -74,7 +74,7 @@ def _conv_transposed(
     def run(x: Tensor, w: Tensor, b: Tensor | None, groups: int) -> Tensor:
         return func(x, w, b, stride, padding, output_padding, groups, dilation)  # type: ignore[no-any-return]
 
-    settings = (*map(_fixed, (stride, padding, output_padding, dilation)), groups)
+    settings = (*map(_hashable, (stride, padding, output_padding, dilation)), groups)
     return _run_all_members(func.__name__, run, input, weight, bias, settings, None, merge_channels)
 
 
@@ -171,7 +171,7 @@ def _elements(input: Tensor, weight: Any) -> int:
     return input.numel() * (len(weight.whole) if isinstance(weight, Stacked) else 1)
 
 
-def _fixed(value: Any) -> Hashable:
+def _hashable(value: Any) -> Hashable:
     return tuple(value) if isinstance(value, list) else value
 
 
@@ -224,7 +224,7 @@ class _ConvWindow:
         ones = (*self.kernel, *self.stride)
         return all(size == 1 for size in ones) and not any(self.padding)
 
-    def places(self, space: Sequence[int]) -> list[int]:
+    def window_counts(self, space: Sequence[int]) -> list[int]:
         """Number of windows along each axis of an input of size `space`."""
         return [
             (size + 2 * zeros - width * (kernel - 1) - 1) // step + 1
@@ -233,7 +233,7 @@ class _ConvWindow:
             )
         ]
 
-    def small(self, inputs: int) -> bool:
+    def is_small(self, inputs: int) -> bool:
         """Whether the columns of an input with `inputs` elements are below the memory limit."""
         return self.pointwise or inputs * math.prod(self.kernel) <= _MOST_ELEMENTS * math.prod(self.stride)
 
@@ -252,16 +252,16 @@ class _ConvWindow:
         out = _product(weight.flatten(2), columns)
         if bias is not None:
             out = out + bias.to(out.dtype)[:, None, :, None]
-        return torch.unflatten(out, 3, self.places(x.shape[3:]))
+        return torch.unflatten(out, 3, self.window_counts(x.shape[3:]))
 
     def _unfold(self, x: Tensor) -> Tensor:
         """[P, Q, C, *S] -> [P, Q, C*K, L], for L windows of K elements."""
         if self.pointwise:
             return x.flatten(3)
         images = x.flatten(0, 1) if x.dim() == 5 else x.flatten(0, 1).unsqueeze(2)
-        return torch.unflatten(F.unfold(images, *self._planar()), 0, x.shape[:2])
+        return torch.unflatten(F.unfold(images, *self._two_dimensional()), 0, x.shape[:2])
 
-    def _planar(self) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+    def _two_dimensional(self) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
         """Kernel, dilation, padding and stride in two dimensions, as `F.unfold` takes them."""
         lead = 2 - len(self.kernel)
         return (

@@ -18,7 +18,7 @@ def _table(weight: Any) -> Tensor:
     return weight.whole.flatten(0, 1) if isinstance(weight, Stacked) else weight
 
 
-def _rows(input: Any, weight: Any) -> Tensor:
+def _table_indices(input: Any, weight: Any) -> Tensor:
     """Indices of rows of the common table, [B, *]."""
     members = member_count((input, weight)) or 1
     indices = stacked_data(input, members)
@@ -36,7 +36,7 @@ def _renormalise(table: Tensor, rows: Tensor, max_norm: float | None, norm_type:
         torch.embedding_renorm_(table.detach(), rows.reshape(-1), max_norm, norm_type)
 
 
-def _refuse(weight: Any, max_norm: Any, sparse: bool) -> None:
+def _refuse_unsupported(weight: Any, max_norm: Any, sparse: bool) -> None:
     if sparse and isinstance(weight, Stacked) and weight.whole.requires_grad:
         raise FusionError("the gradient of a fused embedding is dense; pass sparse=False to the embedding")
     if max_norm is not None and not isinstance(weight, Stacked):
@@ -64,10 +64,10 @@ def _embedding(
     scale_grad_by_freq: bool = False,
     sparse: bool = False,
 ) -> Any:
-    _refuse(weight, max_norm, sparse)
+    _refuse_unsupported(weight, max_norm, sparse)
     if isinstance(max_norm, Stacked) or isinstance(norm_type, Stacked) or not _writable(weight, max_norm):
         return NotImplemented
-    table, rows = _table(weight), _rows(input, weight)
+    table, rows = _table(weight), _table_indices(input, weight)
     _renormalise(table, rows, max_norm, norm_type)
     out = F.embedding(rows, table, scale_grad_by_freq=scale_grad_by_freq)
     if padding_idx is not None:  # in each member, the row of the padding index gets no gradient
@@ -89,7 +89,7 @@ def _embedding_bag(
     include_last_offset: bool = False,
     padding_idx: int | None = None,
 ) -> Any:
-    _refuse(weight, max_norm, sparse)
+    _refuse_unsupported(weight, max_norm, sparse)
     if any(isinstance(value, Stacked) for value in (offsets, max_norm, norm_type)) or not _writable(weight, max_norm):
         return NotImplemented
     if input.dim() != (2 if offsets is None else 1):
@@ -97,7 +97,7 @@ def _embedding_bag(
     if scale_grad_by_freq:  # torch's kernel does not count per index, so a common table would change gradients
         return NotImplemented
     members = member_count((input, weight, per_sample_weights)) or 1
-    table, rows = _table(weight), _rows(input, weight)
+    table, rows = _table(weight), _table_indices(input, weight)
     _renormalise(table, rows, max_norm, norm_type)
     if padding_idx is not None:  # use the first member's padding index for all, since the kernel supports one index
         padding_idx %= weight.shape[0]

@@ -13,7 +13,7 @@ from shoal.fuse.stacked import Stacked, member_count
 __all__ = ["RULES"]
 
 
-def _reduced(values: Tensor, reduction: str) -> Tensor:
+def _reduce(values: Tensor, reduction: str) -> Tensor:
     """Reduce losses [B, ...] within each member to [B]; unchanged if `reduction` is "none"."""
     if reduction == "none":
         return values
@@ -52,8 +52,8 @@ def _per_element(
     x, y = (value.expand(members, *input.shape) for value in (x, y))
     values = func(x, y, reduction="none", **dict(zip(weights, scales, strict=True)), **numbers)
     if reduction == "batchmean" and func is F.kl_div:
-        return Stacked(_reduced(values, "sum") / (len(input) if input.dim() else 1))
-    return Stacked(_reduced(values, reduction))
+        return Stacked(_reduce(values, "sum") / (len(input) if input.dim() else 1))
+    return Stacked(_reduce(values, reduction))
 
 
 _WEIGHTED = (F.binary_cross_entropy, F.binary_cross_entropy_with_logits)
@@ -106,7 +106,7 @@ def _class_loss(
         exact = torch.promote_types(losses.dtype, torch.float32)  # a sum of half-precision numbers may overflow
         mean = losses.flatten(1).sum(1, dtype=exact) / _weight_sum(y, weight, ignore_index, exact)
         return Stacked(mean.to(losses.dtype))
-    return Stacked(losses.squeeze(1) if unbatched and reduction == "none" else _reduced(losses, reduction))
+    return Stacked(losses.squeeze(1) if unbatched and reduction == "none" else _reduce(losses, reduction))
 
 
 def _is_supported(x: Tensor, y: Tensor, weight: Any, ignore_index: int, smoothing: Any) -> bool:

@@ -37,11 +37,11 @@ def _stride(func: Any, x: Stacked, *args: Any, **kwargs: Any) -> Any:
     return x.whole[0].stride(*args, **kwargs)
 
 
-def _memory(func: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
+def _refuse_memory_access(func: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
     raise NeedsMemberError(f"{func.__name__} asks for the memory of one member's tensor")
 
 
-def _reshaped(func: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
+def _refuse_reshape(func: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
     """Refuse functions that change a tensor's shape in place, since the shape of a `Stacked` is fixed."""
     raise NeedsMemberError(f"{func.__name__} changes the shape of one member's tensor")
 
@@ -139,8 +139,8 @@ _RANKS = {torch.channels_last: 4, torch.channels_last_3d: 5}
 
 RULES = (
     Rule.direct(_of_one_member, *_FOR_ONE_MEMBER),
-    Rule.direct(_memory, *functions_named(_MEMORY, Tensor)),
-    Rule.direct(_reshaped, *functions_named(_RESHAPING)),
+    Rule.direct(_refuse_memory_access, *functions_named(_MEMORY, Tensor)),
+    Rule.direct(_refuse_reshape, *functions_named(_RESHAPING)),
     Rule.direct(_predicate, *functions_named("equal allclose")),
     Rule.direct(_number(bool), *functions_named("is_nonzero"), Tensor.__bool__),
     Rule.direct(_number(int), Tensor.__int__, Tensor.__index__),

@@ -148,7 +148,7 @@ _CELLS = {
 
 _Tensors = tuple[Tensor, ...]
 
-_scattered = HiddenWarning("RNN module weights are not part of single")
+_memory_warning = HiddenWarning("RNN module weights are not part of single")
 """A warning about weights that are not contiguous in memory; here the weights are rows of the stacked weights."""
 
 
@@ -175,13 +175,13 @@ class _Layer:
     batch_first: bool
 
     @property
-    def states(self) -> int:
+    def num_states(self) -> int:
         """Number of states: h, and for an LSTM c."""
         return 2 if self.func is torch.lstm else 1
 
     def batched(self, x: Tensor, *rest: Tensor) -> _Tensors:
         """Run all members at once."""
-        states, weights = rest[: self.states], rest[self.states :]
+        states, weights = rest[: self.num_states], rest[self.num_states :]
         directions = 2 if self.bidirectional else 1
         each = len(weights) // directions
         outputs, finals = [], []
@@ -204,13 +204,13 @@ class _Layer:
 
     def loop(self, *tensors: Tensor) -> _Tensors:
         """Run one member after another."""
-        with _scattered():
+        with _memory_warning():
             return _each_member(self.one_member, *tensors)
 
     def folded(self, x: Tensor, *rest: Tensor) -> _Tensors:
         """Run one batch of B*N with weights that all members share, in torch's shapes without B."""
         members = len(x)
-        states, weights = rest[: self.states], rest[self.states :]
+        states, weights = rest[: self.num_states], rest[self.num_states :]
         sequences = x.flatten(0, 1) if self.batch_first else x.transpose(0, 1).flatten(1, 2)
         output, *after = self.one_member(
             sequences, *(state.transpose(0, 1).flatten(1, 2) for state in states), *weights
@@ -222,7 +222,7 @@ class _Layer:
 
     def one_member(self, x: Tensor, *rest: Tensor) -> _Tensors:
         """Run torch's function for one member."""
-        states, weights = rest[: self.states], rest[self.states :]
+        states, weights = rest[: self.num_states], rest[self.num_states :]
         hx = states if self.func is torch.lstm else states[0]
         modes = (self.training, self.bidirectional, self.batch_first)
         result: _Tensors = self.func(x, hx, weights, self.biased, 1, 0.0, *modes)

@@ -44,10 +44,10 @@ def _reshape(func: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
 def _to_shape(x: Stacked, shape: Sequence[int]) -> Stacked:
     data = x.whole
     result = data.reshape(data.shape[0], *shape)
-    return Stacked(result if data.is_contiguous() else _noted(data, result))
+    return Stacked(result if data.is_contiguous() else _with_recorded_copy(data, result))
 
 
-def _noted(data: Tensor, result: Tensor) -> Tensor:
+def _with_recorded_copy(data: Tensor, result: Tensor) -> Tensor:
     record_copy(data, result)
     return result
 
@@ -59,7 +59,7 @@ def _reshape_as(func: Any, x: Any, other: Tensor) -> Any:
 def _flatten(func: Any, x: Stacked, start_dim: int = 0, end_dim: int = -1) -> Any:
     if x.dim() == 0:
         return Stacked(x.whole.unsqueeze(1))
-    return Stacked(_noted(x.whole, x.whole.flatten(axis(x, start_dim), axis(x, end_dim))))
+    return Stacked(_with_recorded_copy(x.whole, x.whole.flatten(axis(x, start_dim), axis(x, end_dim))))
 
 
 def _ravel(func: Any, x: Stacked) -> Any:
@@ -135,7 +135,7 @@ def _iterate(func: Any, x: Stacked) -> Any:
     return iter(_unbind(func, x))
 
 
-def _basic(key: Any) -> tuple[Any, ...] | None:
+def _basic_index(key: Any) -> tuple[Any, ...] | None:
     """An index that consists of numbers, slices, None and an ellipsis, else None; tensors in slices become numbers."""
     parts = tuple(map(_without_tensor_ends, key)) if type(key) is tuple else (_without_tensor_ends(key),)
     return parts if all(type(part) in _BASIC for part in parts) else None
@@ -151,7 +151,7 @@ def _without_tensor_ends(part: Any) -> Any:
 
 
 def _get(func: Any, x: Any, key: Any) -> Any:
-    basic = _basic(key)
+    basic = _basic_index(key)
     if basic is None:
         return NotImplemented
     return Stacked(x.whole[(slice(None), *basic)]) if isinstance(x, Stacked) else x[basic]
@@ -164,7 +164,7 @@ def _set(func: Any, x: Any, key: Any, value: Any) -> Any:
         mask = key.whole if isinstance(key, Stacked) else key.unsqueeze(0)
         x.whole.masked_fill_(mask.reshape(*mask.shape, *[1] * (x.dim() - key.dim())), value)
         return None
-    basic = _basic(key)
+    basic = _basic_index(key)
     if basic is None:
         return NotImplemented
     part = x.whole[(slice(None), *basic)]
