@@ -70,7 +70,7 @@ def test_what_is_set_in_the_members_is_followed() -> None:
         model[1].negative_slope = 0.7
     compare(array(X), [twin(X) for twin in twins])
     models[1][1].negative_slope = 0.2
-    with pytest.raises(FusionError, match=r"members 0 and 1 have come to differ in '1.negative_slope'; fuse them"):
+    with pytest.raises(FusionError, match=r"members 0 and 1 now differ in '1.negative_slope'; fuse them"):
         several(array)
 
 

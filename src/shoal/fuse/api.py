@@ -32,7 +32,9 @@ def fuse(models: Iterable[nn.Module], seeds: Iterable[int] | Tensor | None = Non
             path.
     """
     if isinstance(models, nn.Module):
-        raise FusionError(f"`models` must be several torch.nn.Module, got one, a {type(models).__name__}")
+        raise FusionError(
+            f"`models` must be a list of torch.nn.Module, got a single {type(models).__name__}; put it in a list"
+        )
     members: list[nn.Module] = []
     for model in check_iterable(models, "models", "torch.nn.Module"):
         if not isinstance(model, nn.Module):
@@ -74,7 +76,7 @@ def stack(batches: Sequence[Any] | Tensor) -> Any:
     """Stack one batch per member into one batch, which an array accepts in place of a batch that all members share.
 
     Args:
-        batches: One batch for each member, nested alike, with tensors of one shape [N, ...]; or one tensor [B, N, ...],
+        batches: One batch for each member, with equal nesting and tensors of one shape [N, ...]; or one tensor [B, N, ...],
             such as the result of another array, which is not copied.
 
     Returns:
@@ -87,11 +89,11 @@ def stack(batches: Sequence[Any] | Tensor) -> Any:
         raise FusionError("these batches are stacked already; give them to the array as they are")
     if isinstance(batches, Tensor):
         if batches.dim() == 0:
-            raise FusionError("a tensor to be stacked must have the members as its first axis, got shape ()")
+            raise FusionError("a tensor of the members' batches must have the shape [B, N, ...], got shape ()")
         return Stacked(batches)
     if not isinstance(batches, Sequence) or not batches:
         raise FusionError(f"`batches` must be a sequence with one batch for each member, got {batches!r}")
     try:
         return stack_values(list(batches))
     except NeedsMemberError as reason:
-        raise FusionError(f"the members' batches cannot be one: {reason}") from None
+        raise FusionError(f"the members' batches cannot be stacked: {reason}") from None

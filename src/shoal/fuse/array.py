@@ -209,8 +209,8 @@ class ModelArray(nn.Module):
         """
         if active_source() is not None:
             raise FusionError(
-                "an array is called within a function that an array runs; call it before that, and hand over what it "
-                "returns as a batch of each member's own: `shoal.stack(result)`"
+                "an array is called within a function that an array runs; call it before that, and pass its result to "
+                "the function as a stacked batch: `shoal.stack(result)`"
             )
         self.check_present()
 
@@ -222,8 +222,8 @@ class ModelArray(nn.Module):
         """
         if self._left:
             raise FusionError(
-                "the members have left this array by `select`, `concat` or another `fuse`; use the array that "
-                "resulted, and the optimizer that `fuse_optimizers` makes for that array of its members' own"
+                "the members have left this array by `select`, `concat` or another `fuse`; use the new array, and the "
+                "optimizer that `fuse_optimizers` makes for that array from the members' own optimizers"
             )
 
     def check_batch(self, batch: Any) -> None:
@@ -244,7 +244,7 @@ class ModelArray(nn.Module):
         """
         if assign:
             raise FusionError(
-                "an array cannot take over a state_dict's tensors (assign=True): its members' are views of its own; "
+                "an array cannot use a state_dict's tensors (assign=True): its members' tensors are views of its own; "
                 "load with assign=False, which copies, after moving the array (`to`) to the wanted type and device"
             )
         return super().load_state_dict(state_dict, strict)

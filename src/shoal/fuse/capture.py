@@ -63,7 +63,7 @@ class CapturedStep:
         limits: Largest norm of each member's gradients, [B]; None if there are no limits.
 
     Raises:
-        FusionError: The step cannot be captured, or an optimizer must step by itself. The model is unchanged then.
+        FusionError: The step cannot be captured, or an optimizer has no fused rule. The model is unchanged then.
     """
 
     def __init__(
@@ -215,7 +215,7 @@ class CapturedStep:
         off = sum(float((got[i] - expected[i]).double().square().sum()) for i in linear)
         moved = sum(float((expected[i] - example[i]).double().square().sum()) for i in linear)
         if not off <= tolerance**2 * moved or not torch.allclose(*losses, rtol=tolerance, atol=0, equal_nan=True):
-            raise FusionError("the compiled step computes something else; this is a fault of the compiler")
+            raise FusionError("the compiled step and the trace compute different values; this is a compiler fault")
 
     def _step(self, leaves: Sequence[Any]) -> Callable[..., Tensor]:
         """The step as a function of tensors only: those of `_inputs`, then those of `_given`."""
@@ -395,7 +395,7 @@ class _TraceGuard(TorchFunctionMode):
     ) -> Any:
         """Check a torch function of the step, and run it."""
         if func in _VALUES:
-            raise FusionError(f"it takes values out of a tensor by `{func.__name__}`")
+            raise FusionError(f"it reads values of a tensor by `{func.__name__}`")
         if func in _HOOKS:
             raise _frozen_hook()
         result = func(*args, **(kwargs or {}))
@@ -405,6 +405,4 @@ class _TraceGuard(TorchFunctionMode):
 
 
 def _frozen_hook() -> FusionError:
-    return FusionError(
-        "the step has a hook in the backward pass, which a trace would call once and for all; remove the hook"
-    )
+    return FusionError("the step has a hook in the backward pass, which a trace would call only once; remove the hook")

@@ -30,7 +30,7 @@ def check_iterable(given: Any, name: str, of: str) -> Iterable[Any]:
     """
     if isinstance(given, Iterable):
         return given
-    raise FusionError(f"`{name}` must be a list of {of}, got {type(given).__name__}; one alone goes in a list")
+    raise FusionError(f"`{name}` must be a list of {of}, got {type(given).__name__}; put a single one in a list")
 
 
 def parse_indices(given: Any, members: int) -> list[int]:

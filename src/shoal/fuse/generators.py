@@ -40,7 +40,7 @@ def seed_all(seed: int, device: torch.device) -> None:
 
     Args:
         seed: Seed of all generators.
-        device: Device whose generator is seeded beside those of the CPU.
+        device: Device whose generator is seeded in addition to those of the CPU.
     """
     random.seed(seed)
     np.random.seed(seed % 2**32)
@@ -72,7 +72,7 @@ def forked_rng(devices: Sequence[int]) -> Iterator[None]:
     """Context manager that locks torch's default generators, and restores their states at the end.
 
     Args:
-        devices: Indices of the GPUs whose generators are restored beside that of the CPU.
+        devices: Indices of the GPUs whose generators are restored in addition to that of the CPU.
     """
     with generator_lock, torch.random.fork_rng(devices=devices):
         yield
@@ -96,7 +96,7 @@ class DrawDetector:
     """Detects draws from torch's default generators since this object was created.
 
     Args:
-        device: Device whose generator is compared beside that of the CPU.
+        device: Device whose generator is compared in addition to that of the CPU.
     """
 
     def __init__(self, device: torch.device) -> None:

@@ -158,7 +158,7 @@ def parse_limits(array: ModelArray, given: float | Sequence[float] | Tensor, nam
     """
     if not isinstance(array, ModelArray):
         raise FusionError(
-            f"`array` must be what `fuse` made, got {type(array).__name__}; for one model there is torch.nn.utils"
+            f"`array` must be what `fuse` made, got {type(array).__name__}; for one model use torch.nn.utils"
         )
     array.check_present()
     limits = parse_member_values(given, name, len(array), torch.float64)

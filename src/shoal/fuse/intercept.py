@@ -107,7 +107,7 @@ class FunctionInterceptor(TorchFunctionMode):
                 "in plain PyTorch only; use a model of its own without the adapter instead"
             )
         if not self._single_member and func in _REQUIRES_GRAD_SETTERS and args[1:] in ((), (True,)):
-            raise NeedsMemberError("a tensor that all members share is to have a gradient, which each has of its own")
+            raise NeedsMemberError("`requires_grad` is set on a tensor that all members share")
         if not self._single_member and updates_statistics(func, args, kwargs):
             raise NeedsMemberError(f"{func.__name__} updates statistics that all members share")
         return func(*args, **kwargs)

@@ -65,8 +65,8 @@ class MapRunner:
         except NeedsMemberError as error:
             by_member.add(key)
             raise FusionError(
-                f"{error_location(error, fn)}: {error}, in a later call than the first, and what this one has done is "
-                "not taken back; go back to what was saved before it (from now on the function runs member by member)"
+                f"{error_location(error, fn)}: {error}, in a later call than the first, whose effects are not rolled "
+                "back; go back to what was saved before it (from now on the function runs member by member)"
             ) from error
 
     def _run_first_time(
@@ -96,7 +96,7 @@ class MapRunner:
         self._state.by_member.add(key)
         if key not in _logged:
             _logged.add(key)
-            _log.warning("it runs member by member: %s", reason)
+            _log.warning("a function runs member by member: %s", reason)
         return self._run_each(fn, keys, batch)
 
     def _run_at_once(

@@ -120,13 +120,13 @@ class AttributeSync:
     def _check_attribute(self, b: int, i: int, name: str, value: Any) -> None:
         if _differ(vars(self._members[b][i]).get(name, _MISSING), value):
             path = f"{self._paths[i]}.{name}".lstrip(".")
-            raise FusionError(f"members 0 and {b} have come to differ in {path!r}; fuse them again")
+            raise FusionError(f"members 0 and {b} now differ in {path!r}; fuse them again")
 
     def _stack_attribute(self, place: _Place, values: list[Any]) -> None:
         i, name = place
         if not all(isinstance(value, Tensor) and value.shape == values[0].shape for value in values):
             path = f"{self._paths[i]}.{name}".lstrip(".")
-            raise FusionError(f"the members have come to differ in the shape of {path!r}; fuse them again")
+            raise FusionError(f"the members now differ in the shape of {path!r}; fuse them again")
         setattr(self._template[i], name, Stacked(torch.stack(values)))
         self._stacked_attributes[place] = (vars(self._template[i])[name], values)
 

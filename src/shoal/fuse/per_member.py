@@ -79,7 +79,7 @@ class MemberRunner:
                 self._intercepted = True
                 raise FusionError(
                     f"{describe_function(fn)} had drawn no random numbers and draws some now, which are not the "
-                    "model's own; they are intercepted from now on: go back to what was saved before"
+                    "model's own; go back to what was saved before (from now on random functions are intercepted)"
                 )
             return result
         before = None if self._intercepted else Transaction([model])
@@ -220,6 +220,6 @@ def refuse_outer_grad(slots: Iterable[Slot], tensor: Tensor) -> None:
         if slot.trainable and not slot.shared
     ):
         raise FusionError(
-            "a function asks for the gradient of an array's or a member's parameter, and not through the model that it "
-            "is given, as an optimizer's `step` and `zero_grad` do; call these outside of `map`, or use `TrainingStep`"
+            "a function accesses the gradient of an array's or a member's parameter without using the model that it is "
+            "given, as an optimizer's `step` and `zero_grad` do; call these outside of `map`, or use `TrainingStep`"
         )

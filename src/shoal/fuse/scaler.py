@@ -60,8 +60,7 @@ class GradScaler:
     ) -> None:
         if not isinstance(array, ModelArray):
             raise FusionError(
-                f"`array` must be what `fuse` made, got {type(array).__name__}; for one model there is "
-                "torch.amp.GradScaler"
+                f"`array` must be what `fuse` made, got {type(array).__name__}; for one model use torch.amp.GradScaler"
             )
         array.check_present()
         self._array = array

@@ -314,7 +314,7 @@ def find_slots(template: nn.Module, members: Sequence[nn.Module], unfused_paths:
         for places, (_, container, name, _) in zip(slots[key].places, columns, strict=True):
             places.append((container, name))
         if isinstance(columns[0][1], tuple) or columns[0][1] is columns[1][1]:
-            raise FusionError(f"the members differ in {path!r}, where no value can be put; keep it in a list or dict")
+            raise FusionError(f"the members differ in {path!r}, which cannot be replaced; keep it in a list or dict")
     return list(slots.values())
 
 

@@ -168,7 +168,7 @@ class StackedFloat(Stacked):
         self._refuse_method("__reduce_ex__")
 
     def _refuse_method(self, method: str) -> NoReturn:
-        raise NeedsMemberError(f"{method} is asked of a float in which the members differ, {self.floats}")
+        raise NeedsMemberError(f"{method} is called on a float in which the members differ, {self.floats}")
 
 
 class Ragged(Stacked):
@@ -242,7 +242,7 @@ def refuse_custom_autograd(values: Iterable[Any]) -> None:
         for value in values:
             if isinstance(value, Stacked):
                 if value.grad_fn is not None:
-                    raise NeedsMemberError("a custom autograd function takes one member at a time")
+                    raise NeedsMemberError("a custom autograd function must run for one member at a time")
             elif isinstance(value, (list, tuple)):
                 refuse_custom_autograd(value)
 

@@ -354,8 +354,8 @@ def _one_for_each(returned: Any, members: int) -> Tensor:
 def _check_graph(loss: Tensor) -> None:
     if not loss.requires_grad:
         raise FusionError(
-            "`loss` returned a number in which no parameter has part (by `.item()`, `.detach()`, `torch.no_grad()`, or "
-            "because all are frozen), so there is no gradient to compute; return the loss itself"
+            "`loss` returned a number that depends on no parameter (by `.item()`, `.detach()`, `torch.no_grad()`, or "
+            "because all parameters are frozen), so there is no gradient to compute; return the loss itself"
         )
 
 

@@ -87,9 +87,9 @@ def obstacle(model: nn.Module, only_member: bool) -> str | None:
     stuck = None if only_member else find_unbindable(model)
     if stuck is not None:
         return (
-            f"{stuck!r} holds a part of the model where no member's own can be put: a tensor or a list of modules that "
-            "a function closes over, or a weak reference; have the function close over the module itself, and take the "
-            "rest from there when called"
+            f"{stuck!r} refers to a part of the model that cannot be replaced by a member's own: a tensor or a list of "
+            "modules that a function closes over, or a weak reference; let the function close over the module itself, "
+            "and read the rest from it when called"
         )
     return None
 

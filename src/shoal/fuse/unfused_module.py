@@ -130,7 +130,7 @@ class UnfusedModule(nn.Module):
                 f"{type(self.member_modules[0]).__name__!r} at {self.path!r} has no attribute {name!r}"
             )
         if missing:
-            raise NeedsMemberError(f"{self.path}.{name} is asked for, which members {missing} do not have")
+            raise NeedsMemberError(f"it reads {self.path}.{name}, which members {missing} do not have")
         values = [getattr(module, name) for module in self.member_modules]
         if all(isinstance(value, nn.Module) for value in values):
             return UnfusedModule(f"{self.path}.{name}", values)
@@ -143,9 +143,9 @@ def _dispatch_ragged(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     """Run a torch function member by member on `Ragged` tensors; in-place functions and views of them are refused."""
     name = str(getattr(func, "__name__", func))
     if func in _OF_AUTOGRAD:
-        raise NeedsMemberError(f"{name} asks for the gradient of tensors of which each member's has another shape")
+        raise NeedsMemberError(f"{name} needs the gradient of tensors whose shapes differ between members")
     if written_arguments(func, args, kwargs) or func in HIDDEN_WRITES:
-        raise NeedsMemberError(f"{name} changes tensors of which each member's has another shape")
+        raise NeedsMemberError(f"{name} changes tensors whose shapes differ between members")
     given = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if _is_tensor(leaf)]
     first = next(leaf for leaf in given if isinstance(leaf, Ragged))
     views: list[bool] = []
@@ -158,7 +158,7 @@ def _dispatch_ragged(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     result = _call_each_member(name, [run] * len(first.rows), args, kwargs)
     mixed = not all(isinstance(leaf, Ragged) for leaf in given)
     if any(views) and (mixed or any(type(leaf) is Stacked for leaf in pytree.tree_leaves(result))):
-        raise NeedsMemberError(f"{name} returns a view of tensors of which each member's has another shape")
+        raise NeedsMemberError(f"{name} returns a view of tensors whose shapes differ between members")
     return result
 
 

@@ -77,7 +77,7 @@ class ParamState:
 
     @property
     def state(self) -> list[Tensor]:
-        """All tensors besides the parameter that an update changes."""
+        """All tensors that an update changes, except the parameter."""
         return [] if self.steps is None else [self.steps, *self.product, *self.moments]
 
     def open(self, rule: UpdateRule, members: Sequence[Optimizer]) -> None:

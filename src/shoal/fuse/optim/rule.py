@@ -138,5 +138,5 @@ def unreadable_settings(b: int, number: int, group: Mapping[str, Any], reason: E
     settings = {name: value for name, value in group.items() if name != "params"}
     return FusionError(
         f"the optimizer of member {b} has settings in group {number} that cannot be read, {settings}: "
-        f"{type(reason).__name__}: {reason}; put them right in its `param_groups`"
+        f"{type(reason).__name__}: {reason}; correct them in its `param_groups`"
     )

@@ -42,7 +42,7 @@ def _hook(func: Any, x: Stacked, hook: Callable[[Tensor], Any]) -> Any:
 def _initial_gradient(x: Tensor, gradient: Any) -> Any:
     """The gradient, [B, ...], with which the backward pass of all members starts."""
     if not isinstance(x, Stacked):
-        raise NeedsMemberError("a gradient of a tensor that all members share")
+        raise NeedsMemberError("it starts a backward pass from a tensor that all members share")
     if gradient is None:
         if x.numel() != 1:
             raise RuntimeError("grad can be implicitly created only for scalar outputs")
@@ -91,7 +91,7 @@ def _listed(value: Any) -> list[Any]:
 
 def _whole(x: Any) -> Tensor:
     if not isinstance(x, Stacked):
-        raise NeedsMemberError("a gradient for a tensor that all members share")
+        raise NeedsMemberError("it computes a gradient of a tensor that all members share")
     return x.whole
 
 

@@ -159,7 +159,7 @@ def _get(func: Any, x: Any, key: Any) -> Any:
 
 def _set(func: Any, x: Any, key: Any, value: Any) -> Any:
     if not isinstance(x, Stacked):
-        raise NeedsMemberError("an assignment to a part of a tensor that all members share")
+        raise NeedsMemberError("it assigns to a part of a tensor that all members share")
     if isinstance(key, Tensor) and key.dtype == torch.bool and key.dim() and not isinstance(value, Tensor):
         mask = key.whole if isinstance(key, Stacked) else key.unsqueeze(0)
         x.whole.masked_fill_(mask.reshape(*mask.shape, *[1] * (x.dim() - key.dim())), value)
