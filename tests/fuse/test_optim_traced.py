@@ -37,7 +37,7 @@ def test_traced_step(make: Make, dtype: torch.dtype) -> None:
 
     def arguments() -> list[Any]:
         params = [p.detach() for p in traced.params]
-        return [params, [p.grad for p in traced.params], traced.state, traced.numbers]
+        return [params, [p.grad for p in traced.params], traced.state, traced.coefficients]
 
     twins.give_grads()
     with _one_fake_mode():  # as captured steps are traced

@@ -203,7 +203,9 @@ def test_what_cannot_be_put_for_each_member(name: str) -> None:
         model.use.value = STUCK[name](model)
         return model
 
-    with pytest.raises(FusionError, match=r"member 0: 'use.value' holds a part of the model .* close over the module"):
+    with pytest.raises(
+        FusionError, match=r"member 0: 'use.value' refers to a part of the model .* close over the module"
+    ):
         fuse(models(make))
     assert len(fuse(models(make)[:1])) == 1
 
@@ -215,7 +217,7 @@ def test_a_function_that_closes_over_a_parameter() -> None:
         model.use.value = lambda x: x @ weight
         return model
 
-    with pytest.raises(FusionError, match=r"member 0: 'use.value' holds a part of the model"):
+    with pytest.raises(FusionError, match=r"member 0: 'use.value' refers to a part of the model"):
         fuse(models(make))
 
 

@@ -76,8 +76,8 @@ def stack(batches: Sequence[Any] | Tensor) -> Any:
     """Stack one batch per member into one batch, which an array accepts in place of a batch that all members share.
 
     Args:
-        batches: One batch for each member, with equal nesting and tensors of one shape [N, ...]; or one tensor [B, N, ...],
-            such as the result of another array, which is not copied.
+        batches: One batch for each member, with equal nesting and tensors of one shape [N, ...]; or one tensor
+            [B, N, ...], such as the result of another array, which is not copied.
 
     Returns:
         A batch nested like one member's batch, with `Stacked` tensors.

@@ -10,7 +10,7 @@ The passes, in order:
 6. Compare the compiled step with the graph on copies of all inputs, since compilers have faults.
 7. On a GPU, record all kernels, to launch them together (CUDA graph).
 
-The graph's inputs include the values that differ between steps: the batch, the optimizers' numbers, the random keys.
+The graph's inputs include the values that differ between steps: the batch, the update rules' coefficients, random keys.
 """
 
 import warnings
@@ -155,7 +155,7 @@ class CapturedStep:
     def _inputs(self) -> list[Tensor]:
         """Tensors that the step reads and changes in place."""
         step = self._traced
-        return [t.detach() for t in (*step.params, *self._others, *step.state, *step.numbers)]
+        return [t.detach() for t in (*step.params, *self._others, *step.state, *step.coefficients)]
 
     def _given(self, leaves: Sequence[Any]) -> list[Tensor]:
         """Tensors that differ at every step: the members' random keys, and the tensors of the batch."""
@@ -220,12 +220,12 @@ class CapturedStep:
     def _step(self, leaves: Sequence[Any]) -> Callable[..., Tensor]:
         """The step as a function of tensors only: those of `_inputs`, then those of `_given`."""
         step = self._traced
-        counts = [len(step.params), len(self._others), len(step.state), len(step.numbers), 1]
+        counts = [len(step.params), len(self._others), len(step.state), len(step.coefficients), 1]
         constants = [tensor for _, tensor, _ in self._array.shared_parameters()]
 
         def run(*tensors: Tensor) -> Tensor:
             left = iter(tensors)
-            params, others, state, numbers, (keys,) = ([next(left) for _ in range(n)] for n in counts)
+            params, others, state, coefficients, (keys,) = ([next(left) for _ in range(n)] for n in counts)
             batch = pytree.tree_unflatten([_like(x, left) for x in leaves], self._spec)
             live = [param.detach().requires_grad_(param.is_floating_point()) for param in params]
             idle = [
@@ -248,7 +248,7 @@ class CapturedStep:
                 taken.append(losses.detach())
             if self._limits is not None:
                 self._clip(grads, self._limits)
-            step.apply(params, grads, state, numbers)
+            step.apply(params, grads, state, coefficients)
             return total(taken)
 
         return run

@@ -42,7 +42,7 @@ class FusedOptimizer:
     def __init__(self, members: Sequence[Optimizer], array: ModelArray, lowering: Lowering | None = None) -> None:
         self.members = tuple(members)
         self.version = 0
-        """Incremented when anything but numbers changes; `traced` steps of an earlier version are out of date."""
+        """Incremented when anything but hyper-parameters changes; earlier `traced` steps are then out of date."""
         self.array = array
         self._last_sizes: list[int] | None = None
         self._lowering: Lowering | None = lowering
@@ -83,7 +83,7 @@ class FusedOptimizer:
         self.mark_stepped()
 
     def refresh(self) -> None:
-        """Read the members' `param_groups`, and regroup the members if anything but numbers has changed."""
+        """Read the members' `param_groups`, and regroup the members if anything but hyper-parameters has changed."""
         self.array.check_present()
         if (
             self._groups_changed()
@@ -215,7 +215,7 @@ def _make_units(
     lowering: Lowering | None,
     skipped: Collection[int],
 ) -> list[ParamGroupBatch | MemberLoop]:
-    """Divide the members into runs whose optimizers differ only in numbers, and make one batch per run and group.
+    """Divide the members into runs whose optimizers differ only in hyper-parameters; make one batch per run and group.
 
     Args:
         members: One optimizer per member of the array.

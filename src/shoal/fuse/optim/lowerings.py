@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from shoal.fuse.optim.param_state import ParamState, flatten_rows
-from shoal.fuse.optim.rule import KernelRule, Numbers, Tensors, UpdateRule
+from shoal.fuse.optim.rule import Hyperparameters, KernelRule, Tensors, UpdateRule
 
 __all__ = ["ForeachCalls", "KernelCalls", "update"]
 
@@ -29,7 +29,9 @@ class _KernelArguments:
 
 
 class KernelCalls:
-    """Updates parameters by torch's fused kernels: one call per run of members with equal numbers and step counts.
+    """Updates parameters by torch's fused kernels.
+
+    One call updates a run of consecutive members with equal hyper-parameters and step counts.
 
     Args:
         rule: Rule of all members.
@@ -42,31 +44,34 @@ class KernelCalls:
         done = list(zip(*(part.steps.tolist() for part in parts if part.steps is not None), strict=True))
         self._alike = [a == b for a, b in pairwise(done)]  # constant, since all members step together
         self._calls: dict[tuple[int, ...], list[_KernelArguments]] = {}
-        self._numbers: Sequence[Numbers] | None = None
+        self._hyperparameters: Sequence[Hyperparameters] | None = None
         self._lengths: tuple[int, ...] = ()
 
-    def step(self, grads: Sequence[Tensor], numbers: Sequence[Numbers]) -> None:
+    def step(self, grads: Sequence[Tensor], hyperparameters: Sequence[Hyperparameters]) -> None:
         """Update the parameters; the caller has counted the step already.
 
         Args:
             grads: Gradient of each parameter, [B, *shape].
-            numbers: Numbers of each member.
+            hyperparameters: Hyper-parameters of each member.
         """
-        if numbers is not self._numbers:
-            self._numbers, self._lengths = numbers, self._call_lengths(numbers)
+        if hyperparameters is not self._hyperparameters:
+            self._hyperparameters, self._lengths = hyperparameters, self._call_lengths(hyperparameters)
         lengths = self._lengths
         if lengths not in self._calls:
             self._calls[lengths] = self._make_calls(lengths)
         grads = [part.in_param_order(grad) for part, grad in zip(self._parts, grads, strict=True)]
         pieces = [_rows_of_calls(grad, lengths) for grad in grads]
         for call, *mine in zip(self._calls[lengths], *pieces, strict=True):
-            self._rule.kernel(call.params, mine, call.moments, call.steps, numbers[call.first])
+            self._rule.kernel(call.params, mine, call.moments, call.steps, hyperparameters[call.first])
 
-    def _call_lengths(self, numbers: Sequence[Numbers]) -> tuple[int, ...]:
-        """Number of members per call: consecutive members with equal numbers and equal step counts."""
-        alike = self._alike or [True] * (len(numbers) - 1)
-        starts = [0, *(b for b, same in enumerate(alike, start=1) if not same or numbers[b] != numbers[b - 1])]
-        return tuple(end - start for start, end in pairwise([*starts, len(numbers)]))
+    def _call_lengths(self, hyperparameters: Sequence[Hyperparameters]) -> tuple[int, ...]:
+        """Number of members per call: consecutive members with equal hyper-parameters and equal step counts."""
+        alike = self._alike or [True] * (len(hyperparameters) - 1)
+        starts = [
+            0,
+            *(b for b, same in enumerate(alike, start=1) if not same or hyperparameters[b] != hyperparameters[b - 1]),
+        ]
+        return tuple(end - start for start, end in pairwise([*starts, len(hyperparameters)]))
 
     def _make_calls(self, lengths: tuple[int, ...]) -> list[_KernelArguments]:
         params = [_rows_of_calls(part.param, lengths) for part in self._parts]
@@ -109,11 +114,14 @@ class _Chunk:
     moments: list[list[Tensor]]
     constants: list[Tensors] = field(default_factory=list)
 
-    def broadcast(self, numbers: Sequence[Sequence[Tensor]]) -> list[Tensors]:
-        """Select and broadcast the numbers of this chunk; each number is a list over all parameters, [B] each."""
+    def broadcast(self, coefficients: Sequence[Sequence[Tensor]]) -> list[Tensors]:
+        """Select and broadcast the coefficients of this chunk; each one is a list over all parameters, [B] each."""
         return [
-            [_broadcast(number[i][rows], param) for (i, rows, _), param in zip(self.places, self.params, strict=True)]
-            for number in numbers
+            [
+                _broadcast(coefficient[i][rows], param)
+                for (i, rows, _), param in zip(self.places, self.params, strict=True)
+            ]
+            for coefficient in coefficients
         ]
 
 
@@ -132,18 +140,18 @@ class ForeachCalls:
         self._device = parts[0].param.device
         self._chunks = _make_chunks(parts)
         self._parts = parts
-        self._numbers: Sequence[Numbers] = ()
+        self._hyperparameters: Sequence[Hyperparameters] = ()
         self._table = torch.empty(0)
 
-    def step(self, grads: Sequence[Tensor], numbers: Sequence[Numbers]) -> None:
+    def step(self, grads: Sequence[Tensor], hyperparameters: Sequence[Hyperparameters]) -> None:
         """Update the parameters; the caller has counted the step already.
 
         Args:
             grads: Gradient of each parameter, [B, *shape].
-            numbers: Numbers of each member.
+            hyperparameters: Hyper-parameters of each member.
         """
-        if numbers != self._numbers:
-            self._set_numbers(numbers)
+        if hyperparameters != self._hyperparameters:
+            self._set_hyperparameters(hyperparameters)
         schedule = [number.unbind() for number in self._rule.schedule(self._table, self._steps, self._products)]
         flats = [flatten_rows(part.in_param_order(grad)) for part, grad in zip(self._parts, grads, strict=True)]
         for chunk in self._chunks:
@@ -151,16 +159,16 @@ class ForeachCalls:
             spread = [*chunk.constants, *chunk.broadcast(schedule)]
             _apply(self._rule, chunk.params, mine, chunk.moments, spread)
 
-    def _set_numbers(self, numbers: Sequence[Numbers]) -> None:
-        self._numbers = list(numbers)
-        self._table = torch.tensor(self._numbers, dtype=torch.float64).T.contiguous().to(self._device)
+    def _set_hyperparameters(self, hyperparameters: Sequence[Hyperparameters]) -> None:
+        self._hyperparameters = list(hyperparameters)
+        self._table = torch.tensor(self._hyperparameters, dtype=torch.float64).T.contiguous().to(self._device)
         constants = [[number] * len(self._parts) for number in self._rule.constants(self._table)]
         for chunk in self._chunks:
             chunk.constants = chunk.broadcast(constants)
 
 
 def update(
-    rule: UpdateRule, params: Tensors, grads: Tensors, moments: Sequence[Tensors], numbers: Tensor, constants: int
+    rule: UpdateRule, params: Tensors, grads: Tensors, moments: Sequence[Tensors], coefficients: Tensor, constants: int
 ) -> None:
     """Update stacked tensors in place without other side effects, so that `make_fx` can trace the update.
 
@@ -169,10 +177,10 @@ def update(
         params: P parameters, [B, *shape] each.
         grads: Gradients, shaped as `params`.
         moments: The moments of each parameter, in the order of the rule.
-        numbers: The rule's constants, then for each entry of its schedule one row per parameter, [R, B].
+        coefficients: The rule's constants, then for each entry of its schedule one row per parameter, [R, B].
         constants: Number of constants of the rule.
     """
-    rows, count = list(numbers.unbind()), len(params)
+    rows, count = list(coefficients.unbind()), len(params)
     entries = [[row] * count for row in rows[:constants]]
     entries += [rows[start : start + count] for start in range(constants, len(rows), count)]
     spread = [[_broadcast(n, p) for n, p in zip(entry, params, strict=True)] for entry in entries]
@@ -207,15 +215,15 @@ def _pieces(shapes: Sequence[tuple[int, ...]], limit: int) -> Iterator[_Place]:
 
 
 def _apply(
-    rule: UpdateRule, params: Tensors, grads: Tensors, moments: Sequence[Tensors], numbers: Sequence[Tensors]
+    rule: UpdateRule, params: Tensors, grads: Tensors, moments: Sequence[Tensors], coefficients: Sequence[Tensors]
 ) -> None:
     """Call `UpdateRule.update`, in float32 if a parameter has half precision."""
     if all(param.dtype.itemsize >= 4 for param in params):
-        rule.update(params, grads, moments, numbers)
+        rule.update(params, grads, moments, coefficients)
         return
     narrow = (params, *moments)
     wide = [[_widen(tensor) for tensor in tensors] for tensors in narrow]
-    rule.update(wide[0], [_widen(grad) for grad in grads], wide[1:], numbers)
+    rule.update(wide[0], [_widen(grad) for grad in grads], wide[1:], coefficients)
     for tensors, copies in zip(narrow, wide, strict=True):
         torch._foreach_copy_(tensors, copies)
 

@@ -12,13 +12,13 @@ from torch.optim import Optimizer
 
 from shoal.fuse.optim.lowerings import ForeachCalls, KernelCalls
 from shoal.fuse.optim.param_state import ParamState, StackedParam
-from shoal.fuse.optim.rule import KernelRule, Numbers, UpdateRule, unreadable_settings
+from shoal.fuse.optim.rule import Hyperparameters, KernelRule, UpdateRule, unreadable_settings
 from shoal.fuse.rows import stack_rows
 
 __all__ = ["Lowering", "ParamGroupBatch"]
 
 Lowering = Literal["kernels", "elementwise"]
-"""Torch's fused kernels, with one call for members with equal numbers, or `torch._foreach_*` functions."""
+"""Torch's fused kernels, with one call for members with equal hyper-parameters, or `torch._foreach_*` functions."""
 
 _KERNEL_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
@@ -82,7 +82,7 @@ class ParamGroupBatch:
         self._lowering = lowering
         self._read = itemgetter(*rule.settings)
         self._settings: list[Any] = []
-        self._numbers: list[Numbers] = []
+        self._hyperparameters: list[Hyperparameters] = []
         self._table: Tensor | None = None
         self._kernels: KernelRule | None = None
         self._active: dict[tuple[KernelRule | None, tuple[int, ...]], _ActiveParams] = {}
@@ -114,28 +114,28 @@ class ParamGroupBatch:
         if settings == self._settings:
             return True
         parsed = [self._parse(b, mine) for b, mine in enumerate(settings)]
-        numbers = [both[1] for both in parsed if both is not None and both[0] == self.rule]
-        if len(numbers) < len(parsed):
+        hyperparameters = [both[1] for both in parsed if both is not None and both[0] == self.rule]
+        if len(hyperparameters) < len(parsed):
             return False
         self._settings = [_without_tensors(mine) for mine in settings]
-        self._numbers = numbers
+        self._hyperparameters = hyperparameters
         self._kernels = self._kernel_rule()
         if self._table is not None:
-            self._table.copy_(torch.tensor(numbers, dtype=torch.float64).T)
+            self._table.copy_(torch.tensor(hyperparameters, dtype=torch.float64).T)
         return True
 
-    def _parse(self, b: int, settings: Any) -> tuple[UpdateRule, Numbers] | None:
+    def _parse(self, b: int, settings: Any) -> tuple[UpdateRule, Hyperparameters] | None:
         try:
             return self.rule.parse(settings)
         except (TypeError, ValueError) as error:
             group = self._members[b].param_groups[self._group]
             raise unreadable_settings(self._rows.start + b, self._group, group, error) from error
 
-    def numbers(self) -> Tensor:
-        """The members' numbers, [K, B] float64, in a tensor that `refresh` updates in place."""
+    def hyperparameters(self) -> Tensor:
+        """The members' hyper-parameters, [K, B] float64, in a tensor that `refresh` updates in place."""
         if self._table is None:
-            numbers = torch.tensor(self._numbers, dtype=torch.float64)
-            self._table = numbers.T.contiguous().to(self.parts[0].param.device)
+            hyperparameters = torch.tensor(self._hyperparameters, dtype=torch.float64)
+            self._table = hyperparameters.T.contiguous().to(self.parts[0].param.device)
         return self._table
 
     @torch.no_grad()
@@ -163,7 +163,7 @@ class ParamGroupBatch:
         )
         if active.steps:
             torch._foreach_add_(active.steps, 1)
-        active.calls.step(grads, self._numbers)
+        active.calls.step(grads, self._hyperparameters)
         if kept:
             for row, before in kept:
                 row.copy_(before)
@@ -209,7 +209,7 @@ class ParamGroupBatch:
         On the CPU, `torch._foreach_*` functions are faster if the kernel would run once per member, each time on
         several threads for little work. On other devices, they need fewer launches than one kernel per member.
         """
-        if not isinstance(self.rule, KernelRule) or not self.rule.has_kernel(self._numbers):
+        if not isinstance(self.rule, KernelRule) or not self.rule.has_kernel(self._hyperparameters):
             return None
         if any(part.param.dtype not in _KERNEL_DTYPES for part in self.parts):
             return None
@@ -217,7 +217,7 @@ class ParamGroupBatch:
             return self.rule if self._lowering == "kernels" else None
         if self.parts[0].param.device.type != "cpu":
             return None
-        calls = 1 + sum(a != b for a, b in pairwise(self._numbers))
+        calls = 1 + sum(a != b for a, b in pairwise(self._hyperparameters))
         share = calls * (_THREADED_KERNEL_CALL if torch.get_num_threads() > 1 else _KERNEL_CALL)
         mean = sum(part.param.numel() for part in self.parts) / len(self.parts)
         return self.rule if share <= _FOREACH_CALLS + mean * _FOREACH_ELEMENT else None

@@ -10,8 +10,8 @@ from torch import Tensor
 from shoal.core.errors import FusionError
 
 __all__ = [
+    "Hyperparameters",
     "KernelRule",
-    "Numbers",
     "Tensors",
     "UpdateRule",
     "average_squares_",
@@ -20,7 +20,7 @@ __all__ = [
     "with_weight_decay",
 ]
 
-Numbers = tuple[float, ...]
+Hyperparameters = tuple[float, ...]
 """The numeric settings of one member's parameter group, in the order that `UpdateRule.parse` returns."""
 
 Tensors = list[Tensor] | tuple[Tensor, ...]
@@ -31,9 +31,9 @@ class UpdateRule(ABC):
     """Update rule of an optimizer class.
 
     The fields of a rule are the settings that choose between formulas (`nesterov`, `amsgrad`). Groups with equal rules
-    differ only in numbers and are updated together. At every step a `ParamGroupBatch` counts the update, computes the
-    `schedule` and calls `update`. It computes the `constants` only after the members' numbers have changed. `make_fx`
-    can trace all these methods.
+    differ only in hyper-parameters and are updated together. At every step a `ParamGroupBatch` counts the update,
+    computes the `schedule` and calls `update`. It computes the `constants` again only after hyper-parameters have
+    changed. `make_fx` can trace all these methods.
     """
 
     settings: ClassVar[tuple[str, ...]]
@@ -47,8 +47,8 @@ class UpdateRule(ABC):
 
     @classmethod
     @abstractmethod
-    def parse(cls, settings: Sequence[Any]) -> tuple[Self, Numbers] | None:
-        """The rule and numbers of a group, or None if the settings need the member's own `step`."""
+    def parse(cls, settings: Sequence[Any]) -> tuple[Self, Hyperparameters] | None:
+        """The rule and hyper-parameters of a group, or None if the settings need the member's own `step`."""
 
     @property
     @abstractmethod
@@ -60,21 +60,23 @@ class UpdateRule(ABC):
         return 0.0
 
     @abstractmethod
-    def constants(self, numbers: Tensor) -> Sequence[Tensor]:
-        """Inputs of `update` that depend only on the members' numbers.
+    def constants(self, hyperparameters: Tensor) -> Sequence[Tensor]:
+        """Inputs of `update` that depend only on the members' hyper-parameters.
 
         Args:
-            numbers: K numbers of every member, [K, B] float64.
+            hyperparameters: K hyper-parameters of every member, [K, B] float64.
 
         Returns:
             One tensor [B] per constant.
         """
 
-    def schedule(self, numbers: Tensor, steps: Sequence[Tensor], products: Sequence[Tensor]) -> Sequence[Tensor]:
+    def schedule(
+        self, hyperparameters: Tensor, steps: Sequence[Tensor], products: Sequence[Tensor]
+    ) -> Sequence[Tensor]:
         """Inputs of `update` that depend on the number of updates so far, such as a bias correction.
 
         Args:
-            numbers: K numbers of every member, [K, B] float64.
+            hyperparameters: K hyper-parameters of every member, [K, B] float64.
             steps: Number of updates of each of P parameters, including the current one, [B] each.
             products: `product` of each parameter, [B] each, updated in place; empty if the rule has none.
 
@@ -84,36 +86,43 @@ class UpdateRule(ABC):
         return ()
 
     @abstractmethod
-    def update(self, params: Tensors, grads: Tensors, moments: Sequence[Tensors], numbers: Sequence[Tensors]) -> None:
+    def update(
+        self, params: Tensors, grads: Tensors, moments: Sequence[Tensors], coefficients: Sequence[Tensors]
+    ) -> None:
         """Update parameters and moments in place.
 
         Args:
             params: Parameters, [B, *shape] each, real, float32 or wider.
             grads: Gradients, shaped as `params`; read only.
             moments: One list as `params` for each name in `moments`.
-            numbers: The `constants`, then the `schedule`: one list as `params` each, of tensors [B, 1, ...].
+            coefficients: The `constants`, then the `schedule`: one list as `params` each, of tensors [B, 1, ...].
         """
 
 
 class KernelRule(UpdateRule):
     """An update rule for which torch has a fused kernel."""
 
-    def has_kernel(self, numbers: Sequence[Numbers]) -> bool:
-        """Whether the kernel computes the same result as `update` for these numbers; by default always true."""
+    def has_kernel(self, hyperparameters: Sequence[Hyperparameters]) -> bool:
+        """Whether the kernel computes the same result as `update` for these hyper-parameters; by default True."""
         return True
 
     @abstractmethod
     def kernel(
-        self, params: Tensors, grads: Tensors, moments: Sequence[Tensors], steps: Tensors, numbers: Numbers
+        self,
+        params: Tensors,
+        grads: Tensors,
+        moments: Sequence[Tensors],
+        steps: Tensors,
+        hyperparameters: Hyperparameters,
     ) -> None:
-        """Update, in place, all parameters of one member, or of several with equal numbers and steps.
+        """Update, in place, all parameters of one member, or of several with equal hyper-parameters and step counts.
 
         Args:
             params: Dense parameters.
             grads: Dense gradients, shaped as `params`.
             moments: One list as `params` for each name in `moments`.
             steps: Number of updates of each parameter, including the current one, 0-dim; empty without moments.
-            numbers: Numbers of these members.
+            hyperparameters: Hyper-parameters of these members.
         """
 
 

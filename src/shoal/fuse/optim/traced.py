@@ -21,19 +21,20 @@ class _BatchTrace:
         param_batch: The batch.
         parts: Its parameters, each with its index among `TracedStep.params`.
         constants: Number of constants of its rule.
-        numbers: One row per constant of its rule, then for each entry of its schedule one row per parameter, [R, B].
+        coefficients: One row per constant of its rule, then one row per parameter for each entry of its schedule,
+            [R, B].
     """
 
     param_batch: ParamGroupBatch
     parts: list[tuple[ParamState, int]]
     constants: int
-    numbers: Tensor
+    coefficients: Tensor
 
     def fill(self, steps: Sequence[Tensor], products: Sequence[Tensor]) -> None:
-        """Write the numbers of the update that `steps` has counted last."""
-        rule, table = self.param_batch.rule, self.param_batch.numbers()
+        """Write the coefficients of the update that `steps` has counted last."""
+        rule, table = self.param_batch.rule, self.param_batch.hyperparameters()
         rows = [*rule.constants(table), *(row for entry in rule.schedule(table, steps, products) for row in entry)]
-        self.numbers.copy_(torch.stack(rows))
+        self.coefficients.copy_(torch.stack(rows))
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,18 +47,18 @@ class TracedStep:
     Args:
         params: Stacked parameters, [B, *shape] each, which the step updates.
         state: Moments, which the step updates; the members' own state consists of views of them.
-        numbers: Numbers of each batch, [R, B] each, which `advance` updates in place.
+        coefficients: Coefficients of each batch, [R, B] each, which `advance` updates in place.
         batches: The batches.
     """
 
     params: list[Tensor]
     state: list[Tensor]
-    numbers: list[Tensor]
+    coefficients: list[Tensor]
     batches: list[_BatchTrace]
 
     @torch.no_grad()
     def advance(self) -> None:
-        """Count an update and compute its numbers; call it before every run of the trace."""
+        """Count an update and compute its coefficients; call it before every run of the trace."""
         for batch in self.batches:
             steps = [part.steps for part, _ in batch.parts if part.steps is not None]
             if steps:
@@ -65,7 +66,7 @@ class TracedStep:
             batch.fill(steps, [part.product[0] for part, _ in batch.parts if part.product])
 
     def apply(
-        self, params: Sequence[Tensor], grads: Sequence[Tensor], state: Sequence[Tensor], numbers: Sequence[Tensor]
+        self, params: Sequence[Tensor], grads: Sequence[Tensor], state: Sequence[Tensor], coefficients: Sequence[Tensor]
     ) -> None:
         """Update `params` and `state` in place, by functions that `make_fx` can trace.
 
@@ -73,11 +74,11 @@ class TracedStep:
             params: `self.params`, or other tensors of the same shapes, as all arguments.
             grads: Gradients of `params`, in their order.
             state: Moments, shaped as `self.state`.
-            numbers: Numbers, shaped as `self.numbers`.
+            coefficients: Coefficients, shaped as `self.coefficients`.
         """
         left = iter(state)
         with torch.no_grad():
-            for batch, mine in zip(self.batches, numbers, strict=True):
+            for batch, mine in zip(self.batches, coefficients, strict=True):
                 rows = batch.param_batch.rows
                 update(
                     batch.param_batch.rule,
@@ -114,18 +115,18 @@ def trace(param_batches: Sequence[ParamGroupBatch], params: Sequence[Tensor]) ->
             parts.append((part, places[id(stacked)]))
         if parts:
             batches.append(_trace_batch(param_batch, parts))
-    return TracedStep(owned, state, [batch.numbers for batch in batches], batches)
+    return TracedStep(owned, state, [batch.coefficients for batch in batches], batches)
 
 
 def _trace_batch(param_batch: ParamGroupBatch, parts: list[tuple[ParamState, int]]) -> _BatchTrace:
-    """Prepare a batch for tracing, with the numbers of the next update, which is not counted yet."""
-    table = param_batch.numbers()
+    """Prepare a batch for tracing, with the coefficients of the next update, which is not counted yet."""
+    table = param_batch.hyperparameters()
     steps = [part.steps + 1 for part, _ in parts if part.steps is not None]
     products = [part.product[0].clone() for part, _ in parts if part.product]
     constants = len(param_batch.rule.constants(table))
     entries = len(param_batch.rule.schedule(table, steps, [product.clone() for product in products]))
     dtype = torch.float64 if any(part.param.dtype == torch.float64 for part, _ in parts) else torch.float32
-    numbers = torch.empty(constants + entries * len(parts), table.shape[1], dtype=dtype, device=table.device)
-    batch = _BatchTrace(param_batch, parts, constants, numbers)
+    coefficients = torch.empty(constants + entries * len(parts), table.shape[1], dtype=dtype, device=table.device)
+    batch = _BatchTrace(param_batch, parts, constants, coefficients)
     batch.fill(steps, products)
     return batch
