@@ -220,15 +220,15 @@ class ModuleChangeDetector:
         self, template: nn.Module, members: Sequence[nn.Module], slots: Sequence[Slot], unfused_paths: Iterable[str]
     ) -> None:
         paths = list(unfused_paths)
-        self._registered: list[dict[str, Any]] = [
+        self._containers: list[dict[str, Any]] = [
             container
             for module in template.modules()
             for container in (module._parameters, module._buffers, module._modules)
             if isinstance(container, dict)
         ]
-        self._before = [dict(container) for container in self._registered]
-        self._count = sum(map(len, self._registered))
-        self._tensor_attributes = [
+        self._before = [dict(container) for container in self._containers]
+        self._count = sum(map(len, self._containers))
+        self._registered_tensors = [
             [
                 (slot, slot.member_tensors[b], container, key)
                 for slot in slots
@@ -260,7 +260,7 @@ class ModuleChangeDetector:
         Raises:
             FusionError: A tensor has been replaced, removed or moved in memory, or is frozen in some members only.
         """
-        for slot, own, container, key in self._tensor_attributes[b]:
+        for slot, own, container, key in self._registered_tensors[b]:
             if container.get(key) is not own:
                 raise FusionError(
                     f"member {b}: {slot.path!r} has been replaced or removed since the models were fused, so the array "
@@ -279,8 +279,8 @@ class ModuleChangeDetector:
         """Undo a function's registrations and deletions of parts of the template; returns the names of both."""
         added: set[str] = set()
         removed: set[str] = set()
-        if sum(map(len, self._registered)) != self._count:
-            for container, before in zip(self._registered, self._before, strict=True):
+        if sum(map(len, self._containers)) != self._count:
+            for container, before in zip(self._containers, self._before, strict=True):
                 added |= container.keys() - before.keys()
                 removed |= before.keys() - container.keys()
                 if container.keys() != before.keys():
