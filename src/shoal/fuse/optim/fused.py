@@ -150,7 +150,7 @@ class FusedOptimizer:
 
     def _group_members(self, skipped: Collection[int] = ()) -> None:
         self._skipped = frozenset(skipped)
-        stacked_params = [StackedParam(*stacked_param) for stacked_param in self.array.stacked_tensors()]
+        stacked_params = [StackedParam(path, data, own) for path, data, own in self.array.stacked_tensors()]
         stacked_params += [StackedParam(path, own, [own], b) for path, b, own in self.array.unfused_parameters()]
         groups = _param_indices(self.members, stacked_params, self.array)
         used = sorted({i for member in groups for group in member for i in group})
@@ -240,8 +240,8 @@ def _make_units(
             if mine:
                 units.append(ParamGroupBatch(rule, chosen, start, number, [stacked_params[i] for i in mine], lowering))
             for b in indices:
-                if alone := [stacked_params[i] for i in groups[b][number] if stacked_params[i].member == b]:
-                    units.append(ParamGroupBatch(rule, [members[b]], b, number, alone, lowering))
+                if own := [stacked_params[i] for i in groups[b][number] if stacked_params[i].member == b]:
+                    units.append(ParamGroupBatch(rule, [members[b]], b, number, own, lowering))
     return units
 
 
@@ -256,11 +256,8 @@ def _param_indices(
         FusionError: An optimizer updates a tensor of another model; the message names the member and the parameter.
     """
     owners: dict[int, tuple[int, str, int | None]] = {}
-    for i, stacked_param in enumerate(stacked_params):
-        owners |= {
-            id(own): (b, stacked_param.path, i)
-            for b, own in enumerate(stacked_param.member_params, start=stacked_param.member or 0)
-        }
+    for i, param in enumerate(stacked_params):
+        owners |= {id(own): (b, param.path, i) for b, own in enumerate(param.member_params, start=param.member or 0)}
     for path, _, frozen in array.shared_parameters():
         owners |= {id(own): (b, path, None) for b, own in enumerate(frozen)}
     groups = []
@@ -280,13 +277,13 @@ def _index_of(found: tuple[int, str, int | None] | None, b: int, group: int, pos
             f"the optimizer of member {b} updates a tensor that is no parameter of its model (parameter "
             f"{position} of group {group}); make it from the model's own parameters()"
         )
-    owner, path, stacked_param = found
+    owner, path, index = found
     if owner != b:
         raise FusionError(
             f"the optimizer of member {b} updates {path!r} of member {owner}; "
             "give the optimizers in the order of the array's members"
         )
-    return stacked_param
+    return index
 
 
 def _rules(
@@ -294,12 +291,12 @@ def _rules(
 ) -> tuple[tuple[UpdateRule, tuple[int, ...]], ...] | None:
     """Rule and parameter indices of each group, equal in members updated together; None without a fused rule."""
     layout = []
-    for number, (group, stacked_params) in enumerate(zip(member.param_groups, groups, strict=True)):
+    for number, (group, indices) in enumerate(zip(member.param_groups, groups, strict=True)):
         try:
             rule = rule_of(member, group)
         except (KeyError, TypeError, ValueError) as error:
             raise unreadable_settings(b, number, group, error) from error
         if rule is None:
             return None
-        layout.append((rule, stacked_params))
+        layout.append((rule, indices))
     return tuple(layout)

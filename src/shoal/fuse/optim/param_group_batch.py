@@ -76,8 +76,7 @@ class ParamGroupBatch:
         self._single_member = stacked_params[0].member is not None
         own = slice(None) if self._single_member else self._rows
         self.parts = [
-            ParamState(stacked_param, stacked_param.member_params[own], self.rows(stacked_param.stacked.detach()))
-            for stacked_param in stacked_params
+            ParamState(param, param.member_params[own], self.rows(param.stacked.detach())) for param in stacked_params
         ]
         self._lowering = lowering
         self._read = itemgetter(*rule.settings)

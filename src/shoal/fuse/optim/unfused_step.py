@@ -177,11 +177,9 @@ class MemberLoop:
         for b, (member, stacked_params) in enumerate(
             zip(self._members, self._stacked_params, strict=True), self._start
         ):
-            for stacked_param in stacked_params:
-                grad = stacked_param.grad()
-                stacked_param.member_params[b].grad = (
-                    None if grad is None or b in missing.get(stacked_param.stacked, ()) else grad[b]
-                )
+            for param in stacked_params:
+                grad = param.grad()
+                param.member_params[b].grad = None if grad is None or b in missing.get(param.stacked, ()) else grad[b]
             try:
                 member.step()
             except Exception as error:
@@ -191,11 +189,11 @@ class MemberLoop:
                 )
                 raise
             finally:
-                for stacked_param in stacked_params:
-                    stacked_param.member_params[b].grad = None
-            for stacked_param in stacked_params:
-                if stacked_param.member_params[b].data_ptr() != stacked_param.stacked[b].data_ptr():
+                for param in stacked_params:
+                    param.member_params[b].grad = None
+            for param in stacked_params:
+                if param.member_params[b].data_ptr() != param.stacked[b].data_ptr():
                     raise FusionError(
                         f"the optimizer of member {b}, {type(member).__qualname__}, replaced the memory of "
-                        f"{stacked_param.path!r} instead of updating it in place; train this model alone"
+                        f"{param.path!r} instead of updating it in place; train this model alone"
                     )
