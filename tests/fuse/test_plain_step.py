@@ -397,7 +397,7 @@ def test_of_many_sets_of_parameters_that_have_had_gradients_few_are_remembered()
         array.step([(X, Y)])
     (param_batch,) = array.fused._units
     assert isinstance(param_batch, ParamGroupBatch)
-    assert 1 < len(param_batch._live) <= _MAX_CACHED_SETS
+    assert 1 < len(param_batch._active) <= _MAX_CACHED_SETS
 
 
 class Layers(nn.Module):
@@ -462,4 +462,4 @@ def test_a_kernel_off_the_cpu_reads_counts_of_updates_that_lie_beside_the_parame
     parameter.grad = torch.zeros(3, device="meta")
     optimizer = Adam([parameter])
     optimizer.state[parameter] = {"step": torch.zeros((), dtype=dtype, device=device)}
-    assert UnfusedStep(optimizer)._by_kernel(optimizer.param_groups[0]) is read
+    assert UnfusedStep(optimizer)._kernel_applies(optimizer.param_groups[0]) is read
