@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from shoal.fuse.autotune import off
+from shoal.fuse.autotune import without_autotuning
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -18,5 +18,5 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture(autouse=True, scope="module")
 def no_autotuning() -> Iterator[None]:
-    with off():
+    with without_autotuning():
         yield

@@ -30,9 +30,9 @@ from torch.utils.data import DataLoader
 from shoal.core.errors import ShoalError
 from shoal.core.trial import step_seed
 from shoal.data.loader import epoch_order, is_iterable, noise_seed, take_apart
-from shoal.fuse.generators import OtherGenerators, reseed, undrawn
+from shoal.fuse.generators import PythonRngSnapshot, preserved_rng, seed_all
 from shoal.fuse.intercept import member_run
-from shoal.fuse.randomness import Randomness, member_keys
+from shoal.fuse.randomness import RandomSource, member_keys
 
 __all__ = ["Seeded", "randomness", "sample_order", "sample_randomness"]
 
@@ -108,7 +108,7 @@ def randomness(trial: Seeded, step: int, array: bool = True) -> Iterator[None]:
         if not array:
             yield
             return
-        with member_run(Randomness(partial(member_keys, [trial.seed], [step]), alone=True)):
+        with member_run(RandomSource(partial(member_keys, [trial.seed], [step]), single_member=True)):
             yield
 
 
@@ -153,10 +153,10 @@ def _generators(seed: int) -> Iterator[None]:
     device = torch.device("cpu")
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         device = torch.device("cuda", torch.cuda.current_device())
-    others = OtherGenerators()
+    others = PythonRngSnapshot()
     try:
-        with undrawn(device):
-            reseed(seed, device)
+        with preserved_rng(device):
+            seed_all(seed, device)
             yield
     finally:
         others.restore()

@@ -17,7 +17,7 @@ from shoal.data import fetch as fetch_module
 from shoal.data.batches import Batches
 from shoal.data.loader import epoch_order
 from shoal.data.samples import same
-from shoal.fuse.generators import reseed
+from shoal.fuse.generators import seed_all
 
 Point = namedtuple("Point", "x y")
 
@@ -171,9 +171,9 @@ def test_what_a_data_set_raises_is_raised_and_nothing_is_left_of_it(make: Callab
 )
 def test_what_can_be_shared_is_known_before_the_first_batch(dataset: Any, sharing: str) -> None:
     batches = Batches(dataset, CPU, "training")
-    reseed(3, CPU)
+    seed_all(3, CPU)
     wanted = drawn()
-    reseed(3, CPU)
+    seed_all(3, CPU)
     assert batches.sharing == sharing
     assert drawn() == wanted
     order = torch.arange(8, -1, -1)

@@ -17,7 +17,7 @@ from shoal.data.batches import Batches
 from shoal.data.loader import LoaderSettings, epoch_order
 from shoal.data.packed import pack, unpack
 from shoal.data.samples import same
-from shoal.fuse.generators import reseed
+from shoal.fuse.generators import seed_all
 
 WORKERS = LoaderSettings(workers=2)
 SAMPLES = 150
@@ -118,10 +118,10 @@ def test_a_batch_may_be_changed_in_place_while_another_tensor_is_in_a_graph() ->
 
 
 def test_the_generators_of_the_training_process_stay_as_they_are() -> None:
-    reseed(1, CPU)
+    seed_all(1, CPU)
     wanted = drawn()
     loaded = Batches(Counting(augmented, 40), CPU, "training", settings=WORKERS)
-    reseed(1, CPU)
+    seed_all(1, CPU)
     list(walk(loaded, 10))
     assert drawn() == wanted
 

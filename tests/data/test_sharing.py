@@ -20,7 +20,7 @@ from shoal.data.fetch import Fetcher
 from shoal.data.loader import epoch_order
 from shoal.data.samples import same
 from shoal.data.unit import BLOCK
-from shoal.fuse.generators import reseed
+from shoal.fuse.generators import seed_all
 
 SIZES = (20, 50, 70)
 
@@ -255,10 +255,10 @@ def test_without_a_seed_nothing_is_seeded_nor_shared() -> None:
     batches = Batches(Counting(augmented, 40), CPU, "training")
     one, other = (list(batches.walk(10)) for _ in range(2))
     assert not torch.isin(torch.cat(one)[:, 1:], torch.cat(other)[:, 1:]).any()
-    reseed(1, CPU)
+    seed_all(1, CPU)
     wanted = drawn()
     kept = Batches(Counting(picture, 40), CPU, "training")
-    reseed(1, CPU)
+    seed_all(1, CPU)
     list(kept.walk(10))
     assert drawn() == wanted
 

@@ -1,4 +1,4 @@
-"""What holds for all tests of fusion: one thread, and nothing that depends on the machine's speed."""
+"""Fixtures of all tests of fusion: one thread, and no choice that depends on measured times."""
 
 import sys
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""An array with its members' optimizers, and the same members each on its own, for comparison."""
+"""An array with its members' optimizers, and equal models with their own optimizers, for comparison."""
 
 import copy
 from collections.abc import Callable, Sequence
@@ -56,7 +56,7 @@ class Twins:
 
     def give_grads(self, skip: Sequence[str] = ("unused",)) -> None:
         """Random gradients, the same on both sides."""
-        for path, stacked, own in self.array.columns():
+        for path, stacked, own in self.array.stacked_tensors():
             grad = None
             if path not in skip:
                 grad = torch.randn(stacked.shape, generator=self.generator, dtype=torch.float64).to(stacked.dtype)

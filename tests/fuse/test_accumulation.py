@@ -1,4 +1,4 @@
-"""Several backward passes before a step, as members do them alone."""
+"""Gradient accumulation: several backward passes before a step give each member the gradients of plain PyTorch."""
 
 from collections.abc import Callable
 from typing import Any

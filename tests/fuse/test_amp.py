@@ -1,4 +1,4 @@
-"""Mixed precision: every function gives the type and the numbers that it gives a member alone."""
+"""Mixed precision: every function returns the dtype and the numbers that it returns for a member alone."""
 
 from collections.abc import Callable
 from typing import Any
@@ -161,7 +161,7 @@ def check_half(array: ModelArray, twins: list[nn.Module], fn: Any, x: Tensor, ow
         total = sum(leaf.float().sum() for leaf in leaves if leaf.requires_grad)
         if isinstance(total, Tensor):
             total.backward()
-    columns = {path: data for path, data, _ in array.columns()}
+    columns = {path: data for path, data, _ in array.stacked_tensors()}
     for b, twin in enumerate(twins):
         for name, parameter in twin.named_parameters():
             grad = columns[name].grad

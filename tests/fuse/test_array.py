@@ -1,4 +1,4 @@
-"""Arrays of models: what they are made of, and what can be done with them."""
+"""`ModelArray`: making, calling, selecting and unfusing arrays of models."""
 
 import copy
 import pickle
@@ -37,7 +37,7 @@ def array_of(members: int = 3, make: Callable[[], nn.Module] = make) -> ModelArr
 
 
 def assert_views(array: ModelArray) -> None:
-    for _, data, own in array.columns():
+    for _, data, own in array.stacked_tensors():
         for b, tensor in enumerate(own):
             assert tensor.data_ptr() == data[b].data_ptr()
             assert tensor.dtype == data.dtype
@@ -46,7 +46,7 @@ def assert_views(array: ModelArray) -> None:
 def test_members_are_views_of_the_stacked_tensors() -> None:
     array = array_of()
     assert_views(array)
-    assert [path for path, _, _ in array.columns()] == [
+    assert [path for path, _, _ in array.stacked_tensors()] == [
         *("0.weight", "0.bias", "1.weight", "1.bias", "1.running_mean", "1.running_var", "1.num_batches_tracked"),
         *("4.weight", "4.bias"),
     ]
@@ -181,10 +181,10 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
 
 def test_a_run_of_members_is_a_view_of_their_array() -> None:
     array = array_of(5)
-    data = {path: data.data_ptr() for path, data, _ in array.columns()}
+    data = {path: data.data_ptr() for path, data, _ in array.stacked_tensors()}
     part = array.select([1, 2, 3])
-    sizes = {path: own[0].nbytes for path, _, own in part.columns()}
-    assert {path: d.data_ptr() - sizes[path] for path, d, _ in part.columns()} == data
+    sizes = {path: own[0].nbytes for path, _, own in part.stacked_tensors()}
+    assert {path: d.data_ptr() - sizes[path] for path, d, _ in part.stacked_tensors()} == data
     back = concat([part.select([0]), fused_to(part, 2), fused_to(part, 1)])
     assert len(back) == 3
     assert_views(back)
@@ -288,7 +288,7 @@ def test_frozen_parameters_stay_frozen() -> None:
         model[0].requires_grad_(False)
     array = fuse(models)
     array(X).sum().backward()
-    frozen = {path: data.requires_grad for path, data, _ in array.columns() if isinstance(data, nn.Parameter)}
+    frozen = {path: data.requires_grad for path, data, _ in array.stacked_tensors() if isinstance(data, nn.Parameter)}
     assert [path for path, wanted in frozen.items() if not wanted] == ["0.weight", "0.bias"]
     assert array.stacked.get_submodule("0").weight.grad is None
 

@@ -1,4 +1,4 @@
-"""Attention and what torch builds of it: outputs and gradients equal those of the members run alone."""
+"""Attention, and torch's modules with attention: outputs and gradients equal those of each member alone."""
 
 from collections.abc import Callable
 from typing import Any
@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from lowerings import in_loops
-from mixes import check_mixes
+from looped_functions import in_loops
+from shared_or_stacked import check_mixes
 from torch import Tensor, nn
 from twins import Of, build, check, close
 

@@ -1,4 +1,4 @@
-"""The autotuner: takes what measures fastest, remembers it, and changes nothing that anyone can see."""
+"""The autotuner takes the fastest lowering, stores it, and has no other visible effect."""
 
 import json
 import logging
@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 from twins import check
 
-from shoal.fuse.autotune import fastest, forced, off, on
+from shoal.fuse.autotune import autotuning, fastest, forced_lowerings, without_autotuning
 from shoal.fuse.tuning_cache import TuningCache
 
 X = torch.ones(3, 2, dtype=torch.float64)
@@ -47,7 +47,7 @@ class Ways(dict[str, Callable[[Tensor], Tensor]]):
 def path(tmp_path: Path) -> Iterator[Path]:
     """Autotuning is on, with this file."""
     path = tmp_path / "cache" / "lowerings.jsonl"
-    with on(path):
+    with autotuning(path):
         yield path
 
 
@@ -131,11 +131,11 @@ def test_the_backward_pass_counts() -> None:
 
 def test_findings_are_read_by_the_next_process(path: Path) -> None:
     last(Ways(slow=8, fast=1))
-    with on(path):
+    with autotuning(path):
         ways = Ways(slow=8, fast=1)
         assert last(ways) == "fast"
         assert ways.ran == ["fast"]
-    with on(path):
+    with autotuning(path):
         assert last(Ways(slow=8, other=1)) == "other"  # the way that was found is gone
 
 
@@ -154,7 +154,7 @@ def test_a_torn_file_costs_its_torn_lines(path: Path, rest: str, caplog: pytest.
     last(Ways(slow=8, fast=1))
     with path.open("a") as file:
         file.write(rest)  # without an end of line
-    with on(path), caplog.at_level(logging.WARNING, "shoal.fuse"):
+    with autotuning(path), caplog.at_level(logging.WARNING, "shoal.fuse"):
         ways = Ways(slow=8, fast=1)
         assert last(ways) == "fast"
         assert ways.ran == ["fast"]
@@ -167,7 +167,7 @@ def test_a_torn_file_costs_its_torn_lines(path: Path, rest: str, caplog: pytest.
 
 def test_a_file_that_cannot_be_written_is_done_without(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "cache").write_text("a file where the directory should be")
-    with on(tmp_path / "cache" / "lowerings.jsonl"), caplog.at_level(logging.WARNING, "shoal.fuse"):
+    with autotuning(tmp_path / "cache" / "lowerings.jsonl"), caplog.at_level(logging.WARNING, "shoal.fuse"):
         assert last(Ways(slow=8, fast=1)) == "fast"
         ways = Ways(slow=8, fast=1)
         assert last(ways) == "fast"
@@ -319,16 +319,16 @@ def test_a_way_that_fails_is_out_but_not_the_first() -> None:
 
 def test_off_takes_the_first_way() -> None:
     ways = Ways(slow=2, fast=1)
-    with off():
+    with without_autotuning():
         assert last(ways) == "slow"
     assert ways.ran == ["slow"]
 
 
 def test_forced_takes_a_way_by_name() -> None:
     ways = Ways(slow=2, fast=1)
-    with forced({"double": "fast"}):
+    with forced_lowerings({"double": "fast"}):
         assert last(ways) == "fast"
-    with forced({"double": "another", "other": "fast"}):
+    with forced_lowerings({"double": "another", "other": "fast"}):
         assert last(ways) == "slow"
     assert len(ways.ran) == 2
 

@@ -1,4 +1,4 @@
-"""The autotuner does not measure for ever where shapes are new for ever."""
+"""The time budget of the autotuner bounds measurements when new shapes never end."""
 
 import time
 from collections.abc import Callable
@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from shoal.fuse.autotune import TuningBudget, fastest, on
+from shoal.fuse.autotune import TuningBudget, autotuning, fastest
 
 
 class Clock:
@@ -60,7 +60,7 @@ def rows(count: int) -> Tensor:
 def test_races_take_an_allowance_and_then_a_share_of_the_time(tmp_path: Path) -> None:
     clock = Clock()
     ways = Ways(clock, 0.3)
-    with on(tmp_path / "lowerings.jsonl", TuningBudget(clock)):
+    with autotuning(tmp_path / "lowerings.jsonl", TuningBudget(clock)):
         measured = [ways.races(rows(2**count)) for count in range(20)]
         assert 1 < sum(measured) < 15
         assert measured == sorted(measured, reverse=True)
@@ -74,7 +74,7 @@ def test_a_new_shape_goes_the_way_of_the_nearest_one(tmp_path: Path) -> None:
     path = tmp_path / "lowerings.jsonl"
     clock = Clock()
     ways = Ways(clock, 0.0)
-    with on(path, TuningBudget(clock)):
+    with autotuning(path, TuningBudget(clock)):
         assert ways.last(rows(4)) == "few"
         assert ways.last(rows(1000)) == "many"
         assert Ways(clock, 10.0).races(rows(1000).double())  # takes more than there is
@@ -86,7 +86,7 @@ def test_a_new_shape_goes_the_way_of_the_nearest_one(tmp_path: Path) -> None:
 
 def test_a_way_that_is_not_offered_is_not_taken_over(tmp_path: Path) -> None:
     clock = Clock()
-    with on(tmp_path / "lowerings.jsonl", TuningBudget(clock)):
+    with autotuning(tmp_path / "lowerings.jsonl", TuningBudget(clock)):
         assert Ways(clock, 10.0).last(rows(4)) == "few"
         others = Ways(clock, 10.0)
         others["other"] = others.pop("few")
@@ -96,9 +96,9 @@ def test_a_way_that_is_not_offered_is_not_taken_over(tmp_path: Path) -> None:
 def test_what_is_read_costs_nothing(tmp_path: Path) -> None:
     path = tmp_path / "lowerings.jsonl"
     clock = Clock()
-    with on(path, TuningBudget(clock)):
+    with autotuning(path, TuningBudget(clock)):
         Ways(clock, 0.1).last(rows(4))
-    with on(path, TuningBudget(clock)):
+    with autotuning(path, TuningBudget(clock)):
         ways = Ways(clock, 10.0)
         assert not ways.races(rows(4))
         assert not ways.races(rows(5)), "nearly the same size"

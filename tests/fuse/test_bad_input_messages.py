@@ -1,4 +1,4 @@
-"""Bad input: an error that names the value, the place and the remedy, the same whichever way a step takes."""
+"""Bad input raises an error that names the value, the place and the remedy, whichever way a step runs."""
 
 import pickle
 from collections.abc import Callable
@@ -45,7 +45,7 @@ LOSSES = {
     "tuple": (lambda model, x: (loss(model, x), 1), NO_SCALAR + "tuple"),
     "dict": (lambda model, x: {"loss": loss(model, x)}, NO_SCALAR + "dict"),
     "no mean": (lambda model, x: model(x).square(), NO_SCALAR + r"a tensor of shape \(5, 2\)"),
-    "detached": (lambda model, x: loss(model, x).detach(), "no parameter has part"),
+    "detached": (lambda model, x: loss(model, x).detach(), "depends on no parameter"),
 }
 
 
@@ -93,7 +93,7 @@ def pickled_within() -> None:
     array.map(lambda model, x: (pickle.dumps(array), loss(model, x))[1], X)
 
 
-SETTING = "optimizer of member 1 has settings in group 0 that cannot be read, .*'lr': 'x'.*; put them right"
+SETTING = "optimizer of member 1 has settings in group 0 that cannot be read, .*'lr': 'x'.*; correct them"
 BAD: dict[str, tuple[Callable[[], Any], str]] = {
     "fuse: lazy": (
         lambda: fuse([nn.Sequential(nn.LazyLinear(2)) for _ in range(2)]),

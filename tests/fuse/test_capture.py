@@ -1,4 +1,4 @@
-"""A captured step does what the eager one does."""
+"""A captured step computes what the eager step computes."""
 
 import copy
 from collections.abc import Callable
@@ -97,7 +97,7 @@ def test_captured_steps_equal_eager_ones(make: Any, optimizer: Any, count: int, 
             one.members[0].param_groups[0]["lr"] = 0.05 / (number + 1)
         assert step.fits(batch)
         torch.testing.assert_close(step(batch), eager(twin, fused_twin, batch), rtol=1e-9, atol=0)
-    for (path, mine, _), (_, others_, _) in zip(array.columns(), twin.columns(), strict=True):
+    for (path, mine, _), (_, others_, _) in zip(array.stacked_tensors(), twin.stacked_tensors(), strict=True):
         torch.testing.assert_close(mine.detach(), others_.detach(), rtol=1e-9, atol=1e-12, msg=path)
     for own, other in zip(fused.members, fused_twin.members, strict=True):
         torch.testing.assert_close(own.state_dict()["state"], other.state_dict()["state"], rtol=1e-9, atol=1e-12)
@@ -204,14 +204,14 @@ def test_a_failed_capture_changes_nothing() -> None:
     array, fused = members(Small, torch.optim.Adam, 2)
     (batch,) = batches(1)
     eager(array, fused, batch)
-    before = [tensor.detach().clone() for _, tensor, _ in array.columns()]
+    before = [tensor.detach().clone() for _, tensor, _ in array.stacked_tensors()]
 
     def breaks(model: nn.Module, batch: Any) -> Tensor:
         return loss(model, batch) * float(loss(model, batch))
 
     with pytest.raises(FusionError, match="cannot be captured"):
         CapturedStep(array, fused, breaks, batch)
-    for tensor, (path, after, _) in zip(before, array.columns(), strict=True):
+    for tensor, (path, after, _) in zip(before, array.stacked_tensors(), strict=True):
         torch.testing.assert_close(after.detach(), tensor, rtol=0, atol=0, msg=path)
 
 

@@ -1,4 +1,4 @@
-"""A step with hooks in its backward pass is not captured: a trace would call them once and for all."""
+"""A step with hooks in its backward pass is not captured, because a trace would call them only once."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

@@ -1,4 +1,4 @@
-"""Captured steps of unmodified models of `transformers` are their eager steps."""
+"""Captured steps of unmodified models of `transformers` compute what their eager steps compute."""
 
 from dataclasses import replace
 from functools import partial

@@ -1,4 +1,4 @@
-"""Models and inputs in channels_last: the same numbers, and members that stay as they were."""
+"""Models and inputs in channels_last memory format: equal numbers, and members that keep their format."""
 
 from collections.abc import Callable
 

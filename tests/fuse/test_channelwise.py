@@ -1,4 +1,4 @@
-"""Padding, resizing and rearranging of channels, and that chains of them keep the channels where they are."""
+"""Padding, interpolation and channel shuffles: equal results, and chains of them keep the channel-major layout."""
 
 from collections.abc import Callable
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from lowerings import in_loops
+from looped_functions import in_loops
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from twins import check

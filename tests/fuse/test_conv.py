@@ -1,4 +1,4 @@
-"""Convolutions by every way they may go: outputs and gradients equal those of the members run alone."""
+"""Convolutions by every lowering: outputs and gradients equal those of each member alone."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from twins import Of, check
 
 from shoal.fuse.api import fuse
-from shoal.fuse.autotune import forced
+from shoal.fuse.autotune import forced_lowerings
 
 torch.manual_seed(11)
 SEQUENCE = torch.randn(3, 4, 9, dtype=torch.float64)
@@ -69,7 +69,7 @@ CASES: dict[str, tuple[Make, Tensor]] = {
 
 def going(way: str) -> Any:
     """All convolutions by one way, where they have it."""
-    return forced({name: way for names in NAMES.values() for name in names})
+    return forced_lowerings({name: way for names in NAMES.values() for name in names})
 
 
 @pytest.mark.pairwise

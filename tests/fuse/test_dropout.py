@@ -1,4 +1,4 @@
-"""Dropout of every kind: a member's masks are its own, whatever the rates of the others."""
+"""Dropout of every kind: a member's masks do not depend on the rates of the other members."""
 
 import math
 from collections.abc import Callable
@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from lowerings import in_loops
+from looped_functions import in_loops
 from torch import Tensor, nn
 from twins import Of, build
 

@@ -1,4 +1,4 @@
-"""Frozen parameters of equal values are stored once, and what depends on nothing else is computed once."""
+"""Frozen parameters with equal values are stored once, and results that depend only on them are computed once."""
 
 import copy
 import gc
@@ -70,7 +70,7 @@ def test_adapters_train_as_alone(members: int) -> None:
 def test_one_base_is_held_for_all() -> None:
     models = [adapted(b) for b in range(5)]
     array = fuse(models)
-    shared = {path: data for path, data, _ in array.shared()}
+    shared = {path: data for path, data, _ in array.shared_parameters()}
     assert set(shared) == {
         *("0.weight", "0.bias", "2.base.weight", "2.base.bias", "3.weight", "3.bias"),
         *("4.base.weight", "4.base.bias"),
@@ -78,7 +78,9 @@ def test_one_base_is_held_for_all() -> None:
     assert shared["2.base.weight"].shape == (6, 6)
     for model in models:
         assert model[2].base.weight.data_ptr() == shared["2.base.weight"].data_ptr()
-    assert {path for path, _, _ in array.columns()} == {f"{i}.{name}" for i in (2, 4) for name in ("down", "up")}
+    assert {path for path, _, _ in array.stacked_tensors()} == {
+        f"{i}.{name}" for i in (2, 4) for name in ("down", "up")
+    }
 
 
 class Count(TorchDispatchMode):
@@ -162,12 +164,12 @@ def test_a_buffer_written_from_outside_is_noticed() -> None:
 def test_unequal_frozen_parameters_stay_each_members_own() -> None:
     models = build(lambda: nn.Sequential(nn.Linear(4, 3).requires_grad_(False), nn.Linear(3, 2)), 3)
     array = fuse(models)
-    assert not list(array.shared())
+    assert not list(array.shared_parameters())
     compare(array(X), [model(X) for model in models])
 
 
 def test_one_member_alone_shares_nothing() -> None:
-    assert not list(fuse([adapted(0)]).shared())
+    assert not list(fuse([adapted(0)]).shared_parameters())
 
 
 def test_an_iterator_is_asked_for_one_model_at_a_time() -> None:
@@ -202,7 +204,9 @@ def test_select_concat_and_copies_hold_one_base() -> None:
     parts.append(fuse([models[0], models[2]]))
     joined = concat(parts)
     compare(joined(X), [twins[b](X) for b in (3, 1, 0, 2)])
-    assert len({own.data_ptr() for _, _, members in joined.shared() for own in members}) == len(list(joined.shared()))
+    assert len({own.data_ptr() for _, _, members in joined.shared_parameters() for own in members}) == len(
+        list(joined.shared_parameters())
+    )
     other = copy.deepcopy(joined)
     compare(other(X), [twins[b](X) for b in (3, 1, 0, 2)])
     joined.float()
@@ -215,12 +219,12 @@ def test_freezing_and_unfreezing_members_reaches_the_array() -> None:
     for model in models:
         model[0].requires_grad_(False)
     array(X).sum().backward()
-    grads = {path: data.grad is not None for path, data, _ in array.columns()}
+    grads = {path: data.grad is not None for path, data, _ in array.stacked_tensors()}
     assert grads == {"0.weight": False, "0.bias": False, "1.weight": True, "1.bias": True}
     for model in models:
         model[0].requires_grad_(True)
     array(X).sum().backward()
-    assert all(data.grad is not None for _, data, _ in array.columns())
+    assert all(data.grad is not None for _, data, _ in array.stacked_tensors())
     models[0][0].requires_grad_(False)
     with pytest.raises(FusionError, match=r"'0.weight' is frozen in members .0. and not in the others"):
         array(X)

@@ -1,4 +1,4 @@
-"""Functions of tensors, through rules, vmap and the loop."""
+"""Functions of tensors, by rules, by vmap and in a loop."""
 
 from collections.abc import Callable
 from typing import Any

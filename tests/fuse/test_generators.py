@@ -1,4 +1,4 @@
-"""Default generators are where their seed puts them, and what was drawn from them is seen and taken back."""
+"""Default generators: seeds set their states, and draws are detected and undone."""
 
 import random
 from collections.abc import Callable, Iterator
@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from shoal.fuse.generators import Drawn, OtherGenerators, seed_member, seeded, undrawn
+from shoal.fuse.generators import DrawDetector, PythonRngSnapshot, preserved_rng, seed_member, seeded
 
 CPU = torch.device("cpu")
 DRAWS: dict[str, Callable[[], object]] = {
@@ -44,28 +44,28 @@ def test_what_is_drawn_is_seen_and_taken_back(before: str, draw: str, kind: type
     if draw == "numpy, seeded" and kind is not np.random.MT19937:
         pytest.skip("NumPy seeds a Mersenne Twister only")
     BEFORE[before]()
-    others = OtherGenerators()
-    assert not others.moved()
+    others = PythonRngSnapshot()
+    assert not others.has_drawn()
     expected = next_numbers()
-    assert others.moved()
+    assert others.has_drawn()
     others.restore()
-    others = OtherGenerators()
-    assert not others.moved()
+    others = PythonRngSnapshot()
+    assert not others.has_drawn()
     DRAWS[draw]()
-    assert others.moved()
+    assert others.has_drawn()
     others.restore()
     assert next_numbers() == expected
 
 
 @pytest.mark.parametrize("draw", [torch.randn, lambda n: torch.randperm(n), lambda n: torch.manual_seed(n)])
 def test_what_is_drawn_of_torch_is_seen_and_taken_back(draw: Callable[[int], object]) -> None:
-    drawn = Drawn(CPU)
+    drawn = DrawDetector(CPU)
     assert not drawn()
     expected = torch.rand(3)
     assert drawn()
     drawn.restore()
     assert not drawn()
-    with undrawn(CPU):
+    with preserved_rng(CPU):
         draw(3)
     assert torch.equal(torch.rand(3), expected)
 

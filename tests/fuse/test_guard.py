@@ -1,4 +1,4 @@
-"""Guards on attributes in which members differ: whoever reads one sees the members' own values."""
+"""Guards on attributes in which members differ: code that reads such an attribute sees each member's own value."""
 
 import copy
 import random

@@ -1,6 +1,6 @@
-"""Reading and writing parts of tensors: at once, in a loop, or member by member where shapes depend on data.
+"""Indexing: reads and writes of parts of tensors, at once, in a loop, or member by member if shapes depend on data.
 
-What the members own is stacked: `x` [4, 6, 2], `i` [3] (integers below 4), `m` [4] (bool); X, I and M are shared.
+Each member has its own `x` [4, 6, 2], `i` [3] (integers below 4), `m` [4] (bool); X, I and M are shared.
 """
 
 from collections.abc import Callable
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from lowerings import in_loops
+from looped_functions import in_loops
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from twins import close

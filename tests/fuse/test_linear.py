@@ -1,4 +1,4 @@
-"""Linear maps and matrix products, by every way they may go, with any arguments shared."""
+"""Linear layers and matrix products, by every lowering and with any arguments shared."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from twins import Of, check
 
 from shoal.fuse.api import fuse
-from shoal.fuse.autotune import forced
+from shoal.fuse.autotune import forced_lowerings
 from shoal.fuse.rules import linear
 
 torch.manual_seed(13)
@@ -46,7 +46,7 @@ def test_every_way_equals_the_members(name: str, members: int, bias: bool, way: 
     def make() -> nn.Module:
         return nn.Sequential(nn.Linear(4, 5, bias=bias), nn.Tanh(), nn.Linear(5, 3, bias=bias))
 
-    with forced({"linear": way}):
+    with forced_lowerings({"linear": way}):
         check(make, INPUTS[name], members=members, steps=1)
 
 
@@ -73,7 +73,7 @@ def test_any_mix_of_own_and_shared_arguments(name: str, own_input: bool, argumen
         own = model.before(x) if own_input else x
         return F.linear(own, *ARGUMENTS[arguments](model)).sum() * model.own.bias
 
-    with forced({"linear": way}):
+    with forced_lowerings({"linear": way}):
         check(lambda: Of(run, before=nn.Linear(4, 4), own=nn.Linear(4, 3)), INPUTS[name], members=3, steps=1)
 
 
@@ -134,7 +134,7 @@ class Products(TorchDispatchMode):
 )
 def test_a_way_is_what_it_is_called(way: str, expected: dict[str, int]) -> None:
     array = fuse([nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2)).double() for _ in range(3)])
-    with forced({"linear": way}), Products() as counted:
+    with forced_lowerings({"linear": way}), Products() as counted:
         array(X)
     assert counted.calls == expected
 
@@ -157,7 +157,7 @@ def test_autocast_gives_the_types_of_the_members(way: str) -> None:
         return model.layers(x), F.linear(x, WEIGHT.float(), model.layers[0].bias)
 
     models = [Of(run, layers=nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2))) for _ in range(2)]
-    with torch.autocast("cpu", torch.bfloat16), forced({"linear": way}):
+    with torch.autocast("cpu", torch.bfloat16), forced_lowerings({"linear": way}):
         expected = [model(X.float()) for model in models]
         result = fuse(models)(X.float())
     for i, own in enumerate(zip(*expected, strict=True)):

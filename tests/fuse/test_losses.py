@@ -1,4 +1,4 @@
-"""Losses are reduced within each member, with targets and weights that members share or have of their own."""
+"""Losses are reduced within each member, with shared or own targets and weights."""
 
 import warnings
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""What a function does beside returning something: once for each member, whichever way it runs."""
+"""Side effects of a function: they happen once per member, whether it runs at once or member by member."""
 
 import copy
 from collections.abc import Callable
@@ -17,7 +17,7 @@ from shoal.fuse.api import fuse, stack
 from shoal.fuse.array import ModelArray
 from shoal.fuse.capture import CapturedStep
 from shoal.fuse.optim.fused import fuse_optimizers
-from shoal.fuse.side_effects import written
+from shoal.fuse.side_effects import written_arguments
 from shoal.fuse.step import TrainingStep
 
 MEMBERS = 3
@@ -142,7 +142,7 @@ def arrays(members: int = MEMBERS, gradients: bool = False) -> tuple[ModelArray,
     array, twins = fuse(build(Model, members)), build(Model, members)
     if gradients:
         with_gradients(twins)
-        for _, stacked, _ in array.columns():
+        for _, stacked, _ in array.stacked_tensors():
             if isinstance(stacked, nn.Parameter):
                 stacked.grad = torch.full_like(stacked, 0.5)
     return array, twins
@@ -180,9 +180,9 @@ def test_effects_where_members_differ() -> None:
 
     array, twins = fuse(models(), strict=False), models()
     compare(array.map(fn, X), [fn(twin, X) for twin in twins])
-    for path, b, own in array.apart():
+    for path, b, own in array.unfused_parameters():
         close(own.grad, twins[b].get_parameter(path).grad, path)
-    for path, _, own in array.columns():
+    for path, _, own in array.stacked_tensors():
         for mine, twin in zip(own, twins, strict=True):
             close(mine, twin.state_dict()[path], path)
 
@@ -234,7 +234,7 @@ def test_copies_nothing_after_the_first_call(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_init_writes_its_argument() -> None:
-    assert written(nn.init.constant_, (), {"tensor": X, "val": 1.0}) == [X]
+    assert written_arguments(nn.init.constant_, (), {"tensor": X, "val": 1.0}) == [X]
 
 
 @pytest.mark.parametrize("gives_up", [False, True], ids=["at once", "given up"])

@@ -1,4 +1,4 @@
-"""A parameter that has a gradient in some members only: the others' stays as it is, as alone."""
+"""Parameters with a gradient in some members only: the other members' parameters do not change, as in plain PyTorch."""
 
 import copy
 from collections.abc import Callable
@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from optim_makes import LOWERINGS, OTHERS, RULES
 from optim_twins import Make, same
+from optimizer_factories import LOWERINGS, OTHERS, RULES
 from torch import Tensor, nn
 
 from shoal.fuse.api import fuse

@@ -1,15 +1,15 @@
-"""Normalisation: outputs, gradients and running statistics equal those of the members run alone."""
+"""Norms: outputs, gradients and running statistics equal those of each member alone."""
 
 from collections.abc import Callable
 
 import pytest
 import torch
 import torch.nn.functional as F
-from mixes import check_mixes
+from shared_or_stacked import check_mixes
 from torch import Tensor, nn
 from twins import check
 
-from shoal.fuse.autotune import forced
+from shoal.fuse.autotune import forced_lowerings
 from shoal.fuse.stacked import NeedsMemberError, Stacked
 
 torch.manual_seed(7)
@@ -176,7 +176,7 @@ def test_shared_and_own_tensors_in_every_mix(name: str) -> None:
 @pytest.mark.parametrize("way", ["at once", "loop"])
 @pytest.mark.parametrize("name", ["layer", "layer without bias"])
 def test_large_layers_go_either_way(name: str, way: str) -> None:
-    with forced({"layer_norm": way}):
+    with forced_lowerings({"layer_norm": way}):
         check(CASES[name][0], X.repeat(512, 1), members=2)
 
 

@@ -1,17 +1,19 @@
+"""Fused optimizers: each member is updated as by its own optimizer."""
+
 from typing import Any
 
 import pytest
 import torch
-from optim_makes import LOWERINGS, OTHERS, RULES
 from optim_twins import Make, Net, Twins, same
+from optimizer_factories import LOWERINGS, OTHERS, RULES
 from torch import nn
 from torch.optim import SGD, Adam, Optimizer, SparseAdam
 
 from shoal.core.errors import FusionError
 from shoal.fuse.api import fuse
 from shoal.fuse.optim.fused import fuse_optimizers
-from shoal.fuse.optim.own_update import MemberLoop
 from shoal.fuse.optim.param_group_batch import ParamGroupBatch
+from shoal.fuse.optim.unfused_step import MemberLoop
 
 
 @pytest.mark.pairwise

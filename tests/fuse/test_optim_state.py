@@ -1,4 +1,4 @@
-"""State moves between an array and plain torch, both ways, at any time."""
+"""Optimizer state can be moved between an array and plain torch, in both directions, at any time."""
 
 import copy
 from collections.abc import Iterator
@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from optim_makes import RULES
 from optim_twins import Make, Net, Twins, same
+from optimizer_factories import RULES
 from torch.optim import SGD, Adam, AdamW
 
 from shoal.fuse.api import fuse

@@ -1,12 +1,12 @@
-"""Parameters of other types, sizes and orders of memory, and how few calls update them."""
+"""Optimizers of parameters with other dtypes, sizes and memory orders, and the number of calls that update them."""
 
 from collections import Counter
 from typing import Any
 
 import pytest
 import torch
-from optim_makes import LOWERINGS, RULES, lr, plain
 from optim_twins import Net, Twins
+from optimizer_factories import LOWERINGS, RULES, lr, plain
 from torch import nn
 from torch.optim import SGD, Adam, AdamW
 from torch.overrides import TorchFunctionMode
@@ -95,7 +95,7 @@ def test_parameters_in_another_order_of_memory(lowering: Any) -> None:
     others = [Adam(model.parameters(), lr=lr(b)) for b, model in enumerate(alone)]
     fused = fuse_optimizers(own, array, lowering=lowering)
     for _ in range(3):
-        for path, stacked, _ in array.columns():
+        for path, stacked, _ in array.stacked_tensors():
             stacked.grad = torch.randn_like(stacked).contiguous()
             for b, model in enumerate(alone):
                 model.get_parameter(path).grad = stacked.grad[b].clone()
@@ -113,7 +113,7 @@ def test_parameters_in_another_order_of_memory(lowering: Any) -> None:
 @pytest.mark.parametrize("name", ["adam-numbers", "nadam", "rmsprop-centered", "sgd-momentum"])
 def test_portions(name: str, limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Parameters of 12, 3, 1 and 2 elements, five members."""
-    monkeypatch.setattr(lowerings, "_CACHED", limit)
+    monkeypatch.setattr(lowerings, "_CHUNK_ELEMENTS", limit)
     twins = Twins(RULES[name], 5, lowering="elementwise")
     twins.step(3)
     twins.check()

@@ -1,11 +1,11 @@
-"""A step traced by `make_fx` does what the step itself does."""
+"""A step traced by `make_fx` computes what the step itself computes."""
 
 from typing import Any
 
 import pytest
 import torch
-from optim_makes import RULES
 from optim_twins import Make, Twins
+from optimizer_factories import RULES
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.optim import SGD, Adam, AdamW
@@ -27,7 +27,7 @@ MAKES: dict[str, Make] = {
 @pytest.mark.parametrize("make", MAKES.values(), ids=MAKES)
 def test_traced_step(make: Make, dtype: torch.dtype) -> None:
     twins = Twins(make, 3, dtype=dtype)
-    live = [p for path, p, _ in twins.array.columns() if path != "unused"]
+    live = [p for path, p, _ in twins.array.stacked_tensors() if path != "unused"]
     traced = twins.fused.traced(live)
     assert traced is not None
 
@@ -37,7 +37,7 @@ def test_traced_step(make: Make, dtype: torch.dtype) -> None:
 
     def arguments() -> list[Any]:
         params = [p.detach() for p in traced.params]
-        return [params, [p.grad for p in traced.params], traced.state, traced.numbers]
+        return [params, [p.grad for p in traced.params], traced.state, traced.coefficients]
 
     twins.give_grads()
     with _one_fake_mode():  # as captured steps are traced

@@ -1,4 +1,4 @@
-"""Weights that are computed from others: parametrizations, and the hooks that did it before them."""
+"""Parametrized weights, by parametrizations and by the older hooks: results equal those of each member alone."""
 
 from collections.abc import Callable
 

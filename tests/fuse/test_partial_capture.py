@@ -1,4 +1,4 @@
-"""Members that differ in submodules: their captured step is their eager one."""
+"""Members that differ in submodules: the captured step computes what the eager step computes."""
 
 import copy
 from collections.abc import Callable
@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from test_partial import BLOCKS, Net, X, Y, nets
+from test_partial_fusion import BLOCKS, Net, X, Y, nets
 from torch import Tensor, nn
 from twins import build
 
@@ -147,7 +147,7 @@ def test_what_differs_in_shape_between_two_modules(name: str) -> None:
     models = [build(lambda rank=rank: Net(LowRank(rank, BETWEEN[name]), 0.2), 1)[0] for rank in (2, 4, 4, 8)]
     twins = [copy.deepcopy(model) for model in models]
     array, fused = made(models, torch.optim.SGD)
-    assert {path for path, _, _ in array.apart()} == {"block.down.weight", "block.up.weight"}
+    assert {path for path, _, _ in array.unfused_parameters()} == {"block.down.weight", "block.up.weight"}
     alone = [made([twin], torch.optim.SGD) for twin in twins]
     for b, (one, own) in enumerate(alone):
         one.seeds = (b,)
@@ -170,7 +170,7 @@ def test_frozen_parameters_are_still_kept_once_where_a_function_runs_member_by_m
         model.first.load_state_dict(models[0].first.state_dict())
         model.first.requires_grad_(False)
     array, fused = made(models, torch.optim.SGD)
-    assert {path for path, _, _ in array.shared()} == {"first.weight", "first.bias"}
+    assert {path for path, _, _ in array.shared_parameters()} == {"first.weight", "first.bias"}
     for _ in range(2):
         eager(array, fused)
     assert array.state.by_member

@@ -1,4 +1,4 @@
-"""What submodules that run member by member, and the code around them, write in place."""
+"""In-place writes of submodules that run member by member, and of the code around them."""
 
 import copy
 from collections.abc import Callable
@@ -102,8 +102,8 @@ def test_outputs_and_gradients_equal_those_of_the_members_alone(name: str) -> No
     compare(whole, expected)
     assert not array.state.by_member
     whole.square().sum().backward()
-    apart = {(path, b): parameter.grad for path, b, parameter in array.apart()}
-    fused = {path: data.grad for path, data, _ in array.columns()}
+    apart = {(path, b): parameter.grad for path, b, parameter in array.unfused_parameters()}
+    fused = {path: data.grad for path, data, _ in array.stacked_tensors()}
     for b, (out, twin) in enumerate(zip(expected, twins, strict=True)):
         out.square().sum().backward()
         for path, parameter in twin.named_parameters():

@@ -1,4 +1,4 @@
-"""Plain steps of an array are those of a loop over its models, whatever happens to these meanwhile."""
+"""Plain steps of an array equal a loop over its models, whatever user code does to these in between."""
 
 import copy
 from collections.abc import Callable, Sequence
@@ -16,8 +16,8 @@ from shoal.core.errors import FusionError
 from shoal.fuse.api import fuse, stack
 from shoal.fuse.capture import CapturedStep
 from shoal.fuse.optim.fused import fuse_optimizers
-from shoal.fuse.optim.own_update import OwnUpdate
-from shoal.fuse.optim.param_group_batch import _MOST_LIVE, ParamGroupBatch
+from shoal.fuse.optim.param_group_batch import _MAX_CACHED_SETS, ParamGroupBatch
+from shoal.fuse.optim.unfused_step import UnfusedStep
 from shoal.fuse.step import TrainingStep
 
 X = torch.randn(12, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
@@ -393,11 +393,11 @@ def test_a_parameter_that_leaves_the_array_is_an_error(change: Callable[[Any], N
 
 def test_of_many_sets_of_parameters_that_have_had_gradients_few_are_remembered() -> None:
     array = Array(["momentum"], Layers, some_layers, ("eager",))
-    for _ in range(2 * _MOST_LIVE):
+    for _ in range(2 * _MAX_CACHED_SETS):
         array.step([(X, Y)])
     (param_batch,) = array.fused._units
     assert isinstance(param_batch, ParamGroupBatch)
-    assert 1 < len(param_batch._live) <= _MOST_LIVE
+    assert 1 < len(param_batch._active) <= _MAX_CACHED_SETS
 
 
 class Layers(nn.Module):
@@ -462,4 +462,4 @@ def test_a_kernel_off_the_cpu_reads_counts_of_updates_that_lie_beside_the_parame
     parameter.grad = torch.zeros(3, device="meta")
     optimizer = Adam([parameter])
     optimizer.state[parameter] = {"step": torch.zeros((), dtype=dtype, device=device)}
-    assert OwnUpdate(optimizer)._by_kernel(optimizer.param_groups[0]) is read
+    assert UnfusedStep(optimizer)._kernel_applies(optimizer.param_groups[0]) is read

@@ -1,4 +1,4 @@
-"""Random numbers belong to the member: the same alone, in company, at once or one member after another."""
+"""A member's random numbers depend on the member only: they are equal alone, in an array, at once and one by one."""
 
 import random
 from collections.abc import Callable
@@ -15,8 +15,8 @@ from shoal.fuse.api import fuse
 from shoal.fuse.array import ModelArray
 from shoal.fuse.generators import seeded
 from shoal.fuse.optim.fused import fuse_optimizers
-from shoal.fuse.randomness import Randomness, keep_mask, member_keys
-from shoal.fuse.side_effects import draws
+from shoal.fuse.randomness import RandomSource, keep_mask, member_keys
+from shoal.fuse.side_effects import draws_random
 from shoal.fuse.stacked import Stacked
 from shoal.fuse.step import TrainingStep
 
@@ -139,7 +139,7 @@ def test_the_global_generator_is_left_alone() -> None:
 
 @pytest.mark.parametrize("rate", [0.1, 0.5, 0.9])
 def test_the_share_kept(rate: float) -> None:
-    keys = Randomness(torch.tensor(member_keys([1, 2, 3], [0] * 3))).next()
+    keys = RandomSource(torch.tensor(member_keys([1, 2, 3], [0] * 3))).next()
     keep = keep_mask(keys, (500, 800), rate, CPU)
     deviation = (rate * (1 - rate) / 400_000) ** 0.5
     assert (keep.double().mean((1, 2)) - (1 - rate)).abs().max() < 5 * deviation
@@ -151,7 +151,7 @@ def test_the_share_kept(rate: float) -> None:
 def test_masks_of_members_calls_and_steps_are_independent() -> None:
     masks = []
     for tick in range(3):
-        source = Randomness(torch.tensor(member_keys([1, 2, 3], [tick] * 3)))
+        source = RandomSource(torch.tensor(member_keys([1, 2, 3], [tick] * 3)))
         masks += [mask.double() for _ in range(3) for mask in keep_mask(source.next(), (20_000,), 0.5, CPU)]
     correlation = torch.corrcoef(torch.stack(masks)) - torch.eye(len(masks))
     assert correlation.abs().max() < 5 / 20_000**0.5
@@ -162,7 +162,7 @@ def test_masks_of_members_calls_and_steps_are_independent() -> None:
 def test_masks_do_not_depend_on_the_number_type() -> None:
     results = []
     for dtype in (torch.float64, torch.float32, torch.bfloat16):
-        source = Randomness(torch.tensor(member_keys([1, 2], [0, 0])))
+        source = RandomSource(torch.tensor(member_keys([1, 2], [0, 0])))
         results.append(keep_mask(source.next(), (50,), 0.3, CPU))
         model = fuse([nn.Dropout(0.3), nn.Dropout(0.3)], [1, 2])
         assert model(torch.ones(50, dtype=dtype)).dtype == dtype
@@ -264,7 +264,9 @@ def test_every_random_function_of_torch_is_known() -> None:
             random.add(name)
     assert {"rand", "normal_", "multinomial"} < random
     funcs = [getattr(home, name) for name in random - INTERNAL for home in (torch, Tensor) if hasattr(home, name)]
-    missing = [func for func in funcs if callable(func) and not draws(func, (torch.ones(2), 0.5, True, True), {})]
+    missing = [
+        func for func in funcs if callable(func) and not draws_random(func, (torch.ones(2), 0.5, True, True), {})
+    ]
     assert missing == []
 
 
@@ -274,7 +276,7 @@ def test_recurrent_layers_draw_between_layers_while_training(training: bool) -> 
 
     class Watch(torch.overrides.TorchFunctionMode):
         def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            if draws(func, args, kwargs or {}):
+            if draws_random(func, args, kwargs or {}):
                 seen.append(func.__name__)
             return func(*args, **(kwargs or {}))
 

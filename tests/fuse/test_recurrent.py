@@ -1,12 +1,12 @@
-"""Recurrent layers and cells: outputs and gradients equal those of the members run alone."""
+"""Recurrent layers and cells: outputs and gradients equal those of each member alone."""
 
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from lowerings import in_loops
-from mixes import check_mixes
+from looped_functions import in_loops
+from shared_or_stacked import check_mixes
 from torch import Tensor, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_leaves
@@ -42,7 +42,7 @@ WAYS = ["batched", "loop"]
 
 
 def _way(way: str) -> Any:
-    return autotune.forced(dict.fromkeys(NAMES, way))
+    return autotune.forced_lowerings(dict.fromkeys(NAMES, way))
 
 
 def check_ruled(make: Callable[[], nn.Module], *batch: Any, **options: Any) -> None:
@@ -267,7 +267,7 @@ def test_measuring_draws_nothing(tmp_path: Any) -> None:
         output: Tensor = fuse(build(DROPPED["lstm"], 3), range(3))(SEQUENCE)[0]
         return output
 
-    with autotune.on(tmp_path / "findings"):
+    with autotune.autotuning(tmp_path / "findings"):
         measured, known = run(), run()
     with _way("batched"):
         close(measured, run(), "while measuring")

@@ -1,12 +1,11 @@
-"""Buffers that are used and then replaced: the pass backward needs them as they were, and others may be put in their
-place."""
+"""Buffers that a forward pass uses and then replaces: the backward pass uses the old buffers."""
 
 import copy
 from collections import deque
 
 import pytest
 import torch
-from beside_plain import BesidePlain
+from compare_with_plain import CompareWithPlain
 from torch import Tensor, nn
 from torch.optim import SGD
 
@@ -118,7 +117,7 @@ def test_gradients_are_of_what_was_used(members: int, way: str, fn: object) -> N
     alone = [Recurrent().double() for _ in range(members)]
     for sign, model in enumerate(alone):
         nn.init.constant_(model.across.bias, (-1.0) ** sign)
-    assert len(list(BesidePlain(alone, fn, way, momentum=0.9).train(X))) == len(X)  # type: ignore[arg-type]
+    assert len(list(CompareWithPlain(alone, fn, way, momentum=0.9).train(X))) == len(X)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("way", ["plain", "eager"])
@@ -126,7 +125,7 @@ def test_gradients_are_of_what_was_used(members: int, way: str, fn: object) -> N
 @pytest.mark.parametrize("make", [Ring, Swap, Keeps])
 def test_buffers_that_change_places(make: type[nn.Module], members: int, way: str) -> None:
     torch.manual_seed(0)
-    both = BesidePlain([make().double() for _ in range(members)], loss, way)
+    both = CompareWithPlain([make().double() for _ in range(members)], loss, way)
     for x in both.train(X):
         with torch.no_grad():
             measured = both.array.map(loss, x)

@@ -1,3 +1,5 @@
+"""`GradScaler`: each member's scale and steps equal those of a `torch.amp.GradScaler`."""
+
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any

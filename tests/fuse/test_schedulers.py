@@ -1,4 +1,4 @@
-"""Every LR scheduler of torch drives its member alone, as it would without the array."""
+"""Every LR scheduler of torch works on its member's optimizer as it does without an array."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,4 @@
-"""A training step takes the fastest of several ways, all of which do the same."""
+"""`TrainingStep` takes the fastest of several ways, all of which compute the same."""
 
 import copy
 from collections.abc import Callable
@@ -349,7 +349,7 @@ def test_a_plain_step_that_fails_leaves_no_gradients() -> None:
     array, optimizer = array_of(2)
     with pytest.raises(ArithmeticError):
         TrainingStep(array, optimizer, fails, ("plain",))((X, Y))
-    assert all(own.grad is None for _, _, members in array.columns() for own in members)
+    assert all(own.grad is None for _, _, members in array.stacked_tensors() for own in members)
     assert all(parameter.grad is None for parameter in array.parameters())
 
 

@@ -1,4 +1,4 @@
-"""Arrays that run in several threads at once compute what each computes alone."""
+"""Arrays that run in several threads at once compute what each array computes on its own."""
 
 import warnings
 from collections.abc import Callable
@@ -20,7 +20,7 @@ from shoal.fuse.capture import CapturedStep
 from shoal.fuse.intercept import member_run
 from shoal.fuse.optim.fused import fuse_optimizers
 from shoal.fuse.patches import HiddenWarning
-from shoal.fuse.randomness import Randomness
+from shoal.fuse.randomness import RandomSource
 
 X = torch.randn(3, 5, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
 SECONDS = 20.0
@@ -142,14 +142,14 @@ def test_a_thread_that_a_mode_is_handed_to_draws_from_its_source() -> None:
 
     results = []
     for elsewhere in (False, True):
-        with member_run(Randomness(torch.tensor([7]), alone=True)):
+        with member_run(RandomSource(torch.tensor([7]), single_member=True)):
             mode = mode_of_run()
             results.append(at_once(lambda mode=mode: drawn(mode))[0] if elsewhere else torch.rand(3))
     assert torch.equal(*results)
 
 
 def test_tuners_are_left_in_any_order() -> None:
-    outer, inner = autotune.forced({"double": "b"}), autotune.forced({"double": "c"})
+    outer, inner = autotune.forced_lowerings({"double": "b"}), autotune.forced_lowerings({"double": "c"})
     ways = {name: lambda x, name=name: (ran.append(name), x)[1] for name in "abc"}
     ran: list[str] = []
     outer.__enter__()
@@ -178,7 +178,7 @@ def test_one_thread_measures_at_a_time(tmp_path: Any) -> None:
         autotune.fastest("double", {name: lambda x, name=name: (ran.append(name), x)[1] for name in "ab"}, [X])
         asked.set()
 
-    with autotune.on(tmp_path / "lowerings.jsonl"):
+    with autotune.autotuning(tmp_path / "lowerings.jsonl"):
         at_once(first, second)
     assert ran == ["a"]
 

@@ -1,4 +1,4 @@
-"""Unmodified models of `transformers`, made from configurations, nothing downloaded."""
+"""Unmodified models of `transformers`, created from configurations without a download."""
 
 import os
 import subprocess
@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from lowerings import in_loops
+from looped_functions import in_loops
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 from twins import build, check, close, compare, compare_state
@@ -422,7 +422,7 @@ def test_gradients_of_adapters_are_those_of_a_plain_loop_from_the_same_weights(n
     array = fuse([adapted(b, attention) for b in range(2)])
     optimizer = fuse_optimizers([adam(model) for model in array.members], array)
     twins = [adapted(b, attention) for b in range(2)]
-    stacked = {path: data for path, data, _ in array.columns() if data.requires_grad}
+    stacked = {path: data for path, data, _ in array.stacked_tensors() if data.requires_grad}
     for tokens in text(12):
         with torch.no_grad():
             for b, twin in enumerate(twins):

@@ -1,4 +1,4 @@
-"""An array and its members' twins, which run alone."""
+"""An array and equal models that run alone, for comparison."""
 
 import copy
 from collections.abc import Callable, Sequence
@@ -102,7 +102,7 @@ def compare(result: Any, expected: Sequence[Any], tolerance: float = TOLERANCE) 
 
 
 def compare_state(array: ModelArray, twins: Sequence[nn.Module], tolerance: float = TOLERANCE) -> None:
-    columns = {path: data for path, data, _ in array.columns()}
+    columns = {path: data for path, data, _ in array.stacked_tensors()}
     for b, (member, twin) in enumerate(zip(array.unfuse(), twins, strict=True)):
         for name, parameter in twin.named_parameters():
             grad = columns[name].grad

@@ -20,7 +20,7 @@ from shoal.core.errors import ShoalError, TaskError
 from shoal.core.space import Space
 from shoal.core.trial import Trial, TrialState
 from shoal.data.datasets import DataSets
-from shoal.fuse.generators import reseed
+from shoal.fuse.generators import seed_all
 from shoal.integrations.lightning import LightningTask
 from shoal.worker.fused_stepper import FusedStepper
 from shoal.worker.loss_tracker import LossTracker
@@ -216,7 +216,7 @@ def fit(trial: Any, module: Any, data: Data, **settings: Any) -> tuple[Any, Loss
     """What Lightning trains for a trial."""
     data.setup("fit")
     loader = DataLoader(data.train, data.batch_size, sampler=InOrder(trial))
-    reseed(trial.seed, torch.device("cpu"))
+    seed_all(trial.seed, torch.device("cpu"))
     model = module(**{name: value for name, value in trial.config.items() if name not in ("batch_size", *settings)})
     losses = Losses()
     trainer = lightning.Trainer(

@@ -127,7 +127,7 @@ def test_twelve_members_of_ranks_from_2_to_32_on_one_base() -> None:
         for alpha in (4, 8, 16, 32)
     ]
     array = check("llama", settings)
-    shared = {path for path, _, _ in array.shared()}
+    shared = {path for path, _, _ in array.shared_parameters()}
     frozen = {path for path, each in array.members[0].named_parameters() if not each.requires_grad}
     assert shared == frozen
 

@@ -13,7 +13,7 @@ from shoal.core.array import Array, FusionKey, Member
 from shoal.core.event import Reported
 from shoal.core.job import Job
 from shoal.data.datasets import DataSets
-from shoal.fuse.frozen import note_lent
+from shoal.fuse.frozen import record_shared
 from shoal.worker.control import JobControl
 from shoal.worker.signature_builder import SignatureBuilder
 from shoal.worker.stepper import PlainStepper
@@ -86,7 +86,7 @@ def test_in_plain_steps_after_those_of_an_array() -> None:
     together, alone = ([build(task, member(number), CPU) for number in (0, 1)] for _ in range(2))
     for runtime in together[1:]:
         runtime.model.temperature.data = together[0].model.temperature.data  # type: ignore[union-attr]
-    note_lent(runtime.model.temperature for runtime in together)  # type: ignore[misc]
+    record_shared(runtime.model.temperature for runtime in together)  # type: ignore[misc]
     stepper = PlainStepper(task, together, shared=True)
     steppers = [PlainStepper(task, [runtime]) for runtime in alone]
     for tick in range(3):

@@ -15,7 +15,7 @@ from shoal.core.job import Job
 from shoal.core.trial import Trial
 from shoal.data.datasets import DataSets
 from shoal.fuse import frozen
-from shoal.fuse.frozen import lend_frozen
+from shoal.fuse.frozen import share_frozen
 from shoal.task import Task
 from shoal.worker.control import JobControl
 from shoal.worker.profile import measure
@@ -43,7 +43,7 @@ def only_what_is_new() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def large(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a base of this size be lent."""
-    monkeypatch.setattr(frozen, "LENT_BYTES", BYTES)
+    monkeypatch.setattr(frozen, "MIN_SHARED_BYTES", BYTES)
 
 
 def bases() -> int:
@@ -123,7 +123,7 @@ def test_one_after_another_a_base_that_is_trained_is_its_own() -> None:
     task, batch = Unfreezing(), [torch.ones(4, 3, dtype=torch.float64)]
     lent, alone = ([build(task, member, CPU) for member in members(3)] for _ in range(2))
     for runtime in lent:
-        lend_frozen(lent[0].model, runtime.model)
+        share_frozen(lent[0].model, runtime.model)
     for runtimes in (lent, alone):
         steppers = [PlainStepper(task, [runtime]) for runtime in runtimes]
         for tick in range(3):

@@ -279,7 +279,7 @@ class Heads(Mixed):
 
 
 def test_arrays_of_a_job_keep_a_frozen_base_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(frozen, "LENT_BYTES", 8 * 30)  # what the base takes
+    monkeypatch.setattr(frozen, "MIN_SHARED_BYTES", 8 * 30)  # what the base takes
     shop = Shop(task := Heads(), tmp_path)
     arrays = shop.arrays([whole(number) for number in EVERYBODY])
     assert len({array.key.structure for array in arrays}) > 3

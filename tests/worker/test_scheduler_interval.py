@@ -14,7 +14,7 @@ from shoal.core.array import Member
 from shoal.core.errors import TaskError
 from shoal.core.trial import Origin, Trial
 from shoal.data.loader import epoch_order
-from shoal.fuse.generators import reseed
+from shoal.fuse.generators import seed_all
 from shoal.task import Task
 from shoal.worker.checkpoint import load_newest
 from shoal.worker.files import copy_checkpoint
@@ -96,7 +96,7 @@ def flat(given: Any) -> list[Any]:
 
 def plain(task: Task, one: Trial, epochs: int = EPOCHS) -> dict[str, Tensor]:
     """The weights after a loop as a user writes it."""
-    reseed(one.seed, CPU)
+    seed_all(one.seed, CPU)
     model = task.model(one.config)
     optimizer = task.optimizer(model, one.config)
     schedulers = flat(task.scheduler(optimizer, one.config))

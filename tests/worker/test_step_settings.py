@@ -18,7 +18,7 @@ from shoal.core.errors import TaskError
 from shoal.core.trial import Origin, Trial, TrialState
 from shoal.data.batches import Batches
 from shoal.data.loader import LoaderSettings, epoch_order
-from shoal.fuse.generators import reseed
+from shoal.fuse.generators import seed_all
 from shoal.task import Task
 from shoal.worker import worker_state
 from shoal.worker.checkpoint import load_newest
@@ -80,7 +80,7 @@ class Plainly(All):
 
 def plain(task: Task, one: Trial, epochs: int = EPOCHS) -> tuple[dict[str, Tensor], list[float]]:
     """Weights, with averages in their place, and validation losses of a loop as a user writes it."""
-    reseed(one.seed, CPU)
+    seed_all(one.seed, CPU)
     model = task.model(one.config)
     optimizer = task.optimizer(model, one.config)
     scheduler = task.scheduler(optimizer, one.config)

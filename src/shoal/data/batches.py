@@ -19,7 +19,7 @@ from shoal.data.processes import LoaderProcesses
 from shoal.data.sample_window import SampleWindow
 from shoal.data.samples import kind
 from shoal.data.source import BatchRequest, BatchSource, DrawsError, UnevenError
-from shoal.fuse.generators import OtherGenerators, forked
+from shoal.fuse.generators import PythonRngSnapshot, forked_rng
 
 __all__ = ["Batches"]
 
@@ -264,8 +264,8 @@ class Batches:
 
     def _probed(self, indices: Sequence[int]) -> BatchSource:
         """The source for samples such as these. All generators are restored."""
-        others = OtherGenerators()
-        with forked([torch.device(self._device).index or 0] if self._device.type == "cuda" else []):
+        others = PythonRngSnapshot()
+        with forked_rng([torch.device(self._device).index or 0] if self._device.type == "cuda" else []):
             try:
                 return self._source_for(indices)
             except DrawsError:

@@ -15,7 +15,7 @@ from shoal.cost.activity_clock import during
 from shoal.data.batches import Batches
 from shoal.data.loader import LoaderSettings, take_apart
 from shoal.data.tracked_config import values_read
-from shoal.fuse.generators import reseed
+from shoal.fuse.generators import seed_all
 from shoal.task import Task, call
 
 __all__ = ["DataSets"]
@@ -54,7 +54,7 @@ class DataSets:
             return self._load(config)
 
     def _load(self, config: Config) -> tuple[dict[str, Any], tuple[Batches, Batches]]:
-        reseed(0, self._device)  # a random split is the same in every process, and after a resume
+        seed_all(0, self._device)  # a random split is the same in every process, and after a resume
         sets, read = values_read(self._task.data, config)
         if not isinstance(sets, (tuple, list)) or len(sets) != 2:
             raise TaskError(f"the task's `data` must return a training and a validation set, got {type(sets).__name__}")

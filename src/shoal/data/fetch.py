@@ -13,7 +13,7 @@ from shoal.data.iterable import IterableReader
 from shoal.data.processes import FetchRequest, LoaderProcesses
 from shoal.data.samples import attached, copied, same
 from shoal.data.source import DrawsError
-from shoal.fuse.generators import Drawn, OtherGenerators
+from shoal.fuse.generators import DrawDetector, PythonRngSnapshot
 
 __all__ = ["Fetcher"]
 
@@ -93,9 +93,9 @@ class Fetcher:
         if self._processes is not None:
             received: list[Any] = self._receive_lone(indices)
             return received
-        torchs, others = Drawn(self._device), OtherGenerators()
+        torchs, others = DrawDetector(self._device), PythonRngSnapshot()
         samples = self.fetch(indices)
-        if torchs() or others.moved():
+        if torchs() or others.has_drawn():
             torchs.restore()
             others.restore()
             raise DrawsError

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from shoal.core.errors import TaskError
 from shoal.data.loader import noise_seed
-from shoal.fuse.generators import Drawn, OtherGenerators, reseed
+from shoal.fuse.generators import DrawDetector, PythonRngSnapshot, seed_all
 
 __all__ = ["IterableReader", "PassOrder"]
 
@@ -133,7 +133,7 @@ class IterableReader:
             TaskError: The data set is its own iterator.
         """
         self.set_epoch(epoch)
-        reseed(noise_seed(data_seed, epoch), _CPU)
+        seed_all(noise_seed(data_seed, epoch), _CPU)
         iterator: Iterator[Any] = iter(self._dataset)
         if iterator is self._dataset:
             raise TaskError(
@@ -222,11 +222,11 @@ class _Cursor:
         return sample
 
 
-def _states() -> tuple[Drawn, OtherGenerators]:
-    return Drawn(_CPU), OtherGenerators()
+def _states() -> tuple[DrawDetector, PythonRngSnapshot]:
+    return DrawDetector(_CPU), PythonRngSnapshot()
 
 
-def _restore(states: tuple[Drawn, OtherGenerators]) -> None:
+def _restore(states: tuple[DrawDetector, PythonRngSnapshot]) -> None:
     for each in states:
         each.restore()
 

@@ -18,7 +18,7 @@ from torch.utils.data import (
 
 from shoal.core.errors import TaskError
 from shoal.core.trial import derive_seed
-from shoal.fuse.generators import OtherGenerators, forked, reseed
+from shoal.fuse.generators import PythonRngSnapshot, forked_rng, seed_all
 
 __all__ = ["LoaderSettings", "epoch_order", "is_iterable", "noise_seed", "take_apart"]
 
@@ -99,10 +99,10 @@ class LoaderSettings:
 
 def _sampled(sampler: Any, seed: int, epoch: int, samples: int) -> Tensor:
     """The indices of a sampler; all generators are restored."""
-    others = OtherGenerators()
-    with forked([]):
+    others = PythonRngSnapshot()
+    with forked_rng([]):
         try:
-            reseed(seed, torch.device("cpu"))
+            seed_all(seed, torch.device("cpu"))
             if isinstance(own := getattr(sampler, "generator", None), torch.Generator):
                 own.manual_seed(seed)
             if callable(set_epoch := getattr(sampler, "set_epoch", None)):

@@ -14,7 +14,7 @@ from shoal.data.loader import LoaderSettings
 from shoal.data.packed import pack, unpack
 from shoal.data.samples import copied, same
 from shoal.data.source import DrawsError
-from shoal.fuse.generators import Drawn, OtherGenerators, generators, reseed
+from shoal.fuse.generators import DrawDetector, PythonRngSnapshot, generator_lock, seed_all
 
 __all__ = ["FetchRequest", "LoaderProcesses"]
 
@@ -153,7 +153,7 @@ class LoaderProcesses:
         """The next answer, or None for an empty request."""
         try:
             if self._answers is None:
-                with generators:  # no other thread holds this lock while the processes are forked
+                with generator_lock:  # no other thread holds this lock while the processes are forked
                     self._answers = iter(self._loader)
             answer = next(self._answers)
             if answer is None or answer.content is None:
@@ -208,9 +208,9 @@ class _Fetching(Dataset[Any]):
             return _Answer(request, error=ExceptionWrapper(where=where))  # type: ignore[no-untyped-call]
 
     def _answer(self, request: FetchRequest) -> _Answer:
-        torchs, others = Drawn(_CPU), OtherGenerators()
+        torchs, others = DrawDetector(_CPU), PythonRngSnapshot()
         if request.seed is not None:
-            reseed(request.seed, _CPU)
+            seed_all(request.seed, _CPU)
         value: Any = None
         if request.twice:
             one_by_one = [copied(*self._samples([index])) for index in request.indices]
@@ -218,7 +218,7 @@ class _Fetching(Dataset[Any]):
             value = samples, all(map(same, one_by_one, samples))
         else:
             value = self._samples(request.indices)
-        if not request.draws and (torchs() or others.moved()):
+        if not request.draws and (torchs() or others.has_drawn()):
             return _Answer(request, drew=True)
         if request.whole:
             self._place = f"when it made a batch of samples {list(request.indices)} of the {self._name} set"

@@ -17,8 +17,8 @@ from shoal.data.processes import FetchRequest
 from shoal.data.samples import attached, bulky, compact, plain
 from shoal.data.source import BatchRequest, BatchSource, StreamSync
 from shoal.data.unit import BLOCK, Unit, blocks
-from shoal.fuse.copy_on_write import lazily_copied
-from shoal.fuse.generators import reseed
+from shoal.fuse.copy_on_write import lazy_clone
+from shoal.fuse.generators import seed_all
 
 __all__ = ["SampleWindow"]
 
@@ -101,7 +101,7 @@ class SampleWindow(BatchSource):
         batch = self._held[unit]
         self._stream_sync.read(batch)
         if plain(batch):
-            return lazily_copied(batch)
+            return lazy_clone(batch)
         self._drop([unit])
         return batch
 
@@ -156,7 +156,7 @@ class SampleWindow(BatchSource):
             yield from ((unit, list(islice(samples, unit.samples))) for unit in indices)
             return
         for unit, some in indices.items():
-            reseed(self._seed(unit), self._device)
+            seed_all(self._seed(unit), self._device)
             yield unit, self._fetcher.fetch(some)
 
     def _seed(self, unit: Unit) -> int:
@@ -225,7 +225,7 @@ class _LastBatchCache:
         place, batch, wanted = self._kept
         self._stream_sync.read(batch)
         self._kept = (place, batch, wanted - 1) if wanted > 1 else None
-        return lazily_copied(batch) if wanted > 1 else batch
+        return lazy_clone(batch) if wanted > 1 else batch
 
     def hand_on(self, cut: BatchRequest, indices: list[int], batch: Any) -> bool:
         """Keep a batch for the other lanes of its batch size.
@@ -242,7 +242,7 @@ class _LastBatchCache:
         if cut.alike > 1:
             if not plain(batch):
                 return False
-            self._kept = (cut.seed, cut.first, indices), lazily_copied(batch), cut.alike - 1
+            self._kept = (cut.seed, cut.first, indices), lazy_clone(batch), cut.alike - 1
             self._stream_sync.written()
         return alone
 

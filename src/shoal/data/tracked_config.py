@@ -140,7 +140,7 @@ class MembersConfig(_ObservedConfig):
             elif all(type(value) is type(column[0]) and value == column[0] for value in column):
                 self[key] = copy.deepcopy(column[0])
             elif all(type(value) is float for value in column):
-                self[key] = Stacked.of_numbers(tuple(column))
+                self[key] = Stacked.of_floats(tuple(column))
             else:
                 self._differing[key] = f"{name!r} differs between the members' configs and is no float in all"
 

@@ -1,6 +1,6 @@
-"""Fusion: models of one structure, trained as one.
+"""Model fusion: models of equal structure run and train as one model with a leading axis B.
 
-The package has the name of its main function, so it can be called as that function: `shoal.fuse(models)`.
+The package has the name of its main function and can be called like it: `shoal.fuse(models)`.
 """
 
 import sys

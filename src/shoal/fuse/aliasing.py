@@ -1,8 +1,8 @@
-"""Copies that stand for views: which tensors of an array share memory in a member alone, but not in the array.
+"""Aliasing: detects writes to tensors that share memory in plain PyTorch, but are copies of each other in an array.
 
-A view of one member's tensor may need a copy of all members' memory: the rows of a member in [N, B*C, ...] are not
-contiguous. A later write to either tensor would be missing from the other. So writes to both are refused as long as
-both can be read.
+Where a function returns a view of one member's tensor, an array may have to return a copy, because one member's rows
+in [N, B*C, ...] are not contiguous. A later write to one of the two tensors would not reach the other one. Therefore
+writes to either tensor are refused as long as both are in memory.
 """
 
 import threading
@@ -15,11 +15,11 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from shoal.fuse.stacked import NeedsMemberError, Stacked
 
-__all__ = ["note_copy", "one_memory", "refuse_stale"]
+__all__ = ["record_copy", "refuse_aliased_write", "share_memory"]
 
 
 class _Copies(threading.local):
-    """Groups of memory that a member alone would share; a group with fewer than two live memories is dropped."""
+    """Groups of storages that would be one storage in plain PyTorch; a group needs two live storages to be kept."""
 
     def __init__(self) -> None:
         self.groups: list[set[StorageWeakRef]] = []
@@ -28,21 +28,21 @@ class _Copies(threading.local):
 _copies = _Copies()
 
 
-def note_copy(source: Tensor, result: Tensor) -> None:
-    """Record that a result would be a view of its source for a member alone, if the result is a copy.
+def record_copy(source: Tensor, result: Tensor) -> None:
+    """Record that a result is a copy of its source and would be a view in plain PyTorch; ignored if it is a view.
 
     Args:
         source: Data of all members, [B, *shape].
         result: Data computed from the source, [B, *other shape].
     """
-    if not _known(source, result):
+    if not _have_storage(source, result):
         return
-    if one_memory(source, result):
+    if share_memory(source, result):
         return
-    joined = {_memory(tensor) for tensor in (source, result)}
+    joined = {_storage(tensor) for tensor in (source, result)}
     others = []
     for group in _copies.groups:
-        alive = {memory for memory in group if not _gone(memory)}
+        alive = {memory for memory in group if not _is_freed(memory)}
         if alive & joined:
             joined |= alive
         elif len(alive) > 1:
@@ -50,18 +50,18 @@ def note_copy(source: Tensor, result: Tensor) -> None:
     _copies.groups = [*others, joined]
 
 
-def one_memory(x: Tensor, y: Tensor) -> bool:
-    """Whether two tensors share memory; False for tensors without memory of their own."""
-    return _known(x, y) and torch._C._is_alias_of(x, y)  # type: ignore[attr-defined]
+def share_memory(x: Tensor, y: Tensor) -> bool:
+    """Whether two tensors share memory; False for tensors without storage."""
+    return _have_storage(x, y) and torch._C._is_alias_of(x, y)  # type: ignore[attr-defined]
 
 
-def _known(*tensors: Tensor) -> bool:
-    """Whether all tensors have memory; within a transform of `torch.func` they have none of their own."""
+def _have_storage(*tensors: Tensor) -> bool:
+    """Whether all tensors have storage; tensors within a transform of `torch.func` have none."""
     return all(map(torch._C._has_storage, tensors))
 
 
-def refuse_stale(name: str, changed: Sequence[Any]) -> None:
-    """Refuse to write to a tensor that shares memory with another one in a member alone, but not in the array.
+def refuse_aliased_write(name: str, changed: Sequence[Any]) -> None:
+    """Refuse a write to a tensor that would share memory with another one in plain PyTorch, but is a copy in the array.
 
     Args:
         name: Name of the function.
@@ -73,20 +73,20 @@ def refuse_stale(name: str, changed: Sequence[Any]) -> None:
     if not _copies.groups:
         return
     for tensor in changed:
-        if not isinstance(tensor, Stacked) or not _known(tensor.whole):
+        if not isinstance(tensor, Stacked) or not _have_storage(tensor.whole):
             continue
-        memory = _memory(tensor.whole)
+        memory = _storage(tensor.whole)
         for group in _copies.groups:
-            if memory in group and any(not _gone(other) for other in group - {memory}):
+            if memory in group and any(not _is_freed(other) for other in group - {memory}):
                 raise NeedsMemberError(
                     f"{name} changes a tensor that shares its memory with a view, which is a copy in the array; write "
                     "to a clone of it, or use a function that is not in place"
                 )
 
 
-def _memory(tensor: Tensor) -> StorageWeakRef:
+def _storage(tensor: Tensor) -> StorageWeakRef:
     return StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
 
 
-def _gone(memory: StorageWeakRef) -> bool:
+def _is_freed(memory: StorageWeakRef) -> bool:
     return bool(memory.expired())  # type: ignore[no-untyped-call]

@@ -1,4 +1,4 @@
-"""`ModelArray`: models of one structure as one model with a leading axis B."""
+"""`ModelArray`: B models of equal structure as one `nn.Module`, whose tensors have a leading axis B."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -10,25 +10,27 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from shoal.core.errors import FusionError
 from shoal.fuse.array_state import ArrayState
-from shoal.fuse.checks import indices_of
+from shoal.fuse.checks import parse_indices
 from shoal.fuse.map_runner import MapRunner
 from shoal.fuse.per_member import tensors_in
-from shoal.fuse.randomness import active
+from shoal.fuse.randomness import active_source
 from shoal.fuse.stacked import Stacked
-from shoal.fuse.unfused_module import own_parameters
+from shoal.fuse.unfused_module import unfused_parameters
 
 __all__ = ["ModelArray"]
 
 
 class ModelArray(nn.Module):
-    """B models of one structure, run as one.
+    """B models of equal structure, run as one.
 
-    Its parameters and buffers are the members', stacked: a member's [F, E] weight is a row of a [B, F, E] parameter. A
-    frozen parameter with equal values in all members is kept once, [F, E], and what is computed of it alone is computed
-    once. Submodules in which the members differ run member by member and keep their own tensors.
+    The array's parameters and buffers are the members' tensors, stacked: a member's [F, E] weight is a row of a
+    [B, F, E] parameter. A frozen parameter with equal values in all members is stored once, [F, E], and results that
+    depend on such parameters and shared inputs alone are computed once. Submodules in which the members differ run
+    member by member and keep their own tensors.
 
-    The members live on as ordinary modules whose tensors are views of those rows, so they are always up to date, and
-    `unfuse` returns them as they are. A model is a member of one array at a time: fusing it again moves it.
+    The members remain ordinary modules. Their tensors are views of the array's rows, so they are always up to date, and
+    `unfuse` returns the members without copying. A model is a member of one array at a time: fusing it again removes
+    it from its previous array.
 
     Args:
         members: Models that `check_members` accepts.
@@ -46,7 +48,9 @@ class ModelArray(nn.Module):
         self.state = ArrayState(members, seeds, strict, self.stacked, self.frozen)
         self._run = MapRunner(self.state)
         self.__dict__["members"] = self.state.members  # not submodules: their tensors are views of this module's own
-        own = zip(*(part.own for part in self.state.apart), strict=True)  # of each member
+        own = zip(
+            *(part.member_modules for part in self.state.unfused), strict=True
+        )  # for each member, its unfused modules
         self.separate = nn.ModuleList(map(nn.ModuleList, own))
         self.training = members[0].training
         self._left = False
@@ -57,7 +61,7 @@ class ModelArray(nn.Module):
         return len(self.members)
 
     def __reduce__(self) -> Any:
-        if active() is not None:
+        if active_source() is not None:
             raise FusionError("an array is pickled or copied within a function that an array runs; do so after the run")
         return _rebuild, (self.members, self.seeds, self.strict, self.ticks)
 
@@ -90,154 +94,157 @@ class ModelArray(nn.Module):
 
     @property
     def version(self) -> int:
-        """Number that grows when parameters are frozen or unfrozen; an older captured step is then out of date."""
+        """Incremented when parameters are frozen or unfrozen; steps captured at an earlier version are out of date."""
         return self.state.version
 
     @property
     def partial(self) -> bool:
-        """Whether members differ in some submodules."""
-        return bool(self.state.apart)
+        """Whether the array is partially fused: the members differ in some submodules."""
+        return bool(self.state.unfused)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Every member's output, stacked: [B, N, ...] where a member gives [N, ...]. Plain inputs are shared."""
+        """Every member's output, stacked: [B, N, ...] where a member returns [N, ...]. Members share plain inputs."""
         return self.map(_call, args, kwargs)
 
     def map(self, fn: Callable[..., Any], *batch: Any) -> Any:
-        """Like `[fn(member, *batch) for member in members]`, at once.
+        """Compute `[fn(member, *batch) for member in members]` in one run for all members.
 
-        If the first call of `fn` shows that it cannot run at once, its effects on parameters, gradients, buffers,
-        attributes, and on lists, dicts and variables that it names are rolled back, and it runs member by member. The
-        same happens if `fn` returns an object, or leaves a tensor in such a list, dict or variable; these then get
-        each member's own.
+        The first call of `fn` may show that `fn` cannot run for all members at once. Then the call's effects on
+        parameters, gradients, buffers, attributes, and on the lists, dicts and variables that `fn` names are rolled
+        back, and `fn` runs member by member. This also happens if `fn` returns an object, or stores a tensor in such
+        a list, dict or variable, so that each member's own value is stored.
 
         Args:
-            fn: Function that takes a model and a batch and returns tensors, nested as it likes. It sees the shapes of
-                one member. It may go backward; optimizers that were made outside of it must step outside of it.
+            fn: Function that takes a model and a batch and returns tensors, nested in any way. It sees the shapes of
+                one member. It may call `backward`. Optimizers that were made outside of `fn` must step outside of it.
             batch: Arguments that all members share, or that are `Stacked`.
 
         Returns:
-            The result of `fn`, each tensor or number as a tensor with a leading axis B. Any other leaf but None (a
-            string, a numpy array, an object that `torch.utils._pytree` does not know) becomes a list of the members'.
+            The result of `fn`, with each tensor or number as a tensor with a leading axis B. Any other leaf but None (a
+            string, a numpy array, an object that `torch.utils._pytree` does not know) becomes a list of B values.
 
         Raises:
             FusionError: `fn` is no function; `map` is called within a function that this array or another one runs;
-                `fn` asks for the gradients of parameters from outside of the model that it is given, as an optimizer
-                does; or a later call of `fn` than its first shows that it must run member by member.
+                `fn` accesses gradients of parameters without using the model that it is given, as an optimizer
+                does; or a call of `fn` after the first one shows that it must run member by member.
         """
         if not callable(fn):
             raise FusionError(f"`fn` must be a function of a model and a batch, got {fn!r}")
-        self.check_free()
+        self.check_can_run()
         self.check_batch(batch)
         return self._run(fn, self.training, batch)
 
     def open(self, keys: Tensor | None = None) -> AbstractContextManager[nn.Module]:
-        """Within, the members are one model of the user's own class, whose tensors are `Stacked`.
+        """Context manager that yields one model of the user's own class, which stands for all members.
+
+        The model's tensors are `Stacked`.
 
         Args:
-            keys: Keys of the random numbers drawn within, int64 [B]; by default those of the next call.
+            keys: Keys of the random numbers drawn in the context, int64 [B]; by default those of the next call.
         """
         return self.state.open(keys)
 
     def unfuse(self) -> list[nn.Module]:
-        """The members themselves: their own classes, with their current weights and buffers.
+        """Return the members: models of their own classes, with their current weights and buffers.
 
-        Nothing is copied. Their tensors still are views of the array's, and a frozen parameter that is kept once is
-        one memory for all: `copy.deepcopy` a member to have it by itself, or before it is saved or unfrozen alone.
+        Nothing is copied. The members' tensors remain views of the array's tensors, and all members share the memory
+        of a frozen parameter that is stored once. To get an independent model, or before saving or unfreezing a
+        single member, copy the member with `copy.deepcopy`.
         """
         return list(self.members)
 
     def select(self, indices: Iterable[int] | Tensor) -> "ModelArray":
-        """A new array of some members, in the order given. All members leave this array, which cannot be used any more.
+        """Make a new array of some members, in the order given; this array cannot be used any more.
 
         Args:
-            indices: Indices of members, negative ones from the end; or B truth values.
+            indices: Indices of members, where negative indices count from the end; or B booleans.
 
         Raises:
             FusionError: There are no indices, one is out of range or given twice, or the members have left already.
         """
         self.check_present()
-        chosen = indices_of(indices, len(self))
+        chosen = parse_indices(indices, len(self))
         array = ModelArray([self.members[i] for i in chosen], [self.seeds[i] for i in chosen], self.strict)
         array.ticks = tuple(self.ticks[i] for i in chosen)
         return array
 
     def train(self, mode: bool = True) -> "ModelArray":
-        """Set all members, and modules within them, to training or evaluation."""
+        """Set all members and their submodules to training or evaluation mode."""
         self.training = mode
-        self.state.stage.train(mode)
+        self.state.template.train(mode)
         for member in self.members:
             member.train(mode)
         return self
 
     def requires_grad_(self, requires_grad: bool = True) -> "ModelArray":
-        """Freeze or unfreeze all parameters, the members' own with them.
+        """Freeze or unfreeze all parameters of the array and of its members.
 
         Raises:
-            FusionError: A frozen parameter that is kept once would be unfrozen.
+            FusionError: A frozen parameter that is stored once would be unfrozen.
         """
         for slot in self.state.slots:
             slot.check_requires_grad(requires_grad)
         for member in self.members:
             member.requires_grad_(requires_grad)
-        self.state.follow_slots()
+        self.state.sync_slots()
         return self
 
-    def columns(self) -> Iterator[tuple[str, Tensor, list[Tensor]]]:
-        """Every stacked tensor with its path and the members' own tensors, which are views of its rows."""
-        return ((slot.path, slot.data, slot.own) for slot in self.state.own_slots())
+    def stacked_tensors(self) -> Iterator[tuple[str, Tensor, list[Tensor]]]:
+        """Yield the path of every stacked tensor, the tensor, and the members' own tensors: views of its rows."""
+        return ((slot.path, slot.data, slot.member_tensors) for slot in self.state.stacked_slots())
 
-    def shared(self) -> Iterator[tuple[str, Tensor, list[Tensor]]]:
-        """Every frozen parameter that is kept once, [*shape], with its path and the members' own."""
-        return ((slot.path, slot.data, slot.own) for slot in self.state.slots if slot.shared)
+    def shared_parameters(self) -> Iterator[tuple[str, Tensor, list[Tensor]]]:
+        """Yield the path of every frozen parameter that is stored once, its tensor [*shape], and the members' own."""
+        return ((slot.path, slot.data, slot.member_tensors) for slot in self.state.slots if slot.shared)
 
-    def apart(self) -> Iterator[tuple[str, int, nn.Parameter]]:
-        """Every parameter of a submodule in which the members differ, with its path and its member."""
-        return own_parameters(self.state.apart)
+    def unfused_parameters(self) -> Iterator[tuple[str, int, nn.Parameter]]:
+        """Yield the path, the member and the parameter, for submodules in which the members differ."""
+        return unfused_parameters(self.state.unfused)
 
-    def check_free(self) -> None:
-        """Refuse to run within a function that an array runs, or when the members have left.
+    def check_can_run(self) -> None:
+        """Refuse to run inside a function that an array runs, or after the members have joined another array.
 
         Raises:
-            FusionError: An array runs in this thread, or the members have left.
+            FusionError: An array runs in this thread, or the members are in another array.
         """
-        if active() is not None:
+        if active_source() is not None:
             raise FusionError(
-                "an array is called within a function that an array runs; call it before that, and hand over what it "
-                "returns as a batch of each member's own: `shoal.stack(result)`"
+                "an array is called within a function that an array runs; call it before that, and pass its result to "
+                "the function as a stacked batch: `shoal.stack(result)`"
             )
         self.check_present()
 
     def check_present(self) -> None:
-        """Refuse to use an array, or its optimizer, whose members are in another array.
+        """Refuse to use an array, or its optimizer, after its members have joined another array.
 
         Raises:
-            FusionError: The members have left.
+            FusionError: The members are in another array.
         """
         if self._left:
             raise FusionError(
-                "the members have left this array by `select`, `concat` or another `fuse`; use the array that "
-                "resulted, and the optimizer that `fuse_optimizers` makes for that array of its members' own"
+                "the members have left this array by `select`, `concat` or another `fuse`; use the new array, and the "
+                "optimizer that `fuse_optimizers` makes for that array from the members' own optimizers"
             )
 
     def check_batch(self, batch: Any) -> None:
         """Refuse batches that are stacked for another number of members.
 
         Raises:
-            FusionError: Names both numbers.
+            FusionError: A batch is stacked for another number of members; names both numbers.
         """
         for leaf in tensors_in(batch):
             if isinstance(leaf, Stacked) and len(leaf.whole) != len(self):
                 raise FusionError(f"{len(leaf.whole)} batches are stacked for an array of {len(self)} members")
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
-        """Copy the tensors of a `state_dict` into the array, and so into its members.
+        """Copy the tensors of a `state_dict` into the array; its members, whose tensors are views, change too.
 
         Raises:
-            FusionError: `assign` is set, which would part the array from its members.
+            FusionError: `assign` is set, so that the members' tensors would no longer be views of the array's.
         """
         if assign:
             raise FusionError(
-                "an array cannot take over a state_dict's tensors (assign=True): its members' are views of its own; "
+                "an array cannot use a state_dict's tensors (assign=True): its members' tensors are views of its own; "
                 "load with assign=False, which copies, after moving the array (`to`) to the wanted type and device"
             )
         return super().load_state_dict(state_dict, strict)
@@ -247,7 +254,7 @@ class ModelArray(nn.Module):
             raise FusionError("an array cannot be moved to 'meta', where its members would lose their values")
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         for slot in self.state.slots:
-            slot.adopt()
+            slot.bind_members()
         return self
 
 
@@ -262,14 +269,14 @@ def _rebuild(members: Sequence[nn.Module], seeds: Sequence[int], strict: bool, t
 
 
 _arrays: WeakIdKeyDictionary = WeakIdKeyDictionary()
-"""Weak reference to the array of each model: the last one that the model was fused into."""
+"""Model -> weak reference to the array into which the model was fused last."""
 
 
 def _take_ownership(array: ModelArray, members: Iterable[nn.Module]) -> set[Any]:
-    """Record the array of some models.
+    """Record that models are members of an array.
 
     Returns:
-        The arrays that the models have left, if these still exist.
+        The previous arrays of the models that still exist.
     """
     before = set()
     here = ref(array)

@@ -1,7 +1,7 @@
-"""The state of an array: its members, their tensors and attributes, and the stage, the model that runs for all.
+"""The state of an array: its members, their stacked tensors, and the template, the one model that runs for all members.
 
-What user code changes in the members is taken over into the stage before a run, and what a run changes in the stage is
-taken over into the members after it.
+The template is a copy of the first member whose tensors are replaced by `Stacked` tensors. Before a run, changes that
+user code made in the members are copied to the template. After a run, its changes are copied to the members.
 """
 
 from collections import deque
@@ -13,32 +13,32 @@ from typing import Any
 from torch import Tensor, nn
 
 from shoal.core.errors import FusionError
-from shoal.fuse.bindings import copy_of
 from shoal.fuse.checks import check_structure
 from shoal.fuse.guard import guard
-from shoal.fuse.intercept import Home, MemberFunctions
-from shoal.fuse.member_changes import OF_EVERY_MODULE, AttributeSync, ModuleChangeDetector
-from shoal.fuse.randomness import Randomness, member_keys, randomness
-from shoal.fuse.rows import forget, memory_of
+from shoal.fuse.intercept import FunctionInterceptor, RowLookup
+from shoal.fuse.member_changes import MODULE_ATTRIBUTES, AttributeSync, ModuleChangeDetector
+from shoal.fuse.model_copy import copy_model
+from shoal.fuse.randomness import RandomSource, member_keys, use_source
+from shoal.fuse.rows import forget_missing_grads, storage_address
 from shoal.fuse.slots import Slot, find_slots, tensors_within
 from shoal.fuse.stacked import NeedsMemberError, Stacked
-from shoal.fuse.unfused_module import own_places, put_apart
+from shoal.fuse.unfused_module import insert_unfused_modules, unfused_tensor_places
 
-__all__ = ["EVERY_FUNCTION", "ArrayState", "check_shared", "keep_rows"]
+__all__ = ["EVERY_FUNCTION", "ArrayState", "check_shared", "commit_member_rows"]
 
 EVERY_FUNCTION = "every function"
 """Entry of `ArrayState.by_member` that stands for all functions."""
 
 
 class ArrayState:
-    """Keeps the members of an array, their stacked tensors and the stage in step.
+    """Keeps the members of an array, their stacked tensors and the template synchronised.
 
     Args:
         members: Models that `check_members` accepts.
         seeds: Seeds of the members' random numbers, one each.
         strict: Whether to refuse members that differ in a submodule.
         stacked: Module that gets the stacked parameters and buffers.
-        frozen: Module that gets the frozen parameters that are kept once for all members.
+        frozen: Module that gets the frozen parameters that are stored once for all members.
 
     Raises:
         FusionError: The members differ in structure, or cannot be copied.
@@ -53,171 +53,173 @@ class ArrayState:
         self.seeds = tuple(seeds)
         self.tick = 0
         """Number of the next call; members' random numbers depend on it and on their seeds alone."""
-        self._ahead = (0,) * len(members)
+        self._tick_offsets = (0,) * len(members)
         self.version = 0
-        """Grows when parameters are frozen or unfrozen; a captured step of before is then out of date."""
+        """Incremented when parameters are frozen or unfrozen; steps captured at an earlier version are out of date."""
         self.by_member: set[Any] = set()
         """Functions that run member by member."""
-        self.stage = copy_of(members[0], tensors_within(members[0]))
+        self.template = copy_model(members[0], tensors_within(members[0]))
         for (path, name), differing in attributes.items():
-            guard(vars(self.stage.get_submodule(path)), name, differing, f"{path}.{name}".lstrip("."))
-        self.apart = put_apart(self.stage, members, paths)
+            guard(vars(self.template.get_submodule(path)), name, differing, f"{path}.{name}".lstrip("."))
+        self.unfused = insert_unfused_modules(self.template, members, paths)
         """Submodules in which the members differ."""
-        self.slots = find_slots(self.stage, members, paths)
+        self.slots = find_slots(self.template, members, paths)
         for slot in self.slots:
-            slot.settle(stacked, frozen)
+            slot.stack_members(stacked, frozen)
         self._attributes = AttributeSync(
-            self.stage, members, [place for slot in self.slots for places in slot.places for place in places]
+            self.template, members, [place for slot in self.slots for places in slot.places for place in places]
         )
-        self._changes = ModuleChangeDetector(self.stage, members, self.slots, paths)
+        self._changes = ModuleChangeDetector(self.template, members, self.slots, paths)
 
     @property
     def ticks(self) -> tuple[int, ...]:
         """`tick` of each member; they differ in members that were not always in one array."""
-        return tuple(self.tick + ahead for ahead in self._ahead)
+        return tuple(self.tick + ahead for ahead in self._tick_offsets)
 
     @ticks.setter
     def ticks(self, ticks: Sequence[int]) -> None:
-        self.tick, self._ahead = ticks[0], tuple(tick - ticks[0] for tick in ticks)
+        self.tick, self._tick_offsets = ticks[0], tuple(tick - ticks[0] for tick in ticks)
 
     def next_keys(self) -> Callable[[], list[int]]:
-        """Count a call, and return the function that makes the keys of the members' random numbers in it."""
+        """Count a call, and return the function that makes the keys of the members' random numbers in this call."""
         self.tick += 1
-        return partial(_keys, self.seeds, self.tick - 1, self._ahead)
+        return partial(_keys, self.seeds, self.tick - 1, self._tick_offsets)
 
     @contextmanager
     def open(
-        self, keys: Tensor | Callable[[], list[int]] | None = None, home: Home | None = None
+        self, keys: Tensor | Callable[[], list[int]] | None = None, row_lookup: RowLookup | None = None
     ) -> Iterator[nn.Module]:
-        """Within, the stage stands for the members: a model of the user's own class whose tensors are `Stacked`.
+        """Context manager that yields the template, a model of the user's own class whose tensors are `Stacked`.
 
         Args:
-            keys: Keys of the random numbers drawn within, int64 [B], or a function that makes them; by default those
-                of the next call.
-            home: See `MemberFunctions`.
+            keys: Keys of the random numbers drawn in the context, int64 [B], or a function that makes them; by default
+                those of the next call.
+            row_lookup: See `FunctionInterceptor`.
 
         Raises:
-            FusionError: The members have changed in a way that cannot be taken over, or the code within deletes a
-                part of the model.
-            NeedsMemberError: The code within registers a module, parameter or buffer.
+            FusionError: The members have changed in a way that the template cannot follow, or the code in the context
+                deletes a part of the model.
+            NeedsMemberError: The code in the context registers a module, parameter or buffer.
         """
         if keys is None:
             keys = self.next_keys()
-        self.follow()
-        self._changes.modules(self.tick % len(self.members))
-        forget(self._stacked.parameters())
+        self.sync_from_members()
+        self._changes.check_modules(self.tick % len(self.members))
+        forget_missing_grads(self._stacked.parameters())
         for slot in self.slots:
-            slot.show()
-        source = Randomness(keys)
+            slot.install()
+        source = RandomSource(keys)
         try:
-            with randomness(source), MemberFunctions(len(self.members), source, home):
-                yield self.stage
-            added, removed = self._changes.take_back()
+            with use_source(source), FunctionInterceptor(len(self.members), source, row_lookup):
+                yield self.template
+            added, removed = self._changes.undo_registrations()
             if removed:
                 raise FusionError(
                     f"a function deletes {sorted(removed)} of the model; do so before the models are fused"
                 )
             if added:
-                self.by_member.add(EVERY_FUNCTION)  # each member gets the added parts, and the stage does not
+                self.by_member.add(EVERY_FUNCTION)  # each member gets the added parts, and the template does not
                 raise NeedsMemberError(f"it registers {sorted(added)}")
-            _keep(self.slots, self.stage)
-            self.version += sum([slot.freeze_members() for slot in self.slots])
+            _commit(self.slots, self.template)
+            self.version += sum([slot.push_requires_grad() for slot in self.slots])
         except BaseException:
-            self._changes.take_back()
+            self._changes.undo_registrations()
             for slot in self.slots:
-                slot.keep_alike()
+                slot.propagate_write()
             raise
         self._attributes.push()
 
-    def follow(self) -> None:
-        """Take over changes in the members since the last run: frozen parameters, modes, numbers.
+    def sync_from_members(self) -> None:
+        """Copy changes of the members since the last run to the template: `requires_grad`, modes, plain attributes.
 
         Raises:
-            FusionError: A change is not alike in all members.
+            FusionError: A change is not equal in all members.
         """
-        self.follow_slots()
+        self.sync_slots()
         if self._attributes.pull():
             self.version += 1
 
-    def follow_own(self) -> None:
-        """As `follow`, before members run by themselves; a lone member does not need the stage's attributes."""
+    def sync_before_member_runs(self) -> None:
+        """Synchronise before a run member by member; with a single member, the template's attributes are not needed."""
         if len(self.members) > 1:
-            self.follow()
+            self.sync_from_members()
         else:
-            self.follow_slots()
+            self.sync_slots()
 
-    def follow_slots(self) -> None:
-        """Take over changes of `requires_grad` and of float attributes, and check the tensors of one member by turns.
+    def sync_slots(self) -> None:
+        """Copy changes of `requires_grad` and of float attributes to the slots, and check the tensors of one member.
+
+        Each call checks the next member.
 
         Raises:
-            FusionError: A change is not alike in all members, or a tensor was replaced.
+            FusionError: A change is not equal in all members, or a tensor was replaced.
         """
         for slot in self.slots:
-            if slot.follow():
+            if slot.sync_from_members():
                 self.version += 1
-        self._changes.tensors(self.tick % len(self.members))
+        self._changes.check_tensors(self.tick % len(self.members))
 
-    def catch_up(self) -> None:
-        """As `follow`, where all members have run only by themselves and their first run has set up attributes."""
-        self.follow()
-        self._attributes.catch_up()
+    def sync_all(self) -> None:
+        """Synchronise, including attributes of nested objects, which the members' first runs may have completed."""
+        self.sync_from_members()
+        self._attributes.pull_nested()
 
-    def check_places(self) -> None:
-        """Refuse members whose parameters or buffers are no longer rows of the array's.
+    def check_all_members(self) -> None:
+        """Refuse members whose parameters or buffers are no longer rows of the array's tensors.
 
         Raises:
-            FusionError: Names the member and the tensor.
+            FusionError: A tensor is no longer such a row; names the member and the tensor.
         """
         for b in range(len(self.members)):
-            self._changes.tensors(b)
+            self._changes.check_tensors(b)
 
-    def take_over(self, b: int) -> None:
-        """Copy the tensors that member b has put in the places of its own during a run; then restore these places.
+    def commit_member(self, b: int) -> None:
+        """Copy tensors by which member b replaced its own during a run into the array; then restore member b's tensors.
 
         Raises:
             FusionError: The member has replaced a parameter, has replaced a buffer by a tensor of another shape, or
-                has changed a frozen parameter that is kept once for all members.
+                has changed a frozen parameter that is stored once for all members.
         """
-        slots = self.own_slots()
-        keep_rows(slots, b, [slot.own[b] for slot in slots], self.members[b])
+        slots = self.stacked_slots()
+        commit_member_rows(slots, b, [slot.member_tensors[b] for slot in slots], self.members[b])
         check_shared(self.slots)
 
-    def put_back(self, b: int) -> None:
-        """Restore the tensors of member b after a run of it has failed."""
-        for slot in self.own_slots():
-            slot.put(b + 1, slot.own[b])
+    def restore_member(self, b: int) -> None:
+        """Restore the tensors of member b after its run has failed."""
+        for slot in self.stacked_slots():
+            slot.assign(b + 1, slot.member_tensors[b])
 
-    def part(self, slot: Slot) -> None:
-        """Give each member its own copy of a frozen parameter that was kept once."""
-        slot.part(self._stacked)
+    def unshare(self, slot: Slot) -> None:
+        """Give each member its own copy of a frozen parameter that was stored once."""
+        slot.unshare(self._stacked)
         self.version += 1
 
-    def own_slots(self) -> list[Slot]:
+    def stacked_slots(self) -> list[Slot]:
         """Slots of parameters and buffers of which each member has its own."""
         return [slot for slot in self.slots if slot.registered and not slot.shared]
 
     def floats(self) -> list[tuple[float, ...]]:
-        """The float attributes in which the members differ, one tuple for each."""
-        return [slot.numbers for slot in self.slots if slot.numbers is not None]
+        """The float attributes in which the members differ: for each attribute, the members' values."""
+        return [slot.floats for slot in self.slots if slot.floats is not None]
 
     def tensors(self) -> list[Tensor]:
-        """Every stacked parameter and buffer, and those that members have by themselves."""
-        return [*(slot.data for slot in self.own_slots()), *own_places(self.apart)]
+        """Every stacked parameter and buffer, and those of submodules in which the members differ."""
+        return [*(slot.data for slot in self.stacked_slots()), *unfused_tensor_places(self.unfused)]
 
     @contextmanager
-    def replaced(self, tensors: Mapping[int, Tensor]) -> Iterator[None]:
-        """Within, other tensors stand in the places of those of `tensors()`; for tracing.
+    def substituted(self, tensors: Mapping[int, Tensor]) -> Iterator[None]:
+        """Context manager that replaces the tensors of `tensors()` by other tensors, for tracing.
 
         Args:
             tensors: Replacements by the `id` of the replaced tensor.
 
         Raises:
-            FusionError: The code within puts another tensor in the place of one that a member has by itself.
+            FusionError: The code in the context replaces a tensor of a submodule in which the members differ.
         """
-        before = [(slot, slot.data, slot.versions) for slot in self.own_slots()]
-        places = own_places(self.apart)
+        before = [(slot, slot.data, slot.versions) for slot in self.stacked_slots()]
+        places = unfused_tensor_places(self.unfused)
         for slot, own, _ in before:
-            slot.stand_in(tensors[id(own)])
+            slot.substitute(tensors[id(own)])
         for own, where in places.items():
             for held, name in where:
                 held[name] = tensors[id(own)]
@@ -227,7 +229,7 @@ class ArrayState:
                 raise FusionError(f"another tensor is put in the place of {put[0]!r}, in a submodule that differs")
         finally:
             for slot, own, versions in before:
-                slot.stand_in(own, versions)
+                slot.substitute(own, versions)
             for own, where in places.items():
                 for held, name in where:
                     held[name] = own
@@ -238,10 +240,10 @@ def _keys(seeds: Sequence[int], tick: int, ahead: Sequence[int]) -> list[int]:
 
 
 def check_shared(slots: Sequence[Slot]) -> None:
-    """Refuse a change of a frozen parameter that is kept once for all members.
+    """Refuse a change of a frozen parameter that is stored once for all members.
 
     Raises:
-        FusionError: Names the parameter.
+        FusionError: A member has changed such a parameter; names it.
     """
     for slot in slots:
         if slot.shared and slot.versions != slot.own_versions():
@@ -251,39 +253,39 @@ def check_shared(slots: Sequence[Slot]) -> None:
             )
 
 
-def _keep(slots: Sequence[Slot], stage: nn.Module) -> None:
-    """Take over values that user code has put in the stage's places, and writes to values that are shown once.
+def _commit(slots: Sequence[Slot], template: nn.Module) -> None:
+    """Copy values that user code has assigned in the template, and writes to uniform buffers, to all members.
 
     Raises:
         FusionError: A parameter is replaced, or a buffer is replaced by a tensor of another shape.
     """
-    replaced = [(slot, value) for slot in slots if (value := slot.found(0)) is not slot.shown]
+    replaced = [(slot, value) for slot in slots if (value := slot.value_at(0)) is not slot.template_value]
     _check_no_parameters(replaced)
-    for slot, value in _in_memory_of_their_own(replaced, stage):
-        slot.take(value)
+    for slot, value in _without_overlap(replaced, template):
+        slot.update_from(value)
     for slot in slots:
-        slot.keep_alike()
+        slot.propagate_write()
         if slot.shared:
             slot.versions = slot.own_versions()
 
 
-def keep_rows(slots: Sequence[Slot], b: int, rows: Sequence[Tensor], member: nn.Module) -> None:
-    """Take over values that user code has put in the places of member b.
+def commit_member_rows(slots: Sequence[Slot], b: int, rows: Sequence[Tensor], member: nn.Module) -> None:
+    """Copy values that user code has assigned in member b into the stacked tensors.
 
     Args:
         slots: Slots of the array.
-        b: Number of the member.
-        rows: Tensors that stood in the places before: rows of the stacked tensors, or the member's own.
+        b: Index of the member.
+        rows: Tensors that the member held before: rows of the stacked tensors, or the member's own.
         member: The member.
 
     Raises:
-        FusionError: As `_keep`.
+        FusionError: A parameter is replaced, or a buffer is replaced by a tensor of another shape.
     """
-    found = [(slot, slot.found(b + 1), row) for slot, row in zip(slots, rows, strict=True)]
+    found = [(slot, slot.value_at(b + 1), row) for slot, row in zip(slots, rows, strict=True)]
     _check_no_parameters((slot, value) for slot, value, row in found if value is not row)
     changed = [(slot, value) for slot, value, row in found if value is not row or value.data_ptr() != slot.addresses[b]]
-    for slot, value in _in_memory_of_their_own(changed, member):
-        slot.take_row(b, value)
+    for slot, value in _without_overlap(changed, member):
+        slot.update_member(b, value)
 
 
 def _check_no_parameters(replaced: Iterable[tuple[Slot, Any]]) -> None:
@@ -295,33 +297,33 @@ def _check_no_parameters(replaced: Iterable[tuple[Slot, Any]]) -> None:
             )
 
 
-def _in_memory_of_their_own(replaced: Sequence[tuple[Slot, Any]], model: nn.Module) -> Sequence[tuple[Slot, Any]]:
-    """Copy new values of slots that lie in memory which is about to be overwritten, as where two buffers swap places.
+def _without_overlap(replaced: Sequence[tuple[Slot, Any]], model: nn.Module) -> Sequence[tuple[Slot, Any]]:
+    """Copy new values that lie in memory which the commit overwrites, as when two buffers are swapped.
 
-    The same holds for old values of slots that the model keeps elsewhere: in attributes, or in lists, deques and dicts
-    there.
+    Tensors in other attributes of the model, and in lists, deques and dicts there, are also replaced by copies if they
+    lie in this memory, because they must keep their old values.
     """
-    written = {memory_of(slot.data) for slot, _ in replaced if slot.registered and not slot.shared}
+    written = {storage_address(slot.data) for slot, _ in replaced if slot.registered and not slot.shared}
     if not written:
         return replaced
     for attributes in map(vars, model.modules()):
-        own = {name: attributes[name] for name in attributes.keys() - OF_EVERY_MODULE}
-        _copy_from(written, attributes, own.items())
+        own = {name: attributes[name] for name in attributes.keys() - MODULE_ATTRIBUTES}
+        _copy_overlapping(written, attributes, own.items())
         for held in own.values():
             if isinstance(held, (list, deque, dict)):
-                _copy_from(written, held, held.items() if isinstance(held, dict) else enumerate(held))
-    return [(slot, _apart_from(written, value)) for slot, value in replaced]
+                _copy_overlapping(written, held, held.items() if isinstance(held, dict) else enumerate(held))
+    return [(slot, _copied_if_written(written, value)) for slot, value in replaced]
 
 
-def _copy_from(written: Set[int], container: Any, items: Iterable[tuple[Any, Any]]) -> None:
-    """Replace a container's tensors that lie in the written memory by copies."""
+def _copy_overlapping(written: Set[int], container: Any, items: Iterable[tuple[Any, Any]]) -> None:
+    """Replace a container's tensors that lie in the memory to be written by copies."""
     for key, value in list(items):
-        copied = _apart_from(written, value)
+        copied = _copied_if_written(written, value)
         if copied is not value:
             container[key] = copied
 
 
-def _apart_from(written: Set[int], value: Any) -> Any:
+def _copied_if_written(written: Set[int], value: Any) -> Any:
     if isinstance(value, Stacked):
-        return Stacked(value.whole.detach().clone()) if memory_of(value.whole) in written else value
-    return value.detach().clone() if isinstance(value, Tensor) and memory_of(value) in written else value
+        return Stacked(value.whole.detach().clone()) if storage_address(value.whole) in written else value
+    return value.detach().clone() if isinstance(value, Tensor) and storage_address(value) in written else value

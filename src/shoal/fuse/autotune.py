@@ -1,12 +1,13 @@
-"""The autotuner: times several ways to compute the same result on this machine, and takes the fastest.
+"""The autotuner: times several lowerings (implementations) of a function on this machine, and uses the fastest one.
 
-A way is timed on the tensors at hand, forward and, if they require gradients, backward. A finding holds for the same
-function, settings, shapes, strides, types and device, and for every later process; see `shoal.fuse.tuning_cache`.
+A lowering is timed on the tensors of the call, forward and, if they require gradients, backward. A result holds for the
+same function, settings, shapes, strides, dtypes and device, also in later processes; see `shoal.fuse.tuning_cache`.
 
-Batches of sentences, and arrays that gain and lose members, never stop bringing new shapes. So within this process a
-finding also holds for tensors of nearly the same sizes, and when the time for races is used up (`TuningBudget`), for
-the nearest sizes at any distance. A function without any finding is still timed then. `SHOAL_AUTOTUNE=0` in the
-environment turns the autotuner off: then, and wherever nothing may be measured, the first way is taken.
+Batches of sentences, and arrays that gain and lose members, bring new shapes all the time. So within a process, a
+result also holds for tensors of nearly the same sizes. Once the time for measurements is spent (`TuningBudget`), the
+result for the nearest sizes is used at any distance; only a function without any result is still timed.
+`SHOAL_AUTOTUNE=0` in the environment turns the autotuner off. The first lowering is used then, and wherever
+measurements are impossible.
 """
 
 import contextlib
@@ -32,34 +33,34 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 from shoal.core.activity import Activity
 from shoal.cost.activity_clock import during
 from shoal.cost.race import Race, RaceRules, choose_fastest
-from shoal.fuse.generators import undrawn
+from shoal.fuse.generators import preserved_rng
 from shoal.fuse.tuning_cache import TuningCache
 
-__all__ = ["Layouts", "TuningBudget", "fastest", "forced", "off", "on"]
+__all__ = ["Layouts", "TuningBudget", "autotuning", "fastest", "forced_lowerings", "without_autotuning"]
 
 _log = logging.getLogger("shoal.fuse")
 
 T = TypeVar("T")
 
 Layouts = Mapping[str, Callable[..., Sequence[Tensor | None]]]
-"""Way -> function that returns its tensors in the memory layout that suits the way best."""
+"""Lowering -> function that returns its tensors in the memory layout that suits the lowering best."""
 
 _RULES = RaceRules(max_runs=9, drop_ratio=3.0, drop_after_seconds=0.02, margin=1.03, budget_seconds=2.0)
-"""Rules of a race; candidates are given up soon, since training waits for the race."""
+"""Rules of a race; slow candidates are dropped early, since training waits for the race."""
 
 _DEVICES = ("cpu", "cuda")
 """Kinds of devices on which functions can be timed."""
 
-_NEAR = math.log(1.5)
-"""Largest difference of log sizes at which tensors count as nearly the same: a factor of 1.5 in elements."""
+_MAX_LOG_RATIO = math.log(1.5)
+"""Largest difference of log sizes at which tensors count as nearly equal in size: a factor of 1.5 in elements."""
 
 _ALLOWANCE_SECONDS = 20.0
-_SHARE = 0.05
+_BUDGET_SHARE = 0.05
 
 
 @dataclass
 class TuningBudget:
-    """Time for races: an allowance, enough for all layers of a large model, then a share of the time that passes.
+    """Time budget of measurements: a fixed allowance, enough for all layers of a large model, plus a share of the run.
 
     The budget bounds the cost of measuring for any sequence of shapes. A limit on the number of races would be too high
     for a short run on sentences, or too low for a model of many different layers.
@@ -76,11 +77,11 @@ class TuningBudget:
         """Whether there is time for another race; the first call starts the clock."""
         if self._began is None:
             self._began = self.clock()
-        return self._spent < _ALLOWANCE_SECONDS + _SHARE * (self.clock() - self._began)
+        return self._spent < _ALLOWANCE_SECONDS + _BUDGET_SHARE * (self.clock() - self._began)
 
     @contextmanager
     def charged(self) -> Iterator[None]:
-        """Charge the time spent within to the budget."""
+        """Context manager that charges the time spent in it to the budget."""
         start = self.clock()
         try:
             yield
@@ -90,15 +91,15 @@ class TuningBudget:
 
 @dataclass(eq=False)
 class _Tuner:
-    """Settings and findings of the autotuner.
+    """Settings and results of the autotuner.
 
     Args:
-        active: Whether ways are chosen by measurement; else the first is taken.
-        findings: Findings on disk.
-        forced: Function name -> way to take, whatever was found.
-        budget: Time for races.
-        known: Everything that a finding depends on -> way, found, read or taken over from near sizes.
-        sized: Everything but sizes -> ways found or read, each with the logarithm of each tensor's size.
+        active: Whether lowerings are chosen by measurement; if not, the first one is used.
+        findings: Results on disk.
+        forced: Function name -> lowering to use without measurement.
+        budget: Time budget of measurements.
+        known: Everything that a result depends on -> lowering, as measured, read from disk or used for near sizes.
+        sized: Everything but the sizes -> lowerings as measured or read, each with the logarithm of each tensor's size.
     """
 
     active: bool
@@ -110,7 +111,7 @@ class _Tuner:
 
 
 _tuners = [_Tuner(os.environ.get("SHOAL_AUTOTUNE", "1") != "0")]
-"""Stack of tuners; the last one counts in all threads, since backward passes run in threads of autograd."""
+"""Stack of tuners; the last one is used in all threads, since backward passes run in threads of autograd."""
 
 _racing = Lock()
 """Lock of the running race. No thread waits for it: autograd's threads may have to serve the race itself."""
@@ -118,46 +119,46 @@ _racing = Lock()
 
 def fastest(
     name: str,
-    ways: Mapping[str, Callable[..., T]],
+    lowerings: Mapping[str, Callable[..., T]],
     tensors: Sequence[Tensor | None],
     settings: Hashable = (),
     layouts: Layouts = MappingProxyType({}),
 ) -> T:
-    """Run one of several ways that compute the same result from the same tensors.
+    """Run the fastest of several lowerings, which compute the same result from the same tensors.
 
-    The way that measured fastest runs. Without a finding, the first way runs where nothing may be measured: with
-    autotuning off, in a trace, in a CUDA graph, on tensors without data, under a transform of `torch.func`, and while
-    another thread measures. Under hooks of saved tensors the first way always runs, because a checkpoint must save the
-    same tensors when it runs again.
+    Without a measurement, the first lowering runs wherever nothing can be measured: with autotuning off, in a trace, in
+    a CUDA graph, on tensors without data, under a transform of `torch.func`, and while another thread measures. Under
+    hooks of saved tensors the first lowering always runs, because a checkpoint must save the same tensors when it runs
+    again.
 
     Args:
-        name: Name of the computed function, "conv2d".
-        ways: Functions of `tensors` by name, the default first. They do not write to the tensors and draw no random
-            numbers. Equal names, settings, shapes, strides and types mean equal ways.
-        tensors: All plain tensors that the ways depend on.
-        settings: Other values that the time depends on; plain, since their `repr` is kept on disk.
-        layouts: Ways with a preferred memory layout, which is used in the race: tensors come so laid out where one such
-            way follows another, and where a compiler writes them.
+        name: Name of the computed function, such as "conv2d".
+        lowerings: Functions of `tensors` by name, the default first. They do not write to the tensors and draw no
+            random numbers. Equal names, settings, shapes, strides and dtypes mean equal lowerings.
+        tensors: All plain tensors that the lowerings depend on.
+        settings: Other values that the time depends on; plain values, since their `repr` is stored on disk.
+        layouts: Lowerings with a preferred memory layout, in which they are timed: their arguments have this layout if
+            another such lowering, or a compiled function, computed them.
 
     Returns:
         A tensor, or a tuple of tensors.
     """
     tuner = _tuners[-1]
-    way: str | None = None
+    lowering: str | None = None
     if tuner.forced:
-        way = tuner.forced.get(name)
-    elif tuner.active and len(ways) > 1 and torch._C._autograd._top_saved_tensors_default_hooks(True) is None:
+        lowering = tuner.forced.get(name)
+    elif tuner.active and len(lowerings) > 1 and torch._C._autograd._top_saved_tensors_default_hooks(True) is None:
         key = (name, settings, torch.is_grad_enabled(), torch.get_num_threads(), _autocast(), *map(_traits, tensors))
-        way = tuner.known.get(key)
-        if way is None:
-            way = _find(tuner, key, ways, tensors, layouts)
-    if way is None or way not in ways:
-        way = next(iter(ways))
-    return ways[way](*tensors)
+        lowering = tuner.known.get(key)
+        if lowering is None:
+            lowering = _find(tuner, key, lowerings, tensors, layouts)
+    if lowering is None or lowering not in lowerings:
+        lowering = next(iter(lowerings))
+    return lowerings[lowering](*tensors)
 
 
-def _kind(tensor: Tensor | None) -> Any:
-    """As `_traits` without sizes: of strides only the order of the axes in memory."""
+def _layout_traits(tensor: Tensor | None) -> Any:
+    """As `_traits`, but without sizes and with the memory order of the axes in place of strides."""
     if tensor is None:
         return None
     stride = tensor.stride()
@@ -176,7 +177,7 @@ def _traits(tensor: Tensor | None) -> Any:
 
 
 def _autocast() -> Any:
-    """Kinds of devices under autocast with the type that functions compute in, or None."""
+    """Device types under autocast, each with its dtype of computation; None without autocast."""
     if not torch._C._is_any_autocast_enabled():
         return None
     return tuple((kind, torch.get_autocast_dtype(kind)) for kind in _DEVICES if torch.is_autocast_enabled(kind))
@@ -185,20 +186,20 @@ def _autocast() -> Any:
 def _find(
     tuner: _Tuner,
     key: tuple[Hashable, ...],
-    ways: Mapping[str, Callable[..., Any]],
+    lowerings: Mapping[str, Callable[..., Any]],
     tensors: Sequence[Tensor | None],
     layouts: Layouts,
 ) -> str | None:
-    """Find the way by the file, else by the nearest sizes, else by a race; None if none of these is possible."""
+    """Find the lowering in the file, by the nearest sizes, or by a race, in this order; None if that is impossible."""
     given = [tensor for tensor in tensors if tensor is not None]
     text = f"{_environment(given[0].device)}: {key}"
-    alike = tuner.sized.setdefault((*key[: -len(tensors)], *map(_kind, tensors)), [])
-    way = tuner.findings.get(text)
-    if way is None or way not in ways:
+    similar = tuner.sized.setdefault((*key[: -len(tensors)], *map(_layout_traits, tensors)), [])
+    lowering = tuner.findings.get(text)
+    if lowering is None or lowering not in lowerings:
         if not _measurable(given):
             return None
         may_race = tuner.budget.left()
-        near = _nearest(alike, _sizes(given), ways, _NEAR if may_race else math.inf)
+        near = _nearest(similar, _sizes(given), lowerings, _MAX_LOG_RATIO if may_race else math.inf)
         if near is not None:
             tuner.known[key] = near
             return near
@@ -206,39 +207,40 @@ def _find(
             return None
         try:
             with tuner.budget.charged(), during(Activity.RACES):
-                race = _benchmark(ways, tensors, layouts)
+                race = _benchmark(lowerings, tensors, layouts)
         finally:
             _racing.release()
-        way, seconds = race.leader, race.seconds
-        tuner.findings.put(text, way, seconds)
+        lowering, seconds = race.leader, race.seconds
+        tuner.findings.put(text, lowering, seconds)
         times = ", ".join(f"{name} {took * 1e3:.3g} ms" for name, took in seconds.items())
-        _log.info("%r is the fastest way (%s): %s", way, times, text)
-    alike.append((_sizes(given), way))
-    tuner.known[key] = way
-    return way
+        _log.info("%r is the fastest way (%s): %s", lowering, times, text)
+    similar.append((_sizes(given), lowering))
+    tuner.known[key] = lowering
+    return lowering
 
 
 def _nearest(
-    alike: Sequence[tuple[list[float], str]], sizes: list[float], ways: Collection[str], within: float
+    similar: Sequence[tuple[list[float], str]], sizes: list[float], lowerings: Collection[str], within: float
 ) -> str | None:
-    """The way found for the nearest sizes; None if no finding is within the given distance.
+    """The lowering for the nearest sizes; None if no result is within the given distance.
 
     Args:
-        alike: Findings: logarithms of the tensors' sizes, and the way.
+        similar: Results: logarithms of the tensors' sizes, and the lowering.
         sizes: Logarithms of the tensors' sizes.
-        ways: Allowed ways.
+        lowerings: Allowed lowerings.
         within: Largest difference of the logarithms of any tensor's size.
     """
     found = [
-        (math.dist(sizes, others), way)
-        for others, way in alike
-        if way in ways and all(abs(mine - theirs) <= within for mine, theirs in zip(sizes, others, strict=True))
+        (math.dist(sizes, others), lowering)
+        for others, lowering in similar
+        if lowering in lowerings
+        and all(abs(mine - theirs) <= within for mine, theirs in zip(sizes, others, strict=True))
     ]
     return min(found)[1] if found else None
 
 
 def _measurable(tensors: Sequence[Tensor]) -> bool:
-    """Whether the tensors hold data, and functions of them run at once and unrecorded."""
+    """Whether functions of the tensors can be timed: they hold data, and no tracer, transform or graph records them."""
     if _get_current_dispatch_mode() is not None or torch.compiler.is_compiling():
         return False
     if torch._C._functorch.peek_interpreter_stack() is not None:
@@ -256,85 +258,90 @@ def _environment(device: torch.device) -> str:
 
 
 @contextmanager
-def _with(tuner: _Tuner) -> Iterator[None]:
+def _using(tuner: _Tuner) -> Iterator[None]:
     _tuners.append(tuner)
     try:
         yield
     finally:
-        _tuners.remove(tuner)  # perhaps not the last one: threads may leave in any order
+        _tuners.remove(tuner)  # not always the last one: threads leave in any order
 
 
-def on(path: Path, budget: TuningBudget | None = None) -> AbstractContextManager[None]:
-    """Within, ways are chosen by measurement, in the time of `budget`; findings are kept in the file `path`."""
-    return _with(_Tuner(True, TuningCache(path), budget=budget or TuningBudget()))
+def autotuning(path: Path, budget: TuningBudget | None = None) -> AbstractContextManager[None]:
+    """Context manager that chooses lowerings by measurement, within `budget`, and stores results in the file `path`."""
+    return _using(_Tuner(True, TuningCache(path), budget=budget or TuningBudget()))
 
 
-def off() -> AbstractContextManager[None]:
-    """Within, the first way is taken."""
-    return _with(replace(_tuners[-1], active=False, forced={}))
+def without_autotuning() -> AbstractContextManager[None]:
+    """Context manager in which the first lowering is used."""
+    return _using(replace(_tuners[-1], active=False, forced={}))
 
 
-def forced(ways: Mapping[str, str]) -> AbstractContextManager[None]:
-    """Within, nothing is measured, and functions take these ways, `{"conv2d": "loop"}`, or else the first."""
-    return _with(replace(_tuners[-1], active=False, forced=ways))
+def forced_lowerings(lowerings: Mapping[str, str]) -> AbstractContextManager[None]:
+    """Context manager that uses the given lowerings, such as `{"conv2d": "loop"}`, or else the first, unmeasured."""
+    return _using(replace(_tuners[-1], active=False, forced=lowerings))
 
 
-def _benchmark(ways: Mapping[str, Callable[..., Any]], tensors: Sequence[Tensor | None], layouts: Layouts) -> Race[str]:
-    """Find the fastest of several ways to compute the same thing.
+def _benchmark(
+    lowerings: Mapping[str, Callable[..., Any]], tensors: Sequence[Tensor | None], layouts: Layouts
+) -> Race[str]:
+    """Time several lowerings of a function, and find the fastest.
 
     Args:
-        ways: As for `fastest`. An error of the first way is raised; another way that raises is out of the race.
-        tensors: Arguments of the ways. If gradients are enabled, they are computed for tensors that require one,
-            outside of the tensors' own graph.
+        lowerings: As for `fastest`. An error of the first lowering is raised; another lowering that raises is dropped.
+        tensors: Arguments of the lowerings. If gradients are enabled, they are computed for tensors that require
+            gradients, outside of the tensors' own graph.
         layouts: As for `fastest`.
 
     Returns:
         The finished race.
     """
     device = next(tensor.device for tensor in tensors if tensor is not None)
-    given = {name: layouts[name](*tensors) if name in layouts else tensors for name in ways}
-    runs = {name: partial(_pass, way, [_leaf(tensor) for tensor in given[name]], device) for name, way in ways.items()}
-    with _unseen(device):
+    given = {name: layouts[name](*tensors) if name in layouts else tensors for name in lowerings}
+    runs = {
+        name: partial(_seconds_of_run, lowering, [_detached_leaf(tensor) for tensor in given[name]], device)
+        for name, lowering in lowerings.items()
+    }
+    with _isolated(device):
         return choose_fastest(runs, _RULES, expected_errors=(RuntimeError,))
 
 
-def _leaf(tensor: Tensor | None) -> Tensor | None:
+def _detached_leaf(tensor: Tensor | None) -> Tensor | None:
     if tensor is None:
         return None
     return tensor.detach().requires_grad_(tensor.requires_grad and torch.is_grad_enabled())
 
 
 @contextlib.contextmanager
-def _unseen(device: torch.device) -> Iterator[None]:
-    """Keep the caller's modes, random numbers and caches unchanged by the functions that run within."""
+def _isolated(device: torch.device) -> Iterator[None]:
+    """Context manager whose code does not affect the caller's modes, random numbers and autocast cache."""
     with contextlib.ExitStack() as stack:
         stack.enter_context(torch._C.DisableTorchFunction())
-        stack.enter_context(undrawn(device))
+        stack.enter_context(preserved_rng(device))
         if torch.is_autocast_enabled(device.type):
             dtype = torch.get_autocast_dtype(device.type)
             stack.enter_context(torch.autocast(device.type, dtype, cache_enabled=False))
         yield
 
 
-def _pass(way: Callable[..., Any], leaves: Sequence[Tensor | None], device: torch.device) -> float:
-    """Seconds of one run of a way, forward and backward."""
+def _seconds_of_run(lowering: Callable[..., Any], leaves: Sequence[Tensor | None], device: torch.device) -> float:
+    """Seconds of one run of a lowering, forward and backward."""
     wanted = [leaf for leaf in leaves if leaf is not None and leaf.requires_grad]
     start = _now(device)
-    result = way(*leaves)
+    result = lowering(*leaves)
     seconds = _now(device) - start
     outputs = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, Tensor) and leaf.requires_grad]
     if outputs:
-        end = _End.apply([torch.ones_like(output) for output in outputs], *outputs)  # type: ignore[no-untyped-call]
+        end = _BackwardSeed.apply([torch.ones_like(output) for output in outputs], *outputs)  # type: ignore[no-untyped-call]
         start = _now(device)
         torch.autograd.grad(end, wanted, allow_unused=True)
         seconds += _now(device) - start
     return seconds
 
 
-class _End(torch.autograd.Function):
-    """A number whose backward pass begins with given gradients, [as the outputs].
+class _BackwardSeed(torch.autograd.Function):
+    """A scalar whose backward pass starts with given gradients, one per output and shaped like it.
 
-    `torch.autograd.grad` also takes gradients, but imports SymPy to check them, which takes a process 0.3 s.
+    `torch.autograd.grad` also accepts gradients, but it imports SymPy to check them, which takes 0.3 s per process.
     """
 
     @staticmethod

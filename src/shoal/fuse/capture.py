@@ -1,16 +1,16 @@
-"""A whole training step of an array as one captured function.
+"""Captures a whole training step of an array (forward, backward, clipping, update) as one graph, and compiles it.
 
 The passes, in order:
 
-1. the forward pass of all members, on stand-ins for its tensors      (`ModelArray.open`: stacked tensors vanish)
-2. the gradient of the sum of the members' losses                     (autograd, traced along)
-3. the update of parameters and optimizer state, in place             (`FusedOptimizer.traced`; counted outside)
-4. one graph of plain tensor functions                                (`make_fx`)
-5. one kernel for whatever can be one                                 (Inductor, where asked for)
-6. the compiled step against the graph, on copies of everything       (compilers err)
-7. one launch for all kernels                                         (CUDA graph, on a GPU)
+1. Run the forward pass of all members on substitutes of their tensors (`ModelArray.open`).
+2. Compute the gradient of the sum of the members' losses (autograd, traced together with the forward pass).
+3. Update parameters and optimizer state in place (`FusedOptimizer.traced`; updates are counted outside of the trace).
+4. Trace passes 1 to 3 into one graph of plain tensor functions (`make_fx`).
+5. Fuse the graph's functions into few kernels, if asked for (Inductor).
+6. Compare the compiled step with the graph on copies of all inputs, since compilers have faults.
+7. On a GPU, record all kernels, to launch them together (CUDA graph).
 
-The graph's inputs are the values that differ from step to step: the batch, the optimizers' numbers, the random keys.
+The graph's inputs include the values that differ between steps: the batch, the update rules' coefficients, random keys.
 """
 
 import warnings
@@ -37,15 +37,15 @@ from shoal.fuse.micro_batches import micro_batches, total, weighted
 from shoal.fuse.optim.fused import FusedOptimizer
 from shoal.fuse.optim.traced import TracedStep
 from shoal.fuse.randomness import member_keys
-from shoal.fuse.slots import own_memory
+from shoal.fuse.slots import unalias_grad
 from shoal.fuse.stacked import NeedsMemberError, Stacked
-from shoal.fuse.transaction import unchanged
+from shoal.fuse.transaction import refuse_changes
 from shoal.fuse.unfused_module import modules_of
 
 __all__ = ["CapturedStep"]
 
 _tracing = RLock()
-"""One thread traces at a time: tracers replace methods of modules and set a flag of the compiler for all threads."""
+"""Lock for tracing: tracers replace methods of modules, and set a compiler flag, for all threads of the process."""
 
 
 class CapturedStep:
@@ -63,7 +63,7 @@ class CapturedStep:
         limits: Largest norm of each member's gradients, [B]; None if there are no limits.
 
     Raises:
-        FusionError: The step cannot be captured, or an optimizer must step by itself. The model is unchanged then.
+        FusionError: The step cannot be captured, or an optimizer has no fused rule. The model is unchanged then.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class CapturedStep:
         limits: Tensor | None = None,
     ) -> None:
         array.check_batch(batch)
-        array.state.catch_up()
+        array.state.sync_all()
         self._array = array
         self._optimizer = optimizer
         self._loss = loss
@@ -111,12 +111,12 @@ class CapturedStep:
     def fits(self, batch: Any) -> bool:
         """Whether a batch has the captured shapes, and the models, the optimizer and the hooks are as captured."""
         state = self._array.state
-        state.follow()
+        state.sync_from_members()
         self._optimizer.refresh()
         leaves, spec = pytree.tree_flatten(batch)
         same = (self._optimizer.version, state.version) == self._versions and state.floats() == self._floats
         same = same and self._training() == self._modes and not _hooked(self._modules, self._traced.params)
-        if self._array.partial:  # a member may have put another tensor in the place of one that it has alone
+        if self._array.partial:  # a member may have replaced a tensor of an unfused submodule
             same = same and _identities(state.tensors()) == self._identities
         if not same or spec != self._spec or _shapes(leaves) != self._shapes:
             return False
@@ -126,7 +126,7 @@ class CapturedStep:
         """Take one step; returns the losses, [B]."""
         given = self._given(pytree.tree_leaves(batch))
         with torch.no_grad(), warnings.catch_warnings(), self._counted():
-            warnings.simplefilter("ignore")  # of the compiler, about itself
+            warnings.simplefilter("ignore")  # the compiler warns about itself
             losses = self._function(*self._inputs(), *given) if self._replay is None else self._replay(given)
         self._array.tick += self._runs
         self._optimizer.mark_stepped()
@@ -134,8 +134,8 @@ class CapturedStep:
 
     @contextmanager
     def _counted(self) -> Iterator[None]:
-        """Count one update more; undo the count if an error is raised within."""
-        parts = [part for share in self._traced.shares for part, _ in share.parts]
+        """Count one more update; undo the count if the code in the context raises an error."""
+        parts = [part for share in self._traced.batches for part, _ in share.parts]
         products = [product for part in parts for product in part.product]
         before = _copies(products)
         self._traced.advance()
@@ -155,10 +155,10 @@ class CapturedStep:
     def _inputs(self) -> list[Tensor]:
         """Tensors that the step reads and changes in place."""
         step = self._traced
-        return [t.detach() for t in (*step.params, *self._others, *step.state, *step.numbers)]
+        return [t.detach() for t in (*step.params, *self._others, *step.state, *step.coefficients)]
 
     def _given(self, leaves: Sequence[Any]) -> list[Tensor]:
-        """Tensors that are new at every step: the members' keys and the batch."""
+        """Tensors that differ at every step: the members' random keys, and the tensors of the batch."""
         keys = self._unused
         if keys is None:
             seeds, ticks = self._array.seeds, self._array.ticks
@@ -170,7 +170,7 @@ class CapturedStep:
         given = self._given(leaves)
         try:
             with torch.no_grad():
-                self._function(*_copies([*self._inputs(), *given]))  # loads what recording may not load
+                self._function(*_copies([*self._inputs(), *given]))  # loads libraries, which recording must not do
                 self._replay = _Replay(self._function, self._inputs(), given)
         except RuntimeError as error:
             raise FusionError(f"the step cannot be recorded as a CUDA graph: {error}") from error
@@ -180,7 +180,7 @@ class CapturedStep:
         try:
             with _TraceGuard(), _compiling(), _one_fake_mode():
                 graph, again = (make_fx(self._step(leaves), tracing_mode="real")(*_copies(example)) for _ in range(2))
-            if graph.code != again.code:  # a trace would freeze a counter, or random numbers that are not torch's
+            if graph.code != again.code:  # a counter, or random numbers that are not torch's, would be constants
                 raise FusionError("two traces of it differ")
             if shaped := next(filter(_shaped_by_values, graph.graph.nodes), None):
                 raise FusionError(f"the shape of what `{shaped.target}` returns depends on values")
@@ -190,10 +190,10 @@ class CapturedStep:
             if not compiling:
                 return graph
             with warnings.catch_warnings(), torch.no_grad():
-                warnings.simplefilter("ignore")  # of the compiler, about itself
+                warnings.simplefilter("ignore")  # the compiler warns about itself
                 compiled = torch.compile(graph, fullgraph=True, dynamic=False)
                 self._verify(graph, compiled, example)
-        except (Exception, NeedsMemberError) as error:  # tracers and compilers have errors of their own; eager is there
+        except (Exception, NeedsMemberError) as error:  # tracers and compilers raise any error
             raise FusionError(f"the step cannot be captured: {type(error).__name__}: {error}") from error
         return compiled
 
@@ -215,40 +215,40 @@ class CapturedStep:
         off = sum(float((got[i] - expected[i]).double().square().sum()) for i in linear)
         moved = sum(float((expected[i] - example[i]).double().square().sum()) for i in linear)
         if not off <= tolerance**2 * moved or not torch.allclose(*losses, rtol=tolerance, atol=0, equal_nan=True):
-            raise FusionError("the compiled step computes something else; this is a fault of the compiler")
+            raise FusionError("the compiled step and the trace compute different values; this is a compiler fault")
 
     def _step(self, leaves: Sequence[Any]) -> Callable[..., Tensor]:
-        """The step as a function of tensors alone, in the order of `_inputs`, then keys and batch."""
+        """The step as a function of tensors only: those of `_inputs`, then those of `_given`."""
         step = self._traced
-        counts = [len(step.params), len(self._others), len(step.state), len(step.numbers), 1]
-        constants = [tensor for _, tensor, _ in self._array.shared()]
+        counts = [len(step.params), len(self._others), len(step.state), len(step.coefficients), 1]
+        constants = [tensor for _, tensor, _ in self._array.shared_parameters()]
 
         def run(*tensors: Tensor) -> Tensor:
             left = iter(tensors)
-            params, others, state, numbers, (keys,) = ([next(left) for _ in range(n)] for n in counts)
+            params, others, state, coefficients, (keys,) = ([next(left) for _ in range(n)] for n in counts)
             batch = pytree.tree_unflatten([_like(x, left) for x in leaves], self._spec)
             live = [param.detach().requires_grad_(param.is_floating_point()) for param in params]
             idle = [
-                other.detach().requires_grad_() if own.requires_grad else other  # else it would count as frozen since
+                other.detach().requires_grad_() if own.requires_grad else other  # otherwise it would look frozen
                 for other, own in zip(others, self._others, strict=True)
             ]
             stand_ins = dict(zip(map(id, (*step.params, *self._others)), (*live, *idle), strict=True))
             grads: list[Tensor] = []
             taken = []
             for (part, weight), part_keys in zip(micro_batches(batch), keys if self._runs > 1 else [keys], strict=True):
-                with self._array.state.replaced(stand_ins), self._array.open(part_keys) as model:
+                with self._array.state.substituted(stand_ins), self._array.open(part_keys) as model:
                     modules = list(modules_of(model))
                     _refuse_hooks(modules, ())
                     _gather_weights([*modules, *self._array.separate.modules()])
-                    with unchanged(model, [self._loss], constants):
+                    with refuse_changes(model, [self._loss], constants):
                         losses = weighted(self._loss(model, part).whole, weight)
-                with unchanged(model, tensors=constants):
+                with refuse_changes(model, tensors=constants):
                     more = torch.autograd.grad(losses.sum(), live)
                 grads = [a + b for a, b in zip(grads, more, strict=True)] if grads else list(more)
                 taken.append(losses.detach())
             if self._limits is not None:
                 self._clip(grads, self._limits)
-            step.apply(params, grads, state, numbers)
+            step.apply(params, grads, state, coefficients)
             return total(taken)
 
         return run
@@ -256,15 +256,15 @@ class CapturedStep:
     def _clip(self, grads: Sequence[Tensor], limits: Tensor) -> None:
         """Clip each member's gradients, which are those of the updated parameters."""
         of_param = dict(zip(map(id, self._traced.params), grads, strict=True))
-        stacked = [of_param[id(data)] for _, data, _ in self._array.columns() if id(data) in of_param]
-        apart = [(b, of_param[id(own)]) for _, b, own in self._array.apart() if id(own) in of_param]
-        found = Gradients(len(self._array), stacked, apart)
+        stacked = [of_param[id(data)] for _, data, _ in self._array.stacked_tensors() if id(data) in of_param]
+        per_member = [(b, of_param[id(own)]) for _, b, own in self._array.unfused_parameters() if id(own) in of_param]
+        found = Gradients(len(self._array), stacked, per_member)
         found.clip_(limits, found.norms(2.0))
 
 
 @contextmanager
 def _compiling() -> Iterator[None]:
-    """Within, `torch.compiler.is_compiling()` is true for user code, as when torch exports or compiles it."""
+    """Context manager in which `torch.compiler.is_compiling()` is true, as when torch exports or compiles user code."""
     with _tracing:
         before, torch.compiler._is_compiling_flag = torch.compiler._is_compiling_flag, True
         try:
@@ -275,13 +275,13 @@ def _compiling() -> Iterator[None]:
 
 @contextmanager
 def _one_fake_mode() -> Iterator[None]:
-    """Let `make_fx` use one fake mode for all shapes; it else makes one for each, which is most of a trace's time."""
+    """Let `make_fx` use one fake mode for all shapes, since making one per shape takes most of the time of a trace."""
     with tracing(TracingContext(FakeTensorMode(allow_fallback_kernels=True))):
         yield
 
 
 def _gather_weights(modules: Iterable[nn.Module]) -> None:
-    """Let recurrent modules list their current weights, as each of their runs does first."""
+    """Let recurrent modules update their lists of weights, as they do at the start of each run."""
     for module in modules:
         if isinstance(module, nn.RNNBase):
             module._update_flat_weights()
@@ -337,7 +337,7 @@ class _Replay:
         self._given = [tensor.clone() for tensor in given]
         self._graph = torch.cuda.CUDAGraph()
         torch.cuda.synchronize()
-        with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):  # other threads may go on meanwhile
+        with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):  # other threads may use the device
             self._result = fn(*held, *self._given)
 
     def fits(self, held: Sequence[Tensor]) -> bool:
@@ -371,7 +371,7 @@ def _hooked(modules: Iterable[nn.Module], parameters: Iterable[Tensor]) -> bool:
     if all_modules._global_backward_hooks or all_modules._global_backward_pre_hooks:
         return True
     return any(module._backward_hooks or module._backward_pre_hooks for module in modules) or any(
-        any(hook is not own_memory for hook in (parameter._backward_hooks or {}).values())
+        any(hook is not unalias_grad for hook in (parameter._backward_hooks or {}).values())
         or parameter._post_accumulate_grad_hooks
         for parameter in parameters
     )
@@ -395,16 +395,14 @@ class _TraceGuard(TorchFunctionMode):
     ) -> Any:
         """Check a torch function of the step, and run it."""
         if func in _VALUES:
-            raise FusionError(f"it takes values out of a tensor by `{func.__name__}`")
+            raise FusionError(f"it reads values of a tensor by `{func.__name__}`")
         if func in _HOOKS:
             raise _frozen_hook()
         result = func(*args, **(kwargs or {}))
         if func == _NODE and result is not None and not isinstance(args[0], Stacked):
-            raise _frozen_hook()  # a hook on a node; for stacked tensors the library itself asks for the node
+            raise _frozen_hook()  # user code adds a hook to a node; nodes of `Stacked` are read by Shoal
         return result
 
 
 def _frozen_hook() -> FusionError:
-    return FusionError(
-        "the step has a hook in the backward pass, which a trace would call once and for all; remove the hook"
-    )
+    return FusionError("the step has a hook in the backward pass, which a trace would call only once; remove the hook")

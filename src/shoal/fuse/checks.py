@@ -1,4 +1,4 @@
-"""Checks of arguments and members of an array; refusals name the member, the module path and the remedy."""
+"""Validation of arguments and of an array's members; errors name the member, the module path and the remedy."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
@@ -11,13 +11,13 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from shoal.core.errors import FusionError
-from shoal.fuse.bindings import holder
-from shoal.fuse.structure import Apart, entries, find_apart, mismatch, obstacle
+from shoal.fuse.model_copy import find_reference
+from shoal.fuse.structure import UnfusedParts, entries, find_unfused_parts, mismatch, obstacle
 
-__all__ = ["check_members", "check_structure", "indices_of", "listed", "numbers_of", "seeds_of"]
+__all__ = ["check_iterable", "check_members", "check_structure", "parse_indices", "parse_member_values", "parse_seeds"]
 
 
-def listed(given: Any, name: str, of: str) -> Iterable[Any]:
+def check_iterable(given: Any, name: str, of: str) -> Iterable[Any]:
     """Check that an argument is iterable, and return it.
 
     Args:
@@ -30,14 +30,15 @@ def listed(given: Any, name: str, of: str) -> Iterable[Any]:
     """
     if isinstance(given, Iterable):
         return given
-    raise FusionError(f"`{name}` must be a list of {of}, got {type(given).__name__}; one alone goes in a list")
+    raise FusionError(f"`{name}` must be a list of {of}, got {type(given).__name__}; put a single one in a list")
 
 
-def indices_of(given: Any, members: int) -> list[int]:
-    """The chosen members, as numbers from 0 on.
+def parse_indices(given: Any, members: int) -> list[int]:
+    """The chosen members, as indices from 0 to B - 1.
 
     Args:
-        given: Indices, negative ones from the end, or a truth value for each member; a sequence, a tensor or an array.
+        given: Indices, where negative ones count from the end, or one boolean per member; a sequence, a tensor or a
+            NumPy array.
         members: Number of members, B.
 
     Raises:
@@ -55,7 +56,7 @@ def indices_of(given: Any, members: int) -> list[int]:
     return chosen
 
 
-def seeds_of(given: Any, members: int) -> list[int]:
+def parse_seeds(given: Any, members: int) -> list[int]:
     """Check that there is one integer for each member, and return them.
 
     Raises:
@@ -70,8 +71,8 @@ def seeds_of(given: Any, members: int) -> list[int]:
     return list(map(index, values))
 
 
-def numbers_of(given: Any, name: str, members: int, dtype: torch.dtype) -> Tensor:
-    """One number for each member, [B], from one number for all members or one for each.
+def parse_member_values(given: Any, name: str, members: int, dtype: torch.dtype) -> Tensor:
+    """One number per member, [B], from one number for all members or one for each.
 
     Raises:
         FusionError: The argument is neither.
@@ -87,7 +88,7 @@ def numbers_of(given: Any, name: str, members: int, dtype: torch.dtype) -> Tenso
 
 def _values(given: Any, name: str) -> list[Any]:
     values = given.tolist() if isinstance(given, (Tensor, np.ndarray)) else given
-    return list(listed(values, name, "integers"))
+    return list(check_iterable(values, name, "integers"))
 
 
 def _is_integer(value: Any) -> bool:
@@ -95,7 +96,7 @@ def _is_integer(value: Any) -> bool:
 
 
 def check_members(models: Sequence[nn.Module]) -> None:
-    """Refuse models that cannot be in an array together, regardless of their structure.
+    """Refuse models that cannot be in one array for other reasons than their structure.
 
     Raises:
         FusionError: There are no models, one cannot be a member, one is given twice, two share a tensor, or they are on
@@ -104,8 +105,8 @@ def check_members(models: Sequence[nn.Module]) -> None:
     if not models:
         raise FusionError("cannot fuse an empty list of models")
     for b, model in enumerate(models):
-        _check_plain(b, model)
-        if not_fusible := obstacle(model, alone=len(models) == 1):
+        _check_initialised(b, model)
+        if not_fusible := obstacle(model, only_member=len(models) == 1):
             raise FusionError(f"member {b}: {not_fusible}")
     owners: dict[int, int] = {}
     for b, model in enumerate(models):
@@ -120,7 +121,7 @@ def check_members(models: Sequence[nn.Module]) -> None:
         raise FusionError(f"the members lie on several devices, {sorted(map(str, devices))}; move them to one first")
 
 
-def _check_plain(b: int, model: nn.Module) -> None:
+def _check_initialised(b: int, model: nn.Module) -> None:
     """Refuse models with uninitialized tensors, and TorchScript modules."""
     if isinstance(model, torch.jit.ScriptModule):
         raise FusionError(f"member {b} is a TorchScript module; fuse the plain module that it was made of")
@@ -132,7 +133,7 @@ def _check_plain(b: int, model: nn.Module) -> None:
             )
 
 
-def check_structure(models: Sequence[nn.Module], strict: bool) -> Apart:
+def check_structure(models: Sequence[nn.Module], strict: bool) -> UnfusedParts:
     """Find the submodules and attributes in which the members of an array differ.
 
     Args:
@@ -140,7 +141,8 @@ def check_structure(models: Sequence[nn.Module], strict: bool) -> Apart:
         strict: Whether to refuse submodules that differ.
 
     Raises:
-        FusionError: A submodule differs and `strict` is set, or the models differ elsewhere; names the first one.
+        FusionError: A submodule differs and `strict` is set, or the models differ in something that no submodule
+            contains; names the first difference.
     """
     first = entries(models[0])
     for b, model in enumerate(models[1:], start=1):
@@ -148,24 +150,26 @@ def check_structure(models: Sequence[nn.Module], strict: bool) -> Apart:
         if difference is None:
             continue
         found = f"member {b} differs from member 0 {difference}"
-        apart = find_apart(models)
-        if apart is None:
+        unfused = find_unfused_parts(models)
+        if unfused is None:
             raise FusionError(f"{found}; fuse only models of one structure")
-        if strict and apart.modules:
-            where = ", ".join(map(repr, apart.modules))
-            raise FusionError(f"{found}; fuse only models of one structure, or run {where} apart with strict=False")
-        for c, other in enumerate(models if apart.modules else ()):
-            _check_ties(c, other, apart.modules)
-        return apart
-    return Apart([], {})
+        if strict and unfused.modules:
+            where = ", ".join(map(repr, unfused.modules))
+            raise FusionError(
+                f"{found}; fuse only models of one structure, or run {where} member by member with strict=False"
+            )
+        for c, other in enumerate(models if unfused.modules else ()):
+            _check_ties(c, other, unfused.modules)
+        return unfused
+    return UnfusedParts([], {})
 
 
 def _check_ties(b: int, model: nn.Module, paths: Iterable[str]) -> None:
-    """Refuse tensors, functions and lists that are shared between submodules that run apart and the fused rest."""
-    apart = {model.get_submodule(path) for path in paths}
+    """Refuse tensors, functions and lists that unfused submodules share with the fused rest of a model."""
+    unfused = {model.get_submodule(path) for path in paths}
     fused = {
         id(tensor)
-        for _, module in model.named_modules(memo=set(apart))  # without the submodules that run apart
+        for _, module in model.named_modules(memo=set(unfused))  # without the submodules that run member by member
         for tensor in (*module._parameters.values(), *module._buffers.values())
         if tensor is not None
     }
@@ -174,15 +178,19 @@ def _check_ties(b: int, model: nn.Module, paths: Iterable[str]) -> None:
         for name, tensor in (*part.named_parameters(), *part.named_buffers()):
             if id(tensor) in fused:
                 raise FusionError(
-                    f"member {b}: {path}.{name} is tied to a tensor outside of {path!r}, which must run apart; untie it"
+                    f"member {b}: {path}.{name} is tied to a tensor outside of {path!r}, which must run member by "
+                    "member; untie it"
                 )
-    theirs = {id(one) for part in apart for one in _parts(part)}
+    theirs = {id(one) for part in unfused for one in _parts(part)}
     others = {id(one) for one in _parts(model)} - theirs
-    held = [holder(model, theirs, apart), *(_at(path, holder(model.get_submodule(path), others)) for path in paths)]
+    held = [
+        find_reference(model, theirs, unfused),
+        *(_join_path(path, find_reference(model.get_submodule(path), others)) for path in paths),
+    ]
     for where in held:
         if where is not None:
             raise FusionError(
-                f"member {b}: {where!r} holds a module or tensor across the border of what must run apart, "
+                f"member {b}: {where!r} holds a module or tensor across the border of what must run member by member, "
                 f"{', '.join(map(repr, paths))}; pass it as an argument of the forward pass"
             )
 
@@ -191,5 +199,5 @@ def _parts(model: nn.Module) -> Iterator[nn.Module | Tensor]:
     return chain(model.modules(), model.parameters(), model.buffers())
 
 
-def _at(path: str, inner: str | None) -> str | None:
+def _join_path(path: str, inner: str | None) -> str | None:
     return None if inner is None else f"{path}.{inner}"

@@ -1,4 +1,4 @@
-"""Copy-on-write copies of batches."""
+"""Copy-on-write clones of the tensors in a batch."""
 
 from typing import Any
 
@@ -6,15 +6,15 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-__all__ = ["lazily_copied"]
+__all__ = ["lazy_clone"]
 
 
-def lazily_copied(batch: Any) -> Any:
-    """Copy the tensors of a batch by torch's copy on write: a copy shares its memory until a write to either tensor.
+def lazy_clone(batch: Any) -> Any:
+    """Clone the tensors of a batch by torch's copy-on-write: a clone shares memory until either tensor is written to.
 
-    A tensor with memory that torch does not own, such as NumPy's or memory shared by processes, is copied at once. So
-    is a tensor on a GPU, since its allocator would not learn which streams use the memory (`record_stream`). All writes
-    to the tensors must go through torch.
+    A tensor whose memory torch does not own, such as NumPy's memory or memory shared by processes, is copied at once. A
+    tensor on a GPU is copied at once too, since the allocator would not learn which streams use its memory
+    (`record_stream`). All writes to the tensors must go through torch.
     """
     if type(batch) in (list, tuple) and all(type(part) is Tensor for part in batch):  # the common case
         return type(batch)(map(_copy, batch))
@@ -25,6 +25,6 @@ def _copy(tensor: Tensor) -> Tensor:
     if tensor.device.type == "cpu" and tensor.layout is torch.strided and tensor.is_contiguous():
         try:
             return torch._lazy_clone(tensor)
-        except RuntimeError:  # raised before any change
+        except RuntimeError:  # nothing has changed then
             pass
     return tensor.clone()

@@ -1,4 +1,4 @@
-"""Runs one torch function for all members: by its rule, else by vmap, else in a loop."""
+"""Dispatch of torch functions called on stacked tensors: by a fusion rule, by vmap, or in a loop over the members."""
 
 import logging
 from collections.abc import Iterable, Sequence
@@ -12,50 +12,60 @@ from torch._ops import OpOverload, OpOverloadPacket
 from torch.utils import _pytree as pytree
 
 from shoal.core.errors import FusionError
-from shoal.fuse.aliasing import note_copy, one_memory, refuse_stale
-from shoal.fuse.generators import forked
+from shoal.fuse.aliasing import record_copy, refuse_aliased_write, share_memory
+from shoal.fuse.generators import forked_rng
 from shoal.fuse.patches import HiddenWarning
-from shoal.fuse.randomness import active, current
+from shoal.fuse.randomness import active_source, current_source
 from shoal.fuse.rules.table import RULES
-from shoal.fuse.side_effects import WRITES_INSIDE, draws, tracks, written
-from shoal.fuse.stacked import NeedsMemberError, SharedWriteError, Stacked, count, each, refuse_recorded, stack
+from shoal.fuse.side_effects import HIDDEN_WRITES, draws_random, updates_statistics, written_arguments
+from shoal.fuse.stacked import (
+    NeedsMemberError,
+    SharedWriteError,
+    Stacked,
+    member_count,
+    member_values,
+    refuse_custom_autograd,
+    stack,
+)
 
 __all__ = ["dispatch", "loop"]
 
 _log = logging.getLogger("shoal.fuse")
 _looped: set[Any] = {Tensor.__setitem__}
-"""Functions that go to the loop at once: those that vmap has refused, and `x[:, i] = y`, where vmap confuses axes."""
+"""Functions that run in a loop without vmap: those that vmap refused before, and `x[:, i] = y`, where vmap is wrong."""
 
-_slow_vmap = HiddenWarning(r"There is a performance drop|torch\.searchsorted\(\): input value tensor is non-contiguous")
-"""Warnings of a loop inside of vmap, and of memory layouts that vmap makes."""
+_vmap_warnings = HiddenWarning(
+    r"There is a performance drop|torch\.searchsorted\(\): input value tensor is non-contiguous"
+)
+"""Warnings that vmap uses a loop, and that vmap has made a tensor that is not contiguous."""
 
-_REFUSALS = (RuntimeError, NotImplementedError, ValueError, TypeError, IndexError, AssertionError)
+_EXPECTED_ERRORS = (RuntimeError, NotImplementedError, ValueError, TypeError, IndexError, AssertionError)
 
 
 def dispatch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Run `func` for all members at once.
+    """Run a torch function for all members.
 
-    A rule or vmap may fail on arguments that are wrong or that it does not support. The loop runs then, and raises
-    torch's own error for one member if the arguments are wrong.
+    A rule or vmap may fail on wrong or unsupported arguments. The loop runs then; if the arguments are wrong, it raises
+    torch's own error for one member.
 
     Raises:
         NeedsMemberError: `func` must see one member at a time.
     """
-    for value in args:  # in the common case there is nothing to refuse
+    for value in args:  # fast path: most calls need no refusal
         if isinstance(value, Stacked):
             if value.grad_fn is not None:
-                refuse_recorded(args)
+                refuse_custom_autograd(args)
         elif isinstance(value, (list, tuple)):
-            refuse_recorded(value)
-    if not args and "input" in kwargs and "condition" not in kwargs:  # torch's name for the first argument
+            refuse_custom_autograd(value)
+    if not args and "input" in kwargs and "condition" not in kwargs:  # move torch's first argument to `args`
         kwargs = dict(kwargs)
         args = (kwargs.pop("input"),)
-    changed = written(func, args, kwargs)
+    changed = written_arguments(func, args, kwargs)
     for tensor in changed:
         if isinstance(tensor, Tensor) and not isinstance(tensor, Stacked):
             raise SharedWriteError(_name(func), tensor)
     if changed:
-        refuse_stale(_name(func), changed)
+        refuse_aliased_write(_name(func), changed)
     versions = _versions(changed)
     rule = RULES.get(func)
     refusal = None
@@ -65,15 +75,15 @@ def dispatch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
                 result = rule.run(func, *args, **kwargs)
                 if result is not NotImplemented:
                     return result
-            if tracks(func, args, kwargs) and not all(isinstance(value, Stacked) for value in args[1:3]):
+            if updates_statistics(func, args, kwargs) and not all(isinstance(value, Stacked) for value in args[1:3]):
                 raise NeedsMemberError(f"{_name(func)} updates statistics that all members share")
-            if _vmaps(func, kwargs) and not draws(func, args, kwargs):
+            if _can_vmap(func, kwargs) and not draws_random(func, args, kwargs):
                 result = _vmap(func, args, kwargs)
                 if result is not NotImplemented:
                     return changed[-1] if changed else result
         except (torch.OutOfMemoryError, FusionError):
             raise
-        except _REFUSALS as error:
+        except _EXPECTED_ERRORS as error:
             if versions != _versions(changed):  # the function has begun to write, and must not write twice
                 raise
             refusal = str(error).split("\n")[0]
@@ -85,20 +95,21 @@ def dispatch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     except NeedsMemberError:
         raise
     except Exception as error:
-        error.add_note(f"in {_name(func)} of {count((args, kwargs))} members, for one member: {_show(args, kwargs)}")
+        members, arguments = member_count((args, kwargs)), _describe_arguments(args, kwargs)
+        error.add_note(f"in {_name(func)} of {members} members, for one member: {arguments}")
         raise
 
 
-def _vmaps(func: Any, kwargs: dict[str, Any]) -> bool:
-    """Whether to try vmap; not under autocast, which would see the parts of a function instead of the function."""
-    if func in _looped or func in WRITES_INSIDE or kwargs.get("out") is not None:
+def _can_vmap(func: Any, kwargs: dict[str, Any]) -> bool:
+    """Whether to try vmap; never under autocast, since vmap decomposes functions that autocast must see whole."""
+    if func in _looped or func in HIDDEN_WRITES or kwargs.get("out") is not None:
         return False
     return not torch._C._is_any_autocast_enabled() and _is_batched(func)
 
 
 @cache
 def _is_batched(func: Any) -> bool:
-    """Whether vmap can batch a custom operator other than by a loop of its own, of which it warns."""
+    """Whether vmap has a batching rule for a custom operator; without one, vmap would use a slow loop and warn."""
     if isinstance(func, OpOverloadPacket):
         return all(_is_batched(getattr(func, name)) for name in func.overloads())  # type: ignore[no-untyped-call]
     if not isinstance(func, OpOverload) or func.namespace == "aten":
@@ -107,15 +118,15 @@ def _is_batched(func: Any) -> bool:
 
 
 def _vmap(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Run a function as `torch.func.vmap`, whose checks take ten times as long.
+    """Run a function as `torch.func.vmap` does, without its checks, which take ten times as long.
 
-    Members' own numbers are not supported (`NotImplemented`). A result that depends on no member's tensor is copied for
-    each member, unless it shares the memory of a shared argument.
+    Returns NotImplemented for floats in which members differ. A result that depends on no stacked tensor is copied for
+    each member, unless it shares memory with a shared argument.
     """
     leaves, spec = pytree.tree_flatten((args, kwargs))
-    members = count(leaves)
+    members = member_count(leaves)
     own = [leaf for leaf in leaves if isinstance(leaf, Stacked)]
-    if members is None or any(leaf.numbers is not None for leaf in own):
+    if members is None or any(leaf.floats is not None for leaf in own):
         return NotImplemented
     shared = [leaf for leaf in leaves if isinstance(leaf, Tensor) and not isinstance(leaf, Stacked)]
     if any(leaf.dim() == 0 for leaf in own) and len({leaf.dtype for leaf in (*own, *shared)}) > 1:
@@ -124,7 +135,7 @@ def _vmap(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     def of_all(result: Tensor) -> Tensor:
         if functorch.is_batchedtensor(result):
             return Stacked(functorch._remove_batch_dim(result, level, members, 0))
-        if any(one_memory(leaf, result) for leaf in shared):
+        if any(share_memory(leaf, result) for leaf in shared):
             return result
         return Stacked(result.expand(members, *result.shape).clone(memory_format=torch.contiguous_format))
 
@@ -132,7 +143,7 @@ def _vmap(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     try:
         batched = [functorch._add_batch_dim(x.whole, 0, level) if isinstance(x, Stacked) else x for x in leaves]
         own_args, own_kwargs = pytree.tree_unflatten(batched, spec)
-        with _slow_vmap():
+        with _vmap_warnings():
             result = func(*own_args, **own_kwargs)
         return pytree.tree_map_only(Tensor, of_all, result)
     finally:
@@ -146,21 +157,21 @@ def loop(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], seeded: bool 
         func: Function of tensors.
         args: Positional arguments, stacked or shared.
         kwargs: Keyword arguments, stacked or shared.
-        seeded: Whether to seed torch's default generators by each member's key, as for functions known to draw.
+        seeded: Whether to seed torch's default generators by each member's key, as for functions known to be random.
     """
     leaves, spec = pytree.tree_flatten((args, kwargs))
-    source = active()
-    members = count(leaves) or (len(source.keys) if source else 1)
-    changed = _stacked(written(func, args, kwargs))
+    source = active_source()
+    members = member_count(leaves) or (len(source.keys) if source else 1)
+    changed = _stacked(written_arguments(func, args, kwargs))
     copies = {id(tensor): [row.clone() for row in tensor.whole.unbind(0)] for tensor in changed}
-    if func in WRITES_INSIDE:
+    if func in HIDDEN_WRITES:
         columns = [_slices(leaf, members) for leaf in leaves]
     else:
-        columns = [copies[id(leaf)] if id(leaf) in copies else each(leaf, members) for leaf in leaves]
+        columns = [copies[id(leaf)] if id(leaf) in copies else member_values(leaf, members) for leaf in leaves]
     rows = zip(*columns, strict=True) if columns else [()] * members
     calls = [pytree.tree_unflatten(list(values), spec) for values in rows]
-    if seeded or draws(func, args, kwargs):
-        own = _seeded(func, calls, leaves, None if seeded else [draws(func, *call) for call in calls])
+    if seeded or draws_random(func, args, kwargs):
+        own = _run_seeded(func, calls, leaves, None if seeded else [draws_random(func, *call) for call in calls])
     else:
         own = [func(*own_args, **own_kwargs) for own_args, own_kwargs in calls]
     result = stack(own)
@@ -168,24 +179,24 @@ def loop(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], seeded: bool 
         for tensor in changed:
             _write_back(tensor, copies[id(tensor)])
     else:
-        _note_views(leaves, own[0], result)
+        _record_views(leaves, own[0], result)
     return result
 
 
 def _slices(value: Any, members: int) -> Iterable[Any]:
-    """As `each`, with slices that can be written to: autograd refuses writes to one of a function's several results."""
-    is_tensor = isinstance(value, Stacked) and value.numbers is None
-    return [value.whole[b] for b in range(members)] if is_tensor else each(value, members)
+    """As `member_values`, but with slices that allow writes: autograd refuses writes to the results of `unbind`."""
+    is_tensor = isinstance(value, Stacked) and value.floats is None
+    return [value.whole[b] for b in range(members)] if is_tensor else member_values(value, members)
 
 
 def _write_back(tensor: Stacked, rows: list[Tensor]) -> None:
-    """Write the members' changed copies back at once: autograd does not distinguish writes to slices of a tensor."""
+    """Write the members' changed copies back together: autograd does not distinguish writes to slices of a tensor."""
     if any(row.shape != tensor.shape for row in rows):
         raise NeedsMemberError(f"an in-place function changes the shape {tuple(tensor.shape)} of a tensor")
     tensor.whole.copy_(torch.stack(rows))
 
 
-def _seeded(func: Any, calls: list[tuple[Any, Any]], leaves: list[Any], drawing: list[bool] | None) -> list[Any]:
+def _run_seeded(func: Any, calls: list[tuple[Any, Any]], leaves: list[Any], drawing: list[bool] | None) -> list[Any]:
     """Run a random function for each member, with torch's default generators seeded by the member's key.
 
     Args:
@@ -195,19 +206,19 @@ def _seeded(func: Any, calls: list[tuple[Any, Any]], leaves: list[Any], drawing:
         drawing: Whether each member draws; None if all do.
     """
     devices = sorted({leaf.device.index for leaf in leaves if isinstance(leaf, Tensor) and leaf.is_cuda})
-    if not devices and torch.cuda.is_initialized():  # type: ignore[no-untyped-call] # seeded as well
+    if not devices and torch.cuda.is_initialized():  # type: ignore[no-untyped-call] # its generator is seeded, too
         devices = [torch.cuda.current_device()]
     generators = [torch.default_generator, *(torch.cuda.default_generators[index] for index in devices)]
     results = []
-    with forked(devices):
-        for key, (args, kwargs) in zip(current(len(calls)).next(drawing).tolist(), calls, strict=True):
+    with forked_rng(devices):
+        for key, (args, kwargs) in zip(current_source(len(calls)).next(drawing).tolist(), calls, strict=True):
             for generator in generators:  # `torch.manual_seed` takes half a millisecond
                 generator.manual_seed(key)
             results.append(func(*args, **kwargs))
     return results
 
 
-def _note_views(leaves: list[Any], own: Any, result: Any) -> None:
+def _record_views(leaves: list[Any], own: Any, result: Any) -> None:
     """Record which results were views of arguments before they were stacked.
 
     Args:
@@ -217,8 +228,8 @@ def _note_views(leaves: list[Any], own: Any, result: Any) -> None:
     """
     for view, copy in zip(pytree.tree_leaves(own), pytree.tree_leaves(result), strict=True):
         for leaf in leaves:
-            if isinstance(copy, Stacked) and isinstance(leaf, Stacked) and one_memory(view, leaf.whole):
-                note_copy(leaf.whole, copy.whole)
+            if isinstance(copy, Stacked) and isinstance(leaf, Stacked) and share_memory(view, leaf.whole):
+                record_copy(leaf.whole, copy.whole)
 
 
 def _stacked(changed: Sequence[Any]) -> list[Stacked]:
@@ -235,7 +246,7 @@ def _name(func: Any) -> str:
     return str(getattr(func, "__name__", func))
 
 
-def _show(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+def _describe_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
     def show(value: Any) -> str:
         if isinstance(value, Tensor):
             return f"{'each' if isinstance(value, Stacked) else 'shared'} {tuple(value.shape)}"

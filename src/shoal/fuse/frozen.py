@@ -1,4 +1,4 @@
-"""Frozen parameters that share memory between models, within an array and across arrays."""
+"""Sharing of frozen parameters: models use one memory for equal frozen values, within an array and across arrays."""
 
 from collections.abc import Iterable
 
@@ -6,58 +6,58 @@ import torch
 from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
-__all__ = ["lend_frozen", "lent", "note_lent", "own_small", "same", "take_own", "worth_lending"]
+__all__ = ["is_shared", "is_worth_sharing", "record_shared", "same_values", "share_frozen", "unshare", "unshare_small"]
 
-LENT_BYTES = 64 << 20
-"""Frozen bytes of a model from which on arrays share them: those of a pretrained base, which is not written to. Fewer
-bytes are cheap to copy, and may be a temperature or a mask that the model itself changes."""
+MIN_SHARED_BYTES = 64 << 20
+"""Number of frozen bytes of a model from which models of different arrays share them, as for a pretrained base model.
+Fewer bytes are cheap to copy, and may be a temperature or a mask that the model itself changes."""
 
 _addresses: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
-"""Parameter -> the address of its memory when it began to share it; the parameter may have moved since."""
+"""Parameter -> the address of its memory when it began to be shared; the parameter may have moved since."""
 
 
-def lend_frozen(first: nn.Module, model: nn.Module) -> None:
-    """Let frozen parameters of a model use the memory of the parameters of `first` with the same name and value."""
+def share_frozen(first: nn.Module, model: nn.Module) -> None:
+    """Let frozen parameters of a model use the memory of the parameters of `first` with equal name and values."""
     given = dict(first.named_parameters())
     for name, parameter in model.named_parameters():
         lender = given.get(name)
         if lender is None or lender.requires_grad or parameter.requires_grad or lender.device != parameter.device:
             continue
-        if same(parameter, lender):
+        if same_values(parameter, lender):
             parameter.data = lender.data
-            note_lent((lender, parameter))
+            record_shared((lender, parameter))
 
 
-def worth_lending(model: nn.Module) -> bool:
+def is_worth_sharing(model: nn.Module) -> bool:
     """Whether the frozen parameters of a model are so large that models of different arrays share them."""
-    return sum(each.nbytes for each in model.parameters() if not each.requires_grad) >= LENT_BYTES
+    return sum(each.nbytes for each in model.parameters() if not each.requires_grad) >= MIN_SHARED_BYTES
 
 
-def own_small(model: nn.Module) -> None:
-    """Give a model memory of its own for its frozen parameters, unless they are worth lending."""
-    borrowed = [each for each in model.parameters() if lent(each)]
-    if borrowed and not worth_lending(model):
-        for each in borrowed:
-            take_own(each)
+def unshare_small(model: nn.Module) -> None:
+    """Give a model its own memory for frozen parameters that it shares, if they are too small to be worth sharing."""
+    shared = [each for each in model.parameters() if is_shared(each)]
+    if shared and not is_worth_sharing(model):
+        for each in shared:
+            unshare(each)
 
 
-def note_lent(tensors: Iterable[Tensor]) -> None:
-    """Record that tensors share their memory with others."""
+def record_shared(tensors: Iterable[Tensor]) -> None:
+    """Record that tensors share their memory with other tensors."""
     for tensor in tensors:
         _addresses[tensor] = tensor.data_ptr()
 
 
-def lent(tensor: Tensor) -> bool:
-    """Whether others use, or have used, the memory of a tensor."""
+def is_shared(tensor: Tensor) -> bool:
+    """Whether other tensors share, or have shared, the memory of a tensor."""
     return tensor in _addresses and bool(_addresses[tensor] == tensor.data_ptr())
 
 
-def take_own(tensor: Tensor) -> None:
-    """Give a tensor memory of its own, with the same values."""
+def unshare(tensor: Tensor) -> None:
+    """Give a tensor its own memory, with the same values."""
     tensor.data = tensor.detach().clone()
     _addresses.pop(tensor, None)  # type: ignore[no-untyped-call]
 
 
-def same(a: Tensor, b: Tensor) -> bool:
-    """Whether two tensors are of one type and equal."""
+def same_values(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors have equal dtypes and values."""
     return a is b or (a.dtype == b.dtype and torch.equal(a, b))

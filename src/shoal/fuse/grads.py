@@ -1,4 +1,4 @@
-"""Gradients of an array: norms, scaling and clipping, each member by itself."""
+"""Gradient clipping, norms and scaling for the members of an array, each member separately."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -9,25 +9,25 @@ from torch import Tensor
 
 from shoal.core.errors import FusionError
 from shoal.fuse.array import ModelArray
-from shoal.fuse.checks import numbers_of
-from shoal.fuse.rows import absent
+from shoal.fuse.checks import parse_member_values
+from shoal.fuse.rows import members_without_grad
 
-__all__ = ["Gradients", "clip_grad_norm_", "clip_grad_value_", "limits_of"]
+__all__ = ["Gradients", "clip_grad_norm_", "clip_grad_value_", "parse_limits"]
 
 
 @dataclass(frozen=True)
 class Gradients:
-    """Gradients after `backward`, to be measured and changed in place.
+    """The gradients of an array after `backward`, to compute norms of them and to change them in place.
 
     Args:
         members: Number of members, B.
-        stacked: Gradients of parameters that count for all members, [B, *shape] each.
-        apart: Gradients of parameters that count for some members: the member and its gradient, [*shape].
+        stacked: Gradients that all members have, [B, *shape] each.
+        per_member: Gradients that only some members have: the member and its gradient, [*shape].
     """
 
     members: int
     stacked: Sequence[Tensor]
-    apart: Sequence[tuple[int, Tensor]]
+    per_member: Sequence[tuple[int, Tensor]]
 
     @classmethod
     def of(cls, array: ModelArray, params: Collection[int] | None = None) -> "Gradients":
@@ -35,32 +35,36 @@ class Gradients:
 
         Args:
             array: Array after `backward`.
-            params: `id` of each member's own parameter that counts; by default all count.
+            params: `id` of the members' own parameters whose gradients are collected; by default all are.
         """
         stacked = []
-        apart = [(b, p.grad) for _, b, p in array.apart() if p.grad is not None and (params is None or id(p) in params)]
-        for _, data, own in array.columns():
+        per_member = [
+            (b, p.grad)
+            for _, b, p in array.unfused_parameters()
+            if p.grad is not None and (params is None or id(p) in params)
+        ]
+        for _, data, own in array.stacked_tensors():
             if data.grad is None:
                 continue
             counted: Sequence[int] = range(len(own))
             if params is not None:
                 counted = [b for b, p in enumerate(own) if id(p) in params]
-            if missing := absent(data):
+            if missing := members_without_grad(data):
                 counted = [b for b in counted if b not in missing]
             if len(counted) == len(own):
                 stacked.append(data.grad)
             else:
-                apart += [(b, data.grad[b]) for b in counted]
-        return cls(len(array), stacked, apart)
+                per_member += [(b, data.grad[b]) for b in counted]
+        return cls(len(array), stacked, per_member)
 
     def norms(self, order: float) -> Tensor:
-        """Each member's norm over all of its gradients, [B]: the norm of their norms, as torch computes it."""
+        """Each member's norm over all of its gradients, [B]: the norm of the gradients' norms, as torch computes it."""
         parts = [
             torch.linalg.vector_norm(grad.unsqueeze(-1), order, dim=tuple(range(1, grad.dim() + 1)))
             for grad in self.stacked
         ]
-        if self.apart:
-            owners, grads = zip(*self.apart, strict=True)
+        if self.per_member:
+            owners, grads = zip(*self.per_member, strict=True)
             own = torch.stack(torch._foreach_norm(grads, order))
             neutral = own.new_full((len(grads), self.members), 0.0 if order >= 0 else inf)
             neutral[torch.arange(len(grads)), torch.tensor(owners)] = own
@@ -72,7 +76,7 @@ class Gradients:
 
     def multiply_(self, factors: Tensor) -> None:
         """Multiply each member's gradients by its factor, [B]."""
-        grads, each = self._beside(factors)
+        grads, each = self._broadcast(factors)
         if grads:
             torch._foreach_mul_(grads, each)
 
@@ -81,20 +85,20 @@ class Gradients:
         self.multiply_((limits.to(norms) / (norms + 1e-6)).clamp(max=1.0))
 
     def clamp_(self, limits: Tensor) -> None:
-        """Clamp each member's gradients to plus and minus its limit, [B]."""
-        grads, each = self._beside(limits)
+        """Clamp the elements of each member's gradients to ±limit; limits are [B]."""
+        grads, each = self._broadcast(limits)
         if grads:
             bounds = [limit.to(grad.dtype) for limit, grad in zip(each, grads, strict=True)]
             torch._foreach_clamp_min_(grads, torch._foreach_neg(bounds))
             torch._foreach_clamp_max_(grads, bounds)
 
-    def _beside(self, values: Tensor) -> tuple[list[Tensor], list[Tensor]]:
-        """All gradients, and for each one the members' values, [B], in a shape that broadcasts and on its device."""
-        grads = [*self.stacked, *(grad for _, grad in self.apart)]
+    def _broadcast(self, values: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+        """All gradients, and for each one the members' values, [B], on its device and shaped to broadcast to it."""
+        grads = [*self.stacked, *(grad for _, grad in self.per_member)]
         if grads:
             values = values.to(grads[0].device)
         spread = [values.view(-1, *[1] * (grad.dim() - 1)) for grad in self.stacked]
-        return grads, [*spread, *(values[b] for b, _ in self.apart)]
+        return grads, [*spread, *(values[b] for b, _ in self.per_member)]
 
 
 @torch.no_grad()
@@ -108,7 +112,7 @@ def clip_grad_norm_(
 
     Args:
         array: Array after `backward`.
-        max_norm: Largest norm, one for all members or one for each.
+        max_norm: Largest norm, one number for all members or one for each.
         norm_type: Order of the norm; may be `inf`.
         error_if_nonfinite: Whether to raise, before anything is scaled, if a member's norm is not finite.
 
@@ -120,9 +124,9 @@ def clip_grad_norm_(
             no number.
         RuntimeError: A norm is not finite, and `error_if_nonfinite` is set; names the members.
     """
-    limits = limits_of(array, max_norm, "max_norm")
+    limits = parse_limits(array, max_norm, "max_norm")
     gradients = Gradients.of(array)
-    norms = gradients.norms(_order(norm_type))
+    norms = gradients.norms(_parse_order(norm_type))
     if error_if_nonfinite and not torch.isfinite(norms).all():
         bad = (~torch.isfinite(norms)).nonzero().flatten().tolist()
         raise RuntimeError(f"the gradient norm (order {norm_type}) of members {bad} is not finite; nothing was clipped")
@@ -136,29 +140,34 @@ def clip_grad_value_(array: ModelArray, clip_value: float | Sequence[float] | Te
 
     Args:
         array: Array after `backward`.
-        clip_value: Limit for all members, or one for each.
+        clip_value: Limit, one number for all members or one for each.
 
     Raises:
         FusionError: `clip_value` has neither one value nor one for each member, or a negative one.
     """
-    limits = limits_of(array, clip_value, "clip_value")
+    limits = parse_limits(array, clip_value, "clip_value")
     Gradients.of(array).clamp_(limits)
 
 
-def limits_of(array: ModelArray, given: float | Sequence[float] | Tensor, name: str) -> Tensor:
-    """The given limits as one number for each member, [B] float64."""
+def parse_limits(array: ModelArray, given: float | Sequence[float] | Tensor, name: str) -> Tensor:
+    """Check limits of gradients, and return them as one number per member, [B] float64.
+
+    Raises:
+        FusionError: `array` is no `ModelArray`, or `given` has neither one value nor one for each member, or a negative
+            one.
+    """
     if not isinstance(array, ModelArray):
         raise FusionError(
-            f"`array` must be what `fuse` made, got {type(array).__name__}; for one model there is torch.nn.utils"
+            f"`array` must be what `fuse` made, got {type(array).__name__}; for one model use torch.nn.utils"
         )
     array.check_present()
-    limits = numbers_of(given, name, len(array), torch.float64)
+    limits = parse_member_values(given, name, len(array), torch.float64)
     if not bool((limits >= 0).all()):
         raise FusionError(f"`{name}` must not be negative, got {given}")
     return limits
 
 
-def _order(norm_type: object) -> float:
+def _parse_order(norm_type: object) -> float:
     try:
         return float(norm_type)  # type: ignore[arg-type]  # torch takes the string "inf" as well
     except (TypeError, ValueError):

@@ -1,8 +1,8 @@
-"""Guards on attributes in which members differ: a function that reads a differing value runs member by member.
+"""Guards on attributes in which members differ: a function that reads such an attribute runs member by member.
 
 Forward passes seldom read the configurations and tables of a model, such as the `peft_config` and ranks of adapters. So
-models that differ only there count as one structure. The stage of the array holds the first member's values, and a
-guard refuses to read those that differ.
+models that differ only there count as equal in structure. The template of the array holds the first member's values,
+and a guard refuses reads of the values that differ.
 """
 
 import sys
@@ -15,13 +15,13 @@ from typing import Any, cast
 from torch import Tensor, nn
 
 from shoal.core.errors import FusionError
-from shoal.fuse.randomness import active
+from shoal.fuse.randomness import active_source
 from shoal.fuse.stacked import NeedsMemberError
 
-__all__ = ["Differences", "differences", "guard", "refuse_to_user"]
+__all__ = ["Differences", "differences", "guard", "refuse_user_access"]
 
 Differences = Mapping[Any, "Differences | None"]
-"""Keys or attribute names of values that differ -> the differences within the value, or None for the whole value."""
+"""Key or attribute name of a value that differs -> the differences within the value, or None if all of it differs."""
 
 
 def differences(values: Sequence[Any], texts: Sequence[Callable[[Any], str]]) -> "Differences | None":
@@ -40,7 +40,7 @@ def differences(values: Sequence[Any], texts: Sequence[Callable[[Any], str]]) ->
         return None
     if kind is list:
         return {} if all(isinstance(part, str) for value in values for part in value) else None
-    if kind is not dict and (isinstance(values[0], _NOT_GUARDED) or not _is_its_dict(values[0])):
+    if kind is not dict and (isinstance(values[0], _NOT_GUARDED) or not _has_only_dict_state(values[0])):
         return None
     tables = [value if kind is dict else vars(value) for value in values]
     if any(table.keys() != tables[0].keys() for table in tables):
@@ -56,11 +56,11 @@ def differences(values: Sequence[Any], texts: Sequence[Callable[[Any], str]]) ->
             found[key] = below
         else:
             return None
-    return found or None  # values that differ in the order of their keys
+    return found or None  # empty if only the order of keys differs
 
 
 def guard(container: dict[Any, Any], key: Any, differing: Differences, path: str) -> None:
-    """Replace a value of the stage by a guard.
+    """Replace a value of the template by a guarded version of it.
 
     Args:
         container: Attributes of a module or an object, or a dict.
@@ -86,31 +86,31 @@ def guard(container: dict[Any, Any], key: Any, differing: Differences, path: str
             raise FusionError(f"the members differ in {path!r}, which cannot be guarded: {error}") from error
 
 
-def refuse_to_user(what: str, frame: FrameType) -> None:
-    """Refuse an operation of code outside of Shoal and torch while an array runs for all members.
+def refuse_user_access(what: str, frame: FrameType) -> None:
+    """Refuse an operation of user code (outside of Shoal and torch) while an array runs for all members at once.
 
     Args:
         what: Operation, in words.
         frame: Frame of the calling code.
 
     Raises:
-        NeedsMemberError: An array runs, and the code is the user's.
+        NeedsMemberError: An array runs, and the calling code is user code.
     """
-    source = active()
-    if source is None or source.alone:
+    source = active_source()
+    if source is None or source.single_member:
         return
     if frame.f_globals.get("__name__", "").partition(".")[0] not in ("shoal", "torch"):
         raise NeedsMemberError(f"{what}, in which the members differ")
 
 
-def _guarded_method(kind: type, name: str, of_key: bool) -> Any:
-    """A method of a guarded dict or list that refuses differing keys, or every use."""
+def _guarded_method(kind: type, name: str, keyed: bool) -> Any:
+    """A method of a guarded dict or list that refuses access to differing keys, or every access."""
     method = getattr(kind, name)
 
     def guarded(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if not of_key or args[0] in self.differing:
-            what = f"{self.path}[{args[0]!r}]" if of_key else self.path
-            refuse_to_user(f"it reads or changes {what!r}", sys._getframe(1))
+        if not keyed or args[0] in self.differing:
+            what = f"{self.path}[{args[0]!r}]" if keyed else self.path
+            refuse_user_access(f"it reads or changes {what!r}", sys._getframe(1))
         return method(self, *args, **kwargs)
 
     return guarded
@@ -130,36 +130,48 @@ class _GuardedList(list[Any]):
     differing: frozenset[Any]
 
     def __radd__(self, other: list[Any]) -> list[Any]:
-        refuse_to_user(f"it reads {self.path!r}", sys._getframe(1))
+        refuse_user_access(f"it reads {self.path!r}", sys._getframe(1))
         return [*other, *self]
 
 
 _GUARDED: dict[type, Any] = {dict: _GuardedDict, list: _GuardedList}
 
-_BY_KEY = ("__getitem__", "__setitem__", "__delitem__", "get", "pop", "setdefault")
-_OF_ALL = ("__eq__", "__ne__", "__repr__", "__or__", "__ior__", "items", "values", "copy", "update", "clear", "popitem")
-_OF_LISTS = {name for name in vars(list) if callable(getattr(list, name))} - vars(object).keys()
+_KEYED_METHODS = ("__getitem__", "__setitem__", "__delitem__", "get", "pop", "setdefault")
+_UNKEYED_METHODS = (
+    "__eq__",
+    "__ne__",
+    "__repr__",
+    "__or__",
+    "__ior__",
+    "items",
+    "values",
+    "copy",
+    "update",
+    "clear",
+    "popitem",
+)
+_LIST_METHODS = {name for name in vars(list) if callable(getattr(list, name))} - vars(object).keys()
 
-for _name in _BY_KEY:
-    setattr(_GuardedDict, _name, _guarded_method(dict, _name, of_key=True))
-for _name in _OF_ALL:
-    setattr(_GuardedDict, _name, _guarded_method(dict, _name, of_key=False))
-for _name in _OF_LISTS | {"__eq__", "__ne__", "__repr__"}:
-    setattr(_GuardedList, _name, _guarded_method(list, _name, of_key=False))
+for _name in _KEYED_METHODS:
+    setattr(_GuardedDict, _name, _guarded_method(dict, _name, keyed=True))
+for _name in _UNKEYED_METHODS:
+    setattr(_GuardedDict, _name, _guarded_method(dict, _name, keyed=False))
+for _name in _LIST_METHODS | {"__eq__", "__ne__", "__repr__"}:
+    setattr(_GuardedList, _name, _guarded_method(list, _name, keyed=False))
 
 
 @cache
 def _guarded_class(kind: Any, differing: frozenset[str], path: str) -> type:
-    """A subclass whose instances refuse to read and set differing attributes."""
+    """A subclass whose instances refuse reads and writes of differing attributes."""
 
     def get(self: Any, name: str) -> Any:
         if name in differing or name == "__dict__":
-            refuse_to_user(f"it reads {path}.{name}", sys._getframe(1))
+            refuse_user_access(f"it reads {path}.{name}", sys._getframe(1))
         return kind.__getattribute__(self, name)
 
     def put(self: Any, name: str, value: Any) -> None:
         if name in differing:
-            refuse_to_user(f"it sets {path}.{name}", sys._getframe(1))
+            refuse_user_access(f"it sets {path}.{name}", sys._getframe(1))
         kind.__setattr__(self, name, value)
 
     own = {
@@ -184,7 +196,7 @@ class _Plain:
     """A class without slots or state in C."""
 
 
-def _is_its_dict(value: Any) -> bool:
+def _has_only_dict_state(value: Any) -> bool:
     """Whether the `__dict__` of an object is all of its state."""
     return hasattr(value, "__dict__") and type(value).__basicsize__ == _Plain.__basicsize__
 

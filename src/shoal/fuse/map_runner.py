@@ -1,6 +1,6 @@
-"""Runs a function of a model for all members of an array: at once, or one member after another where it must.
+"""Runs a function of a model for all members of an array (`ModelArray.map`): at once, or member by member if needed.
 
-Results are plain tensors with a leading axis B either way.
+In both cases results are plain tensors with a leading axis B.
 """
 
 import logging
@@ -15,12 +15,12 @@ from torch.utils import _pytree as pytree
 
 from shoal.core.errors import FusionError
 from shoal.fuse.array_state import EVERY_FUNCTION, ArrayState
-from shoal.fuse.member_changes import attributes_of
-from shoal.fuse.per_member import function_of, place_of, refuse_outer_grad, run_each
+from shoal.fuse.member_changes import user_attributes
+from shoal.fuse.per_member import error_location, function_identity, refuse_outer_grad, run_each_member
 from shoal.fuse.slots import Slot
-from shoal.fuse.stacked import NeedsMemberError, SharedWriteError, Stacked, events, refuse_recorded
+from shoal.fuse.stacked import NeedsMemberError, SharedWriteError, Stacked, events, refuse_custom_autograd
 from shoal.fuse.transaction import Transaction
-from shoal.fuse.unfused_module import own_places
+from shoal.fuse.unfused_module import unfused_tensor_places
 
 __all__ = ["MapRunner"]
 
@@ -40,10 +40,10 @@ class MapRunner:
     def __init__(self, state: ArrayState) -> None:
         self._state = state
         self._ran: set[Any] = set()
-        """Functions that have run for all members at once."""
+        """Functions that have run for all members at once without an error."""
 
     def __call__(self, fn: Callable[..., Any], training: bool, batch: tuple[Any, ...]) -> Any:
-        """Run a function on all members, which counts as one call of the array.
+        """Run a function on all members; this counts as one call of the array.
 
         Args:
             fn: Function of a model and a batch.
@@ -51,53 +51,55 @@ class MapRunner:
             batch: Further arguments of the function.
 
         Raises:
-            FusionError: A later call of the function than its first shows that it must run member by member.
+            FusionError: A call of the function after its first one shows that it must run member by member.
         """
         keys = self._state.next_keys()
-        key = (function_of(fn), training)
+        key = (function_identity(fn), training)
         by_member = self._state.by_member
         if len(self._state.members) == 1 or key in by_member or EVERY_FUNCTION in by_member:
-            return self._each(fn, keys, batch)
+            return self._run_each(fn, keys, batch)
         if key not in self._ran:
-            return self._first(fn, key, keys, batch)
+            return self._run_first_time(fn, key, keys, batch)
         try:
-            return self._at_once(fn, keys, batch)
+            return self._run_at_once(fn, keys, batch)
         except NeedsMemberError as error:
             by_member.add(key)
             raise FusionError(
-                f"{place_of(error, fn)}: {error}, in a later call than the first, and what this one has done is not "
-                "taken back; go back to what was saved before it (from now on the function runs member by member)"
+                f"{error_location(error, fn)}: {error}, in a later call than the first, whose effects are not rolled "
+                "back; go back to what was saved before it (from now on the function runs member by member)"
             ) from error
 
-    def _first(self, fn: Callable[..., Any], key: Any, keys: Callable[[], list[int]], batch: tuple[Any, ...]) -> Any:
-        """Run a function for the first time: at once, or, if that fails and is rolled back, member by member."""
+    def _run_first_time(
+        self, fn: Callable[..., Any], key: Any, keys: Callable[[], list[int]], batch: tuple[Any, ...]
+    ) -> Any:
+        """Run a function for the first time: at once, or, after a failure and a rollback, member by member."""
         transaction = self._transaction(fn)
         while True:
-            alike = [slot for slot in self._state.slots if slot.alike]
+            uniform = [slot for slot in self._state.slots if slot.uniform]
             try:
-                result = self._at_once(fn, keys, batch, transaction)
+                result = self._run_at_once(fn, keys, batch, transaction)
             except NeedsMemberError as error:
-                reason = f"{place_of(error, fn)}: {error}"
+                reason = f"{error_location(error, fn)}: {error}"
                 written = self._shared_slot(error)
             else:
                 self._ran.add(key)
                 return result
             transaction.restore()
             if written is not None:
-                self._state.part(written)
+                self._state.unshare(written)
                 transaction = self._transaction(fn)
-            elif alike:
-                for slot in alike:  # the function may have to change one of these buffers for each member
-                    slot.alike = False
+            elif uniform:
+                for slot in uniform:  # the function may have to change such a buffer differently in each member
+                    slot.uniform = False
             else:
                 break
         self._state.by_member.add(key)
         if key not in _logged:
             _logged.add(key)
-            _log.warning("it runs member by member: %s", reason)
-        return self._each(fn, keys, batch)
+            _log.warning("a function runs member by member: %s", reason)
+        return self._run_each(fn, keys, batch)
 
-    def _at_once(
+    def _run_at_once(
         self,
         fn: Callable[..., Any],
         keys: Callable[[], list[int]],
@@ -114,8 +116,8 @@ class MapRunner:
             with self._state.open(keys, partial(refuse_outer_grad, self._state.slots)) as model:
                 result = fn(model, *batch)
                 with torch._C.DisableTorchFunction():
-                    result = pytree.tree_map(lambda value: _spread(value, len(self._state.members)), result)
-                if transaction is not None and (left := transaction.left_of_members()) is not None:
+                    result = pytree.tree_map(lambda value: _expand_leaf(value, len(self._state.members)), result)
+                if transaction is not None and (left := transaction.find_member_effect()) is not None:
                     raise NeedsMemberError(left)
             return result
         except RuntimeError as error:
@@ -123,27 +125,27 @@ class MapRunner:
                 raise
             raise NeedsMemberError(str(error)) from error
 
-    def _each(self, fn: Callable[..., Any], keys: Callable[[], list[int]], batch: tuple[Any, ...]) -> Any:
+    def _run_each(self, fn: Callable[..., Any], keys: Callable[[], list[int]], batch: tuple[Any, ...]) -> Any:
         """Run a function on one member after another; their parameters are rows of the stacked ones."""
         state = self._state
-        state.follow_own()
+        state.sync_before_member_runs()
         several = len(state.members) > 1
-        attributes = attributes_of(state.members[0]) if several else {}
-        results = run_each(state, fn, keys, batch)
-        if several and any(v is not attributes.get(k) for k, v in attributes_of(state.members[0]).items()):
-            state.by_member.add(EVERY_FUNCTION)  # the members hold attributes that the stage does not
+        attributes = user_attributes(state.members[0]) if several else {}
+        results = run_each_member(state, fn, keys, batch)
+        if several and any(v is not attributes.get(k) for k, v in user_attributes(state.members[0]).items()):
+            state.by_member.add(EVERY_FUNCTION)  # the members hold attributes that the template does not
         return _join(results)
 
     def _transaction(self, fn: Callable[..., Any]) -> Transaction:
-        """Snapshot everything that a run at once may change."""
+        """Take a snapshot of everything that a run for all members at once may change."""
         state = self._state
-        state.follow()
-        own = [*(slot.data for slot in state.slots if slot.own), *own_places(state.apart)]
+        state.sync_from_members()
+        own = [*(slot.data for slot in state.slots if slot.member_tensors), *unfused_tensor_places(state.unfused)]
         places = {(id(held), key) for slot in state.slots for held, key in slot.places[0]}
-        return Transaction([state.stage], [fn], tensors=own, places=places)
+        return Transaction([state.template], [fn], tensors=own, places=places)
 
     def _shared_slot(self, error: BaseException) -> Slot | None:
-        """The slot of a frozen parameter, kept once, that the function wanted to change for each member."""
+        """The slot of the frozen parameter, stored once, that the function tried to change; else None."""
         target = error.target if isinstance(error, SharedWriteError) else None
         return next((slot for slot in self._state.slots if slot.shared and slot.data is target), None)
 
@@ -151,14 +153,14 @@ class MapRunner:
 _NUMBERS = (bool, int, float, complex, np.number, np.bool_)
 
 
-def _spread(value: Any, members: int) -> Any:
-    """One leaf of a function's result for all members at once, with a leading axis B.
+def _expand_leaf(value: Any, members: int) -> Any:
+    """Give one leaf of a function's result for all members at once a leading axis B.
 
     Raises:
         NeedsMemberError: The leaf is no tensor, number or None, so it may hold values that differ between members.
     """
     if isinstance(value, Stacked):
-        refuse_recorded([value])
+        refuse_custom_autograd([value])
         return value.whole
     if isinstance(value, Tensor):
         return value.expand(members, *value.shape)
@@ -170,7 +172,7 @@ def _spread(value: Any, members: int) -> Any:
 
 
 def _join(results: list[Any]) -> Any:
-    """Join the members' own results, as if the function had run at once.
+    """Join the results of a run member by member, in the form of a run at once.
 
     Returns:
         One tree whose leaves are tensors with a leading axis B, None, or lists of B other values.

@@ -1,4 +1,4 @@
-"""Changes of members after fusion: plain attributes are followed, other changes of modules are refused."""
+"""Changes of members after fusion: plain attributes are synchronised with the array, other changes are refused."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from operator import is_
@@ -12,9 +12,9 @@ from shoal.fuse.slots import Slot
 from shoal.fuse.stacked import Stacked
 from shoal.fuse.unfused_module import UnfusedModule
 
-__all__ = ["OF_EVERY_MODULE", "AttributeSync", "ModuleChangeDetector", "attributes_of"]
+__all__ = ["MODULE_ATTRIBUTES", "AttributeSync", "ModuleChangeDetector", "user_attributes"]
 
-OF_EVERY_MODULE = frozenset(vars(nn.Module())) - {"training"}
+MODULE_ATTRIBUTES = frozenset(vars(nn.Module())) - {"training"}
 """Attributes of every `nn.Module`, which torch manages itself."""
 
 _PLAIN = (bool, int, float, str, type(None))
@@ -24,131 +24,133 @@ _Place = tuple[int, str]
 
 _Snapshot = list[tuple[dict[str, Any], int, list[str], list[Any]]]
 
-_STAGE = -1
+_TEMPLATE = -1
 
 
 class AttributeSync:
-    """Keeps plain attributes (numbers, strings, None, tensors) equal in the modules of the stage and of the members.
+    """Synchronises plain attributes (numbers, strings, None, tensors) between the template and the members.
 
-    Other attributes stay as they were when the array was made, except for `catch_up`.
+    Other attributes of the template stay as they were when the array was made, except for `pull_nested`.
 
     Args:
-        stage: Model that runs for all members.
+        template: Model that runs for all members.
         members: Members of the array.
-        apart: Containers and keys of values that have a slot of their own.
+        slotted: Containers and keys of values that have a slot, which are not synchronised here.
     """
 
-    def __init__(self, stage: nn.Module, members: Sequence[nn.Module], apart: Iterable[tuple[Any, Any]]) -> None:
-        self._apart = {(id(container), key) for container, key in apart}
-        found = {path: module for path, module in stage.named_modules() if not isinstance(module, UnfusedModule)}
+    def __init__(self, template: nn.Module, members: Sequence[nn.Module], slotted: Iterable[tuple[Any, Any]]) -> None:
+        self._slotted = {(id(container), key) for container, key in slotted}
+        found = {path: module for path, module in template.named_modules() if not isinstance(module, UnfusedModule)}
         self._paths = list(found)
-        self._stage = list(found.values())
+        self._template = list(found.values())
         self._members = [[member.get_submodule(path) for path in found] for member in members]
         self._names: dict[int, tuple[int, list[str]]] = {}
-        self._turn = 0
-        self._seen = dict(self._plain(self._members[0]))
-        self._configured = self._within_objects()
-        self._held = {place: (value, self._of_members(*place)) for place, value in self._tensors(self._stage)}
-        self._known: dict[int, _Snapshot] = {}
-        """Last compared attributes of members that agreed with the first one, and of the stage if all agreed."""
+        self._next_member = 0
+        self._last_values = dict(self._plain_attributes(self._members[0]))
+        self._last_nested = self._nested_values()
+        self._stacked_attributes = {
+            place: (value, self._member_values(*place)) for place, value in self._tensor_attributes(self._template)
+        }
+        self._compared: dict[int, _Snapshot] = {}
+        """Last compared attributes: of members that agreed with the first one, and of the template if all agreed."""
 
     def pull(self) -> bool:
-        """Take over changed attributes of the members; returns whether any but their modes has changed.
+        """Copy changed attributes of the members to the template; returns whether any but `training` has changed.
 
-        Each call compares the first member, and another one by turns.
+        Each call checks the first member and one other member, in turn.
 
         Raises:
-            FusionError: An attribute was not changed alike in all members, or to tensors of different shapes.
+            FusionError: An attribute was not changed equally in all members, or to tensors of different shapes.
         """
-        self._turn = (self._turn + 1) % len(self._members)
-        changed = [] if self._is_known(0) and self._is_known(self._turn) else self._pull_all()
-        for place, (_, theirs) in self._held.items():
-            values = self._of_members(*place)
+        self._next_member = (self._next_member + 1) % len(self._members)
+        changed = [] if self._is_unchanged(0) and self._is_unchanged(self._next_member) else self._pull_all()
+        for place, (_, theirs) in self._stacked_attributes.items():
+            values = self._member_values(*place)
             if any(value is not before for value, before in zip(values, theirs, strict=True)):
                 changed.append(place)
-                self._gather(place, values)
+                self._stack_attribute(place, values)
         return any(name != "training" for _, name in changed)
 
     def _pull_all(self) -> list[_Place]:
-        now = dict(self._plain(self._members[0]))
-        changed = [place for place, value in now.items() if _differ(value, self._seen.get(place, _MISSING))]
+        now = dict(self._plain_attributes(self._members[0]))
+        changed = [place for place, value in now.items() if _differ(value, self._last_values.get(place, _MISSING))]
         for i, name in changed:
             for b in range(len(self._members)):
-                self._check(b, i, name, now[i, name])
-            setattr(self._stage[i], name, now[i, name])
-        self._seen = now
+                self._check_attribute(b, i, name, now[i, name])
+            setattr(self._template[i], name, now[i, name])
+        self._last_values = now
         if changed:
-            self._known.clear()
-        for (i, name), value in self._plain(self._members[self._turn]):
+            self._compared.clear()
+        for (i, name), value in self._plain_attributes(self._members[self._next_member]):
             if _differ(value, now.get((i, name), _MISSING)):
-                self._check(self._turn, i, name, now.get((i, name), _MISSING))
-        for place, _ in self._tensors(self._members[0]):  # tensors that members have set by themselves
-            self._held.setdefault(place, (None, [None] * len(self._members)))
-        for b in (0, self._turn):
-            self._known[b] = self._snapshot(self._members[b])
+                self._check_attribute(self._next_member, i, name, now.get((i, name), _MISSING))
+        for place, _ in self._tensor_attributes(self._members[0]):  # tensors that user code has set on the members
+            self._stacked_attributes.setdefault(place, (None, [None] * len(self._members)))
+        for b in (0, self._next_member):
+            self._compared[b] = self._snapshot(self._members[b])
         return changed
 
     def push(self) -> None:
-        """Copy attributes that a run has changed in the stage to the members."""
-        if self._is_known(_STAGE):
+        """Copy attributes that a run has changed in the template to the members."""
+        if self._is_unchanged(_TEMPLATE):
             return
-        for (i, name), value in self._plain(self._stage):
-            if _differ(value, self._seen.get((i, name), _MISSING)):
-                self._seen[i, name] = value
+        for (i, name), value in self._plain_attributes(self._template):
+            if _differ(value, self._last_values.get((i, name), _MISSING)):
+                self._last_values[i, name] = value
                 for modules in self._members:
                     setattr(modules[i], name, value)
-        for (i, name), tensor in list(self._tensors(self._stage)):
-            if tensor is not self._held.get((i, name), (None, ()))[0]:
+        for (i, name), tensor in list(self._tensor_attributes(self._template)):
+            if tensor is not self._stacked_attributes.get((i, name), (None, ()))[0]:
                 for b, modules in enumerate(self._members):
                     setattr(modules[i], name, tensor.whole[b] if isinstance(tensor, Stacked) else tensor)
-                self._held[i, name] = (tensor, self._of_members(i, name))
-        self._known[_STAGE] = self._snapshot(self._stage)
+                self._stacked_attributes[i, name] = (tensor, self._member_values(i, name))
+        self._compared[_TEMPLATE] = self._snapshot(self._template)
 
-    def catch_up(self) -> None:
-        """Take over equal changes within objects that members hold, as where models complete their configurations."""
-        now = self._within_objects()
+    def pull_nested(self) -> None:
+        """Copy equal changes of attributes of nested objects to the template, as when models complete their configs."""
+        now = self._nested_values()
         for (place, name), value in now.items():
-            if _differ(value, self._configured.get((place, name), _MISSING)):
-                theirs = [getattr(held, name, _MISSING) for held in self._of_members(*place)]
-                mine = vars(vars(self._stage[place[0]])[place[1]])
-                if not any(_differ(value, other) for other in theirs) and (id(mine), name) not in self._apart:
+            if _differ(value, self._last_nested.get((place, name), _MISSING)):
+                theirs = [getattr(held, name, _MISSING) for held in self._member_values(*place)]
+                mine = vars(vars(self._template[place[0]])[place[1]])
+                if not any(_differ(value, other) for other in theirs) and (id(mine), name) not in self._slotted:
                     mine[name] = value
-        self._configured = now
+        self._last_nested = now
 
-    def _check(self, b: int, i: int, name: str, value: Any) -> None:
+    def _check_attribute(self, b: int, i: int, name: str, value: Any) -> None:
         if _differ(vars(self._members[b][i]).get(name, _MISSING), value):
             path = f"{self._paths[i]}.{name}".lstrip(".")
-            raise FusionError(f"members 0 and {b} have come to differ in {path!r}; fuse them again")
+            raise FusionError(f"members 0 and {b} now differ in {path!r}; fuse them again")
 
-    def _gather(self, place: _Place, values: list[Any]) -> None:
+    def _stack_attribute(self, place: _Place, values: list[Any]) -> None:
         i, name = place
         if not all(isinstance(value, Tensor) and value.shape == values[0].shape for value in values):
             path = f"{self._paths[i]}.{name}".lstrip(".")
-            raise FusionError(f"the members have come to differ in the shape of {path!r}; fuse them again")
-        setattr(self._stage[i], name, Stacked(torch.stack(values)))
-        self._held[place] = (vars(self._stage[i])[name], values)
+            raise FusionError(f"the members now differ in the shape of {path!r}; fuse them again")
+        setattr(self._template[i], name, Stacked(torch.stack(values)))
+        self._stacked_attributes[place] = (vars(self._template[i])[name], values)
 
-    def _of_members(self, i: int, name: str) -> list[Any]:
+    def _member_values(self, i: int, name: str) -> list[Any]:
         return [vars(modules[i]).get(name) for modules in self._members]
 
-    def _plain(self, modules: Sequence[nn.Module]) -> Iterator[tuple[_Place, Any]]:
+    def _plain_attributes(self, modules: Sequence[nn.Module]) -> Iterator[tuple[_Place, Any]]:
         for i, module in enumerate(modules):
             attributes = vars(module)
-            for name in self._own(attributes):
+            for name in self._unslotted_names(attributes):
                 value = attributes.get(name, _MISSING)
                 if isinstance(value, _PLAIN) and not isinstance(value, Tensor):
                     yield (i, name), value
 
-    def _tensors(self, modules: Sequence[nn.Module]) -> Iterator[tuple[_Place, Any]]:
+    def _tensor_attributes(self, modules: Sequence[nn.Module]) -> Iterator[tuple[_Place, Any]]:
         for i, module in enumerate(modules):
             attributes = vars(module)
-            for name in self._own(attributes):
+            for name in self._unslotted_names(attributes):
                 value = attributes.get(name, _MISSING)
                 if isinstance(value, Tensor):
                     yield (i, name), value
 
-    def _within_objects(self) -> dict[tuple[_Place, str], Any]:
-        """Plain values in the attributes of objects that are attributes of the first member's modules."""
+    def _nested_values(self) -> dict[tuple[_Place, str], Any]:
+        """Plain attributes of objects that are attributes of the first member's modules."""
         return {
             ((i, name), inner): value
             for i, module in enumerate(self._members[0])
@@ -159,25 +161,25 @@ class AttributeSync:
         }
 
     def _snapshot(self, modules: Sequence[nn.Module]) -> _Snapshot:
-        """Each module's attributes: their number, names and values."""
-        own = [(vars(module), self._own(vars(module))) for module in modules]
+        """Each module's attributes without a slot: the number of all attributes, names and values."""
+        own = [(vars(module), self._unslotted_names(vars(module))) for module in modules]
         return [
             (attributes, len(attributes), names, [attributes.get(name) for name in names]) for attributes, names in own
         ]
 
-    def _is_known(self, whose: int) -> bool:
+    def _is_unchanged(self, whose: int) -> bool:
         """Whether all attributes are the same objects as when they were last compared."""
-        return whose in self._known and all(
+        return whose in self._compared and all(
             len(attributes) == count and all(map(is_, map(attributes.get, names), values))
-            for attributes, count, names, values in self._known[whose]
+            for attributes, count, names, values in self._compared[whose]
         )
 
-    def _own(self, attributes: dict[str, Any]) -> list[str]:
-        """Names of a module's own attributes without a slot; found anew when the number of attributes has changed."""
+    def _unslotted_names(self, attributes: dict[str, Any]) -> list[str]:
+        """Names of a module's user attributes without a slot; updated when the number of attributes changes."""
         count, names = self._names.get(id(attributes), (-1, []))
         if count != len(attributes):
             key = id(attributes)
-            names = [name for name in attributes if name not in OF_EVERY_MODULE and (key, name) not in self._apart]
+            names = [name for name in attributes if name not in MODULE_ATTRIBUTES and (key, name) not in self._slotted]
             self._names[key] = (len(attributes), names)
         return names
 
@@ -185,8 +187,8 @@ class AttributeSync:
 _MISSING = object()
 
 
-def attributes_of(model: nn.Module) -> dict[tuple[int, str], Any]:
-    """Attributes that user code has set on the modules of a model, without tensors, which have slots."""
+def user_attributes(model: nn.Module) -> dict[tuple[int, str], Any]:
+    """Attributes that user code has set on the modules of a model, except tensors."""
     return {
         (id(module), name): value
         for module in model.modules()
@@ -205,30 +207,30 @@ _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backw
 class ModuleChangeDetector:
     """Checks that a member still has the tensors, submodules and hooks that it had when it was fused.
 
-    Checking all members in every run would cost as much as a small model, so a run checks one of them.
+    Checking all members in every run would cost as much as running a small model, so each run checks one member.
 
     Args:
-        stage: Model that runs for all members.
+        template: Model that runs for all members.
         members: Members of the array.
-        slots: Settled slots of their tensors.
-        apart: Paths of submodules that run member by member, below which members may change.
+        slots: Slots of their tensors, after `Slot.stack_members`.
+        unfused_paths: Paths of submodules that run member by member, below which members may change.
     """
 
     def __init__(
-        self, stage: nn.Module, members: Sequence[nn.Module], slots: Sequence[Slot], apart: Iterable[str]
+        self, template: nn.Module, members: Sequence[nn.Module], slots: Sequence[Slot], unfused_paths: Iterable[str]
     ) -> None:
-        paths = list(apart)
-        self._registered: list[dict[str, Any]] = [
+        paths = list(unfused_paths)
+        self._containers: list[dict[str, Any]] = [
             container
-            for module in stage.modules()
+            for module in template.modules()
             for container in (module._parameters, module._buffers, module._modules)
             if isinstance(container, dict)
         ]
-        self._before = [dict(container) for container in self._registered]
-        self._count = sum(map(len, self._registered))
-        self._tensors = [
+        self._before = [dict(container) for container in self._containers]
+        self._count = sum(map(len, self._containers))
+        self._registered_tensors = [
             [
-                (slot, slot.own[b], container, key)
+                (slot, slot.member_tensors[b], container, key)
                 for slot in slots
                 if slot.registered
                 for container, key in slot.places[b + 1]
@@ -250,15 +252,15 @@ class ModuleChangeDetector:
                 ]
             )
             self._hooks.append([getattr(module, name) for _, module in modules for name in _HOOKS])
-        self._hooked = [sum(map(len, hooks)) for hooks in self._hooks]
+        self._hook_counts = [sum(map(len, hooks)) for hooks in self._hooks]
 
-    def tensors(self, b: int) -> None:
+    def check_tensors(self, b: int) -> None:
         """Check a member's parameters and buffers.
 
         Raises:
-            FusionError: A tensor has been replaced, removed or moved in memory, or is frozen unlike the others'.
+            FusionError: A tensor has been replaced, removed or moved in memory, or is frozen in some members only.
         """
-        for slot, own, container, key in self._tensors[b]:
+        for slot, own, container, key in self._registered_tensors[b]:
             if container.get(key) is not own:
                 raise FusionError(
                     f"member {b}: {slot.path!r} has been replaced or removed since the models were fused, so the array "
@@ -270,15 +272,15 @@ class ModuleChangeDetector:
                     "`.to()`, `.float()`), so the array does not see it; change it in place or do it to the array, or "
                     "fuse the models again"
                 )
-            if own.requires_grad != slot.own[0].requires_grad:
-                slot.check_frozen_alike()
+            if own.requires_grad != slot.member_tensors[0].requires_grad:
+                slot.check_equal_requires_grad()
 
-    def take_back(self) -> tuple[set[str], set[str]]:
-        """Undo the additions and removals of parts of the stage by a function; returns the names of both."""
+    def undo_registrations(self) -> tuple[set[str], set[str]]:
+        """Undo a function's registrations and deletions of parts of the template; returns the names of both."""
         added: set[str] = set()
         removed: set[str] = set()
-        if sum(map(len, self._registered)) != self._count:
-            for container, before in zip(self._registered, self._before, strict=True):
+        if sum(map(len, self._containers)) != self._count:
+            for container, before in zip(self._containers, self._before, strict=True):
                 added |= container.keys() - before.keys()
                 removed |= before.keys() - container.keys()
                 if container.keys() != before.keys():
@@ -286,8 +288,8 @@ class ModuleChangeDetector:
                     container.update(before)
         return added, removed
 
-    def modules(self, b: int) -> None:
-        """Check a member's submodules and hooks, of which the stage has copies.
+    def check_modules(self, b: int) -> None:
+        """Check a member's submodules and hooks, of which the template has copies.
 
         Raises:
             FusionError: A submodule has been replaced or removed, or a hook has been added or removed.
@@ -298,7 +300,7 @@ class ModuleChangeDetector:
                     f"member {b}: the module {path!r} has been replaced or removed since the models were fused, so the "
                     "array does not see it; fuse the models again"
                 )
-        if sum(map(len, self._hooks[b])) != self._hooked[b]:
+        if sum(map(len, self._hooks[b])) != self._hook_counts[b]:
             raise FusionError(
                 f"member {b}: a hook has been registered or removed since the models were fused, so the array does not "
                 "see it; do so before, and fuse the models again"

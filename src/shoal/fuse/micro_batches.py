@@ -1,4 +1,4 @@
-"""Several batches of one training step, whose gradients are added before the update."""
+"""Gradient accumulation: the micro-batches of one training step, with a weight for each loss."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -13,7 +13,7 @@ class MicroBatches(NamedTuple):
     """The batches of one training step with gradient accumulation.
 
     Args:
-        batches: Batches, each run forward and backward by itself, in this order.
+        batches: Batches, each of which runs forward and backward separately, in this order.
         weights: Factor of each batch's loss. The loss of the step is the weighted sum.
     """
 

@@ -1,4 +1,4 @@
-"""Linear layers of different sizes as one batched product of padded weights, for adapters of different ranks."""
+"""Padded linear layers: members' layers of different sizes as one batched product, for adapters of different ranks."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -16,10 +16,10 @@ _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backw
 
 
 class PaddedLinear:
-    """Runs the members' `nn.Linear` layers, which differ in their numbers of features, at once.
+    """Runs the members' `nn.Linear` layers, which differ in `in_features` or `out_features`, as one batched product.
 
-    Weights are padded with zeros to one shape. Zeros add nothing to a product, so a member's result is that of its own
-    layer, up to rounding. `fastest` chooses by measurement between the padded product and a loop over the layers.
+    Weights are padded with zeros to one shape. Zeros add nothing to a product, so a member's result equals the result
+    of its own layer, up to rounding. `fastest` chooses by measurement between the padded product and a loop.
 
     Args:
         modules: Layers of the members, without bias.
@@ -34,8 +34,8 @@ class PaddedLinear:
         sizes = zip(grid, self._outputs, self._inputs, strict=True)
         places = [own[:o, :i].reshape(-1) for own, o, i in sizes]
         self._shape = grid.shape
-        self._ways: dict[str, Callable[..., Tensor]] = {"padded": self._at_once, "loop": self._one_by_one}
-        self._places = torch.cat(places).to(modules[0].weight.device)
+        self._lowerings: dict[str, Callable[..., Tensor]] = {"padded": self._at_once, "loop": self._one_by_one}
+        self._weight_index = torch.cat(places).to(modules[0].weight.device)
 
     @classmethod
     def of(cls, modules: Sequence[nn.Module]) -> "PaddedLinear | None":
@@ -63,19 +63,19 @@ class PaddedLinear:
             return NotImplemented
         else:
             given = x.whole if isinstance(x, Stacked) else x
-        with torch._C.DisableTorchFunction():  # as in the rules of stacked tensors
-            members = int(isinstance(x, Stacked))  # number of leading axes that count members
+        with torch._C.DisableTorchFunction():  # as when the rules of stacked tensors run
+            members = int(isinstance(x, Stacked))  # 1 if there is a leading axis B, else 0
             flat = given.flatten(members, -2)
-            out = fastest("padded linear", self._ways, (flat, *weights), bool(members))
+            out = fastest("padded linear", self._lowerings, (flat, *weights), bool(members))
             out = out.view(len(weights), *given.shape[members:-1], self._shape[1])
         return Stacked(out) if len(set(self._outputs)) == 1 else Ragged.of_padded(out, self._outputs)
 
     def _at_once(self, x: Tensor, *weights: Tensor) -> Tensor:
-        """[B, N, O] of x [B, N, F] or [N, F]."""
-        if self._places.device != x.device:  # the array has been moved
-            self._places = self._places.to(x.device)
+        """The padded product: x, [B, N, F] or [N, F] -> [B, N, O]."""
+        if self._weight_index.device != x.device:  # the array has been moved
+            self._weight_index = self._weight_index.to(x.device)
         flat = torch.cat([weight.reshape(-1) for weight in weights])
-        padded = flat.new_zeros(self._shape.numel()).index_copy(0, self._places, flat).view(self._shape)
+        padded = flat.new_zeros(self._shape.numel()).index_copy(0, self._weight_index, flat).view(self._shape)
         if x.dim() == 3:
             return torch.bmm(x, padded.transpose(1, 2))
         return F.linear(x, padded.flatten(0, 1)).view(len(x), len(weights), -1).transpose(0, 1).contiguous()

@@ -1,7 +1,7 @@
-"""Process-wide changes that last while any thread needs them: replaced torch methods and hidden warnings.
+"""Process-wide monkey patches of torch methods, and warning filters, which last while any thread needs them.
 
-Python keeps one list of warning filters for all threads, and `warnings.catch_warnings` restores the list that it found.
-If two threads overlap, the one that leaves last would restore a list with the other's filter, for good.
+Python has one list of warning filters for all threads, and `warnings.catch_warnings` restores the list that it found.
+If two threads overlap, the last one to leave would restore a list that contains the other thread's filter, for good.
 """
 
 import warnings
@@ -18,33 +18,33 @@ from torch.utils import checkpoint
 from torch.utils.checkpoint import CheckpointFunction
 
 from shoal.core.errors import FusionError
-from shoal.fuse.randomness import active
+from shoal.fuse.randomness import active_source
 
-__all__ = ["HiddenWarning", "stand_in", "step_back"]
+__all__ = ["HiddenWarning", "install_patches", "remove_patches"]
 
 _lock = Lock()
 _runs = 0
-"""Number of runs in all threads: the first one replaces the methods, and the last one restores them."""
+"""Number of runs in all threads; the methods are patched while it is above 0."""
 
 _flatten = nn.RNNBase.flatten_parameters
 _checkpointed = checkpoint._checkpoint_without_reentrant_generator
 
 
-def stand_in() -> None:
-    """Replace the methods, at the start of the first run."""
+def install_patches() -> None:
+    """Count a run, and patch torch's methods if it is the first one."""
     global _runs, _flatten
     with _lock:
         _runs += 1
         if _runs == 1:
-            CheckpointFunction.apply = classmethod(_refuse)  # type: ignore[assignment,method-assign]
+            CheckpointFunction.apply = classmethod(_refuse_reentrant)  # type: ignore[assignment,method-assign]
             _flatten = nn.RNNBase.flatten_parameters
-            nn.RNNBase.flatten_parameters = _leave_flat  # type: ignore[assignment,method-assign]
-            F.handle_torch_function = _hand_on  # type: ignore[attr-defined]
-            checkpoint._checkpoint_without_reentrant_generator = _leave_generators
+            nn.RNNBase.flatten_parameters = _skip_flatten  # type: ignore[assignment,method-assign]
+            F.handle_torch_function = _pass_on_weight  # type: ignore[attr-defined]
+            checkpoint._checkpoint_without_reentrant_generator = _checkpoint_without_rng_state
 
 
-def step_back() -> None:
-    """Restore the methods, at the end of the last run."""
+def remove_patches() -> None:
+    """Count the end of a run, and restore torch's methods if it was the last one."""
     global _runs
     with _lock:
         _runs -= 1
@@ -55,8 +55,8 @@ def step_back() -> None:
             checkpoint._checkpoint_without_reentrant_generator = _checkpointed
 
 
-def _refuse(cls: Any, *args: Any) -> Any:
-    if active() is None:  # a model that another thread trains by itself
+def _refuse_reentrant(cls: Any, *args: Any) -> Any:
+    if active_source() is None:  # a plain model in another thread
         return super(CheckpointFunction, cls).apply(*args)
     raise FusionError(
         "torch.utils.checkpoint(use_reentrant=True) runs the model a second time outside of the array; "
@@ -64,22 +64,22 @@ def _refuse(cls: Any, *args: Any) -> Any:
     )
 
 
-def _leave_flat(module: nn.RNNBase) -> None:
-    """Keep the weights in place: cuDNN prefers them in one piece of memory, but they are rows of the array's."""
-    if active() is None:
+def _skip_flatten(module: nn.RNNBase) -> None:
+    """Do not move weights while an array runs: cuDNN prefers contiguous weights, but these are rows of the array's."""
+    if active_source() is None:
         _flatten(module)
 
 
-def _leave_generators(fn: Any, preserve_rng_state: bool = True, *args: Any, **kwargs: Any) -> Any:
-    """Run a checkpointed part without restoring torch's generators, which all threads share.
+def _checkpoint_without_rng_state(fn: Any, preserve_rng_state: bool = True, *args: Any, **kwargs: Any) -> Any:
+    """Run a checkpointed part without saving and restoring the states of torch's generators, which all threads share.
 
-    No random number is drawn in such a part: `Randomness.next` refuses it.
+    The states are not needed, since `RandomSource.next` refuses random functions in a checkpointed part.
     """
-    return _checkpointed(fn, preserve_rng_state and active() is None, *args, **kwargs)
+    return _checkpointed(fn, preserve_rng_state and active_source() is None, *args, **kwargs)
 
 
-def _hand_on(public: Callable[..., Any], relevant: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
-    """Pass on the weight of `l1_loss`, which torch leaves out; (input, target, weight) are its relevant arguments."""
+def _pass_on_weight(public: Callable[..., Any], relevant: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
+    """Call torch's override handler, with the argument `weight` of `l1_loss`, which torch forgets to pass on."""
     if public is F.l1_loss and len(relevant) == 3:
         kwargs["weight"] = relevant[2]
     return handle_torch_function(public, relevant, *args, **kwargs)
@@ -102,7 +102,7 @@ class HiddenWarning:
 
     @contextmanager
     def __call__(self) -> Iterator[None]:
-        """Hide the warning within."""
+        """Context manager in which the warning is hidden."""
         with self._lock:
             self._within += 1
             if self._within == 1:
@@ -113,5 +113,7 @@ class HiddenWarning:
         finally:
             with self._lock:
                 self._within -= 1
-                if self._within == 0 and self._filter in warnings.filters:  # else other code has restored another list
+                if (
+                    self._within == 0 and self._filter in warnings.filters
+                ):  # otherwise other code has restored another list
                     warnings.filters.remove(self._filter)  # type: ignore[attr-defined]

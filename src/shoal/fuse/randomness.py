@@ -1,6 +1,6 @@
-"""Random numbers of each member, which depend on its seed and its step alone.
+"""Random numbers of each member, which depend only on the member's seed and step (counter-based keys, dropout masks).
 
-Dropout masks are counter-based: a strong hash of the element's index, mixed with a key per member and call by two
+A dropout mask is counter-based: a strong hash of the element's index is mixed with a key per member and call by two
 rounds of multiply and xor-shift (the construction of splitmix and of murmur's finalizer). So a mask does not depend on
 the other members, the dtype or the device, costs six passes over int32, and can be traced. Any other random
 function runs member by member with torch's default generators seeded by the same key; see `shoal.fuse.side_effects`.
@@ -18,47 +18,47 @@ from torch.utils._python_dispatch import _disable_current_modes, _get_current_di
 
 from shoal.core.errors import FusionError
 
-__all__ = ["Randomness", "active", "current", "keep_mask", "member_keys", "randomness"]
+__all__ = ["RandomSource", "active_source", "current_source", "keep_mask", "member_keys", "use_source"]
 
 _GOLDEN = -7046029254386353131  # 2**64 / golden ratio, as int64
 _MULTIPLY = (-2048144789, -1028477387)  # murmur3's finalizer, as int32
 
 
 def member_keys(seeds: Sequence[int], ticks: Sequence[int]) -> list[int]:
-    """One int64 key per member, from its seed and the number of the call of its model."""
+    """One int64 key per member, computed from its seed and the number of its call."""
     return [_mix(_int64(_mix(seed) + tick * 2654435761)) for seed, tick in zip(seeds, ticks, strict=True)]
 
 
-class Randomness:
-    """Makes the keys of the random functions in one run of a function over the members.
+class RandomSource:
+    """Source of the keys of random functions, during one run of a user function for the members.
 
     Args:
         keys: The members' keys, int64 [B]; or a function that makes them, called at the first random function.
-        alone: Whether one member (B = 1) runs by itself, on plain tensors.
-        calls: Number of random functions before, in the same run.
+        single_member: Whether a single member (B = 1) runs, on plain tensors.
+        calls: Number of previous random functions in the same run.
     """
 
-    def __init__(self, keys: Tensor | Callable[[], list[int]], alone: bool = False, calls: int = 0) -> None:
-        self.alone = alone
+    def __init__(self, keys: Tensor | Callable[[], list[int]], single_member: bool = False, calls: int = 0) -> None:
+        self.single_member = single_member
         self.calls: int | tuple[int, ...] = calls
-        """Number of random functions so far; one number for each member once their numbers differ."""
+        """Number of random functions so far; a tuple with one number per member if the numbers differ."""
         self._keys: Tensor | list[int] | Callable[[], list[int]] = keys
 
     @property
     def keys(self) -> Tensor | list[int]:
-        """The members' keys of this run: int64 [B], which a trace can follow, or numbers, which are faster."""
+        """The members' keys of this run: an int64 tensor [B], which can be traced, or a list, which is faster."""
         if not isinstance(self._keys, (Tensor, list)):
             self._keys = self._keys()
         return self._keys
 
     def next(self, drawing: Sequence[bool] | None = None) -> Tensor:
-        """The keys [B] of the next random function of this run.
+        """Count a random function, and return its keys, [B].
 
         Args:
             drawing: Whether each member draws; a member with a dropout rate of 0 does not. By default all draw.
 
         Raises:
-            FusionError: It is called within `torch.utils.checkpoint`, whose second run would draw other numbers.
+            FusionError: A part under `torch.utils.checkpoint` runs, whose second run would draw other numbers.
         """
         hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
         if hooks is not None and hooks[0].__module__ == torch.utils.checkpoint.__name__:
@@ -70,7 +70,7 @@ class Randomness:
         if drawing is None or all(drawing):
             self.calls = self.calls + 1 if isinstance(self.calls, int) else tuple(calls + 1 for calls in self.calls)
         else:
-            self.go_on_from([calls + drawn for calls, drawn in zip(self._counts(), drawing, strict=True)])
+            self.resume_after([calls + drawn for calls, drawn in zip(self._counts(), drawing, strict=True)])
         if isinstance(keys, Tensor) and isinstance(self.calls, int):
             return _mix64(keys + _int64(self.calls * _GOLDEN))
         offsets = [_int64(calls * _GOLDEN) for calls in self._counts()]
@@ -81,25 +81,25 @@ class Randomness:
     def _counts(self) -> tuple[int, ...]:
         return (self.calls,) * len(self.keys) if isinstance(self.calls, int) else self.calls
 
-    def of_member(self, b: int) -> "Randomness":
-        """The random numbers of member b, for a part of the run in which it runs by itself."""
+    def of_member(self, b: int) -> "RandomSource":
+        """The source of member b, for a part of the run in which the members run one by one."""
         calls = self.calls if isinstance(self.calls, int) else self.calls[b]
         keys = self.keys
-        return Randomness(keys[b : b + 1] if isinstance(keys, Tensor) else lambda: keys[b : b + 1], True, calls)
+        return RandomSource(keys[b : b + 1] if isinstance(keys, Tensor) else lambda: keys[b : b + 1], True, calls)
 
-    def go_on_from(self, members: Sequence[int | tuple[int, ...]]) -> None:
-        """Continue after members have run by themselves; `members` are their numbers of random functions."""
+    def resume_after(self, members: Sequence[int | tuple[int, ...]]) -> None:
+        """Continue after a part in which members ran one by one; `members` are their numbers of random functions."""
         counts = tuple(calls for calls in members if isinstance(calls, int))
         self.calls = counts[0] if len(set(counts)) == 1 else counts
 
 
-_active: ContextVar[Randomness | None] = ContextVar("active", default=None)
+_active: ContextVar[RandomSource | None] = ContextVar("active_source", default=None)
 """Source of the run in this thread; arrays may run in several threads at once."""
 
 
 @contextmanager
-def randomness(source: Randomness) -> Iterator[None]:
-    """Within, random functions draw from `source`."""
+def use_source(source: RandomSource) -> Iterator[None]:
+    """Context manager in which random functions draw from `source`."""
     before = _active.get()
     _active.set(source)
     try:
@@ -108,21 +108,21 @@ def randomness(source: Randomness) -> Iterator[None]:
         _active.set(before)
 
 
-def active() -> Randomness | None:
+def active_source() -> RandomSource | None:
     """The source of random numbers of the current run in this thread, or None."""
     return _active.get()
 
 
-def current(members: int) -> Randomness:
-    """The source of the current run; outside of a run, a new one from torch's default generator."""
-    return active() or Randomness(torch.randint(0, 2**62, (members,)))
+def current_source(members: int) -> RandomSource:
+    """The source of the current run; outside of a run, a new source with keys from torch's default generator."""
+    return active_source() or RandomSource(torch.randint(0, 2**62, (members,)))
 
 
 def keep_mask(keys: Tensor, shape: Sequence[int], drop: Tensor | float, device: torch.device) -> Tensor:
-    """True where an element is kept, with probability 1 - drop.
+    """Dropout mask: True where an element is kept, with probability 1 - drop.
 
     Args:
-        keys: Keys from `Randomness.next`, int64 [B].
+        keys: Keys from `RandomSource.next`, int64 [B].
         shape: Shape of one member's tensor.
         drop: Probability: a number in [0, 1), or a float64 tensor in [0, 1] that broadcasts to [B, *shape].
         device: Device of the mask.
@@ -144,7 +144,7 @@ def keep_mask(keys: Tensor, shape: Sequence[int], drop: Tensor | float, device: 
 
 
 def _times_(word: Tensor, factor: int) -> Tensor:
-    """An int32 product modulo 2**32, in place unless traced: compilers may assume that it does not overflow."""
+    """An int32 product modulo 2**32: in place, or by int64 in a trace, since compilers may assume no overflow."""
     if _get_current_dispatch_mode() is None:
         return word.mul_(factor)
     return (word.to(torch.int64) * factor).to(torch.int32)
@@ -152,7 +152,7 @@ def _times_(word: Tensor, factor: int) -> Tensor:
 
 @lru_cache(maxsize=64)
 def _index_hash(numel: int, device: torch.device) -> Tensor:
-    """Hash of the indices, computed outside of any trace: a constant that may outlive the trace."""
+    """Hash of the element indices, computed outside of any trace, since the cached result may outlive the trace."""
     with _disable_current_modes():
         return _mix64(torch.arange(1, numel + 1, dtype=torch.int64, device=device)).to(torch.int32)
 

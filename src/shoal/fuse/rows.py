@@ -1,8 +1,8 @@
-"""Rows of stacked tensors: views for single members, joining of members' tensors, rows without a gradient.
+"""Rows of stacked tensors: views of them for single members, stacking of members' tensors, rows without a gradient.
 
-Where members run by themselves, one may leave out a parameter that another uses. Alone its gradient would be None, and
-an optimizer would leave the parameter as it is: no momentum, no weight decay, no count. The stacked gradient has a row
-of zeros for it all the same, and this module notes that the row stands for no gradient.
+Where members run one by one, a member may not use a parameter that another member uses. In plain PyTorch its gradient
+would be None, and an optimizer would not change the parameter: no momentum, no weight decay, no step count. The stacked
+gradient has a row of zeros for such a member, and this module records that the row stands for no gradient.
 """
 
 from collections.abc import Iterable, Sequence
@@ -12,11 +12,19 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
-__all__ = ["absent", "forget", "joined", "memory_of", "missing", "note_row", "rows"]
+__all__ = [
+    "forget_missing_grads",
+    "member_rows",
+    "members_without_grad",
+    "missing_grads",
+    "record_row_grad",
+    "stack_rows",
+    "storage_address",
+]
 
 
 class _Rows(torch.autograd.Function):
-    """Rows that share memory without being views to autograd, so that each may be changed in place like any tensor."""
+    """Rows that share memory, but are no views for autograd, so that each row can be changed in place."""
 
     @staticmethod
     def forward(ctx: Any, data: Tensor) -> tuple[Tensor, ...]:
@@ -27,26 +35,26 @@ class _Rows(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> Tensor:
         if ctx.leaf is not None:
-            _note_backward(ctx.leaf, (b for b, grad in enumerate(grads) if grad is None))
+            _record_backward(ctx.leaf, (b for b, grad in enumerate(grads) if grad is None))
         like = next(grad for grad in grads if grad is not None)
         return torch.stack([torch.zeros_like(like) if grad is None else grad for grad in grads])
 
 
-def rows(data: Tensor) -> tuple[Tensor, ...]:
-    """The members' tensors [*shape] of a stacked tensor [B, *shape], to which their gradients go."""
+def member_rows(data: Tensor) -> tuple[Tensor, ...]:
+    """The members' tensors, [*shape] each, of a stacked tensor [B, *shape], which receives their gradients."""
     if len(data) == 1:
-        return (data.squeeze(0),)  # a view like any other, and faster
+        return (data.squeeze(0),)  # an ordinary view, which is faster
     return _Rows.apply(data) if data.requires_grad else data.unbind(0)  # type: ignore[no-untyped-call]
 
 
-def joined(tensors: Sequence[Tensor], move: bool = False) -> Tensor:
-    """Join tensors of one shape and type to one tensor, [B, *shape], whose rows have their strides.
+def stack_rows(tensors: Sequence[Tensor], move: bool = False) -> Tensor:
+    """Stack tensors of one shape and dtype into one tensor, [B, *shape], whose rows have the tensors' strides.
 
     The result is a view if the tensors lie one after another in memory, as rows of a stacked tensor do; else a copy.
 
     Args:
         tensors: One or more tensors.
-        move: Whether to make each tensor a view of its row once it is copied, which frees its memory for the next.
+        move: Whether to make each tensor a view of its row once it is copied, which frees its memory for the next row.
     """
     first = tensors[0].detach()
     size, strides = first.numel(), first.stride()
@@ -60,7 +68,7 @@ def joined(tensors: Sequence[Tensor], move: bool = False) -> Tensor:
     ):
         return first.as_strided(shape, steps)
     whole = first.new_empty(len(tensors) * size).as_strided(shape, steps)
-    del first  # it holds the memory of the first tensor
+    del first  # release the memory of the first tensor
     for row, tensor in zip(whole.unbind(0), tensors, strict=True):
         row.copy_(tensor.detach())
         if move:
@@ -69,60 +77,64 @@ def joined(tensors: Sequence[Tensor], move: bool = False) -> Tensor:
 
 
 def _dense(tensor: Tensor) -> bool:
-    """Whether a tensor fills its memory without gaps or overlap, in any order of axes."""
+    """Whether a tensor fills its memory without gaps or overlaps, in any order of axes."""
     span = 1 + sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
     return span == tensor.numel()
 
 
-def memory_of(tensor: Tensor) -> int:
-    """Address of a tensor's memory; 0 if it has none, as sparse tensors and those within transforms of `torch.func`."""
+def storage_address(tensor: Tensor) -> int:
+    """Address of a tensor's storage; 0 without storage, as for sparse tensors and in transforms of `torch.func`."""
     return tensor.untyped_storage().data_ptr() if torch._C._has_storage(tensor) else 0
 
 
-_noted_rows: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
-"""Stacked parameter -> its rows without a gradient, and the backward pass that noted them last."""
+_missing_rows: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+"""Stacked parameter -> its rows without a gradient, and the id of the backward pass that recorded them last."""
 
 _NO_PASS = -2
-"""No number of a backward pass: autograd counts passes from 0, and gives -1 outside of one."""
+"""Value that is no id of a backward pass: autograd's ids start at 0, and -1 means that no pass runs."""
 
 
-def absent(stacked: Tensor) -> frozenset[int]:
-    """The members without a gradient of a parameter, [B, *shape], of which other members have one."""
-    if not _noted_rows or stacked.grad is None:
+def members_without_grad(stacked: Tensor) -> frozenset[int]:
+    """The members without a gradient of a parameter [B, *shape] for which other members have a gradient."""
+    if not _missing_rows or stacked.grad is None:
         return frozenset()
-    return frozenset(b for b in _noted(stacked)[0] if not stacked.grad[b].any())
+    return frozenset(b for b in _recorded(stacked)[0] if not stacked.grad[b].any())
 
 
-def missing(parameters: Iterable[Tensor]) -> dict[Tensor, frozenset[int]]:
-    """Parameter -> the members without a gradient, for each parameter of which only some members have one."""
-    return {parameter: rows for parameter in parameters if (rows := absent(parameter))} if _noted_rows else {}
+def missing_grads(parameters: Iterable[Tensor]) -> dict[Tensor, frozenset[int]]:
+    """Parameter -> the members without a gradient, for each parameter for which only some members have a gradient."""
+    return (
+        {parameter: rows for parameter in parameters if (rows := members_without_grad(parameter))}
+        if _missing_rows
+        else {}
+    )
 
 
-def _note_backward(stacked: Tensor, without: Iterable[int]) -> None:
+def _record_backward(stacked: Tensor, without: Iterable[int]) -> None:
     """Record that a backward pass is about to add gradients to a parameter for all members but these."""
     rows, now = frozenset(without), torch._C._current_graph_task_id()
-    before, task = _noted(stacked)
+    before, task = _recorded(stacked)
     if task == now or stacked.grad is not None:
         rows &= before
-    _noted_rows[stacked] = rows, now
+    _missing_rows[stacked] = rows, now
 
 
-def note_row(stacked: Tensor, b: int, has: bool) -> None:
-    """Record that one member's gradient of a parameter is about to be set (`has`), or to be set to None."""
+def record_row_grad(stacked: Tensor, b: int, has: bool) -> None:
+    """Record that user code sets one member's gradient of a parameter to a tensor (`has`) or to None."""
     if stacked.grad is not None:
-        rows, task = _noted(stacked)
-        _noted_rows[stacked] = rows - {b} if has else rows | {b}, task
+        rows, task = _recorded(stacked)
+        _missing_rows[stacked] = rows - {b} if has else rows | {b}, task
     elif has:
-        _noted_rows[stacked] = frozenset(range(len(stacked))) - {b}, _NO_PASS
+        _missing_rows[stacked] = frozenset(range(len(stacked))) - {b}, _NO_PASS
 
 
-def forget(parameters: Iterable[Tensor]) -> None:
-    """Drop the records of parameters that have no gradient now."""
-    if _noted_rows:
+def forget_missing_grads(parameters: Iterable[Tensor]) -> None:
+    """Drop the records of parameters whose gradient is None."""
+    if _missing_rows:
         for parameter in parameters:
-            if parameter.grad is None and parameter in _noted_rows:
-                del _noted_rows[parameter]
+            if parameter.grad is None and parameter in _missing_rows:
+                del _missing_rows[parameter]
 
 
-def _noted(stacked: Tensor) -> tuple[frozenset[int], int]:
-    return _noted_rows.get(stacked, (frozenset(), _NO_PASS))  # type: ignore[no-any-return, no-untyped-call]
+def _recorded(stacked: Tensor) -> tuple[frozenset[int], int]:
+    return _missing_rows.get(stacked, (frozenset(), _NO_PASS))  # type: ignore[no-any-return, no-untyped-call]

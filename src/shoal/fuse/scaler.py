@@ -1,4 +1,4 @@
-"""A loss scale for each member of an array: an overflow skips the step of that member alone."""
+"""`GradScaler` with one loss scale per member of an array: an overflow skips the step of the affected member only."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -8,7 +8,7 @@ from torch import Tensor
 
 from shoal.core.errors import FusionError
 from shoal.fuse.array import ModelArray
-from shoal.fuse.checks import numbers_of
+from shoal.fuse.checks import parse_member_values
 from shoal.fuse.grads import Gradients
 from shoal.fuse.loss_scale import LossScale
 from shoal.fuse.optim.fused import FusedOptimizer
@@ -26,14 +26,15 @@ _DTYPES = {
 
 
 class GradScaler:
-    """B loss scales, each as a `torch.amp.GradScaler` keeps one (Micikevicius et al., arXiv:1710.03740).
+    """B loss scales, each managed as by a `torch.amp.GradScaler` (Micikevicius et al., arXiv:1710.03740).
 
-    If a gradient of a member is infinite or not a number, the member's scale shrinks and its step is left out. After
-    `growth_interval` steps without this, the scale grows. `step` waits for the device once, as torch's own does.
+    If a gradient of a member is infinite or NaN, the member's scale shrinks and its step is skipped. After
+    `growth_interval` steps without an overflow, the scale grows. `step` synchronises with the device once, as torch's
+    scaler does.
 
         losses = array.map(loss, batch)
         scaler.scale(losses).sum().backward()
-        scaler.unscale_(optimizer)            # only if gradients are to be looked at, or clipped
+        scaler.unscale_(optimizer)            # only to inspect or clip the gradients
         scaler.step(optimizer)
         scaler.update()
 
@@ -43,7 +44,7 @@ class GradScaler:
         growth_factor: Factor above 1 by which a scale grows.
         backoff_factor: Factor below 1 by which a scale shrinks.
         growth_interval: Number of steps in a row without an overflow after which a scale grows.
-        enabled: Whether losses are scaled and steps left out.
+        enabled: Whether losses are scaled and steps skipped.
 
     Raises:
         FusionError: A setting has neither one value nor one for each member, or is out of bounds.
@@ -60,13 +61,12 @@ class GradScaler:
     ) -> None:
         if not isinstance(array, ModelArray):
             raise FusionError(
-                f"`array` must be what `fuse` made, got {type(array).__name__}; for one model there is "
-                "torch.amp.GradScaler"
+                f"`array` must be what `fuse` made, got {type(array).__name__}; for one model use torch.amp.GradScaler"
             )
         array.check_present()
         self.array = array
         self._enabled = enabled
-        self._found: dict[FusedOptimizer, Tensor] = {}
+        self._overflows: dict[FusedOptimizer, Tensor] = {}
         self._stepped: set[FusedOptimizer] = set()
         self._all = self._scales((init_scale, growth_factor, backoff_factor, growth_interval, 0))
         if not all(scale.growth_factor > 1 for scale in self._all):
@@ -93,7 +93,7 @@ class GradScaler:
             losses: Losses or other outputs, [B, ...].
 
         Raises:
-            FusionError: There is no axis of members.
+            FusionError: The leading axis is missing, or is not of size B.
         """
         if not isinstance(losses, Tensor):
             raise FusionError(f"`losses` must be a tensor [{len(self.array)}, ...], got {type(losses).__name__}")
@@ -106,23 +106,25 @@ class GradScaler:
             return losses
         scale = self.get_scale().to(losses.device, non_blocking=True)
         scaled = losses * scale.view(-1, *[1] * (losses.dim() - 1))
-        return scaled if losses.dim() == 1 else scaled.to(losses.dtype)  # a member's 0-dim half and float make a float
+        return (
+            scaled if losses.dim() == 1 else scaled.to(losses.dtype)
+        )  # for one member, 0-dim half times float is float
 
     @torch.no_grad()
     def unscale_(self, optimizer: FusedOptimizer) -> None:
-        """Divide the gradients of an optimizer's parameters by their members' scales, and look for overflows.
+        """Divide the gradients of an optimizer's parameters by the members' scales, and detect overflows.
 
         Raises:
-            FusionError: It was already called since `update`, a gradient is of half precision, in which scaled losses
-                overflow, or the optimizer is not the array's.
+            FusionError: `unscale_` was already called since `update`, a gradient has half precision, in which scaled
+                losses overflow, or the optimizer is not the array's.
         """
         self._check_own(optimizer)
         if not self._enabled:
             return
-        if optimizer in self._found:
+        if optimizer in self._overflows:
             raise FusionError("`unscale_` or `step` was already called with this optimizer since the last `update()`")
-        columns = [(path, data) for path, data, _ in self.array.columns()]
-        for path, data in (*columns, *((path, own) for path, _, own in self.array.apart())):
+        columns = [(path, data) for path, data, _ in self.array.stacked_tensors()]
+        for path, data in (*columns, *((path, own) for path, _, own in self.array.unfused_parameters())):
             if data.grad is not None and data.grad.dtype == torch.float16:
                 raise FusionError(
                     f"the gradient of {path!r} is float16, in which scaled losses overflow; keep parameters in float32 "
@@ -131,16 +133,16 @@ class GradScaler:
         updated = {id(p) for member in optimizer.members for group in member.param_groups for p in group["params"]}
         gradients = Gradients.of(self.array, updated)
         largest = gradients.norms(torch.inf)
-        self._found[optimizer] = ~torch.isfinite(largest)
+        self._overflows[optimizer] = ~torch.isfinite(largest)
         inverse = self.get_scale().double().reciprocal().float()
         gradients.multiply_(inverse.to(largest.device, non_blocking=True))
 
     def step(self, optimizer: FusedOptimizer) -> None:
-        """Step the members with finite gradients; parameters and states of the others stay unchanged.
+        """Step the members with finite gradients; parameters and states of the other members stay unchanged.
 
         Raises:
-            FusionError: It was already called since `update`, a gradient is of half precision, or the optimizer is not
-                the array's.
+            FusionError: `step` was already called since `update`, a gradient has half precision, or the optimizer is
+                not the array's.
         """
         self._check_own(optimizer)
         if not self._enabled:
@@ -148,10 +150,10 @@ class GradScaler:
             return
         if optimizer in self._stepped:
             raise FusionError("`step` was already called with this optimizer since the last `update()`")
-        if optimizer not in self._found:
+        if optimizer not in self._overflows:
             self.unscale_(optimizer)
         self._stepped.add(optimizer)
-        self._found[optimizer] = found = self._found[optimizer].cpu()
+        self._overflows[optimizer] = found = self._overflows[optimizer].cpu()
         optimizer.step(skip=found.nonzero().flatten().tolist())
 
     def update(self) -> None:
@@ -162,21 +164,21 @@ class GradScaler:
         """
         if not self._enabled:
             return
-        if not self._found:
+        if not self._overflows:
             raise FusionError("`update` is called before `step`; there are no gradients to judge the scales by")
-        found = torch.stack([each.cpu() for each in self._found.values()]).any(0)
+        found = torch.stack([each.cpu() for each in self._overflows.values()]).any(0)
         for scale, overflowed in zip(self._all, found.tolist(), strict=True):
             scale.overflowed = overflowed
             scale.update()
-        self._found.clear()
+        self._overflows.clear()
         self._stepped.clear()
 
     def get_scale(self) -> Tensor:
-        """The members' scales, [B]; ones if scaling is not enabled."""
+        """The members' scales, [B]; all ones if scaling is disabled."""
         return torch.tensor([each.scale for each in self.scales] or [1.0] * len(self.array), dtype=torch.float32)
 
     def state_dict(self) -> list[dict[str, Any]]:
-        """Each member's state, which a `torch.amp.GradScaler` can load; empty if scaling is not enabled."""
+        """Each member's state, which a `torch.amp.GradScaler` can load; empty dicts if scaling is disabled."""
         return [each.state_dict() for each in self.scales] or [{} for _ in range(len(self.array))]
 
     def load_state_dict(self, states: Sequence[Mapping[str, Any]]) -> None:
@@ -210,7 +212,7 @@ class GradScaler:
     def _scales(self, settings: Iterable[Any]) -> list[LossScale]:
         """The members' scales, with each setting in the order of `_DTYPES`: one number for all, or one for each."""
         columns = [
-            numbers_of(given, name, len(self.array), dtype).tolist()
+            parse_member_values(given, name, len(self.array), dtype).tolist()
             for given, (name, dtype) in zip(settings, _DTYPES.items(), strict=True)
         ]
         return [LossScale(*row) for row in zip(*columns, strict=True)]

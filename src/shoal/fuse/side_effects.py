@@ -1,4 +1,4 @@
-"""Which torch functions write to their arguments, and which draw random numbers."""
+"""Side effects of torch functions: which functions write to their arguments, and which draw random numbers."""
 
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -12,34 +12,41 @@ from torch._ops import OpOverload, OpOverloadPacket
 
 from shoal.fuse.stacked import NeedsMemberError, Stacked
 
-__all__ = ["DRAWING", "TRACKING", "WRITES_INSIDE", "draws", "tracks", "written"]
+__all__ = [
+    "HIDDEN_WRITES",
+    "RANDOM_FUNCTIONS",
+    "STATISTICS_FUNCTIONS",
+    "draws_random",
+    "updates_statistics",
+    "written_arguments",
+]
 
-WRITES_INSIDE = {
-    F.embedding,  # max_norm
+HIDDEN_WRITES = {
+    F.embedding,  # with `max_norm`
     F.embedding_bag,
     F.batch_norm,  # running statistics
     F.instance_norm,
     torch.batch_norm,
     torch.instance_norm,
 }
-"""Functions that write to an argument (a table, running statistics) that they do not return."""
+"""Functions that write to an argument which they do not return (an embedding table, running statistics)."""
 
-TRACKING = frozenset({F.batch_norm, F.instance_norm})
+STATISTICS_FUNCTIONS = frozenset({F.batch_norm, F.instance_norm})
 """Functions that may update running statistics."""
 
 _OPERATORS = "add sub mul matmul truediv floordiv mod pow and or xor lshift rshift"
 _DUNDERS = {f"__i{name}__" for name in _OPERATORS.split()} | {"__setitem__", "__set__", "__delitem__"}
-_NEVER = 1_000
+_NO_POSITION = 1_000
 """Position of `inplace` for functions without such an argument: beyond all arguments."""
 
 
-def written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sequence[Any]:
+def written_arguments(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sequence[Any]:
     """The arguments that an in-place function changes and returns: its first one, or `out`.
 
     Raises:
         NeedsMemberError: A custom operator changes its arguments; its results are unknown.
     """
-    in_place, switch = _kind(func)
+    in_place, switch = _write_traits(func)
     if not in_place and not kwargs and len(args) <= switch:  # the common case
         return ()
     changed = []
@@ -56,9 +63,9 @@ def written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sequenc
     return changed
 
 
-def tracks(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether a norm, (input, running mean, running variance, weight, bias, training, ...), updates its statistics."""
-    if func not in TRACKING:
+def updates_statistics(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether a call of a norm, (input, running mean, running var, weight, bias, training, ...), updates statistics."""
+    if func not in STATISTICS_FUNCTIONS:
         return False
     mean = args[1] if len(args) > 1 else kwargs.get("running_mean")
     named = kwargs.get("training", False) or kwargs.get("use_input_stats", False)
@@ -66,8 +73,8 @@ def tracks(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
 
 
 @cache
-def _kind(func: Any) -> tuple[bool, int]:
-    """Whether a function is in place by its name, and the position of its argument `inplace`."""
+def _write_traits(func: Any) -> tuple[bool, int]:
+    """Whether a function is in-place by its name, and the position of its argument `inplace`."""
     overloads = [func] if isinstance(func, OpOverload) else []
     if isinstance(func, OpOverloadPacket):
         overloads = [getattr(func, name) for name in func.overloads()]  # type: ignore[no-untyped-call]
@@ -76,11 +83,11 @@ def _kind(func: Any) -> tuple[bool, int]:
     name = getattr(func, "__name__", "")
     code = func.__code__ if isinstance(func, FunctionType) else None
     names = code.co_varnames[: code.co_argcount] if code is not None else ()
-    switch = names.index("inplace") if "inplace" in names else _NEVER
+    switch = names.index("inplace") if "inplace" in names else _NO_POSITION
     return name in _DUNDERS or (name.endswith("_") and not name.endswith("__")), switch
 
 
-_ALWAYS = (
+_ALWAYS_RANDOM = (
     "_sample_dirichlet _standard_gamma bernoulli bernoulli_ binomial cauchy_ exponential_ fractional_max_pool2d "
     "fractional_max_pool2d_with_indices fractional_max_pool3d fractional_max_pool3d_with_indices geometric_ "
     "gumbel_softmax log_normal_ multinomial normal normal_ poisson rand rand_like randint randint_like randn "
@@ -88,16 +95,16 @@ _ALWAYS = (
 )
 
 
-def draws(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether a call draws from torch's default generator; a call with a generator of its own does not."""
-    when = _DRAWS.get(func)
+def draws_random(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether a call draws from torch's default generator; a call with an explicit `generator` does not."""
+    when = _CONDITIONS.get(func)
     return when is not None and kwargs.get("generator") is None and when(args, kwargs)
 
 
 def _rate_and_training(
     rate: int, training: int, names: tuple[str, str] = ("p", "training"), defaults: tuple[float, bool] = (0.5, True)
 ) -> Callable[[tuple[Any, ...], dict[str, Any]], bool]:
-    """Make the condition "training, at a rate above 0"; the arguments give the positions of the two."""
+    """Make the condition "in training, with a rate above 0", from the positions of the rate and of `training`."""
 
     def when(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         p = args[rate] if len(args) > rate else kwargs.get(names[0], defaults[0])
@@ -123,13 +130,20 @@ def _recurrent(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     return bool(training) and (isinstance(p, Stacked) or p > 0)
 
 
-def _make() -> dict[Any, Callable[[tuple[Any, ...], dict[str, Any]], bool]]:
+def _make_conditions() -> dict[Any, Callable[[tuple[Any, ...], dict[str, Any]], bool]]:
     table: dict[Any, Callable[[tuple[Any, ...], dict[str, Any]], bool]] = {}
 
-    def add(names: str, when: Callable[[tuple[Any, ...], dict[str, Any]], bool], *homes: Any) -> None:
-        table.update({getattr(home, name): when for name in names.split() for home in homes if hasattr(home, name)})
+    def add(names: str, when: Callable[[tuple[Any, ...], dict[str, Any]], bool], *namespaces: Any) -> None:
+        table.update(
+            {
+                getattr(namespace, name): when
+                for name in names.split()
+                for namespace in namespaces
+                if hasattr(namespace, name)
+            }
+        )
 
-    add(_ALWAYS, lambda args, kwargs: True, torch, Tensor, F)
+    add(_ALWAYS_RANDOM, lambda args, kwargs: True, torch, Tensor, F)
     dropouts = "dropout dropout_ alpha_dropout alpha_dropout_ feature_dropout feature_dropout_ feature_alpha_dropout"
     add(f"{dropouts} feature_alpha_dropout_ native_dropout", _rate_and_training(1, 2, ("p", "train")), torch)
     add("dropout dropout1d dropout2d dropout3d", _rate_and_training(1, 2), F)
@@ -141,7 +155,7 @@ def _make() -> dict[Any, Callable[[tuple[Any, ...], dict[str, Any]], bool]]:
     return table
 
 
-_DRAWS = _make()
+_CONDITIONS = _make_conditions()
 
-DRAWING = frozenset(_DRAWS)
-"""Functions that may draw."""
+RANDOM_FUNCTIONS = frozenset(_CONDITIONS)
+"""Functions that may draw random numbers."""

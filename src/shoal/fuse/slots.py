@@ -1,4 +1,4 @@
-"""Values that each member of an array holds by itself (parameters, buffers, tensors, floats), and where they stand."""
+"""Slots: values of which each member has its own (parameters, buffers, tensors, floats), and where models hold them."""
 
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -13,206 +13,206 @@ import torch
 from torch import Tensor, nn
 
 from shoal.core.errors import FusionError
-from shoal.fuse.frozen import lent, note_lent, same
-from shoal.fuse.rows import joined
-from shoal.fuse.stacked import Numbers, Stacked
+from shoal.fuse.frozen import is_shared, record_shared, same_values
+from shoal.fuse.rows import stack_rows
+from shoal.fuse.stacked import Stacked, StackedFloat
 
-__all__ = ["Slot", "find_slots", "own_memory", "tensors_within"]
+__all__ = ["Slot", "find_slots", "tensors_within", "unalias_grad"]
 
 Place = tuple[Any, Any]
-"""A container (parameters or attributes of a module, a list among these) and a key in it."""
+"""A container (the parameters or attributes of a module, or a list among these) and a key in it."""
 
 
 @dataclass(eq=False)
 class Slot:
-    """One value that each member holds by itself, and every place of a model where it stands.
+    """One value of which each member has its own, and every place of a model that refers to it.
 
     Args:
-        path: Path of its first place, "layers.0.weight".
-        own: The members' tensors; empty for floats.
-        places: Places of the stage, then those of each member.
-        registered: Whether it is a parameter or buffer, which moves and is saved with its module.
-        numbers: The members' floats.
-        shared: Whether it is a frozen parameter with equal values, stored once: [*shape] in place of [B, *shape]. So is
-            a frozen parameter of a lone member whose memory models of other arrays use.
-        alike: Whether it is a buffer with equal values, shown to user code as one plain tensor, so that results of it
-            are computed once. False as soon as the values differ.
-        home: Container and key of the stacked tensor, [B, *shape].
-        shown: Value in the places of the stage.
-        versions: Write counts of the tensors when they were last compared.
+        path: Path of its first place, such as "layers.0.weight".
+        member_tensors: The members' tensors; empty for floats.
+        places: The places in the template, then those in each member.
+        registered: Whether the value is a parameter or buffer, which is moved and saved with its module.
+        floats: The members' floats; None for tensors.
+        shared: Whether the value is a frozen parameter with equal values, stored once as [*shape] in place of
+            [B, *shape]. This also holds for a frozen parameter of a single member that shares memory with other arrays.
+        uniform: Whether the value is a buffer with equal values, which user code sees as one plain tensor, so that
+            results that depend on it are computed once. False as soon as the values differ.
+        stacked_place: Container and key of the stacked tensor, [B, *shape].
+        template_value: Value in the places of the template.
+        versions: Version counters of the tensors when they were last compared.
         addresses: Memory addresses of the members' tensors.
     """
 
     path: str
-    own: list[Tensor]
+    member_tensors: list[Tensor]
     places: list[list[Place]]
     registered: bool = False
-    numbers: tuple[float, ...] | None = None
+    floats: tuple[float, ...] | None = None
     shared: bool = False
-    alike: bool = False
-    home: Place = field(default=({}, None))
-    shown: Tensor | None = None
+    uniform: bool = False
+    stacked_place: Place = field(default=({}, None))
+    template_value: Tensor | None = None
     versions: tuple[int, ...] = ()
     addresses: Sequence[int] = ()
 
     def __post_init__(self) -> None:
-        self.trainable = self.registered and isinstance(self.own[0], nn.Parameter)
+        self.trainable = self.registered and isinstance(self.member_tensors[0], nn.Parameter)
 
     @property
     def data(self) -> Tensor:
         """All members' tensors, [B, *shape]; [*shape] if shared."""
-        container, key = self.home
+        container, key = self.stacked_place
         return container[key]  # type: ignore[no-any-return]
 
-    def settle(self, stacked: nn.Module, frozen: nn.Module) -> None:
-        """Stack the members' tensors and make them views of the result, so that their own memory is freed at once.
+    def stack_members(self, stacked: nn.Module, frozen: nn.Module) -> None:
+        """Stack the members' tensors, and make them views of the result, which frees their own memory.
 
         Args:
             stacked: Module that gets the stacked tensor, if registered, as a parameter or buffer under its path.
-            frozen: Module that gets the one tensor of a shared slot.
+            frozen: Module that gets the single tensor of a shared slot.
         """
-        if not self.own:
+        if not self.member_tensors:
             return
-        data = self.own[0].detach() if self.shared else joined(self.own, move=True)
-        if self.trainable and not self.shared and any(map(lent, self.own)):
-            data = data.clone()  # they were not copied, and other models use their memory
+        data = self.member_tensors[0].detach() if self.shared else stack_rows(self.member_tensors, move=True)
+        if self.trainable and not self.shared and any(map(is_shared, self.member_tensors)):
+            data = data.clone()  # `stack_rows` did not copy, and other models share the memory
         if not self.registered:
-            self.home = ({"": data}, "")
+            self.stacked_place = ({"": data}, "")
         else:
             *path, name = self.path.split(".")
             module = _descend(frozen if self.shared else stacked, path)
-            if isinstance(self.own[0], nn.Parameter):
+            if isinstance(self.member_tensors[0], nn.Parameter):
                 parameter = nn.Parameter(data)
-                parameter.register_hook(own_memory)  # type: ignore[no-untyped-call]
-                parameter.requires_grad_(self.own[0].requires_grad)
+                parameter.register_hook(unalias_grad)  # type: ignore[no-untyped-call]
+                parameter.requires_grad_(self.member_tensors[0].requires_grad)
                 module.register_parameter(name, parameter)
-                self.home = (module._parameters, name)
+                self.stacked_place = (module._parameters, name)
             else:
                 module.register_buffer(name, data)
-                self.home = (module._buffers, name)
-        self.adopt()
+                self.stacked_place = (module._buffers, name)
+        self.bind_members()
 
-    def adopt(self) -> None:
+    def bind_members(self) -> None:
         """Make the members' tensors views of the stacked one."""
-        self.shown = None
-        for own, row in zip(self.own, self.rows(), strict=True):
+        self.template_value = None
+        for own, row in zip(self.member_tensors, self.rows(), strict=True):
             own.data = row
         if self.shared:
-            note_lent(self.own)
+            record_shared(self.member_tensors)
         self.versions = self.own_versions() if self.shared else self._versions()
-        self.addresses = [own.data_ptr() for own in self.own]
+        self.addresses = [own.data_ptr() for own in self.member_tensors]
 
     def rows(self) -> Sequence[Tensor]:
-        """Views of the stacked tensor for each member, part of no graph."""
-        if not self.own:
+        """Views of the stacked tensor for each member, detached from the graph."""
+        if not self.member_tensors:
             return ()
         data = self.data.detach()
-        return [data] * len(self.own) if self.shared else data.unbind(0)
+        return [data] * len(self.member_tensors) if self.shared else data.unbind(0)
 
-    def show(self) -> None:
-        """Put the stacked tensor in all places of the stage."""
-        if self.numbers is not None:
-            self.shown = Stacked.of_numbers(self.numbers)
+    def install(self) -> None:
+        """Put the stacked tensor in all places of the template."""
+        if self.floats is not None:
+            self.template_value = Stacked.of_floats(self.floats)
         elif self.shared:
-            self.shown = self.data
-        elif self.alike and self._still_alike():
-            self.shown = self.data[0]
-        elif not isinstance(self.shown, Stacked) or self.shown.whole is not self.data:
-            self.shown = Stacked(self.data)
-        self.put(0, self.shown)
+            self.template_value = self.data
+        elif self.uniform and self._is_uniform():
+            self.template_value = self.data[0]
+        elif not isinstance(self.template_value, Stacked) or self.template_value.whole is not self.data:
+            self.template_value = Stacked(self.data)
+        self.assign(0, self.template_value)
 
-    def put(self, which: int, value: Any) -> None:
-        """Put a value in all places of the stage (0) or of member `which` - 1."""
+    def assign(self, which: int, value: Any) -> None:
+        """Put a value in all places of the template (0) or of member `which` - 1."""
         for container, key in self.places[which]:
             container[key] = value
 
-    def found(self, which: int) -> Any:
-        """The value in the first place of the stage (0) or of member `which` - 1."""
+    def value_at(self, which: int) -> Any:
+        """The value in the first place of the template (0) or of member `which` - 1."""
         container, key = self.places[which][0]
         return container.get(key) if isinstance(container, dict) else container[key]
 
-    def keep_alike(self) -> None:
-        """Copy writes to the one shown value to all members."""
-        if self.alike:
-            if not isinstance(self.shown, Stacked) and self.versions != self._versions():
+    def propagate_write(self) -> None:
+        """Copy writes to the one tensor that stands for a uniform value to all members."""
+        if self.uniform:
+            if not isinstance(self.template_value, Stacked) and self.versions != self._versions():
                 self.data[1:].copy_(self.data[0].expand_as(self.data[1:]))
             self.versions = self._versions()
 
-    def take(self, value: Any) -> None:
-        """Take over a value that user code has put in the stage's place."""
-        if self.numbers is not None and isinstance(value, float):
-            self.numbers = value.numbers if isinstance(value, Numbers) else (value,) * len(self.numbers)
-            for b, number in enumerate(self.numbers, start=1):
-                self.put(b, number)
-        elif isinstance(value, Tensor) and self.own and not self.shared:
-            new = value.whole if isinstance(value, Stacked) else value.expand(len(self.own), *value.shape)
-            self.alike = self.alike and not isinstance(value, Stacked)
+    def update_from(self, value: Any) -> None:
+        """Copy a value that user code has assigned in the template to all members."""
+        if self.floats is not None and isinstance(value, float):
+            self.floats = value.floats if isinstance(value, StackedFloat) else (value,) * len(self.floats)
+            for b, number in enumerate(self.floats, start=1):
+                self.assign(b, number)
+        elif isinstance(value, Tensor) and self.member_tensors and not self.shared:
+            new = value.whole if isinstance(value, Stacked) else value.expand(len(self.member_tensors), *value.shape)
+            self.uniform = self.uniform and not isinstance(value, Stacked)
             if self.registered:
-                _copy(self.path, self.data, new)
+                _copy_checked(self.path, self.data, new)
             else:
-                self.home[0][self.home[1]] = new
-                self.own = list(new.unbind(0))
-                for b, row in enumerate(self.own, start=1):
-                    self.put(b, row)
+                self.stacked_place[0][self.stacked_place[1]] = new
+                self.member_tensors = list(new.unbind(0))
+                for b, row in enumerate(self.member_tensors, start=1):
+                    self.assign(b, row)
 
-    def take_row(self, b: int, value: Any) -> None:
-        """Take over a value that user code has put in the place of member b."""
+    def update_member(self, b: int, value: Any) -> None:
+        """Copy a value that user code has assigned in member b into the stacked tensor."""
         if isinstance(value, Tensor):
             stacked = self.data.data[b]
-            _copy(self.path, stacked, value)
-            self.own[b].data = stacked
-            self.versions = ()  # autograd did not count the write, so `_still_alike` must compare
-        self.put(b + 1, self.own[b])
+            _copy_checked(self.path, stacked, value)
+            self.member_tensors[b].data = stacked
+            self.versions = ()  # the write through `.data` did not change a version, so `_is_uniform` must compare
+        self.assign(b + 1, self.member_tensors[b])
 
-    def part(self, stacked: nn.Module) -> None:
+    def unshare(self, stacked: nn.Module) -> None:
         """Give each member its own copy of a shared value."""
-        container, key = self.home
+        container, key = self.stacked_place
         del container[key]
         self.shared = False
-        self.settle(stacked, stacked)
+        self.stack_members(stacked, stacked)
 
-    def follow(self) -> bool:
-        """Take over `requires_grad` and floats from the members; returns whether any has changed."""
-        if self.numbers is not None:
-            found = tuple(self.found(b + 1) for b in range(len(self.numbers)))
-            if found == self.numbers or not all(isinstance(number, float) for number in found):
+    def sync_from_members(self) -> bool:
+        """Copy `requires_grad` or the floats from the members; returns whether they have changed."""
+        if self.floats is not None:
+            found = tuple(self.value_at(b + 1) for b in range(len(self.floats)))
+            if found == self.floats or not all(isinstance(number, float) for number in found):
                 return False
-            self.numbers = found
+            self.floats = found
             return True
-        if not self.trainable or self.own[0].requires_grad == self.data.requires_grad:
+        if not self.trainable or self.member_tensors[0].requires_grad == self.data.requires_grad:
             return False
-        wanted = self.own[0].requires_grad
+        wanted = self.member_tensors[0].requires_grad
         self.check_requires_grad(wanted)
-        self.check_frozen_alike()
+        self.check_equal_requires_grad()
         self.data.requires_grad_(wanted)
         return True
 
-    def freeze_members(self) -> bool:
-        """Take over `requires_grad` of the stacked parameter into the members; returns whether it has changed."""
-        if not self.trainable or self.shared or self.own[0].requires_grad == self.data.requires_grad:
+    def push_requires_grad(self) -> bool:
+        """Copy `requires_grad` of the stacked parameter to the members; returns whether it has changed."""
+        if not self.trainable or self.shared or self.member_tensors[0].requires_grad == self.data.requires_grad:
             return False
-        for own in self.own:
+        for own in self.member_tensors:
             own.requires_grad_(self.data.requires_grad)
         return True
 
-    def check_frozen_alike(self) -> None:
+    def check_equal_requires_grad(self) -> None:
         """Refuse a parameter that is frozen in some members only.
 
         Raises:
-            FusionError: Names the parameter and the members.
+            FusionError: The parameter is frozen in some members only; names it and these members.
         """
-        frozen = [b for b, own in enumerate(self.own) if not own.requires_grad]
-        if 0 < len(frozen) < len(self.own):
+        frozen = [b for b, own in enumerate(self.member_tensors) if not own.requires_grad]
+        if 0 < len(frozen) < len(self.member_tensors):
             raise FusionError(
                 f"{self.path!r} is frozen in members {frozen} and not in the others; freeze it in all or in none, or "
-                "fuse them again with strict=False, so that it runs apart"
+                "fuse them again with strict=False, so that it runs member by member"
             )
 
     def check_requires_grad(self, requires_grad: bool) -> None:
-        """Refuse to unfreeze a parameter that is kept once.
+        """Refuse to unfreeze a parameter that is stored once.
 
         Raises:
-            FusionError: It is kept once, and would be unfrozen.
+            FusionError: The parameter is stored once, and would be unfrozen.
         """
         if self.shared and requires_grad:
             raise FusionError(
@@ -220,28 +220,28 @@ class Slot:
                 "copies (copy.deepcopy) of the members after unfreezing them"
             )
 
-    def stand_in(self, tensor: Tensor, versions: tuple[int, ...] | None = None) -> None:
-        """Put another stacked tensor in the place of the slot's own; its members count as alike if the slot's do."""
-        self.home[0][self.home[1]] = tensor
+    def substitute(self, tensor: Tensor, versions: tuple[int, ...] | None = None) -> None:
+        """Replace the stacked tensor by another one, for tracing; `uniform` is assumed to hold for it as before."""
+        self.stacked_place[0][self.stacked_place[1]] = tensor
         self.versions = self._versions() if versions is None else versions
 
-    def _still_alike(self) -> bool:
-        """Whether the members' values are equal; compared again after a write to one of them."""
+    def _is_uniform(self) -> bool:
+        """Whether the members' values are equal; they are compared again after a write to one of them."""
         if self.versions != self._versions():
             self.versions = self._versions()
-            self.alike = bool((self.data == self.data[:1]).all())
-        return self.alike
+            self.uniform = bool((self.data == self.data[:1]).all())
+        return self.uniform
 
     def own_versions(self) -> tuple[int, ...]:
-        """Write counts of the members' own tensors."""
-        return tuple(own._version for own in self.own)
+        """Version counters of the members' own tensors."""
+        return tuple(own._version for own in self.member_tensors)
 
     def _versions(self) -> tuple[int, ...]:
-        return (self.data._version, *[own._version for own in self.own]) if self.alike else ()
+        return (self.data._version, *[own._version for own in self.member_tensors]) if self.uniform else ()
 
 
 def _descend(root: nn.Module, path: Sequence[str]) -> nn.Module:
-    """The module at a path; missing modules are made."""
+    """The module at a path; missing modules are created."""
     for part in path:
         if part not in root._modules:
             root.add_module(part, nn.Module())
@@ -249,7 +249,7 @@ def _descend(root: nn.Module, path: Sequence[str]) -> nn.Module:
     return root
 
 
-def _copy(path: str, target: Tensor, value: Tensor) -> None:
+def _copy_checked(path: str, target: Tensor, value: Tensor) -> None:
     if target.shape != value.shape:
         shapes = f"from {tuple(target.shape)} to {tuple(value.shape)}"
         raise FusionError(f"{path!r} changes its shape while the array runs, {shapes}; keep it or do not register it")
@@ -257,33 +257,36 @@ def _copy(path: str, target: Tensor, value: Tensor) -> None:
         target.copy_(value)
 
 
-def own_memory(grad: Tensor) -> Tensor | None:
-    """A copy of a parameter's gradient if another parameter's gradient uses the same memory, else None.
+def unalias_grad(grad: Tensor) -> Tensor | None:
+    """Hook of a parameter: return a copy of its gradient if another gradient uses the same memory, else None.
 
-    Autograd adopts a gradient that is a view without checking for other views of its base: the two parameters of a sum
-    `p + q` get the same memory. Accumulating or clipping one gradient in place would then change the other.
+    Autograd stores a gradient that is a view without checking for other views of the same base: the gradients of the
+    two parameters of a sum `p + q` get the same memory. Changing one gradient in place would then change the other.
     """
     base = grad._base
-    if base is None or base._use_count() <= 2:  # type: ignore[attr-defined]  # `base` here, and the view
+    if base is None or base._use_count() <= 2:  # type: ignore[attr-defined]  # references: `base` here, and the view's
         return None
     return grad.clone()
 
 
-def find_slots(stage: nn.Module, members: Sequence[nn.Module], apart: Sequence[str] = ()) -> list[Slot]:
+def find_slots(template: nn.Module, members: Sequence[nn.Module], unfused_paths: Sequence[str] = ()) -> list[Slot]:
     """Find all slots of a model.
 
     Args:
-        stage: Copy of `members[0]` with the same tensors, whose places the slots will fill.
+        template: Copy of `members[0]` with the same tensors, which the slots will replace.
         members: Models of one structure.
-        apart: Paths of submodules that are left out.
+        unfused_paths: Paths of submodules that are left out.
 
     Raises:
-        FusionError: The members hold values in different places, or differ where no value can be put.
+        FusionError: The members hold values in different places, or differ in a value that cannot be replaced.
     """
     names = {id(t): name for name, t in chain(members[0].named_parameters(), members[0].named_buffers())}
     passive = {id(t) for module in members[0].modules() if not _trains(module) for t in module._buffers.values()}
     slots: dict[Any, Slot] = {}
-    walks = [list(_walk(model, "", {id(model.get_submodule(path)) for path in apart})) for model in (stage, *members)]
+    walks = [
+        list(_walk(model, "", {id(model.get_submodule(path)) for path in unfused_paths}))
+        for model in (template, *members)
+    ]
     if any([place[0] for place in walk] != [place[0] for place in walks[0]] for walk in walks):
         raise FusionError("the members hold tensors or floats in different places; fuse only models of one structure")
     for number, columns in enumerate(zip(*walks, strict=True)):
@@ -293,30 +296,30 @@ def find_slots(stage: nn.Module, members: Sequence[nn.Module], apart: Sequence[s
             key: Any = number
             if all(value == first or (value != value and first != first) for value in values):
                 continue
-            slots[key] = Slot(path, [], [[] for _ in columns], numbers=tuple(map(float, values)))
+            slots[key] = Slot(path, [], [[] for _ in columns], floats=tuple(map(float, values)))
         else:
             key = id(first)
             if key not in slots:
                 if key not in names and (
-                    isinstance(columns[1][1], tuple) or all(same(value, first) for value in values)
+                    isinstance(columns[1][1], tuple) or all(same_values(value, first) for value in values)
                 ):
                     continue  # values in tuples were compared as part of the structure
                 slots[key] = slot = Slot(names.get(key, path), values, [[] for _ in columns], registered=key in names)
                 frozen = isinstance(first, nn.Parameter) and not first.requires_grad
                 if slot.registered and len(members) == 1:
-                    slot.shared = frozen and lent(first)
+                    slot.shared = frozen and is_shared(first)
                 elif slot.registered and (frozen or key in passive):
-                    slot.shared = frozen and all(same(value, first) for value in values)
-                    slot.alike = not frozen and all(same(value, first) for value in values)
+                    slot.shared = frozen and all(same_values(value, first) for value in values)
+                    slot.uniform = not frozen and all(same_values(value, first) for value in values)
         for places, (_, container, name, _) in zip(slots[key].places, columns, strict=True):
             places.append((container, name))
         if isinstance(columns[0][1], tuple) or columns[0][1] is columns[1][1]:
-            raise FusionError(f"the members differ in {path!r}, where no value can be put; keep it in a list or dict")
+            raise FusionError(f"the members differ in {path!r}, which cannot be replaced; keep it in a list or dict")
     return list(slots.values())
 
 
 def tensors_within(model: nn.Module) -> list[Tensor]:
-    """Every tensor that a model holds, registered or not."""
+    """Every tensor that a model refers to, registered or not."""
     return [value for _, _, _, value in _walk(model, "", set()) if isinstance(value, Tensor)]
 
 
@@ -325,7 +328,7 @@ def _trains(module: nn.Module) -> bool:
 
 
 def _walk(value: Any, path: str, seen: set[int]) -> Iterator[tuple[str, Any, Any, Any]]:
-    """Find all tensors and floats that may differ between members, in a fixed order: path, container, key and value."""
+    """Yield path, container, key and value of all tensors and floats that may differ between members, in order."""
     if id(value) in seen:
         return
     seen.add(id(value))

@@ -1,4 +1,4 @@
-"""`Stacked`: the tensors of all members of an array as one tensor, which user code sees as one member's."""
+"""`Stacked`: a tensor subclass that holds the tensors of all members, and has the shape of one member's tensor."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -10,27 +10,27 @@ from torch.utils import _pytree as pytree
 
 __all__ = [
     "NeedsMemberError",
-    "Numbers",
     "Ragged",
     "SharedWriteError",
     "Stacked",
-    "agree",
-    "count",
-    "each",
+    "StackedFloat",
+    "agreed_value",
     "events",
+    "member_count",
+    "member_values",
     "stack",
 ]
 
 
 class NeedsMemberError(BaseException):
-    """User code asked for one value where the members have several; the function runs member by member instead.
+    """User code needs a single value where the members have different ones; the function must run member by member.
 
-    It is no `Exception`, so that no handler in user code catches it and continues with all members.
+    This is no `Exception`, so that no handler in user code catches it and continues for all members at once.
     """
 
 
 class SharedWriteError(NeedsMemberError):
-    """User code writes, for each member, to a tensor that all members share.
+    """User code writes values of each member to a tensor that all members share.
 
     Args:
         function: Name of the function that writes.
@@ -45,40 +45,40 @@ class SharedWriteError(NeedsMemberError):
 class Stacked(Tensor):
     """A view of `whole` (shape [B, *shape]) that looks like one member's tensor (shape `shape`).
 
-    Torch functions called on it run once for all members: by a rule, by `torch.func.vmap` over that one function, or
-    in a loop over the members. Plain tensors among the arguments are shared by all members. The leading axis B may lie
-    anywhere in memory: a [B, N, C, H, W] tensor whose storage is ordered N, B, C, H, W is the channel-major layout of
-    grouped convolutions, so chains of convolutions and elementwise functions copy nothing.
+    A torch function called on it runs for all members: by a rule, by `torch.func.vmap` over this one function, or in a
+    loop over the members. Plain tensors among the arguments are shared by all members. The leading axis B may have any
+    position in memory: a [B, N, C, H, W] tensor whose storage is ordered N, B, C, H, W has the channel-major layout of
+    grouped convolutions, so that chains of convolutions and elementwise functions copy nothing.
 
     Args:
         whole: Plain tensor, shape [B, *shape].
-        numbers: The members' Python floats, if the tensor stands for a float (a dropout rate); a loop passes them as
-            floats.
+        floats: The members' Python floats, if the tensor stands for a float (such as a dropout rate); a loop over the
+            members passes them as floats.
     """
 
     whole: Tensor
-    numbers: tuple[float, ...] | None
+    floats: tuple[float, ...] | None
     dispatch: ClassVar[Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]]
     """Function that runs a torch function; set by `shoal.fuse.dispatch`."""
 
     @staticmethod
-    def __new__(cls, whole: Tensor, numbers: tuple[float, ...] | None = None) -> "Stacked":
+    def __new__(cls, whole: Tensor, floats: tuple[float, ...] | None = None) -> "Stacked":
         """Wrap a plain tensor."""
         view = Tensor._make_wrapper_subclass(
             cls, whole.shape[1:], dtype=whole.dtype, device=whole.device, requires_grad=whole.requires_grad
         )
         view.whole = whole
-        view.numbers = numbers
+        view.floats = floats
         return view
 
     @staticmethod
-    def of_numbers(numbers: tuple[float, ...]) -> "Numbers":
+    def of_floats(floats: tuple[float, ...]) -> "StackedFloat":
         """The members' Python floats as one value, shape []."""
-        return Numbers(torch.tensor(numbers, dtype=torch.float64), numbers)
+        return StackedFloat(torch.tensor(floats, dtype=torch.float64), floats)
 
     def parts(self) -> Sequence[Any]:
         """The members' tensors, or their numbers."""
-        return self.whole.unbind(0) if self.numbers is None else self.numbers
+        return self.whole.unbind(0) if self.floats is None else self.floats
 
     @classmethod
     def __torch_function__(
@@ -92,7 +92,7 @@ class Stacked(Tensor):
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Refuse code that bypasses the Python interface of torch, which must see one member at a time."""
+        """Refuse code that bypasses torch's Python functions; such code must run member by member."""
         events.bypasses += 1
         raise NeedsMemberError(f"{func} bypasses torch's Python functions")
 
@@ -100,7 +100,7 @@ class Stacked(Tensor):
         return f"Stacked(members={len(self.whole)}, shape={tuple(self.whole.shape[1:])}, dtype={self.whole.dtype})"
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Stacked":
-        copied = type(self)(self.whole.detach().clone().requires_grad_(self.whole.requires_grad), self.numbers)
+        copied = type(self)(self.whole.detach().clone().requires_grad_(self.whole.requires_grad), self.floats)
         memo[id(self)] = copied
         return copied
 
@@ -108,10 +108,10 @@ class Stacked(Tensor):
         raise TypeError("a stacked tensor exists only while its array runs and cannot be pickled")
 
 
-class Numbers(Stacked):
-    """The members' own Python floats, shape []: a tensor to torch's functions, and a float to `isinstance`.
+class StackedFloat(Stacked):
+    """Python floats in which the members differ: a tensor of shape [] for torch's functions, a float for `isinstance`.
 
-    Arithmetic and torch's functions take them for all members at once. Other uses of a float need one member's.
+    Arithmetic and torch's functions work for all members at once. Any other use of a float runs member by member.
     """
 
     @property  # type: ignore[misc]
@@ -122,60 +122,60 @@ class Numbers(Stacked):
     def __getattr__(self, name: str) -> Any:
         """Refuse methods of floats that tensors do not have."""
         if hasattr(float, name):
-            self._ask(name)
+            self._refuse_method(name)
         raise AttributeError(f"'float' object has no attribute {name!r}")
 
-    def __neg__(self) -> "Numbers":
-        return Stacked.of_numbers(tuple(-number for number in self.numbers or ()))
+    def __neg__(self) -> "StackedFloat":
+        return Stacked.of_floats(tuple(-number for number in self.floats or ()))
 
-    def __pos__(self) -> "Numbers":
+    def __pos__(self) -> "StackedFloat":
         return self
 
-    def __abs__(self) -> "Numbers":
-        return Stacked.of_numbers(tuple(abs(number) for number in self.numbers or ()))
+    def __abs__(self) -> "StackedFloat":
+        return Stacked.of_floats(tuple(abs(number) for number in self.floats or ()))
 
     def __hash__(self) -> int:
-        self._ask("__hash__")
+        self._refuse_method("__hash__")
 
     def __str__(self) -> str:
-        self._ask("__str__")
+        self._refuse_method("__str__")
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
-        self._ask("__repr__")
+        self._refuse_method("__repr__")
 
     def __format__(self, spec: str) -> str:
-        self._ask("__format__")
+        self._refuse_method("__format__")
 
     def __round__(self, digits: int | None = None) -> NoReturn:
-        self._ask("__round__")
+        self._refuse_method("__round__")
 
     def __trunc__(self) -> NoReturn:
-        self._ask("__trunc__")
+        self._refuse_method("__trunc__")
 
     def __floor__(self) -> NoReturn:
-        self._ask("__floor__")
+        self._refuse_method("__floor__")
 
     def __ceil__(self) -> NoReturn:
-        self._ask("__ceil__")
+        self._refuse_method("__ceil__")
 
     def __divmod__(self, other: Any) -> NoReturn:
-        self._ask("__divmod__")
+        self._refuse_method("__divmod__")
 
     def __rdivmod__(self, other: Any) -> NoReturn:
-        self._ask("__rdivmod__")
+        self._refuse_method("__rdivmod__")
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
-        self._ask("__reduce_ex__")
+        self._refuse_method("__reduce_ex__")
 
-    def _ask(self, method: str) -> NoReturn:
-        raise NeedsMemberError(f"{method} is asked of a float in which the members differ, {self.numbers}")
+    def _refuse_method(self, method: str) -> NoReturn:
+        raise NeedsMemberError(f"{method} is called on a float in which the members differ, {self.floats}")
 
 
 class Ragged(Stacked):
-    """A tensor that each member has in another shape, as between the two factors of adapters of different ranks.
+    """Tensors whose shapes differ between the members, such as the hidden values of adapters of different ranks.
 
-    Torch functions run on it member by member. Their results are stacked again if they agree in shape. It cannot be
-    written to.
+    Torch functions run on it member by member. Their results are stacked again if they agree in shape. In-place
+    functions are refused.
 
     Args:
         rows: The members' tensors.
@@ -183,21 +183,21 @@ class Ragged(Stacked):
 
     _rows: tuple[Tensor, ...] | None
     padded: Tensor | None
-    """The members' tensors as one, [B, *shape], valid up to `sizes` on the last axis; None if there is none."""
+    """The members' tensors, padded to [B, *shape] and valid up to `sizes` on the last axis; None if unpadded."""
     sizes: Sequence[int]
 
     @staticmethod
     def __new__(cls, rows: tuple[Tensor, ...]) -> "Ragged":
         """Wrap plain tensors."""
-        return cls._made(rows[0].shape, rows[0], any(row.requires_grad for row in rows), rows, None, ())
+        return cls._wrap(rows[0].shape, rows[0], any(row.requires_grad for row in rows), rows, None, ())
 
     @classmethod
     def of_padded(cls, padded: Tensor, sizes: Sequence[int]) -> "Ragged":
-        """Wrap a padded tensor [B, *shape] whose members have these sizes on the last axis."""
-        return cls._made((*padded.shape[1:-1], sizes[0]), padded, padded.requires_grad, None, padded, sizes)
+        """Wrap a padded tensor [B, *shape]; `sizes` are the members' sizes on the last axis."""
+        return cls._wrap((*padded.shape[1:-1], sizes[0]), padded, padded.requires_grad, None, padded, sizes)
 
     @classmethod
-    def _made(
+    def _wrap(
         cls,
         shape: Sequence[int],
         like: Tensor,
@@ -207,7 +207,7 @@ class Ragged(Stacked):
         sizes: Sequence[int],
     ) -> "Ragged":
         view = Tensor._make_wrapper_subclass(cls, shape, dtype=like.dtype, device=like.device, requires_grad=tracked)
-        view.numbers, view._rows, view.padded, view.sizes = None, rows, padded, sizes
+        view.floats, view._rows, view.padded, view.sizes = None, rows, padded, sizes
         return view
 
     @property
@@ -229,10 +229,11 @@ class Ragged(Stacked):
         return self.rows
 
 
-def refuse_recorded(values: Iterable[Any]) -> None:
-    """Refuse results that a custom `autograd.Function` made of stacked tensors.
+def refuse_custom_autograd(values: Iterable[Any]) -> None:
+    """Refuse results that a custom `autograd.Function` computed from stacked tensors.
 
-    Its `apply` does not call overrides of torch functions, and records the backward pass for the views, not their data.
+    Its `apply` bypasses overrides of torch functions, and records the backward pass for the `Stacked` wrappers, not for
+    their data.
 
     Raises:
         NeedsMemberError: Such a result is among the values, or in a list among them.
@@ -241,12 +242,12 @@ def refuse_recorded(values: Iterable[Any]) -> None:
         for value in values:
             if isinstance(value, Stacked):
                 if value.grad_fn is not None:
-                    raise NeedsMemberError("a custom autograd function takes one member at a time")
+                    raise NeedsMemberError("a custom autograd function must run for one member at a time")
             elif isinstance(value, (list, tuple)):
-                refuse_recorded(value)
+                refuse_custom_autograd(value)
 
 
-def count(tree: Any) -> int | None:
+def member_count(tree: Any) -> int | None:
     """The number of members B of the first stacked tensor in nested arguments, or None."""
     for leaf in pytree.tree_leaves(tree):
         if isinstance(leaf, Stacked):
@@ -254,7 +255,7 @@ def count(tree: Any) -> int | None:
     return None
 
 
-def each(value: Any, members: int) -> Iterator[Any]:
+def member_values(value: Any, members: int) -> Iterator[Any]:
     """Each member's value: the slices of a stacked tensor, or B times the same object for any other value."""
     return iter(value.parts()) if isinstance(value, Stacked) else iter([value] * members)
 
@@ -264,7 +265,7 @@ class Events:
     """Counts of events in functions of stacked tensors.
 
     Args:
-        bypasses: Refusals in code outside of Python, which may replace the error by one of its own.
+        bypasses: Number of `NeedsMemberError` raised below C++ code, which may replace them by its own errors.
     """
 
     bypasses: int = 0
@@ -273,11 +274,11 @@ class Events:
 events = Events()
 
 
-def agree(values: list[Any]) -> Any:
-    """The plain value that all members hold.
+def agreed_value(values: list[Any]) -> Any:
+    """Return the plain value in which all members agree.
 
     Raises:
-        NeedsMemberError: The members hold different values.
+        NeedsMemberError: The members' values differ.
     """
     first, *others = values
     if any(type(value) is not type(first) or _differ(value, first) for value in others):
@@ -288,16 +289,16 @@ def agree(values: list[Any]) -> Any:
 def _differ(value: Any, other: Any) -> bool:
     try:
         return bool(value != other)
-    except (RuntimeError, ValueError):  # arrays, and values that hold some, compare element by element
+    except (RuntimeError, ValueError):  # NumPy arrays, and containers of them, compare element by element
         return True
 
 
 def stack(values: list[Any], uneven: Callable[[tuple[Tensor, ...]], Any] | None = None) -> Any:
-    """Stack nested results of one structure, the inverse of `each`; plain values must agree between members.
+    """Stack nested results of one structure, the inverse of `member_values`; plain values must agree between members.
 
     Args:
         values: Results of each member.
-        uneven: Function that makes one value of the members' tensors if these differ in shape.
+        uneven: Function that combines the members' tensors if these differ in shape, such as `Ragged`.
 
     Raises:
         NeedsMemberError: The members' results differ in structure or plain value, or in shape without `uneven`.
@@ -312,7 +313,7 @@ def stack(values: list[Any], uneven: Callable[[tuple[Tensor, ...]], Any] | None 
 def _stack_leaf(column: tuple[Any, ...], uneven: Callable[[tuple[Tensor, ...]], Any] | None) -> Any:
     first = column[0]
     if not all(isinstance(value, Tensor) for value in column):
-        return agree(list(column))
+        return agreed_value(list(column))
     if uneven is not None and any(value.shape != first.shape for value in column):
         return uneven(column)
     if any(value.shape != first.shape or value.dtype != first.dtype for value in column):

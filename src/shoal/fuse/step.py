@@ -1,14 +1,14 @@
-"""A training step of an array, in the way that is fastest on this machine.
+"""`TrainingStep`: one training step of an array, executed in the way that is fastest on this machine.
 
-The step times the ways in turns during its first steps; a way that must be captured first is timed against the fastest
-so far:
+During its first calls the step times the ways in turn. Ways that must be captured first are timed against the fastest
+way so far:
 
 - eager      all members at once
 - plain      forward and backward member after member, then each member's own optimizer, like a loop over the models;
-             for models that fill the device by themselves and gain nothing by fusing
+             for models that saturate the device on their own and gain nothing from fusion
 - captured   the whole step as one CUDA graph (on a GPU)
 - compiled   the whole step compiled by Inductor (on a GPU a CUDA graph as well); takes seconds, so it is tried only
-             if the caller expects that it repays itself
+             if the caller expects compilation to pay off
 """
 
 import logging
@@ -28,11 +28,11 @@ from shoal.cost.race import Race
 from shoal.fuse.array import ModelArray
 from shoal.fuse.capture import CapturedStep
 from shoal.fuse.generators import seed_member
-from shoal.fuse.grads import clip_grad_norm_, limits_of
+from shoal.fuse.grads import clip_grad_norm_, parse_limits
 from shoal.fuse.loss_scale import LossScale
 from shoal.fuse.micro_batches import micro_batches, total, weighted
 from shoal.fuse.optim.fused import FusedOptimizer
-from shoal.fuse.per_member import MemberRunner, own_part
+from shoal.fuse.per_member import MemberRunner, member_batch
 from shoal.fuse.scaler import GradScaler
 from shoal.fuse.stacked import Stacked
 
@@ -42,33 +42,33 @@ _log = logging.getLogger("shoal.fuse")
 
 Way = Literal["eager", "plain", "captured", "compiled"]
 
-CERTAIN = 1.05
-"""Speedup by which a captured way must win; less is noise, or lost when caches are cold."""
+MIN_SPEEDUP = 1.05
+"""Smallest speedup at which a captured way is chosen; a smaller one may be noise, or vanish with cold caches."""
 
 PATIENCE = 20
-"""Number of batches in a row of other shapes after which the shapes that are timed are given up."""
+"""Number of consecutive batches of other shapes after which timing stops for the present shapes."""
 
 
 class TrainingStep:
-    """Zero the gradients, compute the losses, go backward, update: for all members of an array.
+    """Zero the gradients, compute the losses, run the backward pass and update: for all members of an array.
 
-    Called with a batch, shared or stacked, it returns the losses, [B], part of no graph. `way` is the fastest way (a
-    captured one must win by a margin), or None until it is found. `seconds` are the seconds of a step in each timed
-    way, for batches of the shapes of the first one. A batch of other shapes is neither timed nor captured. If the first
-    shapes do not come again, later ones are timed in their place; if these do not either, the step decides without
-    further timing.
+    Called with a batch, shared or stacked, the step returns the detached losses, [B]. `way` is the fastest way (a
+    captured one must win by a margin), or None until it is known. `seconds` are the seconds of a step in each timed
+    way, for batches with the shapes of the first batch. A batch of other shapes is neither timed nor captured. If the
+    first shapes do not occur again, later ones are timed instead; if these do not occur again either, the step chooses
+    a way without further timing.
 
-    Capturing freezes numbers that the loss takes from anywhere but the models and the batch. Models that change their
-    own plain attributes as they run are not captured, and neither are steps with a loss scale: whether a member's step
-    is left out is decided on the host.
+    A captured step treats numbers that the loss reads from elsewhere than the models and the batch as constants. Models
+    that change their own plain attributes as they run are not captured, and neither are steps with a loss scale:
+    whether a member's step is left out is decided on the host.
 
     Args:
         array: Array of the models.
         optimizer: Optimizer of the array.
         loss: Function as for `ModelArray.map`, which returns a scalar that depends on parameters.
         ways: Allowed ways.
-        compiling: Function of the seconds of the fastest step so far that returns whether compiling may repay itself;
-            called once.
+        compiling: Function of the seconds of the fastest step so far that returns whether compilation may pay off; it
+            is called once.
         clock: Clock in seconds.
         max_norm: Largest norm of a member's gradients, one for all members or one for each (inf for no limit); None if
             no member has a limit.
@@ -114,7 +114,7 @@ class TrainingStep:
         self._optimizer = optimizer
         self._loss = loss
         self._device = next((p.device for p in array.parameters()), torch.device("cpu"))
-        self._limits = None if max_norm is None else limits_of(array, max_norm, "max_norm")
+        self._limits = None if max_norm is None else parse_limits(array, max_norm, "max_norm")
         self._scaler = GradScaler(array, enabled=False) if scaler is None else scaler
         self._plain = _PlainStep(array, optimizer, loss, self._limits, self._scaler.scales)
         if len(array) == 1:
@@ -135,7 +135,7 @@ class TrainingStep:
         return self._race.seconds
 
     def __call__(self, batch: Any) -> Tensor:
-        """One step of all members.
+        """Take one step with all members.
 
         Raises:
             FusionError: The loss is no scalar, or depends on no parameter; the gradients are then dropped.
@@ -156,7 +156,7 @@ class TrainingStep:
         self._race.note(self._clock() - began)
         while self._race.winner is not None and self._later:
             if self._prepare(later := self._later.pop(0), batch):
-                self._race.add(later, margin=CERTAIN)
+                self._race.add(later, margin=MIN_SPEEDUP)
         if self._race.winner is not None:
             self._decide()
         return losses
@@ -179,9 +179,9 @@ class TrainingStep:
         self.way = self._race.leader
         self._later.clear()
         kept = {*self._uncaptured, self.way}
-        self._runs = {way: run for way, run in self._runs.items() if way in kept}  # a losing way may hold much memory
+        self._runs = {way: run for way, run in self._runs.items() if way in kept}  # a slower way may hold much memory
         if self.way in ("captured", "compiled"):
-            self._optimizer.zero_grad()  # its gradients are no tensors that outlive a step
+            self._optimizer.zero_grad()  # a captured step does not use these gradients
         _log.info("%d members: %s", len(self._array), self)
 
     def _prepare(self, way: Way, batch: Any) -> bool:
@@ -247,9 +247,10 @@ def _shapes(batch: Any) -> list[Any]:
 
 
 class _PlainStep:
-    """Runs loss and backward of each member, which gets gradients of its own, then the members' own optimizers.
+    """Runs loss and backward pass of one member after another, then the members' own optimizers.
 
-    Weights and state are views of the array's and of its optimizer's, so plain and other steps may alternate.
+    The members' weights and state are views of those of the array and its optimizer, so plain and other steps may
+    alternate.
 
     Args:
         array: Array of the models.
@@ -275,23 +276,25 @@ class _PlainStep:
         self._device = next((p.device for p in array.parameters()), torch.device("cpu"))
         self._runs = [MemberRunner(seed, self._device) for seed in array.seeds]
         self._columns: list[tuple[Tensor, Sequence[Tensor]]] = []
-        """Stacked parameters with the members' own parameters, which may have gradients of the last step."""
+        """Stacked parameters, each with the members' own parameters, which may have gradients from the last step."""
         self._begun = False
         self.trained: list[Tensor] = []
-        """Parameters of the array of which a member had a gradient in the last step."""
+        """Parameters of the array for which a member had a gradient in the last step."""
 
     def __call__(self, batch: Any) -> Tensor:
-        """Take one step; returns the losses, [B], part of no graph.
+        """Take one step; returns the detached losses, [B].
 
         Raises:
             FusionError: As for `TrainingStep`; nothing is updated then, and no gradients remain.
         """
         array = self._array
-        array.check_free()
+        array.check_can_run()
         array.check_batch(batch)
-        array.state.follow_own()
+        array.state.sync_before_member_runs()
         self._optimizer.zero_grad()
-        self._columns = [(stacked, own) for _, stacked, own in array.columns() if isinstance(stacked, nn.Parameter)]
+        self._columns = [
+            (stacked, own) for _, stacked, own in array.stacked_tensors() if isinstance(stacked, nn.Parameter)
+        ]
         self.drop()
         ticks = array.ticks
         array.tick += len(micro_batches(batch))
@@ -300,28 +303,28 @@ class _PlainStep:
             for b, (member, run) in enumerate(zip(array.members, self._runs, strict=True)):
                 if b:
                     seed_member(b)
-                losses.append(self._backward(b, run, ticks[b], member, own_part(batch, b, len(array))))
+                losses.append(self._backward(b, run, ticks[b], member, member_batch(batch, b, len(array))))
         except BaseException as error:
             self.drop()
             if isinstance(error, FusionError):
-                self._runs = [MemberRunner(seed, self._device, watched=True) for seed in array.seeds]
+                self._runs = [MemberRunner(seed, self._device, intercepted=True) for seed in array.seeds]
             raise
         counts = [sum(each.grad is not None for each in own) for _, own in self._columns]
         self.trained = [stacked for (stacked, _), count in zip(self._columns, counts, strict=True) if count]
-        self.trained += [own for _, _, own in array.apart() if own.grad is not None]
+        self.trained += [own for _, _, own in array.unfused_parameters() if own.grad is not None]
         overflowed = [b for b, scale in enumerate(self._scales) if scale.overflowed]
         self._optimizer.step_each(uneven=any(0 < count < len(array) for count in counts), skip=overflowed)
         for scale in self._scales:
             scale.update()
         if not self._begun:
-            array.state.check_places()
+            array.state.check_all_members()
             self._begun = True
         return torch.stack(losses)
 
     def _backward(self, b: int, run: MemberRunner, tick: int, member: Any, batch: Any) -> Tensor:
-        """Run loss and backward of a member, and clip its gradients; returns its loss.
+        """Run loss and backward pass of a member, and clip its gradients; returns its loss.
 
-        Replaced buffers are taken over last, since autograd may have saved the old buffers.
+        Replaced buffers are committed after the backward pass, since autograd may have saved the old buffers.
         """
         taken = []
         try:
@@ -329,10 +332,10 @@ class _PlainStep:
                 loss = weighted(_one(run(self._loss, tick + later, member, part)), weight)
                 scaled = self._scales[b].scaled(loss) if self._scales else loss
                 scaled.backward()  # type: ignore[no-untyped-call]
-                self._array.state.take_over(b)
+                self._array.state.commit_member(b)
                 taken.append(loss.detach())
         except BaseException:
-            self._array.state.put_back(b)
+            self._array.state.restore_member(b)
             raise
         if self._scales:
             self._scales[b].unscale_(self._optimizer.members[b])
@@ -378,8 +381,8 @@ def _one_for_each(returned: Any, members: int) -> Tensor:
 def _check_graph(loss: Tensor) -> None:
     if not loss.requires_grad:
         raise FusionError(
-            "`loss` returned a number in which no parameter has part (by `.item()`, `.detach()`, `torch.no_grad()`, or "
-            "because all are frozen), so there is no gradient to compute; return the loss itself"
+            "`loss` returned a number that depends on no parameter (by `.item()`, `.detach()`, `torch.no_grad()`, or "
+            "because all parameters are frozen), so there is no gradient to compute; return the loss itself"
         )
 
 

@@ -1,8 +1,8 @@
-"""The structure of a model: comparison, digests, and obstacles to fusion.
+"""The structure of a model: comparison of structures, structure digests, and obstacles to fusion.
 
 A structure is a list of (path, description) entries: modules with their classes, parameters and buffers with shapes and
-dtypes, and every other attribute that steers a forward pass. Floats that are attributes of a module, or of a
-configuration object it holds (a dropout rate, an eps), are left open: members may differ in them.
+dtypes, and every other attribute that a forward pass may read. The structure does not contain the values of floats that
+are attributes of a module or of its configuration objects (a dropout rate, an eps): members may differ in them.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,20 +12,29 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from shoal.fuse.bindings import unbindable
 from shoal.fuse.guard import Differences, differences
+from shoal.fuse.model_copy import find_unbindable
 from shoal.fuse.structure_serializer import StructureSerializer, digest
 
-__all__ = ["Apart", "Entry", "entries", "family_digest", "find_apart", "mismatch", "obstacle", "structure_digest"]
+__all__ = [
+    "Entry",
+    "UnfusedParts",
+    "entries",
+    "family_digest",
+    "find_unfused_parts",
+    "mismatch",
+    "obstacle",
+    "structure_digest",
+]
 
 Entry = tuple[str, str]
 """A path such as "layers.0.weight" and the description of its value."""
 
 LARGE = 4
-"""A parameter is large if it has at least one in `LARGE` of the elements of the largest one."""
+"""A parameter is large if it has at least 1/LARGE of the elements of the largest parameter."""
 
 _OWN = {"_parameters", "_buffers", "_modules", "_non_persistent_buffers_set", "_version", "_flat_weight_refs"}
-"""Attributes of every module that have entries of their own form, or no meaning for the structure."""
+"""Attributes of every module that are described separately, or that do not belong to the structure."""
 
 
 def entries(model: nn.Module) -> list[Entry]:
@@ -34,19 +43,19 @@ def entries(model: nn.Module) -> list[Entry]:
 
 
 def structure_digest(model: nn.Module) -> str:
-    """A digest of a model's structure, the same in every process that builds the model.
+    """A digest of a model's structure, equal in all processes that build the model.
 
-    Values that differ between processes are left open (see `StructureSerializer`), so models of one digest may still
-    differ in them: `mismatch` decides whether they can be one array.
+    Values that differ between processes are not part of the digest (see `StructureSerializer`). So models with equal
+    digests may still differ in such values: `mismatch` decides whether they can be one array.
     """
-    return digest(_entries(model, StructureSerializer(model, lasting=True)))
+    return digest(_entries(model, StructureSerializer(model, cross_process=True)))
 
 
 def family_digest(model: nn.Module) -> str:
-    """A digest that is equal for models whose partially fused array may pay off; "" for a model without parameters.
+    """A digest that is equal for models whose partial fusion may pay off; "" for a model without parameters.
 
-    It covers their class, and the shapes of all parameters with at least a quarter of the elements of the largest:
-    adapters of any rank on one base have equal digests, networks of different widths have not.
+    The digest covers the model's class, and the shapes of all parameters with at least a quarter of the elements of the
+    largest one. Adapters of any rank on one base model have equal digests; networks of different widths do not.
     """
     parameters = [each for each in model.parameters() if not is_lazy(each)]
     least = max((each.numel() for each in parameters), default=0) / LARGE
@@ -54,16 +63,16 @@ def family_digest(model: nn.Module) -> str:
     return digest((type(model).__module__, type(model).__qualname__, *map(str, large))) if large else ""
 
 
-def _entries(model: nn.Module, writer: StructureSerializer) -> list[Entry]:
-    return [entry for place in _places(model) for entry in _written(place, writer)]
+def _entries(model: nn.Module, serializer: StructureSerializer) -> list[Entry]:
+    return [entry for place in _places(model) for entry in _describe_place(place, serializer)]
 
 
-def obstacle(model: nn.Module, alone: bool) -> str | None:
+def obstacle(model: nn.Module, only_member: bool) -> str | None:
     """The reason why a model cannot be a member of an array, or None.
 
     Args:
         model: Candidate.
-        alone: Whether it is the only member. It then runs as itself, so parts held by its functions are no obstacle.
+        only_member: Whether it is the only member. The array then runs no copy, so references in functions are allowed.
     """
     for path, parameter in model.named_parameters():
         if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None):
@@ -71,22 +80,22 @@ def obstacle(model: nn.Module, alone: bool) -> str | None:
     for path, module in model.named_modules():
         if isinstance(module, torch.jit.ScriptModule):
             return f"{path or 'the model'!r} was made by torch.jit, and an array cannot run a copy of it"
-        if "_orig_mod" in module._modules and not alone:
+        if "_orig_mod" in module._modules and not only_member:
             return f"{path or 'the model'!r} was returned by torch.compile; fuse the plain model, and compile its steps"
-    if not alone and (tied := _in_one_memory(model)):
+    if not only_member and (tied := _find_overlap(model)):
         return f"{tied[0]!r} and {tied[1]!r} lie in one memory, which an array would separate; make them one parameter"
-    stuck = None if alone else unbindable(model)
+    stuck = None if only_member else find_unbindable(model)
     if stuck is not None:
         return (
-            f"{stuck!r} holds a part of the model where no member's own can be put: a tensor or a list of modules that "
-            "a function closes over, or a weak reference; have the function close over the module itself, and take the "
-            "rest from there when called"
+            f"{stuck!r} refers to a part of the model that cannot be replaced by a member's own: a tensor or a list of "
+            "modules that a function closes over, or a weak reference; let the function close over the module itself, "
+            "and read the rest from it when called"
         )
     return None
 
 
-def _in_one_memory(model: nn.Module) -> tuple[str, str] | None:
-    """The paths of a trained parameter and of another tensor at the same address, or None."""
+def _find_overlap(model: nn.Module) -> tuple[str, str] | None:
+    """The paths of a trainable parameter and of another tensor at the same address, or None."""
     there: dict[int, tuple[str, Tensor]] = {}
     for path, tensor in (*model.named_parameters(), *model.named_buffers()):
         if type(tensor) not in (Tensor, nn.Parameter) or not tensor.numel() or not (place := tensor.data_ptr()):
@@ -98,7 +107,7 @@ def _in_one_memory(model: nn.Module) -> tuple[str, str] | None:
 
 
 def mismatch(first: list[Entry], other: list[Entry]) -> str | None:
-    """A description of the first difference between two structures, or None."""
+    """Describe the first difference between two structures; None if there is none."""
     for (path_a, what_a), (path_b, what_b) in zip(first, other, strict=False):
         if (path_a, what_a) != (path_b, what_b):
             place = f"at {path_a!r}" if path_a == path_b else f"at {path_a!r} and {path_b!r}"
@@ -109,49 +118,52 @@ def mismatch(first: list[Entry], other: list[Entry]) -> str | None:
     return None
 
 
-class Apart(NamedTuple):
-    """Differences between models that can be one array.
+class UnfusedParts(NamedTuple):
+    """The parts in which models of one array differ, and which are not fused.
 
     Args:
-        modules: Paths of the smallest submodules that differ. They run member by member.
-        attributes: Path and attribute name of other modules -> differences that guards protect (`shoal.fuse.guard`).
+        modules: Paths of the smallest submodules that differ; these run member by member.
+        attributes: (path of another module, attribute name) -> differences, which a guard protects
+            (`shoal.fuse.guard`).
     """
 
     modules: list[str]
     attributes: dict[tuple[str, str], Differences]
 
 
-def find_apart(models: Sequence[nn.Module]) -> Apart | None:
-    """Find the submodules and guarded attributes in which models differ; None if they differ elsewhere.
+def find_unfused_parts(models: Sequence[nn.Module]) -> UnfusedParts | None:
+    """Find the submodules and guarded attributes in which models differ; None if they differ in anything else.
 
-    Instead of a module without a forward pass of its own (a list of modules), the module that holds it is returned. A
-    module at several paths is returned with each of them, also if the paths differ between the models.
+    A module without a forward pass (a list of modules) is replaced by the module that contains it. A module at several
+    paths is returned with each path, also if the paths differ between the models.
     """
     found: list[str] = []
     attributes: dict[tuple[str, str], Differences] = {}
     places = [list(_places(model)) for model in models]
-    writers = [StructureSerializer(model) for model in models]
+    serializers = [StructureSerializer(model) for model in models]
     written: list[dict[str, list[Entry]]] = [
-        {place.path: list(_written(place, writer)) for place in own}
-        for writer, own in zip(writers, places, strict=True)
+        {place.path: list(_describe_place(place, serializer)) for place in own}
+        for serializer, own in zip(serializers, places, strict=True)
     ]
     aliases = [{place.path: place.first for place in own if place.first is not None} for own in places]
-    torn = {first for own in aliases for path, first in own.items() if any(a.get(path) != first for a in aliases)}
+    inconsistent = {
+        first for own in aliases for path, first in own.items() if any(a.get(path) != first for a in aliases)
+    }
     agrees: dict[str, bool] = {}
 
     def visit(path: str, modules: Sequence[nn.Module]) -> bool:
-        """Whether the modules at a path agree except for submodules in `found`."""
+        """Whether the modules at a path agree, except for submodules in `found`."""
         names = [[(name, child is None) for name, child in module._modules.items()] for module in modules]
-        if path in torn or any(n != names[0] for n in names):
+        if path in inconsistent or any(n != names[0] for n in names):
             return False
         if any(own[path] != written[0][path] for own in written):
-            guarded = _guarded(path, modules, [own[path] for own in written], writers)
+            guarded = _guarded_differences(path, modules, [own[path] for own in written], serializers)
             if guarded is None:
                 return False
             attributes.update(guarded)
         if path in aliases[0]:
             return agrees.get(aliases[0][path], False)
-        agrees[path] = True  # for submodules that refer to it
+        agrees[path] = True  # submodules may refer to this path
         here = len(found)
         for name, child in modules[0]._modules.items():
             if child is None:
@@ -169,13 +181,13 @@ def find_apart(models: Sequence[nn.Module]) -> Apart | None:
             found.append(inner)
         return True
 
-    return Apart(found, attributes) if visit("", models) else None
+    return UnfusedParts(found, attributes) if visit("", models) else None
 
 
-def _guarded(
-    path: str, modules: Sequence[nn.Module], written: Sequence[list[Entry]], writers: Sequence[StructureSerializer]
+def _guarded_differences(
+    path: str, modules: Sequence[nn.Module], written: Sequence[list[Entry]], serializers: Sequence[StructureSerializer]
 ) -> dict[tuple[str, str], Differences] | None:
-    """Differences of the attributes of the modules at a path; None if there are others, or a guard is impossible."""
+    """The differences between attributes of the modules at a path; None if a guard of them is impossible."""
     first = written[0]
     if any([where for where, _ in own] != [where for where, _ in first] for own in written):
         return None
@@ -186,7 +198,7 @@ def _guarded(
         name = where.removeprefix(_join(path, "")) if path else where
         if not all(name in vars(module) for module in modules) or name.endswith("_hooks"):
             return None
-        texts = [writer.attribute for writer in writers]
+        texts = [serializer.attribute for serializer in serializers]
         differing = differences([vars(module)[name] for module in modules], texts)
         if differing is None:
             return None
@@ -203,7 +215,7 @@ class _Place(NamedTuple):
 
 
 def _places(model: nn.Module) -> Iterator[_Place]:
-    """Every path of a model once; submodules of a module are left out at its later paths."""
+    """Yield every path of a model once; at later paths of a module, its submodules are skipped."""
     first_path: dict[int, str] = {}
 
     def below(path: str, module: nn.Module | None) -> Iterator[_Place]:
@@ -217,28 +229,28 @@ def _places(model: nn.Module) -> Iterator[_Place]:
     return below("", model)
 
 
-def _written(place: _Place, writer: StructureSerializer) -> Iterator[Entry]:
+def _describe_place(place: _Place, serializer: StructureSerializer) -> Iterator[Entry]:
     if place.module is None:
         yield place.path, "no module"
     elif place.first is not None:
         yield place.path, f"the module at {place.first or '(model)'!r}"
     else:
-        yield from _module(place.path, place.module, writer)
+        yield from _describe_module(place.path, place.module, serializer)
 
 
-def _module(path: str, module: nn.Module, writer: StructureSerializer) -> Iterator[Entry]:
-    yield path or "(model)", f"{writer.kind(type(module))} {'training' if module.training else 'evaluating'}"
+def _describe_module(path: str, module: nn.Module, serializer: StructureSerializer) -> Iterator[Entry]:
+    yield path or "(model)", f"{serializer.kind(type(module))} {'training' if module.training else 'evaluating'}"
     for kind_name, tensors in (("parameter", module._parameters), ("buffer", module._buffers)):
         for name, tensor in tensors.items():
-            yield _join(path, name), f"{kind_name} {writer.tensor(tensor, _join(path, name))}"
+            yield _join(path, name), f"{kind_name} {serializer.tensor(tensor, _join(path, name))}"
     for name, value in vars(module).items():
         if name in _OWN or name == "training":
             continue
         hooks = (name.startswith("_") and name.endswith("_hooks")) or name.endswith(("_hooks_with_kwargs", "_called"))
         if hooks and isinstance(value, Mapping):
-            yield _join(path, name), writer.hooks(value)
+            yield _join(path, name), serializer.hooks(value)
         else:
-            yield _join(path, name), writer.attribute(value)
+            yield _join(path, name), serializer.attribute(value)
 
 
 def _join(path: str, name: str) -> str:

@@ -1,6 +1,7 @@
-"""Descriptions of the attributes of a model, by which models are compared.
+"""Serialises the attributes of a model to text, by which the structures of models are compared.
 
-Floats and tensors are left open where another member's can take their place; elsewhere they are described by value.
+The values of floats and tensors are omitted if an array can replace them by those of other members. All other floats
+and tensors are described by their values.
 """
 
 import hashlib
@@ -20,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from shoal.fuse.bindings import cells
+from shoal.fuse.model_copy import closure_values
 
 __all__ = ["StructureSerializer", "digest"]
 
@@ -29,10 +30,10 @@ _OF_EVERY_CLASS = {
     *("__static_attributes__", "__slotnames__", "_abc_impl"),
 }
 _LONG = 64
-"""Number of bytes above which a bytes object is described by its digest."""
+"""Number of bytes above which a bytes object is described by a digest."""
 
 _LARGE = 2**32
-"""Lower bound for results of `id` and `hash`, except for small numbers, which are their own hashes."""
+"""Lower bound of results of `id` and `hash`; hashes of small integers, which equal the integers, are below it."""
 
 _ADDRESS = re.compile(r"\b0x[0-9a-f]{6,}\b")
 """An address, as in the default `repr` of an object."""
@@ -43,13 +44,13 @@ def digest(parts: Iterable[Any]) -> str:
     return hashlib.blake2b(repr(list(parts)).encode(), digest_size=12).hexdigest()
 
 
-class _Standing(NamedTuple):
-    """Which values of another member can be put in the place of a value, or within it, when the array runs.
+class _Replaceable(NamedTuple):
+    """Which values an array can replace by other members' values when it runs.
 
     Args:
-        number: Whether another float can.
-        tensor: Whether another tensor can.
-        within: Whether other tensors can be put in lists, dicts and objects within the value.
+        number: Whether the value can be replaced by another float.
+        tensor: Whether the value can be replaced by another tensor.
+        within: Whether tensors in lists, dicts and objects within the value can be replaced.
     """
 
     number: bool
@@ -57,25 +58,25 @@ class _Standing(NamedTuple):
     within: bool
 
     @property
-    def inner(self) -> "_Standing":
-        """The same for the entries of a list, the values of a dict and the attributes of an object."""
+    def inner(self) -> "_Replaceable":
+        """What can be replaced in entries of a list, values of a dict and attributes of an object."""
         return self._replace(tensor=self.within)
 
     @property
-    def fixed(self) -> "_Standing":
-        """The same for entries that cannot be replaced: those of a tuple or a set, and the keys of a dict."""
-        return self._replace(number=False, tensor=self == _UNSEEN)
+    def fixed(self) -> "_Replaceable":
+        """What can be replaced in fixed entries: those of a tuple or a set, and the keys of a dict."""
+        return self._replace(number=False, tensor=self == _NOT_FOLLOWED)
 
     @property
-    def held(self) -> "_Standing":
-        """The same for values that a function or an opaque object holds."""
-        return _UNSEEN if self == _UNSEEN else _SHUT
+    def referenced(self) -> "_Replaceable":
+        """What can be replaced in values that a function or an opaque object refers to."""
+        return _NOT_FOLLOWED if self == _NOT_FOLLOWED else _FIXED
 
 
-_OPEN = _Standing(True, True, True)
-_SHUT = _Standing(False, False, False)
-_UNSEEN = _Standing(False, True, True)
-"""Standing within objects that functions hold: these may refer even to other members, and are not followed."""
+_REPLACEABLE = _Replaceable(True, True, True)
+_FIXED = _Replaceable(False, False, False)
+_NOT_FOLLOWED = _Replaceable(False, True, True)
+"""For objects that functions refer to: these may refer to other members, so their tensors and modules are omitted."""
 
 
 _CONTAINERS = (Mapping, list, tuple, deque, set, frozenset)
@@ -90,13 +91,13 @@ class StructureSerializer:
 
     Args:
         model: Model whose modules and tensors are described by their paths.
-        lasting: Whether to leave open values that differ between processes for the same model: numbers as large as
-            those of `id` and `hash`, addresses in strings, the order of a mapping, which may come from a set. Classes
-            and functions of a script are described by their contents.
+        cross_process: Whether to omit values that differ between processes for the same model: integers as large as
+            results of `id` and `hash`, addresses in strings, and the order of a mapping, which may come from a set.
+            Classes and functions of a script are then described by their contents.
     """
 
-    def __init__(self, model: nn.Module, lasting: bool = False) -> None:
-        self._lasting = lasting
+    def __init__(self, model: nn.Module, cross_process: bool = False) -> None:
+        self._cross_process = cross_process
         self._paths = {id(module): path for path, module in model.named_modules()}
         self._paths.update({id(tensor): name for name, tensor in model.named_parameters()})
         self._paths.update({id(tensor): name for name, tensor in model.named_buffers()})
@@ -105,11 +106,11 @@ class StructureSerializer:
 
     def attribute(self, value: Any) -> str:
         """Describe an attribute of a module."""
-        return self._any(value, (), _OPEN)
+        return self._describe(value, (), _REPLACEABLE)
 
     def hooks(self, value: Mapping[Any, Any]) -> str:
         """Describe a module's hooks of one kind, without their ids."""
-        return str([self._any(hook, (), _SHUT) for hook in value.values()])
+        return str([self._describe(hook, (), _FIXED) for hook in value.values()])
 
     def kind(self, value: type) -> str:
         """Describe a class by its name, and by its contents if it cannot be imported by name."""
@@ -117,10 +118,10 @@ class StructureSerializer:
         if self._is_named(value):
             return name
         if id(value) not in self._classes:
-            self._classes[id(value)] = name  # for contents that refer to the class
+            self._classes[id(value)] = name  # used if the contents refer to the class itself
             made = {k: v for k, v in vars(value).items() if k not in _OF_EVERY_CLASS}
             self._classes[id(value)] = (
-                f"{name} {digest([self._any(made, (), _SHUT), *map(self.kind, value.__bases__)])}"
+                f"{name} {digest([self._describe(made, (), _FIXED), *map(self.kind, value.__bases__)])}"
             )
         return self._classes[id(value)]
 
@@ -132,32 +133,32 @@ class StructureSerializer:
         frozen = "" if tensor.requires_grad or not isinstance(tensor, nn.Parameter) else " frozen"
         return f"{tuple(tensor.shape)} {tensor.dtype}{frozen}" + (f" tied to {tied}" if tied != path else "")
 
-    def _any(self, value: Any, above: tuple[int, ...], standing: _Standing) -> str:
+    def _describe(self, value: Any, above: tuple[int, ...], replaceable: _Replaceable) -> str:
         """Describe any value.
 
         Args:
             value: Value to describe.
             above: `id` of the values in which it is nested.
-            standing: Values that another member may have in its place.
+            replaceable: What an array can replace in the value.
         """
-        if (text := self._simple(value, standing)) is not None:
+        if (text := self._describe_simple(value, replaceable)) is not None:
             return text
         if id(value) in above:
             return "above"
         above = (*above, id(value))
         if isinstance(value, Tensor):
-            return self._tensor(value, standing)
+            return self._describe_tensor(value, replaceable)
         if isinstance(value, nn.Module):
-            return self._module(value, standing)
+            return self._describe_module(value, replaceable)
         if isinstance(value, type):
             return f"class {self.kind(value)}"
         kind = self.kind(type(value))
         if isinstance(value, _CONTAINERS):
-            return self._container(value, kind, above, standing)
+            return self._describe_container(value, kind, above, replaceable)
         if isinstance(value, _CALLABLES):
-            return self._callable(value, kind, above, standing)
+            return self._describe_callable(value, kind, above, replaceable)
         if isinstance(value, np.ndarray) and value.dtype == object:
-            return f"{kind} {value.shape} {[self._any(each, above, standing.fixed) for each in value.ravel()]}"
+            return f"{kind} {value.shape} {[self._describe(each, above, replaceable.fixed) for each in value.ravel()]}"
         if isinstance(value, (np.generic, np.ndarray)):
             return f"{kind} {value.dtype} {value.tolist()!r}"
         if isinstance(value, (slice, range)):
@@ -165,71 +166,74 @@ class StructureSerializer:
         if isinstance(value, Enum):
             return f"{kind} {value.name}"
         if isinstance(value, RemovableHandle):
-            return kind  # its hook is described where it is registered, and its number differs between members
+            return kind  # the hook is described where it is registered, and the handle's id differs between members
         if isinstance(value, ReferenceType):
-            return f"{kind} {[self._any(value(), above, standing.held)]}"
+            return f"{kind} {[self._describe(value(), above, replaceable.referenced)]}"
         attributes = getattr(value, "__dict__", None)
-        state = [self._any(each, above, standing.held) for each in _state(value, attributes)]
-        own = [self._attributes(attributes, above, standing.inner)] if attributes else []
+        state = [self._describe(each, above, replaceable.referenced) for each in _state(value, attributes)]
+        own = [self._describe_attributes(attributes, above, replaceable.inner)] if attributes else []
         return " ".join([kind, *own, *state])
 
-    def _simple(self, value: Any, standing: _Standing) -> str | None:
-        """Describe a number, a string or the like; None for any other value."""
+    def _describe_simple(self, value: Any, replaceable: _Replaceable) -> str | None:
+        """Describe a simple value, such as a number or a string; None for any other value."""
         if isinstance(value, float):
-            return "float" if standing.number else repr(value)
+            return "float" if replaceable.number else repr(value)
         if isinstance(value, bytes) and len(value) > _LONG:
             return f"bytes {digest([value])}"
-        if self._lasting and isinstance(value, int) and abs(value) >= _LARGE:
+        if self._cross_process and isinstance(value, int) and abs(value) >= _LARGE:
             return "large int"
-        if self._lasting and isinstance(value, str):
+        if self._cross_process and isinstance(value, str):
             return repr(_ADDRESS.sub("0x", value))
         if value is None or isinstance(value, (bool, int, complex, str, bytes, torch.dtype, torch.Size)):
             return repr(value)
         return value.type if isinstance(value, torch.device) else None
 
-    def _container(self, value: Any, kind: str, above: tuple[int, ...], standing: _Standing) -> str:
+    def _describe_container(self, value: Any, kind: str, above: tuple[int, ...], replaceable: _Replaceable) -> str:
         """Describe a mapping, a sequence or a set."""
         if isinstance(value, Mapping):
             keys, values = value.keys(), value.values()
-            names = [self._any(key, above, standing.fixed) for key in keys]
-            texts = [self._any(each, above, standing.inner) for each in values]
+            names = [self._describe(key, above, replaceable.fixed) for key in keys]
+            texts = [self._describe(each, above, replaceable.inner) for each in values]
             items = [f"{name}: {text}" for name, text in zip(names, texts, strict=True)]
-            return f"{kind}{{{', '.join(sorted(items) if self._lasting else items)}}}"
-        there = standing.inner if isinstance(value, list) else standing.fixed
-        entries = [self._any(each, above, there) for each in value]
+            return f"{kind}{{{', '.join(sorted(items) if self._cross_process else items)}}}"
+        there = replaceable.inner if isinstance(value, list) else replaceable.fixed
+        entries = [self._describe(each, above, there) for each in value]
         return f"{kind}({', '.join(sorted(entries) if isinstance(value, (set, frozenset)) else entries)})"
 
-    def _callable(self, value: Any, kind: str, above: tuple[int, ...], standing: _Standing) -> str:
+    def _describe_callable(self, value: Any, kind: str, above: tuple[int, ...], replaceable: _Replaceable) -> str:
         """Describe a function, a method, code, or a descriptor that calls functions."""
-        held = standing.held
+        referenced = replaceable.referenced
         if isinstance(value, MethodType):
-            function, owner = self._any(value.__func__, above, held), self._any(value.__self__, above, held)
+            function, owner = (
+                self._describe(value.__func__, above, referenced),
+                self._describe(value.__self__, above, referenced),
+            )
             return f"method {[function]} of {[owner]}"
         if isinstance(value, FunctionType):
-            return f"function {self._function(value, above, held)}"
+            return f"function {self._describe_function(value, above, referenced)}"
         if isinstance(value, CodeType):
-            constants = [self._any(each, above, _SHUT) for each in value.co_consts]
+            constants = [self._describe(each, above, _FIXED) for each in value.co_consts]
             return f"code {digest([value.co_code, value.co_names, constants])}"
         if isinstance(value, BuiltinFunctionType):
             of_module = value.__self__ is None or isinstance(value.__self__, ModuleType)
-            of = "" if of_module else f" of {[self._any(value.__self__, above, held)]}"
+            of = "" if of_module else f" of {[self._describe(value.__self__, above, referenced)]}"
             return f"{value.__module__}.{value.__qualname__}{of}"
         if isinstance(value, partial):
-            named = self._any(dict(value.keywords), above, standing._replace(number=False))
-            called = [self._any(each, above, standing.fixed) for each in (value.func, value.args)]
+            named = self._describe(dict(value.keywords), above, replaceable._replace(number=False))
+            called = [self._describe(each, above, replaceable.fixed) for each in (value.func, value.args)]
             return f"{kind} {called} {[named]}"
-        return f"{kind} {[self._any(each, above, held) for each in _functions(value)]}"
+        return f"{kind} {[self._describe(each, above, referenced) for each in _functions(value)]}"
 
-    def _tensor(self, tensor: Tensor, standing: _Standing) -> str:
+    def _describe_tensor(self, tensor: Tensor, replaceable: _Replaceable) -> str:
         own = self._paths.get(id(tensor))
-        if standing.tensor:
+        if replaceable.tensor:
             return f"tensor {self.tensor(tensor, '(attribute)')}"
         if own is not None:
             return f"the tensor at {own!r}"
         return f"tensor {tuple(tensor.shape)} {tensor.dtype} {_values(tensor)}"
 
-    def _module(self, module: nn.Module, standing: _Standing) -> str:
-        if standing != _SHUT:
+    def _describe_module(self, module: nn.Module, replaceable: _Replaceable) -> str:
+        if replaceable != _FIXED:
             return f"module {type(module).__qualname__}"
         own = self._paths.get(id(module))
         if own is not None:
@@ -237,28 +241,30 @@ class StructureSerializer:
         tensors = [f"{name} {_values(tensor)}" for name, tensor in module.state_dict().items()]
         return f"module {type(module).__qualname__} {digest(tensors)}"
 
-    def _attributes(self, attributes: dict[str, Any], above: tuple[int, ...], standing: _Standing) -> str:
-        """Describe an object's attributes; numbers and plain tensors by value if no other ones can be put there."""
-        if standing.within:
-            return self._any(attributes, above, standing)
+    def _describe_attributes(
+        self, attributes: dict[str, Any], above: tuple[int, ...], replaceable: _Replaceable
+    ) -> str:
+        """Describe an object's attributes; floats and plain tensors by value if they cannot be replaced."""
+        if replaceable.within:
+            return self._describe(attributes, above, replaceable)
         plain = {k: v for k, v in attributes.items() if type(v) in (float, Tensor)}
         rest = {k: v for k, v in attributes.items() if k not in plain}
-        return f"{self._any(plain, above, _SHUT)} {self._any(rest, above, _UNSEEN)}"
+        return f"{self._describe(plain, above, _FIXED)} {self._describe(rest, above, _NOT_FOLLOWED)}"
 
     def _is_named(self, value: Any) -> bool:
-        """Whether a name identifies a class or function; names of a script do not, since its workers lack them."""
-        return _importable(value) and not (self._lasting and value.__module__ == "__main__")
+        """Whether its name identifies a class or function; names in a script do not, since workers do not have them."""
+        return _importable(value) and not (self._cross_process and value.__module__ == "__main__")
 
-    def _function(self, function: FunctionType, above: tuple[int, ...], held: _Standing) -> str:
+    def _describe_function(self, function: FunctionType, above: tuple[int, ...], referenced: _Replaceable) -> str:
         name = f"{function.__module__}.{function.__qualname__}"
         if self._is_named(function):
             return name
-        parts = [function.__code__, list(cells(function)), function.__defaults__, function.__kwdefaults__]
-        return f"{name} {[self._any(part, above, held) for part in parts]}"
+        parts = [function.__code__, list(closure_values(function)), function.__defaults__, function.__kwdefaults__]
+        return f"{name} {[self._describe(part, above, referenced) for part in parts]}"
 
 
 def _importable(value: Any) -> bool:
-    """Whether the name of a class or function leads to it, so that it is the same in all members."""
+    """Whether a class or function can be imported by its name, and so is the same object in all members."""
     found: Any = imported.get(value.__module__)
     for name in value.__qualname__.split("."):
         found = getattr(found, name, None)
@@ -266,12 +272,12 @@ def _importable(value: Any) -> bool:
 
 
 def _functions(value: Any) -> Iterator[Any]:
-    """Functions of a property, a class method or a static method."""
+    """The functions of a property, a class method or a static method."""
     return (f for f in (getattr(value, name, None) for name in ("__func__", "fget", "fset", "fdel")) if f is not None)
 
 
 def _state(value: Any, attributes: dict[str, Any] | None) -> list[Any]:
-    """The state of an object that pickle would write besides its attributes; empty if it cannot be pickled."""
+    """The state of an object that pickle would store besides its attributes; empty if it cannot be pickled."""
     kind = type(value)
     defined = {name for base in kind.__mro__[:-1] for name in vars(base)}
     if attributes is not None and not defined & {"__slots__", "__reduce__", "__reduce_ex__"}:
@@ -283,7 +289,9 @@ def _state(value: Any, attributes: dict[str, Any] | None) -> list[Any]:
     if isinstance(reduced, str):
         return [reduced]
     _, arguments, state, *contents = (*reduced, None, None, None)[:5]
-    if isinstance(state, tuple) and len(state) == 2 and isinstance(state[1], dict):  # of slots
+    if (
+        isinstance(state, tuple) and len(state) == 2 and isinstance(state[1], dict)
+    ):  # the second part is the state of slots
         state = state[1]
     elif attributes is not None and isinstance(state, dict):
         state = None

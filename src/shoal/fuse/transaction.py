@@ -1,4 +1,4 @@
-"""Snapshots of all that running a function may change, to detect changes and to roll them back."""
+"""Snapshots of everything that a call of a function may change, to detect the changes and to roll them back."""
 
 import logging
 import sys
@@ -18,11 +18,11 @@ from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
 from torch.utils import _pytree as pytree
 
 from shoal.core.errors import FusionError
-from shoal.fuse.generators import Drawn, OtherGenerators
+from shoal.fuse.generators import DrawDetector, PythonRngSnapshot
 from shoal.fuse.stacked import Stacked
 from shoal.fuse.unfused_module import modules_of
 
-__all__ = ["Transaction", "unchanged"]
+__all__ = ["Transaction", "refuse_changes"]
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 _OPAQUE = (type, Enum, ModuleType, logging.Logger)
@@ -30,24 +30,24 @@ _CONTAINERS = (list, deque, dict, set)
 _REGISTERED = ("_parameters", "_buffers")
 _LIBRARIES = frozenset({*sys.stdlib_module_names, "numpy", "shoal", "torch"})
 _DEPTH = 5
-"""Levels of nested containers and objects that are followed from the names in a function."""
+"""Number of levels of nested containers and objects that are followed from the names in a function."""
 _LARGE = 1000
-"""Size of the largest container named in a function whose entries are followed."""
+"""Largest size of a container named in a function at which its entries are followed."""
 _MISSING = object()
 
 
 @dataclass(frozen=True)
-class _Seen:
+class _ContainerSnapshot:
     """A container, with its entries at the time of the snapshot.
 
     Args:
         container: List, dict, set, deque or variable; attributes are a dict.
         items: Entries at the snapshot, by key or position.
-        label: Name for the user, "Task.history".
-        names: Names of the entries that count, in a dict of globals.
-        registered: Whether it holds the parameters or buffers of a module.
-        attributes: Whether it holds the attributes of a module.
-        of_model: Whether a model holds it.
+        label: Name for messages, such as "Task.history".
+        names: For a dict of globals, the names of the entries that are included.
+        registered: Whether the container holds the parameters or buffers of a module.
+        attributes: Whether the container holds the attributes of a module.
+        of_model: Whether a model refers to the container.
     """
 
     container: Any
@@ -64,19 +64,19 @@ class _Seen:
 
     def changed(self, now: dict[Any, Any]) -> bool:
         """Whether the given entries differ from those of the snapshot."""
-        return not (_alike(now, self.items) and _alike(now.values(), self.items.values()))
+        return not (_all_same(now, self.items) and _all_same(now.values(), self.items.values()))
 
 
 class Transaction:
-    """Snapshot of all that running a function may change.
+    """Snapshot of everything that a call of a function may change.
 
     Args:
         models: Models. Attributes of their modules are included, at any depth.
-        functions: Functions. Included are the variables that they and the user's functions called by them close over,
-            their defaults, the globals that they name, the objects of methods, and the contents of all these to the
-            depth `_DEPTH`.
+        functions: Functions. For them and for user functions that they call, the snapshot includes the variables that
+            they close over, their defaults, the globals that they name, the objects of methods, and the contents of all
+            these to the depth `_DEPTH`.
         tensors: Parameters and buffers, whose values and gradients are copied.
-        places: `id` of containers, with keys, that other code restores.
+        places: (`id` of a container, key) of entries that other code restores.
         owners: Other objects, such as optimizers, whose contents are included at any depth.
     """
 
@@ -91,31 +91,31 @@ class Transaction:
         models, tensors = list(models), list(tensors)
         registered = [held for model in models for module in modules_of(model) for held in _registered(module)]
         self._places = places
-        self._seen: dict[int, _Seen] = {}
-        self._met = {id(tensor) for held in registered for tensor in held.values()} | set(map(id, tensors))
+        self._snapshots: dict[int, _ContainerSnapshot] = {}
+        self._visited = {id(tensor) for held in registered for tensor in held.values()} | set(map(id, tensors))
         self._tensors: list[tuple[Tensor, int, Tensor]] = []
-        with _aside():
+        with _without_tracing():
             self._values = [(tensor, _version(tensor), tensor.detach().clone()) for tensor in tensors]
             self._gradients = [(each, each.grad, _copied(each.grad)) for each in tensors if each.is_leaf]
-            self._generators = (Drawn(_device(tensors)), OtherGenerators())
-            self._look((root, type(root).__name__, inf) for root in (*models, *owners))
-            self._look((fn, "", _DEPTH) for fn in functions)
+            self._generators = (DrawDetector(_device(tensors)), PythonRngSnapshot())
+            self._traverse((root, type(root).__name__, inf) for root in (*models, *owners))
+            self._traverse((fn, "", _DEPTH) for fn in functions)
 
     def changed(self) -> str | None:
-        """The name of the first change since the snapshot, or None.
+        """The name of the first thing that has changed since the snapshot, or None.
 
-        Of parameters and buffers, only those given as `tensors` count.
+        Among parameters and buffers, only those given as `tensors` are compared.
         """
-        for seen in self._seen.values():
+        for seen in self._snapshots.values():
             if not seen.registered and seen.changed(seen.now()):
                 return seen.label
         if any(_version(tensor) != version for tensor, version, _ in (*self._tensors, *self._values)):
             return "a tensor"
         return None
 
-    def left_of_members(self) -> str | None:
-        """Describe the first effect of a run at once that each member must have by itself; None if there is none."""
-        for seen in self._seen.values():
+    def find_member_effect(self) -> str | None:
+        """Describe the first effect of a run at once that must happen once per member; None if there is none."""
+        for seen in self._snapshots.values():
             if seen.attributes or seen.registered:
                 continue
             now = seen.now()
@@ -126,22 +126,22 @@ class Transaction:
             for key, value in now.items():
                 new = value is not seen.items.get(key, _MISSING) and (id(seen.container), key) not in self._places
                 if new and any(isinstance(leaf, Stacked) for leaf in pytree.tree_leaves(value)):
-                    return f"it puts a tensor into `{_named(seen.label, key)}`, where each member has its own"
+                    return f"it puts a tensor into `{_entry_name(seen.label, key)}`, where each member has its own"
         return None
 
     def restore(self) -> None:
         """Restore the state of the snapshot."""
-        with _aside():
-            for seen in self._seen.values():
+        with _without_tracing():
+            for seen in self._snapshots.values():
                 now = seen.now()
                 if seen.changed(now):
-                    _fill(seen, now)
+                    _restore_entries(seen, now)
             for tensor, version, saved in self._tensors:
                 if _version(tensor) != version or not torch.equal(
                     tensor, saved
-                ):  # kernels of optimizers count no version
+                ):  # fused optimizer kernels do not change versions
                     tensor.detach().copy_(saved)
-            for tensor, _, saved in self._values:  # also writes past autograd, which count no version
+            for tensor, _, saved in self._values:  # includes writes that do not change versions
                 if not torch.equal(tensor, saved):  # an equal tensor must keep its version, which is compared
                     tensor.detach().copy_(saved)
             for tensor, gradient, kept in self._gradients:
@@ -151,17 +151,17 @@ class Transaction:
             for generators in self._generators:
                 generators.restore()
 
-    def _look(self, roots: Iterable[tuple[Any, str, float]]) -> None:
-        """Record every container and tensor that can be reached, each once, breadth first."""
+    def _traverse(self, roots: Iterable[tuple[Any, str, float]]) -> None:
+        """Record every container and tensor that can be reached from the roots, each once, breadth first."""
         to_do = deque(roots)
         while to_do:
             value, label, depth = to_do.popleft()
-            if depth < 0 or id(value) in self._met or isinstance(value, (*_PLAIN, *_OPAQUE)):
+            if depth < 0 or id(value) in self._visited or isinstance(value, (*_PLAIN, *_OPAQUE)):
                 continue
-            if isinstance(value, (tuple, frozenset)):  # may be made for this walk, and hold no cycle
+            if isinstance(value, (tuple, frozenset)):  # may be created by this traversal, and contains no cycle
                 to_do += ((inner, label, depth - 1) for inner in value)
                 continue
-            self._met.add(id(value))
+            self._visited.add(id(value))
             of_model = depth == inf
             if isinstance(value, Tensor):
                 if of_model:
@@ -169,64 +169,64 @@ class Transaction:
                     self._tensors.append((whole, _version(whole), whole.detach().clone()))
             elif isinstance(value, nn.Module):
                 if of_model:
-                    to_do += self._module(value, label)
+                    to_do += self._traverse_module(value, label)
             elif isinstance(value, (FunctionType, MethodType, partial)):
                 if not of_model:
-                    to_do += self._function(value, label, depth)
+                    to_do += self._traverse_function(value, label, depth)
             elif isinstance(value, (*_CONTAINERS, CellType)):
-                to_do += self._container(value, label, depth)
+                to_do += self._traverse_container(value, label, depth)
             elif isinstance(attributes := getattr(value, "__dict__", None), dict):
                 if of_model:
-                    to_do += self._container(attributes, label, depth)
-                elif (room := _room(type(value))) != "shoal":
-                    to_do += self._container(attributes, type(value).__name__, depth)
-                    if room not in _LIBRARIES:
+                    to_do += self._traverse_container(attributes, label, depth)
+                elif (package := _top_package(type(value))) != "shoal":
+                    to_do += self._traverse_container(attributes, type(value).__name__, depth)
+                    if package not in _LIBRARIES:
                         methods = [each for base in type(value).__mro__ for each in vars(base).values()]
                         to_do += ((each, label, depth - 1) for each in methods if isinstance(each, FunctionType))
 
-    def _module(self, module: nn.Module, label: str) -> Iterator[tuple[Any, str, float]]:
-        self._note(vars(module), label, attributes=True, of_model=True)
+    def _traverse_module(self, module: nn.Module, label: str) -> Iterator[tuple[Any, str, float]]:
+        self._record(vars(module), label, attributes=True, of_model=True)
         for name, held in vars(module).items():
             if name in _REGISTERED:
-                if isinstance(held, dict):  # modules of torch.jit have no dict here
-                    self._note(held, label, registered=True)
+                if isinstance(held, dict):  # no dict in modules of torch.jit
+                    self._record(held, label, registered=True)
             else:
                 yield held, f"{label}.{name}" if name != "_modules" else label, inf
 
-    def _container(self, container: Any, label: str, depth: float) -> Iterator[tuple[Any, str, float]]:
-        items = self._note(container, label, of_model=depth == inf)
+    def _traverse_container(self, container: Any, label: str, depth: float) -> Iterator[tuple[Any, str, float]]:
+        items = self._record(container, label, of_model=depth == inf)
         if depth == inf or len(items) <= _LARGE:
-            yield from ((inner, _named(label, key), depth - 1) for key, inner in items.items())
+            yield from ((inner, _entry_name(label, key), depth - 1) for key, inner in items.items())
 
-    def _function(self, fn: Any, label: str, depth: float) -> Iterator[tuple[Any, str, float]]:
+    def _traverse_function(self, fn: Any, label: str, depth: float) -> Iterator[tuple[Any, str, float]]:
         if isinstance(fn, partial):
             yield fn.func, label, depth
             yield (*fn.args, *fn.keywords.values()), label, depth + 1
         elif isinstance(fn, MethodType):
             yield fn.__func__, label, depth
             yield fn.__self__, label, depth
-        elif depth == _DEPTH or _room(fn) not in _LIBRARIES:
+        elif depth == _DEPTH or _top_package(fn) not in _LIBRARIES:
             for name, cell in zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True):
                 yield cell, name, depth
             yield (*(fn.__defaults__ or ()), *(fn.__kwdefaults__ or {}).values()), fn.__name__, depth + 1
-            known = self._seen.get(id(fn.__globals__))
+            known = self._snapshots.get(id(fn.__globals__))
             names = {*fn.__code__.co_names} | set(known.names if known is not None and known.names else ())
-            for name, inner in self._note(fn.__globals__, "", names).items():
+            for name, inner in self._record(fn.__globals__, "", names).items():
                 yield inner, name, depth - 1
 
-    def _note(self, container: Any, label: str, names: Collection[str] | None = None, **kind: bool) -> dict[Any, Any]:
+    def _record(self, container: Any, label: str, names: Collection[str] | None = None, **kind: bool) -> dict[Any, Any]:
         items = _items(container, names)
-        self._seen[id(container)] = _Seen(container, items, label, names, **kind)
+        self._snapshots[id(container)] = _ContainerSnapshot(container, items, label, names, **kind)
         return items
 
 
 @contextmanager
-def unchanged(
+def refuse_changes(
     model: nn.Module, functions: Iterable[Callable[..., Any]] = (), tensors: Iterable[Tensor] = ()
 ) -> Iterator[None]:
-    """Refuse changes within of anything but a model's parameters and buffers.
+    """Context manager that refuses changes of anything but a model's parameters and buffers.
 
-    If anything else is changed, or an error is raised, all changes are rolled back.
+    If anything else changes, or the code in the context raises an error, all changes are rolled back.
 
     Args:
         model: Model, with everything that its modules refer to.
@@ -234,7 +234,7 @@ def unchanged(
         tensors: Parameters and buffers of the model that must not change either.
 
     Raises:
-        FusionError: Something else was changed; names it.
+        FusionError: Something was changed that must not change; names it.
     """
     transaction = Transaction([model], functions, tensors=tensors)
     try:
@@ -250,14 +250,14 @@ def unchanged(
 
 
 @contextmanager
-def _aside() -> Iterator[None]:
-    """Within, neither a tracer nor a rule sees operations on tensors."""
+def _without_tracing() -> Iterator[None]:
+    """Context manager in which neither tracers nor fusion rules see functions of tensors."""
     with torch.no_grad(), disable_proxy_modes_tracing(), torch._C.DisableTorchFunction():
         yield
 
 
 def _items(container: Any, names: Collection[str] | None = None) -> dict[Any, Any]:
-    """Entries of a container by key or position; with `names`, only those; none of a variable without a value."""
+    """Entries of a container by key or position; with `names`, only these; no entry for a variable without a value."""
     if isinstance(container, CellType):
         try:
             return {None: container.cell_contents}
@@ -268,7 +268,7 @@ def _items(container: Any, names: Collection[str] | None = None) -> dict[Any, An
     return dict(container) if isinstance(container, dict) else dict(enumerate(container))
 
 
-def _fill(seen: _Seen, now: dict[Any, Any]) -> None:
+def _restore_entries(seen: _ContainerSnapshot, now: dict[Any, Any]) -> None:
     """Restore the entries of a container."""
     container: Any = seen.container
     if isinstance(container, CellType):
@@ -287,23 +287,23 @@ def _fill(seen: _Seen, now: dict[Any, Any]) -> None:
         (container.update if isinstance(container, set) else container.extend)(seen.items.values())
 
 
-def _alike(values: Collection[Any], others: Collection[Any]) -> bool:
+def _all_same(values: Collection[Any], others: Collection[Any]) -> bool:
     return len(values) == len(others) and all(map(_same, values, others))
 
 
 def _same(value: Any, other: Any) -> bool:
     if isinstance(value, tuple) and isinstance(other, tuple):
-        return _alike(value, other)
+        return _all_same(value, other)
     return value is other or (type(value) is type(other) and isinstance(value, _PLAIN) and bool(value == other))
 
 
 def _version(tensor: Tensor) -> int:
-    """Write count of a tensor; 0 for tensors of inference mode, which have none."""
+    """Version counter of a tensor; 0 in inference mode, where tensors have none."""
     return 0 if tensor.is_inference() else tensor._version
 
 
-def _named(label: str, key: Any) -> str:
-    """Name of an entry of a container, as user code writes it."""
+def _entry_name(label: str, key: Any) -> str:
+    """Name of an entry of a container, as user code would write it."""
     if isinstance(key, str) and key.isidentifier():
         return f"{label}.{key}" if label else key
     return f"{label}[{key!r}]" if isinstance(key, _PLAIN) and key is not None else label
@@ -318,8 +318,8 @@ def _copied(tensor: Tensor | None) -> Tensor | None:
     return None if tensor is None else tensor.detach().clone()
 
 
-def _room(of: Any) -> str:
-    """Name of the top package of a class or function."""
+def _top_package(of: Any) -> str:
+    """Name of the top-level package of a class or function."""
     return str(of.__module__).partition(".")[0]
 
 

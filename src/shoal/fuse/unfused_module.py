@@ -1,4 +1,4 @@
-"""Partial fusion: a submodule in which the members differ, and which runs member by member."""
+"""Partial fusion: `UnfusedModule` stands for a submodule in which the members differ, and runs it member by member."""
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -10,68 +10,76 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from shoal.core.errors import FusionError
-from shoal.fuse.aliasing import one_memory
-from shoal.fuse.frozen import lent, take_own
-from shoal.fuse.guard import refuse_to_user
+from shoal.fuse.aliasing import share_memory
+from shoal.fuse.frozen import is_shared, unshare
+from shoal.fuse.guard import refuse_user_access
 from shoal.fuse.intercept import member_run
 from shoal.fuse.padded import PaddedLinear
-from shoal.fuse.randomness import active
-from shoal.fuse.side_effects import WRITES_INSIDE, written
-from shoal.fuse.stacked import NeedsMemberError, Ragged, SharedWriteError, Stacked, each, refuse_recorded, stack
+from shoal.fuse.randomness import active_source
+from shoal.fuse.side_effects import HIDDEN_WRITES, written_arguments
+from shoal.fuse.stacked import (
+    NeedsMemberError,
+    Ragged,
+    SharedWriteError,
+    Stacked,
+    member_values,
+    refuse_custom_autograd,
+    stack,
+)
 
-__all__ = ["UnfusedModule", "modules_of", "own_parameters", "own_places", "put_apart"]
+__all__ = ["UnfusedModule", "insert_unfused_modules", "modules_of", "unfused_parameters", "unfused_tensor_places"]
 
 
 class UnfusedModule(nn.Module):
-    """Stands in the stage of an array for a submodule in which the members differ.
+    """Module in the template of an array that stands for a submodule in which the members differ.
 
-    A call of it calls each member's module with that member's part of the arguments, and stacks the results, or makes
-    them `Ragged` if they differ in shape. Its attributes are the members' own; tensors among them are stacked.
+    A call runs each member's module with that member's part of the arguments, and stacks the results, or makes them
+    `Ragged` if they differ in shape. Reading an attribute reads it from all members' modules, and stacks tensors.
 
     Args:
         path: Path of the submodules.
         own: The members' submodules.
     """
 
-    own: tuple[nn.Module, ...]
+    member_modules: tuple[nn.Module, ...]
     _linear: PaddedLinear | None
 
     def __init__(self, path: str, own: Sequence[nn.Module]) -> None:
         super().__init__()
         self.__dict__["path"] = path
-        self.__dict__["own"] = tuple(own)  # not submodules: they belong to the members
+        self.__dict__["member_modules"] = tuple(own)  # not submodules: they belong to the members
         self.__dict__["_linear"] = PaddedLinear.of(own)
         self.training = own[0].training
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Call each member's module, or all at once where they are linear maps of several ranks."""
-        if self._linear is not None and len(args) == 1 and not kwargs and active() is not None:
+        """Call each member's module, or all at once if they are linear layers of different sizes."""
+        if self._linear is not None and len(args) == 1 and not kwargs and active_source() is not None:
             result = self._linear(args[0])
             if result is not NotImplemented:
                 return result
-        return _by_member(self.path, [module.__call__ for module in self.own], args, kwargs)
+        return _call_each_member(self.path, [module.__call__ for module in self.member_modules], args, kwargs)
 
     def train(self, mode: bool = True) -> "UnfusedModule":
-        """Set the members' modules to training or evaluation."""
+        """Set the members' modules to training or evaluation mode."""
         self.training = mode
-        for module in self.own:
+        for module in self.member_modules:
             module.train(mode)
         return self
 
     @property  # type: ignore[misc]
     def __class__(self) -> type:
         """The class that `isinstance` checks besides the type; refused to user code while the array runs."""
-        refuse_to_user(f"it asks for the class of {self.path!r}", sys._getframe(1))
+        refuse_user_access(f"it asks for the class of {self.path!r}", sys._getframe(1))
         return UnfusedModule
 
     def _refuse(self, what: str) -> None:
-        """Refuse an operation that would see this stand-in instead of the members' modules.
+        """Refuse an operation that would see this module instead of the members' modules.
 
         Raises:
             NeedsMemberError: The array runs for all members at once.
         """
-        source = active()
-        if source is not None and not source.alone:
+        source = active_source()
+        if source is not None and not source.single_member:
             raise NeedsMemberError(f"{what} of {self.path!r}, in which the members differ")
 
     def named_modules(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Module]]:
@@ -116,26 +124,28 @@ class UnfusedModule(nn.Module):
         return True
 
     def __getattr__(self, name: str) -> Any:
-        missing = [b for b, module in enumerate(self.own) if not hasattr(module, name)]
-        if len(missing) == len(self.own):
-            raise AttributeError(f"{type(self.own[0]).__name__!r} at {self.path!r} has no attribute {name!r}")
+        missing = [b for b, module in enumerate(self.member_modules) if not hasattr(module, name)]
+        if len(missing) == len(self.member_modules):
+            raise AttributeError(
+                f"{type(self.member_modules[0]).__name__!r} at {self.path!r} has no attribute {name!r}"
+            )
         if missing:
-            raise NeedsMemberError(f"{self.path}.{name} is asked for, which members {missing} do not have")
-        values = [getattr(module, name) for module in self.own]
+            raise NeedsMemberError(f"it reads {self.path}.{name}, which members {missing} do not have")
+        values = [getattr(module, name) for module in self.member_modules]
         if all(isinstance(value, nn.Module) for value in values):
             return UnfusedModule(f"{self.path}.{name}", values)
         if all(callable(value) for value in values):
-            return lambda *args, **kwargs: _by_member(self.path, values, args, kwargs)
+            return lambda *args, **kwargs: _call_each_member(self.path, values, args, kwargs)
         return stack(values, uneven=Ragged)
 
 
-def _for_ragged(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Run a torch function member by member on `Ragged` tensors; writes to them or to views of them are refused."""
+def _dispatch_ragged(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Run a torch function member by member on `Ragged` tensors; in-place functions and views of them are refused."""
     name = str(getattr(func, "__name__", func))
     if func in _OF_AUTOGRAD:
-        raise NeedsMemberError(f"{name} asks for the gradient of tensors of which each member's has another shape")
-    if written(func, args, kwargs) or func in WRITES_INSIDE:
-        raise NeedsMemberError(f"{name} changes tensors of which each member's has another shape")
+        raise NeedsMemberError(f"{name} needs the gradient of tensors whose shapes differ between members")
+    if written_arguments(func, args, kwargs) or func in HIDDEN_WRITES:
+        raise NeedsMemberError(f"{name} changes tensors whose shapes differ between members")
     given = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if _is_tensor(leaf)]
     first = next(leaf for leaf in given if isinstance(leaf, Ragged))
     views: list[bool] = []
@@ -145,56 +155,58 @@ def _for_ragged(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
         views.append(_shares_memory(value, (own_args, own_kwargs)))
         return value
 
-    result = _by_member(name, [run] * len(first.rows), args, kwargs)
+    result = _call_each_member(name, [run] * len(first.rows), args, kwargs)
     mixed = not all(isinstance(leaf, Ragged) for leaf in given)
     if any(views) and (mixed or any(type(leaf) is Stacked for leaf in pytree.tree_leaves(result))):
-        raise NeedsMemberError(f"{name} returns a view of tensors of which each member's has another shape")
+        raise NeedsMemberError(f"{name} returns a view of tensors whose shapes differ between members")
     return result
 
 
 _OF_AUTOGRAD = {torch.autograd.grad, torch.autograd.backward, Tensor.retain_grad, Tensor.grad.__get__}  # type: ignore[union-attr]
-"""Functions that depend on the identity of a tensor; members get copies of a ragged one."""
+"""Functions that depend on the identity of a tensor, and cannot run on the members' copies of ragged tensors."""
 
-Ragged.dispatch = staticmethod(_for_ragged)
+Ragged.dispatch = staticmethod(_dispatch_ragged)
 
 
-def _by_member(path: str, calls: Sequence[Callable[..., Any]], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Call each member's function with that member's part of the arguments, and its own random numbers.
+def _call_each_member(
+    path: str, calls: Sequence[Callable[..., Any]], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """Call each member's function with that member's part of the arguments and that member's random numbers.
 
     Raises:
-        FusionError: No array runs.
+        FusionError: No array runs, as in the backward pass of a checkpointed block.
     """
-    source = active()
+    source = active_source()
     if source is None:
         raise FusionError(
             f"{path!r}, in which the members differ, is called after its array has run, as a checkpointed block is in "
             "the backward pass; checkpoint blocks that are alike in all members, or train such models alone"
         )
     with torch._C.DisableTorchFunction():
-        refuse_recorded([*args, *kwargs.values()])
+        refuse_custom_autograd([*args, *kwargs.values()])
     results, drawn = [], []
     given = {
         id(leaf): _MemberArgument(leaf, len(calls)) for leaf in pytree.tree_leaves((args, kwargs)) if _is_tensor(leaf)
     }
     for b, call in enumerate(calls):
         mine = {key: one.copy(b) for key, one in given.items()}
-        own_args, own_kwargs = pytree.tree_map_only(Tensor, partial(_instead, mine), (args, kwargs))
+        own_args, own_kwargs = pytree.tree_map_only(Tensor, partial(_copy_for_member, mine), (args, kwargs))
         with member_run(source.of_member(b)) as own:
             results.append(call(*own_args, **own_kwargs))
         drawn.append(own.calls)
         for key, one in given.items():
-            one.look(b, mine[key], path)
+            one.record_write(b, mine[key], path)
     for one in given.values():
-        one.give_back()
-    source.go_on_from(drawn)
+        one.write_back()
+    source.resume_after(drawn)
     return stack(results, uneven=Ragged)
 
 
 class _MemberArgument:
-    """A tensor among the arguments, of which each member gets a copy.
+    """A tensor argument of which each member gets a copy, to which the member may write.
 
-    Members may write to their copies. Autograd does not distinguish writes to slices of one tensor, so a member's write
-    to a slice would invalidate the slices that other members have saved for the backward pass.
+    Members get copies because autograd does not distinguish writes to slices of one tensor: a member's write to its
+    slice would invalidate the slices that other members have saved for the backward pass.
 
     Args:
         value: Tensor that is stacked, or shared by all members.
@@ -203,7 +215,7 @@ class _MemberArgument:
 
     def __init__(self, value: Tensor, members: int) -> None:
         self._value = value
-        self._parts = list(each(value, members))
+        self._parts = list(member_values(value, members))
         self._written: dict[int, Tensor] = {}
 
     def copy(self, b: int) -> Any:
@@ -211,8 +223,8 @@ class _MemberArgument:
         part = self._parts[b]
         return part.clone() if isinstance(part, Tensor) else part
 
-    def look(self, b: int, copy: Any, path: str) -> None:
-        """Record whether member b has written to its copy.
+    def record_write(self, b: int, copy: Any, path: str) -> None:
+        """Record a changed copy if member b has written to it.
 
         Raises:
             SharedWriteError: The member has written to a copy of a tensor that all members share.
@@ -223,23 +235,25 @@ class _MemberArgument:
             raise SharedWriteError(path, self._value)
         self._written[b] = copy
 
-    def give_back(self) -> None:
+    def write_back(self) -> None:
         """Write the members' changed copies to the stacked tensor."""
         if self._written and isinstance(self._value, Stacked):
             self._value.whole.copy_(torch.stack([self._written.get(b, part) for b, part in enumerate(self._parts)]))
 
 
-def _instead(copies: dict[int, Any], value: Tensor) -> Any:
+def _copy_for_member(copies: dict[int, Any], value: Tensor) -> Any:
     return copies[id(value)]
 
 
 def _changed(copy: Tensor, original: Tensor) -> bool:
-    """Whether a copy was written to; in inference mode torch does not count writes, so values are compared."""
+    """Whether a copy was written to; in inference mode torch has no version counters, so values are compared."""
     return not torch.equal(copy, original) if copy.is_inference() else copy._version > 0
 
 
-def put_apart(stage: nn.Module, members: Sequence[nn.Module], paths: Iterable[str]) -> list[UnfusedModule]:
-    """Replace submodules of a stage by `UnfusedModule`s; paths with the same modules of the members get the same one.
+def insert_unfused_modules(
+    template: nn.Module, members: Sequence[nn.Module], paths: Iterable[str]
+) -> list[UnfusedModule]:
+    """Replace submodules of a template by `UnfusedModule`s; paths of the same modules get the same `UnfusedModule`.
 
     Returns:
         Each `UnfusedModule` once.
@@ -248,18 +262,18 @@ def put_apart(stage: nn.Module, members: Sequence[nn.Module], paths: Iterable[st
     for path in paths:
         own = [member.get_submodule(path) for member in members]
         part = parts.setdefault(tuple(map(id, own)), UnfusedModule(path, own))
-        stage.set_submodule(path, part)
-    for _, _, parameter in own_parameters(parts.values()):
-        if lent(parameter):
-            take_own(parameter)
+        template.set_submodule(path, part)
+    for _, _, parameter in unfused_parameters(parts.values()):
+        if is_shared(parameter):
+            unshare(parameter)
     return list(parts.values())
 
 
-def own_parameters(parts: Iterable[UnfusedModule]) -> Iterator[tuple[str, int, nn.Parameter]]:
-    """Every parameter of the members' modules once, with its path and its member."""
+def unfused_parameters(parts: Iterable[UnfusedModule]) -> Iterator[tuple[str, int, nn.Parameter]]:
+    """Yield every parameter of the members' modules once, with its path and its member."""
     seen: set[int] = set()
     for part in parts:
-        for b, module in enumerate(part.own):
+        for b, module in enumerate(part.member_modules):
             for name, parameter in module.named_parameters():
                 if id(parameter) not in seen:
                     seen.add(id(parameter))
@@ -267,13 +281,13 @@ def own_parameters(parts: Iterable[UnfusedModule]) -> Iterator[tuple[str, int, n
 
 
 def _shares_memory(value: Any, given: Any) -> bool:
-    """Whether a tensor in one tree is a view of one in another tree."""
+    """Whether a tensor in one tree shares memory with a tensor in another tree."""
     theirs = [leaf for leaf in pytree.tree_leaves(given) if _is_tensor(leaf)]
-    return any(one_memory(leaf, its) for leaf in pytree.tree_leaves(value) if _is_tensor(leaf) for its in theirs)
+    return any(share_memory(leaf, its) for leaf in pytree.tree_leaves(value) if _is_tensor(leaf) for its in theirs)
 
 
 def modules_of(model: nn.Module) -> Iterator[nn.Module]:
-    """Each module of a model once, also while its array runs; an `UnfusedModule` counts as one module."""
+    """Iterate over the modules of a model once each, also while its array runs; an `UnfusedModule` is one module."""
     met: dict[int, nn.Module] = {}
     to_do = [model]
     while to_do:
@@ -284,10 +298,10 @@ def modules_of(model: nn.Module) -> Iterator[nn.Module]:
     return iter(met.values())
 
 
-def own_places(parts: Iterable[UnfusedModule]) -> dict[Tensor, list[tuple[dict[str, Any], str]]]:
-    """Find every parameter and buffer of the members' modules, with the dicts and names where it stands."""
+def unfused_tensor_places(parts: Iterable[UnfusedModule]) -> dict[Tensor, list[tuple[dict[str, Any], str]]]:
+    """Find every parameter and buffer of the members' modules, with the dicts and names that refer to it."""
     places: dict[Tensor, list[tuple[dict[str, Any], str]]] = {}
-    modules = {id(module): module for part in parts for own in part.own for module in own.modules()}
+    modules = {id(module): module for part in parts for own in part.member_modules for module in own.modules()}
     for module in modules.values():
         for held in (module._parameters, module._buffers):
             for name, tensor in held.items():

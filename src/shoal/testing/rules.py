@@ -12,8 +12,8 @@ from torch.utils import _pytree as pytree
 
 from shoal.core.errors import FusionError
 from shoal.fuse import autotune
-from shoal.fuse.intercept import MemberFunctions, member_run
-from shoal.fuse.randomness import Randomness, randomness
+from shoal.fuse.intercept import FunctionInterceptor, member_run
+from shoal.fuse.randomness import RandomSource, use_source
 from shoal.fuse.rules.base import Layout, Rule, channel_major, name_of
 from shoal.fuse.rules.table import RULES
 from shoal.fuse.stacked import NeedsMemberError, Stacked
@@ -183,7 +183,7 @@ def _leaf(tensor: Tensor, with_gradients: bool) -> Tensor:
 
 def _call_alone(func: Any, leaves: Sequence[Any], spec: Any, key: Tensor, with_gradients: bool) -> _CallResult:
     def run(*args: Any, **kwargs: Any) -> Any:
-        with member_run(Randomness(key, alone=True)):
+        with member_run(RandomSource(key, single_member=True)):
             return func(*args, **kwargs)
 
     return _call(run, leaves, [False] * len(leaves), spec, 1, with_gradients)
@@ -235,9 +235,9 @@ class _CallVariant:
 
         def run(*args: Any, **kwargs: Any) -> Any:
             with (
-                randomness(source := Randomness(keys)),
+                use_source(source := RandomSource(keys)),
                 self._force_lowering(func),
-                MemberFunctions(self.members, source),
+                FunctionInterceptor(self.members, source),
             ):
                 return func(*args, **kwargs)
 
@@ -253,7 +253,11 @@ class _CallVariant:
         for i, gradient in enumerate(together.gradients):
             expected = [mine.gradients[i] for mine in alone]
             _compare_gradient(gradient, expected if own[i] else [_sum(expected)], own[i])
-        if record.rule.gives is Layout.CHANNEL_MAJOR and self.layout is Layout.CHANNEL_MAJOR and not record.declined:
+        if (
+            record.rule.output_layout is Layout.CHANNEL_MAJOR
+            and self.layout is Layout.CHANNEL_MAJOR
+            and not record.declined
+        ):
             self._check_layout(together)
 
     def _stacked(self, column: Sequence[Tensor]) -> Tensor:
@@ -263,7 +267,11 @@ class _CallVariant:
         return data
 
     def _force_lowering(self, func: Any) -> Any:
-        return autotune.off() if self.lowering is None else autotune.forced({name_of(func): self.lowering})
+        return (
+            autotune.without_autotuning()
+            if self.lowering is None
+            else autotune.forced_lowerings({name_of(func): self.lowering})
+        )
 
     def _check_layout(self, call_result: _CallResult) -> None:
         """Check the layout of image batches, whose channels stay merged along chains of convolutions."""

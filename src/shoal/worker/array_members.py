@@ -10,7 +10,7 @@ from shoal.core.activity import Activity
 from shoal.core.array import Member
 from shoal.core.trial import Report, TrialState
 from shoal.cost.activity_clock import during
-from shoal.fuse.frozen import lend_frozen, worth_lending
+from shoal.fuse.frozen import is_worth_sharing, share_frozen
 from shoal.worker.loss_tracker import LossTracker
 from shoal.worker.step_plan import StepPlan
 from shoal.worker.trial_runtime import TrialRuntime, build, side_by_side
@@ -111,10 +111,10 @@ class ArrayMembers:
 
     def _lend(self, model: nn.Module) -> None:
         """Let a new model use large frozen parameters of models in this process."""
-        if worth_lending(model):
+        if is_worth_sharing(model):
             for lender in (self.runtimes[0].model, *self._lenders()):
                 if lender is not model:
-                    lend_frozen(lender, model)
+                    share_frozen(lender, model)
 
     def next_group(self, mixes: bool) -> list[TrialRuntime]:
         """The trials to train next as one: all at the same step of their epochs.

@@ -22,11 +22,11 @@ from shoal.cost.estimate import compiling_pays, fused_gain
 from shoal.data.tracked_config import MembersConfig
 from shoal.fuse.api import fuse, stack
 from shoal.fuse.array import ModelArray
-from shoal.fuse.frozen import lent, own_small
-from shoal.fuse.generators import Drawn, OtherGenerators, seeded
+from shoal.fuse.frozen import is_shared, unshare_small
+from shoal.fuse.generators import DrawDetector, PythonRngSnapshot, seeded
 from shoal.fuse.loss_scale import LossScale
 from shoal.fuse.optim.fused import FusedOptimizer, fuse_optimizers
-from shoal.fuse.optim.table import steps_as_made
+from shoal.fuse.optim.table import has_unmodified_step
 from shoal.fuse.scaler import GradScaler
 from shoal.fuse.stacked import NeedsMemberError, Stacked, events
 from shoal.fuse.step import TrainingStep, Way
@@ -68,7 +68,7 @@ class FusedStepper(Stepper):
         self._task = task
         self.runtimes = list(runtimes)
         for runtime in runtimes:  # members of an earlier array share its memory
-            own_small(runtime.model)
+            unshare_small(runtime.model)
         self._array = fuse([x.model for x in runtimes], [x.trial.seed for x in runtimes], strict=False)
         self._one_by_one = self._array.partial or any(map(_has_custom_step, runtimes))
         self._steps: AdaptiveStep | CustomStep
@@ -149,7 +149,7 @@ class FusedStepper(Stepper):
         models = [runtime.model for runtime in self.runtimes]
         optimizers = [one for runtime in self.runtimes for one in optimizers_in(runtime.optimizer)]
         tensors = [each for model in models for each in (*model.parameters(), *model.buffers())]
-        once = {each.data_ptr() if lent(each) else id(each): each for each in tensors}
+        once = {each.data_ptr() if is_shared(each) else id(each): each for each in tensors}
         return Transaction(models, tensors=once.values(), owners=[*optimizers, *_loss_scales(self.runtimes)])
 
     @contextmanager
@@ -161,10 +161,10 @@ class FusedStepper(Stepper):
         """
         lead = self.runtimes[0]
         with seeded([step_seed(lead.trial.data_seed, tick) for tick in ticks], lead.device):
-            torchs = Drawn(lead.device) if len(self.runtimes) > 1 else None
-            others = OtherGenerators() if torchs is not None and (mixed or self._one_by_one) else None
+            torchs = DrawDetector(lead.device) if len(self.runtimes) > 1 else None
+            others = PythonRngSnapshot() if torchs is not None and (mixed or self._one_by_one) else None
             yield
-            if others is not None and others.moved():
+            if others is not None and others.has_drawn():
                 owner = "each epoch" if mixed else "each member"
                 raise FusionError(f"random numbers of Python's or NumPy's are drawn, of which {owner} has its own")
             if torchs is not None and torchs():
@@ -411,7 +411,9 @@ def _epochs_differ(runtimes: Sequence[TrialRuntime]) -> bool:
 def _has_custom_step(runtime: TrialRuntime) -> bool:
     """Whether an optimizer's step runs a class or hook of the user, which may draw random numbers."""
     optimizers = optimizers_in(runtime.optimizer)
-    return any(not type(one).__module__.startswith("torch.optim.") or not steps_as_made(one) for one in optimizers)
+    return any(
+        not type(one).__module__.startswith("torch.optim.") or not has_unmodified_step(one) for one in optimizers
+    )
 
 
 def _max_norms(runtimes: Sequence[TrialRuntime]) -> list[float] | None:

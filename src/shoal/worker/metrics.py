@@ -14,7 +14,7 @@ from shoal.core.errors import TaskError
 from shoal.core.objective import metric_fault
 from shoal.core.space import is_number
 from shoal.core.trial import step_seed
-from shoal.fuse.generators import reseed
+from shoal.fuse.generators import seed_all
 from shoal.fuse.stacked import Stacked
 from shoal.task import Task, call
 from shoal.worker.trial_runtime import TrialRuntime, check_scalar
@@ -110,7 +110,7 @@ class ValidationMetrics:
         return means
 
     def _evaluated(self, runtime: TrialRuntime, outputs: list[Any], values: Mapping[str, float]) -> dict[str, float]:
-        reseed(step_seed(runtime.trial.seed, -len(outputs) - 1), runtime.device)  # alone and in an array alike
+        seed_all(step_seed(runtime.trial.seed, -len(outputs) - 1), runtime.device)  # alone and in an array alike
         found = call(self._task, "evaluate", outputs, config=runtime.trial.config)
         _check_metrics("evaluate", found)
         if twice := sorted(found.keys() & values.keys()):

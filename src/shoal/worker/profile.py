@@ -22,7 +22,7 @@ from shoal.core.demand import Profile
 from shoal.cost.race import RaceRules, choose_fastest
 from shoal.data.batches import Batches
 from shoal.data.datasets import DataSets
-from shoal.fuse.frozen import lend_frozen
+from shoal.fuse.frozen import share_frozen
 from shoal.task import Task
 from shoal.worker.fused_stepper import make_stepper
 from shoal.worker.step_plan import StepPlan
@@ -151,7 +151,7 @@ class _Bench:
         runtimes: list[TrialRuntime] = []
         for member in islice(cycle(some or self.array.members), members):
             runtimes.append(build(self.task, member, self.device))
-            lend_frozen(runtimes[0].model, runtimes[-1].model)
+            share_frozen(runtimes[0].model, runtimes[-1].model)
         return make_stepper(self.task, side_by_side(runtimes))
 
     def batches(self, other: int = 0) -> Iterator[Any]:

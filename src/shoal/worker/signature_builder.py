@@ -15,7 +15,7 @@ from shoal.core.array import FusionKey
 from shoal.core.trial import Trial
 from shoal.data.datasets import DataSets
 from shoal.data.tracked_config import values_read
-from shoal.fuse.generators import reseed
+from shoal.fuse.generators import seed_all
 from shoal.fuse.optim.table import kernel_group_of
 from shoal.fuse.structure import family_digest, structure_digest
 from shoal.fuse.structure_serializer import digest
@@ -80,7 +80,7 @@ class SignatureBuilder:
         train, valid = self._sets.of(trial.config)
         settings = StepSettings.of(self._task, trial.config, train.batch_size, valid.batch_size)
         with torch.random.fork_rng(devices=[]):
-            reseed(trial.seed, torch.device("cpu"))
+            seed_all(trial.seed, torch.device("cpu"))
             model, structure, family = self._model(trial)
             optimizers = optimizers_in(self._optimizer(model, trial))
         kernel_groups = [

@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from shoal.core.demand import Profile
 from shoal.core.errors import FusionError
 from shoal.core.trial import step_seed
-from shoal.fuse.frozen import lent, own_small, take_own
-from shoal.fuse.generators import reseed
+from shoal.fuse.frozen import is_shared, unshare, unshare_small
+from shoal.fuse.generators import seed_all
 from shoal.fuse.micro_batches import micro_batches, total, weighted
-from shoal.fuse.optim.own_update import OwnUpdate
-from shoal.fuse.per_member import MemberRunner, own_part
+from shoal.fuse.optim.unfused_step import UnfusedStep
+from shoal.fuse.per_member import MemberRunner, member_batch
 from shoal.task import Task, call, size_of, takes_config
 from shoal.worker.metrics import ValidationMetrics, loss_of, measured
 from shoal.worker.trial_runtime import TrialRuntime, check_scalar
@@ -134,7 +134,7 @@ class PlainStepper(Stepper):
         """Take one step of each trial."""
         members = len(self._trials)
         steps = enumerate(zip(self._trials, batches, ticks, strict=True))
-        return torch.stack([trial.step(own_part(batch, b, members), tick) for b, (trial, batch, tick) in steps])
+        return torch.stack([trial.step(member_batch(batch, b, members), tick) for b, (trial, batch, tick) in steps])
 
     def validate(self, batches: Iterable[Any]) -> list[dict[str, float]]:
         """Validate all trials in one pass over the batches."""
@@ -145,7 +145,7 @@ class PlainStepper(Stepper):
             for number, batch in enumerate(batches, start=1):
                 trials = enumerate(self._trials)
                 found.add_each(
-                    [trial.measure(own_part(batch, b, len(self._trials)), -number) for b, trial in trials],
+                    [trial.measure(member_batch(batch, b, len(self._trials)), -number) for b, trial in trials],
                     size_of(batch),
                 )
         for runtime in self.runtimes:
@@ -163,12 +163,12 @@ class _PlainTrial:
         self._run = MemberRunner(runtime.trial.seed, runtime.device, watched) if keyed else None
         self._own_step = type(task).step is not Task.step
         self._config = runtime.trial.config if self._own_step and takes_config(task) else None
-        self._update = None if self._own_step else OwnUpdate(runtime.optimizer)
-        own_small(runtime.model)
-        self._lent = [(each, each._version) for each in runtime.model.parameters() if lent(each)]
+        self._update = None if self._own_step else UnfusedStep(runtime.optimizer)
+        unshare_small(runtime.model)
+        self._lent = [(each, each._version) for each in runtime.model.parameters() if is_shared(each)]
         if not shared:
             for parameter, _ in self._lent:
-                take_own(parameter)
+                unshare(parameter)
             self._lent.clear()
 
     def step(self, batch: Any, tick: int) -> Tensor:
@@ -215,10 +215,10 @@ class _PlainTrial:
         """
         trial, model = self._runtime.trial, self._runtime.model
         if self._run is None:
-            reseed(step_seed(trial.seed, tick), self._runtime.device)
+            seed_all(step_seed(trial.seed, tick), self._runtime.device)
             return fn(model, batch)
         if reseeded:
-            reseed(step_seed(trial.data_seed, tick), self._runtime.device)
+            seed_all(step_seed(trial.data_seed, tick), self._runtime.device)
         try:
             return self._run(fn, tick, model, batch)
         except FusionError as error:

@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 from shoal.core.array import Member
 from shoal.core.errors import CheckpointError, TaskError, UnusableTaskError
 from shoal.core.trial import Report, Trial
-from shoal.fuse.generators import reseed
+from shoal.fuse.generators import seed_all
 from shoal.fuse.loss_scale import LossScale
 from shoal.pickling import original_or_loaded, why_not_loaded
 from shoal.task import Task, call, check_interval
@@ -199,7 +199,7 @@ def build(task: Task, member: Member, device: torch.device) -> TrialRuntime:
     check_interval(task)
     config = member.trial.config
     settings = StepSettings.of(task, config)
-    reseed(member.trial.seed, device)
+    seed_all(member.trial.seed, device)
     model = new_model(call(task, "model", config=config)).to(device).train()
     optimizer = check_optimizer(task, call(task, "optimizer", model, config=config))
     scheduler = call(task, "scheduler", optimizer, config=config)

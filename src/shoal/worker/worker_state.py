@@ -9,7 +9,7 @@ from torch import Tensor
 
 from shoal.core.array import FusionKey, Member
 from shoal.data.datasets import DataSets
-from shoal.fuse.frozen import lent
+from shoal.fuse.frozen import is_shared
 from shoal.task import Task
 from shoal.worker.files import checkpoints
 from shoal.worker.trial_runtime import TrialRuntime, optimizers_in
@@ -50,7 +50,7 @@ class TrialCache:
         for tensor in tensors:  # a view would keep the memory of the whole array
             if tensor.device.type != "cpu":
                 tensor.data = tensor.data.to("cpu")
-            elif not lent(tensor):
+            elif not is_shared(tensor):
                 tensor.data = tensor.data.clone()
         self._drop(runtime.trial.number)
         self._kept[runtime.trial.number] = _CachedTrial(runtime, places, size)

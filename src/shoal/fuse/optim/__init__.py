@@ -1,4 +1,4 @@
-"""Fused optimizers: one step for the optimizers of all members of an array."""
+"""Fused optimizers: one step updates the parameters of all members of an array."""
 
 from shoal.fuse.optim.fused import FusedOptimizer, fuse_optimizers
 from shoal.fuse.optim.traced import TracedStep

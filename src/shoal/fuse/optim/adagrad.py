@@ -7,7 +7,15 @@ from typing import Any, ClassVar, final
 import torch
 from torch import Tensor
 
-from shoal.fuse.optim.rule import KernelRule, Numbers, Tensors, UpdateRule, approach_, average_squares_, decayed
+from shoal.fuse.optim.rule import (
+    Hyperparameters,
+    KernelRule,
+    Tensors,
+    UpdateRule,
+    average_squares_,
+    lerp_,
+    with_weight_decay,
+)
 
 __all__ = ["Adadelta", "Adagrad", "RMSprop"]
 
@@ -28,8 +36,8 @@ class Adagrad(KernelRule):
     maximize: bool
 
     @classmethod
-    def parse(cls, settings: Sequence[Any]) -> "tuple[Adagrad, Numbers] | None":
-        """Numbers: learning rate γ, its decay η, ε, weight decay λ."""
+    def parse(cls, settings: Sequence[Any]) -> "tuple[Adagrad, Hyperparameters] | None":
+        """Hyper-parameters: learning rate γ, its decay η, ε, weight decay λ."""
         *numbers, maximize, differentiable = settings
         if differentiable:
             return None
@@ -41,35 +49,44 @@ class Adagrad(KernelRule):
         """The sum of squares s."""
         return ("sum",)
 
-    def begin(self, defaults: Mapping[str, Any]) -> float:
-        """The initial `sum` of parameters added later; an optimizer initialises those of its constructor itself."""
+    def initial_moment(self, defaults: Mapping[str, Any]) -> float:
+        """The initial `sum` of parameters that were added later; an optimizer's constructor initialises its own."""
         return float(defaults["initial_accumulator_value"])
 
-    def constants(self, numbers: Tensor) -> Sequence[Tensor]:
+    def constants(self, hyperparameters: Tensor) -> Sequence[Tensor]:
         """λ, ε."""
-        _, _, eps, decay = numbers.unbind()
+        _, _, eps, decay = hyperparameters.unbind()
         return decay, eps
 
-    def schedule(self, numbers: Tensor, steps: Sequence[Tensor], products: Sequence[Tensor]) -> Sequence[Tensor]:
+    def schedule(
+        self, hyperparameters: Tensor, steps: Sequence[Tensor], products: Sequence[Tensor]
+    ) -> Sequence[Tensor]:
         """γ/(1 + (t - 1)η)."""
-        lr, lr_decay, _, _ = numbers.unbind()
+        lr, lr_decay, _, _ = hyperparameters.unbind()
         return (lr / (1 + (torch.stack(list(steps)) - 1) * lr_decay),)
 
-    def update(self, params: Tensors, grads: Tensors, moments: Sequence[Tensors], numbers: Sequence[Tensors]) -> None:
+    def update(
+        self, params: Tensors, grads: Tensors, moments: Sequence[Tensors], coefficients: Sequence[Tensors]
+    ) -> None:
         """Apply the formula to stacked tensors."""
         (squares,) = moments
-        decay, eps, step_size = numbers
-        g = decayed(grads, params, decay, self.maximize)
+        decay, eps, step_size = coefficients
+        g = with_weight_decay(grads, params, decay, self.maximize)
         torch._foreach_addcmul_(squares, g, g)
         denominator = torch._foreach_sqrt(squares)
         torch._foreach_add_(denominator, eps)
         torch._foreach_addcdiv_(params, torch._foreach_mul(g, step_size), denominator, value=-1)
 
     def kernel(
-        self, params: Tensors, grads: Tensors, moments: Sequence[Tensors], steps: Tensors, numbers: Numbers
+        self,
+        params: Tensors,
+        grads: Tensors,
+        moments: Sequence[Tensors],
+        steps: Tensors,
+        hyperparameters: Hyperparameters,
     ) -> None:
         """Call `torch._fused_adagrad_`."""
-        lr, lr_decay, eps, decay = numbers
+        lr, lr_decay, eps, decay = hyperparameters
         torch._fused_adagrad_(
             params,
             grads,
@@ -99,8 +116,8 @@ class Adadelta(UpdateRule):
     maximize: bool
 
     @classmethod
-    def parse(cls, settings: Sequence[Any]) -> "tuple[Adadelta, Numbers] | None":
-        """Numbers: learning rate γ, ρ, ε, weight decay λ."""
+    def parse(cls, settings: Sequence[Any]) -> "tuple[Adadelta, Hyperparameters] | None":
+        """Hyper-parameters: learning rate γ, ρ, ε, weight decay λ."""
         *numbers, maximize, differentiable = settings
         if differentiable:
             return None
@@ -112,16 +129,18 @@ class Adadelta(UpdateRule):
         """The running averages v and u."""
         return ("square_avg", "acc_delta")
 
-    def constants(self, numbers: Tensor) -> Sequence[Tensor]:
+    def constants(self, hyperparameters: Tensor) -> Sequence[Tensor]:
         """γ, ρ, 1 - ρ, ε, λ."""
-        lr, rho, eps, decay = numbers.unbind()
+        lr, rho, eps, decay = hyperparameters.unbind()
         return lr, rho, 1 - rho, eps, decay
 
-    def update(self, params: Tensors, grads: Tensors, moments: Sequence[Tensors], numbers: Sequence[Tensors]) -> None:
+    def update(
+        self, params: Tensors, grads: Tensors, moments: Sequence[Tensors], coefficients: Sequence[Tensors]
+    ) -> None:
         """Apply the formula to stacked tensors."""
         squares, changes = moments
-        lr, rho, weight, eps, decay = numbers
-        g = decayed(grads, params, decay, self.maximize)
+        lr, rho, weight, eps, decay = coefficients
+        g = with_weight_decay(grads, params, decay, self.maximize)
         average_squares_(squares, g, rho, weight)
         root = torch._foreach_add(squares, eps)
         torch._foreach_sqrt_(root)
@@ -156,8 +175,8 @@ class RMSprop(UpdateRule):
     maximize: bool
 
     @classmethod
-    def parse(cls, settings: Sequence[Any]) -> "tuple[RMSprop, Numbers] | None":
-        """Numbers: learning rate γ, α, ε, weight decay λ, momentum μ."""
+    def parse(cls, settings: Sequence[Any]) -> "tuple[RMSprop, Hyperparameters] | None":
+        """Hyper-parameters: learning rate γ, α, ε, weight decay λ, momentum μ."""
         *numbers, centered, maximize, differentiable = settings
         if differentiable:
             return None
@@ -170,21 +189,23 @@ class RMSprop(UpdateRule):
         momentum = ("momentum_buffer",) if self.momentum else ()
         return ("square_avg", *momentum, "grad_avg") if self.centered else ("square_avg", *momentum)
 
-    def constants(self, numbers: Tensor) -> Sequence[Tensor]:
+    def constants(self, hyperparameters: Tensor) -> Sequence[Tensor]:
         """γ, α, 1 - α, ε, λ, μ."""
-        lr, alpha, eps, decay, momentum = numbers.unbind()
+        lr, alpha, eps, decay, momentum = hyperparameters.unbind()
         return lr, alpha, 1 - alpha, eps, decay, momentum
 
-    def update(self, params: Tensors, grads: Tensors, moments: Sequence[Tensors], numbers: Sequence[Tensors]) -> None:
+    def update(
+        self, params: Tensors, grads: Tensors, moments: Sequence[Tensors], coefficients: Sequence[Tensors]
+    ) -> None:
         """Apply the formula to stacked tensors."""
         squares, *others = moments
-        lr, alpha, weight, eps, decay, momentum = numbers
-        g = decayed(grads, params, decay, self.maximize)
+        lr, alpha, weight, eps, decay, momentum = coefficients
+        g = with_weight_decay(grads, params, decay, self.maximize)
         average_squares_(squares, g, alpha, weight)
         spread = squares
         if self.centered:
             mean = others[-1]
-            approach_(mean, g, weight)
+            lerp_(mean, g, weight)
             spread = torch._foreach_addcmul(squares, mean, mean, value=-1)
         denominator = torch._foreach_sqrt(spread)
         torch._foreach_add_(denominator, eps)

@@ -7,7 +7,15 @@ from typing import Any, ClassVar, final
 import torch
 from torch import Tensor
 
-from shoal.fuse.optim.rule import KernelRule, Numbers, Tensors, UpdateRule, approach_, average_squares_, decayed
+from shoal.fuse.optim.rule import (
+    Hyperparameters,
+    KernelRule,
+    Tensors,
+    UpdateRule,
+    average_squares_,
+    lerp_,
+    with_weight_decay,
+)
 
 __all__ = ["Adam", "Adamax", "NAdam", "RAdam"]
 
@@ -35,8 +43,8 @@ class Adam(KernelRule):
     decoupled: bool
 
     @classmethod
-    def parse(cls, settings: Sequence[Any]) -> "tuple[Adam, Numbers] | None":
-        """Numbers: learning rate γ, β₁, β₂, ε, weight decay λ."""
+    def parse(cls, settings: Sequence[Any]) -> "tuple[Adam, Hyperparameters] | None":
+        """Hyper-parameters: learning rate γ, β₁, β₂, ε, weight decay λ."""
         lr, (beta1, beta2), eps, decay, amsgrad, maximize, decoupled, differentiable = settings
         if differentiable:
             return None
@@ -48,23 +56,27 @@ class Adam(KernelRule):
         """The moments m and v, and the largest v."""
         return ("exp_avg", "exp_avg_sq", "max_exp_avg_sq") if self.amsgrad else ("exp_avg", "exp_avg_sq")
 
-    def constants(self, numbers: Tensor) -> Sequence[Tensor]:
+    def constants(self, hyperparameters: Tensor) -> Sequence[Tensor]:
         """λ or 1 - γλ, 1 - β₁, β₂, 1 - β₂, ε."""
-        lr, beta1, beta2, eps, decay = numbers.unbind()
+        lr, beta1, beta2, eps, decay = hyperparameters.unbind()
         return 1 - lr * decay if self.decoupled else decay, 1 - beta1, beta2, 1 - beta2, eps
 
-    def schedule(self, numbers: Tensor, steps: Sequence[Tensor], products: Sequence[Tensor]) -> Sequence[Tensor]:
+    def schedule(
+        self, hyperparameters: Tensor, steps: Sequence[Tensor], products: Sequence[Tensor]
+    ) -> Sequence[Tensor]:
         """γ/(1 - β₁ᵗ) and √(1 - β₂ᵗ)."""
-        lr, beta1, beta2, _, _ = numbers.unbind()
+        lr, beta1, beta2, _, _ = hyperparameters.unbind()
         t = torch.stack(list(steps))
         return lr / (1 - beta1**t), (1 - beta2**t).sqrt()
 
-    def update(self, params: Tensors, grads: Tensors, moments: Sequence[Tensors], numbers: Sequence[Tensors]) -> None:
+    def update(
+        self, params: Tensors, grads: Tensors, moments: Sequence[Tensors], coefficients: Sequence[Tensors]
+    ) -> None:
         """Apply the formula to stacked tensors."""
         m, v, *largest = moments
-        decay, weight1, beta2, weight2, eps, step_size, root = numbers
+        decay, weight1, beta2, weight2, eps, step_size, root = coefficients
         g = _gradient(grads, params, decay, self.maximize, self.decoupled)
-        approach_(m, g, weight1)
+        lerp_(m, g, weight1)
         average_squares_(v, g, beta2, weight2)
         if self.amsgrad:
             torch._foreach_maximum_(largest[0], v)
@@ -74,10 +86,15 @@ class Adam(KernelRule):
         torch._foreach_addcdiv_(params, torch._foreach_mul(m, step_size), denominator, value=-1)
 
     def kernel(
-        self, params: Tensors, grads: Tensors, moments: Sequence[Tensors], steps: Tensors, numbers: Numbers
+        self,
+        params: Tensors,
+        grads: Tensors,
+        moments: Sequence[Tensors],
+        steps: Tensors,
+        hyperparameters: Hyperparameters,
     ) -> None:
         """Call `torch._fused_adam_` or `torch._fused_adamw_`."""
-        lr, beta1, beta2, eps, decay = numbers
+        lr, beta1, beta2, eps, decay = hyperparameters
         kernel = torch._fused_adamw_ if self.decoupled else torch._fused_adam_
         kernel(
             params,
@@ -112,8 +129,8 @@ class Adamax(UpdateRule):
     maximize: bool
 
     @classmethod
-    def parse(cls, settings: Sequence[Any]) -> "tuple[Adamax, Numbers] | None":
-        """Numbers: learning rate γ, β₁, β₂, ε, weight decay λ."""
+    def parse(cls, settings: Sequence[Any]) -> "tuple[Adamax, Hyperparameters] | None":
+        """Hyper-parameters: learning rate γ, β₁, β₂, ε, weight decay λ."""
         lr, (beta1, beta2), eps, decay, maximize, differentiable = settings
         if differentiable:
             return None
@@ -124,22 +141,26 @@ class Adamax(UpdateRule):
         """The first moment m and the largest gradient u."""
         return ("exp_avg", "exp_inf")
 
-    def constants(self, numbers: Tensor) -> Sequence[Tensor]:
+    def constants(self, hyperparameters: Tensor) -> Sequence[Tensor]:
         """λ, 1 - β₁, β₂, ε."""
-        _, beta1, beta2, eps, decay = numbers.unbind()
+        _, beta1, beta2, eps, decay = hyperparameters.unbind()
         return decay, 1 - beta1, beta2, eps
 
-    def schedule(self, numbers: Tensor, steps: Sequence[Tensor], products: Sequence[Tensor]) -> Sequence[Tensor]:
+    def schedule(
+        self, hyperparameters: Tensor, steps: Sequence[Tensor], products: Sequence[Tensor]
+    ) -> Sequence[Tensor]:
         """γ/(1 - β₁ᵗ)."""
-        lr, beta1, *_ = numbers.unbind()
+        lr, beta1, *_ = hyperparameters.unbind()
         return (lr / (1 - beta1 ** torch.stack(list(steps))),)
 
-    def update(self, params: Tensors, grads: Tensors, moments: Sequence[Tensors], numbers: Sequence[Tensors]) -> None:
+    def update(
+        self, params: Tensors, grads: Tensors, moments: Sequence[Tensors], coefficients: Sequence[Tensors]
+    ) -> None:
         """Apply the formula to stacked tensors."""
         m, u = moments
-        decay, weight1, beta2, eps, step_size = numbers
-        g = decayed(grads, params, decay, self.maximize)
-        approach_(m, g, weight1)
+        decay, weight1, beta2, eps, step_size = coefficients
+        g = with_weight_decay(grads, params, decay, self.maximize)
+        lerp_(m, g, weight1)
         torch._foreach_mul_(u, beta2)
         size = torch._foreach_abs(g)
         torch._foreach_add_(size, eps)
@@ -173,8 +194,8 @@ class NAdam(UpdateRule):
     decoupled: bool
 
     @classmethod
-    def parse(cls, settings: Sequence[Any]) -> "tuple[NAdam, Numbers] | None":
-        """Numbers: learning rate γ, β₁, β₂, ε, weight decay λ, momentum decay ψ."""
+    def parse(cls, settings: Sequence[Any]) -> "tuple[NAdam, Hyperparameters] | None":
+        """Hyper-parameters: learning rate γ, β₁, β₂, ε, weight decay λ, momentum decay ψ."""
         lr, (beta1, beta2), eps, decay, momentum_decay, maximize, decoupled, differentiable = settings
         if differentiable:
             return None
@@ -186,14 +207,16 @@ class NAdam(UpdateRule):
         """The moments m and v."""
         return ("exp_avg", "exp_avg_sq")
 
-    def constants(self, numbers: Tensor) -> Sequence[Tensor]:
+    def constants(self, hyperparameters: Tensor) -> Sequence[Tensor]:
         """λ or 1 - γλ, 1 - β₁, β₂, 1 - β₂, ε."""
-        lr, beta1, beta2, eps, decay, _ = numbers.unbind()
+        lr, beta1, beta2, eps, decay, _ = hyperparameters.unbind()
         return 1 - lr * decay if self.decoupled else decay, 1 - beta1, beta2, 1 - beta2, eps
 
-    def schedule(self, numbers: Tensor, steps: Sequence[Tensor], products: Sequence[Tensor]) -> Sequence[Tensor]:
+    def schedule(
+        self, hyperparameters: Tensor, steps: Sequence[Tensor], products: Sequence[Tensor]
+    ) -> Sequence[Tensor]:
         """√(1 - β₂ᵗ), and the factors γ(1 - μₜ)/(1 - Π) of g and γμₜ₊₁/(1 - Π μₜ₊₁) of m."""
-        lr, beta1, beta2, _, _, momentum_decay = numbers.unbind()
+        lr, beta1, beta2, _, _, momentum_decay = hyperparameters.unbind()
         t = torch.stack(list(steps))
         mu = beta1 * (1 - 0.5 * 0.96 ** (t * momentum_decay))
         following = beta1 * (1 - 0.5 * 0.96 ** ((t + 1) * momentum_decay))
@@ -202,12 +225,14 @@ class NAdam(UpdateRule):
         of_g, of_m = lr * (1 - mu) / (1 - product), lr * following / (1 - product * following)
         return (1 - beta2**t).sqrt(), of_g, of_m
 
-    def update(self, params: Tensors, grads: Tensors, moments: Sequence[Tensors], numbers: Sequence[Tensors]) -> None:
+    def update(
+        self, params: Tensors, grads: Tensors, moments: Sequence[Tensors], coefficients: Sequence[Tensors]
+    ) -> None:
         """Apply the formula to stacked tensors."""
         m, v = moments
-        decay, weight1, beta2, weight2, eps, root, of_g, of_m = numbers
+        decay, weight1, beta2, weight2, eps, root, of_g, of_m = coefficients
         g = _gradient(grads, params, decay, self.maximize, self.decoupled)
-        approach_(m, g, weight1)
+        lerp_(m, g, weight1)
         average_squares_(v, g, beta2, weight2)
         denominator = torch._foreach_sqrt(v)
         torch._foreach_div_(denominator, root)
@@ -241,8 +266,8 @@ class RAdam(UpdateRule):
     decoupled: bool
 
     @classmethod
-    def parse(cls, settings: Sequence[Any]) -> "tuple[RAdam, Numbers] | None":
-        """Numbers: learning rate γ, β₁, β₂, ε, weight decay λ."""
+    def parse(cls, settings: Sequence[Any]) -> "tuple[RAdam, Hyperparameters] | None":
+        """Hyper-parameters: learning rate γ, β₁, β₂, ε, weight decay λ."""
         lr, (beta1, beta2), eps, decay, maximize, decoupled, differentiable = settings
         if differentiable:
             return None
@@ -254,14 +279,16 @@ class RAdam(UpdateRule):
         """The moments m and v."""
         return ("exp_avg", "exp_avg_sq")
 
-    def constants(self, numbers: Tensor) -> Sequence[Tensor]:
+    def constants(self, hyperparameters: Tensor) -> Sequence[Tensor]:
         """λ or 1 - γλ, 1 - β₁, β₂, 1 - β₂."""
-        lr, beta1, beta2, _, decay = numbers.unbind()
+        lr, beta1, beta2, _, decay = hyperparameters.unbind()
         return 1 - lr * decay if self.decoupled else decay, 1 - beta1, beta2, 1 - beta2
 
-    def schedule(self, numbers: Tensor, steps: Sequence[Tensor], products: Sequence[Tensor]) -> Sequence[Tensor]:
-        """The step size, then an upper limit and a summand that turn √v into the denominator √v + ε, or into 1."""
-        lr, beta1, beta2, eps, _ = numbers.unbind()
+    def schedule(
+        self, hyperparameters: Tensor, steps: Sequence[Tensor], products: Sequence[Tensor]
+    ) -> Sequence[Tensor]:
+        """The step size, then a limit and an offset: min(√v, limit) + offset is the denominator √v + ε, or 1."""
+        lr, beta1, beta2, eps, _ = hyperparameters.unbind()
         t = torch.stack(list(steps))
         correction = 1 - beta2**t
         longest = 2 / (1 - beta2) - 1
@@ -271,12 +298,14 @@ class RAdam(UpdateRule):
         step_size = lr / (1 - beta1**t) * torch.where(rectified, (square * correction).sqrt(), 1.0)
         return step_size, torch.where(rectified, torch.inf, 0.0), torch.where(rectified, eps, 1.0)
 
-    def update(self, params: Tensors, grads: Tensors, moments: Sequence[Tensors], numbers: Sequence[Tensors]) -> None:
+    def update(
+        self, params: Tensors, grads: Tensors, moments: Sequence[Tensors], coefficients: Sequence[Tensors]
+    ) -> None:
         """Apply the formula to stacked tensors."""
         m, v = moments
-        decay, weight1, beta2, weight2, step_size, limit, offset = numbers
+        decay, weight1, beta2, weight2, step_size, limit, offset = coefficients
         g = _gradient(grads, params, decay, self.maximize, self.decoupled)
-        approach_(m, g, weight1)
+        lerp_(m, g, weight1)
         average_squares_(v, g, beta2, weight2)
         denominator = torch._foreach_sqrt(v)
         torch._foreach_minimum_(denominator, limit)
@@ -295,6 +324,6 @@ def _gradient(grads: Tensors, params: Tensors, decay: Tensors, maximize: bool, d
         decoupled: Whether weight decay is separate from the gradient.
     """
     if not decoupled:
-        return decayed(grads, params, decay, maximize)
+        return with_weight_decay(grads, params, decay, maximize)
     torch._foreach_mul_(params, decay)
     return torch._foreach_neg(grads) if maximize else grads

@@ -1,4 +1,4 @@
-"""The fused optimizer of an array: it steps the optimizers of all members together."""
+"""`FusedOptimizer`: steps the optimizers of all members of an array together."""
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import chain, groupby
@@ -10,14 +10,14 @@ from torch.optim import Optimizer
 
 from shoal.core.errors import FusionError
 from shoal.fuse.array import ModelArray
-from shoal.fuse.checks import listed
-from shoal.fuse.optim.own_update import MemberLoop, OwnUpdate
+from shoal.fuse.checks import check_iterable
 from shoal.fuse.optim.param_group_batch import Lowering, ParamGroupBatch
 from shoal.fuse.optim.param_state import StackedParam
-from shoal.fuse.optim.rule import UpdateRule, unreadable
-from shoal.fuse.optim.table import rule_of, steps_as_made
+from shoal.fuse.optim.rule import UpdateRule, unreadable_settings
+from shoal.fuse.optim.table import has_unmodified_step, rule_of
 from shoal.fuse.optim.traced import TracedStep, trace
-from shoal.fuse.rows import forget, missing
+from shoal.fuse.optim.unfused_step import MemberLoop, UnfusedStep
+from shoal.fuse.rows import forget_missing_grads, missing_grads
 
 __all__ = ["FusedOptimizer", "fuse_optimizers"]
 
@@ -25,13 +25,13 @@ __all__ = ["FusedOptimizer", "fuse_optimizers"]
 class FusedOptimizer:
     """B optimizers that step together, each with its own hyper-parameters.
 
-    It reads the gradients of the array's stacked parameters, and of the members' own parameters in submodules in which
-    members differ. Frozen parameters that the array keeps once have no gradient; an optimizer may contain them or not.
+    A step reads the gradients of the array's stacked parameters, and of the members' own parameters in submodules in
+    which members differ. Frozen parameters that the array stores once have no gradient; optimizers may contain them.
 
-    The members stay ordinary torch optimizers. Their `param_groups` are read at every step, so LR schedulers work
+    The members remain ordinary torch optimizers. Their `param_groups` are read at every step, so LR schedulers work
     unchanged. Their `state` consists of views of the stacked state, so `state_dict()` is always up to date, and
-    `load_state_dict()` and `add_param_group()` take effect at the next step. Do not call their own `step`.
-    The count of updates that Adam stores lies on the parameters' device, as with `capturable=True`.
+    `load_state_dict()` and `add_param_group()` take effect at the next step. Do not call the members' own `step`.
+    The step count that Adam stores is on the parameters' device, as with `capturable=True`.
 
     Args:
         members: See `fuse_optimizers`.
@@ -42,24 +42,24 @@ class FusedOptimizer:
     def __init__(self, members: Sequence[Optimizer], array: ModelArray, lowering: Lowering | None = None) -> None:
         self.members = tuple(members)
         self.version = 0
-        """Incremented when more than numbers changed; `traced` steps of an earlier version are out of date."""
+        """Incremented when anything but hyper-parameters changes; earlier `traced` steps are then out of date."""
         self.array = array
-        self._sized: list[int] | None = None
+        self._last_sizes: list[int] | None = None
         self._lowering: Lowering | None = lowering
-        self._updates = [OwnUpdate(member) for member in members]
-        self._arrange()
+        self._updates = [UnfusedStep(member) for member in members]
+        self._group_members()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Set the gradients of all parameters that a member updates to None, or to zero."""
         self.array.check_present()
-        if self._sizes() != self._sized:
-            self._arrange(self._skipped)
+        if self._sizes() != self._last_sizes:
+            self._group_members(self._skipped)
         for param in self._params:
             if set_to_none:
                 param.grad = None
             elif param.grad is not None:
                 param.grad = param.grad.detach().zero_()
-        forget(self._params)
+        forget_missing_grads(self._params)
 
     def step(self, closure: None = None, skip: Collection[int] = ()) -> None:
         """Update all members' parameters that have gradients.
@@ -74,48 +74,52 @@ class FusedOptimizer:
         if closure is not None:
             raise FusionError("an array's optimizer takes no closure; compute the gradients before `step()`")
         if self._skipped != set(skip):
-            self._arrange(skip)
+            self._group_members(skip)
         self.refresh()
-        without = missing(self._params)
+        without = missing_grads(self._params)
         for unit in self._units:
             unit.step(without)
-        self._kept = self._states_kept()
+        self._last_state_counts = self._state_counts()
         self.mark_stepped()
 
     def refresh(self) -> None:
-        """Read the members' `param_groups`, and arrange the members anew if more than numbers changed."""
+        """Read the members' `param_groups`, and regroup the members if anything but hyper-parameters has changed."""
         self.array.check_present()
-        if self._moved() or self._look() != self._seen or not all(unit.refresh() for unit in self._units):
-            self._arrange(self._skipped)
+        if (
+            self._groups_changed()
+            or self._arrangement_key() != self._last_key
+            or not all(unit.refresh() for unit in self._units)
+        ):
+            self._group_members(self._skipped)
 
     def traced(self, params: Sequence[Tensor] | None = None) -> TracedStep | None:
-        """The step as a function of tensors, or None if the optimizer of a member must step by itself.
+        """The step as a function of tensors, or None if the optimizer of a member has no fused rule.
 
-        Call it right before the first traced step, since it initialises the state of the parameters. Before each run
-        of the trace call `refresh` and compare `version`; after each run call `mark_stepped`.
+        Call this method right before the first traced step, since it initialises the state of the parameters. Before
+        each run of the trace call `refresh` and compare `version`; after each run call `mark_stepped`.
 
         Args:
-            params: Stacked parameters with a gradient in this step; None: all that require one.
+            params: Stacked parameters with a gradient in this step; None for all that require one.
         """
         if self._skipped:
-            self._arrange()
+            self._group_members()
         self.refresh()
         param_batches = [unit for unit in self._units if isinstance(unit, ParamGroupBatch)]
         if len(param_batches) < len(self._units):
             return None
         traced = trace(param_batches, [p for p in self._params if p.requires_grad] if params is None else params)
-        self._kept = self._states_kept()
+        self._last_state_counts = self._state_counts()
         return traced
 
     def step_each(self, uneven: bool, skip: Collection[int] = ()) -> None:
-        """Do the steps of the members one by one, with the gradients of their own parameters.
+        """Take the steps of the members one by one, with the gradients of their own parameters.
 
         Args:
-            uneven: Whether some members lack a gradient of a parameter of which others have one.
+            uneven: Whether some members have no gradient for a parameter for which others have one.
             skip: As for `step`.
         """
-        if uneven or skip or self._moved():
-            self._sized = None  # stack the state anew: more than its numbers changes
+        if uneven or skip or self._groups_changed():
+            self._last_sizes = None  # the state must be stacked again: more than its values changes
         for b, update in enumerate(self._updates):
             if b not in skip:
                 update()
@@ -123,55 +127,55 @@ class FusedOptimizer:
             self.mark_stepped()
 
     def mark_stepped(self) -> None:
-        """Record the step for LR schedulers, which warn if no optimizer step precedes theirs."""
+        """Record the step for LR schedulers, which warn if no optimizer step precedes their step."""
         for member in self.members:
             member._opt_called = True  # type: ignore[attr-defined]
 
     def unfuse(self) -> list[Optimizer]:
-        """The members' optimizers, with their current settings and state."""
+        """Return the members' optimizers, with their current settings and state."""
         return list(self.members)
 
-    def _moved(self) -> bool:
-        """Whether parameters changed groups, or the state of some was deleted."""
-        if self._sizes() != self._sized or self._states_kept() != self._kept:
+    def _groups_changed(self) -> bool:
+        """Whether parameters have changed groups, or the state of some parameters was deleted."""
+        if self._sizes() != self._last_sizes or self._state_counts() != self._last_state_counts:
             return True
-        return not all(map(is_, self._grouped(), self._order))
+        return not all(map(is_, self._all_params(), self._order))
 
-    def _grouped(self) -> Iterator[Tensor]:
+    def _all_params(self) -> Iterator[Tensor]:
         """Parameters of all members, in the order of their groups."""
         return chain.from_iterable(group["params"] for member in self.members for group in member.param_groups)
 
     def _sizes(self) -> list[int]:
         return [len(group["params"]) for member in self.members for group in member.param_groups]
 
-    def _states_kept(self) -> list[int]:
+    def _state_counts(self) -> list[int]:
         """Number of parameters with state of each member."""
         return [len(member.state) for member in self.members]
 
-    def _arrange(self, skipped: Collection[int] = ()) -> None:
+    def _group_members(self, skipped: Collection[int] = ()) -> None:
         self._skipped = frozenset(skipped)
-        columns = [StackedParam(*column) for column in self.array.columns()]
-        columns += [StackedParam(path, own, [own], b) for path, b, own in self.array.apart()]
-        groups = _owned(self.members, columns, self.array)
+        stacked_params = [StackedParam(path, data, own) for path, data, own in self.array.stacked_tensors()]
+        stacked_params += [StackedParam(path, own, [own], b) for path, b, own in self.array.unfused_parameters()]
+        groups = _param_indices(self.members, stacked_params, self.array)
         used = sorted({i for member in groups for group in member for i in group})
-        self._params = [columns[i].stacked for i in used]
-        self._units = _make_units(self.members, columns, groups, self._lowering, self._skipped)
+        self._params = [stacked_params[i].stacked for i in used]
+        self._units = _make_units(self.members, stacked_params, groups, self._lowering, self._skipped)
         for unit in self._units:
             unit.refresh()
         self._states = [member.state for member in self.members]  # kept alive, so that no other object gets the same id
-        self._kept = self._states_kept()
-        self._order = list(self._grouped())
-        self._sized = self._sizes()
-        self._seen = self._look()
+        self._last_state_counts = self._state_counts()
+        self._order = list(self._all_params())
+        self._last_sizes = self._sizes()
+        self._last_key = self._arrangement_key()
         self.version += 1
 
-    def _look(self) -> list[Any]:
-        """All that the arrangement depends on, except the rules, which the units check in `refresh`."""
-        seen: list[Any] = [self.array.version]
+    def _arrangement_key(self) -> list[Any]:
+        """Everything that the grouping depends on, except the rules, which the units check in `refresh`."""
+        key: list[Any] = [self.array.version]
         for member in self.members:
-            seen += (id(member.state), steps_as_made(member))
-        seen += [param.data_ptr() for param in self._params]
-        return seen
+            key += (id(member.state), has_unmodified_step(member))
+        key += [param.data_ptr() for param in self._params]
+        return key
 
 
 def fuse_optimizers(
@@ -179,19 +183,19 @@ def fuse_optimizers(
 ) -> FusedOptimizer:
     """Fuse the members' optimizers into one.
 
-    `SGD`, `Adam`, `AdamW`, `Adamax`, `NAdam`, `RAdam`, `Adagrad`, `Adadelta` and `RMSprop` have fused rules. Members of
-    other classes, with step hooks, with a replaced `step` or with `differentiable=True` step one after another.
-    `foreach`, `fused` and `capturable` choose between torch's implementations and are ignored. A tensor among the
-    numbers is read as a number.
+    `SGD`, `Adam`, `AdamW`, `Adamax`, `NAdam`, `RAdam`, `Adagrad`, `Adadelta` and `RMSprop` have fused rules. Optimizers
+    of other classes, with step hooks, with a replaced `step` or with `differentiable=True` step one after another.
+    `foreach`, `fused` and `capturable`, which choose between torch's implementations, are ignored. A hyper-parameter
+    that is a tensor is read as a number.
 
     Args:
-        optimizers: One optimizer per member of `array.members`, of all or some of its parameters, with any state.
+        optimizers: One optimizer per member of `array.members`, for all or some of its parameters, with any state.
         array: The fused models.
-        lowering: "kernels" or "elementwise"; None: the faster one on the device. Both give the same numbers.
+        lowering: "kernels" or "elementwise"; None for the faster one on the device. Both compute the same values.
 
     Raises:
-        FusionError: The number of optimizers is not that of the members, an optimizer updates parameters of another
-            model, or an optimizer needs a closure or sparse gradients.
+        FusionError: The number of optimizers differs from the number of members, an optimizer updates parameters of
+            another model, or an optimizer needs a closure or sparse gradients.
     """
     if not isinstance(array, ModelArray):
         raise FusionError(
@@ -199,7 +203,7 @@ def fuse_optimizers(
             f"{type(array).__name__} as the array"
         )
     array.check_present()
-    members = list(listed(optimizers, "optimizers", "torch.optim.Optimizer"))
+    members = list(check_iterable(optimizers, "optimizers", "torch.optim.Optimizer"))
     for b, member in enumerate(members):
         if not isinstance(member, Optimizer):
             raise FusionError(f"`optimizers` must be a list of torch.optim.Optimizer, got {member!r} for member {b}")
@@ -210,22 +214,22 @@ def fuse_optimizers(
 
 def _make_units(
     members: Sequence[Optimizer],
-    columns: Sequence[StackedParam],
+    stacked_params: Sequence[StackedParam],
     groups: Sequence[Sequence[tuple[int, ...]]],
     lowering: Lowering | None,
     skipped: Collection[int],
 ) -> list[ParamGroupBatch | MemberLoop]:
-    """Divide the members into runs whose optimizers differ in numbers alone, and each run into one batch per group.
+    """Divide the members into runs whose optimizers differ only in hyper-parameters; make one batch per run and group.
 
     Args:
         members: One optimizer per member of the array.
-        columns: Parameters of the array, including those of a single member.
-        groups: Indices of the columns of each member and group; see `_owned`.
+        stacked_params: Parameters of the array, including those of a single member.
+        groups: Indices of the parameters of each member and group; see `_param_indices`.
         lowering: See `ParamGroupBatch`.
         skipped: Members to leave out.
     """
     units: list[ParamGroupBatch | MemberLoop] = []
-    shared = [[tuple(i for i in group if columns[i].member is None) for group in mine] for mine in groups]
+    shared = [[tuple(i for i in group if stacked_params[i].member is None) for group in mine] for mine in groups]
     layouts = [_rules(b, member, mine) for b, (member, mine) in enumerate(zip(members, shared, strict=True))]
     for (left_out, layout), run in groupby(range(len(members)), key=lambda b: (b in skipped, layouts[b])):
         if left_out:
@@ -233,70 +237,70 @@ def _make_units(
         indices = list(run)
         start, chosen = indices[0], [members[b] for b in indices]
         if layout is None:
-            each = [[columns[i] for group in shared[b] for i in group] for b in indices]
+            each = [[stacked_params[i] for group in shared[b] for i in group] for b in indices]
             units.append(MemberLoop(chosen, start, each))
             continue
         for number, (rule, mine) in enumerate(layout):
             if mine:
-                units.append(ParamGroupBatch(rule, chosen, start, number, [columns[i] for i in mine], lowering))
+                units.append(ParamGroupBatch(rule, chosen, start, number, [stacked_params[i] for i in mine], lowering))
             for b in indices:
-                if alone := [columns[i] for i in groups[b][number] if columns[i].member == b]:
-                    units.append(ParamGroupBatch(rule, [members[b]], b, number, alone, lowering))
+                if own := [stacked_params[i] for i in groups[b][number] if stacked_params[i].member == b]:
+                    units.append(ParamGroupBatch(rule, [members[b]], b, number, own, lowering))
     return units
 
 
-def _owned(
-    members: Sequence[Optimizer], columns: Sequence[StackedParam], array: ModelArray
+def _param_indices(
+    members: Sequence[Optimizer], stacked_params: Sequence[StackedParam], array: ModelArray
 ) -> list[list[tuple[int, ...]]]:
-    """Indices of the columns that each member's optimizer updates, per parameter group.
+    """Indices of the stacked parameters that each member's optimizer updates, per parameter group.
 
-    Frozen parameters that the array keeps once are left out, since no step updates them.
+    Frozen parameters that the array stores once are left out, since no step updates them.
 
     Raises:
         FusionError: An optimizer updates a tensor of another model; the message names the member and the parameter.
     """
-    home: dict[int, tuple[int, str, int | None]] = {}
-    for i, column in enumerate(columns):
-        home |= {id(own): (b, column.path, i) for b, own in enumerate(column.own, start=column.member or 0)}
-    for path, _, frozen in array.shared():
-        home |= {id(own): (b, path, None) for b, own in enumerate(frozen)}
+    owners: dict[int, tuple[int, str, int | None]] = {}
+    for i, param in enumerate(stacked_params):
+        owners |= {id(own): (b, param.path, i) for b, own in enumerate(param.member_params, start=param.member or 0)}
+    for path, _, frozen in array.shared_parameters():
+        owners |= {id(own): (b, path, None) for b, own in enumerate(frozen)}
     groups = []
     for b, member in enumerate(members):
         mine = []
         for number, group in enumerate(member.param_groups):
-            places = [_place(home.get(id(param)), b, number, k) for k, param in enumerate(group["params"])]
+            places = [_index_of(owners.get(id(param)), b, number, k) for k, param in enumerate(group["params"])]
             mine.append(tuple(i for i in places if i is not None))
         groups.append(mine)
     return groups
 
 
-def _place(found: tuple[int, str, int | None] | None, b: int, group: int, position: int) -> int | None:
-    """The column of a parameter in a group of member b; None for a frozen parameter."""
+def _index_of(found: tuple[int, str, int | None] | None, b: int, group: int, position: int) -> int | None:
+    """Index of the stacked parameter of a parameter in a group of member b; None for a frozen parameter."""
     if found is None:
         raise FusionError(
             f"the optimizer of member {b} updates a tensor that is no parameter of its model (parameter "
             f"{position} of group {group}); make it from the model's own parameters()"
         )
-    owner, path, column = found
+    owner, path, index = found
     if owner != b:
         raise FusionError(
             f"the optimizer of member {b} updates {path!r} of member {owner}; "
             "give the optimizers in the order of the array's members"
         )
-    return column
+    return index
 
 
 def _rules(
     b: int, member: Optimizer, groups: Sequence[tuple[int, ...]]
 ) -> tuple[tuple[UpdateRule, tuple[int, ...]], ...] | None:
-    """Rule and columns of each group, which agree in members updated together; None: the member steps by itself."""
+    """Rule and parameter indices of each group, equal in members updated together; None without a fused rule."""
     layout = []
-    for number, (group, columns) in enumerate(zip(member.param_groups, groups, strict=True)):
+    for number, (group, indices) in enumerate(zip(member.param_groups, groups, strict=True)):
         try:
             rule = rule_of(member, group)
         except (KeyError, TypeError, ValueError) as error:
-            raise unreadable(b, number, group, error) from error
+            raise unreadable_settings(b, number, group, error) from error
         if rule is None:
             return None
-        layout.append((rule, columns))
+        layout.append((rule, indices))
     return tuple(layout)

@@ -1,4 +1,4 @@
-"""The two lowerings of an update: torch's fused kernels, and multi-tensor functions of stacked tensors."""
+"""The two lowerings of an optimizer update: torch's fused kernels, and `torch._foreach_*` on stacked tensors."""
 
 import sys
 from collections.abc import Iterator, Sequence
@@ -8,15 +8,15 @@ from itertools import accumulate, pairwise
 import torch
 from torch import Tensor
 
-from shoal.fuse.optim.param_state import ParamState, flat
-from shoal.fuse.optim.rule import KernelRule, Numbers, Tensors, UpdateRule
+from shoal.fuse.optim.param_state import ParamState, flatten_rows
+from shoal.fuse.optim.rule import Hyperparameters, KernelRule, Tensors, UpdateRule
 
-__all__ = ["FunctionCalls", "KernelCalls", "update"]
+__all__ = ["ForeachCalls", "KernelCalls", "update"]
 
 
 @dataclass(frozen=True)
 class _KernelArguments:
-    """Arguments of a kernel call for some consecutive members; see `KernelRule.kernel`.
+    """Arguments of one kernel call, for one or several consecutive members; see `KernelRule.kernel`.
 
     Args:
         first: Index of the first of these members.
@@ -29,11 +29,13 @@ class _KernelArguments:
 
 
 class KernelCalls:
-    """Updates parameters by torch's fused kernels: one call per run of members with equal numbers and steps.
+    """Updates parameters by torch's fused kernels.
+
+    One call updates a run of consecutive members with equal hyper-parameters and step counts.
 
     Args:
         rule: Rule of all members.
-        parts: Parameters, with their state opened.
+        parts: Parameters, after `ParamState.open`.
     """
 
     def __init__(self, rule: KernelRule, parts: Sequence[ParamState]) -> None:
@@ -42,33 +44,36 @@ class KernelCalls:
         done = list(zip(*(part.steps.tolist() for part in parts if part.steps is not None), strict=True))
         self._alike = [a == b for a, b in pairwise(done)]  # constant, since all members step together
         self._calls: dict[tuple[int, ...], list[_KernelArguments]] = {}
-        self._numbers: Sequence[Numbers] | None = None
+        self._hyperparameters: Sequence[Hyperparameters] | None = None
         self._lengths: tuple[int, ...] = ()
 
-    def step(self, grads: Sequence[Tensor], numbers: Sequence[Numbers]) -> None:
+    def step(self, grads: Sequence[Tensor], hyperparameters: Sequence[Hyperparameters]) -> None:
         """Update the parameters; the caller has counted the step already.
 
         Args:
             grads: Gradient of each parameter, [B, *shape].
-            numbers: Numbers of each member.
+            hyperparameters: Hyper-parameters of each member.
         """
-        if numbers is not self._numbers:
-            self._numbers, self._lengths = numbers, self._divided(numbers)
+        if hyperparameters is not self._hyperparameters:
+            self._hyperparameters, self._lengths = hyperparameters, self._call_lengths(hyperparameters)
         lengths = self._lengths
         if lengths not in self._calls:
-            self._calls[lengths] = self._divide(lengths)
-        grads = [part.ordered(grad) for part, grad in zip(self._parts, grads, strict=True)]
+            self._calls[lengths] = self._make_calls(lengths)
+        grads = [part.in_param_order(grad) for part, grad in zip(self._parts, grads, strict=True)]
         pieces = [_rows_of_calls(grad, lengths) for grad in grads]
         for call, *mine in zip(self._calls[lengths], *pieces, strict=True):
-            self._rule.kernel(call.params, mine, call.moments, call.steps, numbers[call.first])
+            self._rule.kernel(call.params, mine, call.moments, call.steps, hyperparameters[call.first])
 
-    def _divided(self, numbers: Sequence[Numbers]) -> tuple[int, ...]:
-        """Number of members per call: consecutive members with equal numbers and equal counts of updates."""
-        alike = self._alike or [True] * (len(numbers) - 1)
-        starts = [0, *(b for b, same in enumerate(alike, start=1) if not same or numbers[b] != numbers[b - 1])]
-        return tuple(end - start for start, end in pairwise([*starts, len(numbers)]))
+    def _call_lengths(self, hyperparameters: Sequence[Hyperparameters]) -> tuple[int, ...]:
+        """Number of members per call: consecutive members with equal hyper-parameters and equal step counts."""
+        alike = self._alike or [True] * (len(hyperparameters) - 1)
+        starts = [
+            0,
+            *(b for b, same in enumerate(alike, start=1) if not same or hyperparameters[b] != hyperparameters[b - 1]),
+        ]
+        return tuple(end - start for start, end in pairwise([*starts, len(hyperparameters)]))
 
-    def _divide(self, lengths: tuple[int, ...]) -> list[_KernelArguments]:
+    def _make_calls(self, lengths: tuple[int, ...]) -> list[_KernelArguments]:
         params = [_rows_of_calls(part.param, lengths) for part in self._parts]
         kinds = zip(*(part.moments for part in self._parts), strict=True)
         moments = [[_rows_of_calls(moment, lengths) for moment in kind] for kind in kinds]
@@ -81,21 +86,21 @@ class KernelCalls:
 
 
 def _rows_of_calls(stacked: Tensor, lengths: Sequence[int]) -> Sequence[Tensor]:
-    """The rows of each call; for a single call the tensor itself, which saves a view."""
-    return [stacked] if len(lengths) == 1 else flat(stacked).split_with_sizes(lengths)
+    """The rows of each call; for a single call the tensor itself, since a view takes time."""
+    return [stacked] if len(lengths) == 1 else flatten_rows(stacked).split_with_sizes(lengths)
 
 
-_CACHED = 2**18
-"""Elements of a portion on the CPU. A rule reads them about a dozen times, which takes several times as long from main
-memory as from cache. Smaller portions cost more calls."""
+_CHUNK_ELEMENTS = 2**18
+"""Number of elements of a chunk on the CPU. A rule reads them about a dozen times, which takes several times as long
+from main memory as from cache. Smaller chunks need more calls."""
 
 _Place = tuple[int, slice, slice]
 """Index of a parameter, slice of its members, slice of their elements."""
 
 
 @dataclass(eq=False)
-class _Portion:
-    """Parameters, or pieces of parameters, that one sequence of calls updates.
+class _Chunk:
+    """Parameters, or pieces of parameters, that are updated together.
 
     Args:
         places: Place of each piece.
@@ -109,20 +114,23 @@ class _Portion:
     moments: list[list[Tensor]]
     constants: list[Tensors] = field(default_factory=list)
 
-    def spread(self, numbers: Sequence[Sequence[Tensor]]) -> list[Tensors]:
-        """Select and broadcast the numbers of this portion; each number is a list over all parameters, [B] each."""
+    def broadcast(self, coefficients: Sequence[Sequence[Tensor]]) -> list[Tensors]:
+        """Select and broadcast the coefficients of this chunk; each one is a list over all parameters, [B] each."""
         return [
-            [_spread(number[i][rows], param) for (i, rows, _), param in zip(self.places, self.params, strict=True)]
-            for number in numbers
+            [
+                _broadcast(coefficient[i][rows], param)
+                for (i, rows, _), param in zip(self.places, self.params, strict=True)
+            ]
+            for coefficient in coefficients
         ]
 
 
-class FunctionCalls:
-    """Updates parameters by multi-tensor functions of stacked tensors, in portions that fit the processor's cache.
+class ForeachCalls:
+    """Updates parameters by `torch._foreach_*` functions of stacked tensors, in chunks that fit the processor's cache.
 
     Args:
         rule: Rule of all members.
-        parts: Parameters, with their state opened.
+        parts: Parameters, after `ParamState.open`.
     """
 
     def __init__(self, rule: UpdateRule, parts: Sequence[ParamState]) -> None:
@@ -130,71 +138,71 @@ class FunctionCalls:
         self._steps = [part.steps for part in parts if part.steps is not None]
         self._products = [part.product[0] for part in parts if part.product]
         self._device = parts[0].param.device
-        self._portions = _divide(parts)
+        self._chunks = _make_chunks(parts)
         self._parts = parts
-        self._numbers: Sequence[Numbers] = ()
+        self._hyperparameters: Sequence[Hyperparameters] = ()
         self._table = torch.empty(0)
 
-    def step(self, grads: Sequence[Tensor], numbers: Sequence[Numbers]) -> None:
+    def step(self, grads: Sequence[Tensor], hyperparameters: Sequence[Hyperparameters]) -> None:
         """Update the parameters; the caller has counted the step already.
 
         Args:
             grads: Gradient of each parameter, [B, *shape].
-            numbers: Numbers of each member.
+            hyperparameters: Hyper-parameters of each member.
         """
-        if numbers != self._numbers:
-            self._take(numbers)
+        if hyperparameters != self._hyperparameters:
+            self._set_hyperparameters(hyperparameters)
         schedule = [number.unbind() for number in self._rule.schedule(self._table, self._steps, self._products)]
-        flats = [flat(part.ordered(grad)) for part, grad in zip(self._parts, grads, strict=True)]
-        for portion in self._portions:
-            mine = [flats[i][rows, elements] for i, rows, elements in portion.places]
-            spread = [*portion.constants, *portion.spread(schedule)]
-            _apply(self._rule, portion.params, mine, portion.moments, spread)
+        flats = [flatten_rows(part.in_param_order(grad)) for part, grad in zip(self._parts, grads, strict=True)]
+        for chunk in self._chunks:
+            mine = [flats[i][rows, elements] for i, rows, elements in chunk.places]
+            spread = [*chunk.constants, *chunk.broadcast(schedule)]
+            _apply(self._rule, chunk.params, mine, chunk.moments, spread)
 
-    def _take(self, numbers: Sequence[Numbers]) -> None:
-        self._numbers = list(numbers)
-        self._table = torch.tensor(self._numbers, dtype=torch.float64).T.contiguous().to(self._device)
+    def _set_hyperparameters(self, hyperparameters: Sequence[Hyperparameters]) -> None:
+        self._hyperparameters = list(hyperparameters)
+        self._table = torch.tensor(self._hyperparameters, dtype=torch.float64).T.contiguous().to(self._device)
         constants = [[number] * len(self._parts) for number in self._rule.constants(self._table)]
-        for portion in self._portions:
-            portion.constants = portion.spread(constants)
+        for chunk in self._chunks:
+            chunk.constants = chunk.broadcast(constants)
 
 
 def update(
-    rule: UpdateRule, params: Tensors, grads: Tensors, moments: Sequence[Tensors], numbers: Tensor, constants: int
+    rule: UpdateRule, params: Tensors, grads: Tensors, moments: Sequence[Tensors], coefficients: Tensor, constants: int
 ) -> None:
-    """Update stacked tensors in place, without other side effects, so that `make_fx` can trace the update.
+    """Update stacked tensors in place without other side effects, so that `make_fx` can trace the update.
 
     Args:
         rule: Rule of all members.
         params: P parameters, [B, *shape] each.
         grads: Gradients, shaped as `params`.
         moments: The moments of each parameter, in the order of the rule.
-        numbers: The rule's constants, then for each entry of its schedule one row per parameter, [R, B].
+        coefficients: The rule's constants, then for each entry of its schedule one row per parameter, [R, B].
         constants: Number of constants of the rule.
     """
-    rows, count = list(numbers.unbind()), len(params)
+    rows, count = list(coefficients.unbind()), len(params)
     entries = [[row] * count for row in rows[:constants]]
     entries += [rows[start : start + count] for start in range(constants, len(rows), count)]
-    spread = [[_spread(n, p) for n, p in zip(entry, params, strict=True)] for entry in entries]
+    spread = [[_broadcast(n, p) for n, p in zip(entry, params, strict=True)] for entry in entries]
     _apply(rule, params, grads, list(map(list, zip(*moments, strict=True))), spread)
 
 
-def _divide(parts: Sequence[ParamState]) -> list[_Portion]:
-    limit = _CACHED if parts[0].param.device.type == "cpu" else sys.maxsize
-    flats = [(flat(part.param), *map(flat, part.moments)) for part in parts]
-    portions: list[_Portion] = []
+def _make_chunks(parts: Sequence[ParamState]) -> list[_Chunk]:
+    limit = _CHUNK_ELEMENTS if parts[0].param.device.type == "cpu" else sys.maxsize
+    flats = [(flatten_rows(part.param), *map(flatten_rows, part.moments)) for part in parts]
+    chunks: list[_Chunk] = []
     size = limit
     for i, rows, elements in _pieces([param.shape for param, *_ in flats], limit):
         param, *moments = (tensor[rows, elements] for tensor in flats[i])
-        if not portions or size + param.numel() > limit:
-            portions.append(_Portion([], [], [[] for _ in moments]))
+        if not chunks or size + param.numel() > limit:
+            chunks.append(_Chunk([], [], [[] for _ in moments]))
             size = 0
-        portions[-1].places.append((i, rows, elements))
-        portions[-1].params.append(param)
-        for kind, moment in zip(portions[-1].moments, moments, strict=True):
+        chunks[-1].places.append((i, rows, elements))
+        chunks[-1].params.append(param)
+        for kind, moment in zip(chunks[-1].moments, moments, strict=True):
             kind.append(moment)
         size += param.numel()
-    return portions
+    return chunks
 
 
 def _pieces(shapes: Sequence[tuple[int, ...]], limit: int) -> Iterator[_Place]:
@@ -207,15 +215,15 @@ def _pieces(shapes: Sequence[tuple[int, ...]], limit: int) -> Iterator[_Place]:
 
 
 def _apply(
-    rule: UpdateRule, params: Tensors, grads: Tensors, moments: Sequence[Tensors], numbers: Sequence[Tensors]
+    rule: UpdateRule, params: Tensors, grads: Tensors, moments: Sequence[Tensors], coefficients: Sequence[Tensors]
 ) -> None:
     """Call `UpdateRule.update`, in float32 if a parameter has half precision."""
     if all(param.dtype.itemsize >= 4 for param in params):
-        rule.update(params, grads, moments, numbers)
+        rule.update(params, grads, moments, coefficients)
         return
     narrow = (params, *moments)
     wide = [[_widen(tensor) for tensor in tensors] for tensors in narrow]
-    rule.update(wide[0], [_widen(grad) for grad in grads], wide[1:], numbers)
+    rule.update(wide[0], [_widen(grad) for grad in grads], wide[1:], coefficients)
     for tensors, copies in zip(narrow, wide, strict=True):
         torch._foreach_copy_(tensors, copies)
 
@@ -224,6 +232,6 @@ def _widen(tensor: Tensor) -> Tensor:
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 
-def _spread(number: Tensor, like: Tensor) -> Tensor:
-    """A number of each member, [B], shaped to broadcast against `like`, [B, *shape], in the type of computation."""
+def _broadcast(number: Tensor, like: Tensor) -> Tensor:
+    """One number per member, [B], shaped to broadcast against `like`, [B, *shape], in the dtype of computation."""
     return number.to(torch.promote_types(like.dtype, torch.float32)).view(-1, *[1] * (like.dim() - 1))

@@ -1,4 +1,4 @@
-"""One parameter of an array, and the stacked optimizer state of it."""
+"""`StackedParam` and `ParamState`: one parameter of an array, and its stacked optimizer state."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -10,9 +10,9 @@ from torch.optim import Optimizer
 
 from shoal.core.errors import FusionError
 from shoal.fuse.optim.rule import UpdateRule
-from shoal.fuse.rows import joined
+from shoal.fuse.rows import stack_rows
 
-__all__ = ["ParamState", "StackedParam", "flat"]
+__all__ = ["ParamState", "StackedParam", "flatten_rows"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -20,15 +20,15 @@ class StackedParam:
     """One parameter of all members, or of a single member.
 
     Args:
-        path: Name of the parameter, as in "layers.0.weight".
+        path: Name of the parameter, such as "layers.0.weight".
         stacked: All members' values, [B, *shape], or those of a single member, [*shape]; receives the gradients.
-        own: The members' parameters, views of the rows of `stacked`; for a single member `stacked` itself.
-        member: Index of the single member, in a submodule in which members differ; None: all members.
+        member_params: The members' parameters, views of the rows of `stacked`; for a single member `stacked` itself.
+        member: Index of the single member, for a submodule in which members differ; None for all members.
     """
 
     path: str
     stacked: Tensor
-    own: Sequence[Tensor]
+    member_params: Sequence[Tensor]
     member: int | None = None
 
     def grad(self) -> Tensor | None:
@@ -50,10 +50,10 @@ class ParamState:
     """One parameter of the members of a `ParamGroupBatch`, with their optimizers' state.
 
     Args:
-        column: The parameter in the array.
-        own: The members' parameters.
+        stacked_param: The parameter in the array.
+        member_params: The members' parameters.
         param: The members' rows of the stacked parameter, [B, *shape]; complex numbers as pairs of real ones.
-        steps: Number of updates, [B]; None before the state is opened, when `product` and `moments` are empty.
+        steps: Step counts, [B]; None before `open`, when `product` and `moments` are empty.
         product: The `product` of the rule, [B], in a list; empty if the rule has none.
         moments: The moments of the rule, shaped as `param`, in its memory order.
 
@@ -61,8 +61,8 @@ class ParamState:
         FusionError: A member's row has gaps in memory.
     """
 
-    column: StackedParam
-    own: Sequence[Tensor]
+    stacked_param: StackedParam
+    member_params: Sequence[Tensor]
     param: Tensor
     steps: Tensor | None = field(default=None, init=False)
     product: list[Tensor] = field(default_factory=list, init=False)
@@ -70,70 +70,72 @@ class ParamState:
 
     def __post_init__(self) -> None:
         if torch.empty_like(self.param[0]).stride() != self.param[0].stride():
-            raise FusionError(f"{self.column.path!r} has gaps in memory; make it contiguous() to update it in an array")
+            raise FusionError(
+                f"{self.stacked_param.path!r} has gaps in memory; make it contiguous() to update it in an array"
+            )
         self._order = self.param.stride()
 
     @property
     def state(self) -> list[Tensor]:
-        """All tensors besides the parameter that an update changes."""
+        """All tensors that an update changes, except the parameter."""
         return [] if self.steps is None else [self.steps, *self.product, *self.moments]
 
     def open(self, rule: UpdateRule, members: Sequence[Optimizer]) -> None:
         """Stack the members' state, or initialise it; the members' state then consists of views of its rows.
 
-        Rows that already lie in one memory, such as those of an array, are not copied.
+        Rows that are already contiguous in memory, such as those of an array, are not copied.
         """
-        before = [member.state.get(param, {}) for member, param in zip(members, self.own, strict=True)]
-        self._begun = [not mine for mine in before]
+        before = [member.state.get(param, {}) for member, param in zip(members, self.member_params, strict=True)]
+        self._initialised = [not mine for mine in before]
         shown: dict[str, Tensor] = {}
         for name in rule.moments:
             rows = [mine.get(name) for mine in before]
-            begins = [rule.begin(member.defaults) for member in members]
-            shown[name] = self._taken_over(rows, begins)
-        if rule.counts:
+            begins = [rule.initial_moment(member.defaults) for member in members]
+            shown[name] = self._stack_moments(rows, begins)
+        if rule.counts_updates:
             counts = [mine.get("step", 0.0) for mine in before]
         else:
             counts = [float(rule.moments[0] in mine) for mine in before]
-        self.steps = self._numbers(counts)
+        self.steps = self._count_tensor(counts)
         self.moments = [torch.view_as_real(m) if m.is_complex() else m for m in shown.values()]
         if rule.product is not None:
-            self.product = [self._numbers([mine.get(rule.product, 1.0) for mine in before])]
+            self.product = [self._count_tensor([mine.get(rule.product, 1.0) for mine in before])]
             shown = {rule.product: self.product[0], **shown}
-        if rule.counts:
+        if rule.counts_updates:
             shown = {"step": self.steps, **shown}
         for name, stacked in shown.items():
-            for member, param, row in zip(members, self.own, stacked.unbind(), strict=True):
+            for member, param, row in zip(members, self.member_params, stacked.unbind(), strict=True):
                 member.state[param][name] = row
 
     @property
-    def new(self) -> bool:
+    def is_new(self) -> bool:
         """Whether the state is initialised and no member has updated the parameter yet."""
-        return self.steps is not None and all(self._begun) and not self.steps.any()
+        return self.steps is not None and all(self._initialised) and not self.steps.any()
 
-    def count_in(self, steps: Tensor, rule: UpdateRule, members: Sequence[Optimizer]) -> None:
-        """Count updates in `steps`, [B], which holds the current counts already."""
+    def share_counter(self, steps: Tensor, rule: UpdateRule, members: Sequence[Optimizer]) -> None:
+        """Use `steps`, [B], as the step counts; it already contains the current counts."""
         self.steps = steps
-        if rule.counts:
-            for member, param, row in zip(members, self.own, steps.unbind(), strict=True):
+        if rule.counts_updates:
+            for member, param, row in zip(members, self.member_params, steps.unbind(), strict=True):
                 member.state[param]["step"] = row
 
     def close(self, members: Sequence[Optimizer], without: Sequence[int]) -> None:
-        """Delete the state of the members in `without` that have had no update; the next `open` stacks anew."""
-        if self.steps is not None and (never := [b for b in without if self._begun[b] and not self.steps[b]]):
+        """Delete the state of members in `without` that had no update yet; the next `open` stacks the state again."""
+        if self.steps is not None and (never := [b for b in without if self._initialised[b] and not self.steps[b]]):
             for b in never:
-                del members[b].state[self.own[b]]
+                del members[b].state[self.member_params[b]]
             self.steps = None
 
-    def _taken_over(self, rows: Sequence[Tensor | None], begins: Sequence[float]) -> Tensor:
+    def _stack_moments(self, rows: Sequence[Tensor | None], begins: Sequence[float]) -> Tensor:
         """Stack the members' moments in the memory order of the parameter, which torch's kernels assume.
 
         Args:
-            rows: Moment of each member; None: the member has none.
+            rows: Moment of each member, or None for a member without state.
             begins: Initial value of each member.
         """
-        like = torch.view_as_complex(self.param) if self.column.stacked.is_complex() else self.param
+        like = torch.view_as_complex(self.param) if self.stacked_param.stacked.is_complex() else self.param
         if all(row is not None for row in rows):
-            moment = joined([row.detach().to(like) for row in rows if row is not None])
+            moment = stack_rows([row.detach().to(like) for row in rows if row is not None])
             if moment.stride() == like.stride():
                 return moment
         moment = torch.empty_like(like)
@@ -144,18 +146,18 @@ class ParamState:
                 new.copy_(row.detach())
         return moment
 
-    def ordered(self, grad: Tensor) -> Tensor:
+    def in_param_order(self, grad: Tensor) -> Tensor:
         """A gradient, [B, *shape], in the memory order of the parameter."""
         if grad.stride() == self._order:
             return grad
         return torch.empty_strided(self.param.shape, self._order, dtype=grad.dtype, device=grad.device).copy_(grad)
 
-    def _numbers(self, values: Sequence[Any]) -> Tensor:
-        """Values as a tensor [B] of the type in which torch's optimizers count; `load_state_dict` may change it."""
+    def _count_tensor(self, values: Sequence[Any]) -> Tensor:
+        """Counts as a tensor [B] of the dtype that torch's optimizers use; loaded states may have another dtype."""
         dtype = torch.float64 if torch.get_default_dtype() == torch.float64 else torch.float32
-        return joined([torch.as_tensor(value, dtype=dtype, device=self.param.device).detach() for value in values])
+        return stack_rows([torch.as_tensor(value, dtype=dtype, device=self.param.device).detach() for value in values])
 
 
-def flat(stacked: Tensor) -> Tensor:
-    """Dense rows [B, *shape] as [B, n], in memory order."""
+def flatten_rows(stacked: Tensor) -> Tensor:
+    """View dense rows [B, *shape] as [B, n], in memory order."""
     return stacked.as_strided((len(stacked), stacked[0].numel()), (stacked.stride(0), 1), stacked.storage_offset())

@@ -9,9 +9,18 @@ from torch import Tensor
 
 from shoal.core.errors import FusionError
 
-__all__ = ["KernelRule", "Numbers", "Tensors", "UpdateRule", "approach_", "average_squares_", "decayed", "unreadable"]
+__all__ = [
+    "Hyperparameters",
+    "KernelRule",
+    "Tensors",
+    "UpdateRule",
+    "average_squares_",
+    "lerp_",
+    "unreadable_settings",
+    "with_weight_decay",
+]
 
-Numbers = tuple[float, ...]
+Hyperparameters = tuple[float, ...]
 """The numeric settings of one member's parameter group, in the order that `UpdateRule.parse` returns."""
 
 Tensors = list[Tensor] | tuple[Tensor, ...]
@@ -19,53 +28,55 @@ Tensors = list[Tensor] | tuple[Tensor, ...]
 
 
 class UpdateRule(ABC):
-    """How an optimizer class updates parameters.
+    """Update rule of an optimizer class.
 
     The fields of a rule are the settings that choose between formulas (`nesterov`, `amsgrad`). Groups with equal rules
-    differ in numbers alone and are updated together. At every step a `ParamGroupBatch` counts the update, computes the
-    `schedule` and calls `update`. It computes the `constants` only after the members' numbers changed. `make_fx` can
-    trace all these methods.
+    differ only in hyper-parameters and are updated together. At every step a `ParamGroupBatch` counts the update,
+    computes the `schedule` and calls `update`. It computes the `constants` again only after hyper-parameters have
+    changed. `make_fx` can trace all these methods.
     """
 
     settings: ClassVar[tuple[str, ...]]
     """Keys read from a member's parameter group; `parse` takes their values in this order."""
 
-    counts: ClassVar[bool] = True
+    counts_updates: ClassVar[bool] = True
     """Whether a member's state stores the number of updates under "step"."""
 
     product: ClassVar[str | None] = None
-    """State key of one more number per parameter, initially one; None for rules without one."""
+    """State key of a running product with one number per parameter, initially 1; None for rules without a product."""
 
     @classmethod
     @abstractmethod
-    def parse(cls, settings: Sequence[Any]) -> tuple[Self, Numbers] | None:
-        """The rule and numbers of a group, or None if the settings need the member's own `step`."""
+    def parse(cls, settings: Sequence[Any]) -> tuple[Self, Hyperparameters] | None:
+        """The rule and hyper-parameters of a group, or None if the settings need the member's own `step`."""
 
     @property
     @abstractmethod
     def moments(self) -> tuple[str, ...]:
         """Names of the state tensors with the parameter's shape. A rule without moments has no state at all."""
 
-    def begin(self, defaults: Mapping[str, Any]) -> float:
-        """Initial value of the moments of an optimizer with these defaults."""
+    def initial_moment(self, defaults: Mapping[str, Any]) -> float:
+        """Initial value of the moments, for an optimizer with these defaults."""
         return 0.0
 
     @abstractmethod
-    def constants(self, numbers: Tensor) -> Sequence[Tensor]:
-        """Inputs of `update` that depend only on the members' numbers.
+    def constants(self, hyperparameters: Tensor) -> Sequence[Tensor]:
+        """Inputs of `update` that depend only on the members' hyper-parameters.
 
         Args:
-            numbers: K numbers of every member, [K, B] float64.
+            hyperparameters: K hyper-parameters of every member, [K, B] float64.
 
         Returns:
             One tensor [B] per constant.
         """
 
-    def schedule(self, numbers: Tensor, steps: Sequence[Tensor], products: Sequence[Tensor]) -> Sequence[Tensor]:
+    def schedule(
+        self, hyperparameters: Tensor, steps: Sequence[Tensor], products: Sequence[Tensor]
+    ) -> Sequence[Tensor]:
         """Inputs of `update` that depend on the number of updates so far, such as a bias correction.
 
         Args:
-            numbers: K numbers of every member, [K, B] float64.
+            hyperparameters: K hyper-parameters of every member, [K, B] float64.
             steps: Number of updates of each of P parameters, including the current one, [B] each.
             products: `product` of each parameter, [B] each, updated in place; empty if the rule has none.
 
@@ -75,41 +86,48 @@ class UpdateRule(ABC):
         return ()
 
     @abstractmethod
-    def update(self, params: Tensors, grads: Tensors, moments: Sequence[Tensors], numbers: Sequence[Tensors]) -> None:
+    def update(
+        self, params: Tensors, grads: Tensors, moments: Sequence[Tensors], coefficients: Sequence[Tensors]
+    ) -> None:
         """Update parameters and moments in place.
 
         Args:
             params: Parameters, [B, *shape] each, real, float32 or wider.
             grads: Gradients, shaped as `params`; read only.
             moments: One list as `params` for each name in `moments`.
-            numbers: The `constants`, then the `schedule`: one list as `params` each, of tensors [B, 1, ...].
+            coefficients: The `constants`, then the `schedule`: one list as `params` each, of tensors [B, 1, ...].
         """
 
 
 class KernelRule(UpdateRule):
     """An update rule for which torch has a fused kernel."""
 
-    def has_kernel(self, numbers: Sequence[Numbers]) -> bool:
-        """Whether the kernel computes the same as `update` for members with these numbers; by default always."""
+    def has_kernel(self, hyperparameters: Sequence[Hyperparameters]) -> bool:
+        """Whether the kernel computes the same result as `update` for these hyper-parameters; by default True."""
         return True
 
     @abstractmethod
     def kernel(
-        self, params: Tensors, grads: Tensors, moments: Sequence[Tensors], steps: Tensors, numbers: Numbers
+        self,
+        params: Tensors,
+        grads: Tensors,
+        moments: Sequence[Tensors],
+        steps: Tensors,
+        hyperparameters: Hyperparameters,
     ) -> None:
-        """Update, in place, all parameters of one member, or of several with equal numbers and steps.
+        """Update, in place, all parameters of one member, or of several with equal hyper-parameters and step counts.
 
         Args:
             params: Dense parameters.
             grads: Dense gradients, shaped as `params`.
             moments: One list as `params` for each name in `moments`.
             steps: Number of updates of each parameter, including the current one, 0-dim; empty without moments.
-            numbers: Numbers of these members.
+            hyperparameters: Hyper-parameters of these members.
         """
 
 
-def approach_(averages: Tensors, values: Tensors, weights: Tensors) -> None:
-    """a = a + w(x - a), in place: `torch.lerp`, whose list form with one weight per tensor compilers do not support."""
+def lerp_(averages: Tensors, values: Tensors, weights: Tensors) -> None:
+    """a = a + w(x - a), in place; compilers do not support `torch._foreach_lerp_` with one weight per tensor."""
     torch._foreach_addcmul_(averages, torch._foreach_sub(values, averages), weights)
 
 
@@ -119,15 +137,15 @@ def average_squares_(averages: Tensors, values: Tensors, decays: Tensors, weight
     torch._foreach_addcmul_(averages, torch._foreach_mul(values, weights), values)
 
 
-def decayed(grads: Tensors, params: Tensors, decay: Tensors, maximize: bool) -> Tensors:
+def with_weight_decay(grads: Tensors, params: Tensors, decay: Tensors, maximize: bool) -> Tensors:
     """±grad + λp: the gradient with weight decay, with its sign reversed to ascend."""
     return torch._foreach_addcmul(torch._foreach_neg(grads) if maximize else grads, decay, params)
 
 
-def unreadable(b: int, number: int, group: Mapping[str, Any], reason: Exception) -> FusionError:
+def unreadable_settings(b: int, number: int, group: Mapping[str, Any], reason: Exception) -> FusionError:
     """The error for a group of member b whose settings its rule cannot `parse`."""
     settings = {name: value for name, value in group.items() if name != "params"}
     return FusionError(
         f"the optimizer of member {b} has settings in group {number} that cannot be read, {settings}: "
-        f"{type(reason).__name__}: {reason}; put them right in its `param_groups`"
+        f"{type(reason).__name__}: {reason}; correct them in its `param_groups`"
     )

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, final
 import torch
 from torch import Tensor
 
-from shoal.fuse.optim.rule import KernelRule, Numbers, Tensors, decayed
+from shoal.fuse.optim.rule import Hyperparameters, KernelRule, Tensors, with_weight_decay
 
 __all__ = ["SGD"]
 
@@ -26,15 +26,15 @@ class SGD(KernelRule):
     settings: ClassVar[tuple[str, ...]] = (
         *("lr", "momentum", "dampening", "weight_decay", "nesterov", "maximize", "differentiable"),
     )
-    counts: ClassVar[bool] = False
+    counts_updates: ClassVar[bool] = False
 
     momentum: bool
     nesterov: bool
     maximize: bool
 
     @classmethod
-    def parse(cls, settings: Sequence[Any]) -> "tuple[SGD, Numbers] | None":
-        """Numbers: learning rate γ, momentum μ, dampening τ, weight decay λ."""
+    def parse(cls, settings: Sequence[Any]) -> "tuple[SGD, Hyperparameters] | None":
+        """Hyper-parameters: learning rate γ, momentum μ, dampening τ, weight decay λ."""
         *numbers, nesterov, maximize, differentiable = settings
         if differentiable:
             return None
@@ -46,22 +46,26 @@ class SGD(KernelRule):
         """The momentum buffer b."""
         return ("momentum_buffer",) if self.momentum else ()
 
-    def constants(self, numbers: Tensor) -> Sequence[Tensor]:
+    def constants(self, hyperparameters: Tensor) -> Sequence[Tensor]:
         """γ, λ, μ."""
-        lr, momentum, _, decay = numbers.unbind()
+        lr, momentum, _, decay = hyperparameters.unbind()
         return lr, decay, momentum
 
-    def schedule(self, numbers: Tensor, steps: Sequence[Tensor], products: Sequence[Tensor]) -> Sequence[Tensor]:
+    def schedule(
+        self, hyperparameters: Tensor, steps: Sequence[Tensor], products: Sequence[Tensor]
+    ) -> Sequence[Tensor]:
         """1 - τ, or 1 at the first update."""
         if not self.momentum:
             return ()
-        _, _, dampening, _ = numbers.unbind()
+        _, _, dampening, _ = hyperparameters.unbind()
         return (1 - dampening * (torch.stack(list(steps)) > 1),)
 
-    def update(self, params: Tensors, grads: Tensors, moments: Sequence[Tensors], numbers: Sequence[Tensors]) -> None:
+    def update(
+        self, params: Tensors, grads: Tensors, moments: Sequence[Tensors], coefficients: Sequence[Tensors]
+    ) -> None:
         """Apply the formula to stacked tensors."""
-        lr, decay, momentum, *weight = numbers
-        g = decayed(grads, params, decay, self.maximize)
+        lr, decay, momentum, *weight = coefficients
+        g = with_weight_decay(grads, params, decay, self.maximize)
         if self.momentum:
             (buffer,) = moments
             torch._foreach_mul_(buffer, momentum)
@@ -69,15 +73,20 @@ class SGD(KernelRule):
             g = torch._foreach_addcmul(g, momentum, buffer) if self.nesterov else buffer
         torch._foreach_addcmul_(params, g, lr, value=-1)
 
-    def has_kernel(self, numbers: Sequence[Numbers]) -> bool:
-        """False with dampening: it skips the first update, a flag the kernel takes for all parameters together."""
-        return all(dampening == 0 for _, _, dampening, _ in numbers)
+    def has_kernel(self, hyperparameters: Sequence[Hyperparameters]) -> bool:
+        """False with dampening, which skips the first update; the kernel has one such flag for all parameters."""
+        return all(dampening == 0 for _, _, dampening, _ in hyperparameters)
 
     def kernel(
-        self, params: Tensors, grads: Tensors, moments: Sequence[Tensors], steps: Tensors, numbers: Numbers
+        self,
+        params: Tensors,
+        grads: Tensors,
+        moments: Sequence[Tensors],
+        steps: Tensors,
+        hyperparameters: Hyperparameters,
     ) -> None:
-        """Call `torch._fused_sgd_`; a buffer of zeros makes b = g at the first update."""
-        lr, momentum, dampening, decay = numbers
+        """Call `torch._fused_sgd_`; with a buffer of zeros, b = g at the first update."""
+        lr, momentum, dampening, decay = hyperparameters
         torch._fused_sgd_(
             params,
             grads,

@@ -11,7 +11,7 @@ from shoal.fuse.optim.adam import Adam, Adamax, NAdam, RAdam
 from shoal.fuse.optim.rule import KernelRule, UpdateRule
 from shoal.fuse.optim.sgd import SGD
 
-__all__ = ["RULES", "kernel_group_of", "rule_of", "steps_as_made"]
+__all__ = ["RULES", "has_unmodified_step", "kernel_group_of", "rule_of"]
 
 RULES: dict[type[Optimizer], type[UpdateRule]] = {
     torch.optim.SGD: SGD,
@@ -24,22 +24,22 @@ RULES: dict[type[Optimizer], type[UpdateRule]] = {
     torch.optim.Adadelta: Adadelta,
     torch.optim.RMSprop: RMSprop,
 }
-"""Exact class -> rule. A subclass has no rule, since its `step` may do anything."""
+"""Exact optimizer class -> rule. A subclass has no rule, since its `step` may compute something else."""
 
 
 def rule_of(optimizer: Optimizer, group: dict[str, Any]) -> UpdateRule | None:
     """The rule of one parameter group of an optimizer, or None if the optimizer must use its own `step`."""
     kind = RULES.get(type(optimizer))
-    if kind is None or not steps_as_made(optimizer):
+    if kind is None or not has_unmodified_step(optimizer):
         return None
     parsed = kind.parse(itemgetter(*kind.settings)(group))
     return parsed[0] if parsed else None
 
 
 def kernel_group_of(optimizer: Optimizer) -> str:
-    """Key of the optimizers that can share an array without loss of speed.
+    """Key that is equal for optimizers that can share an array without loss of speed.
 
-    All optimizers whose rule has a torch kernel share one key; any other optimizer shares its key with its class.
+    All optimizers whose rule has a torch kernel have one key. Any other optimizer has the key of its class.
     """
     kind = type(optimizer)
     if all(isinstance(rule_of(optimizer, group), KernelRule) for group in optimizer.param_groups):
@@ -47,11 +47,11 @@ def kernel_group_of(optimizer: Optimizer) -> str:
     return f"{kind.__module__}.{kind.__qualname__}"
 
 
-def steps_as_made(optimizer: Optimizer) -> bool:
+def has_unmodified_step(optimizer: Optimizer) -> bool:
     """Whether an optimizer's `step` is the unmodified method of its class.
 
-    It is not if there are hooks, of this optimizer or global, or if another function replaces it. The wrapper by which
-    an LR scheduler counts calls of `step` is allowed.
+    Step hooks, of this optimizer or global ones, and a replaced `step` count as modifications. The wrapper by which an
+    LR scheduler counts calls of `step` is allowed.
     """
     if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
         return False

@@ -14,58 +14,59 @@ __all__ = ["TracedStep", "trace"]
 
 
 @dataclass(frozen=True, eq=False)
-class _Share:
-    """The part of one `ParamGroupBatch` in a traced step.
+class _BatchTrace:
+    """One `ParamGroupBatch` in a traced step.
 
     Args:
         param_batch: The batch.
         parts: Its parameters, each with its index among `TracedStep.params`.
         constants: Number of constants of its rule.
-        numbers: One row per constant of its rule, then for each entry of its schedule one row per parameter, [R, B].
+        coefficients: One row per constant of its rule, then one row per parameter for each entry of its schedule,
+            [R, B].
     """
 
     param_batch: ParamGroupBatch
     parts: list[tuple[ParamState, int]]
     constants: int
-    numbers: Tensor
+    coefficients: Tensor
 
     def fill(self, steps: Sequence[Tensor], products: Sequence[Tensor]) -> None:
-        """Write the numbers of the last update that `steps` counts."""
-        rule, table = self.param_batch.rule, self.param_batch.numbers()
+        """Write the coefficients of the update that `steps` has counted last."""
+        rule, table = self.param_batch.rule, self.param_batch.hyperparameters()
         rows = [*rule.constants(table), *(row for entry in rule.schedule(table, steps, products) for row in entry)]
-        self.numbers.copy_(torch.stack(rows))
+        self.coefficients.copy_(torch.stack(rows))
 
 
 @dataclass(frozen=True, eq=False)
 class TracedStep:
     """A traceable optimizer step, with the tensors that it reads and writes.
 
-    `advance` computes small tensors, such as powers of β, outside of the trace: inside it, a compiler would compute
+    `advance` computes small tensors, such as powers of β, outside of the trace: in the trace, a compiler would compute
     them again for every element of a parameter.
 
     Args:
         params: Stacked parameters, [B, *shape] each, which the step updates.
         state: Moments, which the step updates; the members' own state consists of views of them.
-        numbers: Numbers of each batch, [R, B] each, which `advance` updates in place.
-        shares: One share per batch.
+        coefficients: Coefficients of each batch, [R, B] each, which `advance` updates in place.
+        batches: The batches.
     """
 
     params: list[Tensor]
     state: list[Tensor]
-    numbers: list[Tensor]
-    shares: list[_Share]
+    coefficients: list[Tensor]
+    batches: list[_BatchTrace]
 
     @torch.no_grad()
     def advance(self) -> None:
-        """Count an update and compute its numbers; call it before every run of the trace."""
-        for share in self.shares:
-            steps = [part.steps for part, _ in share.parts if part.steps is not None]
+        """Count an update and compute its coefficients; call it before every run of the trace."""
+        for batch in self.batches:
+            steps = [part.steps for part, _ in batch.parts if part.steps is not None]
             if steps:
                 torch._foreach_add_(steps, 1)
-            share.fill(steps, [part.product[0] for part, _ in share.parts if part.product])
+            batch.fill(steps, [part.product[0] for part, _ in batch.parts if part.product])
 
     def apply(
-        self, params: Sequence[Tensor], grads: Sequence[Tensor], state: Sequence[Tensor], numbers: Sequence[Tensor]
+        self, params: Sequence[Tensor], grads: Sequence[Tensor], state: Sequence[Tensor], coefficients: Sequence[Tensor]
     ) -> None:
         """Update `params` and `state` in place, by functions that `make_fx` can trace.
 
@@ -73,24 +74,24 @@ class TracedStep:
             params: `self.params`, or other tensors of the same shapes, as all arguments.
             grads: Gradients of `params`, in their order.
             state: Moments, shaped as `self.state`.
-            numbers: Numbers, shaped as `self.numbers`.
+            coefficients: Coefficients, shaped as `self.coefficients`.
         """
         left = iter(state)
         with torch.no_grad():
-            for share, mine in zip(self.shares, numbers, strict=True):
-                rows = share.param_batch.rows
+            for batch, mine in zip(self.batches, coefficients, strict=True):
+                rows = batch.param_batch.rows
                 update(
-                    share.param_batch.rule,
-                    [rows(params[i]) for _, i in share.parts],
-                    [rows(grads[i]) for _, i in share.parts],
-                    [[next(left) for _ in part.moments] for part, _ in share.parts],
+                    batch.param_batch.rule,
+                    [rows(params[i]) for _, i in batch.parts],
+                    [rows(grads[i]) for _, i in batch.parts],
+                    [[next(left) for _ in part.moments] for part, _ in batch.parts],
                     mine,
-                    share.constants,
+                    batch.constants,
                 )
 
 
 def trace(param_batches: Sequence[ParamGroupBatch], params: Sequence[Tensor]) -> TracedStep:
-    """The traceable step of some batches on those of `params` that they own; opens the state of these parameters.
+    """The traceable step of some batches, for those of `params` that they own; opens the state of these parameters.
 
     Args:
         param_batches: Batches, in any order.
@@ -100,11 +101,11 @@ def trace(param_batches: Sequence[ParamGroupBatch], params: Sequence[Tensor]) ->
     places: dict[int, int] = {}
     owned: list[Tensor] = []
     state: list[Tensor] = []
-    shares = []
+    batches = []
     for param_batch in param_batches:
         parts = []
         for part in param_batch.parts:
-            stacked = part.column.stacked
+            stacked = part.stacked_param.stacked
             if id(stacked) not in wanted:
                 continue
             if id(stacked) not in places:
@@ -113,19 +114,19 @@ def trace(param_batches: Sequence[ParamGroupBatch], params: Sequence[Tensor]) ->
             state.extend(param_batch.open(part).moments)
             parts.append((part, places[id(stacked)]))
         if parts:
-            shares.append(_share(param_batch, parts))
-    return TracedStep(owned, state, [share.numbers for share in shares], shares)
+            batches.append(_trace_batch(param_batch, parts))
+    return TracedStep(owned, state, [batch.coefficients for batch in batches], batches)
 
 
-def _share(param_batch: ParamGroupBatch, parts: list[tuple[ParamState, int]]) -> _Share:
-    """The share of a batch, with the numbers of the next update, which is not counted yet."""
-    table = param_batch.numbers()
+def _trace_batch(param_batch: ParamGroupBatch, parts: list[tuple[ParamState, int]]) -> _BatchTrace:
+    """Prepare a batch for tracing, with the coefficients of the next update, which is not counted yet."""
+    table = param_batch.hyperparameters()
     steps = [part.steps + 1 for part, _ in parts if part.steps is not None]
     products = [part.product[0].clone() for part, _ in parts if part.product]
     constants = len(param_batch.rule.constants(table))
     entries = len(param_batch.rule.schedule(table, steps, [product.clone() for product in products]))
     dtype = torch.float64 if any(part.param.dtype == torch.float64 for part, _ in parts) else torch.float32
-    numbers = torch.empty(constants + entries * len(parts), table.shape[1], dtype=dtype, device=table.device)
-    share = _Share(param_batch, parts, constants, numbers)
-    share.fill(steps, products)
-    return share
+    coefficients = torch.empty(constants + entries * len(parts), table.shape[1], dtype=dtype, device=table.device)
+    batch = _BatchTrace(param_batch, parts, constants, coefficients)
+    batch.fill(steps, products)
+    return batch

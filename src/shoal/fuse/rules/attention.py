@@ -1,4 +1,4 @@
-"""Attention, with B folded into the batch axis."""
+"""Rules for attention (`scaled_dot_product_attention`, multi-head attention): B is folded into the batch axis."""
 
 import math
 from collections.abc import Sequence
@@ -10,12 +10,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from shoal.fuse.rules.base import Rule
-from shoal.fuse.rules.dropout import drop
+from shoal.fuse.rules.dropout import apply_dropout
 from shoal.fuse.rules.elementwise import raise_rank
-from shoal.fuse.side_effects import draws
-from shoal.fuse.stacked import Stacked, count
+from shoal.fuse.side_effects import draws_random
+from shoal.fuse.stacked import Stacked, member_count
 
-__all__ = ["RULES", "multi_head_parts"]
+__all__ = ["RULES", "multi_head_without_overrides"]
 
 
 def _attention(
@@ -35,16 +35,16 @@ def _attention(
         return NotImplemented
     if enable_gqa and (rank < 3 or any(t.dim() != rank for t in given)):
         return NotImplemented
-    if attn_mask is not None and (is_causal or attn_mask.dim() > rank):  # torch refuses both
+    if attn_mask is not None and (is_causal or attn_mask.dim() > rank):  # torch raises an error for both
         return NotImplemented
-    members = count((*given, attn_mask, dropout_p)) or 1
+    members = member_count((*given, attn_mask, dropout_p)) or 1
     q, k, v = (_whole(t, max(rank, 3), members) for t in given)
     mask = None if attn_mask is None else _whole(attn_mask, max(rank, 3), members)
     if isinstance(dropout_p, Stacked) or dropout_p > 0:
         if enable_gqa:
             k, v = (t.repeat_interleave(q.shape[-3] // t.shape[-3], -3) for t in (k, v))
         weights = _weights(q, k, mask, is_causal, scale)
-        out = drop(weights, dropout_p, tuple(weights.shape[1:])) @ v
+        out = apply_dropout(weights, dropout_p, tuple(weights.shape[1:])) @ v
     else:
         lead = torch.broadcast_shapes(*(t.shape[:-3] for t in (q, k, v)))  # type: ignore[no-untyped-call]
         if mask is not None:
@@ -56,7 +56,7 @@ def _attention(
 
 
 def _whole(value: Any, rank: int, members: int) -> Tensor:
-    """All members' data, [B, 1, ..., *shape], with axes of one so that a member's tensor has rank `rank`."""
+    """All members' data, [B, 1, ..., *shape], with axes of size one so that a member's tensor has rank `rank`."""
     if isinstance(value, Stacked):
         return raise_rank(value, rank)
     shared: Tensor = value.expand(members, *[1] * (rank - value.dim()), *value.shape)
@@ -64,12 +64,12 @@ def _whole(value: Any, rank: int, members: int) -> Tensor:
 
 
 def _folded(data: Tensor, lead: Sequence[int]) -> Tensor:
-    """[..., H, L, E] -> [prod(lead), H, L, E], a view if strides allow."""
+    """[..., H, L, E] -> [prod(lead), H, L, E], as a view if the strides allow it."""
     return data.expand(*lead, *data.shape[-3:]).flatten(0, len(lead) - 1)
 
 
 def _weights(q: Tensor, k: Tensor, mask: Tensor | None, is_causal: bool, scale: float | None) -> Tensor:
-    """Softmax of the scaled scores, [B, ..., L, S]; needed only with dropout."""
+    """Attention weights: softmax of the scaled scores, [B, ..., L, S]; needed only with dropout."""
     scores = (q * (1 / math.sqrt(q.shape[-1]) if scale is None else scale)) @ k.transpose(-1, -2)
     if is_causal:
         allowed = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).tril()
@@ -77,19 +77,19 @@ def _weights(q: Tensor, k: Tensor, mask: Tensor | None, is_causal: bool, scale: 
     if mask is None:
         return scores.softmax(-1)
     scores = scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask
-    return torch._safe_softmax(scores, -1)  # zero instead of NaN in rows with all masked, as in torch's attention
+    return torch._safe_softmax(scores, -1)  # zero instead of NaN in fully masked rows, as in torch's attention
 
 
 def _multi_head(func: Any, *args: Any, **kwargs: Any) -> Any:
-    """Run torch's Python code, whose functions have rules. With dropout, each member needs its own scores."""
-    members = count((args, kwargs))
-    if draws(func, args, kwargs) and members is not None and not isinstance(args[0], Stacked):
+    """Run torch's Python code, whose functions have rules; with dropout, a shared query is expanded to all members."""
+    members = member_count((args, kwargs))
+    if draws_random(func, args, kwargs) and members is not None and not isinstance(args[0], Stacked):
         args = (Stacked(args[0].expand(members, *args[0].shape)), *args[1:])
     with torch._C._EnableTorchFunction():
-        return multi_head_parts(*args, **kwargs)
+        return multi_head_without_overrides(*args, **kwargs)
 
 
-multi_head_parts = FunctionType(
+multi_head_without_overrides = FunctionType(
     F.multi_head_attention_forward.__code__,
     {**F.__dict__, "has_torch_function": lambda tensors: False},
     argdefs=F.multi_head_attention_forward.__defaults__,

@@ -1,18 +1,22 @@
-"""Reductions, softmax and cumulative functions along axes: a member's axis `d` is axis `d + 1` of the stack."""
+"""Rules for functions along axes (reductions, softmax, cumulative functions): a member's axis `d` becomes `d + 1`."""
 
 from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor
 
-from shoal.fuse.rules.base import Rule, named
+from shoal.fuse.rules.base import Rule, functions_named
 from shoal.fuse.stacked import Stacked
 
 __all__ = ["RULES", "axis", "axis_of"]
 
 
 def axis(x: Stacked, dim: int) -> int:
-    """Axis of the stacked tensor for a member's axis; raises torch's IndexError."""
+    """Axis of the stacked tensor that corresponds to a member's axis.
+
+    Raises:
+        IndexError: The member has no such axis; the message is torch's.
+    """
     return axis_of(dim, max(x.dim(), 1))
 
 
@@ -23,7 +27,7 @@ def axis_of(dim: int, rank: int) -> int:
     return dim % rank + 1
 
 
-def _over(func: Any, x: Any, dim: Any = None, *args: Any, **kwargs: Any) -> Any:
+def _along_axes(func: Any, x: Any, dim: Any = None, *args: Any, **kwargs: Any) -> Any:
     """Apply a function along one axis, several axes, or all axes."""
     if not isinstance(x, Stacked) or any(isinstance(value, Tensor) for value in (*args, *kwargs.values())):
         return NotImplemented
@@ -44,14 +48,14 @@ def _over(func: Any, x: Any, dim: Any = None, *args: Any, **kwargs: Any) -> Any:
 
 
 def _softmax(func: Any, x: Any, dim: int | None = None, _stacklevel: int = 3, dtype: Any = None) -> Any:
-    return NotImplemented if dim is None else _over(func, x, dim, dtype=dtype)
+    return NotImplemented if dim is None else _along_axes(func, x, dim, dtype=dtype)
 
 
-_WHOLE = dict.fromkeys(named("sum mean prod amax amin max min argmax argmin all any"))
-"""Reductions that can run over all axes; a dict, since the order of a set differs between processes."""
+_WHOLE = dict.fromkeys(functions_named("sum mean prod amax amin max min argmax argmin all any"))
+"""Reductions that can run over all axes; a dict, because the order of a set differs between processes."""
 
 _ALONG = "std var logsumexp nansum median softmax log_softmax cumsum cumprod cummax cummin logcumsumexp"
 RULES = (
-    Rule.direct(_over, *_WHOLE, *named(_ALONG)),
+    Rule.direct(_along_axes, *_WHOLE, *functions_named(_ALONG)),
     Rule.direct(_softmax, F.softmax, F.log_softmax, F.softmin),
 )

@@ -1,4 +1,4 @@
-"""The contract of a fusion rule: how torch functions run for all members of an array at once."""
+"""`Rule`: the contract of a fusion rule, which runs torch functions for all members of an array at once."""
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -16,9 +16,18 @@ from torch.utils import _pytree as pytree
 
 from shoal.core.errors import FusionError
 from shoal.fuse.autotune import fastest
-from shoal.fuse.stacked import Stacked, count, stack
+from shoal.fuse.stacked import Stacked, member_count, stack
 
-__all__ = ["Layout", "Rule", "channel_major", "merge_channels", "name_of", "named", "split_channels", "whole"]
+__all__ = [
+    "Layout",
+    "Rule",
+    "channel_major",
+    "functions_named",
+    "merge_channels",
+    "name_of",
+    "split_channels",
+    "stacked_data",
+]
 
 _log = logging.getLogger("shoal.fuse")
 
@@ -35,16 +44,17 @@ class Layout(Enum):
 
 @dataclass(frozen=True, eq=False)
 class Rule:
-    """How some functions run for all members of an array at once.
+    """A fusion rule: runs some torch functions for all members of an array at once.
 
     `shoal.fuse.dispatch.dispatch` calls `run` instead of the function if members differ in an argument: in any thread,
     in the forward and the backward pass, in eager steps and while a step is traced. The default `run` first calls
     `declines`, then one of the lowerings. Without a rule, and if the rule declines, a function runs by
-    `torch.func.vmap`, or for one member after another if vmap fails. A rule therefore affects speed alone.
+    `torch.func.vmap`, or for one member after another if vmap fails. So a rule changes the speed, but not the results.
 
-    A rule may return only the members' own results, with their own gradients. It writes to no argument and draws no
-    random numbers. A lowering may raise what torch raises for wrong arguments; the function then runs for one member
-    after another, so that the message is torch's own. `torch.OutOfMemoryError` and `FusionError` propagate.
+    A rule must return the results that the function returns for each member, with the same gradients. It writes to no
+    argument and draws no random numbers. A lowering may raise the errors that torch raises for wrong arguments; the
+    function then runs for one member after another, so that the message is torch's own. `torch.OutOfMemoryError` and
+    `FusionError` propagate.
 
     `shoal.testing.check_rule` checks this contract.
 
@@ -55,14 +65,14 @@ class Rule:
             function's arguments, with tensors [B, *shape] in place of one member's tensors (for a shared tensor, an
             expanded view), and returns the function's result with tensors [B, ...]. Each shape is measured once and
             runs by the fastest lowering; a loop over the members is always a candidate.
-        takes: Memory layouts that the lowerings accept. By default any, including views; with a single layout, tensors
-            are made contiguous in it.
-        gives: Layout of the results for arguments of the same layout; None: no guarantee.
-        declines: Takes the function's arguments, with tensors of one member's shape. Returns a reason if the lowerings
-            do not cover these arguments, else None. Numbers in which members differ are always declined.
-        run: Replaces the lowerings in rules that depend on which arguments are shared. Takes the function and its
-            arguments, each `Stacked` or shared by all members. Returns the members' result, `Stacked`, or
-            NotImplemented to decline. Raises only `NeedsMemberError`, if no result for all members at once can exist.
+        input_layouts: Memory layouts that the lowerings accept. By default any, including views; with a single layout,
+            tensors are made contiguous in this layout.
+        output_layout: Layout of the results for arguments of the same layout; None for no guarantee.
+        declines: Function of the function's arguments, with tensors of one member's shape. It returns a reason if the
+            lowerings do not support these arguments, else None. Floats in which members differ are always declined.
+        run: Replacement of the lowerings, for rules that depend on which arguments are shared. It takes the function
+            and its arguments, each `Stacked` or shared by all members. It returns the members' result, `Stacked`, or
+            NotImplemented to decline. It raises only `NeedsMemberError`, if there is no result for all members at once.
 
     Raises:
         FusionError: There is no function or no lowering, or a function has no overrides.
@@ -70,10 +80,10 @@ class Rule:
 
     functions: tuple[Any, ...]
     lowerings: Mapping[str, Lowering]
-    takes: tuple[Layout, ...] = tuple(Layout)
-    gives: Layout | None = None
+    input_layouts: tuple[Layout, ...] = tuple(Layout)
+    output_layout: Layout | None = None
     declines: Callable[..., str | None] | None = None
-    run: Callable[..., Any] = None  # type: ignore[assignment]  # filled in
+    run: Callable[..., Any] = None  # type: ignore[assignment]  # set in `__post_init__`
 
     def __post_init__(self) -> None:
         if not self.functions or not self.lowerings:
@@ -83,20 +93,20 @@ class Rule:
             object.__setattr__(self, "run", self._fastest)
 
     @classmethod
-    def direct(cls, run: Callable[..., Any], *functions: Any, gives: Layout | None = None) -> "Rule":
+    def direct(cls, run: Callable[..., Any], *functions: Any, output_layout: Layout | None = None) -> "Rule":
         """A rule with a custom `run`, which is its only lowering and takes any layout."""
-        return cls(functions, {"at once": run}, gives=gives, run=run)
+        return cls(functions, {"at once": run}, output_layout=output_layout, run=run)
 
     def _fastest(self, func: Any, *args: Any, **kwargs: Any) -> Any:
-        """The default of `run`."""
+        """The default `run`: the fastest of the lowerings and a loop over the members."""
         leaves, spec = pytree.tree_flatten((args, kwargs))
-        if any(isinstance(leaf, Stacked) and leaf.numbers is not None for leaf in leaves):
+        if any(isinstance(leaf, Stacked) and leaf.floats is not None for leaf in leaves):
             return NotImplemented
         reason = None if self.declines is None else self.declines(*args, **kwargs)
         if reason is not None:
             _log_once(f"the rule of {func} declines: {reason}")
             return NotImplemented
-        members = count(leaves) or 1
+        members = member_count(leaves) or 1
         places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
 
         def filled(tensors: Iterable[Tensor]) -> tuple[Any, Any]:
@@ -123,10 +133,10 @@ class Rule:
 
     def _data(self, value: Tensor, members: int) -> Tensor:
         """All members' data, [B, *shape], in a layout that the lowerings accept."""
-        data = whole(value, members)
-        if len(self.takes) > 1:
+        data = stacked_data(value, members)
+        if len(self.input_layouts) > 1:
             return data
-        if self.takes == (Layout.CHANNEL_MAJOR,) and data.dim() > 2:
+        if self.input_layouts == (Layout.CHANNEL_MAJOR,) and data.dim() > 2:
             return data.transpose(0, 1).contiguous().transpose(0, 1)
         return data.contiguous()
 
@@ -138,7 +148,7 @@ def name_of(func: Any) -> str:
 
 @lru_cache(maxsize=256)
 def _log_once(text: str) -> None:
-    """Log a text the first time that it occurs."""
+    """Log a text when it occurs for the first time."""
     _log.info(text)
 
 
@@ -161,15 +171,17 @@ def _overridable(func: Any) -> Iterator[Any]:
     yield func
 
 
-def named(names: str, *homes: Any) -> tuple[Any, ...]:
-    """The existing functions with these names in `homes`, by default `torch` and `Tensor`."""
-    pairs = [(home, name) for home in homes or (torch, Tensor) for name in names.split()]
-    found = [getattr(home, name, None) for home, name in pairs if home is Tensor or not name.startswith("__")]
+def functions_named(names: str, *namespaces: Any) -> tuple[Any, ...]:
+    """The existing functions with these names in the namespaces, by default `torch` and `Tensor`."""
+    pairs = [(namespace, name) for namespace in namespaces or (torch, Tensor) for name in names.split()]
+    found = [
+        getattr(namespace, name, None) for namespace, name in pairs if namespace is Tensor or not name.startswith("__")
+    ]
     return tuple(func for func in dict.fromkeys(found) if callable(func))  # `torch.float` is a type
 
 
-def whole(value: Any, members: int) -> Tensor:
-    """All members' data, [B, *shape]; a tensor that they share is expanded to a view."""
+def stacked_data(value: Any, members: int) -> Tensor:
+    """All members' data, [B, *shape]; a shared tensor is expanded, as a view."""
     data: Tensor = value.whole if isinstance(value, Stacked) else value.expand(members, *value.shape)
     return data
 

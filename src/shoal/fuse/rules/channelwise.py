@@ -1,6 +1,6 @@
-"""Functions of each channel by itself: pooling, padding, interpolation.
+"""Rules for channelwise functions: pooling, padding, interpolation.
 
-B joins the channels where that copies nothing, else the batch.
+B is merged into the channel axis if this copies nothing, else into the batch axis.
 """
 
 from typing import Any
@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from shoal.fuse.rules.base import Layout, Rule, channel_major, merge_channels, named, split_channels
+from shoal.fuse.rules.base import Layout, Rule, channel_major, functions_named, merge_channels, split_channels
 from shoal.fuse.stacked import Stacked
 
 __all__ = ["RULES", "by_samples"]
@@ -27,8 +27,8 @@ _POOLING = (
 )
 
 
-def _by_planes(func: Any, input: Stacked, *args: Any, **kwargs: Any) -> Any:
-    """Apply a function of each channel, or of each group of adjacent channels, to members' [N, C, ...]."""
+def _by_channels(func: Any, input: Stacked, *args: Any, **kwargs: Any) -> Any:
+    """Apply a function of single channels, or of groups of adjacent channels, to members' [N, C, ...]."""
     data = input.whole
     if channel_major(data):
         members = len(data)
@@ -38,7 +38,7 @@ def _by_planes(func: Any, input: Stacked, *args: Any, **kwargs: Any) -> Any:
 
 
 def by_samples(func: Any, input: Stacked, *args: Any, **kwargs: Any) -> Any:
-    """Apply a function of each sample to members' [N, ...]."""
+    """Apply a function of single samples to members' [N, ...]."""
     out = func(input.whole.flatten(0, 1), *args, **kwargs)
     shape = input.whole.shape[:2]
     return pytree.tree_map_only(Tensor, lambda part: Stacked(part.unflatten(0, shape)), out)
@@ -49,14 +49,16 @@ def _pad(func: Any, input: Any, pad: Any, mode: str = "constant", value: Any = N
         return NotImplemented
     padded = len(pad) // 2  # number of axes, from the last
     if padded <= input.dim() - 2:
-        return _by_planes(func, input, pad, mode, value)
-    if padded == input.dim() - 1 or (mode == "constant" and padded == input.dim()):  # one sample: B is the batch axis
+        return _by_channels(func, input, pad, mode, value)
+    if padded == input.dim() - 1 or (
+        mode == "constant" and padded == input.dim()
+    ):  # a single sample per member, so B is the batch axis
         return Stacked(func(input.whole, pad, mode, value))
     return NotImplemented
 
 
 def _interpolate(func: Any, input: Any, *args: Any, **kwargs: Any) -> Any:
-    return _by_planes(func, input, *args, **kwargs) if isinstance(input, Stacked) else NotImplemented
+    return _by_channels(func, input, *args, **kwargs) if isinstance(input, Stacked) else NotImplemented
 
 
 def _pool(func: Any, input: Any, *args: Any, **kwargs: Any) -> Any:
@@ -66,20 +68,22 @@ def _pool(func: Any, input: Any, *args: Any, **kwargs: Any) -> Any:
     if any(isinstance(value, Tensor) for value in (*args, *kwargs.values())):
         return NotImplemented
     if samples:
-        return _by_planes(func, input, *args, **kwargs)
-    return pytree.tree_map_only(Tensor, Stacked, func(input.whole, *args, **kwargs))  # one sample: B is the batch axis
+        return _by_channels(func, input, *args, **kwargs)
+    return pytree.tree_map_only(
+        Tensor, Stacked, func(input.whole, *args, **kwargs)
+    )  # a single sample per member, so B is the batch axis
 
 
 _SPATIAL = {
     func: spatial
     for spatial in (1, 2, 3)
     for name in _POOLING
-    for func in named(name.format(spatial), torch, F, torch._C._nn)
+    for func in functions_named(name.format(spatial), torch, F, torch._C._nn)
 }
 
 
 RULES = (
-    Rule.direct(_pad, F.pad, gives=Layout.CHANNEL_MAJOR),
-    Rule.direct(_interpolate, F.interpolate, gives=Layout.CHANNEL_MAJOR),
-    Rule.direct(_pool, *_SPATIAL, gives=Layout.CHANNEL_MAJOR),
+    Rule.direct(_pad, F.pad, output_layout=Layout.CHANNEL_MAJOR),
+    Rule.direct(_interpolate, F.interpolate, output_layout=Layout.CHANNEL_MAJOR),
+    Rule.direct(_pool, *_SPATIAL, output_layout=Layout.CHANNEL_MAJOR),
 )

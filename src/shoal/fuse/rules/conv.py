@@ -1,9 +1,9 @@
-"""Convolutions of all members: one with B groups, batched matrix products, or a loop, whichever is fastest.
+"""Rules for convolutions: a convolution with B groups, batched matrix products (im2col), or a loop, by measurement.
 
-With an input of each member's own, the grouped form needs the channel-major layout [N, B*C, ...]. Its result keeps that
-order in memory, as do elementwise functions, norms and pooling of the result, so a chain of convolutions transposes
-nothing. The other lowerings keep the layout of their input. An input that all members share takes one convolution with
-B*C outputs. Under a shared weight, B is folded into the batch.
+If each member has its own input, the grouped lowering needs the channel-major layout [N, B*C, ...]. Its result has the
+same layout, as have elementwise functions, norms and pooling of the result, so a chain of convolutions transposes
+nothing. The other lowerings keep the layout of their input. If all members share the input, one convolution with B*C
+outputs computes all results. If all members share the weight, B is folded into the batch axis.
 """
 
 import math
@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from shoal.fuse.autotune import fastest
-from shoal.fuse.rules.base import Layout, Rule, merge_channels, split_channels, whole
+from shoal.fuse.rules.base import Layout, Rule, merge_channels, split_channels, stacked_data
 from shoal.fuse.stacked import Stacked
 
 __all__ = ["RULES"]
@@ -29,10 +29,10 @@ _Lowering = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 """All members' convolutions: [B, N, C, ...], [B, *weight] and [B, O] -> [B, N, O, ...]."""
 
 _SMALL = 2**20
-"""Multiplications of a member, approximately."""
+"""Number of multiplications of one member, approximately, below which a convolution counts as small."""
 
 _MOST_ELEMENTS = 2**24
-"""Limit of elements of the columns: K windows of an input take K times its memory."""
+"""Largest number of elements of the columns (im2col): columns of K-element kernels take K times the input's memory."""
 
 
 def _conv(
@@ -45,16 +45,16 @@ def _conv(
     dilation: Any = 1,
     groups: int = 1,
 ) -> Any:
-    if input.dim() != weight.dim():  # without the axis N
+    if input.dim() != weight.dim():  # the input has no batch axis
         return NotImplemented
 
     def run(x: Tensor, w: Tensor, b: Tensor | None, groups: int) -> Tensor:
         return func(x, w, b, stride, padding, dilation, groups)  # type: ignore[no-any-return]
 
     window = _ConvWindow.of(weight.shape[2:], stride, padding, dilation) if groups == 1 else None
-    columns = window.convolve if window is not None and window.small(_elements(input, weight)) else None
-    settings = (*map(_fixed, (stride, padding, dilation)), groups)
-    return _all(func.__name__, run, input, weight, bias, settings, columns, _outputs_first)
+    columns = window.convolve if window is not None and window.is_small(_elements(input, weight)) else None
+    settings = (*map(_hashable, (stride, padding, dilation)), groups)
+    return _run_all_members(func.__name__, run, input, weight, bias, settings, columns, _merge_outputs)
 
 
 def _conv_transposed(
@@ -74,11 +74,11 @@ def _conv_transposed(
     def run(x: Tensor, w: Tensor, b: Tensor | None, groups: int) -> Tensor:
         return func(x, w, b, stride, padding, output_padding, groups, dilation)  # type: ignore[no-any-return]
 
-    settings = (*map(_fixed, (stride, padding, output_padding, dilation)), groups)
-    return _all(func.__name__, run, input, weight, bias, settings, None, merge_channels)
+    settings = (*map(_hashable, (stride, padding, output_padding, dilation)), groups)
+    return _run_all_members(func.__name__, run, input, weight, bias, settings, None, merge_channels)
 
 
-def _all(
+def _run_all_members(
     name: str,
     run: _Run,
     input: Any,
@@ -88,19 +88,19 @@ def _all(
     columns: _Lowering | None,
     merge_weights: Callable[[Tensor], Tensor],
 ) -> Any:
-    """A convolution of all members, whichever arguments are shared; the last of `settings` is its groups."""
+    """A convolution of all members, for any combination of shared arguments; the last of `settings` is `groups`."""
     groups = settings[-1]
     if not isinstance(weight, Stacked):
         return _under_shared_weight(run, groups, input, weight, bias)
     w = weight.whole
-    b = None if bias is None else whole(bias, len(w))
+    b = None if bias is None else stacked_data(bias, len(w))
     if not isinstance(input, Stacked) and groups == 1:
         shared: dict[str, _Lowering] = {
             "one": partial(_of_shared_input, run, merge_weights),
             "loop": lambda x, w, b: _loop(run, groups, x.expand(len(w), *x.shape), w, b),
         }
         return Stacked(fastest(name, shared, (input, w, b), settings))
-    x = whole(input, len(w))
+    x = stacked_data(input, len(w))
     lowerings: dict[str, _Lowering] = {"grouped": partial(_grouped, run, groups)}
     if columns is not None:
         lowerings["bmm"] = columns
@@ -110,10 +110,10 @@ def _all(
 
 
 def _prefers_loop(x: Tensor, w: Tensor, groups: int) -> bool:
-    """Whether the loop is the default lowering, to use without a measurement.
+    """Whether the loop is the default lowering, which is used without a measurement.
 
-    On a CPU, oneDNN's kernels process blocks of 8 channels. Groups that do not fill a block take up to twice the time,
-    which matters in all but small convolutions.
+    On a CPU, oneDNN's kernels process blocks of 8 channels. A grouped convolution whose groups do not fill a block
+    takes up to twice the time, which matters in all but small convolutions.
     """
     if x.device.type != "cpu" or groups > 1 or not (w.shape[1] % 8 or w.shape[2] % 8):
         return False
@@ -129,7 +129,7 @@ def _grouped(run: _Run, groups: int, x: Tensor, w: Tensor, b: Tensor | None) -> 
 def _loop(run: _Run, groups: int, x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
     biases = [None] * len(w) if b is None else b.unbind(0)
     own = [run(*row, groups) for row in zip(x.unbind(0), w.unbind(0), biases, strict=True)]
-    if _samples_lead(x):
+    if _is_sample_major(x):
         return torch.stack(own, 1).transpose(0, 1)
     if own[0].is_contiguous():
         return torch.stack(own)
@@ -149,10 +149,10 @@ def _under_shared_weight(run: _Run, groups: int, input: Any, weight: Tensor, bia
     if not isinstance(input, Stacked):
         out = run(input, weight, common, groups).unsqueeze(0)
     else:
-        turn = _samples_lead(input.whole)
-        x = input.whole.transpose(0, 1) if turn else input.whole
+        transposed = _is_sample_major(input.whole)
+        x = input.whole.transpose(0, 1) if transposed else input.whole
         out = torch.unflatten(run(x.flatten(0, 1), weight, common, groups), 0, x.shape[:2])
-        out = out.transpose(0, 1) if turn else out
+        out = out.transpose(0, 1) if transposed else out
     if not own_bias:
         return Stacked(out)
     if bias.shape != out.shape[2:3]:
@@ -161,7 +161,7 @@ def _under_shared_weight(run: _Run, groups: int, input: Any, weight: Tensor, bia
     return Stacked(out + bias.whole.to(out.dtype).view(len(bias.whole), 1, -1, *space))
 
 
-def _outputs_first(w: Tensor) -> Tensor:
+def _merge_outputs(w: Tensor) -> Tensor:
     """[B, O, C, ...] -> [B*O, C, ...]."""
     return w.flatten(0, 1)
 
@@ -171,26 +171,26 @@ def _elements(input: Tensor, weight: Any) -> int:
     return input.numel() * (len(weight.whole) if isinstance(weight, Stacked) else 1)
 
 
-def _fixed(value: Any) -> Hashable:
+def _hashable(value: Any) -> Hashable:
     return tuple(value) if isinstance(value, list) else value
 
 
-def _samples_lead(data: Tensor) -> bool:
-    """Whether [B, N, C, ...] lies in memory as [N, B, C, ...], which is channel-major."""
+def _is_sample_major(data: Tensor) -> bool:
+    """Whether the memory order of [B, N, C, ...] is N, B, C, ..., which is channel-major."""
     return not data.is_contiguous() and data.transpose(0, 1).is_contiguous()
 
 
 @dataclass(frozen=True)
 class _ConvWindow:
-    """The windows of a convolution without groups, for matrix products of weights with columns (im2col).
+    """The windows of a convolution without groups, for products of weights with columns (im2col).
 
-    The columns are the windows of the input, written side by side. Each field has one number per spatial axis.
+    Each column contains the elements of one window of the input. Each field has one number per spatial axis.
 
     Args:
         kernel: Size of the kernel.
-        stride: Steps between windows.
-        padding: Zeros on either side.
-        dilation: Steps within a window.
+        stride: Distance between windows.
+        padding: Number of zeros on either side.
+        dilation: Distance between elements of a window.
     """
 
     kernel: Sequence[int]
@@ -206,7 +206,7 @@ class _ConvWindow:
         padding: str | int | Sequence[int],
         dilation: int | Sequence[int],
     ) -> "_ConvWindow | None":
-        """The windows for a convolution's options; None for unsupported ones: 3-d kernels, uneven padding."""
+        """The windows for a convolution's options; None if unsupported: most 3-d kernels, and uneven padding."""
         steps, widths = _each_axis(stride, len(kernel)), _each_axis(dilation, len(kernel))
         if padding == "same":
             spans = [width * (size - 1) for width, size in zip(widths, kernel, strict=True)]
@@ -224,7 +224,7 @@ class _ConvWindow:
         ones = (*self.kernel, *self.stride)
         return all(size == 1 for size in ones) and not any(self.padding)
 
-    def places(self, space: Sequence[int]) -> list[int]:
+    def window_counts(self, space: Sequence[int]) -> list[int]:
         """Number of windows along each axis of an input of size `space`."""
         return [
             (size + 2 * zeros - width * (kernel - 1) - 1) // step + 1
@@ -233,7 +233,7 @@ class _ConvWindow:
             )
         ]
 
-    def small(self, inputs: int) -> bool:
+    def is_small(self, inputs: int) -> bool:
         """Whether the columns of an input with `inputs` elements are below the memory limit."""
         return self.pointwise or inputs * math.prod(self.kernel) <= _MOST_ELEMENTS * math.prod(self.stride)
 
@@ -248,20 +248,20 @@ class _ConvWindow:
         Returns:
             [B, N, O, *places], channel-major if `x` is.
         """
-        columns = self._unfold(x.transpose(0, 1)).transpose(0, 1) if _samples_lead(x) else self._unfold(x)
+        columns = self._unfold(x.transpose(0, 1)).transpose(0, 1) if _is_sample_major(x) else self._unfold(x)
         out = _product(weight.flatten(2), columns)
         if bias is not None:
             out = out + bias.to(out.dtype)[:, None, :, None]
-        return torch.unflatten(out, 3, self.places(x.shape[3:]))
+        return torch.unflatten(out, 3, self.window_counts(x.shape[3:]))
 
     def _unfold(self, x: Tensor) -> Tensor:
         """[P, Q, C, *S] -> [P, Q, C*K, L], for L windows of K elements."""
         if self.pointwise:
             return x.flatten(3)
         images = x.flatten(0, 1) if x.dim() == 5 else x.flatten(0, 1).unsqueeze(2)
-        return torch.unflatten(F.unfold(images, *self._planar()), 0, x.shape[:2])
+        return torch.unflatten(F.unfold(images, *self._two_dimensional()), 0, x.shape[:2])
 
-    def _planar(self) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+    def _two_dimensional(self) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
         """Kernel, dilation, padding and stride in two dimensions, as `F.unfold` takes them."""
         lead = 2 - len(self.kernel)
         return (
@@ -281,14 +281,14 @@ def _each_axis(value: int | Sequence[int], axes: int) -> list[int]:
 def _product(weight: Tensor, columns: Tensor) -> Tensor:
     """[B, O, K] times [B, N, K, L] -> [B, N, O, L].
 
-    Computed as one product per sample, which repeats the weights, or one per member, which transposes the columns:
-    whichever moves less memory.
+    One product per sample repeats the weights, and one product per member transposes the columns. The variant that
+    moves less memory is used.
     """
     outputs, length = weight.shape[1], columns.shape[3]
     if length < outputs:
-        turned = columns.transpose(1, 2)
-        return torch.unflatten(weight @ turned.flatten(2), 2, turned.shape[2:]).transpose(1, 2)
-    if _samples_lead(columns):
+        transposed = columns.transpose(1, 2)
+        return torch.unflatten(weight @ transposed.flatten(2), 2, transposed.shape[2:]).transpose(1, 2)
+    if _is_sample_major(columns):
         return (weight @ columns.transpose(0, 1)).transpose(0, 1)
     return weight.unsqueeze(1) @ columns
 
@@ -298,13 +298,13 @@ RULES = (
     Rule(
         (F.conv1d, F.conv2d, F.conv3d),
         {**_LOWERINGS, "bmm": _ConvWindow.convolve},
-        gives=Layout.CHANNEL_MAJOR,
+        output_layout=Layout.CHANNEL_MAJOR,
         run=_conv,
     ),
     Rule(
         (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d),
         _LOWERINGS,
-        gives=Layout.CHANNEL_MAJOR,
+        output_layout=Layout.CHANNEL_MAJOR,
         run=_conv_transposed,
     ),
 )

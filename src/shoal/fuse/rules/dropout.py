@@ -1,4 +1,4 @@
-"""Dropout, with a mask and a rate of each member; see `shoal.fuse.randomness`."""
+"""Rules for dropout: each member has its own mask and rate; see `shoal.fuse.randomness`."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -8,17 +8,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from shoal.fuse.randomness import current, keep_mask
-from shoal.fuse.rules.base import Layout, Rule, whole
+from shoal.fuse.randomness import current_source, keep_mask
+from shoal.fuse.rules.base import Layout, Rule, stacked_data
 from shoal.fuse.stacked import Stacked
 
-__all__ = ["RULES", "drop"]
+__all__ = ["RULES", "apply_dropout"]
 
 _ALPHA = 1.7580993408473766
-"""Minus the limit of SELU at minus infinity; alpha dropout replaces dropped elements by -α."""
+"""α, the negative limit of SELU at minus infinity; alpha dropout sets dropped elements to -α."""
 
 
-def drop(data: Tensor, p: Any, mask_shape: Sequence[int]) -> Tensor:
+def apply_dropout(data: Tensor, p: Any, mask_shape: Sequence[int]) -> Tensor:
     """Zero elements of all members' data at rate `p` and scale the others by 1 / (1 - p).
 
     Args:
@@ -27,8 +27,8 @@ def drop(data: Tensor, p: Any, mask_shape: Sequence[int]) -> Tensor:
         mask_shape: Shape of one member's mask, which broadcasts to its data (with ones for channel dropout).
     """
     rates = _rates(p)
-    kept = _kept(data, rates, mask_shape)
-    factor: Tensor = kept * _column([1 / (1 - rate) if rate < 1 else 0.0 for rate in rates], data)
+    kept = _keep_mask(data, rates, mask_shape)
+    factor: Tensor = kept * _broadcastable([1 / (1 - rate) if rate < 1 else 0.0 for rate in rates], data)
     return data * factor.to(data.dtype)
 
 
@@ -38,10 +38,10 @@ def _drop_alpha(data: Tensor, p: Any, mask_shape: Sequence[int]) -> Tensor:
     a = ((1 - p) (1 + p α²))^(-1/2); "Self-Normalizing Neural Networks", section 3. At p = 1 the result is zero.
     """
     rates = _rates(p)
-    kept = _kept(data, rates, mask_shape)
+    kept = _keep_mask(data, rates, mask_shape)
     gains = [1 / math.sqrt((_ALPHA**2 * rate + 1) * (1 - rate)) if rate < 1 else 0.0 for rate in rates]
-    gain = _column(gains, data)
-    shift = _column([_ALPHA * a * rate for a, rate in zip(gains, rates, strict=True)], data)
+    gain = _broadcastable(gains, data)
+    shift = _broadcastable([_ALPHA * a * rate for a, rate in zip(gains, rates, strict=True)], data)
     factor: Tensor = kept * gain
     offset: Tensor = (kept - 1) * (gain * _ALPHA) + shift
     return data * factor.to(data.dtype) + offset.to(data.dtype)
@@ -49,35 +49,35 @@ def _drop_alpha(data: Tensor, p: Any, mask_shape: Sequence[int]) -> Tensor:
 
 def _rates(p: Any) -> tuple[float, ...]:
     """One rate for all members, or one per member."""
-    return (p.numbers or ()) if isinstance(p, Stacked) else (p,)
+    return (p.floats or ()) if isinstance(p, Stacked) else (p,)
 
 
-def _kept(data: Tensor, rates: tuple[float, ...], mask_shape: Sequence[int]) -> Tensor:
-    """The mask, [B, *mask_shape]: one for kept elements, zero for dropped ones."""
+def _keep_mask(data: Tensor, rates: tuple[float, ...], mask_shape: Sequence[int]) -> Tensor:
+    """The mask, [B, *mask_shape]: one for elements that are kept, zero for elements that are dropped."""
     drawing = [rate > 0 for rate in rates] if len(rates) > 1 else None
-    keys = current(len(data)).next(drawing)
+    keys = current_source(len(data)).next(drawing)
     if rates == (1,):
         return data.new_zeros(())
-    return keep_mask(keys, tuple(mask_shape), _column(rates, data), data.device).to(data.dtype)
+    return keep_mask(keys, tuple(mask_shape), _broadcastable(rates, data), data.device).to(data.dtype)
 
 
-def _column(values: Sequence[float], data: Tensor) -> Any:
-    """One number for all members, or one per member as [B, 1, ...], which broadcasts over the data."""
+def _broadcastable(values: Sequence[float], data: Tensor) -> Any:
+    """One number for all members, or one per member as a tensor [B, 1, ...] that broadcasts to the data."""
     if len(values) == 1:
         return values[0]
     return torch.tensor(values, dtype=torch.float64, device=data.device).view(-1, *[1] * (data.dim() - 1))
 
 
-def _dropout(zeroed: Callable[..., Tensor], channels: bool = False, idle: bool = False) -> Callable[..., Any]:
+def _dropout(drop: Callable[..., Tensor], channels: bool = False, off_by_default: bool = False) -> Callable[..., Any]:
     """Make the `run` of a dropout rule.
 
     Args:
-        zeroed: Function of data, rate and mask shape that returns the result.
+        drop: Function of data, rate and mask shape that returns the result.
         channels: Whether to drop whole channels of a sample.
-        idle: Whether `training` is False by default.
+        off_by_default: Whether `training` is False by default.
     """
 
-    def rule(func: Any, input: Any, p: Any = 0.5, training: bool = not idle, inplace: bool = False) -> Any:
+    def rule(func: Any, input: Any, p: Any = 0.5, training: bool = not off_by_default, inplace: bool = False) -> Any:
         rates = _rates(p)
         if not rates:
             return NotImplemented
@@ -92,8 +92,8 @@ def _dropout(zeroed: Callable[..., Tensor], channels: bool = False, idle: bool =
             if input.dim() < lead:
                 return NotImplemented
             shape = shape[:lead] + (1,) * (len(shape) - lead)
-        data = whole(input, len(rates))
-        out = zeroed(data, p, shape)
+        data = stacked_data(input, len(rates))
+        out = drop(data, p, shape)
         if inplace or func is torch.dropout_:
             data.copy_(out)
             return input
@@ -105,11 +105,17 @@ def _dropout(zeroed: Callable[..., Tensor], channels: bool = False, idle: bool =
 _ONE_SAMPLE = {F.dropout1d: 2, F.dropout3d: 4}
 """Rank of an input without batch axis; `F.dropout2d` treats any input as a batch."""
 
-_plain = _dropout(drop)
+_plain = _dropout(apply_dropout)
 RULES = (
-    Rule.direct(_plain, F.dropout, gives=Layout.CHANNEL_MAJOR),
+    Rule.direct(_plain, F.dropout, output_layout=Layout.CHANNEL_MAJOR),
     Rule.direct(lambda func, input, p, train: _plain(func, input, p, train), torch.dropout, torch.dropout_),
-    Rule.direct(_dropout(drop, channels=True), F.dropout1d, F.dropout2d, F.dropout3d, gives=Layout.CHANNEL_MAJOR),
-    Rule.direct(_dropout(_drop_alpha, idle=True), F.alpha_dropout),
-    Rule.direct(_dropout(_drop_alpha, channels=True, idle=True), F.feature_alpha_dropout),
+    Rule.direct(
+        _dropout(apply_dropout, channels=True),
+        F.dropout1d,
+        F.dropout2d,
+        F.dropout3d,
+        output_layout=Layout.CHANNEL_MAJOR,
+    ),
+    Rule.direct(_dropout(_drop_alpha, off_by_default=True), F.alpha_dropout),
+    Rule.direct(_dropout(_drop_alpha, channels=True, off_by_default=True), F.feature_alpha_dropout),
 )

@@ -1,4 +1,4 @@
-"""Elementwise functions: they run once on the stacked data of all members."""
+"""Rules for elementwise functions: they run once on the stacked data of all members, with axes aligned to broadcast."""
 
 from typing import Any
 
@@ -6,8 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from shoal.fuse.rules.base import Layout, Rule, named, whole
-from shoal.fuse.stacked import Stacked, agree, count
+from shoal.fuse.rules.base import Layout, Rule, functions_named, stacked_data
+from shoal.fuse.stacked import Stacked, agreed_value, member_count
 
 __all__ = ["RULES", "align", "elementwise", "like", "raise_rank"]
 
@@ -34,11 +34,11 @@ _NARY = """
 
 
 def align(values: tuple[Any, ...]) -> list[Any] | None:
-    """Insert axes after B in the data of all members, so that members' shapes broadcast from the right as in torch.
+    """Insert axes after B in the data of all members, so that the members' shapes broadcast from the right as in torch.
 
     Returns:
-        The arguments with every stacked tensor replaced by a plain one. None if torch would promote types differently
-        for one member, whose 0-dimensional tensor has the lower priority.
+        The arguments, with every stacked tensor replaced by its data. None if torch would promote dtypes differently
+        for one member, because a 0-dimensional tensor has a lower priority in type promotion.
     """
     rank = 0
     dtypes = set()
@@ -46,7 +46,7 @@ def align(values: tuple[Any, ...]) -> list[Any] | None:
     for value in values:
         if isinstance(value, Tensor):
             rank = max(rank, value.dim())
-            if isinstance(value, Stacked) and value.numbers is not None:
+            if isinstance(value, Stacked) and value.floats is not None:
                 number = True
                 continue
             dtypes.add(value.dtype)
@@ -58,8 +58,8 @@ def align(values: tuple[Any, ...]) -> list[Any] | None:
 
 
 def _with_float(values: tuple[Any, ...]) -> Tensor:
-    """An empty tensor with the type and device of a Python float combined with the other arguments."""
-    tensors = [v for v in values if isinstance(v, Tensor) and not (isinstance(v, Stacked) and v.numbers is not None)]
+    """An empty tensor with the dtype and device of a Python float that is combined with the other arguments."""
+    tensors = [v for v in values if isinstance(v, Tensor) and not (isinstance(v, Stacked) and v.floats is not None)]
     dtype = torch.get_default_dtype()
     for tensor in tensors:
         if tensor.dtype.is_floating_point or tensor.dtype.is_complex:
@@ -69,11 +69,11 @@ def _with_float(values: tuple[Any, ...]) -> Tensor:
 
 def _raised(value: Stacked, rank: int, like: Tensor | None) -> Tensor:
     data = raise_rank(value, rank)
-    return data.to(like) if value.numbers is not None and like is not None else data
+    return data.to(like) if value.floats is not None and like is not None else data
 
 
 def raise_rank(value: Stacked, rank: int) -> Tensor:
-    """Data of all members with axes of one inserted after B, so that a member has `rank` axes."""
+    """Data of all members, with axes of size one inserted after B so that a member has `rank` axes."""
     data = value.whole
     missing = rank - data.dim() + 1
     return data.view(len(data), *[1] * missing, *data.shape[1:]) if missing else data
@@ -84,11 +84,11 @@ def elementwise(func: Any, *args: Any, **kwargs: Any) -> Any:
     for value in kwargs.values() if kwargs else ():
         if isinstance(value, Tensor):
             return NotImplemented
-    data = _of_one_rank(args)
+    data = _data_of_equal_rank(args)
     if data is None:
         first = args[0]
-        if isinstance(first, Stacked) and first.numbers is not None:
-            result = _on_numbers(func.__name__, args)
+        if isinstance(first, Stacked) and first.floats is not None:
+            result = _on_floats(func.__name__, args)
             if result is not NotImplemented:
                 return result
         data = align(args)
@@ -100,8 +100,8 @@ def elementwise(func: Any, *args: Any, **kwargs: Any) -> Any:
     return args[0] if result is data[0] else Stacked(result)
 
 
-def _of_one_rank(args: tuple[Any, ...]) -> list[Any] | None:
-    """The data, if members' tensors have one rank and shared tensors no higher one, so that none needs alignment."""
+def _data_of_equal_rank(args: tuple[Any, ...]) -> list[Any] | None:
+    """The data if no alignment is needed: stacked tensors have one rank, and shared ones no higher rank; else None."""
     data = []
     rank = shared = 0
     for value in args:
@@ -118,25 +118,25 @@ def _of_one_rank(args: tuple[Any, ...]) -> list[Any] | None:
     return data if rank > 1 and shared < rank else None
 
 
-def _on_numbers(name: str, args: tuple[Any, ...]) -> Any:
-    """Apply Python's float operation for each member, if all arguments are numbers."""
+def _on_floats(name: str, args: tuple[Any, ...]) -> Any:
+    """Apply the operation of Python's float for each member if all arguments are numbers."""
     method = getattr(float, f"__{name.strip('_')}__", None)
     members = len(args[0].whole)
     columns = []
     for value in args:
-        if isinstance(value, Stacked) and value.numbers is not None:
-            columns.append(value.numbers)
+        if isinstance(value, Stacked) and value.floats is not None:
+            columns.append(value.floats)
         elif isinstance(value, (int, float)) and method is not None:
             columns.append((float(value),) * members)
         else:
             return NotImplemented
     values = [method(*row) for row in zip(*columns, strict=True)] if method else [NotImplemented]
     if isinstance(values[0], bool):
-        return agree(values)
-    return Stacked.of_numbers(tuple(values)) if isinstance(values[0], float) else NotImplemented
+        return agreed_value(values)
+    return Stacked.of_floats(tuple(values)) if isinstance(values[0], float) else NotImplemented
 
 
-def _same_element(func: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
+def _unary(func: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
     """Apply an elementwise function of one tensor to the data of all members."""
     for value in (*args, *kwargs.values()) if kwargs else args:
         if isinstance(value, Stacked):
@@ -149,7 +149,7 @@ def _same_element(func: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _clamp(func: Any, x: Any, min: Any = None, max: Any = None) -> Any:
-    """Limits are numbers or tensors; autograd needs two tensor limits to have one shape."""
+    """Run `clamp`, whose limits are numbers or tensors; autograd requires two tensor limits to have equal shapes."""
     aligned = align((x, min, max))
     if aligned is None:
         return NotImplemented
@@ -161,9 +161,9 @@ def _clamp(func: Any, x: Any, min: Any = None, max: Any = None) -> Any:
 
 
 def _prelu(func: Any, input: Any, weight: Any) -> Any:
-    """x where positive, else w·x, with w [1] or [C] along axis 1. vmap's own rule is wrong for a shared x."""
-    members = count((input, weight)) or 1
-    data = whole(input, members)
+    """Run `prelu`: x if positive, else w·x, with w [1] or [C] along axis 1; vmap's rule is wrong for a shared x."""
+    members = member_count((input, weight)) or 1
+    data = stacked_data(input, members)
     slopes = weight.whole if isinstance(weight, Stacked) else weight.unsqueeze(0)
     if weight.numel() not in (1, input.shape[1] if input.dim() > 1 else 1):
         return NotImplemented
@@ -173,7 +173,7 @@ def _prelu(func: Any, input: Any, weight: Any) -> Any:
 
 
 def like(func: Any, x: Tensor, *args: Any, **kwargs: Any) -> Any:
-    """Apply a function that reads only type and device of its other tensor."""
+    """Apply a function that reads only the dtype and device of its second tensor."""
     kwargs.pop("memory_format", None)
     plain = [value.whole if isinstance(value, Stacked) else value for value in args]
     if not isinstance(x, Stacked):
@@ -186,11 +186,15 @@ def _with_in_place(names: str) -> str:
     return " ".join(f"{name} {name}_" for name in names.split())
 
 
-_HOMES = (torch, Tensor, F)
+_NAMESPACES = (torch, Tensor, F)
 RULES = (
-    Rule.direct(_clamp, *named(_with_in_place("clamp clip"), *_HOMES), gives=Layout.CHANNEL_MAJOR),
-    Rule.direct(elementwise, *named(_with_in_place(_NARY), *_HOMES), gives=Layout.CHANNEL_MAJOR),
-    Rule.direct(_same_element, *named(_with_in_place(_UNARY) + " detach", *_HOMES), gives=Layout.CHANNEL_MAJOR),
-    Rule.direct(_prelu, *named("prelu", *_HOMES), gives=Layout.CHANNEL_MAJOR),
-    Rule.direct(like, *named(_LIKE, *_HOMES), gives=Layout.CHANNEL_MAJOR),
+    Rule.direct(
+        _clamp, *functions_named(_with_in_place("clamp clip"), *_NAMESPACES), output_layout=Layout.CHANNEL_MAJOR
+    ),
+    Rule.direct(elementwise, *functions_named(_with_in_place(_NARY), *_NAMESPACES), output_layout=Layout.CHANNEL_MAJOR),
+    Rule.direct(
+        _unary, *functions_named(_with_in_place(_UNARY) + " detach", *_NAMESPACES), output_layout=Layout.CHANNEL_MAJOR
+    ),
+    Rule.direct(_prelu, *functions_named("prelu", *_NAMESPACES), output_layout=Layout.CHANNEL_MAJOR),
+    Rule.direct(like, *functions_named(_LIKE, *_NAMESPACES), output_layout=Layout.CHANNEL_MAJOR),
 )

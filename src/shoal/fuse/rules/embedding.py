@@ -1,4 +1,4 @@
-"""Embeddings: one table of B*V rows, with the indices of member b shifted by b*V."""
+"""Rules for embeddings: lookups in one table of B*V rows, with the indices of member b shifted by b*V."""
 
 from typing import Any
 
@@ -7,21 +7,21 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from shoal.core.errors import FusionError
-from shoal.fuse.rules.base import Rule, whole
-from shoal.fuse.stacked import NeedsMemberError, Stacked, count
+from shoal.fuse.rules.base import Rule, stacked_data
+from shoal.fuse.stacked import NeedsMemberError, Stacked, member_count
 
 __all__ = ["RULES"]
 
 
 def _table(weight: Any) -> Tensor:
-    """[B, V, E] -> [B*V, E], a view of contiguous data; a shared table [V, E] stays unchanged."""
+    """[B, V, E] -> [B*V, E], as a view of contiguous data; a shared table [V, E] is returned unchanged."""
     return weight.whole.flatten(0, 1) if isinstance(weight, Stacked) else weight
 
 
-def _rows(input: Any, weight: Any) -> Tensor:
-    """Indices as rows of the table, [B, *]."""
-    members = count((input, weight)) or 1
-    indices = whole(input, members)
+def _table_indices(input: Any, weight: Any) -> Tensor:
+    """Indices of rows of the common table, [B, *]."""
+    members = member_count((input, weight)) or 1
+    indices = stacked_data(input, members)
     if not isinstance(weight, Stacked):
         return indices
     rows = weight.shape[0]
@@ -31,12 +31,12 @@ def _rows(input: Any, weight: Any) -> Tensor:
 
 
 def _renormalise(table: Tensor, rows: Tensor, max_norm: float | None, norm_type: float) -> None:
-    """Bring the rows looked up to a norm of at most `max_norm`, in place."""
+    """Scale the rows that are looked up to a norm of at most `max_norm`, in place."""
     if max_norm is not None:
         torch.embedding_renorm_(table.detach(), rows.reshape(-1), max_norm, norm_type)
 
 
-def _refuse(weight: Any, max_norm: Any, sparse: bool) -> None:
+def _refuse_unsupported(weight: Any, max_norm: Any, sparse: bool) -> None:
     if sparse and isinstance(weight, Stacked) and weight.whole.requires_grad:
         raise FusionError("the gradient of a fused embedding is dense; pass sparse=False to the embedding")
     if max_norm is not None and not isinstance(weight, Stacked):
@@ -44,11 +44,11 @@ def _refuse(weight: Any, max_norm: Any, sparse: bool) -> None:
 
 
 def _writable(weight: Any, max_norm: Any) -> bool:
-    """Whether `_renormalise` writes to the memory of the weight, not to a copy."""
+    """Whether `_renormalise` would write to the memory of the weight, and not to a copy."""
     return max_norm is None or weight.whole.is_contiguous()
 
 
-def _are(input: Any, index: int) -> Tensor:
+def _equals(input: Any, index: int) -> Tensor:
     """Mask of the indices that equal `index`, [B, *], or [1, *] for a shared input."""
     indices: Tensor = input.whole if isinstance(input, Stacked) else input.unsqueeze(0)
     return indices == index
@@ -64,14 +64,14 @@ def _embedding(
     scale_grad_by_freq: bool = False,
     sparse: bool = False,
 ) -> Any:
-    _refuse(weight, max_norm, sparse)
+    _refuse_unsupported(weight, max_norm, sparse)
     if isinstance(max_norm, Stacked) or isinstance(norm_type, Stacked) or not _writable(weight, max_norm):
         return NotImplemented
-    table, rows = _table(weight), _rows(input, weight)
+    table, rows = _table(weight), _table_indices(input, weight)
     _renormalise(table, rows, max_norm, norm_type)
     out = F.embedding(rows, table, scale_grad_by_freq=scale_grad_by_freq)
-    if padding_idx is not None:  # the row of the padding index takes no gradient, in each member
-        out = torch.where(_are(input, padding_idx % weight.shape[0]).unsqueeze(-1), out.detach(), out)
+    if padding_idx is not None:  # in each member, the row of the padding index gets no gradient
+        out = torch.where(_equals(input, padding_idx % weight.shape[0]).unsqueeze(-1), out.detach(), out)
     return Stacked(out)
 
 
@@ -89,23 +89,23 @@ def _embedding_bag(
     include_last_offset: bool = False,
     padding_idx: int | None = None,
 ) -> Any:
-    _refuse(weight, max_norm, sparse)
+    _refuse_unsupported(weight, max_norm, sparse)
     if any(isinstance(value, Stacked) for value in (offsets, max_norm, norm_type)) or not _writable(weight, max_norm):
         return NotImplemented
     if input.dim() != (2 if offsets is None else 1):
         return NotImplemented
-    if scale_grad_by_freq:  # torch's kernel does not count per index, so one table changes a member's gradient
+    if scale_grad_by_freq:  # torch's kernel does not count per index, so a common table would change gradients
         return NotImplemented
-    members = count((input, weight, per_sample_weights)) or 1
-    table, rows = _table(weight), _rows(input, weight)
+    members = member_count((input, weight, per_sample_weights)) or 1
+    table, rows = _table(weight), _table_indices(input, weight)
     _renormalise(table, rows, max_norm, norm_type)
-    if padding_idx is not None:  # map all members' padding index to the first one's: the kernel supports one
+    if padding_idx is not None:  # use the first member's padding index for all, since the kernel supports one index
         padding_idx %= weight.shape[0]
-        rows = rows.masked_fill(_are(input, padding_idx), padding_idx)
+        rows = rows.masked_fill(_equals(input, padding_idx), padding_idx)
     rows = rows.expand(members, *input.shape).flatten(0, 1)
     scales = per_sample_weights
     if scales is not None:
-        scales = whole(scales, members).flatten(0, 1)
+        scales = stacked_data(scales, members).flatten(0, 1)
     starts = None
     if offsets is not None:  # the last offset, if included, is only the end of the last bag
         starts = _starts(offsets[:-1] if include_last_offset else offsets, members, len(input))

@@ -1,6 +1,7 @@
-"""Autograd functions called by user code: `backward`, `torch.autograd.grad`, `Tensor.grad`, hooks.
+"""Rules for autograd functions that user code calls: `backward`, `torch.autograd.grad`, `Tensor.grad`, hooks.
 
-Members do not read each other's tensors, so the gradient of the sum over members consists of the members' gradients.
+No member's result depends on another member's tensors, so the gradient of the sum over members consists of the members'
+gradients.
 """
 
 from collections.abc import Callable
@@ -15,7 +16,7 @@ from shoal.fuse.stacked import NeedsMemberError, Stacked
 __all__ = ["RULES"]
 
 
-def _of_all(func: Any, x: Any, *args: Any) -> Any:
+def _for_all(func: Any, x: Any, *args: Any) -> Any:
     if not isinstance(x, Stacked):
         raise NeedsMemberError("a tensor that all members share cannot have one gradient for each member")
     result = func(x.whole, *args)
@@ -38,10 +39,10 @@ def _hook(func: Any, x: Stacked, hook: Callable[[Tensor], Any]) -> Any:
     return x.whole.register_hook(of_all)  # type: ignore[no-untyped-call]
 
 
-def _seed(x: Tensor, gradient: Any) -> Any:
-    """The gradient [B, ...] with which the backward pass of all members starts."""
+def _initial_gradient(x: Tensor, gradient: Any) -> Any:
+    """The gradient, [B, ...], with which the backward pass of all members starts."""
     if not isinstance(x, Stacked):
-        raise NeedsMemberError("a gradient of a tensor that all members share")
+        raise NeedsMemberError("it starts a backward pass from a tensor that all members share")
     if gradient is None:
         if x.numel() != 1:
             raise RuntimeError("grad can be implicitly created only for scalar outputs")
@@ -58,29 +59,29 @@ def _backward(
     inputs: Any = None,
 ) -> None:
     wanted = None if inputs is None else [_whole(t) for t in _listed(inputs)]
-    x.whole.backward(_seed(x, gradient), retain_graph, create_graph, wanted)  # type: ignore[no-untyped-call]
+    x.whole.backward(_initial_gradient(x, gradient), retain_graph, create_graph, wanted)  # type: ignore[no-untyped-call]
 
 
 def _backward_of_several(
     func: Any, tensors: Any, grad_tensors: Any = None, *args: Any, inputs: Any = None, **kwargs: Any
 ) -> None:
     """Run `torch.autograd.backward`."""
-    starts, given = _with_seeds(tensors, grad_tensors)
+    starts, given = _with_initial_gradients(tensors, grad_tensors)
     func(starts, given, *args, inputs=None if inputs is None else [_whole(t) for t in _listed(inputs)], **kwargs)
 
 
 def _gradients(func: Any, outputs: Any, inputs: Any, grad_outputs: Any = None, *args: Any, **kwargs: Any) -> Any:
     """Run `torch.autograd.grad`."""
-    starts, given = _with_seeds(outputs, grad_outputs)
+    starts, given = _with_initial_gradients(outputs, grad_outputs)
     results = func(starts, [_whole(x) for x in _listed(inputs)], given, *args, **kwargs)
     return tuple(None if result is None else Stacked(result) for result in results)
 
 
-def _with_seeds(outputs: Any, gradients: Any) -> tuple[list[Tensor], list[Tensor]]:
-    """The stacked outputs of a joint backward pass, and the gradient of each."""
+def _with_initial_gradients(outputs: Any, gradients: Any) -> tuple[list[Tensor], list[Tensor]]:
+    """The data of the outputs of a backward pass, and the initial gradient of each output."""
     starts = _listed(outputs)
     seeds = _listed(gradients) if gradients is not None else [None] * len(starts)
-    given = [_seed(x, seed) for x, seed in zip(starts, seeds, strict=True)]
+    given = [_initial_gradient(x, seed) for x, seed in zip(starts, seeds, strict=True)]
     return [x.whole for x in starts], given
 
 
@@ -90,13 +91,13 @@ def _listed(value: Any) -> list[Any]:
 
 def _whole(x: Any) -> Tensor:
     if not isinstance(x, Stacked):
-        raise NeedsMemberError("a gradient for a tensor that all members share")
+        raise NeedsMemberError("it computes a gradient of a tensor that all members share")
     return x.whole
 
 
 RULES = (
     Rule.direct(
-        _of_all,
+        _for_all,
         *(getattr(Tensor, name).__get__ for name in ("requires_grad", "is_leaf", "grad_fn", "_version")),
         *(Tensor.requires_grad_, Tensor.retain_grad, Tensor.detach_),
         Tensor.requires_grad.__set__,  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""Linear layers and matrix products: batched products over B, or one product if an operand is shared."""
+"""Rules for linear layers and matrix products: batched products over B, or one product if an operand is shared."""
 
 from collections.abc import Callable
 from typing import Any
@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from shoal.fuse.autotune import fastest
-from shoal.fuse.rules.base import Rule, named, whole
+from shoal.fuse.rules.base import Rule, functions_named, stacked_data
 from shoal.fuse.rules.elementwise import raise_rank
 from shoal.fuse.stacked import Stacked
 
@@ -18,13 +18,13 @@ _Lowerings = dict[str, Callable[[Tensor, Tensor, Tensor | None], Tensor]]
 """Name -> function of (input, weight [B, O, F], bias [B, O] or None), which returns [B, N, O]."""
 
 _LARGE = 2**22
-"""Multiplications of all members. Below this number, the lookup of the faster lowering costs more than it saves."""
+"""Number of multiplications of all members below which looking up the fastest lowering costs more than it saves."""
 
 
 def batched_linear(x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
     """[B, N, F], [B, O, F] and [B, O] -> [B, N, O]."""
-    turned = w.transpose(1, 2)
-    return torch.bmm(x, turned) if b is None else torch.baddbmm(b.unsqueeze(1), x, turned)
+    transposed = w.transpose(1, 2)
+    return torch.bmm(x, transposed) if b is None else torch.baddbmm(b.unsqueeze(1), x, transposed)
 
 
 def _loop(x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
@@ -57,7 +57,7 @@ def _linear(func: Any, input: Any, weight: Any, bias: Any = None) -> Any:
     if bias is None:
         b = None
     else:
-        b = whole(bias, members)
+        b = stacked_data(bias, members)
         if b.shape != (members, outputs):
             return NotImplemented
     flat = len(shape) == 2
@@ -71,7 +71,7 @@ def _linear(func: Any, input: Any, weight: Any, bias: Any = None) -> Any:
 
 
 def _under_shared_weight(input: Any, weight: Tensor, bias: Any) -> Any:
-    """A linear layer with a shared weight: one product of all members' rows."""
+    """Run a linear layer with a shared weight, as one product with all members' inputs."""
     x = input.whole if isinstance(input, Stacked) else input
     if not isinstance(bias, Stacked):
         return Stacked(F.linear(x, weight, bias))
@@ -90,14 +90,14 @@ def _matmul(func: Any, a: Any, b: Any) -> Any:
 
 
 def _addmm(func: Any, input: Any, mat1: Any, mat2: Any, *, beta: Any = 1, alpha: Any = 1) -> Any:
-    """A batched product, or one product of all members' rows if `mat2` is shared, as frozen weights are."""
+    """Run a batched product, or one product of all members' rows if `mat2` is shared, as frozen weights are."""
     if not input.dim() <= mat1.dim() == mat2.dim() == 2 or isinstance(beta, Tensor) or isinstance(alpha, Tensor):
         return NotImplemented
     if input.dim() < 2 and not isinstance(input, Stacked) and not isinstance(mat2, Stacked):
         rows = torch.addmm(input, mat1.whole.flatten(0, 1), mat2, beta=beta, alpha=alpha)
         return Stacked(torch.unflatten(rows, 0, mat1.whole.shape[:2]))
     members = next(len(t.whole) for t in (mat1, mat2, input) if isinstance(t, Stacked))
-    a, b = (whole(t, members) for t in (mat1, mat2))
+    a, b = (stacked_data(t, members) for t in (mat1, mat2))
     added = raise_rank(input, 2) if isinstance(input, Stacked) else input
     return Stacked(torch.baddbmm(added, a, b, beta=beta, alpha=alpha))
 
@@ -105,6 +105,6 @@ def _addmm(func: Any, input: Any, mat1: Any, mat2: Any, *, beta: Any = 1, alpha:
 _RANKS = {torch.mm: 2, Tensor.mm: 2, torch.bmm: 3, Tensor.bmm: 3}
 RULES = (
     Rule((F.linear,), _SHARED, run=_linear),
-    Rule.direct(_matmul, *named("matmul"), Tensor.__matmul__, *_RANKS),
-    Rule.direct(_addmm, *named("addmm")),
+    Rule.direct(_matmul, *functions_named("matmul"), Tensor.__matmul__, *_RANKS),
+    Rule.direct(_addmm, *functions_named("addmm")),
 )

@@ -1,4 +1,4 @@
-"""Losses: computed per element or per sample for all members at once, then reduced within each member."""
+"""Rules for losses: computed per element or per sample for all members at once, then reduced within each member."""
 
 from typing import Any
 
@@ -6,14 +6,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from shoal.fuse.rules.base import Rule, whole
+from shoal.fuse.rules.base import Rule, stacked_data
 from shoal.fuse.rules.elementwise import align
-from shoal.fuse.stacked import Stacked, count
+from shoal.fuse.stacked import Stacked, member_count
 
 __all__ = ["RULES"]
 
 
-def _reduced(values: Tensor, reduction: str) -> Tensor:
+def _reduce(values: Tensor, reduction: str) -> Tensor:
     """Reduce losses [B, ...] within each member to [B]; unchanged if `reduction` is "none"."""
     if reduction == "none":
         return values
@@ -44,7 +44,7 @@ def _per_element(
     weights = {name: w for name, w in (("weight", weight), ("pos_weight", pos_weight)) if w is not None}
     if weights and (func not in _WEIGHTED or any(w.dim() > input.dim() for w in weights.values())):
         return NotImplemented
-    members = count((input, target, weights)) or 1
+    members = member_count((input, target, weights)) or 1
     aligned = align((input, target, *weights.values()))
     if aligned is None:
         return NotImplemented
@@ -52,12 +52,12 @@ def _per_element(
     x, y = (value.expand(members, *input.shape) for value in (x, y))
     values = func(x, y, reduction="none", **dict(zip(weights, scales, strict=True)), **numbers)
     if reduction == "batchmean" and func is F.kl_div:
-        return Stacked(_reduced(values, "sum") / (len(input) if input.dim() else 1))
-    return Stacked(_reduced(values, reduction))
+        return Stacked(_reduce(values, "sum") / (len(input) if input.dim() else 1))
+    return Stacked(_reduce(values, reduction))
 
 
 _WEIGHTED = (F.binary_cross_entropy, F.binary_cross_entropy_with_logits)
-"""Losses with weights, which multiply before the reduction."""
+"""Losses with a `weight`, which is applied before the reduction."""
 
 _PER_ELEMENT = (
     F.mse_loss,
@@ -86,14 +86,14 @@ def _class_loss(
     """Run `cross_entropy` and `nll_loss`."""
     if size_average is not None or reduce is not None or not input.dim():
         return NotImplemented
-    members = count((input, target, weight, label_smoothing)) or 1
-    x = whole(input, members)
+    members = member_count((input, target, weight, label_smoothing)) or 1
+    x = stacked_data(input, members)
     y = target.whole if isinstance(target, Stacked) else target.unsqueeze(0)
-    alone = input.dim() == 1  # without the axis N
-    if alone:
+    unbatched = input.dim() == 1  # no batch axis
+    if unbatched:
         x, y = x.unsqueeze(1), y.unsqueeze(1)
     if isinstance(weight, Stacked) or isinstance(label_smoothing, Tensor):
-        if not _covers(x, y, weight, ignore_index, label_smoothing):
+        if not _is_supported(x, y, weight, ignore_index, label_smoothing):
             return NotImplemented
         log_shares = x if func is F.nll_loss else F.log_softmax(x, 2)
         losses = _own_weights(log_shares, y, weight, ignore_index, label_smoothing)
@@ -106,13 +106,13 @@ def _class_loss(
         exact = torch.promote_types(losses.dtype, torch.float32)  # a sum of half-precision numbers may overflow
         mean = losses.flatten(1).sum(1, dtype=exact) / _weight_sum(y, weight, ignore_index, exact)
         return Stacked(mean.to(losses.dtype))
-    return Stacked(losses.squeeze(1) if alone and reduction == "none" else _reduced(losses, reduction))
+    return Stacked(losses.squeeze(1) if unbatched and reduction == "none" else _reduce(losses, reduction))
 
 
-def _covers(x: Tensor, y: Tensor, weight: Any, ignore_index: int, smoothing: Any) -> bool:
-    """Whether torch accepts these arguments for one member, and any tensor of smoothings holds Python floats."""
+def _is_supported(x: Tensor, y: Tensor, weight: Any, ignore_index: int, smoothing: Any) -> bool:
+    """Whether torch accepts these arguments for one member, and label smoothing is one Python float per member."""
     if isinstance(smoothing, Tensor):
-        numbers = smoothing.numbers if isinstance(smoothing, Stacked) else None
+        numbers = smoothing.floats if isinstance(smoothing, Stacked) else None
         if numbers is None or not all(0 <= number <= 1 for number in numbers):
             return False
     if weight is not None and weight.shape != x.shape[2:3]:
@@ -123,7 +123,7 @@ def _covers(x: Tensor, y: Tensor, weight: Any, ignore_index: int, smoothing: Any
 
 
 def _own_weights(log_shares: Tensor, y: Tensor, weight: Any, ignore_index: int, smoothing: Any) -> Tensor:
-    """Losses per sample if members differ in class weights w or smoothing ε.
+    """Losses per sample if members differ in class weights w or in label smoothing ε.
 
     (1 - ε) Σ_c y_c w_c (-log p_c) + ε / C Σ_c w_c (-log p_c), where a label y stands for y_c = 1.
 
@@ -158,7 +158,7 @@ def _own_weights(log_shares: Tensor, y: Tensor, weight: Any, ignore_index: int, 
 
 
 def _weight_sum(y: Tensor, weight: Any, ignore_index: int, dtype: torch.dtype) -> Tensor:
-    """Divisor of a mean over labels [B or 1, N, ...], [B or 1]: the sum of class weights without ignored labels."""
+    """Divisor of a mean over labels [B or 1, N, ...]: the sum of the class weights of labels not ignored, [B or 1]."""
     labels = y.flatten(1)
     counted = labels != ignore_index
     if weight is None:

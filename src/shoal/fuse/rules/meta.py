@@ -1,7 +1,7 @@
-"""Tensor metadata and memory layout: shape, dtype, device, contiguity, conversion to Python values.
+"""Rules for tensor metadata, memory layout and Python values: shape, dtype, device, contiguity, `item`, `tolist`.
 
-A single member has no axis B. Where B lies next to an axis of the member in memory, as in [N, B*C, ...], the strides of
-the stacked tensor contain gaps that the member's tensor does not have.
+User code sees a tensor without the axis B. If B is adjacent to an axis of the member in memory, as in [N, B*C, ...],
+the strides of the stacked tensor contain gaps that one member's tensor would not have.
 """
 
 from typing import Any
@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shoal.fuse.aliasing import note_copy
-from shoal.fuse.rules.base import Rule, named
+from shoal.fuse.aliasing import record_copy
+from shoal.fuse.rules.base import Rule, functions_named
 from shoal.fuse.rules.elementwise import like
-from shoal.fuse.stacked import NeedsMemberError, Stacked, agree
+from shoal.fuse.stacked import NeedsMemberError, Stacked, agreed_value
 
 __all__ = ["RULES"]
 
@@ -37,17 +37,17 @@ def _stride(func: Any, x: Stacked, *args: Any, **kwargs: Any) -> Any:
     return x.whole[0].stride(*args, **kwargs)
 
 
-def _memory(func: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
+def _refuse_memory_access(func: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
     raise NeedsMemberError(f"{func.__name__} asks for the memory of one member's tensor")
 
 
-def _reshaped(func: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
-    """Refuse: the view that user code holds keeps its shape."""
+def _refuse_reshape(func: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
+    """Refuse functions that change a tensor's shape in place, since the shape of a `Stacked` is fixed."""
     raise NeedsMemberError(f"{func.__name__} changes the shape of one member's tensor")
 
 
 def _data(func: Any, x: Stacked) -> Stacked:
-    return type(x)(x.whole.detach(), x.numbers)
+    return type(x)(x.whole.detach(), x.floats)
 
 
 def _set_data(func: Any, x: Stacked, value: Any) -> None:
@@ -56,8 +56,8 @@ def _set_data(func: Any, x: Stacked, value: Any) -> None:
     x.whole.detach().copy_(value.whole if isinstance(value, Stacked) else value)
 
 
-def agreed(x: Any) -> Any:
-    """The value of a one-element tensor that is equal in all members.
+def agreed_item(x: Any) -> Any:
+    """The value of a one-element tensor whose values are equal in all members.
 
     Raises:
         NeedsMemberError: The members' values differ.
@@ -66,19 +66,19 @@ def agreed(x: Any) -> Any:
         return x.tolist()
     if x.numel() != 1:
         raise RuntimeError(f"a Tensor with {x.numel()} elements cannot be converted to Scalar")
-    return agree(x.whole.reshape(len(x.whole)).tolist() if x.numbers is None else list(x.numbers))
+    return agreed_value(x.whole.reshape(len(x.whole)).tolist() if x.floats is None else list(x.floats))
 
 
 def _number(kind: type) -> Any:
-    return lambda func, x: kind(agreed(x))
+    return lambda func, x: kind(agreed_item(x))
 
 
 def _list(func: Any, x: Stacked) -> Any:
-    return agree(x.whole.tolist())
+    return agreed_value(x.whole.tolist())
 
 
 def _format(func: Any, x: Stacked, spec: str) -> str:
-    """Format the numbers of all members, as for a message."""
+    """Format the numbers of all members in a list, as for a message."""
     if x.dim() > 0:
         return format(repr(x), spec)
     return f"[{', '.join(format(value, spec) for value in x.whole.tolist())}]"
@@ -88,18 +88,18 @@ def _predicate(func: Any, x: Tensor, y: Tensor, *args: Any, **kwargs: Any) -> bo
     members = next(len(t.whole) for t in (x, y) if isinstance(t, Stacked))
     xs = x.whole if isinstance(x, Stacked) else [x] * members
     ys = y.whole if isinstance(y, Stacked) else [y] * members
-    return bool(agree([func(a, b, *args, **kwargs) for a, b in zip(xs, ys, strict=True)]))
+    return bool(agreed_value([func(a, b, *args, **kwargs) for a, b in zip(xs, ys, strict=True)]))
 
 
-_AS_ONE = (
+_FOR_ONE_MEMBER = (
     *(getattr(Tensor, name).__get__ for name in _PROPERTIES if hasattr(Tensor, name)),
-    *named(_METHODS, Tensor),
+    *functions_named(_METHODS, Tensor),
     *(torch.is_floating_point, torch.is_complex, torch.numel),
 )
 
 
-def _in_order(data: Tensor, *args: Any, **kwargs: Any) -> bool:
-    """Result of `is_contiguous` for one member of [B, *shape], whose strides do not include the factor B."""
+def _is_contiguous_for_one(data: Tensor, *args: Any, **kwargs: Any) -> bool:
+    """Result of `is_contiguous` for one member of [B, *shape], whose strides do not contain the factor B."""
     members, step = data.shape[0], data.stride(0)
     strides = [
         stride // members if 0 < step < stride and stride % members == 0 else stride for stride in data.stride()[1:]
@@ -108,21 +108,21 @@ def _in_order(data: Tensor, *args: Any, **kwargs: Any) -> bool:
 
 
 def _is_contiguous(func: Any, x: Stacked, *args: Any, **kwargs: Any) -> bool:
-    return _in_order(x.whole, *args, **kwargs)
+    return _is_contiguous_for_one(x.whole, *args, **kwargs)
 
 
 def _contiguous(func: Any, x: Stacked, memory_format: torch.memory_format = torch.contiguous_format) -> Any:
-    """Return the tensor itself if torch does so for one member."""
+    """Run `contiguous`; return the tensor itself if torch would do so for one member."""
     data = x.whole
     if memory_format is torch.contiguous_format:
-        if data.is_contiguous() or _in_order(data):
+        if data.is_contiguous() or _is_contiguous_for_one(data):
             return x
         copied = data.contiguous()
-        note_copy(data, copied)
+        record_copy(data, copied)
         return Stacked(copied)
     if x.dim() != _RANKS.get(memory_format):
         return NotImplemented
-    if _in_order(data, memory_format=memory_format):
+    if _is_contiguous_for_one(data, memory_format=memory_format):
         return x
     return Stacked(data.movedim(2, -1).contiguous().movedim(-1, 2))
 
@@ -138,14 +138,14 @@ _RANKS = {torch.channels_last: 4, torch.channels_last_3d: 5}
 
 
 RULES = (
-    Rule.direct(_of_one_member, *_AS_ONE),
-    Rule.direct(_memory, *named(_MEMORY, Tensor)),
-    Rule.direct(_reshaped, *named(_RESHAPING)),
-    Rule.direct(_predicate, *named("equal allclose")),
-    Rule.direct(_number(bool), *named("is_nonzero"), Tensor.__bool__),
+    Rule.direct(_of_one_member, *_FOR_ONE_MEMBER),
+    Rule.direct(_refuse_memory_access, *functions_named(_MEMORY, Tensor)),
+    Rule.direct(_refuse_reshape, *functions_named(_RESHAPING)),
+    Rule.direct(_predicate, *functions_named("equal allclose")),
+    Rule.direct(_number(bool), *functions_named("is_nonzero"), Tensor.__bool__),
     Rule.direct(_number(int), Tensor.__int__, Tensor.__index__),
     Rule.direct(_number(float), Tensor.__float__),
-    Rule.direct(lambda func, x: agreed(x), Tensor.item),
+    Rule.direct(lambda func, x: agreed_item(x), Tensor.item),
     Rule.direct(_list, Tensor.tolist),
     Rule.direct(_format, Tensor.__format__),
     Rule.direct(_stride, Tensor.stride),

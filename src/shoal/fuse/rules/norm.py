@@ -1,4 +1,4 @@
-"""Normalisations: batch, instance and group norm as one of B*C channels, layer norm with scale and shift per member."""
+"""Rules for norms: batch, instance and group norm over B*C channels, and layer norm with scale and shift per member."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -9,40 +9,42 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from shoal.fuse.autotune import fastest
-from shoal.fuse.rules.base import Layout, Rule, channel_major, merge_channels, split_channels, whole
+from shoal.fuse.rules.base import Layout, Rule, channel_major, merge_channels, split_channels, stacked_data
 from shoal.fuse.rules.channelwise import by_samples
-from shoal.fuse.stacked import NeedsMemberError, Stacked, count
+from shoal.fuse.stacked import NeedsMemberError, Stacked, member_count
 
 __all__ = ["RULES"]
 
 _LARGE = 2**13
-"""Elements of a member. Below this number, all at once is always faster than the loop, and needs no lookup."""
+"""Number of elements of a member below which one run for all members is always faster than the loop."""
 
 
-def _of_channels(normalise: Callable[..., Tensor], input: Any, columns: tuple[Any, ...], apart: bool, eps: Any) -> Any:
-    """Apply a normalisation to [N, B*C, ...].
+def _normalise_channels(
+    normalise: Callable[..., Tensor], input: Any, columns: tuple[Any, ...], independent: bool, eps: Any
+) -> Any:
+    """Apply a normalisation to the channels of all members, [N, B*C, ...].
 
     Args:
         normalise: Function of the input and the columns, all plain tensors.
         input: Input, [N, C, ...] per member.
         columns: Statistics and weights of the channels, [C] per member or None.
-        apart: Whether samples are independent, so that all members can be one batch if they share the columns.
+        independent: Whether samples are independent, so that B can be folded into the batch if the columns are shared.
         eps: Epsilon; declined if members differ in it, since no kernel supports that.
     """
     if isinstance(eps, Stacked):
         return NotImplemented
-    members = count((input, *columns))
+    members = member_count((input, *columns))
     if members is None:  # members differ only in the momentum
         return NotImplemented
-    data = whole(input, members)
-    if apart and not channel_major(data) and not any(isinstance(column, Stacked) for column in columns):
+    data = stacked_data(input, members)
+    if independent and not channel_major(data) and not any(isinstance(column, Stacked) for column in columns):
         return by_samples(normalise, input, *columns)
     out = normalise(merge_channels(data), *(_flat(column, members) for column in columns))
     return Stacked(split_channels(out, members))
 
 
 def _flat(column: Any, members: int) -> Tensor | None:
-    """[B, C] -> [B*C], a view, since the kernel writes to statistics; a shared [C] is repeated."""
+    """[B, C] -> [B*C], as a view, because the kernel writes to statistics; a shared [C] is repeated."""
     if column is None:
         return None
     return column.whole.view(-1) if isinstance(column, Stacked) else column.repeat(members)
@@ -76,13 +78,15 @@ def _batch_norm(
             rate = 0.0 if isinstance(momentum, Stacked) else momentum
             return F.batch_norm(x, mean, var, scale, shift, training, rate, eps)
         now = torch.zeros_like(mean), torch.zeros_like(var)
-        out = F.batch_norm(x, *now, scale, shift, True, 1.0, eps)  # a momentum of 1 gives the batch's own statistics
-        rates = torch.tensor(momentum.numbers, dtype=mean.dtype, device=mean.device).unsqueeze(1)
+        out = F.batch_norm(
+            x, *now, scale, shift, True, 1.0, eps
+        )  # with a momentum of 1, the statistics are the batch's
+        rates = torch.tensor(momentum.floats, dtype=mean.dtype, device=mean.device).unsqueeze(1)
         for running, of_batch in zip((mean, var), now, strict=True):
             running.view(len(rates), -1).lerp_(of_batch.view(len(rates), -1), rates)
         return out
 
-    return _of_channels(normalise, input, (running_mean, running_var, weight, bias), not training, eps)
+    return _normalise_channels(normalise, input, (running_mean, running_var, weight, bias), not training, eps)
 
 
 def _instance_norm(
@@ -108,7 +112,7 @@ def _instance_norm(
     def normalise(x: Tensor, mean: Any, var: Any, scale: Any, shift: Any) -> Tensor:
         return F.instance_norm(x, mean, var, scale, shift, use_input_stats, momentum, eps)
 
-    return _of_channels(normalise, input, (running_mean, running_var, weight, bias), True, eps)
+    return _normalise_channels(normalise, input, (running_mean, running_var, weight, bias), True, eps)
 
 
 def _group_norm(
@@ -127,7 +131,7 @@ def _group_norm(
     def normalise(x: Tensor, scale: Any, shift: Any) -> Tensor:
         return F.group_norm(x, num_groups * (x.shape[1] // channels), scale, shift, eps)
 
-    return _of_channels(normalise, input, (weight, bias), True, eps)
+    return _normalise_channels(normalise, input, (weight, bias), True, eps)
 
 
 def _at_once(x: Tensor, weight: Any, bias: Any, shape: Sequence[int], eps: float) -> Tensor:
@@ -161,7 +165,7 @@ def _layer_norm(
     if not isinstance(weight, Stacked) and not isinstance(bias, Stacked):
         return Stacked(F.layer_norm(data, normalized_shape, weight, bias, eps))
     shape = tuple(normalized_shape)
-    tensors = (data, _over_lead(weight, input), _over_lead(bias, input))
+    tensors = (data, _broadcast_shape(weight, input), _broadcast_shape(bias, input))
     own = isinstance(weight, Stacked) and (bias is None or isinstance(bias, Stacked)) and isinstance(input, Stacked)
     if not own or input.numel() < _LARGE:
         return Stacked(_at_once(*tensors, shape, eps))
@@ -169,7 +173,7 @@ def _layer_norm(
     return Stacked(fastest("layer_norm", lowerings, tensors, (shape, eps)))
 
 
-def _over_lead(value: Any, like: Tensor) -> Any:
+def _broadcast_shape(value: Any, like: Tensor) -> Any:
     """[B, *E] -> [B, 1, ..., *E], which broadcasts over the other axes; a shared value stays unchanged."""
     if not isinstance(value, Stacked):
         return value
@@ -178,8 +182,8 @@ def _over_lead(value: Any, like: Tensor) -> Any:
 
 
 RULES = (
-    Rule.direct(_batch_norm, F.batch_norm, gives=Layout.CHANNEL_MAJOR),
-    Rule.direct(_instance_norm, F.instance_norm, gives=Layout.CHANNEL_MAJOR),
-    Rule.direct(_group_norm, F.group_norm, torch.group_norm, gives=Layout.CHANNEL_MAJOR),
+    Rule.direct(_batch_norm, F.batch_norm, output_layout=Layout.CHANNEL_MAJOR),
+    Rule.direct(_instance_norm, F.instance_norm, output_layout=Layout.CHANNEL_MAJOR),
+    Rule.direct(_group_norm, F.group_norm, torch.group_norm, output_layout=Layout.CHANNEL_MAJOR),
     Rule((F.layer_norm, torch.layer_norm), {"at once": _at_once, "loop": _loop}, run=_layer_norm),
 )

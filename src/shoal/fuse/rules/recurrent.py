@@ -1,7 +1,7 @@
-"""Recurrent layers and cells: all members at once, or one member after another, whichever is faster.
+"""Rules for recurrent layers and cells (LSTM, GRU, RNN): all members at once, or in a loop, by measurement.
 
-Torch's function for one member has a fused kernel on some devices and for some types (oneDNN's LSTM, cuDNN), and runs
-step by step elsewhere. Layers run one after another, so that each member has its own dropout between them.
+For one member, torch has a fused kernel on some devices and for some dtypes (oneDNN's LSTM, cuDNN), and runs step by
+step otherwise. Here layers run one after another, so that each member has its own dropout between them.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,15 +15,15 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from shoal.fuse.autotune import fastest
 from shoal.fuse.patches import HiddenWarning
-from shoal.fuse.rules.base import Rule, whole
-from shoal.fuse.rules.dropout import drop
+from shoal.fuse.rules.base import Rule, stacked_data
+from shoal.fuse.rules.dropout import apply_dropout
 from shoal.fuse.rules.linear import batched_linear
-from shoal.fuse.stacked import Stacked, count
+from shoal.fuse.stacked import Stacked, member_count
 
 __all__ = ["RULES"]
 
 _State = tuple[Tensor, ...]
-"""(h,), or (h, c) of an LSTM: [B, N, R] and [B, N, H]."""
+"""The state (h,), or (h, c) of an LSTM, with shapes [B, N, R] and [B, N, H]."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class _RecurrentCell(NamedTuple):
 
     Args:
         step: Function of the input part of the gates, [B, N, G*H], the state and the weights; returns the next state.
-        sums_biases: Whether both biases are summands of one sum, so that both can be added to the input part.
+        sums_biases: Whether both biases are added in one sum, so that both can be part of the input part.
     """
 
     step: Callable[[Tensor, _State, _Weights], _State]
@@ -148,8 +148,8 @@ _CELLS = {
 
 _Tensors = tuple[Tensor, ...]
 
-_scattered = HiddenWarning("RNN module weights are not part of single")
-"""A warning about the memory of weights, which here are rows of the stacked weights."""
+_memory_warning = HiddenWarning("RNN module weights are not part of single")
+"""A warning about weights that are not contiguous in memory; here the weights are rows of the stacked weights."""
 
 
 @dataclass(frozen=True)
@@ -163,7 +163,7 @@ class _Layer:
     Args:
         func: Torch's function for one member.
         biased: Whether the weights include biases.
-        training: Training mode, which decides what torch stores for the backward pass.
+        training: Whether the layer is in training mode, in which torch stores values for the backward pass.
         bidirectional: Whether D = 2.
         batch_first: Whether N precedes T.
     """
@@ -175,13 +175,13 @@ class _Layer:
     batch_first: bool
 
     @property
-    def states(self) -> int:
+    def num_states(self) -> int:
         """Number of states: h, and for an LSTM c."""
         return 2 if self.func is torch.lstm else 1
 
     def batched(self, x: Tensor, *rest: Tensor) -> _Tensors:
         """Run all members at once."""
-        states, weights = rest[: self.states], rest[self.states :]
+        states, weights = rest[: self.num_states], rest[self.num_states :]
         directions = 2 if self.bidirectional else 1
         each = len(weights) // directions
         outputs, finals = [], []
@@ -204,23 +204,25 @@ class _Layer:
 
     def loop(self, *tensors: Tensor) -> _Tensors:
         """Run one member after another."""
-        with _scattered():
-            return _each_member(self.alone, *tensors)
+        with _memory_warning():
+            return _each_member(self.one_member, *tensors)
 
     def folded(self, x: Tensor, *rest: Tensor) -> _Tensors:
         """Run one batch of B*N with weights that all members share, in torch's shapes without B."""
         members = len(x)
-        states, weights = rest[: self.states], rest[self.states :]
+        states, weights = rest[: self.num_states], rest[self.num_states :]
         sequences = x.flatten(0, 1) if self.batch_first else x.transpose(0, 1).flatten(1, 2)
-        output, *after = self.alone(sequences, *(state.transpose(0, 1).flatten(1, 2) for state in states), *weights)
+        output, *after = self.one_member(
+            sequences, *(state.transpose(0, 1).flatten(1, 2) for state in states), *weights
+        )
         unfolded = [torch.unflatten(state, 1, (members, -1)).transpose(0, 1) for state in after]
         if self.batch_first:
             return (torch.unflatten(output, 0, (members, -1)), *unfolded)
         return (torch.unflatten(output, 1, (members, -1)).transpose(0, 1), *unfolded)
 
-    def alone(self, x: Tensor, *rest: Tensor) -> _Tensors:
+    def one_member(self, x: Tensor, *rest: Tensor) -> _Tensors:
         """Run torch's function for one member."""
-        states, weights = rest[: self.states], rest[self.states :]
+        states, weights = rest[: self.num_states], rest[self.num_states :]
         hx = states if self.func is torch.lstm else states[0]
         modes = (self.training, self.bidirectional, self.batch_first)
         result: _Tensors = self.func(x, hx, weights, self.biased, 1, 0.0, *modes)
@@ -239,24 +241,24 @@ def _layers(
     bidirectional: bool,
     batch_first: bool = False,
 ) -> Any:
-    if not isinstance(has_biases, bool):  # (data, batch sizes, hx, params, ...)
+    if not isinstance(has_biases, bool):  # a packed sequence: (data, batch sizes, hx, params, ...)
         return NotImplemented
     if input.dim() != 3:
         return NotImplemented
-    members = count((input, hx, params, dropout)) or 1
+    members = member_count((input, hx, params, dropout)) or 1
     layer = _Layer(func, has_biases, train, bidirectional, batch_first)
-    states = [whole(state, members) for state in (hx if func is torch.lstm else (hx,))]
+    states = [stacked_data(state, members) for state in (hx if func is torch.lstm else (hx,))]
     dropped = train and (isinstance(dropout, Stacked) or dropout > 0)
     directions = 2 if bidirectional else 1
     each = len(params) // num_layers
-    x = whole(input, members)
+    x = stacked_data(input, members)
     finals = []
     for number in range(num_layers):
         before = [state.narrow(1, number * directions, directions) for state in states]
         x, *after = _run_layer(layer, x, before, params[number * each : (number + 1) * each])
         finals.append(after)
         if dropped and number < num_layers - 1:
-            x = drop(x, dropout, tuple(x.shape[1:]))
+            x = apply_dropout(x, dropout, tuple(x.shape[1:]))
     return (Stacked(x), *(Stacked(torch.cat(after, 1)) for after in zip(*finals, strict=True)))
 
 
@@ -264,7 +266,7 @@ def _run_layer(layer: _Layer, x: Tensor, states: Sequence[Tensor], weights: Sequ
     if not any(isinstance(weight, Stacked) for weight in weights):
         return layer.folded(x, *states, *weights)
     settings = (layer.biased, layer.training, layer.bidirectional, layer.batch_first)
-    tensors = (x, *states, *(whole(weight, len(x)) for weight in weights))
+    tensors = (x, *states, *(stacked_data(weight, len(x)) for weight in weights))
     return _faster(layer.func.__name__, layer.batched, layer.loop, tensors, settings)
 
 
@@ -273,14 +275,14 @@ def _cell(func: Any, input: Any, hx: Any, w_ih: Any, w_hh: Any, b_ih: Any = None
     weights = (w_ih, w_hh) if b_ih is None else (w_ih, w_hh, b_ih, b_hh)
     if any(state.dim() != 2 for state in (input, *states)) or (b_ih is None) != (b_hh is None):
         return NotImplemented
-    members = count((input, states, weights)) or 1
-    x, *before = (whole(value, members) for value in (input, *states))
+    members = member_count((input, states, weights)) or 1
+    x, *before = (stacked_data(value, members) for value in (input, *states))
     if not any(isinstance(weight, Stacked) for weight in weights):
-        after = _cell_alone(func, *(value.flatten(0, 1) for value in (x, *before)), *weights)
+        after = _cell_one_member(func, *(value.flatten(0, 1) for value in (x, *before)), *weights)
         after = tuple(torch.unflatten(state, 0, (members, -1)) for state in after)
     else:
-        tensors = (x, *before, *(whole(weight, members) for weight in weights))
-        loop = partial(_each_member, partial(_cell_alone, func))
+        tensors = (x, *before, *(stacked_data(weight, members) for weight in weights))
+        loop = partial(_each_member, partial(_cell_one_member, func))
         after = _faster(func.__name__, partial(_cell_batched, func), loop, tensors)
     result = tuple(map(Stacked, after))
     return result if func is torch.lstm_cell else result[0]
@@ -294,7 +296,7 @@ def _cell_batched(func: Callable[..., Any], x: Tensor, *rest: Tensor) -> _Tensor
     return cell.step(_cell_input(cell, x, weights), rest[:states], weights)
 
 
-def _cell_alone(func: Callable[..., Any], x: Tensor, *rest: Tensor) -> _Tensors:
+def _cell_one_member(func: Callable[..., Any], x: Tensor, *rest: Tensor) -> _Tensors:
     """Run torch's step for one member."""
     if func is not torch.lstm_cell:
         return (func(x, *rest),)
@@ -310,9 +312,9 @@ def _faster(
     tensors: _Tensors,
     settings: tuple[bool, ...] = (),
 ) -> _Tensors:
-    """Run the faster lowering; during a trace always `batched`.
+    """Run the faster lowering; in a trace always `batched`.
 
-    In a trace, the steps of each single member make a graph that takes minutes to compile, and oneDNN's LSTM cannot be
+    A trace of the steps of every single member is a graph that takes minutes to compile, and oneDNN's LSTM cannot be
     traced at all. A compiled step of all members has few kernels.
     """
     if _get_current_dispatch_mode() is not None:
@@ -320,8 +322,8 @@ def _faster(
     return fastest(name, {"batched": batched, "loop": loop}, tensors, settings)
 
 
-def _each_member(alone: Callable[..., _Tensors], *tensors: Tensor) -> _Tensors:
-    results = [alone(*own) for own in zip(*(tensor.unbind(0) for tensor in tensors), strict=True)]
+def _each_member(one_member: Callable[..., _Tensors], *tensors: Tensor) -> _Tensors:
+    results = [one_member(*own) for own in zip(*(tensor.unbind(0) for tensor in tensors), strict=True)]
     return tuple(torch.stack(column) for column in zip(*results, strict=True))
 
 
@@ -333,7 +335,7 @@ RULES = (
     ),
     Rule(
         (torch.lstm_cell, torch.gru_cell, torch.rnn_tanh_cell, torch.rnn_relu_cell),
-        {"batched": _cell_batched, "loop": _cell_alone},
+        {"batched": _cell_batched, "loop": _cell_one_member},
         run=_cell,
     ),
 )

@@ -1,6 +1,6 @@
-"""Functions that rearrange axes, join tensors, split them and index them.
+"""Rules for shape functions: functions that rearrange axes, join and split tensors, and index them.
 
-Tensors as indices are left to vmap.
+Indexing by tensors has no rule, and runs by vmap.
 """
 
 from collections.abc import Sequence
@@ -10,19 +10,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shoal.fuse.aliasing import note_copy
+from shoal.fuse.aliasing import record_copy
 from shoal.fuse.rules.axes import axis, axis_of
-from shoal.fuse.rules.base import Rule, named, whole
+from shoal.fuse.rules.base import Rule, functions_named, stacked_data
 from shoal.fuse.rules.elementwise import align, elementwise, raise_rank
-from shoal.fuse.rules.meta import agreed
-from shoal.fuse.stacked import NeedsMemberError, Stacked, count
+from shoal.fuse.rules.meta import agreed_item
+from shoal.fuse.stacked import NeedsMemberError, Stacked, member_count
 
 __all__ = ["RULES"]
 _BASIC = {int, slice, NoneType, EllipsisType}
 
 
 def _sizes(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, ...] | None:
-    """The `*sizes` of view or permute, from separate arguments or one sequence; None if not integers."""
+    """The `*sizes` of `view` or `permute`, from separate arguments or one sequence; None if they are no integers."""
     sizes = args or tuple(kwargs.values())
     if len(sizes) == 1 and isinstance(sizes[0], (tuple, list)):
         sizes = tuple(sizes[0])
@@ -44,11 +44,11 @@ def _reshape(func: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
 def _to_shape(x: Stacked, shape: Sequence[int]) -> Stacked:
     data = x.whole
     result = data.reshape(data.shape[0], *shape)
-    return Stacked(result if data.is_contiguous() else _noted(data, result))
+    return Stacked(result if data.is_contiguous() else _with_recorded_copy(data, result))
 
 
-def _noted(data: Tensor, result: Tensor) -> Tensor:
-    note_copy(data, result)
+def _with_recorded_copy(data: Tensor, result: Tensor) -> Tensor:
+    record_copy(data, result)
     return result
 
 
@@ -59,7 +59,7 @@ def _reshape_as(func: Any, x: Any, other: Tensor) -> Any:
 def _flatten(func: Any, x: Stacked, start_dim: int = 0, end_dim: int = -1) -> Any:
     if x.dim() == 0:
         return Stacked(x.whole.unsqueeze(1))
-    return Stacked(_noted(x.whole, x.whole.flatten(axis(x, start_dim), axis(x, end_dim))))
+    return Stacked(_with_recorded_copy(x.whole, x.whole.flatten(axis(x, start_dim), axis(x, end_dim))))
 
 
 def _ravel(func: Any, x: Stacked) -> Any:
@@ -70,8 +70,8 @@ def _transpose(func: Any, x: Stacked, dim0: int, dim1: int) -> Any:
     return Stacked(x.whole.transpose(axis(x, dim0), axis(x, dim1)))
 
 
-def _turn(func: Any, x: Stacked) -> Any:
-    matrices = x.dim() == 2 or (x.dim() > 2 and func == _MATRIX_TURN)
+def _transpose_matrix(func: Any, x: Stacked) -> Any:
+    matrices = x.dim() == 2 or (x.dim() > 2 and func == _MATRIX_TRANSPOSE)
     return Stacked(x.whole.transpose(-1, -2)) if matrices else NotImplemented
 
 
@@ -110,16 +110,16 @@ def _repeat(func: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
 def _join(func: Any, tensors: Any, dim: int = 0, **kwargs: Any) -> Any:
     if kwargs or not isinstance(tensors, (tuple, list)):
         return NotImplemented
-    members = count(tensors) or 1
+    members = member_count(tensors) or 1
     if func is not torch.stack:
-        full = [t for t in tensors if t.shape != (0,)]  # torch ignores empty ones, whatever the shape of the others
+        full = [t for t in tensors if t.shape != (0,)]  # torch ignores empty tensors of shape (0,)
         tensors = full if full and {t.dtype for t in full} == {t.dtype for t in tensors} else tensors
-    stacked = [whole(t, members) for t in tensors]
+    stacked = [stacked_data(t, members) for t in tensors]
     rank = stacked[0].dim() - (0 if func is torch.stack else 1)
     return Stacked(func(stacked, axis_of(dim, rank)))
 
 
-def _pieces(func: Any, x: Stacked, size: Any = None, dim: int = 0, **kwargs: Any) -> Any:
+def _split(func: Any, x: Stacked, size: Any = None, dim: int = 0, **kwargs: Any) -> Any:
     if kwargs or size is None:
         return NotImplemented
     return tuple(Stacked(piece) for piece in func(x.whole, size, axis(x, dim)))
@@ -135,23 +135,23 @@ def _iterate(func: Any, x: Stacked) -> Any:
     return iter(_unbind(func, x))
 
 
-def _basic(key: Any) -> tuple[Any, ...] | None:
-    """An index of numbers, slices, new axes and an ellipsis, else None; tensors as ends become numbers."""
-    parts = tuple(map(_plain, key)) if type(key) is tuple else (_plain(key),)
+def _basic_index(key: Any) -> tuple[Any, ...] | None:
+    """An index that consists of numbers, slices, None and an ellipsis, else None; tensors in slices become numbers."""
+    parts = tuple(map(_without_tensor_ends, key)) if type(key) is tuple else (_without_tensor_ends(key),)
     return parts if all(type(part) in _BASIC for part in parts) else None
 
 
-def _plain(part: Any) -> Any:
-    """A slice whose tensor ends are replaced by the number that all members agree on."""
+def _without_tensor_ends(part: Any) -> Any:
+    """Replace tensors in a slice by the number in which all members agree."""
     if type(part) is slice:
         ends = (part.start, part.stop, part.step)
         if any(isinstance(end, Tensor) for end in ends):
-            return slice(*(agreed(end) if isinstance(end, Tensor) else end for end in ends))
+            return slice(*(agreed_item(end) if isinstance(end, Tensor) else end for end in ends))
     return part
 
 
 def _get(func: Any, x: Any, key: Any) -> Any:
-    basic = _basic(key)
+    basic = _basic_index(key)
     if basic is None:
         return NotImplemented
     return Stacked(x.whole[(slice(None), *basic)]) if isinstance(x, Stacked) else x[basic]
@@ -159,12 +159,12 @@ def _get(func: Any, x: Any, key: Any) -> Any:
 
 def _set(func: Any, x: Any, key: Any, value: Any) -> Any:
     if not isinstance(x, Stacked):
-        raise NeedsMemberError("an assignment to a part of a tensor that all members share")
+        raise NeedsMemberError("it assigns to a part of a tensor that all members share")
     if isinstance(key, Tensor) and key.dtype == torch.bool and key.dim() and not isinstance(value, Tensor):
         mask = key.whole if isinstance(key, Stacked) else key.unsqueeze(0)
         x.whole.masked_fill_(mask.reshape(*mask.shape, *[1] * (x.dim() - key.dim())), value)
         return None
-    basic = _basic(key)
+    basic = _basic_index(key)
     if basic is None:
         return NotImplemented
     part = x.whole[(slice(None), *basic)]
@@ -184,30 +184,30 @@ def _narrow(func: Any, x: Stacked, dim: int, start: Any, length: int) -> Any:
 
 
 def _where(func: Any, condition: Any, input: Any = None, other: Any = None) -> Any:
-    """Elementwise with three arguments; a condition alone gives indices, whose number differs between members."""
+    """Run `where` with three arguments; with one it returns indices, whose number may differ between members."""
     return NotImplemented if input is None else elementwise(func, condition, input, other)
 
 
-_MATRIX_TURN = Tensor.mT.__get__  # type: ignore[attr-defined]
+_MATRIX_TRANSPOSE = Tensor.mT.__get__  # type: ignore[attr-defined]
 RULES = (
-    Rule.direct(_reshape, *named("view reshape")),
-    Rule.direct(_reshape_as, *named("view_as reshape_as")),
-    Rule.direct(_flatten, *named("flatten")),
-    Rule.direct(_ravel, *named("ravel")),
-    Rule.direct(_transpose, *named("transpose swapaxes swapdims")),
-    Rule.direct(_turn, *named("t"), _MATRIX_TURN, Tensor.T.__get__),  # type: ignore[attr-defined]
-    Rule.direct(_permute, *named("permute")),
-    Rule.direct(_unsqueeze, *named("unsqueeze")),
-    Rule.direct(_squeeze, *named("squeeze")),
-    Rule.direct(_expand, *named("expand broadcast_to")),
-    Rule.direct(_repeat, *named("repeat")),
-    Rule.direct(_join, *named("cat concat concatenate stack")),
-    Rule.direct(_pieces, *named("chunk split")),
-    Rule.direct(_unbind, *named("unbind")),
+    Rule.direct(_reshape, *functions_named("view reshape")),
+    Rule.direct(_reshape_as, *functions_named("view_as reshape_as")),
+    Rule.direct(_flatten, *functions_named("flatten")),
+    Rule.direct(_ravel, *functions_named("ravel")),
+    Rule.direct(_transpose, *functions_named("transpose swapaxes swapdims")),
+    Rule.direct(_transpose_matrix, *functions_named("t"), _MATRIX_TRANSPOSE, Tensor.T.__get__),  # type: ignore[attr-defined]
+    Rule.direct(_permute, *functions_named("permute")),
+    Rule.direct(_unsqueeze, *functions_named("unsqueeze")),
+    Rule.direct(_squeeze, *functions_named("squeeze")),
+    Rule.direct(_expand, *functions_named("expand broadcast_to")),
+    Rule.direct(_repeat, *functions_named("repeat")),
+    Rule.direct(_join, *functions_named("cat concat concatenate stack")),
+    Rule.direct(_split, *functions_named("chunk split")),
+    Rule.direct(_unbind, *functions_named("unbind")),
     Rule.direct(_iterate, Tensor.__iter__),
     Rule.direct(_get, Tensor.__getitem__),
     Rule.direct(_set, Tensor.__setitem__),
-    Rule.direct(_select, *named("select")),
-    Rule.direct(_narrow, *named("narrow")),
-    Rule.direct(_where, *named("where")),
+    Rule.direct(_select, *functions_named("select")),
+    Rule.direct(_narrow, *functions_named("narrow")),
+    Rule.direct(_where, *functions_named("where")),
 )

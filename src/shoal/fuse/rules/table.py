@@ -1,4 +1,4 @@
-"""Registry of the fusion rules, including those that users register."""
+"""Registry of the fusion rules: torch function -> rule, including rules that users register."""
 
 from typing import Any
 
@@ -47,9 +47,9 @@ RULES: dict[Any, Rule] = {
 
 
 def register_rule(rule: Rule) -> None:
-    """Register a rule for its functions in this process; it replaces any other rule of these functions.
+    """Register a rule for its functions in this process; the rule replaces any other rule of these functions.
 
-    Register it in the module that defines the functions, since the workers of a search import that module as well.
+    Call `register_rule` in the module that defines the functions, since the workers of a search import that module too.
 
     Args:
         rule: A rule that passes `shoal.testing.check_rule`.

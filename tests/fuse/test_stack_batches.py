@@ -1,4 +1,4 @@
-"""Batches of each member's own."""
+"""`stack`: batches of which each member has its own."""
 
 from typing import Any
 
@@ -33,7 +33,7 @@ def test_each_member_sees_its_own_batch(members: int) -> None:
         own = loss(twin, batches[b])
         own.backward()
         close(losses[b], own, f"loss of {b}")
-        for path, data, _ in array.columns():
+        for path, data, _ in array.stacked_tensors():
             if isinstance(data, nn.Parameter):
                 close(data.grad[b], twin.get_parameter(path).grad, f"gradient of {path} of {b}")
 

@@ -1,4 +1,4 @@
-"""Frozen parameters whose memory models of several arrays use, and freezing and unfreezing."""
+"""Frozen parameters whose memory models of several arrays share, and freezing and unfreezing of parameters."""
 
 import copy
 from collections.abc import Callable
@@ -80,7 +80,7 @@ def test_what_others_use_is_not_unfrozen(
     twins = copy.deepcopy(models)
     array = part(models)
     rest = fuse(models[2:] if len(array) == 2 else models[1:])
-    assert [path for path, _, _ in array.shared()] == ["base.weight", "base.bias"]
+    assert [path for path, _, _ in array.shared_parameters()] == ["base.weight", "base.bias"]
     train(array)
     with pytest.raises(FusionError, match=r"'base.weight' was frozen .* and is kept once .*copy.deepcopy"):
         unfreeze(array)

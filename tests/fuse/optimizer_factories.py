@@ -1,4 +1,4 @@
-"""Optimizers whose settings differ between members: those with a fused rule, and those without."""
+"""Factories of optimizers whose settings differ between members, with and without a fused rule."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,4 @@
-"""Members of an array, trained beside models of plain PyTorch."""
+"""Trains the members of an array and equal models in plain PyTorch, and compares them."""
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
@@ -14,7 +14,7 @@ from shoal.fuse.optim.fused import fuse_optimizers
 from shoal.fuse.step import TrainingStep
 
 
-class BesidePlain:
+class CompareWithPlain:
     """An array of copies of some models, and these.
 
     Args:

@@ -1,4 +1,4 @@
-"""What no rule covers runs by vmap, in a loop, or member by member, and is still right."""
+"""Functions without a rule run by vmap, in a loop or member by member, with correct results."""
 
 import logging
 import traceback
@@ -188,7 +188,7 @@ def test_members_that_disagree_only_later() -> None:
     for _ in range(2):
         array(X)
     with pytest.raises(
-        FusionError, match=r"Late.forward \(test_fallback.py:\d+\): .* go back to what was saved before"
+        FusionError, match=r"Late.forward \(test_dispatch.py:\d+\): .* go back to what was saved before"
     ):
         array(X)
 

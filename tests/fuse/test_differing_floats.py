@@ -1,4 +1,4 @@
-"""Members of one structure that differ in numbers: each computes with its own."""
+"""Members of equal structure with different floats: each member computes with its own."""
 
 from collections.abc import Callable
 from typing import Any
@@ -245,7 +245,7 @@ def test_integers_and_flags_make_another_structure(name: str) -> None:
     total(result).backward()
     for own in expected:
         total(own).backward()
-    columns = {path: data for path, data, _ in array.columns()}
+    columns = {path: data for path, data, _ in array.stacked_tensors()}
     for b, (member, model) in enumerate(zip(members, alone, strict=True)):
         for path, parameter in model.named_parameters():
             grad = columns[path].grad[b] if path in columns else member.get_parameter(path).grad

@@ -1,4 +1,4 @@
-"""Views of members' tensors: what is written through them, and what is written beneath them."""
+"""Views of members' tensors: writes through a view, and writes to the tensor that it views."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""Modules that stand at several paths of a model, of which some run member by member."""
+"""Modules at several paths of a model, some of which run member by member."""
 
 import copy
 from collections.abc import Callable, Sequence
@@ -11,7 +11,7 @@ from twins import close, compare
 from shoal.core.errors import FusionError
 from shoal.fuse.api import fuse
 from shoal.fuse.optim.fused import fuse_optimizers
-from shoal.fuse.structure import entries, find_apart, mismatch
+from shoal.fuse.structure import entries, find_unfused_parts, mismatch
 
 X = torch.randn(6, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 
@@ -140,10 +140,10 @@ def test_three_steps_equal_those_of_the_members_alone(name: str) -> None:
 def test_what_runs_apart(name: str) -> None:
     models = made(name)
     assert mismatch(*map(entries, models[:2])) is not None
-    found = find_apart(models)
+    found = find_unfused_parts(models)
     assert found is not None
     assert set(found.modules) == ALIKE[name][1]
-    ids = [id(parameter) for _, _, parameter in fuse(models, strict=False).apart()]
+    ids = [id(parameter) for _, _, parameter in fuse(models, strict=False).unfused_parameters()]
     assert len(ids) == len(set(ids))
 
 
@@ -164,12 +164,12 @@ REFUSED: dict[str, tuple[Callable[[], Sequence[nn.Module]], bool, str]] = {
     "one against two": (
         lambda: [twice(nn.ReLU()), twice(nn.ReLU(), nn.ReLU())],
         True,
-        "at '3': the module at '1' against .*ReLU training; .*run '1', '3' apart with strict=False",
+        "at '3': the module at '1' against .*ReLU training; .*run '1', '3' member by member with strict=False",
     ),
     "other paths": (
         lambda: [nn.Sequential(a := nn.ReLU(), nn.ReLU(), a), nn.Sequential(nn.ReLU(), b := nn.ReLU(), b)],
         True,
-        "at '2': the module at '0' against the module at '1'; .*run '0', '1', '2' apart",
+        "at '2': the module at '0' against the module at '1'; .*run '0', '1', '2' member by member",
     ),
 }
 

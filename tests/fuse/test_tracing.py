@@ -1,4 +1,4 @@
-"""An array's functions can be traced: stacked tensors vanish, and what is left takes weights and keys as inputs."""
+"""Functions of an array can be traced: the trace contains plain tensors, with weights and keys as inputs."""
 
 from collections.abc import Callable
 from typing import Any

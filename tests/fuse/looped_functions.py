@@ -1,4 +1,4 @@
-"""Which functions of stacked tensors ran for one member after another."""
+"""Records which functions of stacked tensors ran in a loop over the members."""
 
 from collections import Counter
 from collections.abc import Iterator

@@ -1,3 +1,5 @@
+"""Gradient clipping: each member's gradients are clipped as by torch for one model."""
+
 import copy
 from collections.abc import Callable
 from typing import Any
@@ -50,7 +52,7 @@ def test_equals_torch(max_norm: Any, norm_type: float, dtype: torch.dtype) -> No
     for b, (model, limit) in enumerate(zip(both.alone, limits, strict=True)):
         expected = clip_alone(model.parameters(), limit, norm_type)
         torch.testing.assert_close(norms[b], expected, rtol=1e-12, atol=0)
-        for path, stacked, _ in both.array.columns():
+        for path, stacked, _ in both.array.stacked_tensors():
             grad = model.get_parameter(path).grad
             if grad is None:
                 assert stacked.grad is None
@@ -91,7 +93,7 @@ def test_gradients_of_several_dtypes() -> None:
         for param in model.parameters():
             param.grad = torch.ones_like(param)
         torch.testing.assert_close(norms[b], clip_alone(model.parameters(), limit))
-        for path, stacked, _ in array.columns():
+        for path, stacked, _ in array.stacked_tensors():
             torch.testing.assert_close(stacked.grad[b], model.get_parameter(path).grad)
 
 
@@ -108,7 +110,7 @@ def test_values_equal_torch(clip_value: Any, dtype: torch.dtype) -> None:
     limits = torch.as_tensor(clip_value, dtype=torch.float64).expand(3).tolist()
     for b, (model, limit) in enumerate(zip(both.alone, limits, strict=True)):
         utils.clip_grad_value_(model.parameters(), limit)
-        for path, stacked, _ in both.array.columns():
+        for path, stacked, _ in both.array.stacked_tensors():
             grad = model.get_parameter(path).grad
             if grad is None:
                 assert stacked.grad is None
@@ -149,7 +151,7 @@ def test_parameters_of_one_member_count_for_it(norm_type: float) -> None:
 
 
 def same_gradients(array: ModelArray, models: list[nn.Module], alone: list[nn.Module]) -> None:
-    columns = {path: data for path, data, _ in array.columns()}
+    columns = {path: data for path, data, _ in array.stacked_tensors()}
     for b, (mine, other) in enumerate(zip(models, alone, strict=True)):
         own = dict(mine.named_parameters())
         for path, param in other.named_parameters():

@@ -1,4 +1,4 @@
-"""A function of stacked and shared tensors in every mix, against each member's own call."""
+"""Checks a function with every combination of shared and stacked arguments against each member's own call."""
 
 from collections.abc import Callable
 from itertools import product

@@ -1,4 +1,4 @@
-"""Random stacks of modules: outputs, gradients, buffers and steps equal those of the members alone."""
+"""Random sequences of modules: outputs, gradients, buffers and steps equal those of each member alone."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -317,7 +317,7 @@ class Alone:
         """By the names of parameters."""
         if self.array is None:
             return {name: p.grad for name, p in self.model.named_parameters()}
-        return {name: None if p.grad is None else p.grad[0] for name, p, _ in self.array.columns()}
+        return {name: None if p.grad is None else p.grad[0] for name, p, _ in self.array.stacked_tensors()}
 
 
 def outputs_and_loss(loss: str, model: nn.Module, x: Tensor) -> list[Tensor]:
@@ -357,7 +357,7 @@ def test_a_stack_trains_like_its_members_alone(case: Case) -> None:
         assert not array.state.by_member, "ran member by member"
         optimizer.zero_grad()
         results[1].sum().backward()
-        grads = {name: p.grad for name, p, _ in array.columns()}
+        grads = {name: p.grad for name, p, _ in array.stacked_tensors()}
         optimizer.step()
         for b, (solo, member) in enumerate(zip(alone, models, strict=True)):
             what = f"of {b} in step {step}"

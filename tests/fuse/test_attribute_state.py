@@ -1,4 +1,4 @@
-"""State that models keep in attributes, and what is changed in the members of an array."""
+"""State that models keep in plain attributes, and changes of it in the members of an array."""
 
 from collections.abc import Callable
 from typing import Any
@@ -70,7 +70,7 @@ def test_what_is_set_in_the_members_is_followed() -> None:
         model[1].negative_slope = 0.7
     compare(array(X), [twin(X) for twin in twins])
     models[1][1].negative_slope = 0.2
-    with pytest.raises(FusionError, match=r"members 0 and 1 have come to differ in '1.negative_slope'; fuse them"):
+    with pytest.raises(FusionError, match=r"members 0 and 1 now differ in '1.negative_slope'; fuse them"):
         several(array)
 
 
@@ -123,7 +123,7 @@ def frozen_alike(members: int) -> list[nn.Module]:
 def test_a_frozen_parameter_that_is_written_to_becomes_the_members_own(members: int) -> None:
     models, twins = frozen_alike(members), frozen_alike(members)
     array = fuse(models)
-    assert len(list(array.shared())) == (members > 1)
+    assert len(list(array.shared_parameters())) == (members > 1)
     for _ in range(3):
         compare(array(X), [twin(X) for twin in twins])
     assert not array.state.by_member

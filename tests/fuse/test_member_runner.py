@@ -1,11 +1,11 @@
-"""Functions that begin to draw after steps in which they drew nothing: what they did meanwhile is not done twice."""
+"""Functions that draw random numbers for the first time after several steps: a failed step is not applied twice."""
 
 from collections import Counter, deque
 from types import SimpleNamespace
 
 import pytest
 import torch
-from beside_plain import BesidePlain
+from compare_with_plain import CompareWithPlain
 from torch import Tensor, nn
 
 from shoal.fuse.transaction import Transaction
@@ -47,7 +47,7 @@ def loss(model: nn.Module, x: Tensor) -> Tensor:
 
 def test_what_a_model_remembers_is_not_remembered_twice() -> None:
     torch.manual_seed(0)
-    both = BesidePlain([Remembers().double() for _ in range(3)], loss, "eager")
+    both = CompareWithPlain([Remembers().double() for _ in range(3)], loss, "eager")
     assert len(list(both.train(X))) == len(X)
     assert [mine.steps for mine in both.fused] == [own.steps for own in both.alone]
 

@@ -1,4 +1,4 @@
-"""An optimizer's own update is what its `step` and `zero_grad` do, whoever looks at them."""
+"""`UnfusedStep` does what `step` and `zero_grad` of the optimizer do, also with hooks and a profiler."""
 
 import functools
 from collections.abc import Callable
@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import Adam, Optimizer
 
-from shoal.fuse.optim.own_update import OwnUpdate
-from shoal.fuse.per_member import own_part
+from shoal.fuse.optim.unfused_step import UnfusedStep
+from shoal.fuse.per_member import member_batch
 
 X = torch.randn(12, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 Y = X.sum(1, keepdim=True)
@@ -25,7 +25,7 @@ def stepped(change: Callable[[Optimizer], object], by_update: bool) -> tuple[lis
     called: list[str] = []
     vars(optimizer)["called"] = called
     change(optimizer)
-    update = OwnUpdate(optimizer)
+    update = UnfusedStep(optimizer)
     for _ in range(3):
         update.zero_grad() if by_update else optimizer.zero_grad()
         F.mse_loss(model(X), Y).backward()
@@ -99,6 +99,6 @@ def test_a_step_leaves_no_graph_and_gradients_enabled() -> None:
 
 def test_a_lone_members_batch_is_a_list_of_its_own() -> None:
     batch = [X, Y]
-    mine = own_part(batch, 0, 1)
+    mine = member_batch(batch, 0, 1)
     assert mine is not batch
     assert all(a is b for a, b in zip(mine, batch, strict=True))

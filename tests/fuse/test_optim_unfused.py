@@ -1,4 +1,4 @@
-"""Optimizers of members that differ in a submodule, or share frozen parameters."""
+"""Optimizers of members that differ in a submodule, or that share frozen parameters."""
 
 import copy
 from collections.abc import Callable
@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from optim_makes import LOWERINGS, RULES
 from optim_twins import Make, same
+from optimizer_factories import LOWERINGS, RULES
 from torch import Tensor, nn
 from torch.optim import Adam, Optimizer, Rprop
 
@@ -77,13 +77,13 @@ def twins(make: Make, lowering: Any) -> tuple[ModelArray, FusedOptimizer, list[n
 @pytest.mark.parametrize("make", CASES.values(), ids=CASES)
 def test_what_a_member_has_alone_is_updated_along(make: Make, lowering: Any) -> None:
     array, fused, alone, others = twins(make, lowering)
-    assert {path for path, _, _ in array.shared()} == {"frozen.weight", "frozen.bias"}
-    assert len(list(array.apart())) == 2 * 2 + 2 * 4
+    assert {path for path, _, _ in array.shared_parameters()} == {"frozen.weight", "frozen.bias"}
+    assert len(list(array.unfused_parameters())) == 2 * 2 + 2 * 4
     for n in range(5):
         for own, other in zip(fused.members, others, strict=True):
             own.param_groups[-1]["lr"] = other.param_groups[-1]["lr"] = 0.1 / (n + 1)
         fused.zero_grad()
-        assert all(parameter.grad is None for _, _, parameter in array.apart())
+        assert all(parameter.grad is None for _, _, parameter in array.unfused_parameters())
         array.map(lambda model: model(X).square().mean()).sum().backward()
         fused.step()
         for model, optimizer in zip(alone, others, strict=True):
@@ -110,14 +110,14 @@ def test_zero_grad_of_what_a_member_has_alone() -> None:
     array, fused, _, _ = twins(CASES["adam-numbers"], None)
     array.map(lambda model: model(X).square().mean()).sum().backward()
     fused.zero_grad(set_to_none=False)
-    assert all(parameter.grad.eq(0).all() for _, _, parameter in array.apart())
+    assert all(parameter.grad.eq(0).all() for _, _, parameter in array.unfused_parameters())
 
 
 def test_what_a_member_has_alone_is_traced_along() -> None:
     array, fused, _, _ = twins(CASES["adam-numbers"], None)
     traced = fused.traced()
     assert traced is not None
-    alone = {id(parameter) for _, _, parameter in array.apart()}
+    alone = {id(parameter) for _, _, parameter in array.unfused_parameters()}
     assert alone <= set(map(id, traced.params)) <= set(map(id, array.parameters()))
 
 

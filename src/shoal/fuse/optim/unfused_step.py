@@ -1,4 +1,4 @@
-"""Optimizers that step by themselves, without a fused rule: a single one, or the members of an array in turn."""
+"""Optimizer steps without a fused rule: the step of a single optimizer, and a loop over the members' optimizers."""
 
 import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -12,27 +12,27 @@ from torch.optim.optimizer import _use_grad_for_differentiable
 
 from shoal.core.errors import FusionError
 from shoal.fuse.optim.param_state import StackedParam
-from shoal.fuse.optim.table import steps_as_made
+from shoal.fuse.optim.table import has_unmodified_step
 
-__all__ = ["MemberLoop", "OwnUpdate"]
+__all__ = ["MemberLoop", "UnfusedStep"]
 
 _KERNELS = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)
-"""Exact classes; the `step` of a subclass may do anything."""
+"""Exact classes; the `step` of a subclass may compute something else."""
 
 _DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 _ZERO_GRAD = Optimizer.zero_grad
 _HOOKS = Optimizer.profile_hook_step(_KERNELS[0].step).__code__
 _NO_GRAD = _use_grad_for_differentiable(_KERNELS[0].step).__code__
-"""Code of the two wrappers around each `step` in torch: hooks and profiler, then gradients and compiler."""
+"""Code of torch's wrappers around each `step`: the outer one for hooks and profiler, the inner one for `no_grad`."""
 
 
-class OwnUpdate:
-    """The step of one optimizer by itself, with torch's fused kernel where it has one.
+class UnfusedStep:
+    """The step of a single optimizer, with torch's fused kernel if there is one.
 
-    If neither `foreach` nor `fused` is set, torch loops over parameters on the CPU, which takes ten times as long for
-    small parameters as a fused kernel. The optimizer is set to `fused` for the duration of its step. Torch's wrappers
-    around a step, for hooks, profiler and compiler, take as long as the kernel: they are skipped if none is in use.
+    If neither `foreach` nor `fused` is set, torch loops over the parameters on the CPU, which takes ten times as long
+    as a fused kernel for small parameters. So `fused` is set for the duration of the step. Torch's wrappers around a
+    step, for hooks, profiler and compiler, take as long as the kernel, and are skipped if none of these is in use.
 
     Args:
         optimizer: Any optimizer of torch or of the user.
@@ -56,33 +56,35 @@ class OwnUpdate:
                 each.grad = None
 
     def __call__(self) -> None:
-        """Do one step of the optimizer."""
-        if self._has_kernel is None:  # only now: lazy parameters have no shape before the first forward pass
+        """Take one step of the optimizer."""
+        if (
+            self._has_kernel is None
+        ):  # not in the constructor: lazy parameters have no shape before the first forward pass
             params = [each for group in self._optimizer.param_groups for each in group["params"]]
             self._has_kernel = all(
                 each.dtype in _DTYPES and torch.empty_like(each).stride() == each.stride() for each in params
-            )  # with no gaps in memory
-        as_made = type(self._optimizer) in _KERNELS and steps_as_made(self._optimizer)
+            )  # without gaps in memory
+        unmodified = type(self._optimizer) in _KERNELS and has_unmodified_step(self._optimizer)
         chosen = []
-        if self._has_kernel and as_made:
-            chosen = [group for group in self._optimizer.param_groups if self._by_kernel(group)]
+        if self._has_kernel and unmodified:
+            chosen = [group for group in self._optimizer.param_groups if self._kernel_applies(group)]
         for group in chosen:
             group["fused"] = True
         try:
-            self._step(as_made)
+            self._step(unmodified)
         finally:
             for group in chosen:
                 group["fused"] = None
 
-    def _step(self, as_made: bool) -> None:
-        """Do the step, without torch's wrappers if `as_made`: a step of torch's class without hooks."""
+    def _step(self, unmodified: bool) -> None:
+        """Take the step; without torch's wrappers if `unmodified`: torch's own step, without hooks."""
         optimizer = self._optimizer
-        if not as_made or optimizer.defaults["differentiable"] or _profiler_enabled():
+        if not unmodified or optimizer.defaults["differentiable"] or _profiler_enabled():
             optimizer.step()
             return
         step = type(optimizer).step
         if step is not self._wrapped:
-            self._wrapped, self._bare = step, _bare(step)
+            self._wrapped, self._bare = step, _unwrapped(step)
         if self._bare is None:
             optimizer.step()
             return
@@ -91,8 +93,11 @@ class OwnUpdate:
         with torch.no_grad():
             self._bare(optimizer)
 
-    def _by_kernel(self, group: dict[str, Any]) -> bool:
-        """Whether kernel and loop compute the same; SGD's kernel starts momentum for all parameters or none."""
+    def _kernel_applies(self, group: dict[str, Any]) -> bool:
+        """Whether the kernel computes the same result as the loop for a parameter group.
+
+        SGD's kernel initialises momentum for all parameters of a group or for none.
+        """
         if group["fused"] is not None or group["foreach"] is not None or group["differentiable"]:
             return False
         if group.get("capturable"):
@@ -108,39 +113,41 @@ class OwnUpdate:
         return True
 
 
-def _bare(step: Any) -> Callable[..., Any] | None:
-    """A class's `step` without torch's wrappers; None if there is any other wrapper."""
+def _unwrapped(step: Any) -> Callable[..., Any] | None:
+    """The `step` of a class without torch's wrappers; None if there is another wrapper."""
     if getattr(step, "__code__", None) is _HOOKS:
         step = step.__wrapped__
     return step.__wrapped__ if getattr(step, "__code__", None) is _NO_GRAD else None
 
 
 def _is_countable(parameter: Tensor, count: object) -> bool:
-    """Whether a GPU kernel can read a parameter's count of updates: it needs float32 on the device."""
+    """Whether a GPU kernel can read a parameter's step count, which must be float32 on the same device."""
     if not isinstance(count, Tensor):
         return True
     return count.device == parameter.device and count.dtype == torch.float32
 
 
 class MemberLoop:
-    """Optimizers without a fused rule: any class, any hook, one after another.
+    """Steps optimizers without a fused rule one after another; they may have any class and any hooks.
 
-    Each optimizer gets its rows of the gradients for its step and updates its own parameters, which are views of the
+    For its step, each optimizer gets its rows of the gradients. It updates its own parameters, which are views of the
     array's. Its state is not stacked.
 
     Args:
         members: Optimizers of consecutive members.
         start: Index in the array of the first member.
-        columns: Parameters of each member.
+        stacked_params: Parameters of each member.
 
     Raises:
         FusionError: An optimizer needs a closure, which would run a single member, or sparse gradients.
     """
 
-    def __init__(self, members: Sequence[Optimizer], start: int, columns: Sequence[Sequence[StackedParam]]) -> None:
+    def __init__(
+        self, members: Sequence[Optimizer], start: int, stacked_params: Sequence[Sequence[StackedParam]]
+    ) -> None:
         self._members = members
         self._start = start
-        self._columns = columns
+        self._stacked_params = stacked_params
         for b, member in enumerate(members, start):
             if isinstance(member, SparseAdam):
                 raise FusionError(
@@ -155,22 +162,24 @@ class MemberLoop:
                 )
 
     def refresh(self) -> bool:
-        """Always true: nothing read from the members' parameter groups is stored."""
+        """Return True: nothing that was read from the members' parameter groups is stored."""
         return True
 
     def step(self, missing: Mapping[Tensor, Collection[int]]) -> None:
-        """Do the step of every member.
+        """Take the step of every member.
 
         Args:
             missing: Members without gradients, as in `ParamGroupBatch.step`.
 
         Raises:
-            FusionError: An optimizer moved its parameters in memory, out of the array.
+            FusionError: An optimizer replaced the memory of its parameters, which are then no views of the array's.
         """
-        for b, (member, columns) in enumerate(zip(self._members, self._columns, strict=True), self._start):
-            for column in columns:
-                grad = column.grad()
-                column.own[b].grad = None if grad is None or b in missing.get(column.stacked, ()) else grad[b]
+        for b, (member, stacked_params) in enumerate(
+            zip(self._members, self._stacked_params, strict=True), self._start
+        ):
+            for param in stacked_params:
+                grad = param.grad()
+                param.member_params[b].grad = None if grad is None or b in missing.get(param.stacked, ()) else grad[b]
             try:
                 member.step()
             except Exception as error:
@@ -180,11 +189,11 @@ class MemberLoop:
                 )
                 raise
             finally:
-                for column in columns:
-                    column.own[b].grad = None
-            for column in columns:
-                if column.own[b].data_ptr() != column.stacked[b].data_ptr():
+                for param in stacked_params:
+                    param.member_params[b].grad = None
+            for param in stacked_params:
+                if param.member_params[b].data_ptr() != param.stacked[b].data_ptr():
                     raise FusionError(
                         f"the optimizer of member {b}, {type(member).__qualname__}, replaced the memory of "
-                        f"{column.path!r} instead of updating it in place; train this model alone"
+                        f"{param.path!r} instead of updating it in place; train this model alone"
                     )

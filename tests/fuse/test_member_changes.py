@@ -1,4 +1,4 @@
-"""Changes after models and optimizers were fused: followed, or refused, and never ignored."""
+"""Changes of models and optimizers after fusion are synchronised or refused, and never ignored."""
 
 from collections.abc import Callable
 from typing import Any

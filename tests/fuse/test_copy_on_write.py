@@ -1,4 +1,4 @@
-"""A copy that is made when one of the two is written to is a copy."""
+"""Lazy clones: a write to a tensor does not change its clone, nor the other way round."""
 
 import ctypes
 from collections.abc import Callable
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from shoal.fuse.copy_on_write import lazily_copied
+from shoal.fuse.copy_on_write import lazy_clone
 
 X, Y = torch.randn(3, 2), torch.arange(3)
 
@@ -37,7 +37,7 @@ def is_lazy(tensor: Tensor) -> bool:
 def test_neither_sees_what_is_written_to_the_other(name: str) -> None:
     make = {**LAZY, **AT_ONCE}[name]
     source, expected = make(), make()
-    copied = [lazily_copied(source) for _ in range(3)]
+    copied = [lazy_clone(source) for _ in range(3)]
     assert [is_lazy(one) for one in copied] == [name in LAZY] * 3
     assert all(torch.equal(one, expected) for one in copied)
     copied[0].add_(1)
@@ -75,7 +75,7 @@ WRITES: dict[str, Callable[[Tensor], Any]] = {
 @pytest.mark.parametrize("written", [0, 1, 2])
 def test_no_way_of_writing_reaches_others(write: str, written: int) -> None:
     source = torch.arange(6.0)
-    three = [source, lazily_copied(source), lazily_copied(source)]
+    three = [source, lazy_clone(source), lazy_clone(source)]
     WRITES[write](three[written])
     assert not torch.equal(three.pop(written), torch.arange(6.0))
     assert all(torch.equal(other, torch.arange(6.0)) for other in three)
@@ -92,7 +92,7 @@ class Pair(NamedTuple):
     ids=["list", "tuple", "dict", "named", "with text"],
 )
 def test_batches_are_nested_as_they_were(batch: Any) -> None:
-    copied = lazily_copied(batch)
+    copied = lazy_clone(batch)
     assert type(copied) is type(batch)
     leaves, spec = pytree.tree_flatten(batch)
     others, same = pytree.tree_flatten(copied)
@@ -104,13 +104,13 @@ def test_batches_are_nested_as_they_were(batch: Any) -> None:
 def test_what_only_reads_makes_no_copy() -> None:
     source = torch.randn(6, 3, 8, 8)
     model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(144, 2))
-    copied = lazily_copied(source)
+    copied = lazy_clone(source)
     model(copied).square().mean().backward()
     assert is_lazy(copied)
 
 
 def test_a_sparse_tensor_is_copied() -> None:
     source = torch.eye(3).to_sparse()
-    copied = lazily_copied(source)
+    copied = lazy_clone(source)
     copied.mul_(2)
     assert torch.equal(source.to_dense(), torch.eye(3))

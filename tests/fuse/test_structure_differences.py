@@ -1,4 +1,4 @@
-"""Members that differ where a model's attributes do not show it: each computes with its own, or is refused."""
+"""Differences between members that no module attribute shows: each member uses its own value, or fusion is refused."""
 
 import copy
 import functools
@@ -53,7 +53,7 @@ def models(make: Callable[[int], nn.Module]) -> list[nn.Module]:
 
 
 def check(make: Callable[[int], nn.Module], apart: bool, single: bool = False, steps: int = 2) -> ModelArray:
-    """Compare with members run alone; `apart`: refused but for `strict=False`."""
+    """Compare with members run alone; `unfused_parameters`: refused but for `strict=False`."""
     own, twins = models(make), models(make)
     if apart:
         with pytest.raises(FusionError, match="member 1 differs from member 0 at"):
@@ -68,7 +68,7 @@ def check(make: Callable[[int], nn.Module], apart: bool, single: bool = False, s
         sum(value.cos().sum() for value in expected).backward()
     assert bool(array.state.by_member) == single
     if apart:
-        for path, b, parameter in array.apart():
+        for path, b, parameter in array.unfused_parameters():
             close(parameter.grad, twins[b].get_parameter(path).grad, path)
     else:
         compare_state(array, twins)
@@ -203,7 +203,9 @@ def test_what_cannot_be_put_for_each_member(name: str) -> None:
         model.use.value = STUCK[name](model)
         return model
 
-    with pytest.raises(FusionError, match=r"member 0: 'use.value' holds a part of the model .* close over the module"):
+    with pytest.raises(
+        FusionError, match=r"member 0: 'use.value' refers to a part of the model .* close over the module"
+    ):
         fuse(models(make))
     assert len(fuse(models(make)[:1])) == 1
 
@@ -215,7 +217,7 @@ def test_a_function_that_closes_over_a_parameter() -> None:
         model.use.value = lambda x: x @ weight
         return model
 
-    with pytest.raises(FusionError, match=r"member 0: 'use.value' holds a part of the model"):
+    with pytest.raises(FusionError, match=r"member 0: 'use.value' refers to a part of the model"):
         fuse(models(make))
 
 

@@ -1,4 +1,4 @@
-"""Functions, operators and hooks of the user's own: at once where torch knows how, else member by member."""
+"""Functions, operators and hooks of the user run for all members at once if torch allows it, else member by member."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,4 @@
-"""Partial fusion: submodules in which members differ run member by member, the rest at once."""
+"""Partial fusion: submodules in which members differ run member by member, and the rest runs at once."""
 
 import copy
 from collections.abc import Callable, Sequence
@@ -87,12 +87,12 @@ def test_three_steps_equal_those_of_the_members_alone(name: str, members: int) -
 
 def test_only_the_block_runs_apart() -> None:
     array = fuse(nets("widths", 3), strict=False)
-    assert {path for path, _, _ in array.columns()} >= {"first.weight", "norm.running_mean", "head.bias"}
-    assert not any(path.startswith("block") for path, _, _ in array.columns())
-    assert {(path, b) for path, b, _ in array.apart() if path.endswith("0.weight")} == {
+    assert {path for path, _, _ in array.stacked_tensors()} >= {"first.weight", "norm.running_mean", "head.bias"}
+    assert not any(path.startswith("block") for path, _, _ in array.stacked_tensors())
+    assert {(path, b) for path, b, _ in array.unfused_parameters() if path.endswith("0.weight")} == {
         ("block.0.weight", b) for b in range(3)
     }
-    assert {id(p) for _, _, p in array.apart()} <= {id(p) for p in array.parameters()}
+    assert {id(p) for _, _, p in array.unfused_parameters()} <= {id(p) for p in array.parameters()}
 
 
 def noisy(width: int) -> Callable[[], nn.Module]:
@@ -117,10 +117,10 @@ def test_members_that_draw_apart_go_on_apart_after_a_selection() -> None:
     array(X)
     alone(X)
     survivors = array.select([0, 2])
-    assert not list(survivors.apart())
+    assert not list(survivors.unfused_parameters())
     close(survivors(X)[0], alone(X)[0], "output")
     back = concat([survivors, fused_to_tick(Net(nn.ReLU(), 0.3).double(), survivors.tick)])
-    assert len(list(back.apart())) == 8  # two linear layers in two of three blocks
+    assert len(list(back.unfused_parameters())) == 8  # two linear layers in two of three blocks
 
 
 def fused_to_tick(model: nn.Module, tick: int) -> ModelArray:
@@ -214,7 +214,7 @@ REFUSED: dict[str, tuple[Callable[[], list[nn.Module]], bool, str]] = {
     "strict shapes": (
         lambda: [nn.Sequential(nn.Linear(4, 2)), nn.Sequential(nn.Linear(4, 3))],
         True,
-        r"member 1 differs from member 0 at '0.weight'.*\(2, 4\).*\(3, 4\).*run '0' apart with strict=False",
+        r"member 1 differs from member 0 at '0.weight'.*\(2, 4\).*\(3, 4\).*run '0' member by member with strict=False",
     ),
     "the model itself": (lambda: [nn.Linear(2, 2), nn.Linear(2, 3)], False, "fuse only models of one structure$"),
     "tied across": (tied, False, "block.odd.weight is tied to a tensor outside of 'block.odd'"),
