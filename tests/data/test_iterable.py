@@ -22,7 +22,7 @@ from shoal.data.batches import Batches
 from shoal.data.datasets import DataSets
 from shoal.data.iterable import IterableReader
 from shoal.data.loader import noise_seed
-from shoal.fuse.generators import reseed
+from shoal.fuse.generators import seed_all
 
 SEED = 7
 
@@ -59,7 +59,7 @@ def walk(batches: Batches, size: int, epoch: int | None = 0, first: int = 0, see
 
 def one_pass(dataset: Numbers, epoch: int | None = 0, seed: int = SEED) -> list[Any]:
     """All samples, in a plain loop."""
-    reseed(noise_seed(seed, epoch), CPU)
+    seed_all(noise_seed(seed, epoch), CPU)
     dataset.set_epoch(epoch or 0)
     return list(dataset)
 
@@ -130,6 +130,25 @@ def test_without_a_length_pass_follows_pass() -> None:
     assert_same(list(itertools.islice(walk(later, 8, first=9), 3)), whole[72:96], 8)
 
 
+def test_samples_between_others_are_dropped() -> None:
+    reader, wanted = IterableReader(Sized(60), "training"), one_pass(Sized(60))
+    indices = reader.order(SEED, 0)[:60].tolist()
+    for some in ([0, 1, 5], [6, 40, 59], [3]):
+        found = reader.read([indices[place] for place in some])
+        assert all(map(torch.equal, found, [wanted[place] for place in some]))
+
+
+def test_samples_with_an_autograd_graph_are_read_for_each_walk() -> None:
+    weight = torch.ones((), dtype=torch.float64, requires_grad=True)
+    dataset = Iterated(lambda: (weight * place for place in range(40)), 40)
+    batches = Batches(dataset, CPU, "training")
+    wanted = torch.arange(40, dtype=torch.float64).split(8)
+    for number, pair in enumerate(zip(walk(batches, 8), walk(batches, 8), strict=True)):
+        for batch in pair:
+            assert torch.equal(batch.detach(), wanted[number])
+            batch.sum().backward()
+
+
 def test_what_is_drawn_elsewhere_changes_no_sample_and_no_sample_changes_what_is_drawn_elsewhere() -> None:
     batches = Batches(Sized(100), CPU, "training", collate=torch.stack)
     found = []
@@ -138,9 +157,9 @@ def test_what_is_drawn_elsewhere_changes_no_sample_and_no_sample_changes_what_is
         drawn()
     assert_same(found, one_pass(Sized(100)), 10)
     reader = IterableReader(Sized(100), "training")
-    reseed(3, CPU)
+    seed_all(3, CPU)
     wanted = drawn()
-    reseed(3, CPU)
+    seed_all(3, CPU)
     reader.read(reader.order(SEED, 0)[:20].tolist())
     assert drawn() == wanted
 

@@ -248,7 +248,7 @@ INTERNAL = {
     *("exponential", "cauchy", "geometric", "log_normal", "uniform", "native_dropout", "rrelu_with_noise", "gru"),
     *("lstm", "rnn_relu", "rnn_tanh", "rrelu_with_noise_", "rrelu_with_noise_functional", "miopen_rnn"),
 }
-"""Drawn from by functions above them, or by arguments that a call without them cannot show."""
+"""DrawDetector from by functions above them, or by arguments that a call without them cannot show."""
 
 
 def test_every_random_function_of_torch_is_known() -> None:

@@ -17,7 +17,7 @@ from shoal.core.array import Member
 from shoal.core.errors import TaskError
 from shoal.core.trial import Origin, Trial, TrialState
 from shoal.data.loader import epoch_order
-from shoal.fuse.generators import reseed
+from shoal.fuse.generators import seed_all
 from shoal.task import Task
 from shoal.worker import array_trainer
 from shoal.worker.checkpoint import load_newest
@@ -100,7 +100,7 @@ def passes(task: Task, one: Trial, number: int) -> list[tuple[Tensor, ...]]:
 
 def plain(task: Task, one: Trial, epochs: int = EPOCHS) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Weights, with averages in their place, and state of the scaler of a loop as a user writes it."""
-    reseed(one.seed, CPU)
+    seed_all(one.seed, CPU)
     model: Any = task.model(one.config)
     optimizer = task.optimizer(model, one.config)
     scheduler = task.scheduler(optimizer, one.config)

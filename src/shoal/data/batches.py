@@ -256,8 +256,9 @@ class Batches:
 
     def _known(self) -> BatchSource:
         if self._source is None and (self._collate is not None or self._reader is not None):
+            # Draws of an iterable data set itself are those of its pass.
             whole, collate = self._collate is not None, self._collate or default_collate
-            self._source = SampleWindow(self._fetcher, self._device, draws=True, whole=whole, collate=collate)
+            self._source = SampleWindow(self._fetcher, self._device, draws=whole, whole=whole, collate=collate)
         elif self._source is None:
             self._source = self._probed(range(min(self._rows, LOOKED_AT)))
         return self._source

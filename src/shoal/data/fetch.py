@@ -93,6 +93,8 @@ class Fetcher:
         if self._processes is not None:
             received: list[Any] = self._receive_lone(indices)
             return received
+        if isinstance(self._dataset, IterableReader):  # it restores the generators
+            return self.fetch(indices)
         torchs, others = DrawDetector(self._device), PythonRngSnapshot()
         samples = self.fetch(indices)
         if torchs() or others.has_drawn():

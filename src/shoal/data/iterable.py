@@ -96,7 +96,7 @@ class IterableReader:
         """Samples of one pass. All generators are restored.
 
         Args:
-            indices: Consecutive indices.
+            indices: Indices in ascending order; samples between them are dropped.
 
         Raises:
             TaskError: The data set yields another number of samples than its length, or none, or is its own iterator.
@@ -104,7 +104,7 @@ class IterableReader:
         """
         number, place = divmod(indices[0], ENDLESS)
         cursor = self._cursor(number, place)
-        samples = cursor.read(place, len(indices))
+        samples = cursor.read([index % ENDLESS for index in indices])
         if cursor.place < len(self):
             self._cursors = [*self._cursors, cursor][-self.walks - SPARE :]
         return samples
@@ -190,8 +190,8 @@ class _Cursor:
         self._samples: Iterator[Any] | None = None
         self._states = _states()
 
-    def read(self, first: int, count: int) -> list[Any]:
-        """Read on: drop the samples before the place `first`, and return the next `count`."""
+    def read(self, places: Sequence[int]) -> list[Any]:
+        """Read on, and return the samples at some later places, in ascending order."""
         outside = _states()
         try:
             if self._samples is None:
@@ -199,15 +199,18 @@ class _Cursor:
             else:
                 self._reader.set_epoch(self._epoch)
                 _restore(self._states)
-            while self.place < first:
-                self._next()
-            samples = [self._next() for _ in range(count)]
+            samples = [self._at(place) for place in places]
             if self.place == len(self._reader) and next(self._samples, _END) is not _END:
                 raise self._reader.wrong_end(self._epoch, self.place, ended=False)
             self._states = _states()
             return samples
         finally:
             _restore(outside)
+
+    def _at(self, place: int) -> Any:
+        while self.place < place:
+            self._next()
+        return self._next()
 
     def _next(self) -> Any:
         assert self._samples is not None
