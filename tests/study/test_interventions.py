@@ -310,7 +310,7 @@ def test_interventions_are_kept_with_their_time(tmp_path: Path) -> None:
     stage.run(backend())
     with closing(stage.open()) as journal:
         (only,) = journal.interventions()
-        assert only == Intervention(only.seq, only.time, only.request, "resume", refused=("trial 0 is not paused",))
+        assert only == Intervention(only.request, "resume", refused=("trial 0 is not paused",), time=only.time)
         assert [job.purpose for job in journal.jobs()].count(Purpose.TRAIN) == 2
 
 
