@@ -121,11 +121,7 @@ class OversubscriptionTuner:
         """Return the cluster with the current ratio on every device of a tuned kind."""
         if not any(self.tunes(device.kind) for _, device in cluster):
             return cluster
-        return Cluster(
-            tuple(
-                replace(node, devices=tuple(self._tuned(device) for device in node.devices)) for node in cluster.nodes
-            )
-        )
+        return cluster.map(self._tuned)
 
     def observe(self, kind: str, jobs: Iterable[tuple[float, float]]) -> None:
         """Record the demands and speeds of the jobs on one device under the current ratio.
