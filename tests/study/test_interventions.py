@@ -39,8 +39,7 @@ from shoal.journal.view import JournalView
 from shoal.reporting.snapshot import snapshot
 from shoal.reporting.text import intervention_text
 from shoal.results import Study
-from shoal.schedule.action import Plan
-from shoal.schedule.base import JobView
+from shoal.schedule.base import JobView, Plan
 from shoal.schedule.knapsack import Fifo
 from shoal.study.interventions import STUDY_PAUSED
 from shoal.worker.files import checkpoints, folder

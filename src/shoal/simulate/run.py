@@ -22,8 +22,7 @@ from shoal.core.trial import TrialState
 from shoal.cost.history import History
 from shoal.planner.grouping import Grouping
 from shoal.planner.planner import MIN_POLL_SECONDS
-from shoal.schedule.action import Plan
-from shoal.schedule.base import JobView, Policy
+from shoal.schedule.base import JobView, Plan, Policy
 from shoal.schedule.oversubscription import OversubscriptionTuner
 from shoal.simulate.result import Interval, SimulationResult
 from shoal.simulate.workload import SimulatedWorkload
