@@ -32,7 +32,7 @@ from random import Random
 from shoal.core.demand import Demand
 from shoal.core.device import Cluster, Device, Node
 from shoal.core.errors import ScenarioError
-from shoal.cost.estimate import job_demand
+from shoal.cost.estimate import packed_demand
 from shoal.schedule import WFD, Changes, Exact, JobState, JobView, Plan, Policy, check_plan, make_policy
 from shoal.simulate.scenario import load
 from shoal.simulate.tables import MAX_COUNT
@@ -133,7 +133,9 @@ def instance(path: Path, data: Path) -> tuple[list[JobView], Cluster]:
                 structure = source.structure(trial)
                 if structure.name not in demands:
                     profiles = structure.profiles.items()
-                    demands[structure.name] = {kind: job_demand(each, [group.budget.epochs]) for kind, each in profiles}
+                    demands[structure.name] = {
+                        kind: packed_demand([(each, [group.budget.epochs])]) for kind, each in profiles
+                    }
                 jobs.append(JobView(f"{source.name}/{trial.number}", demands[structure.name]))
     return jobs, scenario.cluster
 

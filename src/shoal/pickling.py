@@ -102,6 +102,7 @@ _MOVED = {
     "shoal.planner.packing.improve": "shoal.planner.packing.cost",
     "shoal.planner.packing.row": "shoal.planner.packing.candidate_order",
     "shoal.planner.packing.single": "shoal.planner.packing.baselines",
+    "shoal.schedule.action": "shoal.schedule.base",
     "shoal.schedule.layout": "shoal.schedule.device_strips",
     "shoal.schedule.outlook": "shoal.schedule.plan_estimate",
     "shoal.schedule.packing": "shoal.schedule.bin_packing",

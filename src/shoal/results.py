@@ -245,7 +245,7 @@ class Study:
             Numbers of the trials.
 
         Raises:
-            ShoalError: a trial does not exist or has ended; or no trial is named.
+            ShoalError: a trial does not exist, has ended or is to be stopped already; or no trial is named.
             JournalError: as in `pause`.
         """
         return requests.stop(self.directory, numbers)

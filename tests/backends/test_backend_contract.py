@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal.backends import BACKENDS, Backend, WorkerContext, make_backend
+from shoal.backends import BACKENDS, Backend, WorkerContext, backend_class
 from shoal.core.errors import BackendError
 from shoal.testing.backends import BACKEND_CHECKS
 
@@ -26,14 +26,14 @@ def test_the_back_end_keeps_the_contract(
         pytest.param("ray", "'ray' is not part of this version .* 'local' uses every device", id="ray"),
     ],
 )
-def test_an_unknown_back_end_is_an_error_that_names_the_known(name: str, message: str, tmp_path: Path) -> None:
+def test_an_unknown_back_end_is_an_error_that_names_the_known(name: str, message: str) -> None:
     with pytest.raises(BackendError, match=message):
-        make_backend(name, WorkerContext(tmp_path, b""))
+        backend_class(name)
 
 
 def test_a_known_back_end_is_made_for_the_workplace(tmp_path: Path) -> None:
     worker_context = WorkerContext(tmp_path, b"", runner="shoal.testing.backends:follow")
-    backend = make_backend("inline", worker_context)
+    backend = backend_class("inline")(worker_context)
     assert type(backend) is BACKENDS["inline"]
     assert backend.worker_context is worker_context
     backend.close()

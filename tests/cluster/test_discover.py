@@ -3,8 +3,10 @@ from dataclasses import dataclass, field
 import pytest
 from nvml_samples import Card, divided, instance
 
-from shoal.cluster import Accelerator, Device, Gpu, Listing, ThisMachine, discover, take_inventory
-from shoal.cluster.machine import control_group_limits
+from shoal.cluster.discover import discover, take_inventory
+from shoal.cluster.machine import Accelerator, ThisMachine, control_group_limits
+from shoal.cluster.nvml import Gpu, Listing
+from shoal.core.device import Device
 from shoal.core.errors import DeviceError
 
 GB = 10**9

@@ -7,7 +7,9 @@ import pynvml
 import pytest
 from nvml_samples import GB, Card, divided, instance
 
-from shoal.cluster import Condition, DeviceProcess, NvmlMonitor, discover
+from shoal.cluster.discover import discover
+from shoal.cluster.monitor import Condition, DeviceProcess
+from shoal.cluster.nvml import NvmlMonitor
 
 ENGINE = os.getpid()
 PARENT = os.getppid()

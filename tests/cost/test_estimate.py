@@ -10,9 +10,9 @@ from shoal.cost.estimate import (
     best_size,
     fuse_seconds,
     fused_gain,
-    job_demand,
     largest_fitting,
     memory,
+    packed_demand,
     seconds,
     step_seconds,
 )
@@ -155,11 +155,11 @@ def test_largest_fitting(base, member, available, at_most, expected):
 
 
 def test_a_demand_is_made_of_the_estimates():
-    demand = job_demand(profile({1: 2.0, 3: 3.0}), epochs=[4, 4])
+    demand = packed_demand([(profile({1: 2.0, 3: 3.0}), [4, 4])])
     assert (demand.compute, demand.memory, demand.cores) == (0.5, 120, 1.0)
     assert demand.seconds == pytest.approx(4 * 11 * 2.5)
 
 
 def test_measured_shares_beyond_the_whole_are_cut_to_it():
-    demand = job_demand(profile({1: 2.0}, compute=1.02, cores=1.07), epochs=[1], cores=1)
+    demand = packed_demand([(profile({1: 2.0}, compute=1.02, cores=1.07), [1])], cores=1)
     assert (demand.compute, demand.cores) == (1.0, 1)

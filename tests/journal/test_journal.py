@@ -9,12 +9,13 @@ from hypothesis import strategies as st
 from journal_samples import STUDY, create, group, job, report, trial
 
 from shoal.core.activity import Activity
+from shoal.core.command import GroupsProposed
 from shoal.core.errors import JournalError
 from shoal.core.job import Purpose
 from shoal.core.objective import objectives
 from shoal.core.trial import Budget, Decision, Report, Trial, TrialGroup, TrialState
 from shoal.journal.record import lower_is_better, merge_best
-from shoal.journal.rows import JobRow, Proposal, Reservation
+from shoal.journal.rows import JobRow, Reservation
 from shoal.journal.statistics import StudyStatistics
 from shoal.journal.writer import Journal
 
@@ -112,10 +113,10 @@ def test_events_come_in_the_order_in_which_they_drove_the_algorithm(journal):
         again.record_proposal(2, second)
         again.record_reports("2", [report(2, 1)])
         assert list(again.events()) == [
-            Proposal(5, tuple(first)),
+            GroupsProposed(5, tuple(first)),
             report(1, 1, 0.5, PAUSED),
             report(0, 1, 0.25, PAUSED),
-            Proposal(2, tuple(second)),
+            GroupsProposed(2, tuple(second)),
             report(2, 1),
         ]
 

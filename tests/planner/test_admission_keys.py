@@ -21,8 +21,10 @@ from planner_samples import (
     slots,
 )
 
+from shoal.core.array import Array
 from shoal.core.demand import Demand
-from shoal.planner import Array, Grouping, Job, Planner, Purpose, RandomPacking
+from shoal.core.job import Job, Purpose
+from shoal.planner import Grouping, Planner, RandomPacking
 from shoal.planner.admission import MAX_REFUSED, admit
 from shoal.schedule import Fifo
 

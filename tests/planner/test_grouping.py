@@ -21,8 +21,9 @@ from planner_samples import (
     waiting,
 )
 
+from shoal.core.array import Array
 from shoal.core.trial import Budget, TrialGroup
-from shoal.planner import Array, Grouping, NoPacking, Planner, RandomPacking
+from shoal.planner import Grouping, NoPacking, Planner, RandomPacking
 from shoal.planner.grouping import START_SECONDS
 from shoal.planner.packing import Packing
 from shoal.schedule import Fifo

@@ -5,11 +5,12 @@ from dataclasses import replace
 import pytest
 from planner_samples import A, B, cluster, member, profile, slots
 
+from shoal.core.array import Array
 from shoal.core.demand import Demand
 from shoal.core.event import Ended, Outcome, Reported
+from shoal.core.job import Job, Purpose
 from shoal.core.trial import Budget, Report, TrialGroup
 from shoal.cost.estimate import seconds
-from shoal.planner import Array, Job, Purpose
 from shoal.planner.job_tracker import JobTracker, PreemptionRequest
 from shoal.schedule import JobState, TurnStats
 

@@ -4,9 +4,11 @@ from itertools import count
 import pytest
 from planner_samples import CONSTANT, FUSES, GB, A, B, C, cluster, known, member, numbers, profile, slots, waiting
 
+from shoal.core.array import Array
 from shoal.core.demand import Demand
 from shoal.core.errors import PolicyError
-from shoal.planner import Array, Job, Planner, Purpose
+from shoal.core.job import Job, Purpose
+from shoal.planner import Planner
 from shoal.schedule import WFD, Fifo, JobState, JobView, Plan, Policy, Refusal, Start, Suspend
 
 BUSY = "waits for a free device: cpu/1:0 is busy"

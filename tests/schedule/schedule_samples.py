@@ -5,8 +5,7 @@ from dataclasses import replace
 from shoal.core.demand import Demand
 from shoal.core.device import Cluster, Device, Node
 from shoal.core.event import TurnStats
-from shoal.schedule.action import JobState
-from shoal.schedule.base import JobView
+from shoal.schedule.base import JobState, JobView
 from shoal.schedule.check import check_plan
 
 GB = 10**9

@@ -4,8 +4,7 @@ import pytest
 
 from shoal.core.demand import Demand
 from shoal.core.device import Cluster, Device, Node
-from shoal.schedule.action import JobState
-from shoal.schedule.base import JobView
+from shoal.schedule.base import JobState, JobView
 from shoal.schedule.check import check_plan
 from shoal.schedule.registry import POLICIES, make_policy
 

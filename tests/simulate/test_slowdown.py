@@ -33,26 +33,26 @@ def speeds(model, tenants, data=None):
 
 
 ALLOCATIONS = {
-    "in proportion": ([1, 3], [1, 1], 1.0, [0.25, 0.75]),
-    "one is bounded, the other gets the rest": ([1, 1], [0.2, 1], 1.0, [0.2, 0.8]),
-    "all bounded: some is left": ([1, 1], [0.2, 0.3], 1.0, [0.2, 0.3]),
-    "bounds are met one after the other": ([1, 1, 1], [0.1, 0.4, 1.0], 1.0, [0.1, 0.4, 0.5]),
-    "no weight at all": ([0, 0], [1, 1], 1.0, [0.5, 0.5]),
-    "one weighs nothing": ([0, 1], [1, 0.5], 1.0, [0, 0.5]),
-    "nobody": ([], [], 1.0, []),
+    "in proportion": ([1, 3], [1, 1], [0.25, 0.75]),
+    "one is bounded, the other gets the rest": ([1, 1], [0.2, 1], [0.2, 0.8]),
+    "all bounded: some is left": ([1, 1], [0.2, 0.3], [0.2, 0.3]),
+    "bounds are met one after the other": ([1, 1, 1], [0.1, 0.4, 1.0], [0.1, 0.4, 0.5]),
+    "no weight at all": ([0, 0], [1, 1], [0.5, 0.5]),
+    "one weighs nothing": ([0, 1], [1, 0.5], [0, 0.5]),
+    "nobody": ([], [], []),
 }
 
 
-@pytest.mark.parametrize(("weights", "bounds", "total", "expected"), ALLOCATIONS.values(), ids=ALLOCATIONS)
-def test_allocate(weights, bounds, total, expected):
-    assert divide_in_proportion(weights, bounds, total) == pytest.approx(expected)
+@pytest.mark.parametrize(("weights", "bounds", "expected"), ALLOCATIONS.values(), ids=ALLOCATIONS)
+def test_allocate(weights, bounds, expected):
+    assert divide_in_proportion(weights, bounds) == pytest.approx(expected)
 
 
 @settings(max_examples=100, deadline=None, database=None)
 @given(st.lists(st.tuples(st.floats(0, 2), st.floats(0, 1)), max_size=8))
 def test_an_allocation_keeps_its_limits(pairs):
     weights, bounds = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
-    shares = divide_in_proportion(weights, bounds, 1.0)
+    shares = divide_in_proportion(weights, bounds)
     assert sum(shares) <= 1 + 1e-9
     assert all(-1e-9 <= share <= bound + 1e-9 for share, bound in zip(shares, bounds, strict=True))
     if all(weights):

@@ -126,7 +126,6 @@ def test_a_directory_that_is_no_path_is_refused(directory: Any) -> None:
                 "common_failure_trials": '"zz"',
                 "paused_trials": "null",
                 "fleet": "5",
-                "retried": "[]",
                 "edits": "5",
             }.items()
         ),

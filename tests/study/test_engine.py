@@ -53,8 +53,7 @@ from shoal.planner.grouping import Grouping
 from shoal.planner.packing import NoPacking, Packing
 from shoal.reporting.progress import SilentProgress
 from shoal.results import Study
-from shoal.schedule.action import JobState, Plan, Refusal
-from shoal.schedule.base import JobView, Policy
+from shoal.schedule.base import JobState, JobView, Plan, Policy, Refusal
 from shoal.schedule.knapsack import Fifo
 from shoal.schedule.oversubscription import OversubscriptionTuner
 from shoal.study.config import EngineConfig

@@ -18,8 +18,7 @@ from shoal.core.errors import DeviceError
 from shoal.core.job import Job, Purpose
 from shoal.core.trial import TrialState
 from shoal.journal.statistics import StudyStatistics
-from shoal.schedule.action import JobState, Plan, Refusal, Resume, Start, Stop, Suspend
-from shoal.schedule.base import JobView, Policy
+from shoal.schedule.base import JobState, JobView, Plan, Policy, Refusal, Resume, Start, Stop, Suspend
 
 
 @dataclass(frozen=True)

@@ -39,8 +39,7 @@ from shoal.journal.view import JournalView
 from shoal.reporting.snapshot import snapshot
 from shoal.reporting.text import intervention_text
 from shoal.results import Study
-from shoal.schedule.action import Plan
-from shoal.schedule.base import JobView
+from shoal.schedule.base import JobView, Plan
 from shoal.schedule.knapsack import Fifo
 from shoal.study.interventions import STUDY_PAUSED
 from shoal.worker.files import checkpoints, folder
@@ -310,7 +309,7 @@ def test_interventions_are_kept_with_their_time(tmp_path: Path) -> None:
     stage.run(backend())
     with closing(stage.open()) as journal:
         (only,) = journal.interventions()
-        assert only == Intervention(only.seq, only.time, only.request, "resume", refused=("trial 0 is not paused",))
+        assert only == Intervention(only.request, "resume", refused=("trial 0 is not paused",), time=only.time)
         assert [job.purpose for job in journal.jobs()].count(Purpose.TRAIN) == 2
 
 

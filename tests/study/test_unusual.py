@@ -21,8 +21,7 @@ import shoal
 from shoal.core.demand import Profile
 from shoal.core.device import Cluster
 from shoal.data.batches import Batches
-from shoal.schedule.action import Plan
-from shoal.schedule.base import JobView, Policy
+from shoal.schedule.base import JobView, Plan, Policy
 from shoal.schedule.knapsack import Fifo
 from shoal.worker import run
 from shoal.worker.profile import measure

@@ -351,7 +351,7 @@ def test_a_request_that_its_user_gives_up_is_withdrawn(tmp_path: Path) -> None:
         raise KeyboardInterrupt
 
     with closing(stage.open()), pytest.raises(KeyboardInterrupt):
-        change_devices(stage.directory, "remove devices", ["cpu:1"], pause=interrupt)
+        change_devices(stage.directory, "remove devices", ["cpu:1"], patience=60.0, pause=interrupt)
     assert pending_requests(stage.directory) == []
 
 

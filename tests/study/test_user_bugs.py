@@ -17,8 +17,7 @@ from shoal.backends.base import Event, Reported
 from shoal.core.device import Cluster
 from shoal.core.job import Job
 from shoal.core.trial import Decision, Report, TrialGroup
-from shoal.schedule.action import Plan
-from shoal.schedule.base import JobView, Policy
+from shoal.schedule.base import JobView, Plan, Policy
 from shoal.schedule.knapsack import Fifo
 
 

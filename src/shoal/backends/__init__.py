@@ -13,7 +13,7 @@ from shoal.backends.base import (
 )
 from shoal.backends.inline import Inline
 from shoal.backends.local import Local
-from shoal.backends.registry import BACKENDS, make_backend
+from shoal.backends.registry import BACKENDS, backend_class
 
 __all__ = [
     "BACKENDS",
@@ -28,5 +28,5 @@ __all__ = [
     "Runner",
     "SignaturesFound",
     "WorkerContext",
-    "make_backend",
+    "backend_class",
 ]

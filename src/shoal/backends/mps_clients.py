@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Collection
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -164,17 +165,9 @@ class SharedGpu:
 
 def _has_open_file(pid: int, prefix: str) -> bool:
     """Return whether a process has a file open whose path begins so; False if it has ended or is hidden."""
-    for entry in _list_directory(Path(f"/proc/{pid}/fd")):
-        try:
-            if os.readlink(entry).startswith(prefix):
-                return True
-        except OSError:  # closed in the meantime
-            continue
+    with suppress(OSError):
+        for entry in Path(f"/proc/{pid}/fd").iterdir():
+            with suppress(OSError):  # closed in the meantime
+                if os.readlink(entry).startswith(prefix):
+                    return True
     return False
-
-
-def _list_directory(directory: Path) -> list[Path]:
-    try:
-        return list(directory.iterdir())
-    except OSError:
-        return []

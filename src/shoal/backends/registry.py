@@ -6,23 +6,13 @@ from shoal.backends.base import Backend
 from shoal.backends.inline import Inline
 from shoal.backends.local import Local
 from shoal.core.errors import BackendError
-from shoal.core.job import WorkerContext
 
-__all__ = ["BACKENDS", "backend_class", "make_backend"]
+__all__ = ["BACKENDS", "backend_class"]
 
 BACKENDS: dict[str, type[Backend]] = {
     "inline": Inline,
     "local": Local,
 }
-
-
-def make_backend(name: str, worker_context: WorkerContext) -> Backend:
-    """Make the back end of a name, ready for jobs.
-
-    Raises:
-        BackendError: No back end has that name.
-    """
-    return backend_class(name)(worker_context)
 
 
 def backend_class(name: str) -> type[Backend]:

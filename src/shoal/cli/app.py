@@ -168,8 +168,7 @@ def resume(
     """Go on with a study that was stopped or killed, or that has failed trials to try again (shoal trial retry).
 
     Options replace the study's own. This runs code from the study's directory, the pickled task, algorithm and
-    callbacks: go on only with studies of people you trust. The commands status, trials, best and report
-    run no code of
+    callbacks: go on only with studies of people you trust. The commands status, trials, best and report run no code of
     the study.
     """
     working_directory()  # as of `run_script`
@@ -233,7 +232,7 @@ def status(
         typer.echo()
         print_table(HeatMap(shown, runs=now.pid is not None))
     for each in asked:
-        if each.verb not in ("add", "remove", "retry"):
+        if each.verb != "retry":
             say(f"to be done: {request_text(each)}")
     if now.paused:
         say(f"the study is paused; {command('study resume', directory)} lets it go on")

@@ -217,7 +217,8 @@ def _range(value: Mapping[str, Any], location: TomlLocation) -> Any:
         raise _error(location, f"`step` must be a number, and goes without `log`, got {dict(value)!r}")
     integers = isinstance(low, int) and isinstance(high, int)
     if step is not None:
-        return choice(list(range(low, high + 1, step))) if integers and _is_step(step) else quniform(low, high, step)
+        whole = integers and isinstance(step, int) and step > 0
+        return choice(list(range(low, high + 1, step))) if whole else quniform(low, high, step)
     if integers:
         return LogRandInt(low, high + 1) if log else randint(low, high + 1)
     return loguniform(low, high) if log else uniform(low, high)
@@ -227,7 +228,3 @@ def _error(location: TomlLocation, fault: str) -> ShoalError:
     """Return the error of a parameter at a place in a file."""
     name = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location.path).removeprefix(".")
     return location.error(f"`{name}`: {fault}")
-
-
-def _is_step(step: object) -> bool:
-    return isinstance(step, int) and step > 0

@@ -114,7 +114,8 @@ def origins_table(records: Sequence[Record]) -> Table:
     lines: dict[tuple[str, str, int], dict[str, None]] = {}
     for record in records:
         texts = lines.setdefault((record.structure, _data_text(record, ambiguous), record.batch_size), {})
-        texts.update(dict.fromkeys(_origin(task, found) for task, found in record.origins.items()))
+        origins = (f"{task}: {config_text(found)}" if found else task for task, found in record.origins.items())
+        texts.update(dict.fromkeys(origins))
         if why := _why_one_measurement(record):
             texts[f"{record.kind}: {why}"] = None
     for (structure, data, size), texts in lines.items():
@@ -122,10 +123,6 @@ def origins_table(records: Sequence[Record]) -> Table:
         if texts:
             table.add_row(Text(f"{name}batches of {size}"), Text("\n".join(texts)))
     return table
-
-
-def _origin(task: str, parameters: Mapping[str, Any]) -> str:
-    return f"{task}: {config_text(parameters)}" if parameters else task
 
 
 def _why_one_measurement(record: Record) -> str:

@@ -1,7 +1,7 @@
 """Devices, nodes and clusters, as immutable values."""
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 __all__ = ["Cluster", "Device", "Node"]
@@ -79,6 +79,15 @@ class Cluster:
     def device(self, name: str) -> Device:
         """The device of that name; KeyError if there is none."""
         return self.places[name][1]
+
+    def map(self, function: Callable[[Device], Device]) -> "Cluster":
+        """The cluster with the result of a function in place of each device."""
+        return Cluster(tuple(replace(node, devices=tuple(map(function, node.devices))) for node in self.nodes))
+
+    def select(self, wanted: Callable[[Device], bool]) -> "Cluster":
+        """The cluster of the devices for which a function is true; nodes without one are left out."""
+        nodes = (replace(node, devices=tuple(filter(wanted, node.devices))) for node in self.nodes)
+        return Cluster(tuple(node for node in nodes if node.devices))
 
     @cached_property
     def places(self) -> Mapping[str, tuple[Node, Device]]:

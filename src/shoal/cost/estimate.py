@@ -15,7 +15,6 @@ __all__ = [
     "first_fetching",
     "fuse_seconds",
     "fused_gain",
-    "job_demand",
     "largest_fitting",
     "memory",
     "packed_demand",
@@ -176,24 +175,13 @@ def largest_fitting(profile: Profile, available: int, at_most: int) -> int:
     return free // profile.member_memory if profile.member_memory else 0
 
 
-def job_demand(profile: Profile, epochs: Sequence[int], *, cores: float = float("inf")) -> Demand:
-    """Return the demand of an array in a process of its own, on the profiled kind of device.
-
-    Args:
-        profile: Profile of the structure.
-        epochs: Epochs left of each member; at least one member.
-        cores: Upper limit of CPU cores. A process measured alone can show slightly more cores than its threads allow;
-            with that demand, a job on every slot would not fit on the node.
-    """
-    return packed_demand([(profile, epochs)], cores=cores)
-
-
 def packed_demand(arrays: Sequence[tuple[Profile, Sequence[int]]], *, cores: float = float("inf")) -> Demand:
     """Return the demand of arrays of one data set that take turns in one process.
 
     Args:
         arrays: Profile of each array, and the epochs left of each of its members.
-        cores: As in `job_demand`.
+        cores: Upper limit of CPU cores. A process measured alone can show slightly more cores than its threads allow;
+            with that demand, a job on every slot would not fit on the node.
     """
     fetched = [fetching(profile, epochs) for profile, epochs in arrays]
     return Demand(

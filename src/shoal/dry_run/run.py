@@ -91,7 +91,9 @@ class _DryRunner:
         for place, (key, group) in enumerate(members.items(), start=1):
             self._on_progress(f"measuring structure {place} of {len(members)} on {self._device.name}")
             group[:] = self._measure(key, group)
-        waiting = sorted(((member, key) for key, group in members.items() for member in group), key=_number)
+        waiting = sorted(
+            ((member, key) for key, group in members.items() for member in group), key=lambda each: each[0].trial.number
+        )
         fuse, packing = self._request.spec["fuse"], self._request.packing
         for family, members_of_family in families(waiting).items() if fuse else ():
             self._on_progress(f"measuring {len({key for _, key in members_of_family})} structures as one array")
@@ -225,10 +227,6 @@ def _fetch_kept(array: Array, worker_state: WorkerState) -> None:
 def _numbers(group: Sequence[Array]) -> tuple[tuple[int, ...], ...]:
     """Return the numbers of the trials of each array."""
     return tuple(tuple(member.trial.number for member in array.members) for array in group)
-
-
-def _number(waiting: tuple[Member, FusionKey]) -> int:
-    return waiting[0].trial.number
 
 
 def _one_line(error: BaseException) -> str:

@@ -94,11 +94,6 @@ def _or_null(test: _Test) -> _Test:
     return lambda value: value is None or test(value)
 
 
-def _is_retry_table(value: object) -> bool:
-    after = value.get("after", {}) if isinstance(value, dict) else None
-    return isinstance(after, dict) and all(key.isdecimal() and _is_integer(seq) for key, seq in after.items())
-
-
 _TRIAL_NUMBERS = (_list_of(_is_integer), "a list of numbers of trials")
 _NAME = (_is_text, "a text")
 _FLAG = (_is_flag, "true or false")
@@ -124,14 +119,6 @@ _REQUIRED: dict[str, tuple[_Test, str]] = {
 """Values of every study, in all journal versions that can be read."""
 
 _EDIT = _fields(time=is_number, files=_values(_is_text), open=_list_of(_is_integer), next=_is_integer)
-_INTERVENTION = _fields(
-    time=is_number,
-    request=_is_text,
-    verb=_is_text,
-    trials=_list_of(_is_integer),
-    text=_is_text,
-    refused=_list_of(_is_text),
-)
 
 _OPTIONAL: dict[str, tuple[_Test, str]] = {
     "callbacks": (_list_of(_fields(name=_is_text, pickled=_is_text)), "a list of names with pickles"),
@@ -150,13 +137,11 @@ _OPTIONAL: dict[str, tuple[_Test, str]] = {
     ),
     "paused_trials": _TRIAL_NUMBERS,
     "common_failure_trials": _TRIAL_NUMBERS,
-    "retried": (_is_retry_table, "numbers of trials with the report after which each was to be tried again"),
     "fleet": (
         _fields(devices=_are_devices, added=_list_of(_is_text), removed=_list_of(_is_text)),
         "devices, with those that were added and removed",
     ),
     "edits": (_list_of(_EDIT), "a list of edits of the task"),
-    "interventions": (_list_of(_INTERVENTION), "a list of users' requests"),
     "stopped": (
         _or_null(_fields(text=_is_text, trials=_list_of(_is_integer), log=_is_text)),
         "the common failure of the first trials",

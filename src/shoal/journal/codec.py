@@ -8,11 +8,12 @@ import json
 from typing import Any
 
 from shoal.core.activity import Activity
+from shoal.core.command import GroupsProposed
 from shoal.core.errors import JournalError
 from shoal.core.job import Purpose
 from shoal.core.space import is_number
 from shoal.core.trial import Budget, Origin, Report, Trial, TrialGroup, TrialState
-from shoal.journal.rows import Intervention, JobRow, Proposal, Reservation, TrialRow
+from shoal.journal.rows import Intervention, JobRow, Reservation, TrialRow
 
 __all__ = [
     *("encode", "storable"),
@@ -135,17 +136,17 @@ def _numbers(text: str, what: str) -> dict[str, float]:
     return values
 
 
-def proposal_of(free: int, proposed: str, trials: dict[int, Trial]) -> Proposal:
+def proposal_of(free: int, proposed: str, trials: dict[int, Trial]) -> GroupsProposed:
     """Decode a row of the table proposals."""
     groups = tuple(
         TrialGroup(tuple(trials[number] for number in group["trials"]), Budget(group["epochs"]), group["name"])
         for group in json.loads(proposed)
     )
-    return Proposal(free, groups)
+    return GroupsProposed(free, groups)
 
 
 def intervention_of(row: tuple[Any, ...]) -> Intervention:
-    """Decode a row of the table interventions."""
-    seq, time, request, verb, trials, devices, text, refused = row
+    """Decode a row of the table interventions; its first column is `seq`."""
+    _, time, request, verb, trials, devices, text, refused = row
     lists = (tuple(json.loads(trials)), tuple(json.loads(devices)))
-    return Intervention(seq, time, request, verb, *lists, text, tuple(json.loads(refused)))
+    return Intervention(request, verb, *lists, text, tuple(json.loads(refused)), time=time)

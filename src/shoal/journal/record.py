@@ -45,8 +45,7 @@ def record(
             all.
 
     Returns:
-        The new reports. A report of an ended trial is not new. A report of a reported epoch is new only if it says for
-        the first time that the trial is PAUSED or FAILED there. Earlier FAILED reports of a retried trial do not count.
+        The new reports, as of `Journal.record_reports`. Earlier FAILED reports of a retried trial do not count.
 
     Raises:
         JournalError: the algorithm has never proposed the trial.
@@ -56,10 +55,7 @@ def record(
         number: (TrialState(state), json.loads(metrics), json.loads(best))
         for number, state, metrics, best in connection.execute(_SELECT_TRIALS, (numbers,))
     }
-    seen: dict[tuple[int, int], set[str]] = {}
-    places = json.dumps([(report.trial, report.epoch) for report in reports])
-    for trial, epoch, state in connection.execute(_SELECT_STATES, (places, TrialState.FAILED)):
-        seen.setdefault((trial, epoch), set()).add(state)
+    seen = _reported_states(connection, reports)
     news: list[Report] = []
     report_rows: list[tuple[object, ...]] = []
     trial_rows: list[tuple[object, ...]] = []
@@ -86,6 +82,15 @@ def record(
     connection.executemany(_INSERT_REPORT, report_rows)
     connection.executemany(_UPDATE_TRIAL, trial_rows)
     return news
+
+
+def _reported_states(connection: sqlite3.Connection, reports: Sequence[Report]) -> dict[tuple[int, int], set[str]]:
+    """Number and epoch of each report -> states with which they were reported before, without FAILED."""
+    seen: dict[tuple[int, int], set[str]] = {}
+    places = json.dumps([(report.trial, report.epoch) for report in reports])
+    for trial, epoch, state in connection.execute(_SELECT_STATES, (places, TrialState.FAILED)):
+        seen.setdefault((trial, epoch), set()).add(state)
+    return seen
 
 
 def _first_objective(metrics: Mapping[str, float], objectives: Sequence[Objective]) -> float | None:

@@ -1,15 +1,16 @@
-"""Decoded rows of a journal: trials, jobs, devices, reservations, interventions, proposals and runs."""
+"""Decoded rows of a journal: trials, jobs, devices, reservations, interventions and runs."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from shoal.core.activity import Activity
 from shoal.core.cause import cause_of, log_of
+from shoal.core.command import Intervened
 from shoal.core.event import NOT_TRIAL_FAILURES, Outcome
 from shoal.core.job import Purpose
-from shoal.core.trial import Config, Trial, TrialGroup, TrialState
+from shoal.core.trial import Config, Trial, TrialState
 
-__all__ = ["NOT_FAILED", "DeviceRow", "Intervention", "JobRow", "Proposal", "Reservation", "Run", "TrialRow"]
+__all__ = ["NOT_FAILED", "DeviceRow", "Intervention", "JobRow", "Reservation", "Run", "TrialRow"]
 
 NOT_FAILED = ("", Outcome.SUSPENDED, *NOT_TRIAL_FAILURES)
 """Outcomes of jobs that have not failed; "" is that of a running job."""
@@ -114,29 +115,11 @@ class DeviceRow:
     reason: str = ""
 
 
-@dataclass(frozen=True)
-class Intervention:
-    """A user's request that was carried out or refused.
+@dataclass(frozen=True, kw_only=True)
+class Intervention(Intervened):
+    """A user's request that was carried out or refused, with the time of that, in seconds since 1970."""
 
-    Args:
-        seq: Position in the common sequence of proposals, reports and interventions.
-        time: Time at which it was carried out, in seconds since 1970.
-        request: Name of the request.
-        verb: Requested action; see `Request`.
-        trials: Numbers of the trials for which it was carried out.
-        devices: Names of the devices for which it was carried out.
-        text: Further description of the result.
-        refused: Refused parts with their reasons, a line each.
-    """
-
-    seq: int
     time: float
-    request: str
-    verb: str
-    trials: tuple[int, ...] = ()
-    devices: tuple[str, ...] = ()
-    text: str = ""
-    refused: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -187,14 +170,6 @@ class JobRow:
     def log(self) -> str:
         """Path of the log in its message; "" if there is none."""
         return log_of(self.message)
-
-
-@dataclass(frozen=True)
-class Proposal:
-    """Groups that the algorithm proposed while `free` more trials could start."""
-
-    free: int
-    groups: tuple[TrialGroup, ...]
 
 
 @dataclass(frozen=True)

@@ -10,13 +10,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
+from shoal.core.command import GroupsProposed
 from shoal.core.errors import JournalError
 from shoal.core.objective import objectives
 from shoal.core.space import Space
 from shoal.core.trial import FIRST_ADDED, Report, TrialState
 from shoal.journal.codec import intervention_of, job_row, proposal_of, report_of, trial_row
 from shoal.journal.lock import lock_owner
-from shoal.journal.rows import NOT_FAILED, DeviceRow, Intervention, JobRow, Proposal, Reservation, Run, TrialRow
+from shoal.journal.rows import NOT_FAILED, DeviceRow, Intervention, JobRow, Reservation, Run, TrialRow
 from shoal.journal.schema import FILE_NAME, open_existing, require_read_permission, translate_errors
 from shoal.paths import absolute
 from shoal.remedy import command
@@ -289,7 +290,7 @@ class JournalView:
         found = self.tables.read("intervention", intervention_of, f"{_INTERVENTION} WHERE request = ?", request)
         return found[0] if found else None
 
-    def events(self) -> Iterator[Proposal | Report]:
+    def events(self) -> Iterator[GroupsProposed | Report]:
         """Inputs of the algorithm, in order. Repeating these calls restores its state.
 
         Empty proposals are left out, and so are reports of retried trials and of trials that users added.
@@ -298,7 +299,7 @@ class JournalView:
         trials = {row.number: row.trial for row in self.trials()}
         proposals = self.tables.rows("SELECT seq, free, proposed FROM proposals ORDER BY seq")
         with self.tables.sound("a proposal of its algorithm"):
-            decoded: list[tuple[int, Proposal | Report]] = [
+            decoded: list[tuple[int, GroupsProposed | Report]] = [
                 (seq, proposal_of(free, proposed, trials)) for seq, free, proposed in proposals
             ]
         rows = self.tables.rows(f"{_REPORT} WHERE trial < ? ORDER BY seq", FIRST_ADDED)

@@ -38,11 +38,7 @@ class Journal(LockedJournal):
 
     Each method is one transaction; calls inside `with journal.transaction():` share one transaction.
 
-    Args:
-        directory: Directory of the study.
-        connection: Connection to its journal.
-        lock: Writer's lock, held.
-        clock: Clock, in seconds since 1970.
+    Its arguments are those of `LockedJournal`.
     """
 
     def __init__(

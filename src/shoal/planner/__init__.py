@@ -1,7 +1,5 @@
 """Planning: fuse trials into arrays, pack arrays into jobs, and place jobs on devices by the policy."""
 
-from shoal.core.array import Array, FusionKey, Member
-from shoal.core.job import Job, Purpose
 from shoal.planner.grouping import Grouping
 from shoal.planner.packing import KNN, PACKINGS, BatchSize, Cost, NoPacking, Packing, RandomPacking, make_packing
 from shoal.planner.partition import Profiles
@@ -10,19 +8,14 @@ from shoal.planner.planner import Placement, Planner
 __all__ = [
     "KNN",
     "PACKINGS",
-    "Array",
     "BatchSize",
     "Cost",
-    "FusionKey",
     "Grouping",
-    "Job",
-    "Member",
     "NoPacking",
     "Packing",
     "Placement",
     "Planner",
     "Profiles",
-    "Purpose",
     "RandomPacking",
     "make_packing",
 ]

@@ -16,8 +16,7 @@ from shoal.core.trial import TrialGroup
 from shoal.cost.estimate import fetching, seconds
 from shoal.cost.scaling import Scaling, multi_device_scaling, shared_device_scaling
 from shoal.planner.partition import Profiles
-from shoal.schedule.action import JobState
-from shoal.schedule.base import JobView
+from shoal.schedule.base import JobState, JobView
 
 __all__ = ["JobTracker", "PreemptionRequest"]
 

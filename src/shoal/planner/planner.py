@@ -17,8 +17,7 @@ from shoal.planner.grouping import Grouping
 from shoal.planner.job_tracker import JobTracker, PreemptionRequest
 from shoal.planner.partition import Profiles, ResourceLimit, partition
 from shoal.planner.planning_context import PROFILE_MEMBERS, PlanningContext, reservations
-from shoal.schedule.action import Action, Resize, Resume, Start, Stop, Suspend
-from shoal.schedule.base import JobView, Policy
+from shoal.schedule.base import Action, JobView, Policy, Resize, Resume, Start, Stop, Suspend
 from shoal.schedule.check import check_plan, feasible
 from shoal.schedule.time_sharing import QUANTUM
 

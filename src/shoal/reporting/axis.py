@@ -59,8 +59,7 @@ class Axis:
         return self if self.has_missing else replace(self, labels=(*self.labels, _MISSING_LABEL))
 
     def position(self, value: Any) -> int:
-        """Return the position of a value; the one after the bins if there is no other, for which the axis should have a
-        lack.
+        """Return the position of a value; the one after the bins, which is that of a missing value, if it has no other.
 
         A number outside the bins belongs to the nearest one.
         """

@@ -114,12 +114,8 @@ def _state(use: DeviceUse) -> str:
         return f"not in use ({use.device.reason or 'not healthy'})"
     if not use.jobs:
         return "idle"
-    memory = "" if use.promised is None else f" and {_bytes_of(use.promised, use.device.memory)}"
+    memory = "" if use.promised is None else f" and {bytes_text(use.promised)} of {bytes_text(use.device.memory)}"
     return f"{use.occupancy:.0%} of it{memory} promised"
-
-
-def _bytes_of(part: int, whole: int) -> str:
-    return f"{bytes_text(part)} of {bytes_text(whole)}"
 
 
 def _job_text(job: JobUse, unit: str) -> str:

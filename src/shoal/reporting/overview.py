@@ -15,7 +15,7 @@ from shoal.core.trial import TrialState
 from shoal.journal.rows import DeviceRow, JobRow, Reservation, Run, TrialRow
 from shoal.journal.statistics import StudyStatistics
 from shoal.journal.view import JournalView
-from shoal.reporting.ranking import front, ranked
+from shoal.reporting.ranking import ranked
 from shoal.reporting.snapshot import Snapshot, snapshot
 from shoal.reporting.text import key_text, leaf_text
 
@@ -41,7 +41,7 @@ class Elapsed:
         now: Present time if the study is running; else None.
 
     Attributes:
-        breaks: Seconds at which the study was resumed.
+        resumes: Seconds at which the study was resumed.
         total: Seconds in all.
     """
 
@@ -142,8 +142,7 @@ def overview(journal: JournalView, now: float) -> Overview:
     elapsed = Elapsed(journal.runs(), statistics.moments(), now if state.pid is not None else None)
     bars = job_bars(journal, elapsed)
     goals, rows = journal.objectives, journal.trials()
-    best = front(rows, goals) if len(goals) > 1 else set()
-    valued = [row for row in ranked(rows, goals, best) if row.objective is not None]
+    valued = [row for row in ranked(rows, goals) if row.objective is not None]
     reservations = journal.reservations()
     return Overview(
         name=journal.directory.resolve().name,

@@ -1,9 +1,22 @@
 """Placement policies: which job runs on which device. The contract of a policy, and the policies."""
 
 from shoal.core.event import TurnStats
-from shoal.schedule.action import Action, JobState, Plan, Refusal, Resize, Resume, Start, Stop, Suspend
 from shoal.schedule.auto import OBJECTIVES, Auto
-from shoal.schedule.base import Changes, JobView, Policy, Session
+from shoal.schedule.base import (
+    Action,
+    Changes,
+    JobState,
+    JobView,
+    Plan,
+    Policy,
+    Refusal,
+    Resize,
+    Resume,
+    Session,
+    Start,
+    Stop,
+    Suspend,
+)
 from shoal.schedule.check import check_plan
 from shoal.schedule.convergence import Convergence
 from shoal.schedule.exact import Exact

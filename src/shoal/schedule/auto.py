@@ -7,8 +7,7 @@ from typing import Final, final
 from shoal.core.demand import Demand
 from shoal.core.device import Cluster
 from shoal.core.errors import PolicyError
-from shoal.schedule.action import JobState, Plan, Resume, Start
-from shoal.schedule.base import Changes, JobView, Policy, Session
+from shoal.schedule.base import Changes, JobState, JobView, Plan, Policy, Resume, Session, Start
 from shoal.schedule.bin_packing import DeviceOrder, JobOrder
 from shoal.schedule.expected_finish import ExpectedFinish
 from shoal.schedule.knapsack import WFD, Knapsack

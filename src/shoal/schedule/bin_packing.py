@@ -9,8 +9,7 @@ from typing import NamedTuple
 
 from shoal.core.demand import Demand
 from shoal.core.device import Cluster, Device
-from shoal.schedule.action import JobState
-from shoal.schedule.base import JobView
+from shoal.schedule.base import JobState, JobView
 from shoal.schedule.indexed_queue import Entry, IndexedQueue
 
 __all__ = ["UNIT", "BinPacking", "Charge", "DeviceBin", "DeviceOrder", "JobOrder", "Numbered", "Placed"]

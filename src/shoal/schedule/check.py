@@ -6,8 +6,7 @@ from math import inf, isfinite
 
 from shoal.core.device import Cluster, Device, Node
 from shoal.core.errors import PolicyError
-from shoal.schedule.action import Action, JobState, Plan, Resize, Resume, Start, Stop, Suspend
-from shoal.schedule.base import JobView
+from shoal.schedule.base import Action, JobState, JobView, Plan, Resize, Resume, Start, Stop, Suspend
 
 __all__ = ["FeasiblePlan", "check_plan", "feasible"]
 

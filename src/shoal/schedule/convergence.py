@@ -7,10 +7,9 @@ from typing import final
 from shoal.core.device import Cluster
 from shoal.core.errors import PolicyError
 from shoal.core.event import TurnStats
-from shoal.schedule.action import JobState, Refusal
-from shoal.schedule.base import JobView
-from shoal.schedule.ledger import Ledger
-from shoal.schedule.time_sharing import TimeSharing, fits_empty_device, middle_loss
+from shoal.schedule.base import JobState, JobView, Refusal
+from shoal.schedule.ledger import Ledger, fits_empty_device
+from shoal.schedule.time_sharing import TimeSharing, middle_loss
 
 __all__ = ["Convergence", "convergence"]
 

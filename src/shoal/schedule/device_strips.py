@@ -4,8 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from shoal.core.device import Cluster, Device
-from shoal.schedule.action import JobState
-from shoal.schedule.base import JobView
+from shoal.schedule.base import JobState, JobView
 from shoal.schedule.ledger import ROUNDING
 
 __all__ = ["DeviceStrips", "StripPlacement"]

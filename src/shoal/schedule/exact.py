@@ -14,8 +14,7 @@ from typing import NamedTuple, final
 from shoal.core.demand import Demand
 from shoal.core.device import Cluster
 from shoal.core.errors import PolicyError
-from shoal.schedule.action import JobState, Plan, Resume, Start
-from shoal.schedule.base import JobView, Policy
+from shoal.schedule.base import JobState, JobView, Plan, Policy, Resume, Start
 from shoal.schedule.knapsack import WFD
 from shoal.schedule.ledger import Capacity, Ledger, Refusals, start_or_resume
 

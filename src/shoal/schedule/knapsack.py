@@ -5,8 +5,7 @@ from itertools import count
 from typing import ClassVar, final
 
 from shoal.core.device import Cluster
-from shoal.schedule.action import JobState, Plan, Resume, Start
-from shoal.schedule.base import Changes, JobView, Policy, Session
+from shoal.schedule.base import Changes, JobState, JobView, Plan, Policy, Resume, Session, Start
 from shoal.schedule.bin_packing import BinPacking, Charge, DeviceOrder, JobOrder, Numbered, Placed
 from shoal.schedule.ledger import Refusals
 

@@ -6,10 +6,18 @@ from functools import cached_property
 from typing import overload
 
 from shoal.core.device import Cluster, Device, Node
-from shoal.schedule.action import JobState, Refusal, Resume, Start
-from shoal.schedule.base import JobView
+from shoal.schedule.base import JobState, JobView, Refusal, Resume, Start
 
-__all__ = ["ROUNDING", "Capacity", "Ledger", "Refusals", "bytes_text", "no_device", "start_or_resume"]
+__all__ = [
+    "ROUNDING",
+    "Capacity",
+    "Ledger",
+    "Refusals",
+    "bytes_text",
+    "fits_empty_device",
+    "no_device",
+    "start_or_resume",
+]
 
 ROUNDING = 1e-9
 """Sums of compute, widths and cores may exceed their limit by this."""
@@ -105,7 +113,7 @@ class Ledger:
             kinds_here = sorted({capacity.device.kind for capacity in self.capacities})
             kinds = _joined_kinds(sorted(job.demand))
             return f"can never run here: it runs on {kinds}, the devices are {_joined_kinds(kinds_here)}"
-        possible = [capacity for capacity in candidates if _excess_text(job, capacity) == ""]
+        possible = [capacity for capacity in candidates if fits_empty_device(capacity.node, capacity.device, job)]
         if not possible:
             largest = max(candidates, key=lambda capacity: capacity.device.memory)
             noted = [
@@ -222,16 +230,25 @@ def no_device(cluster: Cluster) -> str:
     return f"no healthy device: {notes}" if notes else "no healthy device"
 
 
+def fits_empty_device(node: Node, device: Device, job: JobView) -> bool:
+    """Return whether the job fits on the empty device."""
+    demand = job.demand.get(device.kind)
+    return (
+        demand is not None
+        and demand.compute <= device.capacity + ROUNDING
+        and demand.memory <= device.memory
+        and demand.cores <= node.cores + ROUNDING
+    )
+
+
 def _excess_text(job: JobView, capacity: Capacity) -> str:
-    """Return in words what a job needs beyond an empty device or its node; empty if the job would fit alone."""
+    """Return in words what a job needs beyond an empty device or its node on which it does not fit."""
     demand, device, node = job.demand[capacity.device.kind], capacity.device, capacity.node
     if demand.memory > device.memory:
         return f"needs {bytes_text(demand.memory)}, the largest device {device.name} has {bytes_text(device.memory)}"
     if demand.compute > device.capacity + ROUNDING:
         return f"needs {demand.compute:.3g} of a device's compute, {device.name} offers {device.capacity:.3g}"
-    if demand.cores > node.cores + ROUNDING:
-        return f"needs {demand.cores:.3g} CPU cores, node {node.name} has {node.cores:.3g}"
-    return ""
+    return f"needs {demand.cores:.3g} CPU cores, node {node.name} has {node.cores:.3g}"
 
 
 def _busy_text(possible: Sequence[Capacity], healthy: int) -> str:

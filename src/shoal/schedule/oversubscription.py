@@ -9,6 +9,22 @@ from shoal.core.errors import PolicyError
 
 __all__ = ["OversubscriptionTuner"]
 
+WINDOW = 10
+"""Observations per decision; more tolerate more noise."""
+
+FIRST_STEP, FINEST_STEP = 0.5, 0.25
+"""First and least change of a ratio."""
+
+MAX_RATIO = 8.0
+"""Largest ratio."""
+
+WORTH, MARGIN = 0.25, 0.1
+"""Part of the additional committed compute that must be delivered, as small parts are lost in noise; and the difference
+to it from which the ratio moves (hysteresis)."""
+
+REST = 4
+"""Windows for which a settled ratio stays."""
+
 
 @dataclass(frozen=True)
 class _RatioMeasurement:
@@ -46,57 +62,24 @@ class OversubscriptionTuner:
     A job of demand c that runs at a fraction v of its speed alone receives c · v of compute. Committed compute that the
     device has is delivered; beyond it, one more job slows the others, gradually on real devices, until the delivered
     compute stays or falls. While jobs wait, all additional delivered compute is a gain. So a ratio is widened
-    while more than a quarter (`worth`) of the additional committed compute is delivered, and narrowed if that loses
-    less than a quarter of the removed committed compute. If neither holds, the step is halved. Below `finest` the ratio
-    is kept for `rest` windows. Then both directions are tried again with the first step, since the workload may have
-    changed.
+    while more than a quarter (`WORTH`) of the additional committed compute is delivered, and narrowed if that loses
+    less than a quarter of the removed committed compute. If neither holds, the step is halved. Below `FINEST_STEP` the
+    ratio is kept for `REST` windows. Then both directions are tried again with the first step, since the workload may
+    have changed.
 
     The tuner compares speed alone with speed together. A utilisation counter is not sufficient: NVML's is the part of
     the time in which any kernel ran, however small, and may be near 100 % for each of three jobs that do not slow each
     other down. Demands from such counters are too large, and the ratio compensates for that.
 
     Equal observations in equal order give equal ratios. With devices that can deliver up to 4 times the compute
-    committed at a ratio of 1, and the default settings, a ratio is settled after at most 120 observations of a kind, as
-    long as waiting jobs fill the committed compute.
+    committed at a ratio of 1, a ratio is settled after at most 120 observations of a kind, as long as waiting jobs fill
+    the committed compute.
 
     Args:
-        window: Observations per decision; more tolerate more noise.
-        step: First change of a ratio.
-        finest: Least change of a ratio.
-        most: Largest ratio.
-        worth: Part of the additional committed compute that must be delivered; small parts are lost in noise.
-        margin: Difference to `worth` from which the ratio moves (hysteresis).
-        rest: Windows for which a settled ratio stays.
         kinds: Kinds of devices to tune; observations of other kinds are ignored; None: all kinds.
-
-    Raises:
-        PolicyError: A setting is impossible.
     """
 
-    def __init__(
-        self,
-        *,
-        window: int = 10,
-        step: float = 0.5,
-        finest: float = 0.25,
-        most: float = 8.0,
-        worth: float = 0.25,
-        margin: float = 0.1,
-        rest: int = 4,
-        kinds: Collection[str] | None = None,
-    ) -> None:
-        if not all(isinstance(count, int) and count >= 1 for count in (window, rest)):
-            raise PolicyError(f"`window` and `rest` must be integers of at least 1, got {window!r} and {rest!r}")
-        if not 0 < finest <= step < float("inf"):
-            raise PolicyError(f"`finest` must be above 0 and at most `step`, got {finest!r} and {step!r}")
-        if not 1 <= most < float("inf"):
-            raise PolicyError(f"`most` must be finite and at least 1, got {most!r}")
-        if not 0 <= margin < worth < 1 - margin:
-            raise PolicyError(
-                f"`margin` must be at least 0 and below `worth` and 1 - `worth`, got {margin!r} and {worth!r}"
-            )
-        self._window, self._step, self._finest = window, step, finest
-        self._most, self._worth, self._margin, self._rest = most, worth, margin, rest
+    def __init__(self, *, kinds: Collection[str] | None = None) -> None:
         self._kinds = kinds
         self._climbs: dict[str, _HillClimb] = {}
 
@@ -121,11 +104,7 @@ class OversubscriptionTuner:
         """Return the cluster with the current ratio on every device of a tuned kind."""
         if not any(self.tunes(device.kind) for _, device in cluster):
             return cluster
-        return Cluster(
-            tuple(
-                replace(node, devices=tuple(self._tuned(device) for device in node.devices)) for node in cluster.nodes
-            )
-        )
+        return cluster.map(self._tuned)
 
     def observe(self, kind: str, jobs: Iterable[tuple[float, float]]) -> None:
         """Record the demands and speeds of the jobs on one device under the current ratio.
@@ -147,9 +126,9 @@ class OversubscriptionTuner:
                 )
         if not self.tunes(kind):
             return
-        climb = self._climbs.setdefault(kind, _HillClimb(1.0, self._step))
+        climb = self._climbs.setdefault(kind, _HillClimb(1.0, FIRST_STEP))
         climb.observations.append((sum(demand for demand, _ in pairs), sum(demand * speed for demand, speed in pairs)))
-        if len(climb.observations) == self._window * (self._rest if climb.settled else 1):
+        if len(climb.observations) == WINDOW * (REST if climb.settled else 1):
             self._evaluate(climb)
 
     def _tuned(self, device: Device) -> Device:
@@ -157,11 +136,11 @@ class OversubscriptionTuner:
 
     def _evaluate(self, climb: _HillClimb) -> None:
         """Evaluate a full window, and choose the next ratio."""
-        newest = climb.observations[-self._window :]
+        newest = climb.observations[-WINDOW:]
         measurement = _RatioMeasurement(climb.ratio, fmean(p for p, _ in newest), fmean(d for _, d in newest))
         climb.observations.clear()
         if climb.best is None or climb.settled:
-            climb.step, climb.settled, climb.rose = self._step, False, False
+            climb.step, climb.settled, climb.rose = FIRST_STEP, False, False
             self._widen(climb, measurement)
         elif climb.ratio > climb.best.ratio:
             self._evaluate_wider(climb, climb.best, measurement)
@@ -170,11 +149,9 @@ class OversubscriptionTuner:
 
     def _evaluate_wider(self, climb: _HillClimb, best: _RatioMeasurement, measurement: _RatioMeasurement) -> None:
         extra = measurement.committed - best.committed
-        if extra < self._finest / 2 and measurement.ratio + climb.step <= min(best.ratio + 1, self._most):
+        if extra < FINEST_STEP / 2 and measurement.ratio + climb.step <= min(best.ratio + 1, MAX_RATIO):
             climb.ratio += climb.step  # no further job fitted; a job of a whole device fits at a ratio larger by 1
-        elif (
-            extra >= self._finest / 2 and measurement.delivered - best.delivered > (self._worth + self._margin) * extra
-        ):
+        elif extra >= FINEST_STEP / 2 and measurement.delivered - best.delivered > (WORTH + MARGIN) * extra:
             climb.rose = True
             self._widen(climb, measurement)
         else:
@@ -182,7 +159,7 @@ class OversubscriptionTuner:
 
     def _evaluate_narrower(self, climb: _HillClimb, best: _RatioMeasurement, measurement: _RatioMeasurement) -> None:
         removed = best.committed - measurement.committed
-        if removed > 0 and best.delivered - measurement.delivered < (self._worth - self._margin) * removed:
+        if removed > 0 and best.delivered - measurement.delivered < (WORTH - MARGIN) * removed:
             self._narrow(climb, measurement)
         else:
             self._refine(climb, best)
@@ -190,7 +167,7 @@ class OversubscriptionTuner:
     def _widen(self, climb: _HillClimb, best: _RatioMeasurement) -> None:
         """Try a larger ratio."""
         climb.best = best
-        if best.ratio + climb.step <= self._most:
+        if best.ratio + climb.step <= MAX_RATIO:
             climb.ratio = best.ratio + climb.step
         else:
             self._narrow(climb, best)
@@ -206,7 +183,7 @@ class OversubscriptionTuner:
     def _refine(self, climb: _HillClimb, best: _RatioMeasurement) -> None:
         """Halve the step, or settle the ratio if the step is at its least. Called if neither direction is better."""
         climb.best, climb.rose = best, False
-        if climb.step / 2 >= self._finest:
+        if climb.step / 2 >= FINEST_STEP:
             climb.step /= 2
             self._widen(climb, best)
         else:

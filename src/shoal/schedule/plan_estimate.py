@@ -7,8 +7,7 @@ from math import inf
 from statistics import fmean
 
 from shoal.core.device import Cluster, Device
-from shoal.schedule.action import Plan, Resize, Resume, Start
-from shoal.schedule.base import JobView
+from shoal.schedule.base import JobView, Plan, Resize, Resume, Start
 
 __all__ = ["PlanEstimate", "plan_estimate"]
 

@@ -6,14 +6,13 @@ from dataclasses import dataclass
 from math import floor, inf, isfinite, isnan, nextafter
 from typing import final
 
-from shoal.core.device import Cluster, Device, Node
+from shoal.core.device import Cluster
 from shoal.core.errors import PolicyError
 from shoal.core.event import TurnStats
-from shoal.schedule.action import JobState, Plan, Refusal, Suspend
-from shoal.schedule.base import JobView, Policy
+from shoal.schedule.base import JobState, JobView, Plan, Policy, Refusal, Suspend
 from shoal.schedule.ledger import ROUNDING, Capacity, Ledger, start_or_resume
 
-__all__ = ["QUANTUM", "RoundRobin", "Slaq", "TimeSharing", "fits_empty_device", "middle_loss"]
+__all__ = ["QUANTUM", "RoundRobin", "Slaq", "TimeSharing", "middle_loss"]
 
 QUANTUM = 10.0
 """Default seconds of a turn."""
@@ -218,17 +217,6 @@ def _preference(job: JobView, capacity: Capacity, occupant_rank: Mapping[str, in
     first.
     """
     return -occupant_rank.get(capacity.device.name, inf), job.demand[capacity.device.kind].seconds, capacity.position
-
-
-def fits_empty_device(node: Node, device: Device, job: JobView) -> bool:
-    """Return whether the job fits on the empty device."""
-    demand = job.demand.get(device.kind)
-    return (
-        demand is not None
-        and demand.compute <= device.capacity + ROUNDING
-        and demand.memory <= device.memory
-        and demand.cores <= node.cores + ROUNDING
-    )
 
 
 def middle_loss(quantum: TurnStats) -> float:

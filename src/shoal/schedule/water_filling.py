@@ -8,8 +8,7 @@ from typing import final
 
 from shoal.core.device import Cluster, Device, Node
 from shoal.cost.scaling import Scaling
-from shoal.schedule.action import Action, JobState, Plan, Resize, Resume, Start
-from shoal.schedule.base import JobView, Policy
+from shoal.schedule.base import Action, JobState, JobView, Plan, Policy, Resize, Resume, Start
 from shoal.schedule.device_strips import DeviceStrips, StripPlacement
 from shoal.schedule.ledger import ROUNDING, Refusals
 

@@ -3,8 +3,7 @@
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 from itertools import chain, islice, product
 from math import inf
 from pathlib import Path
@@ -23,8 +22,7 @@ from shoal.core.trial import TrialState
 from shoal.cost.history import History
 from shoal.planner.grouping import Grouping
 from shoal.planner.planner import MIN_POLL_SECONDS
-from shoal.schedule.action import Plan
-from shoal.schedule.base import JobView, Policy
+from shoal.schedule.base import JobView, Plan, Policy
 from shoal.schedule.oversubscription import OversubscriptionTuner
 from shoal.simulate.result import Interval, SimulationResult
 from shoal.simulate.workload import SimulatedWorkload
@@ -118,7 +116,12 @@ class Simulation:
                 algorithm=workload,
                 policy=self._policy,
                 history=history,
-                devices=DeviceTracker(Fleet(cluster), partial(_select_devices, all_devices), None, directory),
+                devices=DeviceTracker(
+                    Fleet(cluster),
+                    lambda names: all_devices.select(lambda device: device.name in names),
+                    None,
+                    directory,
+                ),
                 retries=2,
                 tuner=self._tuner,
                 grouping=grouping or Grouping(),
@@ -259,9 +262,3 @@ class _TimedPolicy(Policy):
         self._result.decision_seconds += seconds
         self._result.longest_decision = max(self._result.longest_decision, seconds)
         return plan
-
-
-def _select_devices(all_devices: Cluster, devices: str | Sequence[str]) -> Cluster:
-    """Return the devices of these names."""
-    nodes = (replace(x, devices=tuple(d for d in x.devices if d.name in devices)) for x in all_devices.nodes)
-    return Cluster(tuple(node for node in nodes if node.devices))

@@ -80,19 +80,19 @@ def _curve(row: Mapping[str, str]) -> Curve:
     return Curve(points, int(float(row["memory_mb"]) * 2**20), float(row["sm_utilisation_percent"]) / 100)
 
 
-def divide_in_proportion(weights: Sequence[float], bounds: Sequence[float], total: float) -> list[float]:
-    """Divide `total` in proportion to weights, up to the bound of each, and among the others beyond that.
+def divide_in_proportion(weights: Sequence[float], bounds: Sequence[float]) -> list[float]:
+    """Divide 1 in proportion to weights, up to the bound of each, and among the others beyond that.
 
     Weights are not negative; if all are 0, they count as equal.
     """
     weights = weights if any(weights) else [1.0] * len(weights)
     order = [index for index, weight in enumerate(weights) if weight > 0]
     order.sort(key=lambda index: bounds[index] / weights[index])  # the first to reach its bound
-    shares = [0.0] * len(weights)
+    shares, left = [0.0] * len(weights), 1.0
     for place, index in enumerate(order):
         fraction = weights[index] / sum(weights[other] for other in order[place:])
-        shares[index] = min(bounds[index], fraction * total)
-        total -= shares[index]
+        shares[index] = min(bounds[index], fraction * left)
+        left -= shares[index]
     return shares
 
 
@@ -110,7 +110,7 @@ def shares(structures: Mapping[str, SimulatedModel], data: Path) -> SlowDown:
         curves_of_jobs = [rows[_structure(job)] for job in jobs]
         given_shares = [1.0 if job.share is None else job.share / device.compute for job in jobs]
         bounds = [min(curve.saturation, share) for curve, share in zip(curves_of_jobs, given_shares, strict=True)]
-        parts = divide_in_proportion([job.compute_demand for job in jobs], bounds, 1.0)
+        parts = divide_in_proportion([job.compute_demand for job in jobs], bounds)
         return [curve.speed(fraction) for curve, fraction in zip(curves_of_jobs, parts, strict=True)]
 
     return speeds

@@ -7,13 +7,12 @@ from shoal.algorithms.base import Algorithm
 from shoal.core.command import StartJob, Step
 from shoal.core.errors import StorageFullError, StudyInterrupted
 from shoal.core.event import Ended, Outcome
-from shoal.journal.commit import commit
 from shoal.journal.requests import pending_requests
 from shoal.journal.writer import Journal
 from shoal.remedy import command
 from shoal.reporting.failures import first_failed
 from shoal.reporting.progress import Progress
-from shoal.study.actuation import carry_out
+from shoal.study.actuation import carry_out, commit
 from shoal.study.config import EngineConfig
 from shoal.study.core import StudyCore
 from shoal.study.devices import DEATH_OUTCOMES, DeviceWatch

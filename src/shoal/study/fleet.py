@@ -78,18 +78,18 @@ class Fleet:
     def cluster(self) -> Cluster:
         """All devices in their present condition."""
         if self._cluster is None:
-            self._cluster = self._map_devices(self._current)
+            self._cluster = self._found.map(self._current)
         return self._cluster
 
     @property
     def with_held_memory(self) -> Cluster:
         """As `cluster`, but the memory of each device includes memory that other programs hold."""
-        return self._map_devices(lambda device: replace(self._current(device), memory=device.memory))
+        return self._found.map(lambda device: replace(self._current(device), memory=device.memory))
 
     @property
     def best_case(self) -> Cluster:
         """The cluster if all lost devices came back and other programs freed their memory."""
-        return self._map_devices(self._best_case)
+        return self._found.map(self._best_case)
 
     @property
     def unusable(self) -> frozenset[str]:
@@ -168,10 +168,6 @@ class Fleet:
     def _used_text(self) -> str:
         return ", ".join(self.used) or "no device"
 
-    def _map_devices(self, function: Callable[[Device], Device]) -> Cluster:
-        nodes = self._found.nodes
-        return Cluster(tuple(replace(node, devices=tuple(map(function, node.devices))) for node in nodes))
-
     def _current(self, device: Device) -> Device:
         condition = self._conditions.get(device.name)
         if device.name in self._removed:
@@ -222,8 +218,7 @@ def _find_new(new: Sequence[str], known: Sequence[str], find: Finder) -> Cluster
             )
     find(new)  # a wrong name raises here, so that the error does not list the study's own devices
     found = find([*(name for name in known if not name.startswith("cpu:")), *new])
-    nodes = (replace(node, devices=tuple(d for d in node.devices if d.name not in known)) for node in found.nodes)
-    return Cluster(tuple(node for node in nodes if node.devices))
+    return found.select(lambda device: device.name not in known)
 
 
 def _merge(one: Cluster, other: Cluster) -> Cluster:

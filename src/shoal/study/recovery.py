@@ -16,10 +16,9 @@ study, for three reasons:
 from collections.abc import Callable, Sequence
 
 from shoal.algorithms.base import Algorithm
-from shoal.core.command import Step
+from shoal.core.command import GroupsProposed, Step
 from shoal.core.errors import JournalError
 from shoal.core.trial import Decision, TrialGroup
-from shoal.journal.rows import Proposal
 from shoal.journal.view import JournalView
 from shoal.journal.writer import Journal
 from shoal.study.core import StudyCore
@@ -75,7 +74,7 @@ def replay(
     """
     decisions: list[Decision] = []
     for event in journal.events():
-        if not isinstance(event, Proposal):
+        if not isinstance(event, GroupsProposed):
             decisions += algorithm.observe(event)
             continue
         groups = tuple(algorithm.next_groups(event.free))

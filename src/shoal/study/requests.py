@@ -1,4 +1,8 @@
-"""Requests of users to a study. Each request is checked against the journal and then written for the engine."""
+"""Requests of users to a study. Each request is checked against the journal and then written for the engine.
+
+`shoal.Study` has a method for each request, with its arguments, results and errors. The first argument here is the
+directory of the study. Each function raises a `JournalError` if that directory cannot be written.
+"""
 
 import copy
 import reprlib
@@ -7,7 +11,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from operator import index
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Literal
 
 from shoal.algorithms.base import check_integer
@@ -25,19 +28,7 @@ from shoal.study.fleet import REMOVED, Fleet
 from shoal.worker.files import checkpoints, published
 
 __all__ = [
-    *(
-        "add",
-        "change_devices",
-        "changed",
-        "clone",
-        "known_text",
-        "pause",
-        "paused_after_requests",
-        "policy",
-        "resume",
-        "retry",
-        "stop",
-    ),
+    *("add", "change_devices", "changed", "clone", "pause", "policy", "resume", "retry", "stop"),
     *("end_study", "pause_study", "resume_study"),
 ]
 
@@ -46,67 +37,28 @@ _PAUSE_SECONDS = 0.05
 
 
 def pause(directory: Path, numbers: int | Iterable[int]) -> list[int]:
-    """Request that trials leave their jobs after a checkpoint, and wait until they are resumed.
-
-    Returns:
-        Numbers of the trials.
-
-    Raises:
-        ShoalError: a trial does not exist, has ended or is paused already; or no trial is named.
-        JournalError: the directory of the study cannot be written.
-    """
-    with JournalView.read(directory) as journal:
-        paused = paused_after_requests(journal)
+    """Request that trials leave their jobs after a checkpoint, and wait until they are resumed; see `Study.pause`."""
+    paused = _paused_after_requests(directory)
     return _request(directory, "pause", numbers, lambda row: "paused already" if row.number in paused else "")
 
 
 def resume(directory: Path, numbers: int | Iterable[int]) -> list[int]:
-    """Request that paused trials go on.
-
-    Returns:
-        Numbers of the trials.
-
-    Raises:
-        ShoalError: a trial does not exist, has ended or is not paused; or no trial is named.
-        JournalError: as in `pause`.
-    """
-    with JournalView.read(directory) as journal:
-        paused = paused_after_requests(journal)
+    """Request that paused trials go on; see `Study.resume`."""
+    paused = _paused_after_requests(directory)
     return _request(directory, "resume", numbers, lambda row: "" if row.number in paused else "not paused")
 
 
 def stop(directory: Path, numbers: int | Iterable[int]) -> list[int]:
-    """Request that trials stop for good.
-
-    Returns:
-        Numbers of the trials.
-
-    Raises:
-        ShoalError: a trial does not exist, has ended or is to be stopped already; or no trial is named.
-        JournalError: as in `pause`.
-    """
-    with JournalView.read(directory) as journal:
-        asked = {x for each in pending_requests(journal.directory) if each.verb == "stop" for x in each.trials}
+    """Request that trials stop for good; see `Study.stop`."""
+    asked = {x for each in pending_requests(directory) if each.verb == "stop" for x in each.trials}
     return _request(directory, "stop", numbers, lambda row: "to be stopped already" if row.number in asked else "")
 
 
-def retry(directory: Path, numbers: int | Iterable[int] | None = None) -> list[int]:
-    """Request that failed trials are tried again.
-
-    Args:
-        directory: Directory of the study.
-        numbers: Numbers of the trials; None: all failed trials.
-
-    Returns:
-        Numbers of the trials.
-
-    Raises:
-        ShoalError: a trial does not exist or has not failed; or no trial has failed.
-        JournalError: as in `pause`.
-    """
+def retry(directory: Path, numbers: int | Iterable[int] | None) -> list[int]:
+    """Request that failed trials are tried again; see `Study.retry`."""
     with JournalView.read(directory) as journal:
         runs = journal.writer() is not None
-        asked = [number for number, _ in journal.failed()] if numbers is None else trial_numbers(numbers)
+        asked = [number for number, _ in journal.failed()] if numbers is None else _trial_numbers(numbers)
         if numbers is None and not asked:
             raise ShoalError(f"no trial of the study in {directory} has failed, so none can be tried again")
         rows = _rows(journal, asked)
@@ -121,33 +73,13 @@ def retry(directory: Path, numbers: int | Iterable[int] | None = None) -> list[i
 
 
 def policy(directory: Path, name: str) -> None:
-    """Request another policy.
-
-    Raises:
-        PolicyError: the policy does not exist.
-        JournalError: as in `pause`.
-    """
+    """Request another policy; see `Study.policy`."""
     make_policy(name)
     write_request(directory, "policy", arguments={"policy": name})
 
 
-def add(directory: Path, config: Config, epochs: int, *, outside: bool = False) -> Config:
-    """Request a trial in addition to those of the algorithm.
-
-    Args:
-        directory: Directory of the study.
-        config: Config of the trial; missing constants of the space are filled in.
-        epochs: Number of epochs to train.
-        outside: Whether the config may lie outside the space.
-
-    Returns:
-        The whole config.
-
-    Raises:
-        ShoalError: the config lies outside the space though `outside` is false, or cannot be stored in the journal; or
-            `epochs` is not a positive integer.
-        JournalError: as in `pause`.
-    """
+def add(directory: Path, config: Config, epochs: int, *, outside: bool) -> Config:
+    """Request a trial in addition to those of the algorithm; see `Study.add`."""
     with JournalView.read(directory) as journal:
         whole = _with_constants(journal.space.constants(), config)
         _check(journal, whole, epochs, outside)
@@ -158,31 +90,14 @@ def add(directory: Path, config: Config, epochs: int, *, outside: bool = False) 
 def clone(
     directory: Path,
     numbers: int | Iterable[int],
-    changes: Mapping[str, Any] = MappingProxyType({}),
+    changes: Mapping[str, Any],
     *,
-    epochs: int | None = None,
-    anew: bool = False,
-    outside: bool = False,
+    epochs: int | None,
+    anew: bool,
+    outside: bool,
 ) -> list[Config]:
-    """Request clones of trials with some values changed.
-
-    Args:
-        directory: Directory of the study.
-        numbers: Numbers of the trials to clone.
-        changes: Name of a parameter, with dots where it is nested -> its value.
-        epochs: Budget of each clone, counted from the start of the original; None: the budget of the original.
-        anew: Whether clones begin with new weights, instead of the original's newest checkpoint of the end of an epoch.
-        outside: As in `add`.
-
-    Returns:
-        The whole config of each clone.
-
-    Raises:
-        ShoalError: a trial does not exist or has no checkpoint of the end of an epoch; no epochs are left to train; or
-            as in `add`.
-        JournalError: as in `pause`.
-    """
-    asked = trial_numbers(numbers)
+    """Request clones of trials with some values changed; see `Study.clone`."""
+    asked = _trial_numbers(numbers)
     with JournalView.read(directory) as journal:
         clones = [_clone(journal, row, changes, epochs, anew, outside) for row in _rows(journal, asked)]
     for arguments in clones:
@@ -266,32 +181,17 @@ def _newest_epoch(journal: JournalView, row: TrialRow) -> int:
 
 
 def pause_study(directory: Path) -> None:
-    """Request that all jobs stop after a checkpoint, and that no job starts until the study is resumed.
-
-    Raises:
-        ShoalError: the study is paused already, or has ended.
-        JournalError: as in `pause`.
-    """
+    """Request that all jobs stop after a checkpoint, and that no job starts until the study is resumed."""
     _request_for_study(directory, "pause study")
 
 
 def resume_study(directory: Path) -> None:
-    """Request that a paused study goes on.
-
-    Raises:
-        ShoalError: the study is not paused, or has ended.
-        JournalError: as in `pause`.
-    """
+    """Request that a paused study goes on."""
     _request_for_study(directory, "resume study")
 
 
 def end_study(directory: Path) -> None:
-    """Request that all jobs stop after a checkpoint, and that the study ends.
-
-    Raises:
-        ShoalError: the study has ended, or is to end already.
-        JournalError: as in `pause`.
-    """
+    """Request that all jobs stop after a checkpoint, and that the study ends."""
     _request_for_study(directory, "end study")
 
 
@@ -310,10 +210,11 @@ def _request_for_study(directory: Path, verb: Literal["pause study", "resume stu
     write_request(directory, verb)
 
 
-def paused_after_requests(journal: JournalView) -> set[int]:
+def _paused_after_requests(directory: Path) -> set[int]:
     """Numbers of the trials that are paused once all pending requests are carried out."""
-    numbers = set(journal.study.get("paused_trials", ()))
-    for request in pending_requests(journal.directory):
+    with JournalView.read(directory) as journal:
+        numbers = set(journal.study.get("paused_trials", ()))
+    for request in pending_requests(directory):
         if request.verb == "pause":
             numbers |= set(request.trials)
         elif request.verb in ("resume", "retry"):
@@ -321,7 +222,7 @@ def paused_after_requests(journal: JournalView) -> set[int]:
     return numbers
 
 
-def trial_numbers(numbers: object) -> list[int]:
+def _trial_numbers(numbers: object) -> list[int]:
     """The trial numbers that a user names, sorted and without duplicates.
 
     Args:
@@ -343,13 +244,8 @@ def _trial_number(number: Any) -> int:
     raise ShoalError(f"name a trial by its number, such as 3, several as a list, [3, 7]; got {reprlib.repr(number)}")
 
 
-def known_text(numbers: Sequence[int]) -> str:
-    """A text that lists the existing trials."""
-    return f"its trials are {numbers_text(numbers)}" if numbers else "it has none yet"
-
-
 def _request(directory: Path, verb: Verb, numbers: int | Iterable[int], fault: Callable[[TrialRow], str]) -> list[int]:
-    asked = trial_numbers(numbers)
+    asked = _trial_numbers(numbers)
     with JournalView.read(directory) as journal:
         rows = _rows(journal, asked)
     for row in rows:
@@ -371,7 +267,8 @@ def _rows(journal: JournalView, numbers: Sequence[int]) -> list[TrialRow]:
         raise ShoalError(f"no trial of the study in {journal.directory} is named; name at least one")
     for number in numbers:
         if number not in rows:
-            raise ShoalError(f"the study in {journal.directory} has no trial {number}; {known_text(list(rows))}")
+            known = f"its trials are {numbers_text(list(rows))}" if rows else "it has none yet"
+            raise ShoalError(f"the study in {journal.directory} has no trial {number}; {known}")
     return [rows[number] for number in numbers]
 
 
@@ -380,10 +277,10 @@ def change_devices(
     verb: Literal["add devices", "remove devices"],
     names: Sequence[str],
     *,
-    patience: float = 60.0,
+    patience: float,
     pause: Callable[[float], None] = time.sleep,
 ) -> list[str]:
-    """Request other devices, and wait for the result if a process runs the study.
+    """Request other devices, and wait for the result if a process runs the study; see `Study.add_devices`.
 
     Args:
         directory: Directory of the study.
@@ -391,14 +288,6 @@ def change_devices(
         names: Names of the devices.
         patience: Longest wait in seconds; 0: no wait.
         pause: Function that waits for so many seconds.
-
-    Returns:
-        Names of the study's devices afterwards; if no process runs the study, those that it will have.
-
-    Raises:
-        DeviceError: the request is impossible or refused, and nothing is changed; or it is not carried out in time, and
-            stays pending.
-        JournalError: as in `pause`.
     """
     with JournalView.read(directory) as journal:
         fleet = _fleet_after_requests(journal)

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 from shoal.core.device import Cluster
 from shoal.core.errors import PolicyError
-from shoal.schedule.action import JobState, Plan, Resume, Start
-from shoal.schedule.base import Changes, JobView, Policy, Session
+from shoal.schedule.base import Changes, JobState, JobView, Plan, Policy, Resume, Session, Start
 from shoal.schedule.check import check_plan
+from shoal.schedule.ledger import fits_empty_device
 
 __all__ = ["check_policy"]
 
@@ -102,14 +102,4 @@ def _assert_legal(plan: Plan, jobs: Sequence[JobView], cluster: Cluster, now: fl
 
 def _could_start(job: JobView, cluster: Cluster) -> bool:
     """Return whether a device is large enough for the job alone."""
-    for node, device in cluster:
-        demand = job.demand.get(device.kind)
-        if (
-            demand is not None
-            and device.healthy
-            and demand.compute <= device.capacity
-            and demand.memory <= device.memory
-            and demand.cores <= node.cores
-        ):
-            return True
-    return False
+    return any(device.healthy and fits_empty_device(node, device, job) for node, device in cluster)

@@ -120,8 +120,7 @@ class RandomStudy:
         """
         if missing := set(devices) - {device.name for _, device in self.cluster}:
             raise DeviceError(f"device {min(missing)!r} is not there")
-        nodes = (Node(x.name, x.cores, tuple(d for d in x.devices if d.name in devices)) for x in self.cluster.nodes)
-        return Cluster(tuple(node for node in nodes if node.devices))
+        return self.cluster.select(lambda device: device.name in devices)
 
     def results_without_faults(self) -> dict[int, tuple[Mapping[str, object], TrialState, int]]:
         """Return the end of each trial without faults: number -> configuration, state and epochs."""

@@ -14,8 +14,7 @@ from shoal.core.event import TurnStats
 from shoal.core.trial import Trial
 from shoal.cost.scaling import Scaling
 from shoal.planner.packing.base import Candidate, PackingContext
-from shoal.schedule.action import JobState
-from shoal.schedule.base import JobView
+from shoal.schedule.base import JobState, JobView
 
 __all__ = ["packing_contexts", "scheduling_problems"]
 
