@@ -13,13 +13,13 @@ NEOX = "transformers:GPTNeoXConfig,GPTNeoXForCausalLM"
 
 SEARCHES: dict[str, Search] = {
     "tabular": Search(
-        lambda data, quick: tabular.Tabular(500 if quick else 16000),
+        lambda data, quick: tabular.Tabular(500 if quick else 8000),
         {"lr": RATE, "width": shoal.choice([64, 128, 256]), "batch_size": shoal.choice([32, 64]), "weight_decay": 0.01},
         lambda: Random(32, epochs=8),
         lambda: Random(4, epochs=1),
     ),
     "tabular, halving": Search(
-        lambda data, quick: tabular.Tabular(500 if quick else 16000),
+        lambda data, quick: tabular.Tabular(500 if quick else 12000),
         {"lr": RATE, "width": shoal.choice([64, 128, 256]), "batch_size": 64},
         lambda: SuccessiveHalving(n=81, max_epochs=27, eta=3),
         lambda: SuccessiveHalving(n=4, max_epochs=2, eta=2),
@@ -27,7 +27,7 @@ SEARCHES: dict[str, Search] = {
     "200 linear": Search(
         lambda data, quick: tabular.Linear(),
         {"lr": shoal.loguniform(1e-3, 1.0), "momentum": shoal.uniform(0.0, 0.95), "batch_size": 32},
-        lambda: Random(200, epochs=15),
+        lambda: Random(200, epochs=10),
         lambda: Random(8, epochs=1),
     ),
     "MNIST CNN": Search(
@@ -46,9 +46,9 @@ SEARCHES: dict[str, Search] = {
         tolerance=0.03,
     ),
     "ViT": Search(
-        lambda data, quick: pictures.Transformer(data / pictures.CIFAR, *((32, 50) if quick else (2000, 500))),
+        lambda data, quick: pictures.Transformer(data / pictures.CIFAR, *((32, 50) if quick else (1000, 250))),
         {"lr": RATE, "width": 64, "depth": shoal.choice([2, 3]), "batch_size": 50},
-        lambda: Random(12, epochs=3),
+        lambda: Random(10, epochs=3),
         lambda: Random(2, epochs=1),
         file=pictures.CIFAR,
         tolerance=0.03,
@@ -90,7 +90,7 @@ SEARCHES: dict[str, Search] = {
         tolerance=0.05,
     ),
     "GPT, halving": Search(
-        lambda data, quick: text.GPT(data / text.SHAKESPEARE, *((32, 16, 16) if quick else (1000, 200, 64))),
+        lambda data, quick: text.GPT(data / text.SHAKESPEARE, *((32, 16, 16) if quick else (500, 100, 64))),
         {"lr": RATE, "width": shoal.choice([64, 96]), "batch_size": 20},
         lambda: SuccessiveHalving(n=18, max_epochs=9, eta=3),
         lambda: SuccessiveHalving(n=2, max_epochs=2, eta=2),
@@ -100,9 +100,9 @@ SEARCHES: dict[str, Search] = {
         tolerance=0.05,
     ),
     "LoRA": Search(
-        lambda data, quick: text.Adapters(data / text.SHAKESPEARE, *((8, 8, 16) if quick else (320, 64, 64))),
+        lambda data, quick: text.Adapters(data / text.SHAKESPEARE, *((8, 8, 16) if quick else (256, 64, 64))),
         {"lr": RATE, "rank": shoal.choice([4, 8, 16]), "batch_size": 8},
-        lambda: Random(12, epochs=3),
+        lambda: Random(8, epochs=3),
         lambda: Random(2, epochs=1),
         metric="valid_loss",
         mode="min",
@@ -111,7 +111,7 @@ SEARCHES: dict[str, Search] = {
         tolerance=0.05,
     ),
     "BERT-Tiny": Search(
-        lambda data, quick: text.Reviews(data / text.REVIEWS, *((16, 16, 8) if quick else (800, 200, 48))),
+        lambda data, quick: text.Reviews(data / text.REVIEWS, *((16, 16, 8) if quick else (600, 150, 48))),
         {"lr": shoal.loguniform(1e-4, 1e-3), "weight_decay": shoal.loguniform(1e-4, 1e-1), "batch_size": 20},
         lambda: Random(8, epochs=3),
         lambda: Random(2, epochs=1),
