@@ -220,7 +220,7 @@ def overriding(**methods: Callable[..., Any]) -> shoal.Task:
         pytest.param({"data": lambda self, config: 7}, "`data` must return .*, got int", id="data is a number"),
         pytest.param({"data": lambda self, config: ([], [1])}, "the training set is empty", id="data without samples"),
         pytest.param(
-            {"data": lambda self, config: (iter("a"), [1])}, "must have a length and indices, got str", id="iterator"
+            {"data": lambda self, config: (iter("a"), [1])}, "anew at each call, got str_ascii_iterator", id="iterator"
         ),
         pytest.param({"batch_size": lambda self, config: 0}, "a positive integer, got 0", id="batch size 0"),
         pytest.param(
