@@ -73,5 +73,5 @@ def test_a_first_trace_after_eager_steps() -> None:
     traced = twins.fused.traced()
     assert traced is not None
     assert len(traced.params) == 4
-    steps = {part.column.path: part.steps.tolist() for share in traced.shares for part, _ in share.parts}
+    steps = {part.stacked_param.path: part.steps.tolist() for batch in traced.batches for part, _ in batch.parts}
     assert steps == {"weight": [2, 2], "bias": [2, 2], "scale": [2, 2], "unused": [0, 0]}
