@@ -76,7 +76,7 @@ def test_a_third_of_memory_and_time_in_the_history_is_corrected_within_the_study
     assert [job.purpose for job in jobs(study.directory)].count(Purpose.PROFILE) == 0, "it was believed at first"
     corrected = History(environment=environment()).get(*key)
     assert corrected is not None
-    assert corrected.base_memory > 0.75 * true.base_memory
+    assert corrected.base_memory > 1.5 * wrong.base_memory, "a process that shares less with its server has more"
     assert corrected.step_seconds[1] > 0.75 * tasks.LINGER_SECONDS, "no step is shorter than its sleep"
 
 

@@ -900,7 +900,7 @@ def test_jobs_that_cannot_be_started_on_a_full_disk_are_not_waited_for(
     def none(job: Job) -> None:
         raise BackendError("no more processes")
 
-    def full(*unused: object, failed: bool) -> None:
+    def full(*unused: object, **others: object) -> None:
         raise StorageFullError("no room for the journal")
 
     stage, carrier = four(tmp_path / "study", slots=2), backend(on_start=none)
