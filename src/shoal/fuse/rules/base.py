@@ -51,7 +51,7 @@ class Rule:
     `declines`, then one of the lowerings. Without a rule, and if the rule declines, a function runs by
     `torch.func.vmap`, or for one member after another if vmap fails. So a rule changes the speed, but not the results.
 
-    A rule must return the results that the function returns for each member, with the same gradients. It writes to no
+    A rule may return only what the function returns for each member, with the same gradients. It writes to no
     argument and draws no random numbers. A lowering may raise the errors that torch raises for wrong arguments; the
     function then runs for one member after another, so that the message is torch's own. `torch.OutOfMemoryError` and
     `FusionError` propagate.
