@@ -2,7 +2,8 @@
 
 A fork copies only the thread that calls it: a lock that another thread holds stays locked in the copy, and a pool of
 threads is empty there. `prepare_fork` ends the pools of OpenMP, which start again when they are used, and finds out
-whether another thread is left. All that may be left are the threads of OpenBLAS, which ends them before a fork itself.
+whether another thread is left. All that may be left are the threads of OpenBLAS and jemalloc, which end them before a
+fork themselves.
 """
 
 import ctypes
@@ -26,6 +27,8 @@ __all__ = ["ForkedProcess", "prepare_fork"]
 
 _OPENMP = re.compile(r"/lib(g|i)?omp[^/]*\.so[^/]*$")
 _OPENBLAS = re.compile(r"openblas[^/]*\.so[^/]*$")
+_JEMALLOC = "jemalloc_bg_thd"
+"""Name of the background threads of jemalloc, as pyarrow has it, which ends them before a fork and begins them again."""
 _HARD_PAUSE = 2
 """`omp_pause_hard` of OpenMP 5.0: `omp_pause_resource_all` ends all threads of the pools of the calling thread."""
 _DRIVERS = ("/dev/nvidia", "/dev/kfd", "/dev/dri")
@@ -52,11 +55,20 @@ def prepare_fork() -> str | None:
             return f"{library} cannot end its threads"
     known = len([*filter(_OPENBLAS.search, libraries)]) * ((os.cpu_count() or 1) - 1)
     deadline = time.monotonic() + _EXIT_SECONDS
-    while (unknown := len(os.listdir("/proc/self/task")) - 1 - known) > 0:
+    while (unknown := _native_threads() - known) > 0:
         if time.monotonic() > deadline:
             return f"{unknown} of its threads are those of a library that may not survive it"
         time.sleep(0.001)
     return None
+
+
+def _native_threads() -> int:
+    """Return the number of threads of this process beside the calling one, without those of jemalloc."""
+    names = []
+    for thread in os.listdir("/proc/self/task"):
+        with suppress(OSError):  # it has just ended
+            names.append(Path(f"/proc/self/task/{thread}/comm").read_text().strip())
+    return sum(name != _JEMALLOC for name in names) - 1
 
 
 def _libraries() -> set[str]:
