@@ -28,7 +28,7 @@ __all__ = ["ForkedProcess", "prepare_fork"]
 _OPENMP = re.compile(r"/lib(g|i)?omp[^/]*\.so[^/]*$")
 _OPENBLAS = re.compile(r"openblas[^/]*\.so[^/]*$")
 _JEMALLOC = "jemalloc_bg_thd"
-"""Name of the background threads of jemalloc, as pyarrow has it, which ends them before a fork and begins them again."""
+"""Name of the background threads of jemalloc (in pyarrow), which ends them before a fork and begins them again."""
 _HARD_PAUSE = 2
 """`omp_pause_hard` of OpenMP 5.0: `omp_pause_resource_all` ends all threads of the pools of the calling thread."""
 _DRIVERS = ("/dev/nvidia", "/dev/kfd", "/dev/dri")
