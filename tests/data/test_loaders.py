@@ -322,7 +322,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_a_study_that_is_killed_in_an_epoch_goes_on_exactly_and_leaves_no_process(tmp_path: Path) -> None:
     script = tmp_path / "kept.py"
     script.write_text(KILLED.format(here=str(Path(__file__).parent), directory=str(tmp_path / "study")))
