@@ -32,3 +32,26 @@ sys.exit(early)
 def test_an_optimizer_does_not_import_the_compiler(name: str) -> None:
     done = subprocess.run([sys.executable, "-c", CODE.format(name=name)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr or "torch._dynamo was imported"
+
+
+MODELS = """
+import sys, torch
+from torch import nn
+from shoal.worker.signature_builder import WithoutValues
+with torch.device("meta"), WithoutValues():
+    found = [
+        nn.Embedding(7, 4).weight, nn.init.orthogonal_(nn.LSTM(3, 4).weight_hh_l0), nn.Conv2d(3, 4, 3).bias,
+        torch.randn(1, 5, 4), torch.rand((2, 3), dtype=torch.float64), torch.arange(6).expand(1, -1),
+        torch.empty(2, 2).normal_(std=2.0),
+        nn.TransformerEncoderLayer(8, 2, 16).norm1.weight,
+    ]
+assert all(each.is_meta for each in found)
+assert [tuple(each.shape) for each in found] == [(7, 4), (16, 4), (4,), (1, 5, 4), (2, 3), (1, 6), (2, 2), (8,)]
+assert found[4].dtype == torch.float64 and found[5].dtype == torch.int64
+sys.exit("sympy" in sys.modules)
+"""
+
+
+def test_models_on_the_meta_device_import_no_references() -> None:
+    done = subprocess.run([sys.executable, "-c", MODELS], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr or "torch._refs was imported"

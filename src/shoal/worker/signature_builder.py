@@ -8,8 +8,9 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
+from torch.overrides import TorchFunctionMode
 
 from shoal.core.array import FusionKey
 from shoal.core.trial import Trial
@@ -23,7 +24,7 @@ from shoal.task import Task, call
 from shoal.worker.step_settings import StepSettings
 from shoal.worker.trial_runtime import check_optimizer, new_model, optimizers_in, ownership
 
-__all__ = ["SignatureBuilder"]
+__all__ = ["SignatureBuilder", "WithoutValues"]
 
 _log = logging.getLogger("shoal.worker")
 
@@ -101,7 +102,7 @@ class SignatureBuilder:
                 return model, structure, family
         make = partial(call, self._task, "model")
         try:
-            with torch.device("meta"):
+            with torch.device("meta"), WithoutValues():
                 model, read = values_read(make, trial.config)
         except Exception:  # it needs real tensors, or is wrong and raises again here
             model, read = values_read(make, trial.config)
@@ -120,6 +121,34 @@ class SignatureBuilder:
         if not self._note and (text := ownership(model, optimizers_in(checked_ones))):
             self._note = f"trial {trial.number}: {text}"
         return checked_ones
+
+
+class WithoutValues(TorchFunctionMode):
+    """Skip the initialization of tensors on the meta device, which have no values.
+
+    Torch runs some of these functions by Python references, whose import takes as long as that of torch itself.
+    """
+
+    _FILLS = frozenset(
+        getattr(torch.Tensor, f"{name}_")
+        for name in (
+            "bernoulli", "cauchy", "exponential", "geometric", "log_normal", "normal", "random", "uniform",
+        )
+    )  # fmt: skip
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func in self._FILLS or getattr(func, "__module__", None) == nn.init.__name__:
+            tensor = args[0] if args else kwargs.get("tensor")
+            if isinstance(tensor, Tensor) and tensor.is_meta:
+                return tensor
+        elif func in (torch.rand, torch.randn) and kwargs.keys().isdisjoint({"device", "generator"}):
+            func = torch.empty
+        elif func is torch.arange and "device" not in kwargs:
+            return torch.arange(*args, **kwargs, device="cpu").to("meta")
+        return func(*args, **kwargs)
 
 
 def _without_data(model: nn.Module) -> nn.Module:
