@@ -46,7 +46,7 @@ SIZES = {
         [1, 1, 1],
     ),
     "one group on seven devices": (waiting((A, 16)), known(A=LITTLE), slots(7), {}, [2, 2, 2, 3, 2, 2, 3]),
-    "too dear to measure together: tried": (waiting((A, 20)), known(A=TRIED), slots(2), {}, [6, 7, 7]),
+    "too dear to measure together: tried": (waiting((A, 20)), known(A=TRIED), slots(2), {}, [5, 5, 5, 5]),
     "tried on many devices": (waiting((A, 6)), known(A=TRIED), slots(4), {}, [1, 2, 1, 2]),
     "more devices than members": (waiting((A, 3)), known(A=LINEAR), slots(8), {}, [1, 1, 1]),
     "members are free: cutting gains nothing": (waiting((A, 8)), known(A=CONSTANT), slots(2), {}, [8]),

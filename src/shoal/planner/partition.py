@@ -51,6 +51,9 @@ MIN_FUSING_GAIN = 0.05
 MIN_SPLIT_GAIN = 0.25
 """Least saving for cutting a group further, relative to the saving if the time were proportional to the size."""
 
+MAX_UNEVENNESS = 1.05
+"""Makespan, relative to the mean load of the devices, from which a cut counts as even."""
+
 SPLIT_DIVISOR = 32
 """A group of n arrays is cut into n // MANY more at once, at least one more."""
 
@@ -68,9 +71,10 @@ def partition(
 
     Members of one key that start at the same epoch are a group. Groups of one key are joined if fusing members at
     different epochs saves more time than shared batches do. A group is cut into as few arrays as memory and the most
-    efficient size allow. While there are fewer arrays than idle devices, or an array takes longer than the mean load of
-    a device, the group with the longest array is cut into one more array if that saves time. Arrays of one group differ
-    in size by at most one, and hold members of similar targets in the order of their trial numbers.
+    efficient size allow. While there are fewer arrays than idle devices, an array takes longer than the mean load of a
+    device, or the devices are loaded unevenly, the group with the longest array is cut into one more array if that saves
+    time. Arrays of one group differ in size by at most one, and hold members of similar targets in the order of their
+    trial numbers.
 
     Args:
         waiting: Members in any order; the arrays follow the order of their first members here.
@@ -292,7 +296,7 @@ def _balance(groups: Sequence[_FusableGroup], loads: Sequence[float], idle: int)
         index = max(sorted(open_indices), key=lambda index: cuts[index].longest)
         count = sum(cut.count for cut in cuts)
         mean_load = (sum(loads) + sum(cut.total for cut in cuts)) / len(loads)
-        if count >= idle and cuts[index].longest <= mean_load:
+        if count >= idle and cuts[index].longest <= mean_load and best_makespan <= MAX_UNEVENNESS * mean_load:
             break
         finer = cuts[index].split_further()
         if finer is None:
