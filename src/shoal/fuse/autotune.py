@@ -45,7 +45,7 @@ T = TypeVar("T")
 Layouts = Mapping[str, Callable[..., Sequence[Tensor | None]]]
 """Lowering -> function that returns its tensors in the memory layout that suits the lowering best."""
 
-_RULES = RaceRules(max_runs=9, drop_ratio=3.0, drop_after_seconds=0.02, margin=1.03, budget_seconds=2.0)
+_RULES = RaceRules(max_runs=9, drop_ratio=2.0, drop_after_seconds=0.02, margin=1.03, budget_seconds=2.0)
 """Rules of a race; slow candidates are dropped early, since training waits for the race."""
 
 _DEVICES = ("cpu", "cuda")
