@@ -7,6 +7,7 @@ whether another thread is left. All that may be left are the threads of OpenBLAS
 
 import ctypes
 import gc
+import multiprocessing
 import os
 import re
 import signal
@@ -30,6 +31,7 @@ _HARD_PAUSE = 2
 """`omp_pause_hard` of OpenMP 5.0: `omp_pause_resource_all` ends all threads of the pools of the calling thread."""
 _DRIVERS = ("/dev/nvidia", "/dev/kfd", "/dev/dri")
 """Files that a driver of GPUs opens; its context does not survive a fork."""
+_STREAMS = "input", "output", "error output"
 _EXIT_SECONDS = 0.2
 """Longest wait for the exit of the threads of a pool."""
 _MALLOPT = {"MALLOC_TRIM_THRESHOLD_": -1, "MALLOC_MMAP_THRESHOLD_": -3}
@@ -40,6 +42,14 @@ def prepare_fork() -> str | None:
     """End the thread pools of OpenMP; return why this process must not be forked all the same, or None if it may be."""
     if sys.platform != "linux":
         return f"{sys.platform} is not Linux"
+    if not _has_pidfd():
+        return "this Python or this kernel has no pidfd_open"
+    if multiprocessing.parent_process() is not None:  # it may be daemonic, or a DataLoader's worker: a copy is so, too
+        return "it is a process of multiprocessing"
+    if closed := [name for number, name in enumerate(_STREAMS) if not _is_open(number)]:
+        return f"its standard {closed[0]} is closed"
+    if (context := _torch_context()) is not None:
+        return f"the call is within {context}"
     if threading.active_count() > 1:
         others = [thread.name for thread in threading.enumerate() if thread is not threading.current_thread()]
         return f"it has other threads: {', '.join(others)}"
@@ -57,6 +67,39 @@ def prepare_fork() -> str | None:
             return f"{unknown} of its threads are those of a library that may not survive it"
         time.sleep(0.001)
     return None
+
+
+def _has_pidfd() -> bool:
+    """Return whether a process can be waited for by a descriptor: Linux 5.3, and a Python that was built for it."""
+    try:
+        os.close(os.pidfd_open(os.getpid()))
+    except (AttributeError, OSError):
+        return False
+    return True
+
+
+def _is_open(descriptor: int) -> bool:
+    """Return whether a descriptor is open; the next file that is opened gets the number of one that is closed."""
+    try:
+        os.fstat(descriptor)
+    except OSError:
+        return False
+    return True
+
+
+def _torch_context() -> str | None:
+    """Return an active context of torch, which a copy of this thread could not leave; None if there is none."""
+    torch: Any = sys.modules.get("torch")
+    if torch is None:
+        return None
+    contexts = {
+        "torch.inference_mode": torch.is_inference_mode_enabled(),
+        "torch.autocast": any(torch.is_autocast_enabled(kind) for kind in ("cpu", "cuda")),
+        "torch.autograd.detect_anomaly": torch.is_anomaly_enabled(),
+        "torch.device or another mode for functions": torch._C._len_torch_function_stack() > 0,
+        "a mode for operators": torch._C._len_torch_dispatch_stack() > 0,
+    }
+    return next((name for name, active in contexts.items() if active), None)
 
 
 def _libraries() -> set[str]:
@@ -167,7 +210,6 @@ def _restore_defaults_of_torch() -> None:
     torch: Any = sys.modules.get("torch")
     if torch is not None:
         torch.set_default_dtype(torch.float32)
-        torch.set_default_device(None)
         torch.set_grad_enabled(True)
         if torch.are_deterministic_algorithms_enabled():  # else the call imports the compiler for nothing
             torch.use_deterministic_algorithms(False)
