@@ -143,9 +143,9 @@ def test_a_closed_stream_forbids_a_fork(number: int, name: str, tmp_path: Path) 
     assert (tmp_path / "why").read_text() == f"its standard {name} is closed"
 
 
-def test_a_process_of_multiprocessing_is_not_forked() -> None:
+def test_a_daemonic_process_is_not_forked() -> None:
     with multiprocessing.get_context("spawn").Pool(1) as pool:
-        assert pool.apply(prepare_fork) == "it is a process of multiprocessing"
+        assert pool.apply(prepare_fork) == "it is a daemonic process of multiprocessing"
 
 
 def test_nothing_is_left_when_the_caller_is_killed(tmp_path: Path) -> None:

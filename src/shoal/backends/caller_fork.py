@@ -44,8 +44,10 @@ def prepare_fork() -> str | None:
         return f"{sys.platform} is not Linux"
     if not _has_pidfd():
         return "this Python or this kernel has no pidfd_open"
-    if multiprocessing.parent_process() is not None:  # it may be daemonic, or a DataLoader's worker: a copy is so, too
-        return "it is a process of multiprocessing"
+    if (
+        multiprocessing.current_process().daemon
+    ):  # a copy is so, too: without loader processes, or a DataLoader's worker
+        return "it is a daemonic process of multiprocessing"
     if closed := [name for number, name in enumerate(_STREAMS) if not _is_open(number)]:
         return f"its standard {closed[0]} is closed"
     if (context := _torch_context()) is not None:
