@@ -1,5 +1,6 @@
 """A server that is a fork of the calling process: when there is one, and that nothing of the caller disturbs it."""
 
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -7,10 +8,13 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import psutil
 import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 from shoal.backends import Backend, Local
 from shoal.backends.caller_fork import ForkedProcess, prepare_fork
@@ -106,6 +110,42 @@ def test_a_thread_of_python_forbids_a_fork() -> None:
     finally:
         over.set()
         thread.join()
+
+
+@pytest.mark.parametrize(
+    ("context", "name"),
+    [
+        (torch.inference_mode, "torch.inference_mode"),
+        (lambda: torch.autocast("cpu"), "torch.autocast"),
+        (lambda: torch.autograd.set_detect_anomaly(True), "detect_anomaly"),
+        (lambda: torch.device("cpu"), "torch.device"),
+        (lambda: FlopCounterMode(display=False), "a mode for operators"),
+    ],
+    ids=["inference", "autocast", "anomaly", "device", "operators"],
+)
+def test_a_context_of_torch_forbids_a_fork(context: Callable[[], AbstractContextManager[object]], name: str) -> None:
+    with context():
+        assert name in str(prepare_fork())
+
+
+def test_a_python_without_pidfd_forbids_a_fork(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr("os.pidfd_open")
+    assert "pidfd_open" in str(prepare_fork())
+
+
+@pytest.mark.parametrize(("number", "name"), [(0, "input"), (1, "output"), (2, "error output")])
+def test_a_closed_stream_forbids_a_fork(number: int, name: str, tmp_path: Path) -> None:
+    code = (
+        "import os, pathlib; from shoal.backends.caller_fork import prepare_fork; "
+        f"os.close({number}); pathlib.Path('why').write_text(str(prepare_fork()))"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True)
+    assert (tmp_path / "why").read_text() == f"its standard {name} is closed"
+
+
+def test_a_daemonic_process_is_not_forked() -> None:
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        assert pool.apply(prepare_fork) == "it is a daemonic process of multiprocessing"
 
 
 def test_nothing_is_left_when_the_caller_is_killed(tmp_path: Path) -> None:

@@ -8,6 +8,8 @@ fork themselves.
 
 import ctypes
 import gc
+import logging
+import multiprocessing
 import os
 import re
 import signal
@@ -33,6 +35,7 @@ _HARD_PAUSE = 2
 """`omp_pause_hard` of OpenMP 5.0: `omp_pause_resource_all` ends all threads of the pools of the calling thread."""
 _DRIVERS = ("/dev/nvidia", "/dev/kfd", "/dev/dri")
 """Files that a driver of GPUs opens; its context does not survive a fork."""
+_STREAMS = "input", "output", "error output"
 _EXIT_SECONDS = 0.2
 """Longest wait for the exit of the threads of a pool."""
 _MALLOPT = {"MALLOC_TRIM_THRESHOLD_": -1, "MALLOC_MMAP_THRESHOLD_": -3}
@@ -43,6 +46,14 @@ def prepare_fork() -> str | None:
     """End the thread pools of OpenMP; return why this process must not be forked all the same, or None if it may be."""
     if sys.platform != "linux":
         return f"{sys.platform} is not Linux"
+    if not _has_pidfd():
+        return "this Python or this kernel has no pidfd_open"
+    if multiprocessing.current_process().daemon:  # a copy would be one, too, and could have no loader processes
+        return "it is a daemonic process of multiprocessing"
+    if closed := [name for number, name in enumerate(_STREAMS) if not _is_open(number)]:
+        return f"its standard {closed[0]} is closed"
+    if (context := _torch_context()) is not None:
+        return f"the call is within {context}"
     if threading.active_count() > 1:
         others = [thread.name for thread in threading.enumerate() if thread is not threading.current_thread()]
         return f"it has other threads: {', '.join(others)}"
@@ -69,6 +80,39 @@ def _native_threads() -> int:
         with suppress(OSError):  # it has just ended
             names.append(Path(f"/proc/self/task/{thread}/comm").read_text().strip())
     return sum(name != _JEMALLOC for name in names) - 1
+
+
+def _has_pidfd() -> bool:
+    """Return whether a process can be waited for by a descriptor: Linux 5.3, and a Python that was built for it."""
+    try:
+        os.close(os.pidfd_open(os.getpid()))
+    except (AttributeError, OSError):
+        return False
+    return True
+
+
+def _is_open(descriptor: int) -> bool:
+    """Return whether a descriptor is open; the next file that is opened gets the number of one that is closed."""
+    try:
+        os.fstat(descriptor)
+    except OSError:
+        return False
+    return True
+
+
+def _torch_context() -> str | None:
+    """Return an active context of torch, which a copy of this thread could not leave; None if there is none."""
+    torch: Any = sys.modules.get("torch")
+    if torch is None:
+        return None
+    contexts = {
+        "torch.inference_mode": torch.is_inference_mode_enabled(),
+        "torch.autocast": any(torch.is_autocast_enabled(kind) for kind in ("cpu", "cuda")),
+        "torch.autograd.detect_anomaly": torch.is_anomaly_enabled(),
+        "torch.device or another mode for functions": torch._C._len_torch_function_stack() > 0,
+        "a mode for operators": torch._C._len_torch_dispatch_stack() > 0,
+    }
+    return next((name for name, active in contexts.items() if active), None)
 
 
 def _libraries() -> set[str]:
@@ -149,6 +193,7 @@ def _become(target: Callable[[], None], log: int, allocator: dict[str, str]) -> 
         for name, value in allocator.items():
             if name not in os.environ:
                 ctypes.CDLL(None).mallopt(_MALLOPT[name], int(value))
+        logging.getLogger().handlers.clear()  # records go to the log of the job, as in a new process
         _restore_defaults_of_torch()
         gc.freeze()  # objects of the caller are not collected here: they stay shared, and no finalizer of theirs runs
         target()
@@ -179,7 +224,6 @@ def _restore_defaults_of_torch() -> None:
     torch: Any = sys.modules.get("torch")
     if torch is not None:
         torch.set_default_dtype(torch.float32)
-        torch.set_default_device(None)
         torch.set_grad_enabled(True)
         if torch.are_deterministic_algorithms_enabled():  # else the call imports the compiler for nothing
             torch.use_deterministic_algorithms(False)
