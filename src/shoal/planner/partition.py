@@ -72,9 +72,9 @@ def partition(
     Members of one key that start at the same epoch are a group. Groups of one key are joined if fusing members at
     different epochs saves more time than shared batches do. A group is cut into as few arrays as memory and the most
     efficient size allow. While there are fewer arrays than idle devices, an array takes longer than the mean load of a
-    device, or the devices are loaded unevenly, the group with the longest array is cut into one more array if that saves
-    time. Arrays of one group differ in size by at most one, and hold members of similar targets in the order of their
-    trial numbers.
+    device, or the devices are loaded unevenly, the group with the longest array is cut into one more array if that
+    saves time. Arrays of one group differ in size by at most one, and hold members of similar targets in the order of
+    their trial numbers.
 
     Args:
         waiting: Members in any order; the arrays follow the order of their first members here.
