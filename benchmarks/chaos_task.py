@@ -1,4 +1,4 @@
-"""The task of `chaos.py`, whose process need not import torch for what is no task."""
+"""The task of `chaos.py`, whose process need not import torch for what is not a task."""
 
 import time
 

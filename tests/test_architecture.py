@@ -42,7 +42,7 @@ def names_in(path: Path) -> frozenset[str]:
 
 
 def known() -> set[str]:
-    """All that a name on the page may stand for: rooms, modules, definitions and their last parts, parameters."""
+    """All that a name on the page may stand for: packages, modules, definitions and their last parts, parameters."""
     found = {"shoal", *(path.stem for path in SOURCE.rglob("*.py")), *(path.name for path in SOURCE.iterdir())}
     for path in SOURCE.rglob("*.py"):
         for name in names_in(path):

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import shoal
-from shoal.arguments import is_pickled_by_value, own_batch_size
+from shoal.arguments import batch_size_override, is_pickled_by_value
 from shoal.opaque import Command
 
 
@@ -53,4 +53,4 @@ def test_definitions_that_the_journal_keeps(task: object, kept: bool) -> None:
 
 
 def test_tasks_that_say_their_batch_size() -> None:
-    assert [own_batch_size(task) for task in (ByConfig(), ByItself(), train)] == [None, "ByItself", None]
+    assert [batch_size_override(task) for task in (ByConfig(), ByItself(), train)] == [None, "ByItself", None]

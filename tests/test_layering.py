@@ -18,10 +18,10 @@ ORDER = [
     *("backends", "journal", "callbacks", "reporting", "study", "simulate", "integrations"),
     *("arguments", "results", "api", "cli"),
 ]
-"""Rooms from the bottom up: a module imports only from its own room and from those before it."""
+"""Packages from the bottom up: a module imports only from its own package and from those before it."""
 
 TORCH = ("task", "fuse", "data", "reproduce", "worker", "pack", "dry_run", "integrations")
-TORCH_FREE = [room for room in ORDER if room not in TORCH]
+TORCH_FREE = [package for package in ORDER if package not in TORCH]
 ABOVE_ALL = {"testing", "__init__"}
 """The conformance suites and the package itself import what they like."""
 
@@ -50,7 +50,7 @@ def imports(path: Path) -> list[str]:
     return [name for name in found if name == "shoal" or name.startswith("shoal.")]
 
 
-def room(module: str) -> str:
+def package_of(module: str) -> str:
     parts = module.split(".")
     return parts[1] if len(parts) > 1 else "__init__"
 
@@ -60,14 +60,14 @@ def has_only_a_docstring(path: Path) -> bool:
 
 
 def test_imports_only_from_rooms_before() -> None:
-    below = [path for path in MODULES if room(name_of(path)) not in ABOVE_ALL]
-    homeless = sorted({room(name_of(path)) for path in below} - set(ORDER))
+    below = [path for path in MODULES if package_of(name_of(path)) not in ABOVE_ALL]
+    homeless = sorted({package_of(name_of(path)) for path in below} - set(ORDER))
     assert not homeless, f"{homeless} have no place in the order; see the layout in the design"
     wrong = [
         f"{name_of(path)} imports {imported}, which has no place before it in the order"
         for path in below
         for imported in imports(path)
-        if room(imported) not in ORDER[: ORDER.index(room(name_of(path))) + 1]
+        if package_of(imported) not in ORDER[: ORDER.index(package_of(name_of(path))) + 1]
     ]
     assert not wrong, "\n".join(wrong)
 
@@ -86,7 +86,9 @@ def test_no_package_init_is_imported_from_inside() -> None:
 
 def test_rooms_of_the_core_import_no_torch() -> None:
     """All in one process, which says after which module torch was there."""
-    names = [name_of(path) for path in MODULES if path.name != "__main__.py" and room(name_of(path)) in TORCH_FREE]
+    names = [
+        name_of(path) for path in MODULES if path.name != "__main__.py" and package_of(name_of(path)) in TORCH_FREE
+    ]
     code = f"import sys\nfor name in {names!r}:\n    __import__(name)\n    if 'torch' in sys.modules: sys.exit(name)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, f"torch is imported by {done.stderr}"
@@ -108,7 +110,7 @@ def test_the_state_machine_of_a_study_has_no_clock_and_no_process() -> None:
         if (name := to_do.pop()) not in found:
             found.add(name)
             to_do += imports(ROOT.parent.joinpath(*name.split(".")).with_suffix(".py"))
-    assert {room(name) for name in found} & {"backends", "journal", "worker", "reporting", "cli"} == set()
+    assert {package_of(name) for name in found} & {"backends", "journal", "worker", "reporting", "cli"} == set()
     waits = {"asyncio", "concurrent", "multiprocessing", "queue", "select", "selectors", "subprocess", "threading"}
     outside = waits | {"datetime", "os", "signal", "socket", "sqlite3", "time"}
     users = {name for name in found if outside & modules_imported(name)}

@@ -55,8 +55,8 @@ class Colour(str, Enum):  # noqa: UP042  (str() of a StrEnum is its value alread
         pytest.param({"p": uniform(math.nan, 1)}, ["`p`", "finite", "nan"], id="NaN bound"),
         pytest.param({"p": uniform(0, 10**400)}, ["`p`", "finite"], id="bound beyond the floats"),
         pytest.param({"p": loguniform("1e-4", 1)}, ["`p`", "int or float", "'1e-4'"], id="bound that is text"),
-        pytest.param({"a": {3: 1}}, ["in `a`", "string", "3"], id="key that is no string"),
-        pytest.param({3: 1}, ["parameter's name must be a string", "3"], id="first key that is no string"),
+        pytest.param({"a": {3: 1}}, ["in `a`", "string", "3"], id="key that is not a string"),
+        pytest.param({3: 1}, ["parameter's name must be a string", "3"], id="first key that is not a string"),
         pytest.param({"a.b": 1}, ["'a.b'", "dot", "nest"], id="key with a dot"),
         pytest.param({"": 1}, ["empty", "''"], id="empty key"),
         pytest.param({"a": {"b": {1, 2}}}, ["`a.b`", "a set", "no order", "choice([1, 2])"], id="set"),
@@ -333,7 +333,7 @@ def test_json_round_trip_keeps_the_space_and_its_samples():
 
 
 def test_json_of_an_unknown_domain_is_refused():
-    with pytest.raises(SpaceError, match="knows no domain 'gaussian'"):
+    with pytest.raises(SpaceError, match="has no domain 'gaussian'"):
         Space.from_json('{"dict": {"x": {"gaussian": [0, 1]}}}')
 
 
@@ -463,7 +463,7 @@ def test_parameters_are_what_a_configuration_was_drawn_by(seed):
     ids=str,
 )
 def test_what_is_no_configuration_has_no_parameters(config):
-    with pytest.raises(SpaceError, match="is no configuration of Space"):
+    with pytest.raises(SpaceError, match="is not a configuration of Space"):
         Space({"a": uniform(0, 1), "b": 1}).parameters(config)
 
 

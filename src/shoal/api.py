@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from shoal.algorithms.base import Algorithm, call_text, check_integer
 from shoal.arguments import (
+    batch_size_override,
     check_arguments,
     is_pickled_by_value,
     load_algorithm,
     load_strategy,
     metric_argument,
-    own_batch_size,
     pickled_algorithm,
     pickled_task,
     strategy_text,
@@ -324,7 +324,7 @@ def _describe_task(spec: dict[str, Any], task: object, training: Opaque | None, 
     home = type(task).__module__
     project, files = project_files(content, home) if training is None else source_files(training)
     spec["project"], spec["sources"] = project and str(project), sources(files)
-    spec["batches"] = batch_text(space, own_batch_size(task)) if training is None else ""
+    spec["batches"] = batch_text(space, batch_size_override(task)) if training is None else ""
     return content
 
 
@@ -364,9 +364,11 @@ def _run(journal: Journal, algorithm: Algorithm, options: _RunOptions) -> Study:
 
         display = progress(take, silent=not options.show_progress)
         begun = f"{epochs_text(take())} {'reports' if spec['opaque'] else 'epochs'}" if len(journal.runs()) > 1 else ""
-        display.say(summary(spec, [device.name for _, device in fleet.found], as_given(journal.directory), begun))
+        display.print_lines(
+            summary(spec, [device.name for _, device in fleet.found], as_given(journal.directory), begun)
+        )
         if spec.get("paused"):
-            display.say([f"the study is paused; it goes on with: {command('study resume', journal.directory)}"])
+            display.print_lines([f"the study is paused; it goes on with: {command('study resume', journal.directory)}"])
         engine = Engine(journal, algorithm, config, display)
         engine.replay()
         try:

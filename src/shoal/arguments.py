@@ -19,12 +19,12 @@ from shoal.schedule.base import Policy
 from shoal.worker.failures import user_traceback
 
 __all__ = [
+    "batch_size_override",
     "check_arguments",
     "is_pickled_by_value",
     "load_algorithm",
     "load_strategy",
     "metric_argument",
-    "own_batch_size",
     "pickled_algorithm",
     "pickled_task",
     "strategy_text",
@@ -38,8 +38,8 @@ def pickled_task(task: object) -> bytes:
     """Pickle the task for the workers.
 
     Raises:
-        TaskError: it is no task, cannot be pickled, its `scheduler_interval` is unknown, or its `step` takes other
-            arguments than it is given.
+        TaskError: `task` is not a task, it cannot be pickled, its `scheduler_interval` is unknown, or its `step` does
+            not accept the arguments of `Task.step`.
     """
     from shoal.task import Task, check_interval, takes_config  # imports torch, which other commands do not need
 
@@ -49,7 +49,7 @@ def pickled_task(task: object) -> bytes:
         )
     check_interval(task)
     takes_config(task)
-    remedy = "make what its attributes hold in `data` or `model`"
+    remedy = "create the objects that its attributes hold in `data` or `model`"
     content = dumped(task, "the task cannot be pickled for its workers", TaskError, remedy)
     register_original(content, task)
     return content
@@ -63,7 +63,7 @@ def is_pickled_by_value(task: object) -> bool:
     return defined.__module__ == "__main__" or "<locals>" in defined.__qualname__
 
 
-def own_batch_size(task: object) -> str | None:
+def batch_size_override(task: object) -> str | None:
     """Return the name of a task that overrides `batch_size`; None if the config gives the batch size."""
     from shoal.task import Task
 
@@ -72,7 +72,7 @@ def own_batch_size(task: object) -> str | None:
 
 
 def study_warnings(task: object, algorithm: Algorithm) -> list[str]:
-    """Return what in the task's settings does not fit the study; nothing for a function or a command.
+    """Return warnings about settings of the task that do not fit the study; none for a function or a command.
 
     Args:
         task: Task of the user.
@@ -97,12 +97,12 @@ def pickled_algorithm(algorithm: Algorithm) -> bytes:
         AlgorithmError: it serves another study already, or cannot be pickled.
     """
     algorithm.check_new()
-    remedy = "make what its settings hold inside a function, such as that of its sampler"
+    remedy = "create the objects that its settings hold inside a function, such as that of its sampler"
     return dumped(algorithm, f"{algorithm!r} cannot be pickled for the journal", AlgorithmError, remedy)
 
 
 def load_algorithm(
-    pickled_algorithm: bytes, spec: Mapping[str, Any], space: Space, given: Algorithm | None = None
+    pickled_algorithm: bytes, spec: Mapping[str, Any], space: Space, original: Algorithm | None = None
 ) -> Algorithm:
     """Load the algorithm from its pickle and bind it to the problem of the study.
 
@@ -110,9 +110,9 @@ def load_algorithm(
         pickled_algorithm: Pickle of the algorithm.
         spec: Description of the study.
         space: Search space of the study.
-        given: Caller's own algorithm, just pickled to the blueprint: the result is then a copy of it, with the caller's
-            classes, functions and globals, in the same state, so that a resume decides alike. The object itself would
-            be spent after one study, or be pickled for the next with its results.
+        original: The caller's object, which has just been pickled. The result is then a copy of it, with the caller's
+            classes, functions and globals, in the state of the pickle, so that a resumed study gets the same decisions.
+            The object itself is not used, so that the caller can pass it to a further study.
 
     Raises:
         AlgorithmError: it cannot be loaded.
@@ -121,9 +121,9 @@ def load_algorithm(
         algorithm: Algorithm = loaded(pickled_algorithm)
     except (Exception, SystemExit) as error:
         raise AlgorithmError(f"the algorithm of the study cannot be loaded: {_cause(error)}") from error
-    if given is not None:
+    if original is not None:
         with suppress(TypeError):  # some attributes can be pickled but not copied, such as modules
-            algorithm = copy.deepcopy(given)
+            algorithm = copy.deepcopy(original)
     attributes = getattr(algorithm, "__dict__", {})
     if "gather" in attributes:  # the name of `group_by` in journals up to version 5
         algorithm.group_by = attributes.pop("gather")
@@ -140,7 +140,7 @@ def strategy_text(strategy: str | Policy | Packing) -> str:
     """
     if isinstance(strategy, str):
         return strategy
-    remedy = "make what its attributes hold when it is first called"
+    remedy = "create the objects that its attributes hold when it is first called"
     content = dumped(strategy, f"{strategy!r} cannot be pickled for the journal", ShoalError, remedy)
     return _PICKLED + base64.b64encode(content).decode()
 
@@ -164,7 +164,7 @@ def _cause(error: BaseException) -> str:
 
 
 def metric_argument(value: object) -> object:
-    """Return a metric alone for a list of one; several metrics as a list."""
+    """Return a list of one metric as that metric, several metrics as a list, and a name unchanged."""
     if not isinstance(value, (list, tuple)):
         return value
     return value[0] if len(value) == 1 else list(value)
@@ -199,7 +199,7 @@ def check_arguments(
         "metric": (
             all(map(_is_metric_name, metric if isinstance(metric, (list, tuple)) else [metric])),
             metric,
-            "the name of a reported value, without control characters in it, or a list of such",
+            "the name of a reported value, without control characters, or a list of such names",
         ),
         "seed": (is_integer(seed), seed, "an integer"),
         "fuse": (isinstance(fuse, bool), fuse, "True or False"),

@@ -86,7 +86,7 @@ class Command:
             The searched parameters that the command does not name.
 
         Raises:
-            SpaceError: The command names something that is no parameter, or a parameter that only some configs have.
+            SpaceError: The command names something that is not a parameter, or a parameter that only some configs have.
             TaskError: The program does not exist.
         """
         leaves = space.leaves()
@@ -95,7 +95,7 @@ class Command:
             if name not in leaves and name not in _TRIAL_VALUES:
                 known = ", ".join(f"{{{each}}}" for each in (*leaves, *_TRIAL_VALUES))
                 raise SpaceError(
-                    f"the command names {{{name}}}, which is no parameter; it may name {known}; "
+                    f"the command names {{{name}}}, which is not a parameter; it may name {known}; "
                     "braces are {{ and }}"
                 )
             if name in leaves and name in _TRIAL_VALUES:
@@ -147,8 +147,8 @@ def opaque(task: object, space: Space, time_limit: float) -> Opaque | None:
         time_limit: Most seconds without a report.
 
     Raises:
-        ShoalError: The time limit is no positive number.
-        SpaceError: The command names something that is no parameter.
+        ShoalError: The time limit is not a positive number.
+        SpaceError: The command names something that is not a parameter.
         TaskError: The function cannot be pickled.
     """
     if isinstance(time_limit, bool) or not isinstance(time_limit, (int, float)) or not time_limit > 0:
@@ -164,7 +164,7 @@ def opaque(task: object, space: Space, time_limit: float) -> Opaque | None:
     code = getattr(function, "__code__", None)
     match = code.co_filename if code is not None else getattr(function, "__module__", "")
     what = f"the function {name} cannot be pickled for its workers"
-    content = dumped(task, what, TaskError, "make what it uses inside it")
+    content = dumped(task, what, TaskError, "create the objects that it uses inside it")
     return Function(
         name.rpartition(".")[2], content, f"{match}:{name}", time_limit, getattr(function, "__module__", None) or ""
     )

@@ -30,7 +30,7 @@ def dumped(value: object, what: str, error_class: type[ShoalError], remedy: str)
         remedy: End of the error message, the remedy.
 
     Raises:
-        ShoalError: a `error_class`; the object cannot be pickled.
+        error_class: The object cannot be pickled; the message names the part that cannot, if it is found.
     """
     try:
         content: bytes = cloudpickle.dumps(value)
@@ -39,7 +39,7 @@ def dumped(value: object, what: str, error_class: type[ShoalError], remedy: str)
     return content
 
 
-os.register_at_fork(after_in_child=_originals.clear)  # a worker loads the bytes, whoever forked it
+os.register_at_fork(after_in_child=_originals.clear)  # a forked worker loads the bytes
 
 
 def register_original(content: bytes, value: object) -> None:
@@ -50,9 +50,9 @@ def register_original(content: bytes, value: object) -> None:
 def original_or_loaded(content: bytes) -> Any:
     """Return the original object, if this process pickled it and it has not changed since; else the result of `loaded`.
 
-    So the caller of `tune` keeps its own classes, globals and breakpoints in code that runs in its process. The bytes
-    of a new pickle show a change of an attribute, of a class or function of `__main__`, or of a global that these read.
-    After a change the recorded bytes are loaded.
+    So the caller of `tune` keeps its own classes, globals and breakpoints in code that runs in its process. The object
+    has changed if a new pickle differs from `content`: an attribute, a class or function of `__main__`, or a global
+    that these read is then another.
     """
     value = _originals.get(_digest(content))
     return value if value is not None and _is_pickled_to(value, content) else loaded(content)
@@ -61,8 +61,8 @@ def original_or_loaded(content: bytes) -> Any:
 def loaded(content: bytes) -> Any:
     """Return a new object from these bytes. Its classes are new, too, if they were pickled by value.
 
-    cloudpickle alone would find a class of `__main__` that this process has already, or has loaded from other bytes,
-    and replace its methods by those of these bytes.
+    cloudpickle alone would reuse a class of `__main__` that this process defines or has loaded before, and overwrite
+    the methods of that class.
 
     Raises:
         Exception: any error of the modules that the object needs.
@@ -182,19 +182,19 @@ def _parts(value: object) -> Iterator[tuple[str, object]]:
     for name, part in getattr(value, "__dict__", {}).items():
         yield f"its attribute {name!r}", part
     functions = _functions(value)
-    for kind in type(value).__mro__:
-        if _can_be_pickled(kind):  # by name or by value
+    for cls in type(value).__mro__:
+        if _can_be_pickled(cls):  # by name or by value
             continue
-        for name, part in vars(kind).items():
+        for name, part in vars(cls).items():
             if found := _functions(part):
                 functions += found
             elif not (name.startswith("__") and name.endswith("__")):
-                yield f"the attribute {name!r} of its class {kind.__qualname__}", part
-    known: set[FunctionType] = set()
+                yield f"the attribute {name!r} of its class {cls.__qualname__}", part
+    visited: set[FunctionType] = set()
     while functions:
-        if (function := functions.pop(0)) in known or _can_be_pickled(function):
+        if (function := functions.pop(0)) in visited or _can_be_pickled(function):
             continue
-        known.add(function)
+        visited.add(function)
         used = inspect.getclosurevars(function)
         for name, part in {**used.globals, **used.nonlocals}.items():
             if found := _functions(part):

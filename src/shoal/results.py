@@ -171,8 +171,8 @@ class Study:
                 )
             if journal.study["opaque"]:
                 raise ShoalError(
-                    f"the study in {self.directory} trained a program of yours, which knows what its model is; what it "
-                    f"kept of trial {number} is in {kept(self.directory, number)}"
+                    f"the study in {self.directory} trained a program of yours, whose model Shoal cannot build; what "
+                    f"the program kept of trial {number} is in {kept(self.directory, number)}"
                 )
             if changed := edits(journal.study.get("sources", {})):
                 names = ", ".join(edit.path for edit in changed)

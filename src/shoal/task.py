@@ -199,7 +199,7 @@ class Task(ABC):
         return None
 
     def evaluate(self, outputs: list[Any], config: Config) -> Mapping[str, float]:
-        """Return metrics of the whole validation set (F1, AUC), which are no means over batches.
+        """Return metrics of the whole validation set (F1, AUC), which are not means over batches.
 
         Called if `outputs` returns anything, after the last validation batch, for each trial by itself. The generators
         of torch, Python and NumPy are then seeded by the trial, the same at each epoch. Not called in an epoch with a
@@ -239,8 +239,8 @@ class Task(ABC):
         Trials still train at once: `model`, `optimizer` and `config` then stand for all of them. A value of the config
         that is equal in all trials is unchanged. A float that differs stands for the values of all trials in arithmetic
         and in torch's functions. Trials train in plain PyTorch if the step needs a value of each trial: a number of a
-        tensor, a closure (LBFGS), a differing value of the config that is no float (an integer, a boolean, a string, a
-        list), or a differing float as a plain one (`if`, `float()`, `math.exp`).
+        tensor, a closure (LBFGS), a differing value of the config that is not a float (an integer, a boolean, a string,
+        a list), or a differing float as a plain one (`if`, `float()`, `math.exp`).
 
         Args:
             model: Model in training mode.

@@ -44,8 +44,8 @@ def report(metrics: Mapping[str, Any], step: int | None = None) -> None:
         step: Number of this report: 1, 2, 3, ... By default one more than `step()`.
 
     Raises:
-        MetricNameError: The name of a metric is no string.
-        TaskError: A metric is no number, or the step is not the next one.
+        MetricNameError: The name of a metric is not a string.
+        TaskError: A metric is not a number, or the step is not the next one.
         ShoalError: The study has ended.
     """
     global _report_count

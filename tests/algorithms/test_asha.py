@@ -95,7 +95,9 @@ def test_one_gets_to_the_end_however_few_there_are():
     assert told(algorithm, 1, 9, 0.4) == [
         Decision(1, TrialState.COMPLETE),
         Decision(
-            0, TrialState.STOPPED, "rank 2 of 2 at epoch 1; of fewer than 3 only so many go on that one gets to the end"
+            0,
+            TrialState.STOPPED,
+            "rank 2 of 2 at epoch 1; of fewer than 3 trials the best goes on only if no trial has reached epoch 9",
         ),
     ]
     assert algorithm.finished
@@ -224,7 +226,7 @@ def test_successive_halving(settings, rungs):
         (
             ASHA,
             {"n": 9, "max_epochs": 9, "min_epochs": 10},
-            "`min_epochs` must be at most `max_epochs`, got 10 and 9; exchange them?",
+            "`min_epochs` must be at most `max_epochs`, got 10 and 9; exchange them",
         ),
         (ASHA, {"n": 9, "max_epochs": 9, "concurrency": 0}, "`concurrency` must be an integer of at least 1, got 0"),
         (

@@ -87,7 +87,7 @@ def vanish(pids: list[int], seconds: float = 5.0) -> bool:
 
 
 def reaped(pid: int, seconds: float = 5.0) -> bool:
-    """Whether it is no zombie either: of a process with threads, a zombie may hold its files for a moment."""
+    """Whether it is not a zombie either: of a process with threads, a zombie may hold its files for a moment."""
     deadline = time.monotonic() + seconds
     while psutil.pid_exists(pid) and time.monotonic() < deadline:
         time.sleep(0.01)

@@ -1,4 +1,4 @@
-"""Jobs that are no clients of MPS, and daemons and servers that die: real processes, a fake control program."""
+"""Jobs that are not clients of MPS, and daemons and servers that die: real processes, a fake control program."""
 
 import os
 import signal
@@ -61,7 +61,7 @@ class TestClients:
             (end,) = events_until_ended(backend, ["job"])["job"]
             assert isinstance(end, Ended)
             assert end.outcome is Outcome.LOST
-            assert f"worker process {pid} is no client of the MPS daemon of cuda:0" in end.message
+            assert f"worker process {pid} is not a client of the MPS daemon of cuda:0" in end.message
             assert (
                 f"pipe directory: {place / 'GPU-0' / 'pipe'}; log: {place / 'GPU-0' / 'log' / 'control.log'}"
                 in end.message
@@ -76,7 +76,7 @@ class TestClients:
             backend.start(job("silent"), GPU)
             (end,) = events_until_ended(backend, ["silent"])["silent"]
         assert isinstance(end, Ended)
-        assert "is no client of the MPS daemon" in end.message
+        assert "is not a client of the MPS daemon" in end.message
 
     def test_where_none_was_ever_a_client_the_next_goes_without(
         self, place: Path, caplog: pytest.LogCaptureFixture

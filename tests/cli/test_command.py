@@ -151,9 +151,9 @@ def test_a_program_that_never_reports(run: Run, trials: Trials) -> None:
     ("line", "words"),
     [
         pytest.param(
-            ["python", "{rl}"], "names {rl}, which is no parameter; it may name {lr}, {width}, {trial}", id="name"
+            ["python", "{rl}"], "names {rl}, which is not a parameter; it may name {lr}, {width}, {trial}", id="name"
         ),
-        pytest.param(["python", "{lr:.2f}"], "names {lr:.2f}, which is no parameter", id="format"),
+        pytest.param(["python", "{lr:.2f}"], "names {lr:.2f}, which is not a parameter", id="format"),
         pytest.param(["pyhton", "{lr}"], "there is no program 'pyhton'", id="program"),
         pytest.param(["python", "{optimizer.momentum}"], "which only some configurations", id="conditional"),
     ],

@@ -122,7 +122,7 @@ def test_json_is_all_there_is_on_standard_output_and_says_what_the_table_does(pr
     ("changes", "message"),
     [
         pytest.param({"tune": "print"}, "ended without a call of shoal.tune", id="no tune"),
-        pytest.param({"loss": "return model(x)"}, "'loss' must be a real scalar tensor", id="loss is no scalar"),
+        pytest.param({"loss": "return model(x)"}, "'loss' must be a real scalar tensor", id="loss is not a scalar"),
         pytest.param({"model": 'raise ValueError("bad")'}, "no configuration could be measured", id="all raise"),
     ],
 )

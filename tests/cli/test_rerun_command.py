@@ -111,7 +111,7 @@ def test_a_loss_that_becomes_no_number_ends_it(study: shoal.Study, monkeypatch: 
     monkeypatch.setattr(Noisy, "scale", float("nan"))
     done = rerun(study.directory, study.best_trial.number)
     assert done.exit_code == 0
-    assert "ended after 1 of 4 epochs, as its loss was no number" in done.stderr
+    assert "ended after 1 of 4 epochs, as its loss was not a number" in done.stderr
 
 
 def test_a_trial_that_is_not_there_is_refused(study: shoal.Study) -> None:

@@ -65,7 +65,7 @@ class Finding:
     def outcome(self) -> str:
         """ "fused", "refused", or "silent": trained one by one, and no reason said.
 
-        Where steps are faster one by one they are taken so, which is no refusal: a profile has taken some at once.
+        Where steps are faster one by one they are taken so, which is not a refusal: a profile has taken some at once.
         """
         if self.reasons:
             return "refused"

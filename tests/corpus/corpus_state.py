@@ -188,7 +188,7 @@ class FloatMean(Program):
 
 
 class TensorMean(Program):
-    """The same with a tensor that is no buffer."""
+    """The same with a tensor that is not a buffer."""
 
     def model(self, config: Any) -> nn.Module:
         model = super().model(config)

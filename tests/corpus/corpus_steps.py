@@ -357,7 +357,7 @@ class RaisesOnLargeLoss(Program):
 
 
 class NotANumber(Program):
-    """The loss of the trial with the largest rate is no number from its sixth step on."""
+    """The loss of the trial with the largest rate is not a number from its sixth step on."""
 
     def model(self, config: Any) -> nn.Module:
         model = super().model(config)

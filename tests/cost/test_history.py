@@ -71,7 +71,7 @@ def test_a_later_profile_replaces_an_earlier_one(tmp_path):
 
 
 def not_a_database(path):
-    path.write_bytes(b"this is no database" * 100)
+    path.write_bytes(b"this is not a database" * 100)
 
 
 def no_directory(path):

@@ -7,7 +7,7 @@ import pytest
 
 from shoal.core.demand import Profile
 from shoal.core.errors import ShoalError
-from shoal.cost.history import History, forget, records
+from shoal.cost.history import History, delete_records, records
 
 PROFILE = Profile({1: 0.1, 16: 0.4}, 10, 3, 100, 10, 0.5, 1.0, mixing=1.25)
 
@@ -52,21 +52,21 @@ def test_records_of_another_version_have_no_profile(path, text):
         pytest.param({"structure": "%"}, (0, 0), 4, id="no pattern"),
     ],
 )
-def test_forget(path, which, removed, left):
-    assert forget(path, **which) == removed
+def test_delete_records(path, which, removed, left):
+    assert delete_records(path, **which) == removed
     assert len(records(path)) == left
 
 
 def test_a_missing_file_has_no_records_and_is_not_created(tmp_path):
     path = tmp_path / "nothing.sqlite"
     assert records(path) == []
-    assert forget(path) == (0, 0)
+    assert delete_records(path) == (0, 0)
     assert not path.exists()
 
 
 def test_a_file_of_something_else_is_named_with_the_remedy(tmp_path):
     path = tmp_path / "history.sqlite"
-    path.write_bytes(b"this is no database" * 100)
-    for use in (records, forget):
+    path.write_bytes(b"this is not a database" * 100)
+    for use in (records, delete_records):
         with pytest.raises(ShoalError, match=r"history\.sqlite cannot be used .*SHOAL_CACHE"):
             use(path)

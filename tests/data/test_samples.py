@@ -46,7 +46,7 @@ def test_samples_of_different_kinds(one: Any, other: Any) -> None:
         pytest.param(np.zeros(2), np.array([0.0, 1.0]), id="array"),
         pytest.param(np.float32(1), np.float32(2), id="NumPy scalar"),
         pytest.param({"a": (1, "b")}, {"a": (1, "c")}, id="text within"),
-        pytest.param(UserDict(a=torch.zeros(1)), UserDict(a=torch.ones(1)), id="mapping that is no dict"),
+        pytest.param(UserDict(a=torch.zeros(1)), UserDict(a=torch.ones(1)), id="mapping that is not a dict"),
         pytest.param(torch.eye(2).to_sparse(), 2 * torch.eye(2).to_sparse(), id="sparse"),
     ],
 )

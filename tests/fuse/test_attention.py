@@ -328,7 +328,7 @@ def test_dropout_of_transformers_is_the_members_own(name: str) -> None:
 @NESTED
 @pytest.mark.parametrize("members", [1, 3])
 def test_padding_that_torch_leaves_out(members: int) -> None:
-    """An encoder alone, without gradients, packs what is not padding; what stands in its place is no result."""
+    """An encoder alone, without gradients, packs what is not padding; what stands in its place is not a result."""
 
     def make() -> nn.Module:
         encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 2)

@@ -211,7 +211,7 @@ def test_refusals() -> None:
         fuse_optimizers(optimizers[:2], array)
     with pytest.raises(FusionError, match=r"optimizer of member 1 updates 'weight' of member 2; .* in the order"):
         fuse_optimizers([optimizers[0], optimizers[2], optimizers[1]], array)
-    with pytest.raises(FusionError, match=r"member 2 updates a tensor that is no parameter of its model .*group 0"):
+    with pytest.raises(FusionError, match=r"member 2 updates a tensor that is not a parameter of its model .*group 0"):
         fuse_optimizers([*optimizers[:2], SGD(Net().parameters(), lr=0.1)], array)
     with pytest.raises(FusionError, match="member 0, LBFGS, needs a closure"):
         fuse_optimizers([torch.optim.LBFGS(m.parameters()) for m in models], array)

@@ -190,7 +190,7 @@ DISTANCES = {
     "names in order": ({"a": "small"}, {"a": "large"}, {"a": ["small", "medium", "large"]}, 2),
     "a value that is not among those in order": ({"a": "small"}, {"a": "tiny"}, {"a": ["small", "large"]}, 1),
     "numbers without an axis: their ranks": ({"a": 1e-6}, {"a": 0.7}, {}, 1),
-    "yes and no are no numbers": ({"a": True, "b": 1}, {"a": False, "b": 7}, {}, 2),
+    "yes and no are not numbers": ({"a": True, "b": 1}, {"a": False, "b": 7}, {}, 2),
     "lists": ({"a": [0.9, 0.99]}, {"a": [0.9, 0.999]}, {}, 1),
     "one has not got it": ({"o": {"name": "sgd", "momentum": 0.5}}, {"o": {"name": "adam"}}, {}, 2),
     "a numeric axis": ({"a": 1}, {"a": 100}, {"a": [1, 10, 100]}, 2),

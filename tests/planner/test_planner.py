@@ -114,7 +114,7 @@ def test_a_key_profiled_for_few_members_is_profiled_again_for_many(sample, again
 def test_larger_sizes_are_profiled_once_many_epochs_are_pending(pending, wait, done, fuse, again):
     profiles = known(A=replace(CONSTANT, step_seconds={1: 1.0, 4: 1.0}, sample=12, pending=pending))
     ids = count()
-    planned = Planner(WFD(), profiles, lambda: f"job-{next(ids)}", fuse=fuse, done=lambda key: done).plan(
+    planned = Planner(WFD(), profiles, lambda: f"job-{next(ids)}", fuse=fuse, trained_epochs=lambda key: done).plan(
         waiting((A, wait, {"target": 2})), [], cluster(*slots(1)), 0.0
     )
     assert planned.starts[0][0].purpose is (Purpose.PROFILE if again else Purpose.TRAIN)

@@ -47,11 +47,11 @@ def spent(journal: Journal, device: str) -> dict[Activity, float]:
     """What took time on a device, without what took none."""
     found = accounting(journal, 2000.0)
     check_sum(found)
-    return {activity: pytest.approx(seconds) for activity, seconds in found.slots[device].items() if seconds}
+    return {activity: pytest.approx(seconds) for activity, seconds in found.devices[device].items() if seconds}
 
 
 def check_sum(found: Accounting) -> None:
-    for slot in found.slots.values():
+    for slot in found.devices.values():
         assert sum(slot.values()) == pytest.approx(found.wall, rel=0.02)
     assert sum(found.seconds.values()) == pytest.approx(found.total, rel=0.02)
 
@@ -115,9 +115,9 @@ def test_jobs_that_reported_nothing_are_told_apart(journal: Journal, clock: Cloc
     journal.record_job_start(training("2", [0]), SECOND)
     found = accounting(journal, 1030.0)  # this process holds the writer's lock: the study runs
     check_sum(found)
-    assert found.slots[FIRST][Activity.UNREPORTED] == 10.0
-    assert found.slots[FIRST][Activity.WAITS_FOR_TRIALS] == 20.0
-    assert found.slots[SECOND][Activity.UNREPORTED] == 20.0
+    assert found.devices[FIRST][Activity.UNREPORTED] == 10.0
+    assert found.devices[FIRST][Activity.WAITS_FOR_TRIALS] == 20.0
+    assert found.devices[SECOND][Activity.UNREPORTED] == 20.0
 
 
 def test_a_resumed_study_starts_its_processes_again(journal: Journal, clock: Clock) -> None:

@@ -141,7 +141,7 @@ def test_axes(space, expected):
         pytest.param(randint(0, 100), 33, "33..49", id="first integer of a bin"),
         pytest.param(choice([0.0, uniform(0, 6)]), 0.0, "0", id="a value before a range"),
         pytest.param(choice([0.0, uniform(0, 6)]), 0.5, "0..1", id="a range beside a value"),
-        pytest.param(choice([{}, uniform(0, 6)]), True, "-", id="a truth value is no number"),
+        pytest.param(choice([{}, uniform(0, 6)]), True, "-", id="a truth value is not a number"),
         pytest.param(choice([64, {}]), 96, "-", id="a value from elsewhere"),
     ],
 )

@@ -192,7 +192,7 @@ def at_work(purpose):
 def test_a_pipe_gets_a_line_at_once_for_each_thing_that_is_done_for_the_first_time(study, pipe):
     study.changes |= {"states": dict.fromkeys(TrialState, 0), "starting": True, "devices": at_work(Purpose.SIGNATURE)}
     line = LineProgress(study.take, pipe, study.clock)
-    line.say(["Digits: 17 trials"])
+    line.print_lines(["Digits: 17 trials"])
     with line:
         assert lines(pipe) == ["shoal: Digits: 17 trials", "shoal: 0:00:00 starting workers"]
         follow(
@@ -214,7 +214,7 @@ def test_a_pipe_gets_a_line_at_once_for_each_thing_that_is_done_for_the_first_ti
 def test_a_terminal_shows_at_once_what_is_begun(study, terminal):
     study.changes["starting"] = True
     live = LiveProgress(study.take, terminal, study.clock)
-    live.say(["Digits: 17 trials"])
+    live.print_lines(["Digits: 17 trials"])
     with live:
         shown = terminal.file.getvalue()
     assert shown.startswith("shoal: Digits: 17 trials\n")

@@ -47,7 +47,7 @@ def test_as_json_nothing_is_drawn_unless_asked_for(study, tmp_path):
 
 @pytest.mark.parametrize(
     ("output", "hint"),
-    [("a.pdf", r"a report is a .html or .png or .svg file, got"), ("nowhere/a.png", "is no writable folder")],
+    [("a.pdf", r"a report is a .html or .png or .svg file, got"), ("nowhere/a.png", "is not a writable folder")],
 )
 def test_a_file_that_cannot_be_written_is_refused(study, tmp_path, output, hint):
     done = shoal(study, "--output", tmp_path / output)

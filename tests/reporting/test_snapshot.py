@@ -50,7 +50,7 @@ def test_before_the_first_report(journal):
     assert seen.waiting == {"busy": [2, 3]}
     assert [use.device.name for use in seen.devices] == ["cpu:0", "cpu:1"]
     assert [use.jobs for use in seen.devices] == [(), (JobUse("1", Purpose.TRAIN, 2, 0.5, 600, 1.0),)]
-    assert [(use.occupancy, use.promised) for use in seen.devices] == [(0.0, 0), (0.5, 600)]
+    assert [(use.occupancy, use.reserved) for use in seen.devices] == [(0.0, 0), (0.5, 600)]
     assert (seen.trials, seen.ended, seen.finished) == (4, 0, False)
 
 
@@ -150,8 +150,8 @@ def test_jobs_that_share_a_device_and_trials_that_left(journal):
     journal.record_job_start(Job("3", known.arrays, Purpose.PROFILE), "cpu:0")
     idle, busy = snapshot(journal, 110.0).devices
     assert [(job.job, job.members) for job in busy.jobs] == [("1", 1), ("2", 1)]
-    assert (busy.occupancy, busy.promised) == (1.5, 900)  # nobody takes more than all of a device
-    assert (idle.occupancy, idle.promised) == (1.0, None)  # a job of which nothing is known takes all of it
+    assert (busy.occupancy, busy.reserved) == (1.5, 900)  # nobody takes more than all of a device
+    assert (idle.occupancy, idle.reserved) == (1.0, None)  # a job of which nothing is known takes all of it
 
 
 def test_a_trial_that_failed_is_told_of_until_it_ends(journal):

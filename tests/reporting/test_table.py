@@ -157,7 +157,7 @@ def test_status():
         "waiting  12 trials (3, 4, 5, …): its model is being measured",
         "         3 trials (0, 1, 2): needs 9.1 GB, cuda:0 has 4.2 GB free",
         "best     accuracy 0.9812 by trial 7 with lr=0.003123 width=128",
-        "cpu:0    cpu/1, 95% of it and 120 MB of 8.0 GB promised: job-00012 trains 8 trials",
+        "cpu:0    cpu/1, 95% of it and 120 MB of 8.0 GB reserved: job-00012 trains 8 trials",
         "cpu:1    cpu/1, idle",
     ]
 
@@ -169,7 +169,7 @@ def test_jobs_that_share_a_device_stand_below_its_name():
     )
     use = DeviceUse(device("cuda:0", kind="NVIDIA H200", memory=140 * 10**9), jobs)
     assert rendered(status_table(snapshot(devices=(use,))))[-3:] == [
-        "cuda:0   NVIDIA H200, 75% of it and 1.1 GB of 140.0 GB promised",
+        "cuda:0   NVIDIA H200, 75% of it and 1.1 GB of 140.0 GB reserved",
         "         job-00003 trains 8 trials",
         "         job-00004 trains 1 trial",
     ]
@@ -194,7 +194,7 @@ def test_jobs_that_share_a_device_stand_below_its_name():
         ),
         pytest.param(
             {"devices": (DeviceUse(device("cpu:0"), (JobUse("job-00003", Purpose.PROFILE, 1),)),)},
-            "cpu:0    cpu/1, 100% of it promised: job-00003 measures 1 trial",
+            "cpu:0    cpu/1, 100% of it reserved: job-00003 measures 1 trial",
             id="profile",
         ),
         pytest.param(
@@ -204,7 +204,7 @@ def test_jobs_that_share_a_device_stand_below_its_name():
         ),
         pytest.param(
             {"devices": (DeviceUse(device("cpu:0"), (JobUse("job-00001", Purpose.SIGNATURE, 9),)),)},
-            "cpu:0    cpu/1, 100% of it promised: job-00001 looks at 9 trials",
+            "cpu:0    cpu/1, 100% of it reserved: job-00001 looks at 9 trials",
             id="survey",
         ),
         pytest.param(

@@ -32,7 +32,7 @@ def test_the_timeline_names_what_it_shows(tmp_path):
         "best accuracy",
         "cuda:0",
         "NVIDIA H200",
-        "promised",
+        "reserved",
         "used",
         "failed",
         "several structures",
@@ -169,7 +169,7 @@ DIGESTS = [f"{letter * 16} x 32" for letter in "abcd"]
             [job(["a x 8", "b x 16"], {"a x 8": (0, 1), "b x 16": (2, 3)})],
             WIDE,
             ["net.width=64, batches of 8", "net.width=128, batches of 16"],
-            id="another batch size that is no parameter",
+            id="another batch size that is not a parameter",
         ),
         pytest.param(
             [job(DIGESTS[:2], trials=(0, 1, 2))],

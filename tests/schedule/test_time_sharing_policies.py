@@ -36,7 +36,7 @@ TURNS = {
         [running("a", LOW, share=0.5, scaling=Scaling(1.2, sharing=2)), suspended("b", HIGH)],
         {},
     ),
-    "a loss that is no number comes last": (
+    "a loss that is not a number comes last": (
         [running("a", turn(nan)), suspended("b", LOW)],
         {"a": Suspend, "b": Resume},
     ),

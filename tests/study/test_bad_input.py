@@ -162,7 +162,7 @@ def test_a_journal_of_bad_values_is_not_gone_on_with_and_loses_nothing(change: s
 def test_a_task_that_cannot_be_pickled_is_refused_before_there_is_a_directory(tmp_path: Path) -> None:
     task = tasks.Blobs()
     task.lock = threading.Lock()  # type: ignore[attr-defined]
-    with pytest.raises(TaskError, match=r"cannot be pickled.*lock.*make what its attributes hold"):
+    with pytest.raises(TaskError, match=r"cannot be pickled.*lock.*create the objects that its attributes hold"):
         tune(task, LR, tmp_path / "study")
     assert not (tmp_path / "study").exists()
 
@@ -186,7 +186,7 @@ def holding(lock: Any) -> shoal.OptunaSearch:
         ),
         pytest.param(
             lambda: holding(threading.Lock()),
-            r"^OptunaSearch\(n=2.* cannot be pickled for the journal \(.*lock.*\); make what its settings hold inside",
+            r"^OptunaSearch\(n=2.* cannot be pickled for the journal \(.*lock.*\); create the objects",
             id="lock",
         ),
     ],
@@ -210,7 +210,7 @@ def overriding(**methods: Callable[..., Any]) -> shoal.Task:
         pytest.param(
             {"loss": lambda self, model, batch: model(batch[0])},
             r"'loss' must be a real scalar tensor, got torch.float64 of shape \(16, 3\); take its mean",
-            id="loss that is no scalar",
+            id="loss that is not a scalar",
         ),
         pytest.param(
             {"loss": lambda self, model, batch: 0.5},
@@ -236,7 +236,7 @@ def overriding(**methods: Callable[..., Any]) -> shoal.Task:
         pytest.param(
             {"metrics": lambda self, model, batch: {"accuracy": batch[0].mean(1)}},
             r"'accuracy' must be a real scalar tensor, got torch.float64 of shape \(16,\)",
-            id="metric that is no scalar",
+            id="metric that is not a scalar",
         ),
     ],
 )

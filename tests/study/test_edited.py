@@ -77,7 +77,7 @@ def test_an_edit_is_told_and_has_to_be_accepted(tmp_path: Path, module: Path, ca
     done = CliRunner().invoke(app, ["resume", str(study.directory)])
     assert isinstance(done.exception, TaskChangedError), "not on a terminal"
     check_open(study, before)
-    assert runs(study) == 1, "what is refused is no run"
+    assert runs(study) == 1, "what is refused is not a run"
     shoal.resume(study.directory, accept_changes=True, show_progress=False)
     with JournalView.read(study.directory) as journal:
         assert list(map(Path, journal.study["sources"])) == [module, helper]
@@ -234,7 +234,7 @@ def test_a_trial_that_failed_goes_on_from_its_checkpoint_once_its_task_is_mended
     check_equal({1: found}, {1: plain_loop(tasks.Disturbed(), study.trials[1].trial, 4)})
     (row,) = [row for row in study.trials if row.number == 1]
     assert "was retried" in row.reason
-    assert study.rerun(1).largest < 1e-9, "how it failed is no part of what is compared"
+    assert study.rerun(1).largest < 1e-9, "how it failed is not a part of what is compared"
     last = [job for job in jobs(study.directory) if job.purpose is Purpose.TRAIN][-1]
     assert last.trials == (1,)
 

@@ -1092,7 +1092,7 @@ def test_the_oversubscription_follows_from_what_jobs_report(
 
 
 def unsteady(*numbers: int, epoch: int = 1) -> Script:
-    """These trials fail in that epoch, whose loss is no number."""
+    """These trials fail in that epoch, whose loss is not a number."""
 
     def script(job: Job) -> list[Event]:
         events: list[Event] = []

@@ -32,7 +32,7 @@ def hung_at(said: Sequence[tuple[float, Event]], until: float = 2000.0) -> float
         pytest.param([(10 * place, STEPS) for place in range(30)], 390.0, id="steps end"),
         pytest.param([(0, STEPS), (30, STEPS)], 330.0, id="ten times the longest step"),
         pytest.param([(0, STEPS), (30, PREPARES)], 1030.0, id="compiling"),
-        pytest.param([(0, PREPARES), (900, PREPARES), (950, STEPS)], 1050.0, id="what preparing took is no step"),
+        pytest.param([(0, PREPARES), (900, PREPARES), (950, STEPS)], 1050.0, id="what preparing took is not a step"),
         pytest.param([(0, STEPS), (90, SignaturesFound("job", {}))], 990.0, id="any event is progress"),
         pytest.param([(50 * place, STEPS) for place in range(60)], None, id="well"),
     ],

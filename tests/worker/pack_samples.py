@@ -51,7 +51,7 @@ OPTIMIZERS: dict[str, Any] = {
 
 
 class Mixed(Task):
-    """Small models of several kinds; one asks for a number of its own, and so is no array."""
+    """Small models of several kinds; one asks for a number of its own, and so is not an array."""
 
     def data(self, config: Any) -> tuple[Any, Any]:
         generator = torch.Generator().manual_seed(0)

@@ -172,7 +172,7 @@ def test_trials_of_different_precision_are_different_arrays() -> None:
 
 
 class Scores(Small):
-    """The largest error over the whole validation set, which is no mean over batches."""
+    """The largest error over the whole validation set, which is not a mean over batches."""
 
     def eval_batch_size(self, config: Any) -> int:
         return 4

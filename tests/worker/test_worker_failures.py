@@ -37,7 +37,7 @@ def after(error: Exception, earlier: Exception) -> Exception:
         pytest.param(RuntimeError("mat1 and mat2 shapes"), Outcome.RAISED, id="any RuntimeError"),
         pytest.param(OSError(errno.ENOENT, "gone"), Outcome.RAISED, id="any OSError"),
         pytest.param(SystemExit(1), Outcome.RAISED, id="SystemExit"),
-        pytest.param(TaskError("the loss is no scalar"), Outcome.REJECTED, id="TaskError"),
+        pytest.param(TaskError("the loss is not a scalar"), Outcome.REJECTED, id="TaskError"),
         pytest.param(UnusableTaskError("it cannot be loaded"), Outcome.UNUSABLE, id="UnusableTaskError"),
         pytest.param(caused_by(TaskError("data"), MemoryError()), Outcome.REJECTED, id="TaskError outermost"),
         pytest.param(MemoryError(), Outcome.OUT_OF_MEMORY, id="MemoryError"),
@@ -134,7 +134,7 @@ def test_a_traceback_of_the_package_alone_is_kept() -> None:
 @pytest.mark.parametrize(
     ("error", "message"),
     [
-        pytest.param(TaskError("the loss is no scalar"), "the loss is no scalar\nLog: job.log", id="rejected"),
+        pytest.param(TaskError("the loss is not a scalar"), "the loss is not a scalar\nLog: job.log", id="rejected"),
         pytest.param(
             caused_by(TaskError("`data` raised"), KeyError("lr")),
             "`data` raised\n\nKeyError: 'lr'\nLog: job.log",

@@ -49,40 +49,40 @@ class _Rung:
 
 @dataclass(eq=False)
 class ASHA(ConcurrentAlgorithm):
-    """Successive halving that waits for no rung to be complete (Li et al. 2020, Algorithm 2).
+    """Successive halving that does not wait until a rung is complete (Li et al. 2020, Algorithm 2).
 
     Trials are trained for `min_epochs`, then `eta` times as long, and so on up to `max_epochs`: these are the rungs.
     Promotions follow from the results known at the time:
 
-    - "promotion": when there is room for a trial, the best trial of a rung is promoted if it is among its top floor(m /
-      eta) of m so far. The highest rung with such a trial comes first; without any, a new trial begins. A trial that is
-      passed over may be promoted later, as its rung fills.
+    - "promotion": when fewer than `concurrency` trials train, the best trial of a rung is promoted if it is among the
+      top floor(m / eta) of the m trials there so far. The highest rung with such a trial comes first; without any, a
+      new trial begins. A trial that is not promoted at first may be promoted when more trials have reached its rung.
     - "stopping": a trial that reaches a rung is promoted if it is among the top floor(m / eta) of the m trials there so
       far, or if m is below eta; else it is stopped at once.
 
-    Beyond the paper, whose search has no last trial: when all trials have begun, none can be promoted, and none has
-    reached the end with a number, the best trial of the highest rung is promoted.
+    The paper's search has no last trial, so one rule is added: when all trials have begun, none can be promoted, and
+    none has a metric other than NaN at `max_epochs`, the best trial of the highest rung is promoted.
 
-    New trials are random, or come from an Optuna sampler that models the results of the rungs (`Projection`): with
-    "tpe" that is BOHB's model (Falkner et al. 2018) without its waiting and its random third, and with "gp" MOBSTER's
-    idea (Klein et al. 2020).
+    New trials are random, or come from an Optuna sampler that models the results of the rungs (`Projection`). With
+    "tpe" the model is that of BOHB (Falkner et al. 2018), without BOHB's synchronous rungs and its random third of the
+    configurations; with "gp" the search resembles MOBSTER (Klein et al. 2020).
 
     Args:
         n: Number of trials.
         max_epochs: Longest training of a trial; R in the paper.
         eta: Reduction factor: one in `eta` trials is promoted.
         min_epochs: Epochs of the first rung; r in the paper.
-        concurrency: Most trials in training at a time, whatever devices there are. More trials fill the arrays, but
-            leave fewer results for each promotion.
+        concurrency: Largest number of trials in training at a time, on any number of devices. With more trials the
+            arrays are larger, but each promotion is decided from fewer results.
         variant: "promotion", as in the paper, or "stopping".
-        sampler: None for random configurations, a name of `SAMPLERS`, or a function that makes a new Optuna sampler of
-            a seed. "nsga2" and "cmaes" breed generations of trials with a value at the modelled budget; few trials get
-            there, so they learn late.
-        group_by: Parameters by which each `concurrency` configurations are ordered, so that those which can be one
-            array come together. The set of configurations does not change.
+        sampler: None for random configurations, a name of `SAMPLERS`, or a function that makes a new Optuna sampler
+            from a seed. "nsga2" and "cmaes" need generations of trials with a value at the modelled budget; few trials
+            reach that budget, so these samplers improve late.
+        group_by: Parameters by which each `concurrency` configurations are ordered, so that those which can be fused
+            into one array follow each other. The set of configurations does not change.
 
     Raises:
-        AlgorithmError: a setting is no integer, out of range, no variant, or no sampler.
+        AlgorithmError: a setting is not an integer, out of range, or not the name of a variant or sampler.
     """
 
     n: int
@@ -108,26 +108,26 @@ class ASHA(ConcurrentAlgorithm):
 
         Raises:
             SpaceError: the sampler cannot search the space.
-            AlgorithmError: it cannot search for another reason.
+            AlgorithmError: the sampler cannot be used for another reason.
         """
         super().begin(problem)
         budgets = milestones(self.min_epochs, self.max_epochs, self.eta)
         self._rungs = [_Rung(epochs) for epochs in budgets]
         self._projection = None if self.sampler is None else projection(problem, self.sampler, budgets, self.n)
-        self._has_finisher = False  # whether a trial has measured a number at the end
+        self._has_final_value = False  # whether a trial has a metric other than NaN at `max_epochs`
 
     @property
     def totals(self) -> Totals | None:
         """`n` trials. The number of promotions depends on the order of the reports: at most all trials are promoted.
 
-        The least is that of synchronous successive halving, or for the variant "stopping" the first eta - 1 trials of
-        each rung, since none of fewer than eta trials is stopped.
+        The lower bound on the epochs is that of synchronous successive halving. For the variant "stopping" only the
+        first eta - 1 trials of each rung are sure to be promoted, since they are not compared.
         """
         rungs: list[Rung] = []
         for epochs in milestones(self.min_epochs, self.max_epochs, self.eta):
             before = rungs[-1].trials if rungs else 0
-            on = min(before, self.eta - 1) if self.variant == "stopping" else max(1, before // self.eta)
-            rungs.append(Rung(on if rungs else self.n, epochs))
+            promoted = min(before, self.eta - 1) if self.variant == "stopping" else max(1, before // self.eta)
+            rungs.append(Rung(promoted if rungs else self.n, epochs))
         least = totals_of([rungs])
         return Totals(self.n, least.least, self.n * self.max_epochs)
 
@@ -167,31 +167,30 @@ class ASHA(ConcurrentAlgorithm):
     def _rank(self, number: int, value: float, rung: _Rung) -> list[Decision]:
         """Rank a trial on the rung that it has reached."""
         if rung is self._rungs[-1]:
-            self._has_finisher = self._has_finisher or not math.isnan(value)
+            self._has_final_value = self._has_final_value or not math.isnan(value)
             return [Decision(number, TrialState.COMPLETE)]
-        lost = math.isnan(value)
         key = (self.problem.loss(value), number)
         insort(rung.ranking, key)
-        if lost:
+        if math.isnan(value):
             reason = f"{self.problem.metric} is nan at epoch {rung.epochs}"
             return [Decision(number, TrialState.STOPPED, reason)]
         if self.variant == "promotion":
             insort(rung.paused, key)
             return []
-        reached = len(rung.ranking)
-        if reached < self.eta or rung.rank(key) < reached // self.eta:
+        count = len(rung.ranking)
+        if count < self.eta or rung.rank(key) < count // self.eta:
             rung.promoted.append(number)
             return []
         return [self._stopped(key, rung)]
 
     def _end_if_exhausted(self) -> list[Decision]:
-        """When no trial is in training and none can be promoted: promote one to the end, or stop all that are left."""
+        """When no trial is in training and none can be promoted, promote one to `max_epochs`, or stop all others."""
         if self.training or len(self.trials) < self.n or any(rung.promoted for rung in self._rungs):
             return []
         if any(map(self._may_promote, self._rungs)):
             return []
         highest = next((rung for rung in reversed(self._rungs) if rung.paused), None)
-        if highest is not None and not self._has_finisher:
+        if highest is not None and not self._has_final_value:
             highest.promoted.append(highest.paused.pop(0)[1])
             return []
         decisions = [self._stopped(key, rung) for rung in self._rungs for key in rung.paused]
@@ -200,13 +199,14 @@ class ASHA(ConcurrentAlgorithm):
         return decisions
 
     def _stopped(self, key: _RankKey, rung: _Rung) -> Decision:
-        reached = len(rung.ranking)
-        places = reached // self.eta
-        if places:
-            on = "only the best goes on" if places == 1 else f"the best {places} go on"
-        else:  # the promotion was the one beyond the paper
-            on = f"of fewer than {self.eta} only so many go on that one gets to the end"
-        reason = f"rank {rung.rank(key) + 1} of {reached} at epoch {rung.epochs}; {on}"
+        count = len(rung.ranking)
+        promotions = count // self.eta
+        if promotions:
+            rule = "only the best goes on" if promotions == 1 else f"the best {promotions} go on"
+        else:  # `_end_if_exhausted` promoted the best
+            end = self.max_epochs
+            rule = f"of fewer than {self.eta} trials the best goes on only if no trial has reached epoch {end}"
+        reason = f"rank {rung.rank(key) + 1} of {count} at epoch {rung.epochs}; {rule}"
         return Decision(key[1], TrialState.STOPPED, reason)
 
     @property

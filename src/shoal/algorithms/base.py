@@ -57,7 +57,7 @@ class Problem:
             with equal values of these are adjacent, so that their trials can form one array.
 
     Raises:
-        AlgorithmError: `mode` is neither "min" nor "max", or `group_by` is no list of names or has a name that no
+        AlgorithmError: `mode` is neither "min" nor "max", or `group_by` is not a list of names or has a name that no
             configuration has.
     """
 
@@ -346,7 +346,7 @@ def check_integer(name: str, value: object, least: int = 1) -> None:
     """Check an integer setting.
 
     Raises:
-        AlgorithmError: `value` is no integer, is below `least`, or is too large for sums of it to be stored in a
+        AlgorithmError: `value` is not an integer, is below `least`, or is too large for sums of it to be stored in a
             journal.
     """
     if isinstance(value, Integral) and not isinstance(value, int):
@@ -361,7 +361,7 @@ def check_number(name: str, value: object, least: float, most: float) -> None:
     """Check a numeric setting.
 
     Raises:
-        AlgorithmError: `value` is no number from `least` to `most`.
+        AlgorithmError: `value` is not a number from `least` to `most`.
     """
     if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
         raise AlgorithmError(f"`{name}` must be a number from {least:g} to {most:g}, got {value!r}")

@@ -46,10 +46,10 @@ class SyncBOHB(BracketedAlgorithm):
         bandwidth_factor: Factor by which the bandwidths are widened for the candidates.
         min_bandwidth: Least bandwidth of either density, all values lying between 0 and 1.
         group_by: Parameters by which the random configurations of each bracket are ordered, so that those which can be
-            one array come together. The set of configurations does not change.
+            fused into one array follow each other. The set of configurations does not change.
 
     Raises:
-        AlgorithmError: a setting is no number, or out of range.
+        AlgorithmError: a setting is not a number, or out of range.
     """
 
     max_epochs: int
@@ -162,7 +162,7 @@ class BOHB(SyncBOHB):
             train at a time. All other settings are those of `SyncBOHB`.
 
     Raises:
-        AlgorithmError: a setting is no number, or out of range.
+        AlgorithmError: a setting is not a number, or out of range.
     """
 
     concurrency: int = 8

@@ -24,13 +24,13 @@ class Rung:
 class Bracket:
     """One run of successive halving (Jamieson and Talwalkar 2016), with given sizes and budgets of its rungs.
 
-    When every trial of a rung is PAUSED or FAILED, the best fill the places of the next rung. Trials whose metric is
-    NaN are not promoted. Equal metrics are ranked by the trial's number. A trial that
-    reaches the last rung is COMPLETE at once.
+    When every trial of a rung is PAUSED or FAILED, the best trials are promoted to the next rung. Trials whose metric
+    is NaN are not promoted. Equal metrics are ranked by the trial's number. A trial that reaches the last rung is
+    COMPLETE at once.
 
     Args:
         name: Name of the bracket's groups.
-        rungs: Rungs with fewer trials and more epochs from one to the next.
+        rungs: Rungs, each with fewer trials and more epochs than the one before.
         trials: Trials of the first rung.
         problem: Search problem of the study.
     """
@@ -62,7 +62,7 @@ class Bracket:
         return not self._open_trials
 
     def next_group(self) -> TrialGroup | None:
-        """The trials of a rung that has just been reached, once; else None."""
+        """The trials to train up to the current rung, once for each rung; else None."""
         if self._proposed or self.finished:
             return None
         self._proposed = True
@@ -106,16 +106,17 @@ class Bracket:
     def _promote_if_complete(self) -> list[Decision]:
         if not self._open_trials or len(self._values) < len(self._open_trials):
             return []
-        ranking, lost = self._ranking()
+        ranking, nan_trials = self._ranking()
         best = ranking[: self._promotions[self._rung]]
         epochs = self._budgets[self._rung]
-        on = "only the best goes on" if len(best) == 1 else f"the best {len(best)} go on"
+        rule = "only the best goes on" if len(best) == 1 else f"the best {len(best)} go on"
         decisions = [
-            Decision(number, TrialState.STOPPED, f"rank {rank} of {len(ranking)} at epoch {epochs}; {on}")
+            Decision(number, TrialState.STOPPED, f"rank {rank} of {len(ranking)} at epoch {epochs}; {rule}")
             for rank, number in enumerate(ranking[len(best) :], start=len(best) + 1)
         ]
         decisions += [
-            Decision(number, TrialState.STOPPED, f"{self._problem.metric} is nan at epoch {epochs}") for number in lost
+            Decision(number, TrialState.STOPPED, f"{self._problem.metric} is nan at epoch {epochs}")
+            for number in nan_trials
         ]
         self._open_trials = {number: self._open_trials[number] for number in sorted(best)}
         self._values = {}
@@ -124,10 +125,10 @@ class Bracket:
         return decisions
 
     def _ranking(self) -> tuple[list[int], list[int]]:
-        """Numbers of the trials that measured a number, best first, and of those that measured NaN."""
-        lost = sorted(number for number, value in self._values.items() if math.isnan(value))
-        measured = self._values.keys() - lost
-        return sorted(measured, key=lambda number: (self._problem.loss(self._values[number]), number)), lost
+        """Numbers of the trials with a metric, best first, and of the trials whose metric is NaN."""
+        nan_trials = sorted(number for number, value in self._values.items() if math.isnan(value))
+        measured = self._values.keys() - nan_trials
+        return sorted(measured, key=lambda number: (self._problem.loss(self._values[number]), number)), nan_trials
 
 
 class BracketedAlgorithm(Algorithm):
@@ -145,11 +146,11 @@ class BracketedAlgorithm(Algorithm):
         """
 
     def may_begin(self, training: int) -> bool:
-        """Whether the next bracket may begin while `training` trials are to be trained; by default all may."""
+        """Whether the next bracket may begin while `training` trials have not reached their rung; by default always."""
         return True
 
     def begin(self, problem: Problem) -> None:
-        """Begin the first bracket, and all that may begin beside it."""
+        """Begin the first bracket, and all that may begin at the same time."""
         self._next_brackets = iter(self.brackets_for(problem))
         self._all_begun = False
         self._brackets: list[Bracket] = []
@@ -173,7 +174,7 @@ class BracketedAlgorithm(Algorithm):
         return totals_of(bracket.rungs for bracket in self._brackets) if self._begun_together else None
 
     def next_groups(self, free: int) -> list[TrialGroup]:
-        """The complete rungs reached since the last call."""
+        """The trials of each bracket whose next rung can begin since the last call."""
         self.check_bound()
         return [group for bracket in self._brackets if (group := bracket.next_group()) is not None]
 
@@ -224,12 +225,12 @@ def check_halving(min_epochs: object, max_epochs: object, eta: object) -> None:
     """Check the settings of successive halving.
 
     Raises:
-        AlgorithmError: one is no integer or out of range, or the least budget is above the greatest.
+        AlgorithmError: a setting is not an integer or is out of range, or `min_epochs` is above `max_epochs`.
     """
     check_integer("eta", eta, least=2)
     check_integer("min_epochs", min_epochs)
     check_integer("max_epochs", max_epochs)
     if min_epochs > max_epochs:  # type: ignore[operator]  # both are integers
         raise AlgorithmError(
-            f"`min_epochs` must be at most `max_epochs`, got {min_epochs} and {max_epochs}; exchange them?"
+            f"`min_epochs` must be at most `max_epochs`, got {min_epochs} and {max_epochs}; exchange them"
         )

@@ -15,10 +15,11 @@ class Grid(BracketedAlgorithm):
 
     Args:
         epochs: Epochs of each trial.
-        group_by: Parameters by which the points are ordered, so that those which can be one array come together.
+        group_by: Parameters by which the points are ordered, so that those which can be fused into
+            one array follow each other.
 
     Raises:
-        AlgorithmError: `epochs` is no integer of at least 1.
+        AlgorithmError: `epochs` is not an integer of at least 1.
     """
 
     epochs: int

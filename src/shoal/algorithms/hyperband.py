@@ -20,13 +20,13 @@ class Hyperband(BracketedAlgorithm):
     Args:
         max_epochs: Longest training of a trial; R in the paper.
         eta: Factor by which each rung has fewer trials, and more epochs.
-        brackets: Number of the floor(log_eta(R)) + 1 brackets to run, beginning with the one of the most trials; None
-            is all. 1 is plain successive halving.
-        group_by: Parameters by which the configurations of each bracket are ordered, so that those which can be one
-            array come together. The set of configurations does not change.
+        brackets: Number of brackets to run, beginning with the one that has the most trials; None runs all
+            floor(log_eta(R)) + 1 brackets, 1 is plain successive halving.
+        group_by: Parameters by which the configurations of each bracket are ordered, so that those which can be fused
+            into one array follow each other. The set of configurations does not change.
 
     Raises:
-        AlgorithmError: a setting is no integer, or out of range.
+        AlgorithmError: a setting is not an integer, or out of range.
     """
 
     max_epochs: int
@@ -52,7 +52,7 @@ class Hyperband(BracketedAlgorithm):
         check_trials(repr(self), sum(rungs(self.max_epochs, self.eta, s)[0].trials for s in self._depths()))
 
     def brackets_for(self, problem: Problem) -> list[Bracket]:
-        """From the bracket with the most trials to the one with the longest."""
+        """All brackets, the one with the most trials first, the one with the longest trials last."""
         brackets: list[Bracket] = []
         first = 0
         for s in self._depths():

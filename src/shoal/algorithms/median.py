@@ -28,12 +28,12 @@ class Median(ConcurrentAlgorithm):
         interval: Epochs from one decision to the next.
         grace: First epoch at which a trial may be stopped.
         least: Number of other trials that must have reached an epoch before a trial is stopped there.
-        concurrency: Most trials in training at a time, whatever devices there are.
-        group_by: Parameters by which each `concurrency` configurations are ordered, so that those which can be one
-            array come together. The set of configurations does not change.
+        concurrency: Largest number of trials in training at a time, on any number of devices.
+        group_by: Parameters by which each `concurrency` configurations are ordered, so that those which can be fused
+            into one array follow each other. The set of configurations does not change.
 
     Raises:
-        AlgorithmError: a setting is no integer, or out of range.
+        AlgorithmError: a setting is not an integer, or out of range.
     """
 
     n: int

@@ -34,7 +34,7 @@ class OptunaSearch(ConcurrentAlgorithm):
             leave the sampler fewer values.
 
     Raises:
-        AlgorithmError: a setting is no integer, or out of range, or there is no such sampler.
+        AlgorithmError: a setting is not an integer, or out of range, or there is no such sampler.
     """
 
     takes_several_metrics: ClassVar[bool] = True

@@ -92,9 +92,9 @@ class PBT(Algorithm):
         """Number of members that are replaced, and that are copied."""
         return max(1, int(self.n * self.truncation)) if self.truncation else 0
 
-    def _kept(self, sound: int) -> int:
-        """Number of members that continue, of `sound` that measured a number."""
-        return min(sound, max(1, self._replaced, self.n - self._replaced))
+    def _kept(self, measured: int) -> int:
+        """Number of members that continue, of `measured` whose metric is not NaN."""
+        return min(measured, max(1, self._replaced, self.n - self._replaced))
 
     def next_groups(self, free: int) -> list[TrialGroup]:
         """A whole generation."""
@@ -135,10 +135,10 @@ class PBT(Algorithm):
         """Form the next generation of the better members, and of copies of the best in the places of the others."""
         self._epoch = self._target
         values, self._values = self._values, {}
-        sound = {number: self.problem.loss(value) for number, value in values.items() if not math.isnan(value)}
-        ranking = sorted(sound, key=lambda number: (sound[number], number))
+        losses = {number: self.problem.loss(value) for number, value in values.items() if not math.isnan(value)}
+        ranking = sorted(losses, key=lambda number: (losses[number], number))
         if not ranking:
-            reason = f"{self.problem.metric} is nan at epoch {self._epoch}, and so it is for all"
+            reason = f"{self.problem.metric} is nan at epoch {self._epoch}, as for all trials of the generation"
             return [Decision(number, TrialState.STOPPED, reason) for number in sorted(values)]
         best = ranking[: max(1, self._replaced)]
         kept = sorted(ranking[: self._kept(len(ranking))])

@@ -154,17 +154,17 @@ class Projection:
         return loss if math.isfinite(loss) else -math.inf
 
     def _update_state(self, number: int) -> None:
-        from optuna.trial import TrialState as Shown
+        from optuna.trial import TrialState as OptunaState
 
         seen, trial = self._results[number], self._trial(number)
         if self._modelled_budget in seen:
-            self._storage.show(trial, Shown.COMPLETE, seen[self._modelled_budget])
+            self._storage.show(trial, OptunaState.COMPLETE, seen[self._modelled_budget])
         elif number in self._failed:
-            self._storage.show(trial, Shown.FAIL)
+            self._storage.show(trial, OptunaState.FAIL)
         elif number in self._training:
-            self._storage.show(trial, Shown.WAITING)
+            self._storage.show(trial, OptunaState.WAITING)
         elif seen:
-            self._storage.show(trial, Shown.COMPLETE, self._censored(seen[max(seen)]))
+            self._storage.show(trial, OptunaState.COMPLETE, self._censored(seen[max(seen)]))
 
     def _censored(self, values: Sequence[float]) -> Sequence[float]:
         """The values of a trial that did not reach the modelled budget, at best equal to the worst there."""
@@ -181,9 +181,9 @@ class Projection:
         Raises:
             AlgorithmError: the sampler has failed.
         """
-        from optuna.trial import TrialState as Told
+        from optuna.trial import TrialState as OptunaState
 
-        state = Told.FAIL if values is None else Told.COMPLETE
+        state = OptunaState.FAIL if values is None else OptunaState.COMPLETE
         try:
             with log_optuna_warnings(self._logged):
                 self._study.sampler.after_trial(self._study, self._trial(number), state, values)

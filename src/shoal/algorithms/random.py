@@ -20,7 +20,7 @@ class Random(BracketedAlgorithm):
             together. The set of configurations does not change.
 
     Raises:
-        AlgorithmError: a setting is no integer of at least 1.
+        AlgorithmError: a setting is not an integer of at least 1.
     """
 
     n: int

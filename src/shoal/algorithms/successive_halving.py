@@ -27,7 +27,7 @@ class SuccessiveHalving(BracketedAlgorithm):
             together. The set of configurations does not change.
 
     Raises:
-        AlgorithmError: a setting is no integer, or out of range.
+        AlgorithmError: a setting is not an integer, or out of range.
     """
 
     n: int

@@ -77,7 +77,7 @@ class _Worker:
         self.past_jobs.add(job)
 
     def receive(self) -> Event | None:
-        """Wait for a message; return its event, or None if it is no event or the connection is closed."""
+        """Wait for a message; return its event, or None if it is not an event or the connection is closed."""
         try:
             message: Event | Hello = self.connection.recv()
         except (EOFError, OSError):

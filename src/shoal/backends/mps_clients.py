@@ -139,8 +139,8 @@ class SharedGpu:
             return None
         self.record_failure(now)
         return (
-            f"worker process {client.pid} is no client of the MPS daemon of {self.device}, so its limits do not hold; "
-            f"pipe directory: {self.daemon.directory.pipe}; log: {self.daemon.log}"
+            f"worker process {client.pid} is not a client of the MPS daemon of {self.device}, so its limits do not "
+            f"hold; pipe directory: {self.daemon.directory.pipe}; log: {self.daemon.log}"
         )
 
     def record_failure(self, now: float) -> None:

@@ -1,4 +1,4 @@
-"""Delivery of a journal's news to one callback in batches; after each the position of the callback is saved."""
+"""Delivery of new journal entries to one callback, in batches; the callback's position is saved after each batch."""
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
@@ -23,8 +23,8 @@ class Position:
 
     Args:
         seq: Position in the journal's sequence; all reports up to it are delivered.
-        begun: Numbers of the trials whose beginning is delivered.
-        ended: Numbers of the trials whose end is delivered.
+        begun: Numbers of the trials for which `on_trial_begin` has been called.
+        ended: Numbers of the trials for which `on_trial_end` has been called.
     """
 
     seq: int = 0
@@ -57,11 +57,11 @@ class Positions:
                 "after a resume all callbacks are called from the beginning of the study"
             ) from error
 
-    def __getitem__(self, place: int) -> Position:
-        return self._all[place]
+    def __getitem__(self, index: int) -> Position:
+        return self._all[index]
 
     def save(self) -> None:
-        """Write the file; after a kill it is whole, the old one or the new one."""
+        """Replace the file atomically, so that a kill leaves the old or the new content."""
         text = json.dumps([{"seq": x.seq, "begun": sorted(x.begun), "ended": sorted(x.ended)} for x in self._all])
         partial = self._path.with_suffix(".partial")
         partial.write_text(text, encoding="utf-8")
@@ -69,18 +69,18 @@ class Positions:
 
 
 class Delivery:
-    """Calls one callback with the news of a journal.
+    """Calls one callback with the new entries of a journal.
 
     Args:
         callback: The callback.
         journal: Journal of the study.
         positions: Positions of all callbacks of the study.
-        place: Place of this callback among them.
+        index: Index of this callback in `positions`.
     """
 
-    def __init__(self, callback: Callback, journal: JournalView, positions: Positions, place: int) -> None:
+    def __init__(self, callback: Callback, journal: JournalView, positions: Positions, index: int) -> None:
         self._callback, self._journal = callback, journal
-        self._positions, self._position = positions, positions[place]
+        self._positions, self._position = positions, positions[index]
         self._configs: dict[int, Config] = {}  # of trials that have begun and not ended
 
     def deliver(self) -> None:
@@ -91,7 +91,9 @@ class Delivery:
         """
         position, more = self._position, True
         while more:
-            states = self._journal.begun_states()  # read before the reports, so that an end comes after all of them
+            states = (
+                self._journal.begun_states()
+            )  # read before the reports, so that a trial's end is delivered after its reports
             reports = self._journal.reports_after(position.seq, BATCH)
             more = len(reports) == BATCH
             reported = {report.trial for _, _, report in reports}
@@ -133,9 +135,9 @@ class Delivery:
 
 
 def study_info(journal: JournalView) -> StudyInfo:
-    """The study of a journal, as callbacks get it."""
+    """Describe the study of a journal for its callbacks."""
     first, *later = journal.runs()
-    with JournalView.read(journal.directory) as now:  # the view keeps the study's values of its opening
+    with JournalView.read(journal.directory) as now:  # `journal.study` is read once, when the view is opened
         finished = bool(now.study.get("finished"))
     return StudyInfo(
         id=f"{int(first.started * 1e6):x}{first.pid:x}",

@@ -50,7 +50,7 @@ def callbacks_text(callbacks: object, more: Sequence[Callback] = ()) -> list[dic
         more: Trackers of the command line; of each class one is added, and none if `callbacks` has one.
 
     Raises:
-        ShoalError: they are no callbacks, or one cannot be pickled.
+        ShoalError: they are not callbacks, or one cannot be pickled.
     """
     if not isinstance(callbacks, list | tuple) or not all(isinstance(each, Callback) for each in callbacks):
         raise ShoalError(
@@ -72,8 +72,8 @@ def callbacks_text(callbacks: object, more: Sequence[Callback] = ()) -> list[dic
 def following(journal: JournalView) -> Iterator[None]:
     """While this context lasts, the callbacks of a study are called, by another process.
 
-    At the end it waits up to `CLOSE_SECONDS` until they are told of everything. Warnings of the follower are passed on
-    to the logger `shoal.callbacks`.
+    At the end it waits up to `CLOSE_SECONDS` until all entries of the journal are delivered. Warnings of the
+    follower are passed on to the logger `shoal.callbacks`.
 
     Args:
         journal: Journal of the study, which this process writes.
@@ -103,8 +103,8 @@ def following(journal: JournalView) -> Iterator[None]:
         listener.join(CLOSE_SECONDS)
         if listener.is_alive():
             _log.warning(
-                "the study has ended, and process %d still calls its callbacks; it ends when they have been told of "
-                "everything",
+                "the study has ended, and process %d still calls its callbacks; it ends when all entries of the "
+                "journal are delivered",
                 process.pid,
             )
 
@@ -153,7 +153,7 @@ def _follow(journal: JournalView, wait: Callable[[], bool], warn: Callable[[str]
     """
     recorded = journal.study["callbacks"]
     positions = Positions(journal.directory, len(recorded))
-    followers = [_FollowedCallback(journal, positions, place, warn) for place in range(len(recorded))]
+    followers = [_FollowedCallback(journal, positions, index, warn) for index in range(len(recorded))]
     info = replace(study_info(journal), finished=False)
     for each in followers:
         each.begin(info)
@@ -173,32 +173,32 @@ class _FollowedCallback:
     Args:
         journal: Journal of the study.
         positions: Positions of all its callbacks.
-        place: Place of this callback among them.
+        index: Index of this callback in `positions`.
         warn: Function that shows a line to the user.
     """
 
-    def __init__(self, journal: JournalView, positions: Positions, place: int, warn: Callable[[str], None]) -> None:
-        self._journal, self._positions, self._place, self._warn = journal, positions, place, warn
-        recorded = journal.study["callbacks"][place]
+    def __init__(self, journal: JournalView, positions: Positions, index: int, warn: Callable[[str], None]) -> None:
+        self._journal, self._positions, self._index, self._warn = journal, positions, index, warn
+        recorded = journal.study["callbacks"][index]
         self._name, self._content = recorded["name"], base64.b64decode(recorded["pickled"])
         self._delivery: Delivery | None = None
         self._callback = Callback()
 
     def begin(self, info: StudyInfo) -> None:
-        """Unpickle the callback, and tell it that a run begins."""
+        """Unpickle the callback, and call its `on_study_begin`."""
         with self._left_out_if_it_raises():
             self._callback = self._unpickled()
             self._callback.on_study_begin(info)
-            self._delivery = Delivery(self._callback, self._journal, self._positions, self._place)
+            self._delivery = Delivery(self._callback, self._journal, self._positions, self._index)
 
     def deliver(self) -> None:
-        """Tell the callback of the journal's news."""
+        """Call the callback with the new entries of the journal."""
         if self._delivery is not None:
             with self._left_out_if_it_raises():
                 self._delivery.deliver()
 
     def end(self, info: StudyInfo) -> None:
-        """Tell the callback that the run has ended."""
+        """Call `on_study_end` of the callback."""
         if self._delivery is not None:
             with self._left_out_if_it_raises():
                 self._callback.on_study_end(info)

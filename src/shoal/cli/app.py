@@ -40,8 +40,8 @@ from shoal.cli.options import (
     Trackers,
     device_list,
     print_json,
+    print_message,
     print_table,
-    say,
 )
 from shoal.cli.profile import profile
 from shoal.cli.report import report, rerun
@@ -132,7 +132,7 @@ def run(
         with _stoppable(begun, as_json), redirect_stdout(sys.stderr) if as_json else nullcontext():
             if space is None:
                 if not as_json:
-                    say(f"running {file}")
+                    print_message(f"running {file}")
                 run_script(Path(file), arguments or [])
             else:
                 run_command(asked, [file, *(arguments or [])])
@@ -233,16 +233,18 @@ def status(
         print_table(HeatMap(shown, runs=now.pid is not None))
     for each in asked:
         if each.verb != "retry":
-            say(f"to be done: {request_text(each)}")
+            print_message(f"to be done: {request_text(each)}")
     if now.paused:
-        say(f"the study is paused; {command('study resume', directory)} lets it go on")
+        print_message(f"the study is paused; {command('study resume', directory)} lets it go on")
     elif now.pid and now.all_paused:
         remedy = command("trial resume", directory, *map(str, now.held))
-        say(f"all trials that are open are paused, so it waits; {remedy} lets them go on")
+        print_message(f"all trials that are open are paused, so it waits; {remedy} lets them go on")
     if again:
-        say(f"to be tried again: trials {numbers_text(again)}{'' if now.pid else f'; {_how_to_go_on(directory)}'}")
+        print_message(
+            f"to be tried again: trials {numbers_text(again)}{'' if now.pid else f'; {_how_to_go_on(directory)}'}"
+        )
     elif now.pid is None and not now.finished:
-        say(f"no process runs it; {_how_to_go_on(directory)}")
+        print_message(f"no process runs it; {_how_to_go_on(directory)}")
 
 
 @app.command()
@@ -267,7 +269,7 @@ def trials(
         return
     print_table(trials_table(rows[:limit], goals, best, runs=runs))
     if limit is not None and limit < len(rows):
-        say(f"{limit} of {len(rows)} trials")
+        print_message(f"{limit} of {len(rows)} trials")
 
 
 @app.command()
@@ -291,8 +293,8 @@ def best(directory: StudyDirectory, as_json: AsJson = False) -> None:
         ]
         print_json(shown if several else shown[0])
         return
-    for place, (row, checkpoint) in enumerate(zip(rows, checkpoints, strict=True)):
-        if place:
+    for index, (row, checkpoint) in enumerate(zip(rows, checkpoints, strict=True)):
+        if index:
             typer.echo()
         print_table(best_table(row, found.objectives, runs=runs))
         if checkpoint:
@@ -316,18 +318,18 @@ def mirror(
     """
     found = Study(directory)
     try:
-        theirs = found.mirror_to_optuna(storage, name, interval)
+        optuna_study = found.mirror_to_optuna(storage, name, interval)
     except KeyboardInterrupt as stop:
-        say("stopped; the study goes on, and so does its mirror when it is called again")
+        print_message("stopped; the study goes on, and so does its mirror when it is called again")
         raise typer.Exit(1) from stop
-    trials = theirs.get_trials(deepcopy=False)
+    trials = optuna_study.get_trials(deepcopy=False)
     unfinished = sum(not trial.state.is_finished() for trial in trials)
     if as_json:
-        print_json({"storage": storage, "name": theirs.study_name, "trials": len(trials), "open": unfinished})
+        print_json({"storage": storage, "name": optuna_study.study_name, "trials": len(trials), "open": unfinished})
         return
-    say(f"{len(trials)} trials are in {theirs.study_name!r} in {storage}")
+    print_message(f"{len(trials)} trials are in {optuna_study.study_name!r} in {storage}")
     if unfinished:
-        say(f"{unfinished} are open, and no process runs the study; {_how_to_go_on(directory)}")
+        print_message(f"{unfinished} are open, and no process runs the study; {_how_to_go_on(directory)}")
 
 
 app.command()(simulate)
@@ -347,9 +349,9 @@ def _stoppable(directories: Sequence[Path], as_json: bool) -> Iterator[None]:
         raise
     except (StudyInterrupted, KeyboardInterrupt) as stop:
         saved = "; everything is saved" if isinstance(stop, StudyInterrupted) else ""
-        say(f"stopped{saved}")
+        print_message(f"stopped{saved}")
         if directories:
-            say(f"go on with: {command('resume', directories[-1])}")
+            print_message(f"go on with: {command('resume', directories[-1])}")
             if as_json:
                 _print_study(directories[-1])
         raise typer.Exit(1) from stop
@@ -360,7 +362,7 @@ def _conclude(directory: Path, as_json: bool) -> None:
     if as_json:
         _print_study(directory)
     else:
-        say(f"look at all trials with: {command('trials', directory)}")
+        print_message(f"look at all trials with: {command('trials', directory)}")
 
 
 def _print_study(directory: Path) -> None:

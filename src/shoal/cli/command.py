@@ -14,7 +14,7 @@ import typer
 from shoal import api
 from shoal.algorithms.base import Algorithm
 from shoal.algorithms.registry import ALGORITHMS
-from shoal.cli.options import one_of, say
+from shoal.cli.options import one_of, print_message
 from shoal.core.domain import LogRandInt
 from shoal.core.errors import ShoalError, SpaceError
 from shoal.core.space import Constant, Space, choice, is_number, loguniform, quniform, randint, uniform
@@ -148,7 +148,7 @@ def run_command(request: CommandRequest, line: Sequence[str]) -> None:
     command = Command(tuple(line), (request.metric,), working_directory(), limit)
     algorithm = _algorithm(request.algorithm or "random", {"trials": request.trials, "epochs": request.epochs})
     for name in command.check(space):
-        say(f"the command does not name {{{name}}}, so its values have no effect")
+        print_message(f"the command does not name {{{name}}}, so its values have no effect")
     mode: Any = request.mode
     api.tune(command, space, metric=request.metric, mode=mode, algorithm=algorithm, time_limit=limit)
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from shoal.cli.options import AsJson, StudyDirectory, print_json, say
+from shoal.cli.options import AsJson, StudyDirectory, print_json, print_message
 from shoal.core.errors import ShoalError
 from shoal.results import Study
 
@@ -41,7 +41,7 @@ def export(
         print_json({"directory": str(directory), "trial": trial, "files": [str(path) for path in files]})
         return
     for path in files:
-        say(f"written: {path}")
+        print_message(f"written: {path}")
 
 
 def _write(model: "nn.Module", folder: Path, adapter: bool) -> list[Path]:

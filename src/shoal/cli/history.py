@@ -7,9 +7,9 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from shoal.cli.options import AsJson, print_json, print_table, say
+from shoal.cli.options import AsJson, print_json, print_message, print_table
 from shoal.core.errors import ShoalError
-from shoal.cost.history import Record, environment, forget, history_path, records
+from shoal.cost.history import Record, delete_records, environment, history_path, records
 from shoal.reporting.text import config_text, rounded, structure_text
 from shoal.schedule.ledger import bytes_text
 
@@ -67,8 +67,10 @@ def _clear(kind: _Kind = None, structure: _Structure = None) -> None:
         raise ShoalError(f"there are no measurements of the kind {kind!r}; measured kinds: {measured}")
     if structure is not None and not any(record.structure.startswith(structure) for record in known):
         raise ShoalError(f"there are no measurements of a structure that begins with {structure!r}; see: shoal history")
-    profiles, pack_speeds = forget(path, kind=kind, structure=structure)
-    say(f"removed {profiles} measurements of structures and {pack_speeds} of structures in one process from {path}")
+    profiles, pack_speeds = delete_records(path, kind=kind, structure=structure)
+    print_message(
+        f"removed {profiles} measurements of structures and {pack_speeds} of structures in one process from {path}"
+    )
 
 
 def history_table(records: Sequence[Record], current: str) -> Table:

@@ -13,9 +13,9 @@ from shoal.cli.options import (
     device_list,
     one_of,
     print_json,
+    print_message,
     print_request,
     print_table,
-    say,
 )
 from shoal.cluster.discover import take_inventory
 from shoal.reporting.devices import devices_json, devices_table
@@ -164,7 +164,7 @@ def _devices(context: typer.Context, devices: Devices = None, as_json: AsJson = 
         return
     print_table(devices_table(found))
     if found.absence_reason:
-        say(f"no GPU: {found.absence_reason}")
+        print_message(f"no GPU: {found.absence_reason}")
 
 
 @devices_app.command("add")

@@ -1,4 +1,4 @@
-"""Arguments and options of several commands, and the printing of all commands."""
+"""Arguments and options that several commands share, and functions that print output."""
 
 import json
 import sys
@@ -21,15 +21,15 @@ from shoal.schedule.registry import POLICIES
 __all__ = [
     *("AsJson", "Backend", "Devices", "File", "Packing", "Policy", "Program", "Script", "Sharing", "StudyDirectory"),
     "Trackers",
-    *("all_of", "device_list", "one_of", "print_json", "print_table", "say", "print_request"),
+    *("all_of", "device_list", "one_of", "print_json", "print_message", "print_request", "print_table"),
 ]
 
 _PIPE_WIDTH = 200
-"""Width of a table without a terminal, in characters."""
+"""Width of a table that is not printed to a terminal, in characters."""
 
 
 def one_of(names: Collection[str]) -> Callable[[str | None], str | None]:
-    """Return a check of an option with one of some names."""
+    """Return a callback that refuses an option whose value is not in `names`."""
 
     def check(value: str | None) -> str | None:
         if value is not None and value not in names:
@@ -40,7 +40,7 @@ def one_of(names: Collection[str]) -> Callable[[str | None], str | None]:
 
 
 def all_of(names: Collection[str]) -> Callable[[list[str] | None], list[str] | None]:
-    """Return a check of an option that may be given several times, each with one of some names."""
+    """Return a callback that refuses a repeatable option with a value that is not in `names`."""
     check = one_of(names)
 
     def check_all(values: list[str] | None) -> list[str] | None:
@@ -52,7 +52,7 @@ def all_of(names: Collection[str]) -> Callable[[list[str] | None], list[str] | N
 
 
 def device_list(value: str | None) -> str | list[str] | None:
-    """Return "cuda:0,cuda:1" as the list that `tune` takes."""
+    """Convert "cuda:0,cuda:1" to the list that `tune` takes."""
     return value.split(",") if value is not None and "," in value else value
 
 
@@ -104,23 +104,23 @@ def print_json(value: object) -> None:
     typer.echo(json.dumps(value))
 
 
-def say(line: str) -> None:
+def print_message(line: str) -> None:
     """Print a line for the user on standard error."""
     typer.echo(f"shoal: {printable(line, lines=True)}", err=True)
 
 
 def print_request(directory: Path, text: str, values: Mapping[str, Any], as_json: bool) -> None:
-    """Say whether a request is carried out now, or when the study goes on.
+    """Print whether a request is carried out now, or when the study is resumed.
 
     Args:
         directory: Directory of the study.
         text: The request: "trial 3 will be paused".
-        values: The same for programs.
-        as_json: Whether to print `values` as JSON instead.
+        values: The request as JSON values.
+        as_json: Whether to print `values` as JSON instead of the text.
     """
     with JournalView.read(directory) as journal:
         runs = journal.writer() is not None
     if as_json:
         print_json({"directory": str(directory), **values, "runs": runs})
         return
-    say(f"{text} now" if runs else f"{text} once a process runs the study: {command('resume', directory)}")
+    print_message(f"{text} now" if runs else f"{text} once a process runs the study: {command('resume', directory)}")

@@ -14,7 +14,17 @@ from rich.text import Text
 
 from shoal import api
 from shoal.cli.command import run_script
-from shoal.cli.options import AsJson, Devices, File, Packing, Script, device_list, print_json, print_table, say
+from shoal.cli.options import (
+    AsJson,
+    Devices,
+    File,
+    Packing,
+    Script,
+    device_list,
+    print_json,
+    print_message,
+    print_table,
+)
 from shoal.core.errors import ShoalError
 from shoal.core.space import flatten
 from shoal.cost.history import History, environment
@@ -72,14 +82,14 @@ def profile(
             if request.spec["opaque"]:
                 raise ShoalError(
                     f"{request.spec['task']} is a program of yours, which cannot be tried for a few steps; a study "
-                    "learns what it costs while it runs, and shoal.Task is what can be fused and packed"
+                    "measures its cost while it runs. Only a shoal.Task can be fused and packed"
                 )
             from shoal.dry_run.run import dry_run
 
             history = History(environment=environment())
-            result = dry_run(request, request.trials(trials), history, say)
+            result = dry_run(request, request.trials(trials), history, print_message)
     except KeyboardInterrupt as stop:
-        say("stopped; what was measured so far is in the job history")
+        print_message("stopped; what was measured so far is in the job history")
         raise typer.Exit(1) from stop
     if as_json:
         print_json(dry_run_json(result))
@@ -90,7 +100,7 @@ def profile(
     if plot is not None:
         title = f"{file.name}: {request.spec['task']}, {result.trials} configurations on {result.device.name}"
         draw_dry_run(result, plot, title)
-        say(f"drawn in {plot}")
+        print_message(f"drawn in {plot}")
 
 
 @dataclass(frozen=True)
@@ -114,7 +124,7 @@ class DryRunTable:
         yield table
         if not wide:
             yield ""
-            yield from (Text(f"{place}: {text}") for place, text in texts)
+            yield from (Text(f"{number}: {text}") for number, text in texts)
         if self.result.arrays:
             yield ""
             yield Text(verdict(self.result), style="bold green" if self.result.pays else "bold")
@@ -163,7 +173,7 @@ def dry_run_json(result: DryRun) -> dict[str, Any]:
     return {
         "device": result.device.name,
         "kind": result.device.kind,
-        "arrays": [{"array": place, **_array_json(each)} for place, each in enumerate(result.arrays, start=1)],
+        "arrays": [{"array": number, **_array_json(each)} for number, each in enumerate(result.arrays, start=1)],
         "failed": [{"trials": list(each.trials), "reason": each.reason} for each in result.failed],
         "totals": {name: {"seconds": result.totals[name], "impv": result.saves(name)} for name in PLANS},
         "pays": result.pays,

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from shoal.cli.options import AsJson, Devices, StudyDirectory, device_list, print_json, print_table, say
+from shoal.cli.options import AsJson, Devices, StudyDirectory, device_list, print_json, print_message, print_table
 from shoal.cluster.temporary import TemporaryFolder
 from shoal.core.errors import ShoalError
 from shoal.journal.view import JournalView
@@ -69,7 +69,7 @@ def report(
     if as_json:
         print_json({"directory": str(directory), **overview_json(study), "files": [str(path) for path in written]})
     for path in written:
-        say(f"written: {path}")
+        print_message(f"written: {path}")
 
 
 def rerun(
@@ -93,7 +93,7 @@ def rerun(
     working_directory()  # for the reason in `run_script`
     with JournalView.read(directory) as journal:
         _, device = find_rerun(journal, trial, device_list(devices))
-    say(f"training trial {trial} again, alone, on {device.name}")
+    print_message(f"training trial {trial} again, alone, on {device.name}")
     with redirect_stdout(sys.stderr) if as_json else nullcontext():
         done = Study(directory).rerun(trial, device_list(devices))
     if as_json:
@@ -101,10 +101,10 @@ def rerun(
         return
     print_table(rerun_table(done))
     for note in rerun_notes(done):
-        say(note)
+        print_message(note)
     if len(done.found) < len(done.recorded):
-        say(f"it ended after {len(done.found)} of {len(done.recorded)} epochs, as its loss was no number")
-    say(f"{len(done.found)} epochs on {done.device}")
+        print_message(f"it ended after {len(done.found)} of {len(done.recorded)} epochs, as its loss was not a number")
+    print_message(f"{len(done.found)} epochs on {done.device}")
 
 
 def _write(study: Overview, path: Path) -> Path:
@@ -124,7 +124,7 @@ def _folder(directory: Path) -> Path:
     if os.access(own if own.exists() else directory, os.W_OK):
         return own
     other = Path(f"{directory.resolve().name}-report")
-    say(f"{own} cannot be written; the report is written below the working directory")
+    print_message(f"{own} cannot be written; the report is written below the working directory")
     return other
 
 

@@ -10,7 +10,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from shoal.cli.options import AsJson, all_of, print_json, print_table, say
+from shoal.cli.options import AsJson, all_of, print_json, print_message, print_table
 from shoal.reporting.drawing import assign_lanes, check_drawing, escape_math, save_figure
 from shoal.schedule.auto import OBJECTIVES
 from shoal.schedule.registry import POLICIES
@@ -51,10 +51,10 @@ def simulate(
         print_table(outcomes_table(loaded_scenario, outcomes))
     if gantt is not None:
         draw_gantt(outcomes, gantt, f"{loaded_scenario.name}: {loaded_scenario.description}")
-        say(f"drawn in {gantt}")
+        print_message(f"drawn in {gantt}")
     if unfinished := faults(outcomes):
         for line in unfinished:
-            say(line)
+            print_message(line)
         raise typer.Exit(1)
 
 

@@ -213,9 +213,9 @@ def _instances(nvml: Any, handle: Any) -> list[Any] | None:
     if now != nvml.NVML_DEVICE_MIG_ENABLE:
         return None
     found = []
-    for place in range(nvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
+    for index in range(nvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
         with suppress(nvml.NVMLError_NotFound):  # no instance has this index
-            found.append(nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, place))
+            found.append(nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, index))
     return found
 
 
@@ -295,7 +295,7 @@ def _unusable_reason(nvml: Any, handle: Any, gpu: Gpu) -> str:
 
 
 _MPS_SERVER = "nvidia-cuda-mps-server"
-"""Name of the MPS server, which is no foreign program: it uses little memory, and NVML lists its clients."""
+"""Name of the MPS server, which is not a foreign program: it uses little memory, and NVML lists its clients."""
 
 _UNNAMED = 2**30
 """Bytes that may be in use without a named program, by contexts and the driver."""

@@ -110,7 +110,7 @@ def wait_for_exit(processes: Sequence[psutil.Process], seconds: float) -> list[p
 
 
 def is_alive(pid: int) -> bool:
-    """Return whether a process runs and is no zombie."""
+    """Return whether a process runs and is not a zombie."""
     try:
         return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:

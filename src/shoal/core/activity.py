@@ -1,4 +1,4 @@
-"""Activities that take the time of a device's slot."""
+"""Activities that take the time of a device."""
 
 from enum import StrEnum
 
@@ -6,7 +6,7 @@ __all__ = ["Activity"]
 
 
 class Activity(StrEnum):
-    """What a slot spends a second on. Workers report those up to ENGINE, the journal shows the others."""
+    """What a device spends a second on. Workers report the members up to ENGINE, the journal shows the others."""
 
     START = "start"
     """A process starts: fork, imports, context of the device, load of the task."""
@@ -23,19 +23,19 @@ class Activity(StrEnum):
     RACES = "races"
     """The autotuner times lowerings of one function."""
     TIMED_STEPS = "timed steps"
-    """Training steps of an array whose fastest kind of step is not found yet; some take a slower way."""
+    """Training steps of an array whose fastest kind of step is not found yet; some steps use a slower kind."""
     STEPS = "steps"
     """Training steps with their batches, and the rest of the training loop."""
     VALIDATION = "validation"
     CHECKPOINTS = "checkpoints"
     """Trials are saved, and kept in memory for later jobs."""
     ENGINE = "engine"
-    """The slot waits for the engine: events and orders are on their way, or the engine plans."""
+    """The device waits for the engine: events and commands are on their way, or the engine plans."""
     WAITS_FOR_MEASURING = "waits for measuring"
-    """The slot has no job, while other slots survey or profile."""
+    """The device has no job, while other devices find fusion keys or profile."""
     WAITS_FOR_TRIALS = "waits for trials"
-    """The slot has no job, while other slots train: the algorithm or the policy waits for their results."""
+    """The device has no job, while other devices train: the algorithm or the policy waits for their results."""
     FINISHED = "finished"
-    """The slot has had its last job, and others go on."""
+    """The device has had its last job, and other devices go on."""
     UNREPORTED = "unreported"
     """A job that still runs, or that was killed before it could report its activities."""

@@ -97,9 +97,9 @@ def add_members(arrays: Iterable[Array], more: Iterable[Array]) -> tuple[Array, 
     """Arrays with further members: each in the first array of its key, or in a new array, as in `JobUpdate`."""
     held = list(arrays)
     for array in more:
-        place = next((place for place, mine in enumerate(held) if mine.key == array.key), None)
-        if place is None or array.separate:
+        index = next((index for index, other in enumerate(held) if other.key == array.key), None)
+        if index is None or array.separate:
             held.append(array)
         else:
-            held[place] = replace(held[place], members=(*held[place].members, *array.members))
+            held[index] = replace(held[index], members=(*held[index].members, *array.members))
     return tuple(held)

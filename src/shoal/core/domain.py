@@ -78,7 +78,7 @@ class Uniform(Domain):
     high: float
 
     def fault(self) -> str | None:
-        """An error text if a bound is no number, or if the bounds are in the wrong order."""
+        """An error text if a bound is not a number, or if the bounds are in the wrong order."""
         return _range_fault(self.low, self.high)
 
     def sample(self, rng: Random) -> float:
@@ -113,7 +113,7 @@ class LogUniform(Domain):
     high: float
 
     def fault(self) -> str | None:
-        """An error text if a bound is no number or not above 0, or if the bounds are in the wrong order."""
+        """An error text if a bound is not a number or not above 0, or if the bounds are in the wrong order."""
         return _range_fault(self.low, self.high) or _log_fault(self.low)
 
     def sample(self, rng: Random) -> float:
@@ -153,7 +153,7 @@ class QUniform(Domain):
     q: float
 
     def fault(self) -> str | None:
-        """An error text if a bound or the step is no number, or out of range."""
+        """An error text if a bound or the step is not a number, or out of range."""
         if fault := _range_fault(self.low, self.high):
             return fault
         return None if _finite(self.q) and self.q > 0 else "q must be a finite number above 0"
@@ -215,7 +215,7 @@ class RandInt(Domain):
     step: int = 1
 
     def fault(self) -> str | None:
-        """An error text if a bound or the step is no integer, or out of range."""
+        """An error text if a bound or the step is not an integer, or out of range."""
         if fault := _integer_fault(self.low, self.high):
             return fault
         return None if _integer(self.step) and self.step > 0 else "step must be an integer above 0"
@@ -260,7 +260,7 @@ class LogRandInt(Domain):
     high: int
 
     def fault(self) -> str | None:
-        """Bounds that are no integers, not above 0, or in the wrong order."""
+        """Bounds that are not integers, not above 0, or in the wrong order."""
         return _integer_fault(self.low, self.high) or _log_fault(self.low)
 
     def sample(self, rng: Random) -> int:

@@ -151,7 +151,7 @@ class Space:
         """
         found = _find_picks(self._root, config, "")
         if found is None:
-            raise SpaceError(f"{config!r} is no configuration of {self!r}")
+            raise SpaceError(f"{config!r} is not a configuration of {self!r}")
         return found
 
     def faults(self, config: Mapping[str, Any]) -> tuple[str, ...]:
@@ -463,7 +463,7 @@ def _decode(node: dict[str, Any]) -> Any:
             return Choice(tuple(_decode(option) for option in content))
         case _ if kind in DOMAINS:
             return DOMAINS[kind](*content)
-    raise SpaceError(f"this version knows no domain {kind!r}; it knows {', '.join(DOMAINS)}")
+    raise SpaceError(f"this version has no domain {kind!r}; it has {', '.join(DOMAINS)}")
 
 
 def _join(path: str, name: object) -> str:

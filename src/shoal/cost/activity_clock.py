@@ -12,8 +12,8 @@ __all__ = ["ActivityClock", "during"]
 class ActivityClock:
     """Divides the time of a job among activities.
 
-    At each moment the time goes to the innermost activity, or outside of all to the usual one. Time outside `running`
-    goes to none. The clock is read when an activity begins and when it ends.
+    Time counts for the innermost activity, or for the usual one outside of all others. Time outside `running` counts
+    for none. The clock is read when an activity begins and when it ends.
 
     Args:
         usual: Activity outside of all others.
@@ -40,7 +40,7 @@ class ActivityClock:
 
     @contextmanager
     def during(self, activity: Activity) -> Iterator[None]:
-        """Within, time goes to the activity."""
+        """Within, time counts for the activity."""
         self._charge()
         self._stack.append(activity)
         try:
@@ -56,7 +56,7 @@ class ActivityClock:
 
 
 def during(activity: Activity) -> AbstractContextManager[None]:
-    """Within, time of the job that runs in this process goes to the activity; without a job nothing happens."""
+    """Within, time of the job that runs in this process counts for the activity; without a job nothing happens."""
     return _clocks[-1].during(activity) if _clocks else nullcontext()
 
 

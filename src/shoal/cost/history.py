@@ -19,8 +19,8 @@ __all__ = [
     "History",
     "Record",
     "cache_directory",
+    "delete_records",
     "environment",
-    "forget",
     "history_path",
     "profile_from",
     "records",
@@ -39,6 +39,7 @@ _SCHEMA = (
 )
 _ORIGINS = "SELECT structure, data, batch_size, task, parameters FROM origins"
 _BUSY_SECONDS = 5.0
+"""Longest wait for the lock of another process."""
 
 _Key = tuple[str, str, int, str]
 _Pair = tuple[str, str]
@@ -95,8 +96,8 @@ class History:
 
     Args:
         path: Path of the file; by default in the user's cache directory; "" keeps the history in memory.
-        environment: Further dependencies of measurements, such as the versions of Python, torch and shoal. Only
-            profiles of the same environment are visible.
+        environment: Versions on which measurements depend, as returned by `environment()`. Only profiles of the same
+            environment are visible.
     """
 
     def __init__(self, path: Path | Literal[""] | None = None, *, environment: str = "") -> None:
@@ -237,7 +238,7 @@ def records(path: Path) -> list[Record]:
     ]
 
 
-def forget(path: Path, *, kind: str | None = None, structure: str | None = None) -> tuple[int, int]:
+def delete_records(path: Path, *, kind: str | None = None, structure: str | None = None) -> tuple[int, int]:
     """Delete measurements from a job history, of every environment, so that they are repeated.
 
     Args:
@@ -291,7 +292,7 @@ def _is_empty(path: Path) -> bool:
 
 @contextmanager
 def _connection(path: Path) -> Iterator[sqlite3.Connection]:
-    """Return a connection for one transaction; an open connection would be shared with forked workers."""
+    """Open a connection for one transaction; a connection kept open would be shared with forked workers."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with closing(sqlite3.connect(path, timeout=_BUSY_SECONDS)) as connection, connection:
         for statement in _SCHEMA:

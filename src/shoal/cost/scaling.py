@@ -23,7 +23,7 @@ __all__ = [
 ]
 
 THRESHOLD = 0.05
-"""O_th, which the paper leaves open. Times of a few iterations scatter by a few per cent, so less is no benefit."""
+"""O_th, which the paper leaves open. Times of a few iterations scatter by a few per cent, so less is no gain."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Scaling:
     h(w) = α^(1/w - 1) for 0 < w < 1, on a share of a device; h(w) = β^(w - 1) / w for w ≥ 1, on several.
 
     Args:
-        alpha: α, overhead of sharing: the factor by which half a device lengthens a job; 1 is no slow-down.
+        alpha: α, overhead of sharing: the factor by which half a device lengthens a job; 1 means no slow-down.
         beta: β, overhead of scaling: 1 if w devices are w times as fast.
         sharing: c, largest number of jobs of this kind on one device; the least width is 1/c.
         devices: d, largest number of devices of a job.
@@ -98,7 +98,7 @@ def max_sharing(times: Mapping[int, Sequence[float]], threshold: float = THRESHO
 
     The paper prints c = arg max_p O^p > O_th and describes the point where the benefit falls below O_th. This is the p
     before the first O^p of at most O_th. The largest p with O^p > O_th differs if packing first harms and then
-    recovers: O^p compares with p - 1 trials only, so a gain over a slow p - 1 is no gain over one trial.
+    recovers: O^p compares with p - 1 trials only, so a gain over a slow p - 1 is not a gain over one trial.
 
     Args:
         times: p -> T^p, seconds of an iteration of each of p trials; times after the first missing p are ignored.

@@ -238,7 +238,7 @@ class ProfileStore:
     def _updated_means(
         self, name: Hashable, known: Mapping[int, float], observation: Mapping[int, float]
     ) -> dict[int, float]:
-        """Return the means by size, or by number of jobs; an unchanged value is no observation."""
+        """Return the means by size, or by number of jobs; an unchanged value was not observed."""
         changed = {size: value for size, value in observation.items() if value != known.get(size)}
         return {
             **known,

@@ -88,8 +88,8 @@ class _DryRunner:
     def run(self, trials: Sequence[Trial]) -> DryRun:
         self._on_progress(f"looking at {len(trials)} configurations")
         members = self._group_by_structure(trials)
-        for place, (key, group) in enumerate(members.items(), start=1):
-            self._on_progress(f"measuring structure {place} of {len(members)} on {self._device.name}")
+        for number, (key, group) in enumerate(members.items(), start=1):
+            self._on_progress(f"measuring structure {number} of {len(members)} on {self._device.name}")
             group[:] = self._measure(key, group)
         waiting = sorted(
             ((member, key) for key, group in members.items() for member in group), key=lambda each: each[0].trial.number

@@ -83,7 +83,7 @@ def stack(batches: Sequence[Any] | Tensor) -> Any:
         A batch nested like one member's batch, with `Stacked` tensors.
 
     Raises:
-        FusionError: The batches differ in structure, in a tensor's shape or dtype, or in a value that is no tensor.
+        FusionError: The batches differ in structure, in a tensor's shape or dtype, or in a value that is not a tensor.
     """
     if isinstance(batches, Stacked):
         raise FusionError("these batches are stacked already; give them to the array as they are")

@@ -121,10 +121,10 @@ class ModelArray(nn.Module):
 
         Returns:
             The result of `fn`, with each tensor or number as a tensor with a leading axis B. Any other leaf but None (a
-            string, a numpy array, an object that `torch.utils._pytree` does not know) becomes a list of B values.
+            string, a numpy array, an object that is no pytree node of torch) becomes a list of B values.
 
         Raises:
-            FusionError: `fn` is no function; `map` is called within a function that this array or another one runs;
+            FusionError: `fn` is not a function; `map` is called within a function that this array or another one runs;
                 `fn` accesses gradients of parameters without using the model that it is given, as an optimizer
                 does; or a call of `fn` after the first one shows that it must run member by member.
         """

@@ -60,7 +60,7 @@ def parse_seeds(given: Any, members: int) -> list[int]:
     """Check that there is one integer for each member, and return them.
 
     Raises:
-        FusionError: There are more or fewer values, or a value is no integer.
+        FusionError: There are more or fewer values, or a value is not an integer.
     """
     values = _values(given, "seeds")
     if len(values) != members:

@@ -121,7 +121,7 @@ def clip_grad_norm_(
 
     Raises:
         FusionError: `max_norm` has neither one value nor one for each member, or has a negative one; or `norm_type` is
-            no number.
+            not a number.
         RuntimeError: A norm is not finite, and `error_if_nonfinite` is set; names the members.
     """
     limits = parse_limits(array, max_norm, "max_norm")
@@ -153,7 +153,7 @@ def parse_limits(array: ModelArray, given: float | Sequence[float] | Tensor, nam
     """Check limits of gradients, and return them as one number per member, [B] float64.
 
     Raises:
-        FusionError: `array` is no `ModelArray`, or `given` has neither one value nor one for each member, or a negative
+        FusionError: `array` is not a `ModelArray`, `given` has neither one value nor one for each member, or a negative
             one.
     """
     if not isinstance(array, ModelArray):

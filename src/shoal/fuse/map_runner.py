@@ -157,7 +157,7 @@ def _expand_leaf(value: Any, members: int) -> Any:
     """Give one leaf of a function's result for all members at once a leading axis B.
 
     Raises:
-        NeedsMemberError: The leaf is no tensor, number or None, so it may hold values that differ between members.
+        NeedsMemberError: The leaf is not a tensor, number or None, so it may hold values that differ between members.
     """
     if isinstance(value, Stacked):
         refuse_custom_autograd([value])

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from shoal.fuse.autotune import fastest
+from shoal.fuse.rules.linear import batched_linear, shared_input_linear
 from shoal.fuse.stacked import Ragged, Stacked
 
 __all__ = ["PaddedLinear"]
@@ -32,10 +33,10 @@ class PaddedLinear:
         outputs, inputs = max(self._outputs), max(self._inputs)
         grid = torch.arange(len(modules) * outputs * inputs).view(len(modules), outputs, inputs)
         sizes = zip(grid, self._outputs, self._inputs, strict=True)
-        places = [own[:o, :i].reshape(-1) for own, o, i in sizes]
+        indices = [own[:o, :i].reshape(-1) for own, o, i in sizes]
         self._shape = grid.shape
-        self._lowerings: dict[str, Callable[..., Tensor]] = {"padded": self._at_once, "loop": self._one_by_one}
-        self._weight_index = torch.cat(places).to(modules[0].weight.device)
+        self._lowerings: dict[str, Callable[..., Tensor]] = {"padded": self._padded_product, "loop": self._loop}
+        self._weight_index = torch.cat(indices).to(modules[0].weight.device)
 
     @classmethod
     def of(cls, modules: Sequence[nn.Module]) -> "PaddedLinear | None":
@@ -58,29 +59,29 @@ class PaddedLinear:
         if isinstance(x, Ragged):
             if x.padded is None or list(x.sizes) != self._inputs:
                 return NotImplemented
-            given = x.padded
+            data = x.padded
         elif len({x.shape[-1], *self._inputs}) > 1:
             return NotImplemented
         else:
-            given = x.whole if isinstance(x, Stacked) else x
-        with torch._C.DisableTorchFunction():  # as when the rules of stacked tensors run
-            members = int(isinstance(x, Stacked))  # 1 if there is a leading axis B, else 0
-            flat = given.flatten(members, -2)
-            out = fastest("padded linear", self._lowerings, (flat, *weights), bool(members))
-            out = out.view(len(weights), *given.shape[members:-1], self._shape[1])
+            data = x.whole if isinstance(x, Stacked) else x
+        with torch._C.DisableTorchFunction():  # fusion rules run without overrides, too
+            batch_axes = int(isinstance(x, Stacked))  # 1 if there is a leading axis B, else 0
+            flat = data.flatten(batch_axes, -2)
+            out = fastest("padded linear", self._lowerings, (flat, *weights), bool(batch_axes))
+            out = out.view(len(weights), *data.shape[batch_axes:-1], self._shape[1])
         return Stacked(out) if len(set(self._outputs)) == 1 else Ragged.of_padded(out, self._outputs)
 
-    def _at_once(self, x: Tensor, *weights: Tensor) -> Tensor:
+    def _padded_product(self, x: Tensor, *weights: Tensor) -> Tensor:
         """The padded product: x, [B, N, F] or [N, F] -> [B, N, O]."""
         if self._weight_index.device != x.device:  # the array has been moved
             self._weight_index = self._weight_index.to(x.device)
         flat = torch.cat([weight.reshape(-1) for weight in weights])
         padded = flat.new_zeros(self._shape.numel()).index_copy(0, self._weight_index, flat).view(self._shape)
         if x.dim() == 3:
-            return torch.bmm(x, padded.transpose(1, 2))
-        return F.linear(x, padded.flatten(0, 1)).view(len(x), len(weights), -1).transpose(0, 1).contiguous()
+            return batched_linear(x, padded, None)
+        return shared_input_linear(x, padded, None).contiguous()
 
-    def _one_by_one(self, x: Tensor, *weights: Tensor) -> Tensor:
-        given = x.unbind(0) if x.dim() == 3 else [x] * len(weights)
-        rows = [F.linear(own[:, : weight.shape[1]], weight) for own, weight in zip(given, weights, strict=True)]
+    def _loop(self, x: Tensor, *weights: Tensor) -> Tensor:
+        inputs = x.unbind(0) if x.dim() == 3 else [x] * len(weights)
+        rows = [F.linear(own[:, : weight.shape[1]], weight) for own, weight in zip(inputs, weights, strict=True)]
         return torch.stack([F.pad(row, (0, self._shape[1] - row.shape[1])) for row in rows])

@@ -190,7 +190,7 @@ _NO_PASS = -1
 def _owner_of_row(
     slots: Iterable[Slot], columns: Sequence[tuple[Slot, Sequence[Tensor]]], b: int, tensor: Tensor
 ) -> tuple[Tensor, int] | None:
-    """The stacked tensor of which a tensor is member b's row, and b; None if the tensor is no row.
+    """The stacked tensor of which a tensor is member b's row, and b; None if the tensor is not a row.
 
     Args:
         slots: All slots of the array.

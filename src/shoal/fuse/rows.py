@@ -24,7 +24,7 @@ __all__ = [
 
 
 class _Rows(torch.autograd.Function):
-    """Rows that share memory, but are no views for autograd, so that each row can be changed in place."""
+    """Rows that share memory, but are not views for autograd, so that each row can be changed in place."""
 
     @staticmethod
     def forward(ctx: Any, data: Tensor) -> tuple[Tensor, ...]:
@@ -91,7 +91,7 @@ _missing_rows: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 """Stacked parameter -> its rows without a gradient, and the id of the backward pass that recorded them last."""
 
 _NO_PASS = -2
-"""Value that is no id of a backward pass: autograd's ids start at 0, and -1 means that no pass runs."""
+"""Value that is not an id of a backward pass: autograd's ids start at 0, and -1 means that no pass runs."""
 
 
 def members_without_grad(stacked: Tensor) -> frozenset[int]:

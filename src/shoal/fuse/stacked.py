@@ -25,7 +25,7 @@ __all__ = [
 class NeedsMemberError(BaseException):
     """User code needs a single value where the members have different ones; the function must run member by member.
 
-    This is no `Exception`, so that no handler in user code catches it and continues for all members at once.
+    This is not an `Exception`, so that no handler in user code catches it and continues for all members at once.
     """
 
 

@@ -138,7 +138,7 @@ class TrainingStep:
         """Take one step with all members.
 
         Raises:
-            FusionError: The loss is no scalar, or depends on no parameter; the gradients are then dropped.
+            FusionError: The loss is not a scalar, or depends on no parameter; the gradients are then dropped.
         """
         if self.way is not None:
             return self._run(self.way, batch)
@@ -354,7 +354,7 @@ def _one(returned: Any) -> Tensor:
     """Check one member's loss, and return it with shape [].
 
     Raises:
-        FusionError: The loss is no scalar, or depends on no parameter.
+        FusionError: The loss is not a scalar, or depends on no parameter.
     """
     if not isinstance(returned, Tensor):
         raise FusionError(_not_scalar(type(returned).__name__))

@@ -69,7 +69,7 @@ class UnfusedModule(nn.Module):
     @property  # type: ignore[misc]
     def __class__(self) -> type:
         """The class that `isinstance` checks besides the type; refused to user code while the array runs."""
-        refuse_user_access(f"it asks for the class of {self.path!r}", sys._getframe(1))
+        refuse_user_access(f"it reads the class of {self.path!r}", sys._getframe(1))
         return UnfusedModule
 
     def _refuse(self, what: str) -> None:
@@ -100,7 +100,7 @@ class UnfusedModule(nn.Module):
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """Collect parameters and buffers; refused while the array runs."""
-        self._refuse("it asks for the state")
+        self._refuse("it reads the state")
         return super().state_dict(*args, **kwargs)
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -109,15 +109,15 @@ class UnfusedModule(nn.Module):
         super().__setattr__(name, value)
 
     def __iter__(self) -> Iterator[Any]:
-        self._refuse("it goes through the parts")
+        self._refuse("it iterates over the parts")
         raise TypeError("submodules in which members differ cannot be iterated")
 
     def __getitem__(self, index: Any) -> Any:
-        self._refuse(f"it takes part {index!r}")
+        self._refuse(f"it reads part {index!r}")
         raise TypeError("submodules in which members differ cannot be indexed")
 
     def __len__(self) -> int:
-        self._refuse("it asks for the length")
+        self._refuse("it reads the length")
         raise TypeError("submodules in which members differ have no length")
 
     def __bool__(self) -> bool:

@@ -46,7 +46,7 @@ class LightningTask(Task):
     `training_step`, `validation_step`, `configure_optimizers` with schedules per step or per epoch, `self.log`,
     `self.hparams`, `self.global_step`, `self.current_epoch` and `self.trainer.estimated_stepping_batches` are as under
     `Trainer`. What is logged in `validation_step` is reported, averaged over the validation set by batch size.
-    What is logged in `training_step` is not. `valid_loss` is what `validation_step` returns; if that is no loss, the
+    What is logged in `training_step` is not. `valid_loss` is what `validation_step` returns; if that is not a loss, the
     metric that it logs as val_loss, valid_loss, validation_loss, val/loss or valid/loss.
 
     In `training_step`, `global_step`, `current_epoch` and `batch_idx` are integer tensors without axes, whose products

@@ -10,19 +10,19 @@ from shoal.integrations.optional import check_installed
 
 __all__ = ["MLflowCallback"]
 
-_LIMIT = 1000
+_METRICS_PER_CALL = 1000
 """Largest number of metrics in a call of `log_batch`."""
 
-_VALUE = 6000
+_MAX_VALUE_LENGTH = 6000
 """Longest value of a parameter, in characters."""
 
 
 class MLflowCallback(Callback):
-    """Write a run of MLflow for the study, and in it a nested run for each trial, with its config and metrics.
+    """Write an MLflow run for the study, and nested in it a run for each trial, with the trial's config and metrics.
 
     Needs `mlflow-skinny` with `sqlalchemy` and `alembic`, or `mlflow`. Runs are found again by their tags
-    `shoal.study` and `shoal.trial`, so a resumed study continues its runs. MLflow keeps a metric with equal step, time
-    and value once, so also what is delivered twice is there once.
+    `shoal.study` and `shoal.trial`, so a resumed study continues its runs. MLflow stores metrics with equal step, time
+    and value once, so a report that is delivered twice is stored once.
 
     Args:
         tracking_uri: Store, such as "sqlite:////home/me/mlflow.db" or the address of a server; None: MLflow's own
@@ -44,32 +44,32 @@ class MLflowCallback(Callback):
         self._client = MlflowClient(self._tracking_uri)
         name = self._experiment or study.name
         found = self._client.get_experiment_by_name(name)
-        self._place = self._client.create_experiment(name) if found is None else found.experiment_id
-        own = self._client.search_runs(
-            [self._place], f"tags.`shoal.study` = '{study.id}' AND tags.`shoal.trial` = 'none'"
+        self._experiment_id = self._client.create_experiment(name) if found is None else found.experiment_id
+        runs = self._client.search_runs(
+            [self._experiment_id], f"tags.`shoal.study` = '{study.id}' AND tags.`shoal.trial` = 'none'"
         )
         tags = {"shoal.study": study.id, "shoal.trial": "none", "shoal.directory": str(study.directory)}
-        self._parent = own[0].info.run_id if own else self._created(study.name, tags)
+        self._parent = runs[0].info.run_id if runs else self._create_run(study.name, tags)
         self._client.update_run(self._parent, status="RUNNING")
         self._runs: dict[int, str] = {}
 
     def on_trial_begin(self, trial: int, config: Config) -> None:
         """Make the run of a trial, with its config."""
-        self._run(trial, config)
+        self._run_id(trial, config)
 
     def on_report(self, trial: int, config: Config, report: EpochReport) -> None:
         """Buffer the metrics of an epoch."""
-        metrics = self._buffer.setdefault(self._run(trial, config), [])
+        metrics = self._buffer.setdefault(self._run_id(trial, config), [])
         for name, value in report.metrics.items():
             metrics.append(self._metric(name, value, int(report.time * 1000), report.epoch))
 
     def on_trial_end(self, trial: int, config: Config, result: TrialResult) -> None:
         """Set the status of a trial's run."""
-        run = self._run(trial, config)
+        run = self._run_id(trial, config)
         self._send(run)
         self._client.set_tag(run, "shoal.state", str(result.state))
         if result.reason:
-            self._client.set_tag(run, "shoal.reason", result.reason[:_VALUE])
+            self._client.set_tag(run, "shoal.reason", result.reason[:_MAX_VALUE_LENGTH])
         failed = result.state is TrialState.FAILED
         self._client.set_terminated(run, "FAILED" if failed else "FINISHED")
 
@@ -84,24 +84,24 @@ class MLflowCallback(Callback):
 
     def _send(self, run: str) -> None:
         metrics = self._buffer.pop(run, [])
-        for start in range(0, len(metrics), _LIMIT):
-            self._client.log_batch(run, metrics=metrics[start : start + _LIMIT])
+        for start in range(0, len(metrics), _METRICS_PER_CALL):
+            self._client.log_batch(run, metrics=metrics[start : start + _METRICS_PER_CALL])
 
-    def _run(self, trial: int, config: Config) -> str:
-        """Id of a trial's run, which an earlier run of the study may have made."""
+    def _run_id(self, trial: int, config: Config) -> str:
+        """Id of a trial's run, which is made unless an earlier process of the study has made it."""
         if trial not in self._runs:
-            mine = f"tags.`shoal.study` = '{self._study.id}' AND tags.`shoal.trial` = '{trial}'"
-            found = self._client.search_runs([self._place], mine)
-            self._runs[trial] = found[0].info.run_id if found else self._new(trial, config)
+            query = f"tags.`shoal.study` = '{self._study.id}' AND tags.`shoal.trial` = '{trial}'"
+            runs = self._client.search_runs([self._experiment_id], query)
+            self._runs[trial] = runs[0].info.run_id if runs else self._create_trial_run(trial, config)
         return self._runs[trial]
 
-    def _new(self, trial: int, config: Config) -> str:
+    def _create_trial_run(self, trial: int, config: Config) -> str:
         tags = {"mlflow.parentRunId": self._parent, "shoal.study": self._study.id, "shoal.trial": str(trial)}
-        run = self._created(run_name(trial), tags)
-        params = [self._param(name, str(value)[:_VALUE]) for name, value in flatten(config).items()]
+        run = self._create_run(run_name(trial), tags)
+        params = [self._param(name, str(value)[:_MAX_VALUE_LENGTH]) for name, value in flatten(config).items()]
         if params:
             self._client.log_batch(run, params=params)
         return run
 
-    def _created(self, name: str, tags: dict[str, str]) -> str:
-        return str(self._client.create_run(self._place, tags=tags, run_name=name).info.run_id)
+    def _create_run(self, name: str, tags: dict[str, str]) -> str:
+        return str(self._client.create_run(self._experiment_id, tags=tags, run_name=name).info.run_id)

@@ -124,7 +124,7 @@ class RaySearch(ConcurrentAlgorithm):
         concurrency: Most trials in training at a time, whatever devices there are.
 
     Raises:
-        AlgorithmError: A setting is no integer, or out of range, or `searcher` is no function.
+        AlgorithmError: A setting is not an integer, or out of range, or `searcher` is not a function.
     """
 
     searcher: "Callable[[int], Searcher]"

@@ -30,7 +30,7 @@ class TensorBoardCallback(Callback):
             when the trial has ended. TensorBoard is slow from some hundreds of runs.
 
     Raises:
-        ShoalError: `top_k` is no whole number of at least 1.
+        ShoalError: `top_k` is not a whole number of at least 1.
     """
 
     def __init__(self, logdir: Path | str | None = None, top_k: int | None = None) -> None:

@@ -153,8 +153,8 @@ class TrainerTask(Task):
         ):
             name = getattr(args.optim, "value", args.optim)
             raise TaskError(
-                f"optim={name!r} of TrainingArguments is no optimizer that a study can step; choose another, or give "
-                "`shoal.tune` a function that runs `Trainer` with a ReportCheckpointCallback"
+                f"optim={name!r} of TrainingArguments is not an optimizer that a study can step; choose another or "
+                "give `shoal.tune` a function that runs `Trainer` with a ReportCheckpointCallback"
             )
         decayed = set(Trainer.get_decay_parameter_names(cast("Any", None), model))
         trained = [(name, each) for name, each in model.named_parameters() if each.requires_grad]
@@ -270,7 +270,7 @@ class TrainerTask(Task):
         return cast("Mapping[str, float]", denumpify_detensorize(self.compute_metrics(prediction)))
 
     def _first_model(self) -> nn.Module:
-        """A model to look at, with torch's generator as before."""
+        """A model for inspection; torch's generator is left as it was."""
         with torch.random.fork_rng(devices=[]):
             try:
                 return self.model_init(None) if self._takes_config else self.model_init()

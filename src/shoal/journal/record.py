@@ -56,7 +56,7 @@ def record(
         for number, state, metrics, best in connection.execute(_SELECT_TRIALS, (numbers,))
     }
     seen = _reported_states(connection, reports)
-    news: list[Report] = []
+    new_reports: list[Report] = []
     report_rows: list[tuple[object, ...]] = []
     trial_rows: list[tuple[object, ...]] = []
     for report in reports:
@@ -66,7 +66,7 @@ def record(
         states = seen.setdefault((report.trial, report.epoch), set())
         if before.final or (states and (report.state is TrialState.RUNNING or report.state in states)):
             continue
-        news.append(report)
+        new_reports.append(report)
         if report.state is not TrialState.FAILED:
             states.add(report.state)
         metrics, reason = dict(report.metrics), storable(report.reason)
@@ -81,7 +81,7 @@ def record(
         trial_rows.append((report.state, reason, report.epoch, report.seconds, *texts, objective, report.trial))
     connection.executemany(_INSERT_REPORT, report_rows)
     connection.executemany(_UPDATE_TRIAL, trial_rows)
-    return news
+    return new_reports
 
 
 def _reported_states(connection: sqlite3.Connection, reports: Sequence[Report]) -> dict[tuple[int, int], set[str]]:

@@ -21,7 +21,7 @@ from shoal.journal.schema import require_read_permission, translate_errors
 
 __all__ = ["delete_request", "pending_requests", "write_request"]
 
-_NOTHING: Mapping[str, Any] = MappingProxyType({})
+_NO_ARGUMENTS: Mapping[str, Any] = MappingProxyType({})
 
 
 def write_request(
@@ -30,7 +30,7 @@ def write_request(
     *,
     devices: Sequence[str] = (),
     trials: Sequence[int] = (),
-    arguments: Mapping[str, Any] = _NOTHING,
+    arguments: Mapping[str, Any] = _NO_ARGUMENTS,
 ) -> str:
     """Write a request for the process that runs the study now or later; does not wait for the result.
 
@@ -48,11 +48,11 @@ def write_request(
         JournalError: the directory of the study cannot be written.
     """
     folder = directory / "requests"
-    place = folder if folder.exists() else directory
-    if not os.access(place, os.W_OK):
+    written = folder if folder.exists() else directory
+    if not os.access(written, os.W_OK):
         raise JournalError(
-            f"the study in {directory} takes no request, because {place} cannot be written; ask its owner for the "
-            "request, or for permission to write there"
+            f"the study in {directory} cannot take a request, because {written} cannot be written; ask its owner for "
+            "the request, or for permission to write there"
         )
     name = f"{time.time_ns():020d}-{secrets.token_hex(4)}"
     partial = folder / f"{name}.partial"
@@ -74,7 +74,7 @@ def pending_requests(directory: Path) -> list[Request]:
     """The pending requests, in order.
 
     Raises:
-        JournalError: this process may not read them.
+        JournalError: this process has no permission to read them.
     """
     requests = []
     with require_read_permission(directory):

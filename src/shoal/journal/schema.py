@@ -118,7 +118,7 @@ def _move_interventions(connection: sqlite3.Connection) -> None:
         connection.execute(f"UPDATE {table} SET seq = -seq")
     connection.executemany(
         "INSERT INTO interventions VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-        [(after * stride + place, *row) for place, (after, row) in enumerate(rows, 1)],
+        [(after * stride + position, *row) for position, (after, row) in enumerate(rows, 1)],
     )
     connection.execute(f"DELETE FROM study WHERE key IN {keys}")
 

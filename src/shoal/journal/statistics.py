@@ -25,7 +25,7 @@ class StudyStatistics:
 
     def states(self) -> dict[TrialState, int]:
         """Number of trials in each state; every state is a key."""
-        with self._tables.sound("the state of a trial"):
+        with self._tables.decoding("the state of a trial"):
             counts = {
                 TrialState(state): count
                 for state, count in self._tables.rows("SELECT state, count(*) FROM trials GROUP BY state")
@@ -80,7 +80,7 @@ class StudyStatistics:
     def values(self) -> list[tuple[float, float]]:
         """All reported values of the study's first metric, in order: (seconds since 1970, value)."""
         rows = self._tables.rows("SELECT time, metrics FROM reports ORDER BY seq")
-        with self._tables.sound("the metrics of a report"):
+        with self._tables.decoding("the metrics of a report"):
             return [(time, value) for time, text in rows if (value := metrics_of(text).get(self._metric)) is not None]
 
     def moments(self) -> list[float]:

@@ -95,11 +95,11 @@ class JournalTables:
             cursor = self.connection.execute(sql, values)
             rows = cursor.fetchall()
         names = [column for column, *_ in cursor.description or ()]
-        kinds = [(place, _KINDS[name]) for place, name in enumerate(names) if name in _KINDS]
+        kinds = [(column, _KINDS[name]) for column, name in enumerate(names) if name in _KINDS]
         for row in rows:
-            for place, kind in kinds:
-                if not isinstance(row[place], kind):
-                    raise self.damaged(f"`{names[place]}` is {row[place]!r} where `{names[0]}` is {row[0]!r}")
+            for column, kind in kinds:
+                if not isinstance(row[column], kind):
+                    raise self.damaged(f"`{names[column]}` is {row[column]!r} where `{names[0]}` is {row[0]!r}")
         return rows
 
     def read(self, what: str, decode: Callable[[tuple[Any, ...]], _T], sql: str, *values: object) -> list[_T]:
@@ -117,11 +117,11 @@ class JournalTables:
         Raises:
             JournalError: a column of the row cannot be decoded.
         """
-        with self.sound(f"{what} {row[0]!r}"):
+        with self.decoding(f"{what} {row[0]!r}"):
             return decode(row)
 
     @contextmanager
-    def sound(self, what: str) -> Iterator[None]:
+    def decoding(self, what: str) -> Iterator[None]:
         """Turn decoding errors inside the block into an error that names the damaged part.
 
         Args:
@@ -158,7 +158,7 @@ class JournalView:
     def __init__(self, directory: Path, connection: sqlite3.Connection) -> None:
         self.directory = directory
         self.tables = JournalTables(directory, connection)
-        with self.tables.sound("its study"):
+        with self.tables.decoding("its study"):
             self.study: dict[str, Any] = {
                 key: json.loads(value) for key, value in self.tables.rows("SELECT key, value FROM study")
             }
@@ -189,7 +189,7 @@ class JournalView:
     @property
     def space(self) -> Space:
         """Search space of the study."""
-        with self.tables.sound("the space of its study"):
+        with self.tables.decoding("the space of its study"):
             return Space.from_json(self.study["space"])
 
     def trials(self, numbers: Iterable[int] | None = None) -> list[TrialRow]:
@@ -247,7 +247,7 @@ class JournalView:
             f"WHERE job <> '' OR epoch > start OR state NOT IN ({', '.join('?' * len(_OPEN))}) ORDER BY number",
             *_OPEN,
         )
-        with self.tables.sound("the state of a trial"):
+        with self.tables.decoding("the state of a trial"):
             return {number: TrialState(state) for number, state in rows}
 
     def reported_states(self) -> dict[int, dict[int, tuple[TrialState, ...]]]:
@@ -298,7 +298,7 @@ class JournalView:
         retried = self.retried
         trials = {row.number: row.trial for row in self.trials()}
         proposals = self.tables.rows("SELECT seq, free, proposed FROM proposals ORDER BY seq")
-        with self.tables.sound("a proposal of its algorithm"):
+        with self.tables.decoding("a proposal of its algorithm"):
             decoded: list[tuple[int, GroupsProposed | Report]] = [
                 (seq, proposal_of(free, proposed, trials)) for seq, free, proposed in proposals
             ]

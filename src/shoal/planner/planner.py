@@ -54,7 +54,7 @@ class _Draft:
     Args:
         placed: Jobs that start.
         refused: Refused arrays, each with the reason.
-        deferred: Number of another trial that gets no device -> reason.
+        deferred: Number of a trial whose job starts or resumes in a later turn -> reason.
         preemptions: As in `Placement`.
         wake: Latest time of the next turn of planning, or inf.
     """
@@ -70,7 +70,7 @@ class Planner:
     """Fuses waiting trials into arrays, packs arrays into jobs, and places the jobs by the policy.
 
     Keys without a profile are profiled first. An array without a device joins a running job if that saves time. Arrays
-    that do not start are dissolved: the next turn cuts and packs all trials that wait then. Only the history of jobs
+    that do not start are discarded: the next turn fuses and packs all trials that wait then. Only the history of jobs
     is kept between turns. A suspended job keeps its arrays until the policy resumes it.
 
     Args:
@@ -80,7 +80,7 @@ class Planner:
         elastic: Whether the members of a running array can change, and can be at different epochs.
         grouping: Packing of arrays into jobs.
         fuse: Whether arrays may have several members.
-        done: Function from a key to the epochs that its trials have trained in the study.
+        trained_epochs: Function from a key to the epochs that its trials have trained in the study.
         tracker: History of the jobs of the study; by default an empty one.
     """
 
@@ -92,7 +92,7 @@ class Planner:
         elastic: bool = True,
         grouping: Grouping | None = None,
         fuse: bool = True,
-        done: Callable[[FusionKey], int] = lambda key: 0,
+        trained_epochs: Callable[[FusionKey], int] = lambda key: 0,
         tracker: JobTracker | None = None,
     ) -> None:
         self._policy = policy
@@ -101,7 +101,7 @@ class Planner:
         self._elastic = elastic
         self._grouping = grouping or Grouping()
         self._fuse = fuse
-        self._done = done
+        self._trained_epochs = trained_epochs
         self.tracker = tracker or JobTracker(profiles)
         """History of the jobs of the study."""
         self.wake = inf
@@ -142,7 +142,9 @@ class Planner:
             PolicyError: The policy returned an illegal plan.
         """
         profile_members = PROFILE_MEMBERS if self._fuse else 1
-        planning = PlanningContext(self._profiles, cluster, alone, unmeasurable, limits, profile_members, self._done)
+        planning = PlanningContext(
+            self._profiles, cluster, alone, unmeasurable, limits, profile_members, self._trained_epochs
+        )
         waiting, suspended = self.tracker.split_waiting(waiting, now)
         self.tracker.end_turns(now, min(QUANTUM, now - self._last_plan_time) if now >= self.wake else QUANTUM)
         unshared = alone | limits.keys()
@@ -189,7 +191,7 @@ class Planner:
 
         Args:
             waiting: Waiting members with the keys of their structures.
-            keyed: The same members, some with the key of their family; `waiting` itself if none has one.
+            keyed: The same members, with the key of their family where a family is fused; `waiting` itself if none is.
             running: Jobs that hold devices.
             planning: The context of this turn.
         """
@@ -217,7 +219,7 @@ class Planner:
 
     @property
     def has_wake_time(self) -> bool:
-        """Whether the next turn of planning has a time, even if no event comes before it."""
+        """Whether the next turn of planning is due at a time, and not only after an event."""
         return self.wake < inf
 
     def wait_seconds(self, now: float, max_seconds: float) -> float:
@@ -266,7 +268,7 @@ class Planner:
             self._apply(action, candidates, planning, draft, now)
         reasons = {refusal.job: refusal.reason for refusal in plan.refusals} | feasible_part.deferred
         for name, reason in reasons.items():
-            arrays = candidates.get(name, ())  # no trial of a job that is on its device waits
+            arrays = candidates.get(name, ())  # empty for a job that holds a device: its trials do not wait
             if name in feasible_part.deferred or name in self.tracker.suspended:
                 draft.deferred |= {member.trial.number: reason for array in arrays for member in array.members}
             else:
@@ -305,7 +307,7 @@ class Planner:
                 self.tracker.set_share(action.job, action.share)
             case Resize():
                 where = " and ".join(action.devices)
-                draft.preemptions[action.job] = PreemptionRequest(True, f"suspended by the policy, to go to {where}")
+                draft.preemptions[action.job] = PreemptionRequest(True, f"suspended by the policy, to move to {where}")
         if action.job in draft.preemptions:
             self.tracker.request_preemption(action.job, draft.preemptions[action.job], now)
 

@@ -33,7 +33,7 @@ class PlanningContext:
         unmeasurable: Pairs of key and kind of device that cannot be profiled.
         limits: Number of a trial that ran out of memory -> its limit.
         max_members: Largest number of members that a profile job measures in one array.
-        done: Function from a key to the epochs that its trials have trained. As many more are expected.
+        trained_epochs: Function from a key to the epochs that its trials have trained. As many more are expected.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class PlanningContext:
         unmeasurable: AbstractSet[tuple[FusionKey, str]],
         limits: Mapping[int, ResourceLimit] = MappingProxyType({}),
         max_members: int = PROFILE_MEMBERS,
-        done: Callable[[FusionKey], int] = lambda key: 0,
+        trained_epochs: Callable[[FusionKey], int] = lambda key: 0,
     ) -> None:
         self.cluster = cluster
         self.devices = [device for _, device in cluster if device.healthy]
@@ -53,7 +53,7 @@ class PlanningContext:
         self._unmeasurable = unmeasurable
         self._limits = limits
         self._max_members = max_members
-        self._done = done
+        self._trained_epochs = trained_epochs
         self._device_of_kind = {device.kind: device for device in self.devices}  # by kind
         self._ready: dict[FusionKey, bool] = {}
         self._demands: dict[object, Mapping[str, Demand]] = {}
@@ -83,7 +83,7 @@ class PlanningContext:
             Array(
                 key,
                 tuple([member for member in group if member.start == group[0].start][: self._max_members]),
-                pending=sum(member.epochs for member in group) + self._done(key),
+                pending=sum(member.epochs for member in group) + self._trained_epochs(key),
             )
             for key, group in members.items()
         ]

@@ -46,7 +46,7 @@ def device_json(use: DeviceUse) -> dict[str, Any]:
         "healthy": device.healthy,
         "reason": device.reason,
         "memory": device.memory,
-        "promised": use.promised,
+        "promised": use.reserved,
         "occupancy": use.occupancy,
         "jobs": [
             {
@@ -114,8 +114,8 @@ def _state(use: DeviceUse) -> str:
         return f"not in use ({use.device.reason or 'not healthy'})"
     if not use.jobs:
         return "idle"
-    memory = "" if use.promised is None else f" and {bytes_text(use.promised)} of {bytes_text(use.device.memory)}"
-    return f"{use.occupancy:.0%} of it{memory} promised"
+    memory = "" if use.reserved is None else f" and {bytes_text(use.reserved)} of {bytes_text(use.device.memory)}"
+    return f"{use.occupancy:.0%} of it{memory} reserved"
 
 
 def _job_text(job: JobUse, unit: str) -> str:

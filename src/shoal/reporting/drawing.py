@@ -47,7 +47,7 @@ def check_drawing(path: Path, what: str, extra: str, suffixes: Sequence[str] = P
     if path.suffix.lower() not in suffixes:
         raise ShoalError(f"{what} is a {' or '.join(suffixes)} file, got {path}")
     if not os.access(path.parent, os.W_OK):
-        raise ShoalError(f"{path} cannot be written: {path.parent} is no writable folder")
+        raise ShoalError(f"{path} cannot be written: {path.parent} is not a writable folder")
     if find_spec("matplotlib") is None:
         raise ShoalError(f"{what} needs matplotlib. Install it with: pip install 'shoal[{extra}]'")
 

@@ -70,23 +70,23 @@ class StudyGrid:
         """Return the same trials by some of the axes alone, in the order of these names.
 
         Raises:
-            ShoalError: there is no such axis, one is named twice, or a name is no string.
+            ShoalError: there is no such axis, one is named twice, or a name is not a string.
         """
-        places = {axis.name: place for place, axis in enumerate(self.axes)}
+        indices = {axis.name: index for index, axis in enumerate(self.axes)}
         for name in names:
             if not isinstance(name, str):
                 raise ShoalError(f"an axis is named by a string, got {name!r}; write project('lr', 'width')")
-            if name not in places:
-                present = f"it has {', '.join(places)}" if places else "nothing is searched, so it has none"
+            if name not in indices:
+                present = f"it has {', '.join(indices)}" if indices else "nothing is searched, so it has none"
                 raise ShoalError(f"the grid has no axis {name!r}; {present}")
             if names.count(name) > 1:
-                raise ShoalError(f"the axis {name!r} is named twice; the grid has {', '.join(places)}")
-        kept = [places[name] for name in names]
+                raise ShoalError(f"the axis {name!r} is named twice; the grid has {', '.join(indices)}")
+        kept = [indices[name] for name in names]
         by_position = defaultdict(list)
         for position, cell in self.cells.items():
-            by_position[tuple(position[place] for place in kept)].append(cell)
+            by_position[tuple(position[index] for index in kept)].append(cell)
         cells = {position: _merged_cell(by_position[position], self.mode) for position in sorted(by_position)}
-        return StudyGrid(tuple(self.axes[place] for place in kept), cells, self.metric, self.mode, self.explained)
+        return StudyGrid(tuple(self.axes[index] for index in kept), cells, self.metric, self.mode, self.explained)
 
     @property
     def has_results(self) -> bool:
@@ -131,13 +131,13 @@ def study_grid(space: Space, rows: Iterable[TrialRow], objective: Objective) -> 
     ranks = _ranks([value for _, value in scored])
     explained = {
         axis.name: share
-        for place, axis in enumerate(searched)
-        if (share := _explained([position[place] for position, _ in scored], ranks)) is not None
+        for index, axis in enumerate(searched)
+        if (share := _explained([position[index] for position, _ in scored], ranks)) is not None
     }
     # A configuration from outside the space may lack a parameter that the space always has.
     searched = tuple(
-        axis.with_missing() if any(position[place] == axis.bins.stop for position in by_position) else axis
-        for place, axis in enumerate(searched)
+        axis.with_missing() if any(position[index] == axis.bins.stop for position in by_position) else axis
+        for index, axis in enumerate(searched)
     )
     cells = {position: _merged_cell(by_position[position], objective.mode) for position in sorted(by_position)}
     return StudyGrid(searched, cells, objective.metric, objective.mode, explained)
@@ -310,8 +310,8 @@ class HeatMap:
         ordered = sorted(values, reverse=self.grid.mode == "max")
         # The best value comes first, so a single value has the strongest colour, too.
         return {
-            value: Style(color="black", bgcolor=shades[-1 - place * len(shades) // len(ordered)])
-            for place, value in enumerate(ordered)
+            value: Style(color="black", bgcolor=shades[-1 - index * len(shades) // len(ordered)])
+            for index, value in enumerate(ordered)
         }
 
     def _blocks(self, width: int, styles: Mapping[float, Style]) -> Iterator[list[_Column]]:

@@ -236,7 +236,7 @@ def _frozen_trial(
     """Return a trial as Optuna stores it.
 
     Its values at the end of each epoch are intermediate values. Parameters are named by their paths; a choice whose
-    options are no plain values becomes the position of an option. A trial with a config outside the space, added by a
+    options are not plain values becomes the position of an option. A trial with a config outside the space, added by a
     user, has no parameters there, but its config as an attribute.
 
     Args:

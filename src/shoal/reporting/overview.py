@@ -21,7 +21,7 @@ from shoal.reporting.text import key_text, leaf_text
 
 __all__ = ["SHARES", "Bar", "Elapsed", "Overview", "Usage", "job_bars", "overview", "structure_names"]
 
-SHARES = "used: share of the time with a job on the device; promised: mean share of its compute that jobs were promised"
+SHARES = "used: share of the time with a job on the device; reserved: mean share of its compute that jobs reserved"
 """Explanation of the two shares of a device."""
 
 _MAX_BEST = 10
@@ -185,7 +185,7 @@ def _improvements(
 @dataclass
 class _UsageSums:
     busy: float = 0.0
-    promised: float = 0.0
+    reserved: float = 0.0
     seconds: dict[Purpose, float] = field(default_factory=dict)
 
 
@@ -211,7 +211,7 @@ def _usage(
     return Usage(
         device=device,
         busy=sums.busy / elapsed.total,
-        occupancy=sums.promised / device.compute / elapsed.total,
+        occupancy=sums.reserved / device.compute / elapsed.total,
         seconds=sums.seconds,
         jobs=len(bars),
         failed=sum(bar.job.failed for bar in bars),
@@ -223,7 +223,7 @@ def _accumulate(sums: _UsageSums, active: Mapping[str, tuple[JobRow, float]], se
         return
     sums.busy += seconds
     for job, compute in active.values():
-        sums.promised += compute * seconds
+        sums.reserved += compute * seconds
         sums.seconds[job.purpose] = sums.seconds.get(job.purpose, 0.0) + seconds / len(active)
 
 
@@ -256,9 +256,11 @@ def structure_names(jobs: Iterable[JobRow], rows: Iterable[TrialRow]) -> dict[st
     same_size = len({_batch_size(key) for key in members}) == 1
     names = {}
     for key, found in common.items():
-        mine = [name for name in differing if name in found]
-        shown = [f"{name}={leaf_text(found[name])}" for name in mine[:_PARAMETERS]] + ["…"] * (len(mine) > _PARAMETERS)
-        size = "" if same_size or "batch_size" in mine[:_PARAMETERS] else f", batches of {_batch_size(key)}"
+        shown_names = [name for name in differing if name in found]
+        shown = [f"{name}={leaf_text(found[name])}" for name in shown_names[:_PARAMETERS]] + ["…"] * (
+            len(shown_names) > _PARAMETERS
+        )
+        size = "" if same_size or "batch_size" in shown_names[:_PARAMETERS] else f", batches of {_batch_size(key)}"
         names[key] = f"{' '.join(shown)}{size}" if shown else key_text(key)
     count = Counter(names.values())
     return {key: name if count[name] == 1 else f"{name} ({key_text(key)})" for key, name in names.items()}

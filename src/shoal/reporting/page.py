@@ -165,7 +165,7 @@ def _devices(study: Overview) -> str:
         )
         for usage in study.usage
     ]
-    head = ("device", "kind", "memory", "used", "promised", "device time", "jobs", "failed", "now")
+    head = ("device", "kind", "memory", "used", "reserved", "device time", "jobs", "failed", "now")
     return _table(head, rows)
 
 
@@ -224,7 +224,7 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[object]], count: int = 0
     if head:
         lines.append(f"<tr>{''.join(f'<th>{_text(title)}</th>' for title in head)}</tr>")
     for row in rows:
-        lines.append(f"<tr>{''.join(_cell(value, not head and place == 0) for place, value in enumerate(row))}</tr>")
+        lines.append(f"<tr>{''.join(_cell(value, not head and column == 0) for column, value in enumerate(row))}</tr>")
     lines.append("</table>")
     if count > len(rows):
         lines.append(f"<p>and {count - len(rows)} more</p>")

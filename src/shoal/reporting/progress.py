@@ -29,13 +29,13 @@ _PHASES = {Purpose.SIGNATURE: "looking at the models of", Purpose.PROFILE: "meas
 class Progress(ABC):
     """Base class of the displays of a running study.
 
-    `say` prints lines at the start, which stay. The engine enters the display when the study begins, calls `update` in
-    every turn of its loop, and leaves it at the end, also by an exception. A snapshot is taken only when it is about to
-    be displayed.
+    `print_lines` prints lines that stay above the display. The engine enters the display when the study begins, calls
+    `update` in every turn of its loop, and leaves it at the end, also by an exception. A snapshot is taken only when it
+    is about to be displayed.
     """
 
     @abstractmethod
-    def say(self, lines: Sequence[str]) -> None:
+    def print_lines(self, lines: Sequence[str]) -> None:
         """Show lines that stay; called before the display is entered."""
 
     @abstractmethod
@@ -52,7 +52,7 @@ class Progress(ABC):
 class SilentProgress(Progress):
     """Shows nothing and reads nothing."""
 
-    def say(self, lines: Sequence[str]) -> None:
+    def print_lines(self, lines: Sequence[str]) -> None:
         """Do nothing."""
 
     def update(self) -> None:
@@ -85,7 +85,7 @@ class _ConsoleProgress(Progress):
         self._clock = clock
         self._due = clock()
 
-    def say(self, lines: Sequence[str]) -> None:
+    def print_lines(self, lines: Sequence[str]) -> None:
         """Print the lines."""
         for line in lines:
             self._print(line)

@@ -71,7 +71,7 @@ class DeviceUse:
         return sum(whole if job.compute is None else min(job.compute, whole) for job in self.jobs) / whole
 
     @property
-    def promised(self) -> int | None:
+    def reserved(self) -> int | None:
         """Reserved bytes; None if those of a job are unknown."""
         memory = [job.memory for job in self.jobs]
         return None if None in memory else sum(filter(None, memory))
@@ -233,7 +233,7 @@ def snapshot(journal: JournalView, now: float, *, starting: bool = False) -> Sna
     objectives = journal.objectives
     several = len(objectives) > 1
     announced, stopped = journal.study.get("totals"), journal.study.get("stopped")
-    with journal.tables.sound("how much its algorithm asks for"):
+    with journal.tables.decoding("how much its algorithm asks for"):
         totals = None if announced is None else Totals(**announced)
     if totals is not None and (added := statistics.added())[0]:
         totals = Totals(totals.trials + added[0], totals.least + added[1], totals.most + added[1])

@@ -161,8 +161,8 @@ def status_table(snapshot: Snapshot) -> Table:
 
 def _add_lines(table: Table, title: str, lines: Iterable[str], style: str = "") -> None:
     """Add a row for each line, the first one with the title."""
-    for place, line in enumerate(lines):
-        table.add_row(Text("" if place else title), Text(printable(line), style=style))
+    for index, line in enumerate(lines):
+        table.add_row(Text("" if index else title), Text(printable(line), style=style))
 
 
 def trial_json(row: TrialRow, *, runs: bool = True) -> dict[str, Any]:

@@ -65,7 +65,7 @@ def printable(text: str, lines: bool = False) -> str:
 
 
 def _is_harmless(char: str, lines: bool) -> bool:
-    """Return whether a character is no control character, format character or surrogate; all kinds of spaces are
+    """Return whether a character is not a control character, format character or surrogate; all kinds of spaces are
     harmless.
     """
     return char.isprintable() or (lines and char in "\n\t") or unicodedata.category(char) == "Zs"

@@ -144,14 +144,14 @@ def _heights(counts: Sequence[int]) -> list[float]:
 
 
 def _name_devices(axes: "Axes", usage: Sequence[Usage], centres: Sequence[float], height: float) -> None:
-    """Name each device on the left; on the right give its used and its promised share."""
+    """Name each device on the left; on the right give its used and its reserved share."""
     size = 8.0 if height >= 0.18 else max(3.0, 44 * height)
     axes.set_yticks(centres, [_device_text(each, height) for each in usage], fontsize=size)
     axes.tick_params(axis="y", length=0)
     across = axes.get_yaxis_transform()
     for place, name, shares in (
         (1.04, "used", [each.busy for each in usage]),
-        (1.09, "promised", [each.occupancy for each in usage]),
+        (1.09, "reserved", [each.occupancy for each in usage]),
     ):
         axes.annotate(
             name,

@@ -43,7 +43,7 @@ def check_objective(objective: str) -> None:
 @final
 @dataclass(frozen=True)
 class Auto(Policy):
-    """Asks a policy for each way of dividing devices, and takes the plan with the best estimate by the objective.
+    """Runs one policy for each way of dividing devices, and returns the plan with the best estimate by the objective.
 
     1. Sharing (HyperSack): jobs side by side, see `SpaceSharing`. It moves no job, and is always a candidate.
     2. Growing (Fluid): the widths of `WaterFilling`, if jobs have a measured scaling beyond their demand.

@@ -214,7 +214,7 @@ class Policy(ABC):
 
     def session(self, cluster: Cluster) -> "Session":
         """Begin with a cluster and no jobs; the session then receives only changes."""
-        return _Whole(self, cluster)
+        return _AllJobsSession(self, cluster)
 
 
 class Session(ABC):
@@ -229,8 +229,8 @@ class Session(ABC):
         """
 
 
-class _Whole(Session):
-    """Passes all jobs to the policy at every call."""
+class _AllJobsSession(Session):
+    """Session of a policy without one of its own: passes all jobs to `Policy.plan` at every call."""
 
     def __init__(self, policy: Policy, cluster: Cluster) -> None:
         self._policy = policy

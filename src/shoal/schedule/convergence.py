@@ -30,8 +30,8 @@ class Convergence(TimeSharing):
         quantum: Seconds of a turn.
         jobs_per_device: G_thres.
         per_second: Whether C_j is per second instead of per iteration, for jobs with different iteration times.
-        milestones: Rising parts of the first loss; for each part by which the loss has fallen, the turns of the job are
-            one quantum longer. Hermes leaves them to the user.
+        milestones: Rising fractions of the first loss. For each one by which the loss has fallen, the turns of the job
+            are one quantum longer. Hermes leaves them to the user.
 
     Raises:
         PolicyError: A setting is out of range.

@@ -12,7 +12,7 @@ __all__ = ["DeviceStrips", "StripPlacement"]
 
 @dataclass(frozen=True)
 class StripPlacement:
-    """Place of a job.
+    """The devices of a job, and its width on them.
 
     Args:
         devices: Names of its devices, in order.
@@ -45,7 +45,7 @@ class DeviceStrips:
         self._position = {name: position for position, name in enumerate(self.devices)}
         self._free = dict.fromkeys(self.devices, 1.0)
         self._memory = {name: device.memory for name, device in self.devices.items()}
-        self._on: dict[str, dict[str, JobView]] = {name: {} for name in self.devices}
+        self._jobs_on: dict[str, dict[str, JobView]] = {name: {} for name in self.devices}
         self.places: dict[str, StripPlacement] = {}
         for job in jobs:
             if job.state is JobState.RUNNING:
@@ -55,7 +55,7 @@ class DeviceStrips:
         device = self.devices.get(job.devices[0])
         if len(job.devices) > 1 or job.share is None or device is None or device.capacity <= 0:
             return StripPlacement(job.devices, float(len(job.devices)))
-        return StripPlacement(job.devices, min(1.0, job.share / _whole(device)))
+        return StripPlacement(job.devices, min(1.0, job.share / _full_width_compute(device)))
 
     def place(self, job: JobView, place: StripPlacement) -> None:
         """Place a job that has no place."""
@@ -84,21 +84,21 @@ class DeviceStrips:
             self._free[name] -= sign * min(place.width, 1.0)
             self._memory[name] -= sign * demand.memory
             if sign > 0:
-                self._on[name][job.id] = job
+                self._jobs_on[name][job.id] = job
             else:
-                del self._on[name][job.id]
+                del self._jobs_on[name][job.id]
 
     def free(self, name: str) -> float:
         """Return the free part of a device."""
-        return 1.0 if not self._on[name] else max(0.0, self._free[name])
+        return 1.0 if not self._jobs_on[name] else max(0.0, self._free[name])
 
     def jobs_on(self, name: str) -> Sequence[JobView]:
         """Return the jobs on a device."""
-        return tuple(self._on[name].values())
+        return tuple(self._jobs_on[name].values())
 
     def idle_devices(self) -> list[str]:
         """Return the devices without a job."""
-        return [name for name, jobs in self._on.items() if not jobs]
+        return [name for name, jobs in self._jobs_on.items() if not jobs]
 
     def fits(self, job: JobView, place: StripPlacement) -> bool:
         """Return whether a job without a place fits on a place."""
@@ -113,7 +113,7 @@ class DeviceStrips:
     def _has_room(self, job: JobView, name: str, width: float) -> bool:
         device = self.devices[name]
         demand = job.demand[device.kind]
-        is_empty = not self._on[name]
+        is_empty = not self._jobs_on[name]
         return (
             width <= self.free(name) + ROUNDING
             and (is_empty or width < 1)
@@ -165,18 +165,18 @@ class DeviceStrips:
         return StripPlacement((best,), width)
 
     def _work(self, name: str) -> float:
-        return sum(job.demand[self._kind[name]].seconds for job in self._on[name].values())
+        return sum(job.demand[self._kind[name]].seconds for job in self._jobs_on[name].values())
 
     def share(self, job: JobView, place: StripPlacement) -> float | None:
-        """Return the share that an action names for a place; None if it names none."""
+        """Return the `share` of an action that gives a job this place; None if the job needs no share there."""
         if len(place.devices) > 1 or job.scaling.sharing == 1:
             return None
         device = self.devices[place.devices[0]]
         if place.width >= 1 and job.demand[device.kind].compute <= device.capacity:
             return None
-        return place.width * _whole(device)
+        return place.width * _full_width_compute(device)
 
 
-def _whole(device: Device) -> float:
+def _full_width_compute(device: Device) -> float:
     """Return the compute of width 1: without oversubscription, and at most the capacity of the device."""
     return min(device.compute, device.capacity)

@@ -156,7 +156,7 @@ class Refusals(Sequence[Refusal]):
 
     Args:
         count: Number of refusals.
-        jobs: Source of all jobs given to the policy, oldest first.
+        jobs: Function that returns all jobs given to the policy, oldest first.
         actions: Actions of the plan, each of which starts or resumes a job on one device.
         cluster: Cluster given to the policy.
         exclusive: Whether a device holds one job at a time.
@@ -242,7 +242,7 @@ def fits_empty_device(node: Node, device: Device, job: JobView) -> bool:
 
 
 def _excess_text(job: JobView, capacity: Capacity) -> str:
-    """Return in words what a job needs beyond an empty device or its node on which it does not fit."""
+    """Return the text of what a job needs and an empty device, or its node, does not have."""
     demand, device, node = job.demand[capacity.device.kind], capacity.device, capacity.node
     if demand.memory > device.memory:
         return f"needs {bytes_text(demand.memory)}, the largest device {device.name} has {bytes_text(device.memory)}"

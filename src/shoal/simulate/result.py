@@ -23,7 +23,7 @@ class Interval:
         device: Name of the device.
         begin: Start, in seconds.
         end: End, in seconds.
-        compute: Compute that it was promised there, in units of `Demand.compute`.
+        compute: Compute that it reserved there, in units of `Demand.compute`.
     """
 
     trial: str

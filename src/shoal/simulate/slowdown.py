@@ -41,9 +41,9 @@ class Curve:
 
     @cached_property
     def speeds(self) -> tuple[tuple[float, float], ...]:
-        """(share, speed as a fraction of that on the whole device), from (0, 0) on, never falling.
+        """(share, speed as a fraction of that on the whole device), from (0, 0) on, non-decreasing.
 
-        By noise a few workloads are slightly faster on a slice than on the whole device; their speeds are cut to 1.
+        Because of noise a few workloads are slightly faster on a slice than on the whole device; their speeds are 1.
         """
         rising = [(0.0, 0.0)]
         for share, seconds in self.points:
@@ -75,13 +75,14 @@ def read_curves(data: Path) -> dict[str, Curve]:
 
 
 def _curve(row: Mapping[str, str]) -> Curve:
-    cells = {seventh / 7: row[f"iteration_s_{seventh}g"] for seventh in (1, 2, 3, 4, 7)}  # blank: it did not fit
+    # A cell is blank if the workload did not fit on the slice.
+    cells = {seventh / 7: row[f"iteration_s_{seventh}g"] for seventh in (1, 2, 3, 4, 7)}
     points = tuple((share, float(cell)) for share, cell in cells.items() if cell)
     return Curve(points, int(float(row["memory_mb"]) * 2**20), float(row["sm_utilisation_percent"]) / 100)
 
 
 def divide_in_proportion(weights: Sequence[float], bounds: Sequence[float]) -> list[float]:
-    """Divide 1 in proportion to weights, up to the bound of each, and among the others beyond that.
+    """Divide 1 in proportion to weights. A share above its bound is reduced to it; the other shares divide the rest.
 
     Weights are not negative; if all are 0, they count as equal.
     """
@@ -89,8 +90,8 @@ def divide_in_proportion(weights: Sequence[float], bounds: Sequence[float]) -> l
     order = [index for index, weight in enumerate(weights) if weight > 0]
     order.sort(key=lambda index: bounds[index] / weights[index])  # the first to reach its bound
     shares, left = [0.0] * len(weights), 1.0
-    for place, index in enumerate(order):
-        fraction = weights[index] / sum(weights[other] for other in order[place:])
+    for position, index in enumerate(order):
+        fraction = weights[index] / sum(weights[other] for other in order[position:])
         shares[index] = min(bounds[index], fraction * left)
         left -= shares[index]
     return shares
@@ -104,10 +105,10 @@ def shares(structures: Mapping[str, SimulatedModel], data: Path) -> SlowDown:
     shape is assumed.
     """
     curves = read_curves(data)
-    rows = {name: _curve_of(curves, structure) for name, structure in structures.items()}
+    curve_of = {name: _curve_of(curves, structure) for name, structure in structures.items()}
 
     def speeds(device: Device, jobs: Sequence[VirtualJob]) -> Sequence[float]:
-        curves_of_jobs = [rows[_structure(job)] for job in jobs]
+        curves_of_jobs = [curve_of[_structure(job)] for job in jobs]
         given_shares = [1.0 if job.share is None else job.share / device.compute for job in jobs]
         bounds = [min(curve.saturation, share) for curve, share in zip(curves_of_jobs, given_shares, strict=True)]
         parts = divide_in_proportion([job.compute_demand for job in jobs], bounds)
@@ -119,21 +120,21 @@ def shares(structures: Mapping[str, SimulatedModel], data: Path) -> SlowDown:
 def demands(structures: Mapping[str, SimulatedModel], data: Path) -> SlowDown:
     """Return the model of demands: full speed while the demands fit the device, else speeds in proportion to it.
 
-    A job's compute is the knee of its curve. A share from the policy replaces the demand of the job; below a whole
-    device the job's alpha is its cost.
+    A job is assumed to reach full speed with its demand. A share from the policy replaces the demand; on less than a
+    whole device the job is slower according to its alpha (`Scaling.factor`).
     """
     fraction = none(structures, data)
 
     def speeds(device: Device, jobs: Sequence[VirtualJob]) -> Sequence[float]:
-        asked = sum(job.compute_demand if job.share is None else job.share for job in jobs)
-        pressure = min(1.0, device.compute / asked) if asked else 1.0
+        requested = sum(job.compute_demand if job.share is None else job.share for job in jobs)
+        pressure = min(1.0, device.compute / requested) if requested else 1.0
         return [pressure * speed for speed in fraction(device, jobs)]
 
     return speeds
 
 
 def none(structures: Mapping[str, SimulatedModel], data: Path) -> SlowDown:
-    """Return the model without slow-down, except that the job's alpha is the cost of a share below a device (Fluid: h).
+    """Return the model in which a job is slower only on less than a whole device, by its alpha (Fluid: h).
 
     If every job on a device has a share, the rest of the device is divided in proportion.
     """
@@ -152,7 +153,7 @@ def none(structures: Mapping[str, SimulatedModel], data: Path) -> SlowDown:
 
 SLOWDOWNS: Mapping[str, Callable[[Mapping[str, SimulatedModel], Path], SlowDown]]
 SLOWDOWNS = {"none": none, "demands": demands, "shares": shares}
-"""Makers of the models by name, from the structures of a scenario by name and the folder of the tables."""
+"""Name of a model -> function that makes it from the structures of a scenario by name and the folder of tables."""
 
 
 def _partial_speed(job: VirtualJob, alpha: float | None, width: float) -> float:

@@ -228,8 +228,8 @@ class SimulatedWorkload(Algorithm, Workload):
 
     def start_seconds(self, job: Job) -> float:
         """Return the maximum over the arrays of the job."""
-        mine = [self.keys[array.key] for array in job.arrays]
-        return max(each.switch_seconds if job.resumes else each.start_seconds for each in mine)
+        models = [self.keys[array.key] for array in job.arrays]
+        return max(each.switch_seconds if job.resumes else each.start_seconds for each in models)
 
     def _renumbered(self, trial: Trial, index: int) -> Trial:
         """Return a trial of the source at an index, with its number in the study."""

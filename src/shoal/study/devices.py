@@ -100,7 +100,7 @@ class DeviceTracker:
         self._released = set(unusable - busy)
 
     def forget_kills(self) -> None:
-        """Forget kills, because a full disk may have prevented them. The next `end_lost_jobs` decides them again."""
+        """Clear the record of kills, which a full disk may have prevented; the next `end_lost_jobs` repeats them."""
         self._killed.clear()
 
     def begin(self, job: Job) -> None:

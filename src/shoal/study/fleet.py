@@ -161,8 +161,8 @@ class Fleet:
     def _check(self, names: Sequence[str]) -> None:
         if not names:
             raise DeviceError(f"no device is named; the study has {self._used_text()}")
-        for place, name in enumerate(names):
-            if name in names[:place]:
+        for index, name in enumerate(names):
+            if name in names[:index]:
                 raise DeviceError(f"device {name!r} is named twice: {', '.join(names)}; name each once")
 
     def _used_text(self) -> str:
@@ -225,6 +225,6 @@ def _merge(one: Cluster, other: Cluster) -> Cluster:
     """The devices of both clusters, with nodes of the same name merged."""
     nodes: dict[str, Node] = {node.name: node for node in one.nodes}
     for node in other.nodes:
-        mine = nodes.get(node.name, replace(node, devices=()))
-        nodes[node.name] = replace(mine, devices=(*mine.devices, *node.devices))
+        merged = nodes.get(node.name, replace(node, devices=()))
+        nodes[node.name] = replace(merged, devices=(*merged.devices, *node.devices))
     return Cluster(tuple(nodes.values()))

@@ -61,10 +61,10 @@ def observe(state: StudyState, job: str, reports: Iterable[Report]) -> None:
     reports = [_validated(report, state.config.objectives, state.trials) for report in reports]
     if any(report.metrics for report in reports):
         state.retries.first_failures.reported()
-    news = [report for report in reports if state.trials.reported(report)]
-    if news:
-        state.step.record(TrialsReported(job, tuple(news)))
-    leaving = apply_decisions(state, [decision for report in news for decision in _decide(state, report)])
+    new_reports = [report for report in reports if state.trials.reported(report)]
+    if new_reports:
+        state.step.record(TrialsReported(job, tuple(new_reports)))
+    leaving = apply_decisions(state, [decision for report in new_reports for decision in _decide(state, report)])
     for report in reports:
         if job and report.state is TrialState.FAILED and report.metrics:  # only the engine knows of the failure
             leaving[job].add(report.trial)
@@ -224,9 +224,9 @@ def _validated(report: Report, objectives: Sequence[Objective], trials: TrialTab
         TaskError: a metric is missing, and no trial has trained an epoch: the task or the study names a wrong metric.
     """
     if fault := _invalid_metric(report):
-        sound = {name: value for name, value in report.metrics.items() if not metric_fault(name, value)}
+        valid_metrics = {name: value for name, value in report.metrics.items() if not metric_fault(name, value)}
         reason = report.reason or f"at epoch {report.epoch} {fault}"
-        return replace(report, state=TrialState.FAILED, reason=reason, metrics=sound)
+        return replace(report, state=TrialState.FAILED, reason=reason, metrics=valid_metrics)
     metric = _missing_metric(report, objectives)
     if metric is None:
         return report

@@ -29,7 +29,7 @@ class SignatureRegistry:
         """Pairs of a key and a kind of device on which it cannot be measured."""
         self._kinds = frozenset(kinds)
         self._trained: Counter[FusionKey] = Counter()
-        self._requested: dict[str, list[set[int]]] = {}  # training job -> trials of its requests
+        self._requested: dict[str, list[set[int]]] = {}  # training job -> trials of each request
         self._failed_in_training: set[int] = set()  # trials whose keys training jobs could not find
         self._suspects: set[int] = set()  # trials of signature jobs that crashed
 
@@ -37,13 +37,13 @@ class SignatureRegistry:
         """Split trials over a number of signature jobs; after a crash, each job gets one suspect."""
         suspects = [member for member in unknown if member.trial.number in self._suspects]
         chosen = suspects[:jobs] or unknown
-        return [Array(_NO_KEY, tuple(share)) for place in range(jobs) if (share := chosen[place::jobs])]
+        return [Array(_NO_KEY, tuple(share)) for index in range(jobs) if (share := chosen[index::jobs])]
 
     def assign_to_training(self, trials: Sequence[Trial], jobs: Sequence[str]) -> Mapping[str, tuple[Trial, ...]]:
-        """Assign trials without a request to training jobs: id of the job -> trials whose keys it shall find."""
-        asked = self._failed_in_training.union(self._suspects, *chain(*self._requested.values()))
-        trials = [trial for trial in trials if trial.number not in asked]
-        shares = {job: tuple(trials[place :: len(jobs)]) for place, job in enumerate(jobs)}
+        """Assign trials without a request to training jobs: id of the job -> trials whose keys the job must find."""
+        requested = self._failed_in_training.union(self._suspects, *chain(*self._requested.values()))
+        trials = [trial for trial in trials if trial.number not in requested]
+        shares = {job: tuple(trials[index :: len(jobs)]) for index, job in enumerate(jobs)}
         for job, share in shares.items():
             if share:
                 self._requested.setdefault(job, []).append({trial.number for trial in share})
@@ -65,11 +65,13 @@ class SignatureRegistry:
         self._mark_unmeasurable(found.keys[number] for number in found.alone)
 
     def end(self, job: Job, kind: str, *, failed: bool) -> None:
-        """Handle the end of a job. After a failure, its remaining trials become suspects, and its next key
-        unmeasurable.
+        """Handle the end of a job.
+
+        After a failure, the trials whose keys the job had still to find become suspects. If a profile job failed, the
+        key of its first array becomes unmeasurable on the kind of device.
 
         Args:
-            job: The job, with the arrays that it had left.
+            job: The job, with the arrays that it has not finished.
             kind: Kind of its device.
             failed: Whether it failed.
         """

@@ -60,7 +60,7 @@ class CoreConfig:
         key: Function from a trial to its fusion key, if keys are known without building models.
         elastic: Whether the members of a running job can change.
         jobs: Number of jobs that the study has started so far.
-        find_policy: Function from a name to a policy; PolicyError if there is none. The default knows no name.
+        find_policy: Function from a name to a policy; PolicyError if there is none. The default has no policies.
     """
 
     directory: Path
@@ -192,8 +192,8 @@ class StudyState:
 
     def make_planner(self, new_id: Callable[[], str], tracker: JobTracker | None = None) -> Planner:
         """A new planner with the settings and costs of this study."""
-        config, known, done = self.config, self.profiles.estimate, self.signatures.trained
-        return Planner(config.policy, known, new_id, config.elastic, config.grouping, config.fuse, done, tracker)
+        config, known, trained = self.config, self.profiles.estimate, self.signatures.trained
+        return Planner(config.policy, known, new_id, config.elastic, config.grouping, config.fuse, trained, tracker)
 
     def new_id(self) -> str:
         """A new id of a job, unique in the study."""

@@ -113,7 +113,7 @@ def check_replay(make: Callable[[], Algorithm], space: Space) -> None:
         replayed = _AlgorithmDriver(_bound(make, space), _noisy)
         replayed.ask()
         for report in complete_run.reports[: int(share * len(complete_run.reports))]:
-            replayed.tell(report)
+            replayed.deliver(report)
         assert replayed.run() == expected, f"after {share:.0%} of its reports were replayed, the study ended otherwise"
 
 
@@ -223,7 +223,7 @@ class _AlgorithmDriver:
             assert self.training, "no trial is being trained and none is proposed, yet the algorithm is not finished"
             # The position alone decides, so that a replayed study continues in the same order.
             position = derive_seed(self.order, len(self.reports)) % len(self.training)
-            self.tell(self.train(sorted(self.training)[position]))
+            self.deliver(self.train(sorted(self.training)[position]))
         else:
             raise AssertionError(f"not finished after {_MAX_EPOCHS} epochs")
         assert not self.training, f"finished while trials {sorted(self.training)} are being trained"
@@ -247,7 +247,7 @@ class _AlgorithmDriver:
         paused = epoch == self.budgets[number][-1].epochs
         return Report(number, epoch, {_METRIC: value}, state=TrialState.PAUSED if paused else TrialState.RUNNING)
 
-    def tell(self, report: Report) -> None:
+    def deliver(self, report: Report) -> None:
         """Give the algorithm a report, and request further groups."""
         self.epochs[report.trial] = report.epoch
         if report.state is TrialState.FAILED:

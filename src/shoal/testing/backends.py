@@ -96,7 +96,9 @@ def check_failures(make: MakeBackend, directory: Path) -> None:
         for name, (error, outcome) in _FAILURES.items():
             backend.start(scripted_job(name), _CPU)
             *earlier, last = events_until_ended(backend, [name])[name]
-            assert earlier == [_report(name, 1)], f"before {error!r} the job reported epoch 1, delivered was {earlier}"
+            assert earlier == [_report(name, 1)], (
+                f"before {error!r} the job reported epoch 1, but the back end delivered {earlier}"
+            )
             assert isinstance(last, Ended)
             assert last.outcome is outcome, f"{error!r} was translated to {last.outcome!r}, not to {outcome!r}"
             assert str(error) in last.message, f"the message of {error!r} does not name it: {last.message}"
@@ -105,7 +107,9 @@ def check_failures(make: MakeBackend, directory: Path) -> None:
             assert "Traceback" in log.read_text(), f"the log of {error!r} holds no traceback"
         backend.start(scripted_job("after"), _CPU)
         events = events_until_ended(backend, ["after"])["after"]
-        assert events[-1] == Ended("after", Outcome.FINISHED), f"after failures a sound job ended with {events[-1]}"
+        assert events[-1] == Ended("after", Outcome.FINISHED), (
+            f"after failures a job that does not fail ended with {events[-1]}"
+        )
 
 
 def check_stop(make: MakeBackend, directory: Path) -> None:
@@ -162,7 +166,7 @@ def check_kill(make: MakeBackend, directory: Path) -> None:
         backend.start(scripted_job("next"), _OTHER_CPU)
         backend.stop("next")
         *_, last = events_until_ended(backend, ["next"])["next"]
-        assert last == Ended("next", Outcome.STOPPED), f"on a device that was vacated a job ended with {last}"
+        assert last == Ended("next", Outcome.STOPPED), f"on a released device a job ended with {last}"
 
 
 def check_changes(make: MakeBackend, directory: Path) -> None:
@@ -177,7 +181,7 @@ def check_changes(make: MakeBackend, directory: Path) -> None:
         received: dict[str, list[Report]] = {"one": [], "two": []}
         deadline = time.monotonic() + _TIMEOUT_SECONDS
         while len(received["one"]) < 2:
-            assert time.monotonic() < deadline, f"of two changes the job has seen those of {received['one']}"
+            assert time.monotonic() < deadline, f"two changes were sent, the job has seen only {received['one']}"
             for event in backend.poll(1.0):
                 assert isinstance(event, Reported)
                 received[event.job] += event.reports
@@ -234,7 +238,7 @@ BACKEND_CHECKS: tuple[Callable[[MakeBackend, Path], None], ...] = (
 
 
 def follow(job: Job, device: Device, worker_context: WorkerContext, control: JobControl) -> Iterator[Event]:
-    """Yield a runner whose task is a `Script`."""
+    """Run the `Script` that is pickled as the task of the worker context; the runner of scripted jobs."""
     script: Script = loaded(worker_context.task)
     yield from script(job, device, control)
 
@@ -279,7 +283,9 @@ def _first_events(backend: Backend, jobs: int) -> list[Event]:
     events: list[Event] = []
     deadline = time.monotonic() + _TIMEOUT_SECONDS
     while len({event.job for event in events}) < jobs:
-        assert time.monotonic() < deadline, f"{jobs} jobs should report, in {_TIMEOUT_SECONDS:g} s came {events}"
+        assert time.monotonic() < deadline, (
+            f"{jobs} jobs should report; in {_TIMEOUT_SECONDS:g} s the back end delivered {events}"
+        )
         events += backend.poll(1.0)
     return events
 
@@ -339,7 +345,7 @@ class OutOfMemoryError(RuntimeError):
 _FAILURES: dict[str, tuple[BaseException, Outcome]] = {
     "raises": (ValueError("no such column"), Outcome.RAISED),
     "exits": (SystemExit("gives up"), Outcome.RAISED),
-    "breaks-contract": (TaskError("the loss is no scalar"), Outcome.REJECTED),
+    "breaks-contract": (TaskError("the loss is not a scalar"), Outcome.REJECTED),
     "fills-memory": (MemoryError("no room"), Outcome.OUT_OF_MEMORY),
     "fills-device": (OutOfMemoryError("tried to allocate 2 GB"), Outcome.OUT_OF_MEMORY),
     "fills-disk": (OSError(errno.ENOSPC, "No space left on device"), Outcome.STORAGE_FULL),

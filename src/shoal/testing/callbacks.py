@@ -41,7 +41,7 @@ def check_callback(make: Callable[[], Callback], directory: Path) -> None:
         Exception: any error of the callback.
     """
     callback = make()
-    assert isinstance(callback, Callback), f"{callback!r} is no shoal.Callback"
+    assert isinstance(callback, Callback), f"{callback!r} is not a shoal.Callback"
     content = cloudpickle.dumps(callback)
     loss, accuracy = Objective("loss", "min"), Objective("accuracy", "max")
     study = StudyInfo("5e1f0123abc", directory.name, directory, (loss, accuracy), resumed=False, finished=False)
@@ -91,8 +91,8 @@ class _InventedRun:
     def report(self, trial: int, epoch: int, value: float) -> None:
         """A trial reports a value of both metrics."""
         metrics = {"loss": value, "accuracy": -value}
-        told = EpochReport(epoch, metrics, 0.5, 1.7e9 + epoch)
-        self._call("on_report", trial, copy.deepcopy(CONFIGS[trial]), told)
+        report = EpochReport(epoch, metrics, 0.5, 1.7e9 + epoch)
+        self._call("on_report", trial, copy.deepcopy(CONFIGS[trial]), report)
 
     def end(self, trial: int, state: TrialState, epoch: int) -> None:
         """A trial ends; without an epoch it has no values."""

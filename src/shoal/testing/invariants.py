@@ -20,37 +20,39 @@ class InvariantViolation(BaseException):
     """An invariant is broken; no code of the study may catch this."""
 
 
-def check_step(state: StudyState, event: Event, jobs: Mapping[str, VirtualJob], open_: Collection[str]) -> None:
+def check_step(state: StudyState, event: Event, jobs: Mapping[str, VirtualJob], open_jobs: Collection[str]) -> None:
     """Check the invariants after a step.
 
     Args:
         state: State of the study after the step.
         event: Event of the step.
         jobs: Jobs of the back end, by id.
-        open_: Ids of the jobs whose `Ended` the state machine has not received.
+        open_jobs: Ids of the jobs whose `Ended` the state machine has not received.
 
     Raises:
         InvariantViolation: an invariant is broken.
     """
-    if state.running.keys() != open_:
-        odd = min(state.running.keys() ^ set(open_))
+    if state.running.keys() != open_jobs:
+        job = min(state.running.keys() ^ set(open_jobs))
         raise InvariantViolation(
-            f"{odd} holds a device, and is over" if odd in state.running else f"{odd} runs, unknown"
+            f"job {job} has ended, but the state machine keeps its device"
+            if job in state.running
+            else f"job {job} runs, but the state machine does not know it"
         )
     _check_devices(state, jobs)
     if state.shutdown is not None:
         return
     for record in state.trials:
         if record.state is TrialState.RUNNING:
-            job, _ = state.running.get(record.job, (None, None))
-            if job is None or job.purpose is not Purpose.TRAIN:
+            holder, _ = state.running.get(record.job, (None, None))
+            if holder is None or holder.purpose is not Purpose.TRAIN:
                 raise InvariantViolation(f"trial {record.number} is lost: {record.job} does not train it any more")
-            if not any(member.trial.number == record.number for member in job.members):
-                raise InvariantViolation(f"trial {record.number} is lost: it is none of {record.job}'s")
+            if not any(member.trial.number == record.number for member in holder.members):
+                raise InvariantViolation(f"trial {record.number} is lost: it is not a member of {record.job}")
         unexplained = record.state is TrialState.PENDING and not record.reason
         if unexplained and (
             event is Due.PLAN or record.number not in state.trials.unexplained
-        ):  # the next plan says why
+        ):  # the next plan gives the reason
             raise InvariantViolation(f"trial {record.number} waits without a reason")
 
 
@@ -73,16 +75,16 @@ def _check_devices(state: StudyState, jobs: Mapping[str, VirtualJob]) -> None:
                 )
         cores = sum(reserved_cores.get(device.name, 0.0) for device in node.devices)
         if cores > node.cores * (1 + 1e-9):
-            raise InvariantViolation(f"{node.name} has {node.cores:g} cores, and {cores:g} are promised")
+            raise InvariantViolation(f"{node.name} has {node.cores:g} cores, and {cores:g} are reserved")
 
 
-def check_end(journal: JournalView, study: RandomStudy, asked: Collection[str]) -> Mapping[int, Any]:
+def check_end(journal: JournalView, study: RandomStudy, requests: Collection[str]) -> Mapping[int, Any]:
     """Check the invariants at the end of a study.
 
     Args:
         journal: Journal of the study.
-        study: Study without faults.
-        asked: Names of all requests of users.
+        study: The random study, which can also be run without faults.
+        requests: Names of all requests of users.
 
     Returns:
         Number of each trial -> its configuration, state, epochs and reports.
@@ -93,16 +95,19 @@ def check_end(journal: JournalView, study: RandomStudy, asked: Collection[str]) 
     rows = {row.number: row for row in journal.trials()}
     if left := [number for number, row in rows.items() if not row.state.final]:
         raise InvariantViolation(f"trial {left[0]} is {rows[left[0]].state} though the study has ended")
-    if (done := [each.request for each in journal.interventions()]) != sorted(asked):
-        odd = min([*(set(done) ^ set(asked)), *(name for name in done if done.count(name) > 1)], default="an order")
-        raise InvariantViolation(f"{odd}: {len(asked)} requests were made, and {len(done)} carried out or refused")
+    if (done := [each.request for each in journal.interventions()]) != sorted(requests):
+        wrong = [*(set(done) ^ set(requests)), *(name for name in done if done.count(name) > 1)]
+        raise InvariantViolation(
+            f"{len(requests)} requests were made, and {len(done)} carried out or refused; "
+            f"{min(wrong, default='the order')} is wrong"
+        )
     unknown = {
         job for job, reservations in journal.reservations().items() if reservations and reservations[0].cores is None
     }
     if violations := [x for x in overcommitments(journal, study.cluster) if not unknown & set(x.jobs)]:
         raise InvariantViolation(str(violations[0]))
     _check_decisions(journal, study)
-    found = {}
+    results = {}
     for number, row in rows.items():
         # the report of a retried trial's failure can be beyond its epoch
         curve = [
@@ -115,18 +120,18 @@ def check_end(journal: JournalView, study: RandomStudy, asked: Collection[str]) 
         for epoch, metrics in reports.items():
             if metrics != study.workload.report(row.trial, epoch).metrics:
                 raise InvariantViolation(f"trial {number} has reported {metrics} at epoch {epoch}")
-        found[number] = (dict(row.config), row.state, row.epoch, reports)
+        results[number] = (dict(row.config), row.state, row.epoch, reports)
     ended_by_user = _stopped(journal) or journal.study.get("ended")
     if isinstance(study.algorithm(), ORDER_INDEPENDENT) and study.retries == UNLIMITED_RETRIES and not ended_by_user:
-        mine = {number: each[:3] for number, each in found.items() if number < FIRST_ADDED}
-        theirs = {number: (dict(x[0]), *x[1:]) for number, x in study.results_without_faults().items()}
-        for number in sorted(mine.keys() | theirs.keys()):
-            if mine.get(number) != theirs.get(number):
+        faulty = {number: each[:3] for number, each in results.items() if number < FIRST_ADDED}
+        faultless = {number: (dict(x[0]), *x[1:]) for number, x in study.results_without_faults().items()}
+        for number in sorted(faulty.keys() | faultless.keys()):
+            if faulty.get(number) != faultless.get(number):
                 why = rows[number].reason.replace("\n", " ") if number in rows else ""
                 raise InvariantViolation(
-                    f"trial {number} is {mine.get(number)}, and {theirs.get(number)} undisturbed; {why}"
+                    f"trial {number} is {faulty.get(number)}, and {faultless.get(number)} without faults; {why}"
                 )
-    return found
+    return results
 
 
 def _check_decisions(journal: JournalView, study: RandomStudy) -> None:
@@ -135,18 +140,23 @@ def _check_decisions(journal: JournalView, study: RandomStudy) -> None:
     decisions: dict[int, Decision] = {}
     for decision in replay(journal, algorithm, lambda groups: None):
         decisions.setdefault(decision.trial, decision)
-    over = journal.study.get("ended", False)
-    if not (algorithm.finished or over):
+    ended_early = journal.study.get("ended", False)
+    if not (algorithm.finished or ended_early):
         raise InvariantViolation("the algorithm has not finished, though the study has")
-    by_people = journal.retried.keys() | _stopped(journal)
+    by_users = journal.retried.keys() | _stopped(journal)
     for row in journal.trials():
         decided = decisions.get(row.number)
-        if row.number in by_people or row.trial.is_added or row.state is TrialState.FAILED or (over and not decided):
+        if (
+            row.number in by_users
+            or row.trial.is_added
+            or row.state is TrialState.FAILED
+            or (ended_early and not decided)
+        ):
             continue
         if decided is None or decided.state is not row.state:
             raise InvariantViolation(f"trial {row.number} is {row.state}, and its algorithm decides {decided}")
 
 
 def _stopped(journal: JournalView) -> set[int]:
-    """Return the numbers of the trials that a user has stopped; the algorithm got a failure for each."""
+    """Return the numbers of the trials that a user has stopped; the algorithm received a failure for each."""
     return {number for each in journal.interventions() if each.verb == "stop" for number in each.trials}

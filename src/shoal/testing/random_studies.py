@@ -221,7 +221,7 @@ def _cluster(rng: random.Random, kinds: Sequence[str]) -> Cluster:
     """Return one or two nodes; each device has memory for one trial of any structure, at least."""
     nodes = []
     for number in range(rng.randint(1, 2)):
-        names = [f"gpu:{number}{place}" for place in range(rng.randint(1, 3))]
+        names = [f"gpu:{number}{index}" for index in range(rng.randint(1, 3))]
         devices = (Device(name, rng.choice(kinds), rng.choice([400, 600, 1200]) * _MB) for name in names)
         nodes.append(Node(f"node-{number}", rng.choice([1.0, 2.0, 4.0]), tuple(devices)))
     return Cluster(tuple(nodes))

@@ -278,7 +278,7 @@ def _index_of(found: tuple[int, str, int | None] | None, b: int, group: int, pos
     """Index of the stacked parameter of a parameter in a group of member b; None for a frozen parameter."""
     if found is None:
         raise FusionError(
-            f"the optimizer of member {b} updates a tensor that is no parameter of its model (parameter "
+            f"the optimizer of member {b} updates a tensor that is not a parameter of its model (parameter "
             f"{position} of group {group}); make it from the model's own parameters()"
         )
     owner, path, index = found

@@ -16,14 +16,14 @@ from shoal.fuse.optim.table import has_unmodified_step
 
 __all__ = ["MemberLoop", "UnfusedStep"]
 
-_KERNELS = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)
+_CLASSES_WITH_KERNEL = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)
 """Exact classes; the `step` of a subclass may compute something else."""
 
-_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+_KERNEL_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 _ZERO_GRAD = Optimizer.zero_grad
-_HOOKS = Optimizer.profile_hook_step(_KERNELS[0].step).__code__
-_NO_GRAD = _use_grad_for_differentiable(_KERNELS[0].step).__code__
+_HOOK_WRAPPER = Optimizer.profile_hook_step(_CLASSES_WITH_KERNEL[0].step).__code__
+_NO_GRAD_WRAPPER = _use_grad_for_differentiable(_CLASSES_WITH_KERNEL[0].step).__code__
 """Code of torch's wrappers around each `step`: the outer one for hooks and profiler, the inner one for `no_grad`."""
 
 
@@ -40,9 +40,9 @@ class UnfusedStep:
 
     def __init__(self, optimizer: Optimizer) -> None:
         self._optimizer = optimizer
-        self._has_kernel: bool | None = None if type(optimizer) in _KERNELS else False
+        self._has_kernel: bool | None = None if type(optimizer) in _CLASSES_WITH_KERNEL else False
         self._wrapped: Callable[..., Any] | None = None
-        self._bare: Callable[..., Any] | None = None
+        self._unwrapped: Callable[..., Any] | None = None
 
     def zero_grad(self) -> None:
         """Set the gradients to None, as the optimizer's `zero_grad` does."""
@@ -52,19 +52,19 @@ class UnfusedStep:
             optimizer.zero_grad()
             return
         for group in optimizer.param_groups:
-            for each in group["params"]:
-                each.grad = None
+            for param in group["params"]:
+                param.grad = None
 
     def __call__(self) -> None:
         """Take one step of the optimizer."""
-        if (
-            self._has_kernel is None
-        ):  # not in the constructor: lazy parameters have no shape before the first forward pass
-            params = [each for group in self._optimizer.param_groups for each in group["params"]]
+        if self._has_kernel is None:
+            # Not in the constructor, because lazy parameters have no shape before the first forward pass. The kernels
+            # need parameters without gaps in memory.
+            params = [param for group in self._optimizer.param_groups for param in group["params"]]
             self._has_kernel = all(
-                each.dtype in _DTYPES and torch.empty_like(each).stride() == each.stride() for each in params
-            )  # without gaps in memory
-        unmodified = type(self._optimizer) in _KERNELS and has_unmodified_step(self._optimizer)
+                param.dtype in _KERNEL_DTYPES and torch.empty_like(param).stride() == param.stride() for param in params
+            )
+        unmodified = type(self._optimizer) in _CLASSES_WITH_KERNEL and has_unmodified_step(self._optimizer)
         chosen = []
         if self._has_kernel and unmodified:
             chosen = [group for group in self._optimizer.param_groups if self._kernel_applies(group)]
@@ -77,21 +77,21 @@ class UnfusedStep:
                 group["fused"] = None
 
     def _step(self, unmodified: bool) -> None:
-        """Take the step; without torch's wrappers if `unmodified`: torch's own step, without hooks."""
+        """Take the step. If `unmodified`, the step is torch's own and has no hooks, so torch's wrappers are skipped."""
         optimizer = self._optimizer
         if not unmodified or optimizer.defaults["differentiable"] or _profiler_enabled():
             optimizer.step()
             return
         step = type(optimizer).step
         if step is not self._wrapped:
-            self._wrapped, self._bare = step, _unwrapped(step)
-        if self._bare is None:
+            self._wrapped, self._unwrapped = step, _without_wrappers(step)
+        if self._unwrapped is None:
             optimizer.step()
             return
         if "step" in vars(optimizer):  # wrapped by a scheduler, which checks this attribute
             optimizer._opt_called = True  # type: ignore[attr-defined]
         with torch.no_grad():
-            self._bare(optimizer)
+            self._unwrapped(optimizer)
 
     def _kernel_applies(self, group: dict[str, Any]) -> bool:
         """Whether the kernel computes the same result as the loop for a parameter group.
@@ -103,24 +103,24 @@ class UnfusedStep:
         if group.get("capturable"):
             return False
         state, momentum = self._optimizer.state, group.get("momentum")
-        for each in group["params"]:
-            if (grad := each.grad) is None:
+        for param in group["params"]:
+            if (grad := param.grad) is None:
                 continue
-            if grad.stride() != each.stride() or (momentum and each not in state):
+            if grad.stride() != param.stride() or (momentum and param not in state):
                 return False
-            if not each.is_cpu and each in state and not _is_countable(each, state[each].get("step")):
+            if not param.is_cpu and param in state and not _kernel_reads_count(param, state[param].get("step")):
                 return False
         return True
 
 
-def _unwrapped(step: Any) -> Callable[..., Any] | None:
+def _without_wrappers(step: Any) -> Callable[..., Any] | None:
     """The `step` of a class without torch's wrappers; None if there is another wrapper."""
-    if getattr(step, "__code__", None) is _HOOKS:
+    if getattr(step, "__code__", None) is _HOOK_WRAPPER:
         step = step.__wrapped__
-    return step.__wrapped__ if getattr(step, "__code__", None) is _NO_GRAD else None
+    return step.__wrapped__ if getattr(step, "__code__", None) is _NO_GRAD_WRAPPER else None
 
 
-def _is_countable(parameter: Tensor, count: object) -> bool:
+def _kernel_reads_count(parameter: Tensor, count: object) -> bool:
     """Whether a GPU kernel can read a parameter's step count, which must be float32 on the same device."""
     if not isinstance(count, Tensor):
         return True
@@ -139,7 +139,7 @@ class MemberLoop:
         stacked_params: Parameters of each member.
 
     Raises:
-        FusionError: An optimizer needs a closure, which would run a single member, or sparse gradients.
+        FusionError: An optimizer needs sparse gradients, or a closure, which would run a single member.
     """
 
     def __init__(
@@ -162,7 +162,7 @@ class MemberLoop:
                 )
 
     def refresh(self) -> bool:
-        """Return True: nothing that was read from the members' parameter groups is stored."""
+        """Return True: the step reads the members' parameter groups anew, so nothing has to be refreshed."""
         return True
 
     def step(self, missing: Mapping[Tensor, Collection[int]]) -> None:
@@ -172,7 +172,7 @@ class MemberLoop:
             missing: Members without gradients, as in `ParamGroupBatch.step`.
 
         Raises:
-            FusionError: An optimizer replaced the memory of its parameters, which are then no views of the array's.
+            FusionError: An optimizer replaced the memory of its parameters, so they are not views of the array's.
         """
         for b, (member, stacked_params) in enumerate(
             zip(self._members, self._stacked_params, strict=True), self._start
@@ -184,8 +184,8 @@ class MemberLoop:
                 member.step()
             except Exception as error:
                 error.add_note(
-                    f"raised by the optimizer of member {b}; members before it have been updated, it and those after "
-                    f"it may not have been: go on from a checkpoint, without member {b} (`array.select`)"
+                    f"raised by the optimizer of member {b}; the members before {b} have been updated, member {b} and "
+                    f"those after it may not have been: go on from a checkpoint, without member {b} (`array.select`)"
                 )
                 raise
             finally:

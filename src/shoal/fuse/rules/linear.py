@@ -12,7 +12,7 @@ from shoal.fuse.rules.base import Rule, functions_named, stacked_data
 from shoal.fuse.rules.elementwise import raise_rank
 from shoal.fuse.stacked import Stacked
 
-__all__ = ["RULES", "batched_linear"]
+__all__ = ["RULES", "batched_linear", "shared_input_linear"]
 
 _Lowerings = dict[str, Callable[[Tensor, Tensor, Tensor | None], Tensor]]
 """Name -> function of (input, weight [B, O, F], bias [B, O] or None), which returns [B, N, O]."""
@@ -32,8 +32,8 @@ def _loop(x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
     return torch.stack([F.linear(*own) for own in zip(x.unbind(0), w.unbind(0), biases, strict=True)])
 
 
-def _one_product(x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
-    """[N, F] times [F, B*O] -> [B, N, O], for an input that all members share."""
+def shared_input_linear(x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
+    """[N, F], [B, O, F] and [B, O] -> [B, N, O], as one product of an input that all members share."""
     out = F.linear(x, w.flatten(0, 1), None if b is None else b.flatten())
     return out.view(len(x), len(w), -1).transpose(0, 1)
 
@@ -41,7 +41,7 @@ def _one_product(x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
 _OWN: _Lowerings = {"baddbmm": batched_linear, "loop": _loop}
 _SHARED: _Lowerings = {
     "baddbmm": lambda x, w, b: batched_linear(x.expand(len(w), *x.shape), w, b),
-    "one": _one_product,
+    "one": shared_input_linear,
     "loop": lambda x, w, b: _loop(x.expand(len(w), *x.shape), w, b),
 }
 

@@ -22,7 +22,7 @@ _BASIC = {int, slice, NoneType, EllipsisType}
 
 
 def _sizes(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, ...] | None:
-    """The `*sizes` of `view` or `permute`, from separate arguments or one sequence; None if they are no integers."""
+    """The `*sizes` of `view` or `permute`, from separate arguments or one sequence; None if they are not integers."""
     sizes = args or tuple(kwargs.values())
     if len(sizes) == 1 and isinstance(sizes[0], (tuple, list)):
         sizes = tuple(sizes[0])

@@ -1,4 +1,4 @@
-"""Packings of Pack: none, by batch size, random, and kNN (Liu et al. 2021, sections 5.2 and 5.3)."""
+"""Packings that the Pack paper compares: none, by batch size, random, and kNN (Liu et al. 2021, 5.2 and 5.3)."""
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ __all__ = ["KNN", "BatchSize", "NoPacking", "RandomPacking", "euclidean", "l1", 
 @final
 @dataclass(frozen=True)
 class NoPacking(Packing):
-    """Puts every array into a process of its own: the unpacked search that Pack compares with."""
+    """Puts every array into a process of its own: the paper's baseline without packing."""
 
     def pack(self, candidates: Sequence[Candidate], context: PackingContext) -> list[tuple[Candidate, ...]]:
         """Return one group per candidate."""
@@ -63,8 +63,8 @@ class RandomPacking(Packing):
     size: int | None = None
 
     def __post_init__(self) -> None:
-        whole = isinstance(self.size, int) and not isinstance(self.size, bool) and self.size >= 1
-        if self.size is not None and not whole:
+        is_valid = isinstance(self.size, int) and not isinstance(self.size, bool) and self.size >= 1
+        if self.size is not None and not is_valid:
             raise PackError(f"`size` must be an integer of at least 1, or None for no limit, got {self.size!r}")
 
     def pack(self, candidates: Sequence[Candidate], context: PackingContext) -> list[tuple[Candidate, ...]]:
@@ -80,7 +80,7 @@ class RandomPacking(Packing):
 
 
 _Position = tuple[float | None, int]
-"""Position of a parameter's value: its index in the order of values, or None; and a number shared by equal values."""
+"""Position of a parameter's value: the index in the order of values, None without an order; a number of the value."""
 
 _Metric = Callable[[Sequence[_Position], Sequence[_Position]], float]
 
@@ -105,8 +105,9 @@ def positions(configs: Sequence[Config], axes: Mapping[str, Sequence[object]]) -
 
 
 def l1(one: Sequence[_Position], other: Sequence[_Position]) -> float:
-    """Return the sum of the distances of all parameters; the paper calls it Euclidean, but its example adds 4 and 1 to
-    5.
+    """Return the sum of the distances of all parameters.
+
+    The paper calls this distance Euclidean, but adds the distances 4 and 1 to 5 in its example.
     """
     return sum(_distance_of(a, b) for a, b in zip(one, other, strict=True) if a != b)
 
@@ -141,22 +142,23 @@ def _hashable(value: object) -> Hashable:
 _METRICS: Mapping[str, _Metric] = {"l1": l1, "euclidean": euclidean, "measured": l1}
 
 _THRESHOLDS: Mapping[str, float] = {"l1": 7.0, "euclidean": 4.4, "measured": 1.0}
-"""Default thresholds; the paper leaves them to the user. For distances the median of two different configurations of
-its space (Table 3: 7 and the root of 19); for pack speeds 1, neither gain nor loss."""
+"""Default thresholds, which the paper does not give. For "l1" and "euclidean": the median distance of two different
+configurations of the paper's space (Table 3), 7 and the root of 19. For "measured": 1, neither gain nor loss."""
 
 
 @final
 @dataclass(frozen=True)
 class KNN(Packing):
-    """A random array and its nearest arrays share a process, up to the memory limit and a distance; repeated.
+    """A random array and the arrays nearest to it share a process; the rest is grouped in the same way.
 
-    This is kNN Pack Hyperband (Liu et al. 2021, section 5.2). The first member represents an array.
+    This is kNN Pack Hyperband (Liu et al. 2021, section 5.2). The distance of two arrays is that of their first
+    members. Memory and a largest distance limit a group.
 
     Args:
         threshold: Largest distance to the random array; None: 7 for "l1", 4.4 for "euclidean", 1 for "measured".
-        metric: "l1" and "euclidean" compare configurations: 0 or 1 for values without an order, the difference of
-            indices for others. "measured" is the pack speed of both arrays, the largest gain first; unmeasured pairs
-            count as 1 and are sorted by "l1".
+        metric: "l1" and "euclidean" add the distances of all parameters: 0 or 1 for values without an order, the
+            difference of their indices for others. "measured" is the pack speed of both arrays, the largest gain first;
+            unmeasured pairs count as 1 and are sorted by "l1".
 
     Raises:
         PackError: `threshold` is not a number of at least 0, or there is no such metric.
