@@ -89,7 +89,7 @@ def test_in_plain_steps_after_those_of_an_array() -> None:
     for runtime in together[1:]:
         runtime.model.temperature.data = together[0].model.temperature.data  # type: ignore[union-attr]
     record_shared(runtime.model.temperature for runtime in together)  # type: ignore[misc]
-    stepper = PlainStepper(task, together, shared=True)
+    stepper = PlainStepper(task, together, keep_shared=True)
     steppers = [PlainStepper(task, [runtime]) for runtime in alone]
     for tick in range(3):
         stepper.train_step([STEP, STEP], [tick, tick])

@@ -168,7 +168,7 @@ def test_trials_of_different_precision_are_different_arrays() -> None:
             return config["precision"]
 
     full, mixed = (StepSettings.of(Either(), {"precision": each}) for each in ("32", "bf16-mixed"))
-    assert full.of_structure != mixed.of_structure
+    assert full.structure_settings != mixed.structure_settings
 
 
 class Scores(Small):
