@@ -52,7 +52,7 @@ class Chosen(Way):
         task, cpu = cell.task, torch.device("cpu")
         sets = DataSets(task, cpu)
         trials = [Trial(number, config, seed=number, data_seed=0) for number, config in enumerate(cell.configs)]
-        keys, *_ = SignatureBuilder(task, sets).survey(trials)
+        keys, *_ = SignatureBuilder(task, sets).find_keys(trials)
         members: dict[FusionKey, list[Member]] = {}
         for trial in trials:
             members.setdefault(keys[trial.number], []).append(Member(trial, 0, 1_000_000))
@@ -73,7 +73,7 @@ class Chosen(Way):
     @property
     def settled(self) -> bool:
         """Whether nothing is tried any more."""
-        return all(turns.way is not None and all(lane.settled for lane in lanes) for turns, lanes in self.packs)
+        return all(turns.schedule is not None and all(lane.settled for lane in lanes) for turns, lanes in self.packs)
 
     def epoch(self, number: int) -> None:
         """One of every lane."""

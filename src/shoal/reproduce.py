@@ -29,7 +29,7 @@ from torch.utils.data import DataLoader
 
 from shoal.core.errors import ShoalError
 from shoal.core.trial import step_seed
-from shoal.data.loader import epoch_order, is_iterable, noise_seed, take_apart
+from shoal.data.loader import augmentation_seed, epoch_order, is_iterable, parse_loader
 from shoal.fuse.generators import PythonRngSnapshot, preserved_rng, seed_all
 from shoal.fuse.intercept import member_run
 from shoal.fuse.randomness import RandomSource, member_keys
@@ -68,7 +68,7 @@ def sample_order(trial: Seeded, epoch: int, samples: int | DataLoader[Any]) -> T
         _check(trial, epoch=(epoch, 0), samples=(samples, 1))
         return epoch_order(samples, trial.data_seed, epoch)
     _check(trial, epoch=(epoch, 0))
-    dataset, _, settings = take_apart(samples, "training")
+    dataset, _, settings = parse_loader(samples, "training")
     if is_iterable(dataset):
         raise ShoalError(
             f"`samples` is a loader of an iterable data set ({type(dataset).__name__}), whose order is its own; "
@@ -133,7 +133,7 @@ def sample_randomness(trial: Seeded, epoch: int | None, batch: int) -> Iterator[
             x, y = default_collate([train[i] for i in rows])
     """
     _check(trial, epoch=(0 if epoch is None else epoch, 0), batch=(batch, 0))
-    with _generators(noise_seed(trial.data_seed, epoch) + batch):
+    with _generators(augmentation_seed(trial.data_seed, epoch) + batch):
         yield
 
 

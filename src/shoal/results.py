@@ -19,7 +19,7 @@ from shoal.reporting.rerun import Rerun, find_rerun
 from shoal.reporting.table import dataframe
 from shoal.sources import edits
 from shoal.study import requests
-from shoal.worker.files import kept
+from shoal.worker.checkpoint_paths import program_directory
 
 if TYPE_CHECKING:
     import optuna
@@ -172,7 +172,7 @@ class Study:
             if journal.study["opaque"]:
                 raise ShoalError(
                     f"the study in {self.directory} trained a program of yours, whose model Shoal cannot build; what "
-                    f"the program kept of trial {number} is in {kept(self.directory, number)}"
+                    f"the program kept of trial {number} is in {program_directory(self.directory, number)}"
                 )
             if changed := edits(journal.study.get("sources", {})):
                 names = ", ".join(edit.path for edit in changed)
@@ -411,11 +411,9 @@ class Study:
             # a FAILED report of a retried trial is not a report of an epoch
             recorded = [report for report in journal.curve(number) if report.state is not TrialState.FAILED]
         sys.path.extend(path for path in spec["paths"] if path not in sys.path)
-        from shoal.worker.run import trained_again  # imports torch, which tables do not need
+        from shoal.worker.run import retrain  # imports torch, which tables do not need
 
-        return Rerun.of(
-            row.trial, device.name, recorded, trained_again(task, row.trial, recorded[-1].epoch, device), spec
-        )
+        return Rerun.of(row.trial, device.name, recorded, retrain(task, row.trial, recorded[-1].epoch, device), spec)
 
     def __repr__(self) -> str:
         return f"Study({str(self.directory)!r})"

@@ -1,4 +1,4 @@
-"""Data sets that count what is asked of them, and pictures of what a walk gives."""
+"""Data sets that count how often each sample is requested, and helpers that collect batches."""
 
 import random
 from collections import Counter
@@ -14,7 +14,7 @@ CPU = torch.device("cpu")
 
 
 class Counting(Dataset[Any]):
-    """Makes samples by a function of the index, and counts how often each was asked for."""
+    """Makes samples by a function of the index, and counts how often each was requested."""
 
     def __init__(self, make: Callable[[int], Any], samples: int = 300) -> None:
         self.make = make
@@ -34,7 +34,7 @@ def picture(index: int) -> tuple[Tensor, int]:
 
 
 def augmented(index: int) -> Tensor:
-    """Draws from all generators that users draw from."""
+    """Return a sample with draws from all generators that users draw from."""
     drawn = [torch.rand(()).item(), random.random(), np.random.random()]
     return torch.tensor([index, *drawn], dtype=torch.float64)
 
@@ -43,8 +43,8 @@ def named(index: int) -> dict[str, Any]:
     return {"x": picture(index)[0], "name": f"sample {index}"}
 
 
-def abreast(walks: Iterable[Any], sizes: Iterable[int], samples: int) -> list[list[Any]]:
-    """The batches of walks, of which always the one furthest behind goes on."""
+def lockstep(walks: Iterable[Any], sizes: Iterable[int], samples: int) -> list[list[Any]]:
+    """Return the batches of several iterators, of which the one furthest behind always advances."""
     walks, sizes = [iter(walk) for walk in walks], list(sizes)
     made: list[list[Any]] = [[] for _ in walks]
     while True:
@@ -58,5 +58,5 @@ def abreast(walks: Iterable[Any], sizes: Iterable[int], samples: int) -> list[li
 
 
 def drawn() -> tuple[float, float, float]:
-    """What user code would draw now."""
+    """Return the numbers that user code would draw now."""
     return torch.rand(()).item(), random.random(), np.random.random()

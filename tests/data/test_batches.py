@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from data_sets import CPU, Counting, abreast, augmented, drawn, named, picture
+from data_sets import CPU, Counting, augmented, drawn, lockstep, named, picture
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils import _pytree as pytree
@@ -16,14 +16,14 @@ from shoal.data import batches as batches_module
 from shoal.data import fetch as fetch_module
 from shoal.data.batches import Batches
 from shoal.data.loader import epoch_order
-from shoal.data.samples import same
+from shoal.data.samples import samples_equal
 from shoal.fuse.generators import seed_all
 
 Point = namedtuple("Point", "x y")
 
 
 class Plain(Dataset[Any]):
-    """A TensorDataset that is not known to be one."""
+    """Subclass of TensorDataset, which is not recognized as one."""
 
     def __init__(self, dataset: TensorDataset) -> None:
         self._dataset = dataset
@@ -39,7 +39,7 @@ class Plain(Dataset[Any]):
 def test_resident_and_other_data_give_the_same_batches(samples: int, size: int, first: int, shuffled: bool) -> None:
     dataset = TensorDataset(torch.arange(samples), torch.arange(samples) * 0.5)
     order = epoch_order(samples, 3, 1) if shuffled else None
-    walks = [list(Batches(each, CPU, "training").walk(size, order, first)) for each in (dataset, Plain(dataset))]
+    walks = [list(Batches(each, CPU, "training").iterate(size, order, first)) for each in (dataset, Plain(dataset))]
     assert len(walks[0]) == len(walks[1]) == max(0, -(-samples // size) - first)
     for one, other in zip(*walks, strict=True):
         assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
@@ -79,9 +79,9 @@ def test_a_batch_is_bitwise_what_collating_gives(name: str) -> None:
     batches = Batches(Counting(make, 37), CPU, "training")
     order = torch.arange(36, -1, -1)
     for _ in range(2):
-        for part, batch in zip(order.split(5), batches.walk(5, order), strict=True):
+        for part, batch in zip(order.split(5), batches.iterate(5, order), strict=True):
             wanted = default_collate([make(i) for i in part.tolist()])
-            assert same(batch, wanted)
+            assert samples_equal(batch, wanted)
             assert type(batch) is type(wanted)
             leaves = [pytree.tree_leaves(each) for each in (batch, wanted)]
             strides = [[x.stride() for x in each if type(x) is torch.Tensor] for each in leaves]
@@ -92,21 +92,21 @@ def test_a_batch_is_bitwise_what_collating_gives(name: str) -> None:
 def test_samples_of_several_shapes_one_at_a_time() -> None:
     dataset = Counting(lambda i: torch.full((i % 4 + 1,), i), 20)
     batches = Batches(dataset, CPU, "training")
-    assert [tuple(x.shape) for x in batches.walk(1)] == [(1, i % 4 + 1) for i in range(20)]
+    assert [tuple(x.shape) for x in batches.iterate(1)] == [(1, i % 4 + 1) for i in range(20)]
     assert batches.sharing == "window"
     with pytest.raises(RuntimeError, match="stack expects each tensor to be equal size"):
-        next(batches.walk(3))
+        next(batches.iterate(3))
 
 
 def test_what_the_user_does_to_a_batch_is_seen_by_nobody_else() -> None:
     for make, shared in ((picture, False), (named, False), (augmented, False), (augmented, True)):
         batches = Batches(Counting(make, 12), CPU, "training", shared)
         alone = Batches(Counting(make, 12), CPU, "training", shared)
-        walks = [batches.walk(4, seed=1) for _ in range(3)]
-        for wanted in alone.walk(4, seed=1):
+        walks = [batches.iterate(4, seed=1) for _ in range(3)]
+        for wanted in alone.iterate(4, seed=1):
             for walk in walks:
                 batch = next(walk)
-                assert same(batch, wanted)
+                assert samples_equal(batch, wanted)
                 leaves = [leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, torch.Tensor)]
                 assert leaves
                 for leaf in leaves:
@@ -118,7 +118,7 @@ def test_what_the_user_does_to_a_batch_is_seen_by_nobody_else() -> None:
 def test_a_data_set_shorter_than_a_batch(make: Any, samples: int) -> None:
     batches = Batches(Counting(make, samples), CPU, "training")
     for _ in range(2):
-        (batch,) = batches.walk(20, seed=1)
+        (batch,) = batches.iterate(20, seed=1)
         assert all(len(leaf) == samples for leaf in pytree.tree_leaves(batch) if isinstance(leaf, torch.Tensor))
 
 
@@ -126,10 +126,10 @@ def test_a_sample_may_come_several_times_in_an_order() -> None:
     order = torch.tensor([2, 2, 0, 2, 1, 0, 0, 1])
     for make in (picture, named, augmented):
         batches = Batches(Counting(make, 8), CPU, "training")
-        for part, batch in zip(order.split(3), batches.walk(3, order, seed=4), strict=True):
+        for part, batch in zip(order.split(3), batches.iterate(3, order, seed=4), strict=True):
             assert len(pytree.tree_leaves(batch)[0]) == len(part)
         kept = Batches(Counting(picture, 8), CPU, "training")
-        assert torch.cat([labels for _, labels in kept.walk(3, order)]).tolist() == order.tolist()
+        assert torch.cat([labels for _, labels in kept.iterate(3, order)]).tolist() == order.tolist()
         assert kept.fetched == 3
 
 
@@ -153,11 +153,11 @@ def test_what_a_data_set_raises_is_raised_and_nothing_is_left_of_it(make: Callab
     batches = Batches(Counting(fails, 30), CPU, "training")
     for bad in (3, 17):
         with pytest.raises(OSError, match="the disk is gone") as raised:
-            list(batches.walk(10, seed=1))
+            list(batches.iterate(10, seed=1))
         assert raised.value is error
         broken.remove(bad)
-    wanted = Batches(Counting(make, 30), CPU, "training").walk(10, seed=1)
-    assert all(same(one, other) for one, other in zip(batches.walk(10, seed=1), wanted, strict=True))
+    wanted = Batches(Counting(make, 30), CPU, "training").iterate(10, seed=1)
+    assert all(samples_equal(one, other) for one, other in zip(batches.iterate(10, seed=1), wanted, strict=True))
 
 
 @pytest.mark.parametrize(
@@ -177,8 +177,8 @@ def test_what_can_be_shared_is_known_before_the_first_batch(dataset: Any, sharin
     assert batches.sharing == sharing
     assert drawn() == wanted
     order = torch.arange(8, -1, -1)
-    alone = Batches(dataset, CPU, "training").walk(4, order, seed=2)
-    assert all(same(one, other) for one, other in zip(batches.walk(4, order, seed=2), alone, strict=True))
+    alone = Batches(dataset, CPU, "training").iterate(4, order, seed=2)
+    assert all(samples_equal(one, other) for one, other in zip(batches.iterate(4, order, seed=2), alone, strict=True))
 
 
 def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -187,9 +187,9 @@ def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(batches_module, "RESIDENT_BYTES", limit)
         batches = Batches(Counting(picture, 100), CPU, "training")
         assert batches.sharing == sharing
-        assert batches.unfilled == (size if sharing == "kept" else 0)
-        list(batches.walk(10))
-        assert batches.unfilled == 0
+        assert batches.pending_bytes == (size if sharing == "kept" else 0)
+        list(batches.iterate(10))
+        assert batches.pending_bytes == 0
 
 
 @pytest.mark.parametrize(
@@ -197,21 +197,21 @@ def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     [(named, 0, 2 + 2 * 2), (named, 64, 2 + 2 * 2 + 2), (augmented, 0, 2), (augmented, 64, 2 + 9 + 3)],
 )
 def test_what_is_held_is_bounded_and_let_go(make: Any, early: int, held: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fetch_module, "EARLY_SECONDS", 1e9)
-    monkeypatch.setattr(fetch_module, "EARLY_BYTES", early * 1024)  # at least what a small sample counts as
+    monkeypatch.setattr(fetch_module, "MAX_PREFETCH_SECONDS", 1e9)
+    monkeypatch.setattr(fetch_module, "MAX_PREFETCH_BYTES", early * 1024)  # at least what a small sample counts as
     batches = Batches(Counting(make, 1000), CPU, "training")
-    walks = [batches.walk(size, seed=1) for size in (7, 20)]
+    walks = [batches.iterate(size, seed=1) for size in (7, 20)]
     for _ in range(40):
         for walk in walks:
             next(walk)
-    assert len(batches._source._held) == held  # type: ignore[union-attr]
+    assert len(batches._source._units) == held  # type: ignore[union-attr]
     del walk, walks
-    assert not batches._source._held  # type: ignore[union-attr]
+    assert not batches._source._units  # type: ignore[union-attr]
 
 
 def test_walks_of_several_epochs_at_once_share_with_those_of_the_same() -> None:
     dataset = Counting(named)
     batches = Batches(dataset, CPU, "training")
-    walks = [batches.walk(20, epoch_order(300, 0, epoch), seed=epoch) for epoch in (0, 1, 0, 1)]
-    abreast(walks, [20] * 4, 300)
+    walks = [batches.iterate(20, epoch_order(300, 0, epoch), seed=epoch) for epoch in (0, 1, 0, 1)]
+    lockstep(walks, [20] * 4, 300)
     assert batches.fetched <= 2 * 300

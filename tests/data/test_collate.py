@@ -1,4 +1,4 @@
-"""Batches that a task's own `collate` makes: padded, masked, and the same for each trial as alone."""
+"""Batches that a task's own `collate` makes, padded or masked, are the same for a trial in an array as alone."""
 
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ CPU = torch.device("cpu")
 
 
 class Sentences(torch.utils.data.Dataset[Any]):
-    """Words of sentences of several lengths, which count up from the number of the sentence."""
+    """Sentences of several lengths, whose words count up from the number of the sentence."""
 
     def __init__(self, samples: int) -> None:
         self.samples = samples
@@ -31,7 +31,7 @@ class Sentences(torch.utils.data.Dataset[Any]):
 
 
 class Padded(shoal.Task):
-    """Guesses the last word; a word of each batch is masked by chance."""
+    """Predicts the last word; one random word of each batch is masked."""
 
     def data(self, config: Any) -> Any:
         return Sentences(22), Sentences(9)
@@ -53,7 +53,7 @@ class Padded(shoal.Task):
 
 def walk(task: shoal.Task, size: int, seed: int, first: int = 0) -> list[Any]:
     train, _ = DataSets(task, CPU).of({})
-    return list(train.walk(size, torch.arange(22).flip(0), first, seed))
+    return list(train.iterate(size, torch.arange(22).flip(0), first, seed))
 
 
 def test_batches_are_padded_to_their_longest_sample() -> None:
@@ -71,7 +71,7 @@ def test_what_is_drawn_depends_on_the_batch_and_the_seed_alone() -> None:
 
 def test_walks_of_one_batch_size_share_batches() -> None:
     train, _ = DataSets(Padded(), CPU).of({})
-    walks = [train.walk(4, torch.arange(22), seed=3) for _ in range(3)]
+    walks = [train.iterate(4, torch.arange(22), seed=3) for _ in range(3)]
     for batches in zip(*walks, strict=True):
         for other in batches[1:]:
             torch.testing.assert_close(other, batches[0])

@@ -18,7 +18,7 @@ CPU = torch.device("cpu")
 
 
 class Loading(shoal.Task):
-    """Notes how often data are loaded, and with which draws."""
+    """Counts how often data are loaded, and records the draws of each load."""
 
     def __init__(self, read: Callable[[Any], Any]) -> None:
         self.read = read

@@ -1,4 +1,4 @@
-"""Iterable data sets: shared passes, places within them, random numbers, and what is refused."""
+"""Iterable data sets: shared passes, positions in a pass, random numbers, and data sets that are refused."""
 
 import itertools
 import logging
@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from data_sets import CPU, abreast, drawn
+from data_sets import CPU, drawn, lockstep
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
@@ -21,14 +21,14 @@ from shoal.data import fetch as fetch_module
 from shoal.data.batches import Batches
 from shoal.data.datasets import DataSets
 from shoal.data.iterable import IterableReader
-from shoal.data.loader import noise_seed
+from shoal.data.loader import augmentation_seed
 from shoal.fuse.generators import seed_all
 
 SEED = 7
 
 
 class Numbers(IterableDataset[Any]):
-    """Counts up, adds noise of all generators and the epoch, and counts what was read of it."""
+    """Counts up, adds noise of all generators and the epoch, and counts the samples read."""
 
     def __init__(self, samples: int) -> None:
         self.samples = samples
@@ -54,12 +54,12 @@ class Sized(Numbers):
 
 
 def walk(batches: Batches, size: int, epoch: int | None = 0, first: int = 0, seed: int = SEED) -> Iterator[Any]:
-    return batches.walk(size, batches.order(seed, epoch), first, noise_seed(seed, epoch))
+    return batches.iterate(size, batches.order(seed, epoch), first, augmentation_seed(seed, epoch))
 
 
 def one_pass(dataset: Numbers, epoch: int | None = 0, seed: int = SEED) -> list[Any]:
-    """All samples, in a plain loop."""
-    seed_all(noise_seed(seed, epoch), CPU)
+    """Return all samples of a pass in a plain loop."""
+    seed_all(augmentation_seed(seed, epoch), CPU)
     dataset.set_epoch(epoch or 0)
     return list(dataset)
 
@@ -72,8 +72,8 @@ def assert_same(found: list[Any], samples: list[Any], size: int) -> None:
 
 @pytest.fixture
 def nothing_early(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only the samples that are needed are read, and the blocks that they are in."""
-    monkeypatch.setattr(fetch_module, "EARLY_BYTES", 0)
+    """Disable prefetching: only needed samples, and those of the same block, are read."""
+    monkeypatch.setattr(fetch_module, "MAX_PREFETCH_BYTES", 0)
 
 
 @given(samples=st.integers(1, 90), size=st.integers(1, 50), first=st.integers(0, 3), epoch=st.integers(0, 2))
@@ -88,8 +88,8 @@ def test_a_walk_gives_the_samples_of_a_plain_loop_from_any_batch_on(
 def test_walks_abreast_read_a_pass_once(sizes: tuple[int, ...]) -> None:
     dataset = Sized(300)
     batches = Batches(dataset, CPU, "training")
-    assert batches.abreast
-    found = abreast([walk(batches, size) for size in sizes], sizes, 300)
+    assert batches.lockstep
+    found = lockstep([walk(batches, size) for size in sizes], sizes, 300)
     for made, size in zip(found, sizes, strict=True):
         assert_same(made, one_pass(Sized(300)), size)
     assert dataset.read == batches.fetched == 300
@@ -194,7 +194,7 @@ def test_that_samples_are_dropped_is_said_once(caplog: pytest.LogCaptureFixture)
 
 
 class Broken(Sized):
-    """Fails once, at a sample."""
+    """Raises once, at one sample."""
 
     broken = True
 
@@ -217,7 +217,7 @@ def test_an_error_of_the_data_set_is_raised_and_the_next_read_begins_anew() -> N
 
 
 class Iterated:
-    """An iterable of no base class, as those of other libraries."""
+    """Iterable without a base class, as in other libraries."""
 
     def __init__(self, make: Callable[[], Iterator[Any]], length: Any = None) -> None:
         self.make, self.length = make, length
@@ -271,7 +271,7 @@ def test_an_error_in_a_validation_says_so() -> None:
 
 
 class Returned(shoal.Task):
-    """A task of which only the data matters."""
+    """Task of which only `data` matters."""
 
     def __init__(self, train: Any, valid: Any, workers: int = 0) -> None:
         self.sets = train, valid

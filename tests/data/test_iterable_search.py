@@ -1,4 +1,4 @@
-"""Trials on iterable data sets learn what a plain loop teaches: fused, packed, alone, and after a stop."""
+"""Trials on iterable data sets train as in a plain loop: fused, packed, alone, and after a suspension."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ TRAIN, VALID, SIZE, EPOCHS = 53, 21, 8, 3
 
 
 class Points(IterableDataset[Any]):
-    """Noisy points on a line, whose slope changes with the pass; without a length."""
+    """Noisy points on a line whose slope changes with the pass; without a length."""
 
     def __init__(self, samples: int) -> None:
         self.samples = samples
@@ -75,7 +75,7 @@ class Line(shoal.Task):
 
 
 class Loaded(Line):
-    """Of loaders that have batch sizes, drop the last batch, and draw for each batch."""
+    """Uses loaders that have batch sizes, drop the last batch, and draw for each batch."""
 
     def data(self, config: Any) -> Any:
         return (
@@ -85,21 +85,21 @@ class Loaded(Line):
 
 
 class Stepped(Line):
-    """An epoch of 5 steps, of the 7 of a pass."""
+    """Has epochs of 5 steps, while a pass has 7."""
 
     def steps_per_epoch(self, config: Any) -> int:
         return 5
 
 
 class Endless(Stepped):
-    """Of a training set without a length: three epochs are almost five passes."""
+    """Has a training set without a length: three epochs are almost five passes."""
 
     def data(self, config: Any) -> Any:
         return Points(TRAIN // 2), SizedPoints(VALID)
 
 
 class Uncounted(Endless):
-    """Does not say where an epoch ends."""
+    """Does not define the end of an epoch."""
 
     def steps_per_epoch(self, config: Any) -> None:
         return None
@@ -110,13 +110,13 @@ TASKS = {"a pass is an epoch": Line(), "loaders": Loaded(), "steps": Stepped(), 
 
 @dataclass
 class Plain:
-    """A plain loop of one trial."""
+    """Trains one trial in a plain loop."""
 
     task: Line
     trial: Trial
 
     def losses(self, epochs: int) -> list[float]:
-        """The validation loss after each epoch."""
+        """Return the validation loss after each epoch."""
         task, config = self.task, self.trial.config
         torch.manual_seed(self.trial.seed)
         model = task.model(config)
@@ -168,7 +168,7 @@ def trials(sizes: Sequence[int] = (SIZE,) * 3) -> list[Trial]:
 
 
 class StopsWithin(JobControl):
-    """Stops a job after so many steps."""
+    """Stops a job after a number of steps."""
 
     def __init__(self, looks: int) -> None:
         super().__init__(prompt=True)
@@ -184,7 +184,7 @@ class StopsWithin(JobControl):
 def train(
     task: Line, directory: Path, arrays: Sequence[Sequence[Trial]], control: JobControl | None = None
 ) -> dict[int, dict[int, float]]:
-    """The validation loss of each epoch of trials in one job, as a new process would train them."""
+    """Train trials in one job of a new process; return the validation loss of each epoch."""
     sets = DataSets(task, CPU)
     made = tuple(
         Array(FusionKey("line", "data", array[0].config["size"]), tuple(Member(each, 0, EPOCHS) for each in array))
@@ -231,7 +231,7 @@ def test_lanes_catch_up_with_each_other_within_an_epoch_only(tmp_path: Path) -> 
         while not trainer.done and not trainer.ready:
             trainer.prepare()
         trainer.advance()
-        return trainer.place
+        return trainer.pass_position
 
     one, other, larger = trials((8, 8, 20))
     train(task, tmp_path, [[one]])
@@ -247,7 +247,7 @@ def test_a_trial_that_stops_within_an_epoch_goes_on_with_the_same_samples(
 ) -> None:
     some, control = trials(), StopsWithin(looks)
     found = train(TASKS[name], tmp_path, [some], control)
-    assert control.noticed
+    assert control.stop_noticed
     for number, losses in train(TASKS[name], tmp_path, [some]).items():
         found.setdefault(number, {}).update(losses)
     assert_plain(found, TASKS[name], some)

@@ -1,4 +1,4 @@
-"""A `DataLoader` that `data` returns is read as it says; trials learn what they would in a plain loop over it."""
+"""A `DataLoader` that `data` returns is read with its settings; trials train as in a plain loop over it."""
 
 import os
 import signal
@@ -50,7 +50,7 @@ class Noisy(Dataset[Any]):
 
 
 class Task(shoal.Task):
-    """Fits a line to what a function of the config returns as data."""
+    """Fits a line to the data that a function of the config returns."""
 
     def __init__(self, make: Callable[[Any], Any]) -> None:
         self.make = make
@@ -84,7 +84,7 @@ def weights() -> Tensor:
 
 
 class Backwards(Sampler[int]):
-    """Every second index from the end, beginning with the epoch's number."""
+    """Yields every second index from the end, beginning with the number of the epoch."""
 
     def __init__(self) -> None:
         self.epoch = 0
@@ -126,7 +126,7 @@ def search(task: shoal.Task, directory: Path, trials: int = 4, **options: Any) -
 
 
 def learned_alone(task: Task, trial: Any, epochs: int = 3) -> float:
-    """The last validation loss of a plain loop over the same loaders."""
+    """Return the last validation loss of a plain loop over the same loaders."""
     torch.manual_seed(trial.seed)
     model = task.model(trial.config)
     optimizer = task.optimizer(model, trial.config)
@@ -162,7 +162,7 @@ def test_trials_learn_what_they_learn_in_a_loop_over_the_loader(
 
 def batches(make: Any, kind: type[Task] = Task, epoch: int = 0) -> list[Any]:
     train, _ = DataSets(kind(lambda config: (make, TensorDataset(torch.zeros(2)))), CPU).of({})
-    return list(train.walk(train.batch_size or 8, train.order(7, epoch), seed=3))
+    return list(train.iterate(train.batch_size or 8, train.order(7, epoch), seed=3))
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -346,13 +346,13 @@ def test_a_study_that_is_killed_in_an_epoch_goes_on_exactly_and_leaves_no_proces
 
 
 def in_an_epoch(directory: Path) -> bool:
-    """Whether a checkpoint was written between two steps of an epoch after the first."""
+    """Return whether a checkpoint was written between two steps of an epoch after the first."""
     names = [path.name.split("-") for path in (directory / "checkpoints").rglob("*-*-*")]
     return any(int(epoch) > 0 and int(step) > 0 for epoch, step, *_ in names if epoch.isdigit() and step.isdigit())
 
 
 def processes_with(directory: Path) -> list[str]:
-    """Processes that work in a directory."""
+    """Return the processes whose working directory is this one."""
     found = []
     for each in Path("/proc").glob("[0-9]*"):
         try:

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.utils.data import Dataset, default_collate
 
 from shoal.data.batches import Batches
-from shoal.data.samples import compact, kind, plain, same
+from shoal.data.samples import compact, is_copyable, sample_kind, samples_equal
 
 Point = namedtuple("Point", "x y")
 
@@ -32,9 +32,9 @@ Point = namedtuple("Point", "x y")
     ],
 )
 def test_samples_of_different_kinds(one: Any, other: Any) -> None:
-    assert kind(one) == kind(one)
-    assert kind(one) != kind(other)
-    assert not same(one, other)
+    assert sample_kind(one) == sample_kind(one)
+    assert sample_kind(one) != sample_kind(other)
+    assert not samples_equal(one, other)
 
 
 @pytest.mark.parametrize(
@@ -51,9 +51,9 @@ def test_samples_of_different_kinds(one: Any, other: Any) -> None:
     ],
 )
 def test_samples_of_one_kind_that_differ(one: Any, other: Any) -> None:
-    assert kind(one) == kind(other)
-    assert same(one, one)
-    assert not same(one, other)
+    assert sample_kind(one) == sample_kind(other)
+    assert samples_equal(one, one)
+    assert not samples_equal(one, other)
 
 
 @pytest.mark.parametrize(
@@ -71,28 +71,28 @@ def test_samples_of_one_kind_that_differ(one: Any, other: Any) -> None:
     ],
 )
 def test_a_sample_is_the_same_when_made_again(make: Any) -> None:
-    assert same(make(), make())
+    assert samples_equal(make(), make())
 
 
 def test_what_is_kept_does_not_hold_on_to_more() -> None:
     whole, array = torch.arange(1000.0), np.arange(1000)
     sample = {"view": whole[3:5], "array": array[3:5], "own": torch.ones(2), "name": "a"}
     kept = compact(sample)
-    assert same(kept, sample)
+    assert samples_equal(kept, sample)
     assert kept["own"] is sample["own"]
     assert kept["view"].untyped_storage().nbytes() == 8
     assert kept["array"].base is None
 
 
 def test_which_batches_can_be_copied() -> None:
-    assert plain(default_collate([{"x": torch.zeros(2), "name": "a", "n": 1}] * 2))
-    assert not plain([torch.zeros(2, requires_grad=True)])
-    assert not plain(UserDict(x=torch.zeros(2)))
+    assert is_copyable(default_collate([{"x": torch.zeros(2), "name": "a", "n": 1}] * 2))
+    assert not is_copyable([torch.zeros(2, requires_grad=True)])
+    assert not is_copyable(UserDict(x=torch.zeros(2)))
     assert isinstance(default_collate([UserDict(x=torch.zeros(2))])["x"], Tensor)
 
 
 class OneBuffer(Dataset[Any]):
-    """Every sample is made in the same memory."""
+    """Makes every sample in the same memory."""
 
     def __init__(self) -> None:
         self.buffer = torch.zeros(3)
@@ -105,7 +105,7 @@ class OneBuffer(Dataset[Any]):
 
 
 class Mutates(OneBuffer):
-    """Asked for a sample, it changes that."""
+    """Changes its own sample each time it is fetched."""
 
     def __init__(self) -> None:
         self.rows = torch.arange(36.0).view(12, 3)

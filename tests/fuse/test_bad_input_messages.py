@@ -16,7 +16,7 @@ from shoal.fuse.array import ModelArray
 from shoal.fuse.grads import clip_grad_norm_, clip_grad_value_
 from shoal.fuse.optim.fused import FusedOptimizer, fuse_optimizers
 from shoal.fuse.scaler import GradScaler
-from shoal.fuse.step import TrainingStep, Way
+from shoal.fuse.step import StepMode, TrainingStep
 
 MEMBERS = 3
 X = torch.randn(5, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(7))
@@ -51,7 +51,7 @@ LOSSES = {
 
 @pytest.mark.parametrize("way", ["eager", "plain"])
 @pytest.mark.parametrize(("fn", "message"), LOSSES.values(), ids=LOSSES)
-def test_losses(fn: Callable[..., Any], message: str, way: Way) -> None:
+def test_losses(fn: Callable[..., Any], message: str, way: StepMode) -> None:
     array = array_of()
     step = TrainingStep(array, optimizer_of(array), fn, ways=(way,))
     with pytest.raises(FusionError, match=message):
@@ -60,7 +60,7 @@ def test_losses(fn: Callable[..., Any], message: str, way: Way) -> None:
 
 
 @pytest.mark.parametrize("way", ["eager", "plain"])
-def test_losses_of_one_element_are_scalars(way: Way) -> None:
+def test_losses_of_one_element_are_scalars(way: StepMode) -> None:
     array = array_of()
     step = TrainingStep(array, optimizer_of(array), lambda model, x: loss(model, x).view(1), ways=(way,))
     assert step(X).shape == (MEMBERS,)

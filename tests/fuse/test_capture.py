@@ -19,7 +19,7 @@ from shoal.fuse.array import ModelArray
 from shoal.fuse.capture import CapturedStep
 from shoal.fuse.micro_batches import MicroBatches
 from shoal.fuse.optim.fused import FusedOptimizer, fuse_optimizers
-from shoal.fuse.step import TrainingStep, Way
+from shoal.fuse.step import StepMode, TrainingStep
 
 
 class Small(nn.Module):
@@ -280,7 +280,7 @@ class Completing(nn.Module):
 
 @pytest.mark.parametrize("way", ["plain", "eager"])
 @pytest.mark.parametrize("count", [1, 2])
-def test_what_members_have_completed_is_no_change(count: int, way: Way) -> None:
+def test_what_members_have_completed_is_no_change(count: int, way: StepMode) -> None:
     models = [Completing().double() for _ in range(count)]
     array = fuse(models)
     optimizer = fuse_optimizers([torch.optim.SGD(m.parameters(), lr=0.1) for m in models], array)

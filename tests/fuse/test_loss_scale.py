@@ -17,7 +17,7 @@ from shoal.fuse.loss_scale import LossScale
 from shoal.fuse.micro_batches import MicroBatches
 from shoal.fuse.optim.fused import fuse_optimizers
 from shoal.fuse.scaler import GradScaler
-from shoal.fuse.step import TrainingStep, Way
+from shoal.fuse.step import StepMode, TrainingStep
 
 X = torch.randn(6, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 SETTINGS: dict[str, Any] = {"init_scale": 8.0, "growth_interval": 2}
@@ -74,7 +74,7 @@ def state_of(optimizer: Optimizer) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("make", MAKES.values(), ids=MAKES)
 @pytest.mark.parametrize("accumulated", [False, True])
 def test_equals_loops_with_a_scaler_each(
-    ways: tuple[Way, ...], make: Callable[[nn.Module, int], Optimizer], accumulated: bool
+    ways: tuple[StepMode, ...], make: Callable[[nn.Module, int], Optimizer], accumulated: bool
 ) -> None:
     check_course(COURSE, ways, make, accumulated)
 
@@ -86,7 +86,7 @@ def test_a_member_that_left_out_a_plain_step_counts_less_in_eager_ones() -> None
 
 def check_course(
     course: Sequence[int],
-    ways: tuple[Way, ...],
+    ways: tuple[StepMode, ...],
     make: Callable[[nn.Module, int], Optimizer],
     accumulated: bool = False,
 ) -> None:
@@ -136,7 +136,7 @@ def check_course(
 
 
 @pytest.mark.parametrize("way", ["eager", "plain"])
-def test_an_overflow_changes_nothing_for_the_others(way: Way) -> None:
+def test_an_overflow_changes_nothing_for_the_others(way: StepMode) -> None:
     """Bitwise: an array beside the same array in which one member never overflows."""
     found = []
     for course in (COURSE, [overflows & ~0b010 for overflows in COURSE]):
@@ -160,7 +160,7 @@ def test_a_step_with_a_loss_scale_is_neither_captured_nor_compiled() -> None:
     def never(seconds: float) -> bool:
         raise AssertionError(seconds)
 
-    ways: tuple[Way, ...] = ("eager", "captured", "compiled")
+    ways: tuple[StepMode, ...] = ("eager", "captured", "compiled")
     step = TrainingStep(array, optimizer, loss, ways, compiling=never, scaler=GradScaler(array))
     while step.way is None:
         step((X, torch.tensor(0)))

@@ -20,7 +20,7 @@ from shoal.fuse.api import fuse
 from shoal.fuse.array import ModelArray
 from shoal.fuse.capture import CapturedStep
 from shoal.fuse.optim.fused import FusedOptimizer, fuse_optimizers
-from shoal.fuse.step import PATIENCE, TrainingStep, Way
+from shoal.fuse.step import PATIENCE, StepMode, TrainingStep
 
 X = torch.randn(6, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 Y = torch.tensor([0, 1, 2, 0, 1, 2])
@@ -111,7 +111,7 @@ def test_what_was_fastest_so_far_is_timed_again_beside_what_is_made_later(monkey
     def clock() -> float:
         return now
 
-    def run(way: Way, batch: Any) -> Tensor:
+    def run(way: StepMode, batch: Any) -> Tensor:
         nonlocal now
         now += passed[way]
         return torch.zeros(1)
@@ -131,14 +131,14 @@ def test_what_was_fastest_so_far_is_timed_again_beside_what_is_made_later(monkey
 
 @pytest.mark.parametrize(("seconds", "chosen"), [(0.97, "plain"), (0.9, "compiled")])
 def test_a_way_that_has_to_be_made_must_win_by_a_margin(
-    seconds: float, chosen: Way, monkeypatch: pytest.MonkeyPatch
+    seconds: float, chosen: StepMode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     array, optimizer = array_of(1, 0.0)
     step = TrainingStep(array, optimizer, loss, ("plain", "compiled"), compiling=lambda seconds: True)
     passed = {"plain": 1.0, "compiled": seconds}
     now = 0.0
 
-    def run(way: Way, batch: Any) -> Tensor:
+    def run(way: StepMode, batch: Any) -> Tensor:
         nonlocal now
         now += passed[way]
         return torch.zeros(1)
@@ -154,10 +154,10 @@ def test_a_way_that_has_to_be_made_must_win_by_a_margin(
 class Clock:
     """Each step takes the seconds of its way, of which the first one takes ten times as many."""
 
-    def __init__(self, seconds: dict[Way, float]) -> None:
+    def __init__(self, seconds: dict[StepMode, float]) -> None:
         self.seconds = seconds
         self.now = 0.0
-        self.took: list[Way] = []
+        self.took: list[StepMode] = []
 
     def __call__(self) -> float:
         return self.now
@@ -166,7 +166,7 @@ class Clock:
         for way, run in list(step._runs.items()):
             step._runs[way] = self._timed(way, run)
 
-    def _timed(self, way: Way, run: Callable[[Any], Tensor]) -> Callable[[Any], Tensor]:
+    def _timed(self, way: StepMode, run: Callable[[Any], Tensor]) -> Callable[[Any], Tensor]:
         def timed(batch: Any) -> Tensor:
             self.now += self.seconds[way] * (1 if way in self.took else 10)
             self.took.append(way)
@@ -185,7 +185,7 @@ class Clock:
         (1.0e-4, 1.1e-4, "eager", 54),  # short ones more often
     ],
 )
-def test_the_fastest_way_is_kept(eager: float, plain: float, chosen: Way, steps: int) -> None:
+def test_the_fastest_way_is_kept(eager: float, plain: float, chosen: StepMode, steps: int) -> None:
     clock = Clock({"eager": eager, "plain": plain})
     array, optimizer = array_of(2)
     step = TrainingStep(array, optimizer, loss, clock=clock)
@@ -258,7 +258,7 @@ def test_a_parameter_that_only_some_members_use() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return self.a(x) + self.b(x) if float(self.a.bias.detach().sum()) > 0.3 else self.a(x)
 
-    def run(way: Way) -> list[dict[str, Tensor]]:
+    def run(way: StepMode) -> list[dict[str, Tensor]]:
         models = build(Some, 3)
         for model, bias in zip(models, (0.0, 0.2, 0.0), strict=True):
             nn.init.constant_(model.a.bias, bias)

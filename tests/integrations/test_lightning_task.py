@@ -304,10 +304,10 @@ def check_one_array(trials: list[Trial]) -> None:
     """Trials have one fusion key, and a step of them as an array gives each the loss of its step alone."""
     task = LightningTask(Classifier, Data())
     sets = DataSets(task, CPU)
-    keys, failed, _ = SignatureBuilder(task, sets).survey(trials)
+    keys, failed, _ = SignatureBuilder(task, sets).find_keys(trials)
     assert not failed
     assert len(set(keys.values())) == 1
-    batch = next(sets.of(trials[0].config)[0].walk(next(iter(keys.values())).batch_size))
+    batch = next(sets.of(trials[0].config)[0].iterate(next(iter(keys.values())).batch_size))
 
     def step(*some: Trial) -> Tensor:
         stepper = FusedStepper(task, [build(task, Member(each, 0, 1), CPU) for each in some])

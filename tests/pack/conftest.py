@@ -1,4 +1,4 @@
-"""One thread, and nothing that depends on the machine's speed."""
+"""Fixtures: one thread, and no autotuning, which would depend on the speed of the machine."""
 
 from quiet import no_autotuning, one_thread
 

@@ -1,4 +1,4 @@
-"""Members of a pack equal the same models trained alone on the same rows; what a pack refuses, and who leaves it."""
+"""Members of a pack equal the same models trained alone on the same rows; refused arguments; members that leave."""
 
 import copy
 import gc
@@ -56,13 +56,13 @@ def of(kind: Any) -> Callable[[nn.Module], torch.optim.Optimizer]:
 
 
 def epoch(size: int) -> Iterator[list[Tensor]]:
-    """Batches of the loader."""
+    """Return the batches of the loader."""
     order = torch.randperm(SAMPLES, generator=torch.Generator().manual_seed(3))
     return iter(DataLoader(TensorDataset(X[order], Y[order]), batch_size=size))
 
 
 def alone(model: nn.Module, kind: Any, size: int, epochs: int = 2) -> tuple[list[Tensor], torch.optim.Optimizer]:
-    """A plain loop."""
+    """Train in a plain loop."""
     optimizer = kind(model.parameters())
     losses = []
     for _ in range(epochs):
@@ -177,7 +177,7 @@ def test_every_row_is_seen_once_and_in_order() -> None:
 
 
 class Pair(nn.Module):
-    """Takes a dict."""
+    """Takes a dict as its batch."""
 
     def __init__(self) -> None:
         super().__init__()

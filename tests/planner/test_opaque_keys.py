@@ -8,7 +8,7 @@ from shoal.core.trial import Trial
 from shoal.planner.planner import Planner
 from shoal.schedule.registry import make_policy
 from shoal.study.config import opaque_key
-from shoal.worker.opaque.usage_monitor import watched
+from shoal.worker.opaque.usage_monitor import program_profile
 
 
 def cluster(devices: int) -> Cluster:
@@ -42,7 +42,7 @@ def test_an_opaque_key_without_a_profile_gets_a_whole_device() -> None:
 
 
 def test_opaque_keys_with_profiles_share_a_device_in_separate_processes() -> None:
-    placement = planner(watched(1.0, 300, 0.3, 1.0)).plan(waiting(5), [], cluster(1), 0.0)
+    placement = planner(program_profile(1.0, 300, 0.3, 1.0)).plan(waiting(5), [], cluster(1), 0.0)
     assert [len(job.arrays) for job, _ in placement.starts] == [1, 1, 1]
     assert [job.demand.memory for job, _ in placement.starts if job.demand] == [300, 300, 300]
     assert placement.refusals.keys() == {3, 4}
@@ -50,7 +50,7 @@ def test_opaque_keys_with_profiles_share_a_device_in_separate_processes() -> Non
 
 
 def test_no_member_joins_a_running_program() -> None:
-    profile = watched(1.0, 900, 0.9, 1.0)
+    profile = program_profile(1.0, 900, 0.9, 1.0)
     (first, key), *others = waiting(3)
     device = cluster(1).device("cpu:0")
     running = [(Job("job-running", (Array(key, (first,), profile),)), device)]

@@ -146,7 +146,7 @@ def test_a_command_that_is_to_stop_is_let_report_what_it_has_saved(tmp_path: Pat
     ):
         if isinstance(event, Reported):
             steps += [report.epoch for report in event.reports]
-        if steps == [1] and not control.noticed:
+        if steps == [1] and not control.stop_noticed:
             while (live / "state").read_text() != "2":
                 time.sleep(0.005)
             control.stop()

@@ -170,12 +170,12 @@ def test_what_a_task_makes_that_fits_no_checkpoint_ends_the_run(
     before = table(study)
     with monkeypatch.context() as patch:
         patch.setattr(tasks.InterruptedAfter, method, edit)
-        run._prepared.cache_clear()  # else this process has the trials at hand
+        run._cached_state.cache_clear()  # else this process has the trials at hand
         with pytest.raises(UnusableTaskError, match=words) as caught:
             shoal.resume(study.directory, show_progress=False)
         assert "Undo that, or start a new study" in str(caught.value)
         check_open(study, before)
-        run._prepared.cache_clear()
+        run._cached_state.cache_clear()
         if method == "model":
             with pytest.raises(UnusableTaskError, match=words):
                 study.best_model()
@@ -192,7 +192,7 @@ def test_one_trial_that_fits_no_checkpoint_ends_the_run_in_any_order(
     monkeypatch.setattr(
         tasks.InterruptedAfter, "model", lambda task, config: tasks.mlp(6, 8 if config["lr"] == 0.01 else 9, 3)
     )
-    run._prepared.cache_clear()
+    run._cached_state.cache_clear()
     with pytest.raises(UnusableTaskError, match=r"model .* does not fit the checkpoint of trial 1"):
         shoal.resume(study.directory, show_progress=False)
     after = shoal.Study(study.directory)

@@ -42,7 +42,7 @@ from shoal.results import Study
 from shoal.schedule.base import JobView, Plan
 from shoal.schedule.knapsack import Fifo
 from shoal.study.interventions import STUDY_PAUSED
-from shoal.worker.files import checkpoints, folder
+from shoal.worker.checkpoint_paths import checkpoint_directory, checkpoint_files
 
 Then = tuple[Callable[[Sequence[TrialRow]], bool], Callable[[Study], object]]
 """When something is to be asked, by the trials as they are then; and what."""
@@ -548,9 +548,9 @@ def test_a_trial_is_added_to_a_study_that_has_ended_and_another_by_someone_else(
 
 def saved(stage: Stage, number: int, *names: str) -> None:
     """As if a worker had written these checkpoints."""
-    folder(stage.directory, number).mkdir(parents=True)
+    checkpoint_directory(stage.directory, number).mkdir(parents=True)
     for name in names:
-        (folder(stage.directory, number) / name).write_bytes(b"what it has learnt")
+        (checkpoint_directory(stage.directory, number) / name).write_bytes(b"what it has learnt")
 
 
 def test_a_clone_goes_on_from_the_newest_end_of_an_epoch_that_is_saved(tmp_path: Path) -> None:
@@ -566,7 +566,7 @@ def test_a_clone_goes_on_from_the_newest_end_of_an_epoch_that_is_saved(tmp_path:
     row = rows_of(stage)[ADDED]
     assert (row.state, row.epoch, row.trial.origin) == (TrialState.COMPLETE, 5, Origin(1, 2))
     assert [(m.trial.number, m.start, m.target) for job in carrier.trained() for m in job] == [(ADDED, 2, 5)]
-    assert [path.name for path in checkpoints(stage.directory, ADDED)] == ["000002-000000-0badcafe.pt"]
+    assert [path.name for path in checkpoint_files(stage.directory, ADDED)] == ["000002-000000-0badcafe.pt"]
     with closing(stage.open()) as journal:
         (each,) = journal.interventions()
     assert intervention_text(each).endswith(f"clone {ADDED} of trial 1, from its weights at epoch 2")
@@ -576,7 +576,7 @@ def test_a_clone_whose_checkpoint_is_gone_fails_and_the_others_go_on(tmp_path: P
     stage = half_way(tmp_path)
     saved(stage, 0, "000001-000000-0badcafe.pt")
     Study(stage.directory).clone(0)
-    for path in checkpoints(stage.directory, 0):
+    for path in checkpoint_files(stage.directory, 0):
         path.unlink()
     stage.run(backend())
     assert rows_of(stage)[ADDED].state is TrialState.FAILED

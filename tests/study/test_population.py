@@ -14,7 +14,7 @@ import shoal
 from shoal.core.trial import Trial, TrialState
 from shoal.data.loader import epoch_order
 from shoal.journal.view import JournalView
-from shoal.worker.files import folder
+from shoal.worker.checkpoint_paths import checkpoint_directory
 
 EPOCHS = 6
 
@@ -117,7 +117,7 @@ def test_a_copy_whose_parent_has_lost_its_checkpoint_fails_with_the_reason(
 
     def forgetful(runtime: Any, directory: Path) -> None:
         end_epoch(runtime, directory)
-        for path in folder(directory, runtime.trial.number).glob("000002-*.pt"):
+        for path in checkpoint_directory(directory, runtime.trial.number).glob("000002-*.pt"):
             os.unlink(path)
 
     monkeypatch.setattr(shoal.worker.trial_runtime.TrialRuntime, "save", forgetful)  # type: ignore[attr-defined]

@@ -238,7 +238,7 @@ def test_parts_of_tensor_data_sets_lie_on_the_device() -> None:
     part, _ = random_split(whole, [6, 4], generator=torch.Generator().manual_seed(0))
     batches = Batches(part, torch.device("cpu"), "training")
     assert batches._resident is not None
-    (got,) = batches.walk(6)
+    (got,) = batches.iterate(6)
     assert got[0].tolist() == list(part.indices)
     assert torch.equal(got[1], got[0] * 2)
 

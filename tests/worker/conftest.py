@@ -1,4 +1,4 @@
-"""Studies on small models: a job history of its own for each test, and one thread."""
+"""Fixtures for studies on small models: a job history per test, and one thread."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +14,7 @@ def own_history(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True, scope="module")
 def one_thread() -> Iterator[None]:
-    """Also of a job in this process, which would take all cores: on small tensors threads only wait for each other."""
+    """Limit jobs in this process to one thread; with small tensors, threads only wait for each other."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     with pytest.MonkeyPatch.context() as patch:

@@ -1,4 +1,4 @@
-"""A small task in double precision, and a job of it in this process."""
+"""A small float64 task, and helpers that train its jobs in this process."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -28,7 +28,7 @@ Y = torch.randn(SAMPLES, 2, generator=torch.Generator().manual_seed(1), dtype=to
 
 
 class Small(Task):
-    """Three steps an epoch."""
+    """Small regression task with three steps per epoch."""
 
     def data(self, config: Any) -> Any:
         return TensorDataset(X, Y), TensorDataset(X[:6], Y[:6])
@@ -59,7 +59,7 @@ def runtimes(task: Task, trials: Sequence[Trial]) -> list[TrialRuntime]:
 
 
 class StopsAfter(JobControl):
-    """Lets a job go on for so many looks at whether it is to stop; it looks before each step."""
+    """Stops a job after a number of polls; the job polls before each step."""
 
     def __init__(self, looks: int) -> None:
         super().__init__(prompt=True)
@@ -77,11 +77,11 @@ def work(
     directory: Path,
     members: Sequence[Member],
     control: JobControl | None = None,
-    paused: TrialCache | None = None,
+    trial_cache: TrialCache | None = None,
 ) -> list[Report]:
-    """What the trials of a job report."""
+    """Return the reports of the trials of a job."""
     sets = DataSets(task, CPU)
-    worker_state = WorkerState(task, sets, paused or TrialCache(), CPU, directory)
+    worker_state = WorkerState(task, sets, trial_cache or TrialCache(), CPU, directory)
     job = Job("job", (Array(FusionKey("net", "data", SIZE), tuple(members)),))
     trainer = Trainer(
         job, worker_state, SignatureBuilder(task, sets), control or JobControl(prompt=True), checkpoint_seconds=30.0
@@ -90,6 +90,6 @@ def work(
 
 
 def search(task: Task, space: Mapping[str, Any], directory: Path, **arguments: Any) -> shoal.Study:
-    """`shoal.tune` in this process, by the validation loss unless another metric is named."""
+    """Run `shoal.tune` in this process, by the validation loss unless another metric is named."""
     usual: dict[str, Any] = {"metric": "valid_loss", "mode": "min", "backend": "inline", "show_progress": False}
     return shoal.tune(task, space, directory=directory, **{**usual, **arguments})

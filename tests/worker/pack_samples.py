@@ -1,4 +1,4 @@
-"""Trials of different structures, batch sizes and optimizers, trained in one job or each alone."""
+"""Helpers that train trials of different structures, batch sizes and optimizers, in one job or each alone."""
 
 import random
 from collections import Counter
@@ -51,7 +51,7 @@ OPTIMIZERS: dict[str, Any] = {
 
 
 class Mixed(Task):
-    """Small models of several kinds; one asks for a number of its own, and so is not an array."""
+    """Has small models of several kinds; one of them reads a number, so it cannot be fused."""
 
     def data(self, config: Any) -> tuple[Any, Any]:
         generator = torch.Generator().manual_seed(0)
@@ -88,7 +88,7 @@ class Mixed(Task):
 
 
 class Counted(Dataset[Any]):
-    """Samples that are made one by one, each time it is noted which."""
+    """Data set that records which samples are fetched."""
 
     def __init__(self, whole: TensorDataset) -> None:
         self.whole = whole
@@ -107,14 +107,14 @@ class Counted(Dataset[Any]):
 
 
 class Disturbed(Counted):
-    """Other numbers at each epoch, from all three generators."""
+    """Adds noise from all three generators, different in each epoch."""
 
     def noise(self) -> Any:
         return 0.1 * torch.rand(5) + 0.1 * random.random() + 0.1 * np.random.rand()
 
 
 class Decoded(Mixed):
-    """Samples that have to be made."""
+    """Has samples that must be decoded."""
 
     def data(self, config: Any) -> tuple[Any, Any]:
         train, valid = super().data(config)
@@ -123,7 +123,7 @@ class Decoded(Mixed):
 
 
 class Features(Dataset[Any]):
-    """What a frozen base makes of samples."""
+    """Features that a frozen base model computes from samples."""
 
     def __init__(self, whole: TensorDataset) -> None:
         torch.manual_seed(3)
@@ -142,7 +142,7 @@ class Features(Dataset[Any]):
 
 
 class Featured(Mixed):
-    """A frozen featuriser before all models, as part of the samples."""
+    """Computes features by a frozen base model in the data set."""
 
     def data(self, config: Any) -> tuple[Any, Any]:
         train, valid = super().data(config)
@@ -151,7 +151,7 @@ class Featured(Mixed):
 
 
 class Augmented(Mixed):
-    """Samples that are disturbed in each batch anew."""
+    """Has random augmentation that differs in each batch."""
 
     def data(self, config: Any) -> tuple[Any, Any]:
         train, valid = super().data(config)
@@ -160,13 +160,13 @@ class Augmented(Mixed):
 
 
 class SharedNoise(Augmented):
-    """Samples that are disturbed in each epoch anew, for all trials alike."""
+    """Has random augmentation that differs in each epoch and is shared by all trials."""
 
     shared_augmentation = True
 
 
 class DrawsItself(Mixed):
-    """A loss with numbers of Python's and of torch's generators, beside samples that have to be made."""
+    """Has a loss that draws from the generators of Python and torch, and samples that must be decoded."""
 
     def data(self, config: Any) -> tuple[Any, Any]:
         train, valid = super().data(config)
@@ -177,7 +177,7 @@ class DrawsItself(Mixed):
 
 
 class DrawsLate(Mixed):
-    """A loss that draws numbers of all three generators, but in the last, partial batch of an epoch alone."""
+    """Has a loss that draws from all three generators, but only in the last, partial batch of an epoch."""
 
     def loss(self, model: nn.Module, batch: Any) -> Tensor:
         loss = super().loss(model, batch)
@@ -196,7 +196,7 @@ def trial(number: int) -> Trial:
 
 
 class Shop:
-    """A process that trains jobs of a task; `run` yields what a job does."""
+    """Worker process that trains jobs of a task; `run` yields the events of a job."""
 
     def __init__(self, task: Task, directory: Path) -> None:
         self.sets = DataSets(task, CPU)
@@ -207,7 +207,7 @@ class Shop:
         return self.signature_builder.key(trial(number))
 
     def arrays(self, members: Iterable[Member]) -> tuple[Array, ...]:
-        """The members by their keys."""
+        """Group members into arrays by their keys."""
         by_key: dict[FusionKey, list[Member]] = {}
         for member in members:
             by_key.setdefault(self.key(member.trial.number), []).append(member)
@@ -229,7 +229,7 @@ def reports_in(events: Iterable[Event]) -> list[Report]:
 
 @cache
 def alone(kind: str, number: int) -> tuple[dict[int, Any], dict[str, Tensor]]:
-    """What a trial reports and becomes without any company."""
+    """Return the reports and the final weights of a trial that trains alone."""
     with TemporaryDirectory() as folder:
         events = Shop(TASKS[kind](), Path(folder)).run([whole(number)])
         checkpoint = load_newest(Path(folder), number)

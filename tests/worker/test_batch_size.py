@@ -1,4 +1,4 @@
-"""What a task may return as its batch size."""
+"""Values that a task may return as its batch size, and values that are refused."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from shoal.worker.step_settings import batch_size
 
 
 class Sized:
-    """As much of a task as has a batch size."""
+    """Minimal task with a batch size."""
 
     def __init__(self, returned: Any) -> None:
         self.returned = returned

@@ -43,7 +43,7 @@ def test_the_newest_is_the_furthest_one(tmp_path: Path) -> None:
 
 
 def test_one_from_before_takes_the_place_of_damaged_ones_beyond_it(tmp_path: Path) -> None:
-    """Training went on from an old one, so what lies beyond it can only be damaged."""
+    """Training continued from an old checkpoint, so later checkpoints must be damaged."""
     save(tmp_path, checkpoint(1))
     newest = save(tmp_path, checkpoint(2))
     newest.write_bytes(b"")

@@ -1,4 +1,4 @@
-"""Compiled steps are taken where they pay, and only there; the numbers stay the same."""
+"""Steps are compiled only if compiling saves time, and compiled steps give the same results."""
 
 from typing import Any
 
@@ -36,7 +36,7 @@ def members() -> tuple[ModelArray, FusedOptimizer]:
 
 
 class Captured:
-    """In place of a compiled step: an eager one that takes as long as it is told."""
+    """Replaces a compiled step by an eager one with a given duration."""
 
     taken = 0
     delay = 0.0
@@ -69,7 +69,7 @@ class Captured:
 
 
 class Clock:
-    """Seconds that pass only where they are told to: one per look, which is an eager step's time."""
+    """Simulated clock that advances by the time of one eager step per read."""
 
     now = 0.0
 
@@ -115,14 +115,16 @@ def test_choice(profile: Profile, delay: float, steps: int, kept: bool | None, m
     slow = 2  # steps until it is clear
     # The best of the others takes turns with it.
     assert Captured.taken == {True: total - uncaptured - slow, False: slow, None: 0}[kept]
-    assert chosen.finding is not None
-    assert chosen.finding.fused_gain == {2: 1.0}
-    assert chosen.finding.step_seconds.keys() == profile.step_seconds.keys() | {2}, "the time of a larger size is new"
+    assert chosen.new_profile is not None
+    assert chosen.new_profile.fused_gain == {2: 1.0}
+    assert chosen.new_profile.step_seconds.keys() == profile.step_seconds.keys() | {2}, (
+        "the time of a larger size is new"
+    )
     if kept is None:
-        assert chosen.finding.compiled_gain == profile.compiled_gain
+        assert chosen.new_profile.compiled_gain == profile.compiled_gain
     else:
-        assert (chosen.finding.compiled_gain[2] > 1) is kept
-        assert chosen.finding.compile_seconds > 0
+        assert (chosen.new_profile.compiled_gain[2] > 1) is kept
+        assert chosen.new_profile.compile_seconds > 0
 
 
 def test_a_batch_of_another_shape_runs_eagerly(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,6 +149,6 @@ def test_a_step_that_cannot_be_compiled_is_not_tried_again(monkeypatch: pytest.M
     chosen = AdaptiveStep(array, optimizer, loss, KNOWN, 10**6, Clock.look)
     for _ in range(2 * (RaceRules.min_runs + 1)):
         chosen.step(X)
-    assert chosen.finding is not None
-    assert chosen.finding.compiled_gain[2] == 1.0
-    assert not compiling_pays(chosen.finding, 2, 1.0, 10**9)
+    assert chosen.new_profile is not None
+    assert chosen.new_profile.compiled_gain[2] == 1.0
+    assert not compiling_pays(chosen.new_profile, 2, 1.0, 10**9)

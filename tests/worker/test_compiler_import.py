@@ -1,4 +1,4 @@
-"""A worker does not wait for torch's compiler, and the compiler still works after it."""
+"""A worker does not import torch's compiler, and the compiler still works if it is imported later."""
 
 import subprocess
 import sys

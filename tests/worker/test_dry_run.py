@@ -1,4 +1,4 @@
-"""A few real steps of some configurations, alone, fused and in one process."""
+"""The dry run takes a few real steps of some configurations: alone, fused and packed."""
 
 import logging
 import math
@@ -29,7 +29,7 @@ FETCH_SECONDS = 0.0003
 
 
 class Slow(Dataset):
-    """Samples that take long to decode."""
+    """Has samples that take long to decode."""
 
     def __init__(self, samples):
         self.x = torch.linspace(-1, 1, 8 * samples).view(samples, 8)
@@ -76,7 +76,7 @@ def history(tmp_path):
 
 @pytest.fixture
 def fusing_pays(monkeypatch):
-    """However long steps take here."""
+    """Make fused steps faster, independently of the machine."""
 
     def measured(*arguments):
         return replace(measure(*arguments), step_seconds={1: 1e-3, 16: 1e-3}, fuse_seconds={})
@@ -141,7 +141,7 @@ def test_arrays_of_other_data_stay_apart(history):
 
 
 def test_what_a_pack_gains_is_planned_with(history, monkeypatch):
-    """And is known to the next search."""
+    """The measured gain is also used by the next search."""
     monkeypatch.setattr("shoal.dry_run.run._measure_pack_speed", lambda arrays, worker_state: 0.5)
     found = tried([{"data": "slow", "width": 4}, {"data": "slow", "width": 6}], history)
     structures = sorted(each.array.key.steps for each in found.arrays)

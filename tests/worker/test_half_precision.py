@@ -1,4 +1,4 @@
-"""Float16 with a loss scale for each trial: as in a loop with a `torch.amp.GradScaler`, alone, fused and resumed."""
+"""Float16 training with a loss scale per trial equals a loop with `GradScaler`: alone, fused and resumed."""
 
 import random
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ from shoal.fuse.generators import seed_all
 from shoal.task import Task
 from shoal.worker import array_trainer
 from shoal.worker.checkpoint import load_newest
-from shoal.worker.files import copy_checkpoint
+from shoal.worker.checkpoint_paths import copy_checkpoint
 from shoal.worker.fused_stepper import FusedStepper
 from shoal.worker.stepper import PlainStepper
 
@@ -34,7 +34,7 @@ HARD = torch.arange(SAMPLES) == 5
 
 
 class Weighted(nn.Module):
-    """A net and the weight of the hard sample in its loss."""
+    """Network with the weight of the hard sample in its loss."""
 
     def __init__(self, weight: float) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ class Weighted(nn.Module):
 
 
 class Half(Task):
-    """Three steps an epoch, one of them with the hard sample."""
+    """Has three steps per epoch, one of them with the hard sample."""
 
     def data(self, config: Any) -> Any:
         x, y = X.float(), Y.float()
@@ -73,7 +73,7 @@ class Half(Task):
 
 
 class All(Half):
-    """Accumulation, clipping, averages, a schedule of steps, and epochs of three steps where a pass has two."""
+    """Combines accumulation, clipping, averages, a schedule of steps, and epochs of three steps with passes of two."""
 
     scheduler_interval = "step"
 
@@ -99,7 +99,7 @@ def passes(task: Task, one: Trial, number: int) -> list[tuple[Tensor, ...]]:
 
 
 def plain(task: Task, one: Trial, epochs: int = EPOCHS) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Weights, with averages in their place, and state of the scaler of a loop as a user writes it."""
+    """Return the weights, averaged if asked for, and the scaler state of a plain loop."""
     seed_all(one.seed, CPU)
     model: Any = task.model(one.config)
     optimizer = task.optimizer(model, one.config)
@@ -129,7 +129,7 @@ def plain(task: Task, one: Trial, epochs: int = EPOCHS) -> tuple[dict[str, Tenso
 
 
 def train_plainly(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let all trials train as plain PyTorch from their first step on."""
+    """Train all trials in plain PyTorch from their first step on."""
     monkeypatch.setattr(array_trainer, "make_stepper", lambda task, chosen, *_: PlainStepper(task, chosen))
 
 
@@ -167,7 +167,7 @@ def test_weights_and_scales_equal_those_of_a_plain_loop(
 
 
 class AllHard(Half):
-    """Every sample is hard; an epoch has twenty steps."""
+    """Has only hard samples, and twenty steps per epoch."""
 
     def steps_per_epoch(self, config: Any) -> int | None:
         return 20
@@ -194,7 +194,7 @@ def test_a_trial_that_overflows_in_every_step_fails_in_words(
 
 
 class Spikes(Half):
-    """The loss of a batch with the hard sample is infinite at weights like 2**100, and so are its gradients."""
+    """Has an infinite loss with infinite gradients for a batch with the hard sample at weights like 2**100."""
 
     def loss(self, model: Any, batch: Any) -> Tensor:
         return super().loss(model, batch) * torch.where(batch[2].any(), model.weight, 1.0)
@@ -213,7 +213,7 @@ def test_an_infinite_loss_whose_step_is_left_out_fails_no_trial(members: int, tm
 
 
 class Blind(Half):
-    """The loss is infinite, but its gradient is not, so its step is taken."""
+    """Has an infinite loss with finite gradients, so its step is taken."""
 
     def loss(self, model: Any, batch: Any) -> Tensor:
         return super().loss(model, batch) + torch.where(model.weight > 1, torch.inf, 0.0)
@@ -267,7 +267,7 @@ def test_weights_in_float16_are_refused() -> None:
 
 
 class Draws(torch.optim.SGD):
-    """Draws a number that each member must have of its own, which is seen after the step."""
+    """Draws a number per member, which is detected only after the step."""
 
     def step(self, closure: Any = None) -> Any:
         random.random()

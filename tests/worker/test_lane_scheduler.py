@@ -1,4 +1,4 @@
-"""How lanes take turns: the choice between the ways, and what each way does, with a clock that the lanes move on."""
+"""The lane scheduler: the behaviour of each schedule, and the choice of the fastest one, with a simulated clock."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,7 +14,7 @@ GPU = torch.device("cuda", 0)
 
 
 class World:
-    """A clock, and who stepped last."""
+    """Simulated clock that records which lane stepped last."""
 
     def __init__(self, switch: float = 0.0, fetch: float = 0.0, on_stream: float = 1.0) -> None:
         self.now = 0.0
@@ -44,7 +44,7 @@ class World:
 
 
 class FakeStream:
-    """Stands for a CUDA stream: which one is in use, and how often one waited for another."""
+    """Fake CUDA stream that records which stream is in use, and how often one waited for another."""
 
     used: "FakeStream | None" = None
 
@@ -64,7 +64,7 @@ def use(stream: FakeStream) -> Iterator[None]:
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> torch.device:
-    """A device with streams, as far as turns ask for them."""
+    """Return a fake device with streams."""
     monkeypatch.setattr(torch.cuda, "Stream", FakeStream)
     monkeypatch.setattr(torch.cuda, "current_stream", FakeStream)
     monkeypatch.setattr(torch.cuda, "stream", use)
@@ -95,7 +95,7 @@ class Fake:
     position: int = 0
 
     @property
-    def place(self) -> tuple[str, int] | None:
+    def pass_position(self) -> tuple[str, int] | None:
         return None if self.walk is None else (self.walk, self.position % self.ends)
 
     def advance(self) -> bool:
@@ -113,10 +113,10 @@ def never() -> bool:
 
 
 def until_chosen(turns: LaneScheduler, lanes: list[Fake], rounds: int = 200) -> int:
-    """Rounds that it took."""
+    """Return the number of rounds until a schedule was chosen."""
     for number in range(rounds):
         assert turns.round(lanes, never) == []
-        if turns.way is not None and turns.span >= 64:
+        if turns.schedule is not None and turns.round_samples >= 64:
             return number + 1
     pytest.fail(f"nothing chosen after {rounds} rounds: {turns.seconds}")
 
@@ -136,7 +136,7 @@ def test_the_fastest_way_is_chosen(walk: str | None, on_stream: float, expected:
     lanes = [Fake(world, str(i), walk=walk) for i in range(2)]
     turns = LaneScheduler(gpu, world.clock)
     until_chosen(turns, lanes)
-    assert turns.way == expected
+    assert turns.schedule == expected
     assert set(turns.seconds) == {"turns" if walk is None else "steps", "streams"}
 
 
@@ -146,7 +146,7 @@ def test_where_there_is_one_way_nothing_is_measured(walk: str | None, expected: 
     lanes = [Fake(world, str(i), walk=walk) for i in range(3)]
     turns = LaneScheduler(CPU, world.clock)
     turns.round(lanes, never)
-    assert (turns.way, turns.seconds) == (expected, {})
+    assert (turns.schedule, turns.seconds) == (expected, {})
 
 
 def test_lanes_abreast_have_each_sample_fetched_once() -> None:
@@ -169,7 +169,7 @@ def test_lanes_that_come_at_different_places_of_an_epoch_meet() -> None:
 
 @pytest.mark.parametrize(("walk", "joins", "together"), [("epoch", 0, 500), ("epoch", 160, 500), ("another", 0, 300)])
 def test_a_lane_that_joins_catches_up_with_those_in_the_same_pass(walk: str, joins: int, together: int) -> None:
-    """They are level once the newcomer is at sample 500; one in another pass counts from where the others are."""
+    """The lanes are level once the new lane is at sample 500; a lane in another pass starts level with the others."""
     world = World(fetch=3e-4)
     lanes = [Fake(world, str(i), position=200, walk="epoch") for i in range(2)]
     turns = LaneScheduler(CPU, world.clock)
@@ -179,7 +179,7 @@ def test_a_lane_that_joins_catches_up_with_those_in_the_same_pass(walk: str, joi
     while newcomer.position < 500:
         turns.round([*lanes, newcomer], never)
     ahead = {"epoch": 0, "another": level}[walk]
-    assert all(abs(lane.position - newcomer.position - ahead) <= turns.span + 10 for lane in lanes)
+    assert all(abs(lane.position - newcomer.position - ahead) <= turns.round_samples + 10 for lane in lanes)
 
 
 def test_what_was_chosen_stays_and_costs_no_measuring(gpu: torch.device) -> None:
@@ -200,7 +200,7 @@ def test_a_way_is_tried_a_few_times(gpu: torch.device) -> None:
     lanes = [Fake(world, "a"), Fake(world, "b")]
     turns = LaneScheduler(gpu, world.clock)
     rounds = until_chosen(turns, lanes)
-    assert turns.way == "turns"
+    assert turns.schedule == "turns"
     doubling = 10  # of the span, while a round is short
     assert rounds <= doubling + 2 * (RULES.min_runs + 1)
 
@@ -213,7 +213,7 @@ def test_lanes_end_each_round_side_by_side() -> None:
         turns.round(lanes, never)
         positions = [lane.position for lane in lanes]
         assert max(positions) - min(positions) < 80
-    assert turns.span > 1000
+    assert turns.round_samples > 1000
 
 
 def test_single_steps_let_the_one_furthest_behind_go_first() -> None:
@@ -224,7 +224,7 @@ def test_single_steps_let_the_one_furthest_behind_go_first() -> None:
     while len(world.log) < 17:
         turns.round(lanes, never)
     assert "".join(world.log).startswith("abcaabaab" + "c"[:1])
-    assert turns.way is None
+    assert turns.schedule is None
     assert turns.seconds == {}
 
 
@@ -233,7 +233,7 @@ def test_one_lane_alone_runs_on_without_any_measuring(gpu: torch.device) -> None
     lane = Fake(world, "a", ends=1000)
     turns = LaneScheduler(gpu, world.clock)
     turns.round([lane], never)
-    assert turns.way == "turns"
+    assert turns.schedule == "turns"
     assert turns.seconds == {}
     assert lane.position == 1000
 
@@ -251,7 +251,7 @@ def test_a_lane_that_ends_an_epoch_is_left_alone_for_the_round() -> None:
         turns.round([short, long], never)
         assert short.position // 100 <= before // 100 + 1
         assert long.position >= short.position
-    assert turns.span > 100, "a round would lead over the end, but for the one that ends there"
+    assert turns.round_samples > 100, "a round would lead over the end, but for the one that ends there"
 
 
 def test_a_lane_with_nothing_to_do_stops_nobody() -> None:
@@ -272,11 +272,11 @@ def test_who_joins_starts_level_and_the_set_is_measured_anew(gpu: torch.device) 
     joined = Fake(world, "c")
     level = min(first.position, second.position)
     turns.round([first, second, joined], never)
-    assert turns.way is None
+    assert turns.schedule is None
     until_chosen(turns, [first, second, joined])
     assert abs(joined.position - (first.position - level)) <= 10
     turns.round([first, second], never)
-    assert turns.way == "turns", "what was known of the set of before is known still"
+    assert turns.schedule == "turns", "what was known of the set of before is known still"
 
 
 def test_lanes_that_are_not_settled_put_measuring_off_and_what_was_known_is_dropped(gpu: torch.device) -> None:
@@ -286,7 +286,7 @@ def test_lanes_that_are_not_settled_put_measuring_off_and_what_was_known_is_drop
     until_chosen(turns, lanes)
     lanes[1].settled = False
     turns.round(lanes, never)
-    assert turns.way is None
+    assert turns.schedule is None
     lanes[1].settled = True
     assert until_chosen(turns, lanes) > 1
 
@@ -304,13 +304,13 @@ def test_a_dropped_lane_is_forgotten() -> None:
     assert len(turns._searches) == 1
 
 
-@pytest.mark.parametrize("way", ["turns", "streams"])
-def test_who_raises_is_named_and_the_others_go_on(way: str, gpu: torch.device) -> None:
-    world = World(on_stream=0.5 if way == "streams" else 2.0)
+@pytest.mark.parametrize("schedule", ["turns", "streams"])
+def test_who_raises_is_named_and_the_others_go_on(schedule: str, gpu: torch.device) -> None:
+    world = World(on_stream=0.5 if schedule == "streams" else 2.0)
     good, bad = Fake(world, "good"), Fake(world, "bad")
     turns = LaneScheduler(gpu, world.clock)
     until_chosen(turns, [good, bad])
-    assert turns.way == way
+    assert turns.schedule == schedule
     bad.raises = bad.position + 30
     before = good.position
     (failure,) = turns.round([bad, good], never)
@@ -332,13 +332,13 @@ def test_all_who_raise_are_named(gpu: torch.device) -> None:
     assert {failure.lane for failure in failures} == set(lanes[:2])
 
 
-@pytest.mark.parametrize("way", ["turns", "streams"])
-def test_an_interruption_ends_the_round_after_the_step_under_way(way: str, gpu: torch.device) -> None:
-    world = World(on_stream=0.5 if way == "streams" else 2.0)
+@pytest.mark.parametrize("schedule", ["turns", "streams"])
+def test_an_interruption_ends_the_round_after_the_step_under_way(schedule: str, gpu: torch.device) -> None:
+    world = World(on_stream=0.5 if schedule == "streams" else 2.0)
     lanes = [Fake(world, name) for name in "ab"]
     turns = LaneScheduler(gpu, world.clock)
     until_chosen(turns, lanes)
-    assert turns.way == way
+    assert turns.schedule == schedule
     world.log.clear()
     turns.round(lanes, lambda: len(world.log) >= 5)
     assert len(world.log) == 5

@@ -1,4 +1,4 @@
-"""What `metrics` may return: names that some batches leave out, and what is refused."""
+"""Values that `metrics` may return, with names that some batches lack, and values that are refused."""
 
 import logging
 import reprlib
@@ -27,7 +27,7 @@ BATCHES = [(X[:4], Y[:4]), (X[4:8], Y[4:8]), (X[8:], Y[8:])]
 
 
 class ByBatch(Small):
-    """A metric of the batches whose first number is positive, as of a class that does not occur in all."""
+    """Has a metric only for batches whose first number is positive, as for a class that does not occur in all."""
 
     def metrics(self, model: nn.Module, batch: Any) -> Mapping[str, Any]:
         found = dict(super().metrics(model, batch))
@@ -37,7 +37,7 @@ class ByBatch(Small):
 
 
 class ByMember(Small):
-    """A metric that a trial leaves out by what its model says of a batch."""
+    """Has a metric that a trial leaves out depending on the output of its model."""
 
     def metrics(self, model: nn.Module, batch: Any) -> Mapping[str, Any]:
         found = dict(super().metrics(model, batch))
@@ -48,7 +48,7 @@ class ByMember(Small):
 
 
 class ByMemberLate(ByMember):
-    """The same from the second batch on; at the first all run at once."""
+    """As `ByMember`, but only from the second batch on; the first batch is evaluated for all at once."""
 
     def metrics(self, model: nn.Module, batch: Any) -> Mapping[str, Any]:
         if torch.equal(batch[0], BATCHES[0][0]):
@@ -62,7 +62,7 @@ def steppers(task: Task, count: int) -> list[Stepper]:
 
 
 def expected(task: Task, model: nn.Module) -> dict[str, float]:
-    """Means over the samples of the batches that have a name, by hand."""
+    """Compute the means over the samples of the batches that have each metric."""
     sums: dict[str, tuple[float, int]] = {}
     with torch.no_grad():
         for batch in BATCHES:
@@ -94,7 +94,7 @@ def test_what_shows_in_a_later_batch_is_refused_and_right_by_themselves() -> Non
         StepRefusedError, match=r"ByMember.metrics \(test_metrics.py:\d+\): a plain value .* in a later call"
     ):
         FusedStepper(task, runtimes(task, trials)).validate(BATCHES)
-    stepper = make_stepper(task, runtimes(task, trials), refused=True)
+    stepper = make_stepper(task, runtimes(task, trials), plain=True)
     for runtime, metrics in zip(stepper.runtimes, stepper.validate(BATCHES), strict=True):
         assert metrics == pytest.approx(expected(task, runtime.model), rel=1e-9)
 
@@ -135,7 +135,7 @@ def test_numbers_of_any_kind_are_metrics(value: Any) -> None:
 
 
 class Misnamed(Small):
-    """Trial 1 names a metric by a number."""
+    """Returns a number as the name of a metric in trial 1."""
 
     def model(self, config: Any) -> nn.Module:
         model = super().model(config)

@@ -1,4 +1,4 @@
-"""Arrays of different structures in one process: each trial learns what it learns alone, and samples are made once."""
+"""Arrays of different structures in one process: each trial trains as it does alone, and samples are fetched once."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -34,7 +34,7 @@ from shoal.core.event import ArrayFailed, Outcome
 from shoal.core.job import JobUpdate
 from shoal.core.trial import Report, TrialState
 from shoal.data import fetch as fetch_module
-from shoal.data.batches import LOOKED_AT
+from shoal.data.batches import PROBED_SAMPLES
 from shoal.data.sample_window import BLOCK
 from shoal.fuse import frozen
 from shoal.worker.checkpoint import load_newest
@@ -44,7 +44,7 @@ EVERYBODY = range(len(CONFIGS))
 
 
 def check(kind: str, directory: Path, reports: list[Report], numbers: Any = EVERYBODY) -> None:
-    """Every report, and the weights of every trial in the end, against its lone twin."""
+    """Compare all reports and final weights of the trials with those of the same trials trained alone."""
     for report in reports:
         expected = alone(kind, report.trial)[0][report.epoch]
         assert report.metrics == pytest.approx(expected, rel=1e-9, abs=1e-12), (report, expected)
@@ -63,7 +63,7 @@ def test_each_member_of_a_pack_is_as_if_alone(kind: str, tmp_path: Path) -> None
 
 
 class Planned(JobControl):
-    """Comes to what is planned when it is asked for the nth time whether the job is to stop; None stops it."""
+    """Sends a planned request at the nth poll of `stopping`; None stops the job."""
 
     def __init__(self, plan: dict[int, JobUpdate | None]) -> None:
         super().__init__(prompt=True)
@@ -136,7 +136,7 @@ def test_whatever_is_done_to_packs_each_member_is_as_if_alone(
 def test_every_sample_is_made_once_for_all_members_and_epochs(tmp_path: Path) -> None:
     task = Decoded()
     Shop(task, tmp_path).run([whole(number) for number in EVERYBODY])
-    assert task.train_set.asked == {index: 3 if index < LOOKED_AT else 1 for index in range(SAMPLES)}, (
+    assert task.train_set.asked == {index: 3 if index < PROBED_SAMPLES else 1 for index in range(SAMPLES)}, (
         "the first are made twice more, to find out whether they are always the same"
     )
 
@@ -144,20 +144,20 @@ def test_every_sample_is_made_once_for_all_members_and_epochs(tmp_path: Path) ->
 def test_a_frozen_featuriser_in_the_samples_runs_once_for_all_arrays_and_epochs(tmp_path: Path) -> None:
     task = Featured()
     Shop(task, tmp_path).run([whole(number) for number in EVERYBODY])
-    assert task.train_set.passes == SAMPLES + 2 * LOOKED_AT, "the first are made twice more"
+    assert task.train_set.passes == SAMPLES + 2 * PROBED_SAMPLES, "the first are made twice more"
 
 
 def test_samples_disturbed_for_all_alike_are_made_once_in_an_epoch(tmp_path: Path) -> None:
-    """Members are at one place of the epoch, whatever their batch sizes."""
+    """Members are at the same position of the epoch, whatever their batch sizes."""
     task = SharedNoise()
     Shop(task, tmp_path).run([whole(number) for number in (0, 2, 3, 4)])
     counts = task.train_set.asked
     assert set(counts) == set(range(SAMPLES))
-    assert sum(counts.values()) <= EPOCHS * SAMPLES + LOOKED_AT
+    assert sum(counts.values()) <= EPOCHS * SAMPLES + PROBED_SAMPLES
 
 
 class Long(SharedNoise):
-    """Of twenty-four blocks."""
+    """Has a training set of twenty-four blocks."""
 
     def data(self, config: Any) -> tuple[Any, Any]:
         _, valid = super().data(config)
@@ -170,7 +170,7 @@ class Long(SharedNoise):
 def test_who_comes_within_an_epoch_catches_up_and_shares_the_samples(
     newcomer: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fetch_module, "EARLY_SECONDS", 0)
+    monkeypatch.setattr(fetch_module, "MAX_PREFETCH_SECONDS", 0)
     task = Long()
     shop = Shop(task, tmp_path)
     (array,) = shop.arrays([whole(newcomer, 2)])
@@ -216,7 +216,7 @@ def test_every_member_sees_each_sample_once_in_an_epoch(number: int, tmp_path: P
 
 
 class Raising(Mixed):
-    """Trial 3 raises at its second epoch."""
+    """Raises in the second epoch of trial 3."""
 
     error: BaseException = ValueError("no more")
 
@@ -255,14 +255,14 @@ def test_the_last_array_that_raises_ends_the_job(tmp_path: Path) -> None:
 
 
 def test_a_task_with_augmentation_of_its_own_is_alone_in_its_draws(tmp_path: Path) -> None:
-    """What is drawn belongs to the trial's own batches, whoever else trains."""
+    """Random numbers belong to the trial's own batches, whatever trains in the same process."""
     task = Augmented()
     Shop(task, tmp_path).run([whole(number) for number in EVERYBODY])
     assert sum(task.train_set.asked.values()) > EPOCHS * SAMPLES
 
 
 class Heads(Mixed):
-    """Heads of different widths on one frozen base."""
+    """Has heads of different widths on one frozen base."""
 
     def __init__(self) -> None:
         self.bases: list[nn.Module] = []

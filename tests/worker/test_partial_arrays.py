@@ -1,4 +1,4 @@
-"""Trials whose models differ in some submodules, as one array of a job, are the trials that they are alone."""
+"""Trials whose models differ in some submodules train in one array as they do alone."""
 
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ class Adapter(nn.Module):
 
 
 class Adapted(Small):
-    """Adapters of several ranks, one of which stands for none, and Adam in one trial."""
+    """Has adapters of several ranks, including none, and Adam in one trial."""
 
     def model(self, config: Any) -> nn.Module:
         torch.manual_seed(config["number"])
@@ -76,7 +76,7 @@ class Recomputing(nn.Module):
 
 
 class Checkpointed(Adapted):
-    """Adapters are computed again in the backward pass."""
+    """Recomputes adapters in the backward pass."""
 
     def model(self, config: Any) -> nn.Module:
         model: Any = super().model(config)

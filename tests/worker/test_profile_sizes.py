@@ -1,4 +1,4 @@
-"""How many members a profile trains together, for how much work that waits."""
+"""The array sizes that a profile job measures, depending on the amount of waiting work."""
 
 import time
 from math import inf
@@ -13,14 +13,14 @@ from shoal.core.array import Array, FusionKey, Member
 from shoal.core.trial import Trial
 from shoal.data.datasets import DataSets
 from shoal.task import Task
-from shoal.worker.profile import AFFORDABLE, DEAR, UNNOTICED, measure
+from shoal.worker.profile import FREE_SECONDS, MEASURING_SHARE, STEPS_PER_MEMBER, measure
 
 CPU = torch.device("cpu")
 EPOCH_STEPS = 2
 
 
 class Slow(Task):
-    """Every loss takes some milliseconds, so that four members are too dear to be measured without being noticed."""
+    """Has a loss that takes some milliseconds, so measuring four members exceeds the free time."""
 
     def data(self, config: Any) -> Any:
         x = torch.randn(4 * EPOCH_STEPS, 3, generator=torch.Generator().manual_seed(0))
@@ -38,15 +38,15 @@ class Slow(Task):
 
 
 def enough(members: int) -> float:
-    """Epochs that have to wait for these members, and all smaller sizes, to be measured."""
-    return sum(size * DEAR for size in (4, members)) / (AFFORDABLE["cpu"] * EPOCH_STEPS)
+    """Return the number of waiting epochs for which these members, and all smaller sizes, are measured."""
+    return sum(size * STEPS_PER_MEMBER for size in (4, members)) / (MEASURING_SHARE["cpu"] * EPOCH_STEPS)
 
 
 @pytest.mark.parametrize(
-    ("pending", "unnoticed", "sizes", "noted"),
+    ("pending", "free_seconds", "sizes", "noted"),
     [
-        (5, UNNOTICED, {1}, 5),
-        (enough(5) / 2, UNNOTICED, {1, 4}, int(enough(5) / 2)),
+        (5, FREE_SECONDS, {1}, 5),
+        (enough(5) / 2, FREE_SECONDS, {1, 4}, int(enough(5) / 2)),
         (enough(5) + 1, 0.0, {1, 4, 5}, None),
         (inf, 0.0, {1, 4, 5}, None),
         (5, inf, {1, 4, 5}, None),
@@ -54,20 +54,20 @@ def enough(members: int) -> float:
     ids=["little waits", "some", "much", "not said", "time is given"],
 )
 def test_sizes_are_measured_that_the_waiting_work_is_worth(
-    pending: float, unnoticed: float, sizes: set[int], noted: int | None
+    pending: float, free_seconds: float, sizes: set[int], noted: int | None
 ) -> None:
     task = Slow()
     members = tuple(
         Member(Trial(b, {"lr": 0.01 * (b + 1), "batch_size": 4}, seed=b, data_seed=0), 0, 2) for b in range(5)
     )
     array = Array(FusionKey("", "", 4), members, pending=pending)
-    profile = measure(task, DataSets(task, CPU), array, CPU, 10**9, unnoticed)
+    profile = measure(task, DataSets(task, CPU), array, CPU, 10**9, free_seconds)
     assert profile.step_seconds.keys() == sizes
     assert (profile.sample, profile.pending) == (5, noted)
 
 
 class Kept(Slow):
-    """One weight matrix of a megabyte, beside which nothing else counts; what is kept of it the optimizer decides."""
+    """Has one weight matrix of a megabyte, so the memory per member depends on the optimizer."""
 
     def data(self, config: Any) -> Any:
         x = torch.randn(8, 512)
@@ -82,9 +82,9 @@ class Kept(Slow):
 
 @pytest.mark.parametrize("optimizer", ["SGD", "Adam"])
 def test_memory_is_for_members_with_two_tensors_of_state(optimizer: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Others of the same structure may have another optimizer."""
+    """Other members of the same structure may use another optimizer."""
     taken = iter([10**6, 9 * 10**6, 9 * 10**6])  # before, with the first member, and at last
-    monkeypatch.setattr("shoal.worker.profile._memory", lambda device: next(taken))
+    monkeypatch.setattr("shoal.worker.profile._memory_used", lambda device: next(taken))
     task = Kept()
     member = Member(Trial(0, {"lr": 0.01, "optimizer": optimizer}, seed=0, data_seed=0), 0, 1)
     profile = measure(task, DataSets(task, CPU), Array(FusionKey("", "", 4), (member,)), CPU, 10**9)
@@ -93,14 +93,14 @@ def test_memory_is_for_members_with_two_tensors_of_state(optimizer: str, monkeyp
 
 
 def test_lone_members_of_all_classes_of_optimizers_stand_for_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By their shares among those that are trained together."""
+    """The mean is weighted by the number of members per class of optimizer."""
     seconds = {torch.optim.SGD: 0.001, torch.optim.Adam: 0.002, torch.optim.Adagrad: 0.004}
 
     def timed(stepper: Any, batches: Any, tick: int) -> float:
         first, *others = stepper.runtimes
         return 0.007 if others else seconds[type(first.optimizer)]
 
-    monkeypatch.setattr("shoal.worker.profile._timed", timed)
+    monkeypatch.setattr("shoal.worker.profile._step_seconds", timed)
     task = Kept()
     members = tuple(
         Member(Trial(number, {"lr": 0.01, "optimizer": name}, seed=0, data_seed=0), 0, 1)
@@ -111,13 +111,13 @@ def test_lone_members_of_all_classes_of_optimizers_stand_for_one(monkeypatch: py
 
 
 def test_other_classes_are_measured_where_a_larger_size_is_too_dear(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Four members cost 0.12 s, sixteen more than is left then, a lone one of another class 0.03."""
+    """Four members cost 0.12 s, sixteen more than the rest of the budget, a single one of another class 0.03 s."""
 
     def timed(stepper: Any, batches: Any, tick: int) -> float:
         first, *others = stepper.runtimes
         return 0.003 if others else 0.001 if isinstance(first.optimizer, torch.optim.SGD) else 0.002
 
-    monkeypatch.setattr("shoal.worker.profile._timed", timed)
+    monkeypatch.setattr("shoal.worker.profile._step_seconds", timed)
     task = Kept()
     members = tuple(
         Member(Trial(number, {"lr": 0.01, "optimizer": name}, seed=0, data_seed=0), 0, 1)

@@ -1,4 +1,5 @@
-"""Schedules of training steps: as in a plain loop, alone, fused, after a resume, and in another trial's place."""
+"""LR schedulers that step after each training step: as in a plain loop, alone, fused, resumed and after a copied
+checkpoint."""
 
 from pathlib import Path
 from typing import Any
@@ -17,14 +18,14 @@ from shoal.data.loader import epoch_order
 from shoal.fuse.generators import seed_all
 from shoal.task import Task
 from shoal.worker.checkpoint import load_newest
-from shoal.worker.files import copy_checkpoint
+from shoal.worker.checkpoint_paths import copy_checkpoint
 from shoal.worker.worker_state import TrialCache
 
 EPOCHS, STEPS = 3, 3
 
 
 class ByStep(Small):
-    """Trials with schedules of several kinds, the first of two for one optimizer."""
+    """Has schedules of several kinds, the first with two schedulers for one optimizer."""
 
     scheduler_interval = "step"
 
@@ -42,7 +43,7 @@ class ByStep(Small):
 
 
 class OwnStep(ByStep):
-    """A step of the user's that all trials take at once."""
+    """Overrides `step`, which can be fused."""
 
     def step(self, model: Any, batch: Any, optimizer: Any) -> Tensor:
         optimizer.zero_grad()
@@ -53,7 +54,7 @@ class OwnStep(ByStep):
 
 
 class OneByOne(ByStep):
-    """A step that trials take one after another."""
+    """Overrides `step`, which cannot be fused."""
 
     def step(self, model: Any, batch: Any, optimizer: Any) -> Tensor:
         assert optimizer.param_groups
@@ -61,14 +62,14 @@ class OneByOne(ByStep):
 
 
 class Apart(ByStep):
-    """Trials that train as plain PyTorch."""
+    """Has trials that train in plain PyTorch."""
 
     def loss(self, model: Any, batch: Any) -> Tensor:
         return super().loss(model, batch) * (1 if super().loss(model, batch).item() else 0)
 
 
 class Two(OwnStep):
-    """Several optimizers, each with a schedule."""
+    """Has several optimizers, each with a schedule."""
 
     def optimizer(self, model: Any, config: Any) -> Any:
         return {
@@ -95,7 +96,7 @@ def flat(given: Any) -> list[Any]:
 
 
 def plain(task: Task, one: Trial, epochs: int = EPOCHS) -> dict[str, Tensor]:
-    """The weights after a loop as a user writes it."""
+    """Return the weights after a plain loop."""
     seed_all(one.seed, CPU)
     model = task.model(one.config)
     optimizer = task.optimizer(model, one.config)
@@ -136,14 +137,14 @@ def test_weights_equal_those_of_a_plain_loop(kind: type[Task], members: int, sto
 
 
 def test_who_pauses_in_this_process_goes_on_where_its_schedule_was(tmp_path: Path) -> None:
-    task, trials, paused = ByStep(), [trial(b) for b in range(3)], TrialCache()
-    work(task, tmp_path, [Member(one, 0, 1) for one in trials], paused=paused)
-    work(task, tmp_path, [Member(one, 1, EPOCHS) for one in trials], paused=paused)
+    task, trials, trial_cache = ByStep(), [trial(b) for b in range(3)], TrialCache()
+    work(task, tmp_path, [Member(one, 0, 1) for one in trials], trial_cache=trial_cache)
+    work(task, tmp_path, [Member(one, 1, EPOCHS) for one in trials], trial_cache=trial_cache)
     check(task, tmp_path, trials)
 
 
 def test_a_trial_that_takes_over_weights_has_the_schedule_of_its_own_steps(tmp_path: Path) -> None:
-    """It is where it would be had it trained so far itself, with its own learning rate."""
+    """The scheduler is where it would be if the trial had trained from its start, with its own learning rate."""
     task, source = ByStep(), trial(0)
     work(task, tmp_path, [Member(source, 0, 2)])
     follower = Trial(2, {"lr": 0.05, "number": 2}, seed=5, data_seed=7, origin=Origin(0, 2))

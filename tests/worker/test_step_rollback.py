@@ -1,4 +1,4 @@
-"""Where a step shows midway that the members cannot take it as one, nothing of it is left."""
+"""A fused step that fails halfway is rolled back completely."""
 
 import random
 from pathlib import Path
@@ -24,7 +24,7 @@ CPU = torch.device("cpu")
 
 
 class Replacing(torch.optim.Optimizer):
-    """By hand: new memory for every update, a moment in the state, a count and moments beside it."""
+    """Optimizer that allocates new memory at each update, with a moment in its state and a count outside it."""
 
     def __init__(self, params: Any, lr: float) -> None:
         super().__init__(params, {"lr": lr, "updates": 0})
@@ -47,7 +47,7 @@ class Replacing(torch.optim.Optimizer):
 
 
 class Counting(nn.Module):
-    """Keeps statistics, a number and a tensor that it only makes when it needs it."""
+    """Model with running statistics, a number, and a tensor that is created when it is needed."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -83,7 +83,7 @@ class ByHandOwnStep(ByHand):
 
 
 class Words(ByHand):
-    """Gradients of one group are sparse, when the other group is updated already."""
+    """Has sparse gradients in one group, which is detected after the other group was updated."""
 
     def model(self, config: Any) -> nn.Module:
         parts = {"words": nn.Embedding(3, 3, sparse=True), "head": nn.Linear(3, 3)}
@@ -103,7 +103,7 @@ def runtimes(task: Task, count: int = 3) -> list[Any]:
 
 
 def history(stepper: Stepper, steps: int = 4) -> Tensor:
-    """Losses, [steps, B]; the generators that know no members begin alike at every step."""
+    """Return the losses, [steps, B]; the process-wide generators are seeded equally at every step."""
     losses = []
     for tick in range(steps):
         random.seed(tick)
@@ -135,7 +135,7 @@ def test_trials_that_prove_no_array_in_their_first_step_are_as_alone(kind: type[
 @pytest.mark.parametrize("kind", CASES.values(), ids=CASES)
 def test_a_first_step_is_not_taken_back_where_others_have_shown_that_they_are_an_array(kind: type[Task]) -> None:
     with pytest.raises(StepRefusedError):
-        history(FusedStepper(kind(), runtimes(kind()), shown=True), steps=1)
+        history(FusedStepper(kind(), runtimes(kind()), fused_before=True), steps=1)
 
 
 class Accumulating(ByHand):
@@ -177,7 +177,7 @@ class LooksAtTheFirstUpdate(Accumulating):
 
 
 class Cools(Accumulating):
-    """Changes a frozen number that all members have, and looks in its first step."""
+    """Changes a frozen parameter that all members share, and reads it in its first step."""
 
     looks = 0
 
@@ -193,7 +193,7 @@ class Cools(Accumulating):
 
 
 class Scheduled(LooksAtAnUpdate):
-    """Its optimizers step one by one; their settings change between steps."""
+    """Steps its optimizers one by one, and changes their settings between steps."""
 
     def optimizer(self, model: Any, config: Any) -> Any:
         return torch.optim.Adafactor(model["online"].parameters(), lr=config["lr"])
@@ -201,7 +201,7 @@ class Scheduled(LooksAtAnUpdate):
 
 @pytest.mark.parametrize("kind", [Accumulating, LooksAtAnUpdate, LooksAtTheFirstUpdate, Cools, Scheduled])
 def test_a_step_that_asks_is_refused_and_plain_from_the_first_step_on(kind: type[Accumulating]) -> None:
-    """One that asks in its first step is taken back; one that asks later is left half done."""
+    """A step that reads a number in its first call is rolled back; a later one is left incomplete."""
     together, alone = runtimes(kind()), runtimes(kind())
     stepper, plain = FusedStepper(kind(), together), PlainStepper(kind(), alone)
     for number in range(9):
@@ -221,7 +221,7 @@ def test_a_step_that_asks_is_refused_and_plain_from_the_first_step_on(kind: type
 
 
 class LooksLate(Mixed):
-    """A step of its own, which after some calls looks at the number that its loss is."""
+    """Overrides `step`, which after some calls reads the loss as a number."""
 
     def __init__(self, calls: int) -> None:
         self.calls = iter(range(calls))

@@ -1,4 +1,4 @@
-"""Accumulation, clipping, precision, averages and epochs of steps: as in a plain loop, alone, fused and resumed."""
+"""Gradient accumulation, clipping, precision, weight averages and epochs of a number of steps equal a plain loop."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -22,7 +22,7 @@ from shoal.fuse.generators import seed_all
 from shoal.task import Task
 from shoal.worker import worker_state
 from shoal.worker.checkpoint import load_newest
-from shoal.worker.files import copy_checkpoint
+from shoal.worker.checkpoint_paths import copy_checkpoint
 from shoal.worker.step_plan import StepPlan
 from shoal.worker.step_settings import StepSettings
 from shoal.worker.weight_average import update_averages
@@ -32,35 +32,35 @@ EPOCHS = 3
 
 
 class Accumulates(Small):
-    """Two batches a step: of 3 batches in a pass, the last step has one."""
+    """Takes two batches per step; with 3 batches in a pass, the last step has one."""
 
     def accumulate(self, config: Any) -> int:
         return 2
 
 
 class Clips(Small):
-    """Every other trial has a limit, each its own."""
+    """Limits the gradient norm of every other trial, each by its own value."""
 
     def clip_norm(self, config: Any) -> float | None:
         return None if config["number"] % 2 else 0.1 * (1 + config["number"])
 
 
 class Averages(Small):
-    """Every other trial has an average, each with its own decay."""
+    """Averages the weights of every other trial, each with its own decay."""
 
     def ema(self, config: Any) -> float | None:
         return None if config["number"] % 2 else 0.5 + 0.1 * config["number"]
 
 
 class CountsSteps(Small):
-    """Epochs of two steps, where a pass has three."""
+    """Has epochs of two steps, while a pass has three."""
 
     def steps_per_epoch(self, config: Any) -> int | None:
         return 2
 
 
 class All(Accumulates, Clips, Averages):
-    """All at once, with a schedule of steps; a pass has two steps, an epoch three."""
+    """Combines all settings with a schedule of steps; a pass has two steps, an epoch three."""
 
     scheduler_interval = "step"
 
@@ -72,14 +72,14 @@ class All(Accumulates, Clips, Averages):
 
 
 class Plainly(All):
-    """Trials that train as plain PyTorch."""
+    """Has trials that train in plain PyTorch."""
 
     def loss(self, model: nn.Module, batch: Any) -> Tensor:
         return super().loss(model, batch) * (1 if super().loss(model, batch).item() else 0)
 
 
 def plain(task: Task, one: Trial, epochs: int = EPOCHS) -> tuple[dict[str, Tensor], list[float]]:
-    """Weights, with averages in their place, and validation losses of a loop as a user writes it."""
+    """Return the weights, averaged if asked for, and the validation losses of a plain loop."""
     seed_all(one.seed, CPU)
     model = task.model(one.config)
     optimizer = task.optimizer(model, one.config)
@@ -168,11 +168,11 @@ def test_trials_of_different_precision_are_different_arrays() -> None:
             return config["precision"]
 
     full, mixed = (StepSettings.of(Either(), {"precision": each}) for each in ("32", "bf16-mixed"))
-    assert full.of_structure != mixed.of_structure
+    assert full.structure_settings != mixed.structure_settings
 
 
 class Scores(Small):
-    """The largest error over the whole validation set, which is not a mean over batches."""
+    """Computes the largest error over the whole validation set, which is not a mean over batches."""
 
     def eval_batch_size(self, config: Any) -> int:
         return 4
@@ -209,7 +209,7 @@ def test_the_best_model_has_the_averages(tmp_path: Path) -> None:
 
 
 class Tied(nn.Module):
-    """Both layers have one weight, which a state dict holds under both names."""
+    """Has two layers with one weight, which a state dict contains under both names."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -269,7 +269,7 @@ def test_a_parameter_that_is_unfrozen_later_is_averaged_from_then_on() -> None:
 
 def test_averages_count_as_memory_of_a_trial_in_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (one,) = runtimes(Averages(), [trial(0)])
-    monkeypatch.setattr(worker_state, "KEPT_BYTES", sum(each.nbytes for each in one.model.parameters()))
+    monkeypatch.setattr(worker_state, "CPU_CACHE_BYTES", sum(each.nbytes for each in one.model.parameters()))
     cache, one.step = TrialCache(), 1
     one.save(tmp_path)
     cache.keep(one)

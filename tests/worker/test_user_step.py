@@ -1,4 +1,4 @@
-"""A task's own training step: of all trials at once where that can be."""
+"""A task's own training step is called for all trials at once if possible."""
 
 import logging
 from typing import Any
@@ -22,7 +22,7 @@ CPU = torch.device("cpu")
 
 
 class Two(Task):
-    """An optimizer for the body and one for the head."""
+    """Has one optimizer for the body and one for the head."""
 
     def data(self, config: Any) -> Any:
         raise NotImplementedError
@@ -49,7 +49,7 @@ class Two(Task):
 
 
 class Asks(Two):
-    """It looks at a number, when both optimizers have stepped."""
+    """Reads a number after both optimizers have stepped."""
 
     def step(self, model: nn.Module, batch: Any, optimizer: Any) -> Tensor:
         loss = super().step(model, batch, optimizer)
@@ -57,7 +57,7 @@ class Asks(Two):
 
 
 class Rates(Two):
-    """It changes the learning rate by itself."""
+    """Changes the learning rate in `step`."""
 
     def step(self, model: nn.Module, batch: Any, optimizer: Any) -> Tensor:
         for one in optimizer:
@@ -111,7 +111,7 @@ def test_steps_equal_those_of_each_alone(kind: type[Task], message: str, caplog:
 
 
 class Configured(Two):
-    """Floats of the config in the loss, plain and nested, and in arithmetic of their own."""
+    """Uses floats of the config in the loss: plain ones, nested ones, and in arithmetic."""
 
     def step(self, model: nn.Module, batch: Any, optimizer: Any, config: Any) -> Tensor:
         for one in optimizer:
@@ -131,7 +131,7 @@ class Configured(Two):
 
 
 class ConfiguredBy(Two):
-    """A step that does something with the config and is as it was otherwise."""
+    """As `Configured`, with a function of the config called in `step`."""
 
     def look(self, config: Any) -> float:
         return float(config["alpha"])
@@ -174,7 +174,7 @@ class AllOfThem(ConfiguredBy):
 
 
 def configured(task: Task, count: int = 3) -> list[Any]:
-    """Learners whose configs differ in floats, an integer, a nested string, and a key."""
+    """Return runtimes whose configs differ in floats, an integer, a nested string, and a key."""
     found = []
     for b in range(count):
         config = {"lr": 0.01 * (b + 1), "alpha": 0.2 * (b + 1), "shared": 0.25, "count": b + 1, "kinds": ["a"]}

@@ -1,4 +1,4 @@
-"""A validation batch takes one forward pass, and its numbers are those of two."""
+"""Loss and metrics of a validation batch share one forward pass, with the same results as two passes."""
 
 from collections.abc import Callable
 from typing import Any

@@ -9,15 +9,15 @@ import pytest
 from shoal.backends.run_job import resolve
 from shoal.core.errors import CheckpointError, StorageFullError, TaskError, UnusableTaskError
 from shoal.core.event import Outcome
-from shoal.worker.failures import outcome_of, recorded, user_traceback
+from shoal.worker.failures import outcome_of, record_failure, user_traceback
 
 
 class OutOfMemoryError(RuntimeError):
-    """Named as torch's."""
+    """Exception with the name of torch's."""
 
 
 class DeviceOutOfMemoryError(OutOfMemoryError):
-    """Any subclass of it."""
+    """Subclass of an exception with the name of torch's."""
 
 
 def caused_by(error: Exception, cause: Exception) -> Exception:
@@ -59,7 +59,7 @@ def test_an_exception_says_how_the_job_ended(error: BaseException, outcome: Outc
 
 
 class TestTorch:
-    """The words of torch itself, which may change with its versions."""
+    """Messages of torch itself, which may change between versions."""
 
     def test_memory_of_the_host(self) -> None:
         torch = pytest.importorskip("torch")
@@ -88,7 +88,7 @@ class TestTorch:
 
 
 def raised_by(runner: str) -> BaseException:
-    """What importing a runner raises: frames of the package under a frame of this file."""
+    """Return the exception of importing a runner, with frames of the package below a frame of this file."""
     with pytest.raises(Exception) as raised:  # noqa: PT011
         resolve(runner)
     return raised.value
@@ -146,7 +146,7 @@ def test_a_traceback_of_the_package_alone_is_kept() -> None:
 )
 def test_the_message_names_what_was_raised_and_the_log(error: Exception, message: str, tmp_path: Path) -> None:
     log = tmp_path / "logs" / "job.log"
-    assert recorded(error, log)[1] == message.replace("job.log", str(log))
+    assert record_failure(error, log)[1] == message.replace("job.log", str(log))
     assert type(error).__name__ in log.read_text()
 
 

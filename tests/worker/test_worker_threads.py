@@ -1,4 +1,4 @@
-"""How many threads a worker has."""
+"""The number of threads of a worker."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from contract_samples import Small
 from shoal.core.device import Device
 from shoal.core.job import WorkerContext
 from shoal.core.trial import Trial
-from shoal.worker.opaque.child import surroundings
+from shoal.worker.opaque.program_process import program_environment
 from shoal.worker.run import prepare
 
 
@@ -36,4 +36,6 @@ def test_a_worker_has_threads_for_its_cores(
     device = Device("cpu:0", "cpu/4", memory=2**30, cores=4)
     prepare(device, WorkerContext(tmp_path, cloudpickle.dumps(Small())))
     assert asked == [threads]
-    assert surroundings(Trial(0, {}, 0, 0), device, "", tmp_path, 0)["OMP_NUM_THREADS"] == str(threads), "programs, too"
+    assert program_environment(Trial(0, {}, 0, 0), device, "", tmp_path, 0)["OMP_NUM_THREADS"] == str(threads), (
+        "programs, too"
+    )

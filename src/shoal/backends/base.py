@@ -21,8 +21,8 @@ from shoal.core.event import (
 )
 from shoal.core.job import Job, JobUpdate, WorkerContext
 from shoal.core.trial import Trial
+from shoal.worker.checkpoint_paths import copy_checkpoint
 from shoal.worker.control import JobControl
-from shoal.worker.files import copy_checkpoint
 
 __all__ = [
     "ArrayFailed",

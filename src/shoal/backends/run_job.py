@@ -10,7 +10,7 @@ from shoal.core.errors import BackendError
 from shoal.core.job import Job, Purpose, log_path
 from shoal.cost.activity_clock import ActivityClock
 from shoal.worker.control import JobControl
-from shoal.worker.failures import recorded
+from shoal.worker.failures import record_failure
 
 __all__ = ["resolve", "run_job"]
 
@@ -62,9 +62,9 @@ def run_job(
     try:
         yield from _timed(runner(job, device, worker_context, control), clock)
     except (Exception, SystemExit) as error:
-        outcome, message = recorded(error, log_path(worker_context.directory, job.id))
+        outcome, message = record_failure(error, log_path(worker_context.directory, job.id))
     else:
-        outcome, message = Outcome.STOPPED if control.noticed else Outcome.FINISHED, ""
+        outcome, message = Outcome.STOPPED if control.stop_noticed else Outcome.FINISHED, ""
     yield Ended(job.id, outcome, message, clock.seconds)
 
 

@@ -59,7 +59,7 @@ from shoal.reporting.snapshot import snapshot
 from shoal.reporting.table import best_table, snapshot_json, status_table, trial_json, trials_table
 from shoal.reporting.text import numbers_text, request_text
 from shoal.results import Study
-from shoal.worker.files import checkpoints, published
+from shoal.worker.checkpoint_paths import checkpoint_files, program_checkpoints
 
 __all__ = ["app"]
 
@@ -387,8 +387,8 @@ def _projected(grid: StudyGrid, axes: str) -> StudyGrid:
 
 def _newest_checkpoint(directory: Path, trial: int) -> Path | None:
     """Return the newest checkpoint of a trial by its file name, as reading it would need torch."""
-    own = (path / "files" for path in published(directory, trial))
-    return next(iter(checkpoints(directory, trial)), None) or next(own, None)
+    own = (path / "files" for path in program_checkpoints(directory, trial))
+    return next(iter(checkpoint_files(directory, trial)), None) or next(own, None)
 
 
 def _how_to_go_on(directory: Path) -> str:

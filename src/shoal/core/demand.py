@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Final, Literal
 
-__all__ = ["ABREAST", "Demand", "Profile", "Sharing"]
+__all__ = ["LOCKSTEP", "Demand", "Profile", "Sharing"]
 
 Sharing = Literal["resident", "kept", "window", "batch"]
 """Method by which arrays in one process share the samples of a data set.
@@ -14,7 +14,7 @@ Sharing = Literal["resident", "kept", "window", "batch"]
 sample is decoded once per epoch, for lanes at the same position. "batch": lanes of equal batch size share batches.
 """
 
-ABREAST: Final = frozenset[Sharing]({"window", "batch"})
+LOCKSTEP: Final = frozenset[Sharing]({"window", "batch"})
 """Kinds of sharing that require all lanes to be at the same position of the data."""
 
 

@@ -1,1 +1,2 @@
-"""Datasets, and one stream of samples for many arrays. Import from its modules; they need torch."""
+"""Data loading: batches of a task's data sets, shared by all arrays of a process. Import from its modules; they need
+torch."""

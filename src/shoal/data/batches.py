@@ -1,4 +1,4 @@
-"""A data set as batches on a device, of several sizes at once, shared by all trials of a process."""
+"""Batches of a data set on a device, in several batch sizes at once, shared by all trials of a process."""
 
 import logging
 import math
@@ -9,16 +9,16 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, Subset, TensorDataset, default_collate
 
-from shoal.core.demand import ABREAST, Sharing
+from shoal.core.demand import LOCKSTEP, Sharing
 from shoal.core.errors import TaskError
 from shoal.data.fetch import Fetcher
 from shoal.data.iterable import IterableReader, PassOrder
 from shoal.data.loader import LoaderSettings, is_iterable
+from shoal.data.loader_processes import LoaderProcesses
 from shoal.data.materialized_source import MaterializedSource, materialized_bytes
-from shoal.data.processes import LoaderProcesses
 from shoal.data.sample_window import SampleWindow
-from shoal.data.samples import kind
-from shoal.data.source import BatchRequest, BatchSource, DrawsError, UnevenError
+from shoal.data.samples import sample_kind
+from shoal.data.source import BatchRequest, BatchSource, RandomSampleError, SampleKindError
 from shoal.fuse.generators import PythonRngSnapshot, forked_rng
 
 __all__ = ["Batches"]
@@ -26,41 +26,42 @@ __all__ = ["Batches"]
 _log = logging.getLogger("shoal.pack")
 
 RESIDENT_BYTES = 1 << 30
-"""Most bytes of a data set that is kept on the device as a whole."""
+"""Maximum size in bytes of a data set that is kept on the device as a whole."""
 
-CUT_AT_ONCE = 256
+BATCHES_PER_SPLIT = 256
 """Number of batches whose indices are split in one call."""
 
-LOOKED_AT = 8
-"""Number of first samples that show what kind of data set it is."""
+PROBED_SAMPLES = 8
+"""Number of samples, from the start of the data set, that are fetched to choose a batch source."""
 
 
-_PLAIN = LoaderSettings()
+_DEFAULT_SETTINGS = LoaderSettings()
 
 
 class Batches:
-    """A data set, cut into batches on a device. A batch does not depend on other walks over the data set.
+    """Cuts a data set into batches on a device. A batch does not depend on other iterators over the data set.
 
-    Small tensor data sets move to the device as a whole, and a batch is one indexing. Samples of other data sets are
-    fetched one by one and collated, once for all walks where possible:
+    A small tensor data set moves to the device as a whole, and a batch is one indexing operation. Samples of other data
+    sets are fetched one by one and collated, once for all iterators where possible:
 
-    - Samples that draw no random numbers and fit in `RESIDENT_BYTES` are kept.
-    - Larger ones are held for walks that keep abreast.
-    - Where samples draw, whole batches are held, for walks of the same batch size.
+    - Samples that draw no random numbers and fit in `RESIDENT_BYTES` are kept on the device.
+    - Larger ones are held for iterators that advance in lockstep.
+    - If samples draw random numbers, whole batches are held for iterators of the same batch size.
 
-    The first samples decide which case applies. Those of an iterable data set are held for walks that keep abreast.
+    The first samples decide which case applies. Samples of an iterable data set are held for iterators in lockstep.
 
     Args:
         dataset: Data set with a length and indices, or an iterable one.
         device: Device of the batches.
-        name: Name for messages.
-        shared_augmentation: Whether the draws for a sample depend on its place in the order, not on its batch.
-        collate: Makes a batch of samples; None for torch's default. One of the user's may draw random numbers, so whole
-            batches are held then, for walks of the same batch size.
-        settings: How the data set is read.
+        name: Name of the set in error messages, "training" or "validation".
+        shared_augmentation: Whether the random numbers of a sample depend on its position in the order, not on its
+            batch.
+        collate: Function that makes a batch of samples; None for `default_collate`. A function of the user may draw
+            random numbers, so whole batches are held for iterators of the same batch size.
+        settings: Settings of the loader.
 
     Raises:
-        TaskError: The data set has no length or no indices and cannot be iterated over anew, or an epoch has no
+        TaskError: The data set has no length or no indices and cannot be iterated over repeatedly, or an epoch has no
             samples.
     """
 
@@ -71,7 +72,7 @@ class Batches:
         name: str,
         shared_augmentation: bool = False,
         collate: Callable[[list[Any]], Any] | None = None,
-        settings: LoaderSettings = _PLAIN,
+        settings: LoaderSettings = _DEFAULT_SETTINGS,
     ) -> None:
         self._reader = IterableReader(dataset, name) if is_iterable(dataset) else None
         if self._reader is not None:
@@ -84,7 +85,7 @@ class Batches:
         self.samples = settings.samples(dataset)
         """Number of samples of an epoch."""
         self.batch_size = settings.batch_size
-        """Samples of a batch as the task's `DataLoader` has them; None if the task's `batch_size` says."""
+        """Batch size of the task's `DataLoader`; None if the task's `batch_size` determines it."""
         self._settings = settings
         self._rows = len(dataset)
         if self.samples == 0 or self._rows == 0:
@@ -94,57 +95,58 @@ class Batches:
         self._shared_augmentation = shared_augmentation
         self._collate = collate
         self._source: BatchSource | None = None
-        self._walks: list[int] = []  # batch sizes of the walks under way
+        self._active_batch_sizes: list[int] = []  # one entry for each active iterator
         self._largest = 0
         self._resident: list[Tensor] | None = None
         tensors = None if collate is not None else _tensors(dataset)
         if tensors is not None and sum(tensor.nbytes for tensor in tensors) <= RESIDENT_BYTES:
             self._resident = [tensor.to(device) for tensor in tensors]
         processes = None
-        if settings.workers and self._resident is None:
+        if settings.num_workers and self._resident is None:
             processes = LoaderProcesses(dataset, collate or default_collate, name, settings)
         self._fetcher = Fetcher(dataset, device, processes)
 
     @property
     def endless(self) -> bool:
-        """Whether the data set is iterable and has no length. A walk over it has no end: pass follows pass."""
+        """Whether the data set is iterable and has no length. An iterator over it never ends: it starts one pass after
+        another."""
         return self._reader is not None and self._reader.endless
 
     @property
     def fetched(self) -> int:
-        """Number of samples fetched so far, without those that only decided the kind of data set."""
+        """Number of samples fetched so far, except those fetched to choose the batch source."""
         return self._fetcher.fetched
 
     @property
-    def early(self) -> int:
+    def prefetched(self) -> int:
         """Number of fetched samples that no batch has needed yet."""
-        return 0 if self._source is None else self._source.early
+        return 0 if self._source is None else self._source.prefetched
 
     @property
     def fetch_seconds(self) -> float:
-        """Wall time of fetching."""
+        """Wall time of fetching, in seconds."""
         return self._fetcher.seconds
 
     @property
     def sharing(self) -> Sharing:
-        """Kind of samples that walks can share. If there was no batch yet, a few samples are fetched to find out."""
+        """Method by which iterators share samples. Before the first batch, a few samples are fetched to choose it."""
         if self._resident is not None:
             return "resident"
-        return self._known().sharing
+        return self._current_source().sharing
 
     @property
-    def abreast(self) -> bool:
-        """Whether walks share samples only while they are at the same place."""
-        return self.sharing in ABREAST
+    def lockstep(self) -> bool:
+        """Whether iterators share samples only while they are at the same position."""
+        return self.sharing in LOCKSTEP
 
     @property
-    def unfilled(self) -> int:
-        """Bytes of host memory that samples yet to be kept will take."""
-        source = None if self._resident is not None else self._known()
-        return source.unfilled if isinstance(source, MaterializedSource) else 0
+    def pending_bytes(self) -> int:
+        """Bytes of host memory that samples will take which are to be kept but have not been fetched."""
+        source = None if self._resident is not None else self._current_source()
+        return source.pending_bytes if isinstance(source, MaterializedSource) else 0
 
     def steps(self, batch_size: int) -> int:
-        """Number of batches in one pass.
+        """Return the number of batches in one pass.
 
         Raises:
             TaskError: There are fewer samples than one batch has, and the last batch is dropped.
@@ -159,17 +161,17 @@ class Batches:
         return self.samples // batch_size
 
     def order(self, data_seed: int, epoch: int | None) -> Tensor | PassOrder | None:
-        """The order of an epoch: indices, int64 [samples], or None for all samples in ascending order.
+        """Return the order of an epoch: indices, int64 [samples], or None for all samples in ascending order.
 
-        Of an iterable data set, the indices of one pass.
+        For an iterable data set, these are the indices of one pass.
 
         Args:
             data_seed: Data seed of the trial.
             epoch: Number of epochs before this one; None for the validation set.
 
         Raises:
-            TaskError: The sampler of the task's `DataLoader` yields another number of indices than its length, or
-                an index that the data set does not have.
+            TaskError: The sampler of the task's `DataLoader` yields another number of indices than its length, or an
+                index that the data set does not have.
         """
         if self._reader is not None:
             return self._reader.order(data_seed, epoch)
@@ -182,51 +184,61 @@ class Batches:
             )
         return order
 
-    def walk(
+    def iterate(
         self,
         batch_size: int,
         order: Tensor | PassOrder | None = None,
         first: int = 0,
         seed: int | None = None,
     ) -> Iterator[Any]:
-        """The batches of one pass.
+        """Yield the batches of one pass.
 
         Args:
-            batch_size: Samples of each batch; the last may be smaller.
-            order: Indices of the samples, int64 [samples]; ascending by default. Or the pass over an iterable data set.
+            batch_size: Samples of each batch; the last one may be smaller.
+            order: Indices of the samples, int64 [samples], ascending by default; for an iterable data set, the pass.
             first: Number of the first batch to yield; earlier ones are not read.
-            seed: Seed for samples that draw, together with the batch's number, or with the samples' places if
-                augmentation is shared. Walks with equal seeds must have equal orders.
+            seed: Seed for samples that draw random numbers, combined with the number of the batch, or with the
+                positions of the samples if augmentation is shared. Iterators with equal seeds must have equal orders.
         """
-        there: Tensor | PassOrder
+        device_order: Tensor | PassOrder
         if isinstance(order, PassOrder):
-            there = order
+            device_order = order
         else:
             if self._resident is not None:
-                yield from self._walk_resident(self._resident, batch_size, order, first)
+                yield from self._iterate_resident(self._resident, batch_size, order, first)
                 return
             order = torch.arange(self.samples, device="cpu") if order is None else order.cpu()
             order = order[: self.steps(batch_size) * batch_size]
-            there = order.to(self._device)
-        self._walks.append(batch_size)
+            device_order = order.to(self._device)
+        self._active_batch_sizes.append(batch_size)
         if self._reader is not None:
-            self._reader.walks = len(self._walks)
+            self._reader.active_iterators = len(self._active_batch_sizes)
         self._largest = max(self._largest, batch_size)
         try:
             for number in range(first, self.steps(batch_size)):
                 part = slice(number * batch_size, (number + 1) * batch_size)
-                held = 2 * max(self._largest, sum(self._walks))
-                walks, alike = len(self._walks), self._walks.count(batch_size)
+                window_samples = 2 * max(self._largest, sum(self._active_batch_sizes))
+                iterators, same_size = len(self._active_batch_sizes), self._active_batch_sizes.count(batch_size)
                 yield self._batch(
-                    BatchRequest(order[part], there[part], number, order, part.start, seed, walks, alike, held)
+                    BatchRequest(
+                        order[part],
+                        device_order[part],
+                        number,
+                        order,
+                        part.start,
+                        seed,
+                        iterators,
+                        same_size,
+                        window_samples,
+                    )
                 )
         finally:
-            self._walks.remove(batch_size)
-            # The next walk over an iterable data set may go on here: without these samples it reads the pass anew.
-            if not self._walks and self._source is not None and self._reader is None:
-                self._source.rest()
+            self._active_batch_sizes.remove(batch_size)
+            # The next iterator of an iterable data set may continue here; without the samples it would reread the pass.
+            if not self._active_batch_sizes and self._source is not None and self._reader is None:
+                self._source.release()
 
-    def _walk_resident(
+    def _iterate_resident(
         self,
         tensors: list[Tensor],
         batch_size: int,
@@ -241,61 +253,63 @@ class Batches:
                 yield [tensor[part].clone() for tensor in tensors]
         else:
             order = order[:end].to(self._device)
-            for start in range(first * batch_size, end, CUT_AT_ONCE * batch_size):
-                for rows in torch.split(order[start : start + CUT_AT_ONCE * batch_size], batch_size):
+            for start in range(first * batch_size, end, BATCHES_PER_SPLIT * batch_size):
+                for rows in torch.split(order[start : start + BATCHES_PER_SPLIT * batch_size], batch_size):
                     yield [tensor.index_select(0, rows) for tensor in tensors]
 
-    def _batch(self, cut: BatchRequest) -> Any:
+    def _batch(self, request: BatchRequest) -> Any:
         while True:
             try:
-                return self._known().batch(cut)
-            except UnevenError:
+                return self._current_source().batch(request)
+            except SampleKindError:
                 self._source = SampleWindow(self._fetcher, self._device)
-            except DrawsError:
-                self._source = self._drawing()
+            except RandomSampleError:
+                self._source = self._random_source()
 
-    def _known(self) -> BatchSource:
+    def _current_source(self) -> BatchSource:
         if self._source is None and (self._collate is not None or self._reader is not None):
-            # Draws of an iterable data set itself are those of its pass.
-            whole, collate = self._collate is not None, self._collate or default_collate
-            self._source = SampleWindow(self._fetcher, self._device, draws=whole, whole=whole, collate=collate)
+            # The reader of an iterable data set seeds the generators for each pass.
+            batch_units, collate = self._collate is not None, self._collate or default_collate
+            self._source = SampleWindow(
+                self._fetcher, self._device, random_samples=batch_units, batch_units=batch_units, collate=collate
+            )
         elif self._source is None:
-            self._source = self._probed(range(min(self._rows, LOOKED_AT)))
+            self._source = self._probe_source(range(min(self._rows, PROBED_SAMPLES)))
         return self._source
 
-    def _probed(self, indices: Sequence[int]) -> BatchSource:
-        """The source for samples such as these. All generators are restored."""
+    def _probe_source(self, indices: Sequence[int]) -> BatchSource:
+        """Return the batch source for a data set with these first samples. All generators are restored."""
         others = PythonRngSnapshot()
         with forked_rng([torch.device(self._device).index or 0] if self._device.type == "cuda" else []):
             try:
-                return self._source_for(indices)
-            except DrawsError:
-                return self._drawing()
+                return self._choose_source(indices)
+            except RandomSampleError:
+                return self._random_source()
             finally:
                 others.restore()
 
-    def _source_for(self, indices: Sequence[int]) -> BatchSource:
-        samples, alike = self._fetcher.look(indices)
+    def _choose_source(self, indices: Sequence[int]) -> BatchSource:
+        samples, alike = self._fetcher.probe(indices)
         if not alike:
             _log.warning(
                 "the %s set returns different samples for the same index, but draws nothing from the generators that "
                 "are seeded: a trial may differ alone and in an array; draw from torch's default generator instead",
                 self._name,
             )
-            return self._drawing()
+            return self._random_source()
         size = None
-        if all(kind(sample) == kind(samples[0]) for sample in samples):
+        if all(sample_kind(sample) == sample_kind(samples[0]) for sample in samples):
             size = materialized_bytes(default_collate(samples), len(samples), self._rows)
         if size is None or size > RESIDENT_BYTES:
             return SampleWindow(self._fetcher, self._device)
         return MaterializedSource(self._fetcher, self._rows, samples[:1], self._device)
 
-    def _drawing(self) -> BatchSource:
-        return SampleWindow(self._fetcher, self._device, draws=True, whole=not self._shared_augmentation)
+    def _random_source(self) -> BatchSource:
+        return SampleWindow(self._fetcher, self._device, random_samples=True, batch_units=not self._shared_augmentation)
 
 
 def _tensors(dataset: Dataset[Any]) -> list[Tensor] | None:
-    """The tensors of a `TensorDataset`, or of a `Subset` of one; None for any other data set."""
+    """Return the tensors of a `TensorDataset`, or of a `Subset` of one; None for any other data set."""
     if type(dataset) is TensorDataset:
         return list(dataset.tensors)
     if type(dataset) is Subset and (whole := _tensors(dataset.dataset)) is not None:

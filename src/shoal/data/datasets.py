@@ -1,4 +1,4 @@
-"""Data sets of a task: one copy for all trials whose configs agree in what `data` reads."""
+"""Data sets of a task: one copy for all trials whose configs agree in the values that `data` reads."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -13,19 +13,19 @@ from shoal.core.errors import TaskError
 from shoal.core.trial import Config
 from shoal.cost.activity_clock import during
 from shoal.data.batches import Batches
-from shoal.data.loader import LoaderSettings, take_apart
+from shoal.data.loader import LoaderSettings, parse_loader
 from shoal.data.tracked_config import values_read
 from shoal.fuse.generators import seed_all
 from shoal.task import Task, call
 
 __all__ = ["DataSets"]
 
-KEPT = 8
-"""Number of data sets that a process keeps: those loaded last."""
+MAX_CACHED = 8
+"""Maximum number of data sets that a process keeps; the one loaded first is dropped."""
 
 
 class DataSets:
-    """Training and validation sets of a task's configs, each loaded once in this process."""
+    """Cache of the training and validation sets of a task's configs. Each is loaded once in this process."""
 
     def __init__(self, task: Task, device: torch.device) -> None:
         self._task = task
@@ -33,28 +33,29 @@ class DataSets:
         self._known: list[tuple[dict[str, Any], tuple[Batches, Batches]]] = []
 
     def of(self, config: Config) -> tuple[Batches, Batches]:
-        """The training and validation set of a config; the same objects for configs with equal data."""
+        """Return the training and the validation set of a config; configs with equal data get the same objects."""
         return self._find(config)[1]
 
-    def knows(self, config: Config) -> bool:
-        """Whether the sets of a config are loaded."""
-        return any(_agrees(config, read) for read, _ in self._known)
+    def is_loaded(self, config: Config) -> bool:
+        """Return whether the sets of a config are loaded."""
+        return any(_config_matches(config, read) for read, _ in self._known)
 
     def key(self, config: Config) -> tuple[object, ...]:
-        """A key that differs between data sets: the task, the values that `data` read, and the sizes."""
+        """Return a key that differs between data sets: the task, the values that `data` read, and the numbers of
+        samples."""
         read, (train, valid) = self._find(config)
         kind = type(self._task)
         return (kind.__module__, kind.__qualname__, sorted(read.items()), train.samples, valid.samples)
 
     def _find(self, config: Config) -> tuple[dict[str, Any], tuple[Batches, Batches]]:
         for entry in self._known:
-            if _agrees(config, entry[0]):
+            if _config_matches(config, entry[0]):
                 return entry
         with during(Activity.DATA):
             return self._load(config)
 
     def _load(self, config: Config) -> tuple[dict[str, Any], tuple[Batches, Batches]]:
-        seed_all(0, self._device)  # a random split is the same in every process, and after a resume
+        seed_all(0, self._device)  # so a random split is the same in every process, and after a resume
         sets, read = values_read(self._task.data, config)
         if not isinstance(sets, (tuple, list)) or len(sets) != 2:
             raise TaskError(f"the task's `data` must return a training and a validation set, got {type(sets).__name__}")
@@ -64,38 +65,40 @@ class DataSets:
                 "the validation set is iterable and has no length, so the end of a validation is unknown; give it a "
                 "`__len__` that returns the number of samples of a pass, or return a list of its samples"
             )
-        self._known = [*self._known[1 - KEPT :], (read, batches)]
+        self._known = [*self._known[1 - MAX_CACHED :], (read, batches)]
         return self._known[-1]
 
     def _batches(self, returned: Any, name: str) -> Batches:
-        """One of the sets that `data` returned.
+        """Return the batches of one of the sets that `data` returned.
 
         Raises:
             TaskError: The set is invalid, or the task and its loader both have a collate function.
         """
-        dataset, collate, settings = take_apart(returned, name, _checked_workers(self._task))
+        dataset, collate, settings = parse_loader(returned, name, _check_workers(self._task))
         if type(self._task).collate is not Task.collate:
             if collate is not None:
                 raise TaskError(
                     f"the {name} loader has a `collate_fn` ({_name(collate)}), and the task overrides `collate`; "
                     "keep one of them"
                 )
-            return self._made(dataset, name, partial(call, self._task, "collate"), "the task's `collate`", settings)
-        return self._made(dataset, name, collate, f"the `collate_fn` of the {name} loader", settings)
+            return self._make_batches(
+                dataset, name, partial(call, self._task, "collate"), "the task's `collate`", settings
+            )
+        return self._make_batches(dataset, name, collate, f"the `collate_fn` of the {name} loader", settings)
 
-    def _made(
+    def _make_batches(
         self, dataset: Any, name: str, collate: Callable[[list[Any]], Any] | None, whose: str, settings: LoaderSettings
     ) -> Batches:
-        checked = None if collate is None else partial(_collated, collate, whose)
+        checked = None if collate is None else partial(_call_collate, collate, whose)
         return Batches(dataset, self._device, name, self._task.shared_augmentation, checked, settings)
 
 
-def _collated(collate: Callable[[list[Any]], Any], whose: str, samples: list[Any]) -> Any:
-    """A batch that a collate function of the user makes.
+def _call_collate(collate: Callable[[list[Any]], Any], whose: str, samples: list[Any]) -> Any:
+    """Return the batch that a collate function of the user makes.
 
     Args:
         collate: Collate function.
-        whose: Name of the function, for messages.
+        whose: Name of the function in error messages.
         samples: Samples of the batch.
 
     Raises:
@@ -116,12 +119,12 @@ def _name(function: Any) -> str:
     return getattr(function, "__name__", type(function).__name__)
 
 
-def _checked_workers(task: Task) -> int:
+def _check_workers(task: Task) -> int:
     workers: Any = task.loader_workers
     if not isinstance(workers, int) or isinstance(workers, bool) or workers < 0:
         raise TaskError(f"`loader_workers` of a task must be an integer of at least 0, got {workers!r}")
     return workers
 
 
-def _agrees(config: Config, read: Mapping[str, Any]) -> bool:
+def _config_matches(config: Config, read: Mapping[str, Any]) -> bool:
     return all(config.get(key) == value for key, value in read.items())

@@ -1,4 +1,4 @@
-"""Fetches samples from a data set; counts and times them, and detects random draws."""
+"""Fetches samples from a data set, counts and times them, and detects draws of random numbers."""
 
 import time
 from collections.abc import Iterable, Sequence
@@ -10,16 +10,16 @@ from torch.utils import _pytree as pytree
 from torch.utils.data import Dataset
 
 from shoal.data.iterable import IterableReader
-from shoal.data.processes import FetchRequest, LoaderProcesses
-from shoal.data.samples import attached, copied, same
-from shoal.data.source import DrawsError
+from shoal.data.loader_processes import FetchRequest, LoaderProcesses
+from shoal.data.samples import copy_sample, has_graph, samples_equal
+from shoal.data.source import RandomSampleError
 from shoal.fuse.generators import DrawDetector, PythonRngSnapshot
 
 __all__ = ["Fetcher"]
 
-EARLY_SECONDS, EARLY_BYTES = 0.05, 16 << 20
-"""Most seconds and bytes of samples that are fetched in advance. Steps without fetching in between find warm caches.
-But training waits meanwhile, and may end without the samples."""
+MAX_PREFETCH_SECONDS, MAX_PREFETCH_BYTES = 0.05, 16 << 20
+"""Maximum seconds and bytes of samples that are fetched in advance. Steps that follow one another without fetching in
+between find warm caches. But training waits while samples are fetched, and may end without using them."""
 
 
 class Fetcher:
@@ -27,7 +27,7 @@ class Fetcher:
 
     Args:
         dataset: Data set with a length and indices, or the reader of an iterable one.
-        device: Device whose generator is watched, beside those of the CPU.
+        device: Device whose generator is checked for draws, in addition to the generators of the CPU.
         processes: Loader processes that fetch all samples; None to fetch them in this process.
     """
 
@@ -38,21 +38,23 @@ class Fetcher:
         processes: LoaderProcesses | None = None,
     ) -> None:
         self._processes = processes
-        self._lone = count()
+        self._request_numbers = count()
         self._dataset = dataset
         self._device = device
         self.fetched = 0
-        """Number of samples fetched, without those of `look`."""
+        """Number of samples fetched, except by `probe`."""
         self.seconds = 0.0
-        """Wall time of fetching them; with loader processes, of waiting for them."""
+        """Wall time of fetching these samples, in seconds; with loader processes, of waiting for them."""
 
     @property
-    def ahead(self) -> int:
+    def prefetch_limit(self) -> int:
         """Number of units that loader processes fetch in advance; 0 if there are none."""
-        return 0 if self._processes is None else self._processes.ahead
+        return 0 if self._processes is None else self._processes.prefetch_limit
 
-    def receive(self, wanted: FetchRequest, upcoming: Iterable[FetchRequest] = ()) -> tuple[Sequence[int], Any]:
-        """Fetch samples in the loader processes: see `LoaderProcesses.get`."""
+    def fetch_in_workers(
+        self, wanted: FetchRequest, upcoming: Iterable[FetchRequest] = ()
+    ) -> tuple[Sequence[int], Any]:
+        """Fetch samples in the loader processes; see `LoaderProcesses.get`."""
         assert self._processes is not None
         began = time.perf_counter()
         indices, value = self._processes.get(wanted, upcoming)
@@ -60,20 +62,27 @@ class Fetcher:
         self.fetched += len(indices)
         return indices, value
 
-    def forget(self) -> None:
-        """Drop what loader processes have fetched in advance."""
+    def drop_prefetched(self) -> None:
+        """Drop the samples that loader processes have fetched in advance."""
         if self._processes is not None:
-            self._processes.forget()
+            self._processes.drop_prefetched()
 
-    def _receive_lone(self, indices: Iterable[int], draws: bool = False, twice: bool = False) -> Any:
-        """Fetch samples of no unit in the loader processes."""
-        wanted = FetchRequest(("lone", next(self._lone)), tuple(indices), draws=draws, twice=twice)
-        return self.receive(wanted)[1]
+    def _fetch_once_in_workers(
+        self, indices: Iterable[int], random_samples: bool = False, check_repeatable: bool = False
+    ) -> Any:
+        """Fetch samples that belong to no unit in the loader processes."""
+        wanted = FetchRequest(
+            ("single", next(self._request_numbers)),
+            tuple(indices),
+            random_samples=random_samples,
+            check_repeatable=check_repeatable,
+        )
+        return self.fetch_in_workers(wanted)[1]
 
     def fetch(self, indices: Iterable[int]) -> list[Any]:
         """Fetch samples, in order."""
         if self._processes is not None:
-            received: list[Any] = self._receive_lone(indices, draws=True)
+            received: list[Any] = self._fetch_once_in_workers(indices, random_samples=True)
             return received
         began = time.perf_counter()
         if isinstance(self._dataset, IterableReader):
@@ -84,50 +93,51 @@ class Fetcher:
         self.fetched += len(samples)
         return samples
 
-    def fetch_undrawn(self, indices: Iterable[int]) -> list[Any]:
+    def fetch_deterministic(self, indices: Iterable[int]) -> list[Any]:
         """Fetch samples of a data set that draws no random numbers.
 
         Raises:
-            DrawsError: It drew some; the generators are restored.
+            RandomSampleError: The data set drew random numbers; the generators are restored.
         """
         if self._processes is not None:
-            received: list[Any] = self._receive_lone(indices)
+            received: list[Any] = self._fetch_once_in_workers(indices)
             return received
-        if isinstance(self._dataset, IterableReader):  # it restores the generators
+        if isinstance(self._dataset, IterableReader):  # the reader restores the generators
             return self.fetch(indices)
         torchs, others = DrawDetector(self._device), PythonRngSnapshot()
         samples = self.fetch(indices)
         if torchs() or others.has_drawn():
             torchs.restore()
             others.restore()
-            raise DrawsError
+            raise RandomSampleError
         return samples
 
-    def most_early(self, sample: Any) -> int:
-        """How many samples like this one to fetch in advance.
+    def prefetch_count(self, sample: Any) -> int:
+        """Return the number of samples like this one to fetch in advance.
 
-        0 for a GPU, which steps while samples are fetched, and for loader processes, which have their own measure. 0 if
-        samples have an autograd graph, which can be used only once.
+        It is 0 for a GPU, which computes while samples are fetched, for loader processes, which prefetch by themselves,
+        and for samples with an autograd graph, which can be used only once.
         """
-        if self.ahead or self._device.type != "cpu" or attached(sample):
+        if self.prefetch_limit or self._device.type != "cpu" or has_graph(sample):
             return 0
         size = sum(getattr(leaf, "nbytes", 0) for leaf in pytree.tree_leaves(sample))
         each = self.seconds / self.fetched
-        return int(min(EARLY_SECONDS / max(each, 1e-6), EARLY_BYTES / max(size, 1024)))
+        return int(min(MAX_PREFETCH_SECONDS / max(each, 1e-6), MAX_PREFETCH_BYTES / max(size, 1024)))
 
-    def look(self, indices: Sequence[int]) -> tuple[list[Any], bool]:
-        """Fetch samples twice to find out their kind; as `fetch_undrawn`, but not counted.
+    def probe(self, indices: Sequence[int]) -> tuple[list[Any], bool]:
+        """Fetch samples twice to find out whether they are repeatable; as `fetch_deterministic`, but not counted.
 
         Returns:
-            Samples, fetched in a row. Whether they equal those fetched one by one before, each copied at once.
+            The samples, fetched in a row. Whether they equal the samples that were fetched one by one before, each
+            copied immediately.
         """
         before = self.fetched, self.seconds
         try:
             if self._processes is not None:
-                found: tuple[list[Any], bool] = self._receive_lone(indices, twice=True)
+                found: tuple[list[Any], bool] = self._fetch_once_in_workers(indices, check_repeatable=True)
                 return found
-            one_by_one = [copied(*self.fetch_undrawn((index,))) for index in indices]
-            samples = self.fetch_undrawn(indices)
-            return samples, all(map(same, one_by_one, samples))
+            one_by_one = [copy_sample(*self.fetch_deterministic((index,))) for index in indices]
+            samples = self.fetch_deterministic(indices)
+            return samples, all(map(samples_equal, one_by_one, samples))
         finally:
             self.fetched, self.seconds = before

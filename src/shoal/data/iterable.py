@@ -1,4 +1,4 @@
-"""Iterable data sets: their passes, each with its own random numbers, are read by index in ascending order."""
+"""Iterable data sets, read by index in ascending order; each pass has its own random numbers."""
 
 import logging
 from collections.abc import Iterator, Sequence
@@ -9,18 +9,20 @@ import torch
 from torch import Tensor
 
 from shoal.core.errors import TaskError
-from shoal.data.loader import noise_seed
+from shoal.data.loader import augmentation_seed
 from shoal.fuse.generators import DrawDetector, PythonRngSnapshot, seed_all
 
 __all__ = ["IterableReader", "PassOrder"]
 
 _log = logging.getLogger("shoal.pack")
 
-ENDLESS = 1 << 40
-"""Samples of a data set without a length, whose passes count as one. The indices of two passes are this far apart."""
+PASS_STRIDE = 1 << 40
+"""Distance between the indices of two passes. Also the length of a data set without one, whose passes count as a single
+pass."""
 
-SPARE = 4
-"""Number of cursors that are kept beside those of the walks under way, for trials that wait and go on later."""
+SPARE_CURSORS = 4
+"""Number of cursors that are kept in addition to one for each active iterator, for trials that wait and continue later.
+"""
 
 _CPU = torch.device("cpu")
 _END = object()
@@ -28,7 +30,7 @@ _END = object()
 
 @dataclass(frozen=True)
 class PassOrder:
-    """The indices of one pass in ascending order. A slice of it makes them, since a pass may have no end.
+    """Indices of one pass in ascending order. Slicing creates the indices on demand, since a pass may have no end.
 
     Args:
         first: Index of the first sample.
@@ -47,31 +49,33 @@ class PassOrder:
 
 
 class IterableReader:
-    """Reads samples of an iterable data set, from several places at once.
+    """Reads samples of an iterable data set at several positions at once.
 
-    A pass is one iteration. At its start, the generators of torch (CPU), Python and NumPy are seeded with the data seed
-    and the number of the pass, and go on with it, whatever is drawn elsewhere in between. If the data set has a length,
-    each epoch is a pass. If not, the passes follow one another as one sequence without an end.
+    A pass is one iteration over the data set. At its start, the generators of torch (CPU), Python and NumPy are seeded
+    with the data seed and the number of the pass. Their states are saved and restored between reads, so draws elsewhere
+    do not affect the pass. If the data set has a length, each epoch is a pass. If not, the passes follow one another as
+    one endless sequence.
 
-    A cursor is an iterator at its place. Reading at a place takes the nearest cursor before it, or a new one, which
-    reads and drops the samples before. So samples must depend only on their place and on draws from the generators.
+    A cursor is an iterator of the data set with its position. A read takes the nearest cursor before its position, or a
+    new one, and drops the samples in between. So a sample must depend only on its position and on draws from the
+    generators.
 
     Args:
-        dataset: Data set whose `__iter__` begins anew at each call. Its `set_epoch` gets the number of the pass, if it
-            has one.
-        name: Name for messages.
+        dataset: Data set whose `__iter__` returns a new iterator at each call. Its `set_epoch`, if it has one, is
+            called with the number of the pass.
+        name: Name of the set in error messages.
     """
 
     def __init__(self, dataset: Any, name: str) -> None:
-        self.walks = 0
-        """Number of walks under way."""
+        self.active_iterators = 0
+        """Number of active iterators of `Batches`."""
         self._dataset = dataset
-        self._whose = f"the {name} set ({type(dataset).__name__})"
+        self._label = f"the {name} set ({type(dataset).__name__})"
         self._length = _length(dataset)
-        self._passes: list[tuple[int, int | None]] = []  # data seed and epoch of the passes that were asked for
-        self._cursors: list[_Cursor] = []  # the one that was used last is the last
+        self._passes: list[tuple[int, int | None]] = []  # data seed and epoch of the passes requested so far
+        self._cursors: list[_Cursor] = []  # ordered by last use, the latest last
         self._epoch: int | None = None  # the last argument of `set_epoch`
-        self._said = False
+        self._warned = False
 
     @property
     def endless(self) -> bool:
@@ -79,136 +83,137 @@ class IterableReader:
         return self._length is None
 
     def __len__(self) -> int:
-        return ENDLESS if self._length is None else self._length
+        return PASS_STRIDE if self._length is None else self._length
 
     def order(self, data_seed: int, epoch: int | None) -> PassOrder:
-        """The indices of a pass.
+        """Return the indices of a pass.
 
         Args:
             data_seed: Data seed of the trial.
-            epoch: Number of the pass; None for one over the validation set. Of an endless sequence, the first one's.
+            epoch: Number of the pass, or of the first pass of an endless sequence; None for a pass over the validation
+                set.
         """
         if (data_seed, epoch) not in self._passes:
             self._passes.append((data_seed, epoch))
-        return PassOrder(self._passes.index((data_seed, epoch)) * ENDLESS, len(self))
+        return PassOrder(self._passes.index((data_seed, epoch)) * PASS_STRIDE, len(self))
 
     def read(self, indices: Sequence[int]) -> list[Any]:
-        """Samples of one pass. All generators are restored.
+        """Return the samples of one pass at some indices. All generators are restored.
 
         Args:
             indices: Indices in ascending order; samples between them are dropped.
 
         Raises:
-            TaskError: The data set yields another number of samples than its length, or none, or is its own iterator.
-            Exception: Whatever the data set raises. The next read begins a new iteration.
+            TaskError: The data set yields no samples or another number of them than its length, or is its own iterator.
+            Exception: Whatever the data set raises. The next read starts a new iteration.
         """
-        number, place = divmod(indices[0], ENDLESS)
-        cursor = self._cursor(number, place)
-        samples = cursor.read([index % ENDLESS for index in indices])
-        if cursor.place < len(self):
-            self._cursors = [*self._cursors, cursor][-self.walks - SPARE :]
+        number, position = divmod(indices[0], PASS_STRIDE)
+        cursor = self._cursor(number, position)
+        samples = cursor.read([index % PASS_STRIDE for index in indices])
+        if cursor.position < len(self):
+            self._cursors = [*self._cursors, cursor][-self.active_iterators - SPARE_CURSORS :]
         return samples
 
-    def _cursor(self, number: int, place: int) -> "_Cursor":
-        """The nearest cursor before a place of a pass; `_cursors` holds it no more."""
-        before = [each for each in self._cursors if each.number == number and each.place <= place]
+    def _cursor(self, number: int, position: int) -> "_Cursor":
+        """Remove and return the nearest cursor at or before a position of a pass, or return a new one."""
+        before = [each for each in self._cursors if each.number == number and each.position <= position]
         if before:
-            nearest = max(before, key=lambda each: each.place)
+            nearest = max(before, key=lambda each: each.position)
             self._cursors.remove(nearest)
             return nearest
-        if place > 0 and not self._said:
-            self._said = True
+        if position > 0 and not self._warned:
+            self._warned = True
             _log.warning(
                 "%s is iterable: %d samples are read and dropped to reach the place at which trials go on, as whenever "
                 "trials go on at a place that no iterator of this process is at",
-                self._whose,
-                place,
+                self._label,
+                position,
             )
         return _Cursor(self, number, *self._passes[number])
 
-    def begin(self, data_seed: int, epoch: int | None) -> Iterator[Any]:
-        """Seed the generators for a pass, and begin it.
+    def start_pass(self, data_seed: int, epoch: int | None) -> Iterator[Any]:
+        """Seed the generators for a pass, and start it.
 
         Raises:
             TaskError: The data set is its own iterator.
         """
         self.set_epoch(epoch)
-        seed_all(noise_seed(data_seed, epoch), _CPU)
+        seed_all(augmentation_seed(data_seed, epoch), _CPU)
         iterator: Iterator[Any] = iter(self._dataset)
         if iterator is self._dataset:
             raise TaskError(
-                f"`__iter__` of {self._whose} returns the data set itself, so that trials at two places would take "
+                f"`__iter__` of {self._label} returns the data set itself, so that trials at two places would take "
                 "each other's samples; write `__iter__` with `yield`, or let it return a new iterator at each call"
             )
         return iterator
 
     def set_epoch(self, epoch: int | None) -> None:
-        """Call `set_epoch` of the data set, unless its last argument was the same."""
+        """Call `set_epoch` of the data set, unless the last call had the same argument."""
         number = epoch or 0
         if self._epoch != number and callable(set_epoch := getattr(self._dataset, "set_epoch", None)):
             set_epoch(number)
         self._epoch = number
 
-    def wrong_end(self, epoch: int | None, place: int, ended: bool) -> TaskError:
-        """The error about a pass that ends too early or too late.
+    def length_error(self, epoch: int | None, position: int, ended: bool) -> TaskError:
+        """Return the error for a pass that yields another number of samples than the length of the data set.
 
         Args:
             epoch: Number of the pass, or None.
-            place: Number of samples so far.
-            ended: Whether it ended.
+            position: Number of samples so far.
+            ended: Whether the pass ended.
         """
         where = "a validation" if epoch is None else f"pass {epoch}"
         if self.endless:
             return TaskError(
-                f"{self._whose} yields nothing in {where}; each call of its `__iter__` must begin anew and yield "
+                f"{self._label} yields nothing in {where}; each call of its `__iter__` must begin anew and yield "
                 "samples"
             )
-        found = f"ended after {place} samples" if ended else f"yields more than {place} samples"
+        found = f"ended after {position} samples" if ended else f"yields more than {position} samples"
         return TaskError(
-            f"{self._whose} {found} in {where}, and its `__len__` returns {self._length}; each call of its `__iter__` "
+            f"{self._label} {found} in {where}, and its `__len__` returns {self._length}; each call of its `__iter__` "
             "must begin anew and yield that many"
         )
 
 
 class _Cursor:
-    """A place in a pass: an iterator, and the states of the generators there.
+    """Position in a pass: an iterator of the data set, and the states of the generators.
 
     Args:
         reader: Reader of the data set.
-        number: Number of the pass among those of the reader.
+        number: Index of the pass in the reader.
         data_seed: Data seed of the pass.
-        epoch: Number of the pass; None for one over the validation set.
+        epoch: Number of the pass; None for a pass over the validation set.
     """
 
     def __init__(self, reader: IterableReader, number: int, data_seed: int, epoch: int | None) -> None:
         self.number = number
-        self.place = 0
+        self.position = 0
         """Number of samples read."""
         self._reader = reader
         self._data_seed = data_seed
         self._epoch = epoch
         self._samples: Iterator[Any] | None = None
-        self._states = _states()
+        self._generator_states = _generator_states()
 
-    def read(self, places: Sequence[int]) -> list[Any]:
-        """Read on, and return the samples at some later places, in ascending order."""
-        outside = _states()
+    def read(self, positions: Sequence[int]) -> list[Any]:
+        """Return the samples at some later positions, and advance to the last one."""
+        outer_states = _generator_states()
         try:
             if self._samples is None:
-                self._samples = self._reader.begin(self._data_seed, self._epoch)
+                self._samples = self._reader.start_pass(self._data_seed, self._epoch)
             else:
                 self._reader.set_epoch(self._epoch)
-                _restore(self._states)
-            samples = [self._at(place) for place in places]
-            if self.place == len(self._reader) and next(self._samples, _END) is not _END:
-                raise self._reader.wrong_end(self._epoch, self.place, ended=False)
-            self._states = _states()
+                _restore_generators(self._generator_states)
+            samples = [self._read_until(position) for position in positions]
+            if self.position == len(self._reader) and next(self._samples, _END) is not _END:
+                raise self._reader.length_error(self._epoch, self.position, ended=False)
+            self._generator_states = _generator_states()
             return samples
         finally:
-            _restore(outside)
+            _restore_generators(outer_states)
 
-    def _at(self, place: int) -> Any:
-        while self.place < place:
+    def _read_until(self, position: int) -> Any:
+        while self.position < position:
             self._next()
         return self._next()
 
@@ -217,25 +222,25 @@ class _Cursor:
         sample = next(self._samples, _END)
         if sample is _END and self._reader.endless:
             self._epoch = (self._epoch or 0) + 1
-            self._samples = self._reader.begin(self._data_seed, self._epoch)
+            self._samples = self._reader.start_pass(self._data_seed, self._epoch)
             sample = next(self._samples, _END)
         if sample is _END:
-            raise self._reader.wrong_end(self._epoch, self.place, ended=True)
-        self.place += 1
+            raise self._reader.length_error(self._epoch, self.position, ended=True)
+        self.position += 1
         return sample
 
 
-def _states() -> tuple[DrawDetector, PythonRngSnapshot]:
+def _generator_states() -> tuple[DrawDetector, PythonRngSnapshot]:
     return DrawDetector(_CPU), PythonRngSnapshot()
 
 
-def _restore(states: tuple[DrawDetector, PythonRngSnapshot]) -> None:
+def _restore_generators(states: tuple[DrawDetector, PythonRngSnapshot]) -> None:
     for each in states:
         each.restore()
 
 
 def _length(dataset: Any) -> int | None:
-    """The length of a data set; None if it has none, or does not know it."""
+    """Return the length of a data set; None if `__len__` is missing or not implemented."""
     try:
         return len(dataset)
     except (TypeError, NotImplementedError):

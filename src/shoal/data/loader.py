@@ -1,4 +1,4 @@
-"""A `DataLoader` that a task's `data` returned, taken apart: its data set, its collate function and its settings."""
+"""Parses a `DataLoader` that a task's `data` returned into its data set, its collate function and its settings."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,13 +20,13 @@ from shoal.core.errors import TaskError
 from shoal.core.trial import derive_seed
 from shoal.fuse.generators import PythonRngSnapshot, forked_rng, seed_all
 
-__all__ = ["LoaderSettings", "epoch_order", "is_iterable", "noise_seed", "take_apart"]
+__all__ = ["LoaderSettings", "augmentation_seed", "epoch_order", "is_iterable", "parse_loader"]
 
 Collate = Callable[[list[Any]], Any]
 
 
 def epoch_order(samples: int, data_seed: int, epoch: int) -> Tensor:
-    """The order in which an epoch visits a shuffled training set, int64 [samples].
+    """Return the order in which an epoch visits a shuffled training set, int64 [samples].
 
     Args:
         samples: Size of the training set.
@@ -37,68 +37,69 @@ def epoch_order(samples: int, data_seed: int, epoch: int) -> Tensor:
     return torch.randperm(samples, generator=generator)
 
 
-def noise_seed(data_seed: int, epoch: int | None) -> int:
-    """The seed for samples that draw. Generators are seeded with this seed plus the batch's number, or by blocks of
-    samples if augmentation is shared.
+def augmentation_seed(data_seed: int, epoch: int | None) -> int:
+    """Return the seed for samples that draw random numbers, such as random augmentation.
 
     Args:
         data_seed: Data seed of the trial.
-        epoch: Number of epochs before this one; None for the validation set, which draws the same at each epoch.
+        epoch: Number of epochs before this one; None for the validation set, which has the same random numbers at each
+            epoch.
     """
     return derive_seed(data_seed, "valid") if epoch is None else derive_seed(data_seed, "noise", epoch)
 
 
 @dataclass(frozen=True)
 class LoaderSettings:
-    """How a data set is read.
+    """Settings with which a data set is read.
 
     Args:
-        order: "shuffled" by the data seed at each epoch, "ascending", or a sampler, iterated once an epoch.
-        batch_size: Samples of a batch; None if the task's `batch_size` says.
-        drop_last: Whether the last batch is left out if it is smaller than the others.
-        workers: Number of loader processes; 0 to fetch samples in the training process.
-        ahead: Number of units (batches, or blocks of samples) that each loader process fetches in advance.
-        start: Function that each loader process calls with its number at its start, or None.
+        order: "shuffled" (by the data seed at each epoch), "ascending", or a sampler that is iterated once per epoch.
+        batch_size: Samples of a batch; None if the task's `batch_size` determines it.
+        drop_last: Whether the last batch is dropped if it is smaller than the others.
+        num_workers: Number of loader processes; 0 to fetch samples in the training process.
+        prefetch_factor: Number of units (batches, or blocks of samples) that each loader process fetches in advance.
+        worker_init_fn: Function that each loader process calls with its number at its start, or None.
     """
 
     order: Any | Literal["shuffled", "ascending"] = "shuffled"
     batch_size: int | None = None
     drop_last: bool = False
-    workers: int = 0
-    ahead: int = 2
-    start: Callable[[int], None] | None = None
+    num_workers: int = 0
+    prefetch_factor: int = 2
+    worker_init_fn: Callable[[int], None] | None = None
 
     def samples(self, dataset: Any) -> int:
-        """Number of samples of an epoch: the sampler's length, or that of the data set."""
+        """Return the number of samples of an epoch: the length of the sampler if there is one, else of the data set."""
         return len(dataset) if isinstance(self.order, str) else len(self.order)
 
     def indices(self, samples: int, data_seed: int, epoch: int | None) -> Tensor | None:
-        """The order of an epoch.
+        """Return the order of an epoch.
 
-        A sampler is iterated with the generators of torch, Python and NumPy seeded with the data seed and the epoch,
-        and so is its attribute `generator`, if it has one; its `set_epoch` is called before, if it has one.
+        Before a sampler is iterated, the generators of torch, Python and NumPy and its own attribute `generator`, if it
+        has one, are seeded with the data seed and the epoch, and its `set_epoch`, if it has one, is called.
 
         Args:
             samples: Number of samples of an epoch.
             data_seed: Data seed of the trial.
-            epoch: Number of epochs before this one; None for the validation set, whose order is that of each epoch.
+            epoch: Number of epochs before this one; None for the validation set, which has the same order at each
+                epoch.
 
         Returns:
             Indices, int64 [samples]; None for the ascending order of all samples.
 
         Raises:
-            TaskError: The sampler yields no integers, or another number of them than its length says.
+            TaskError: The sampler yields values that are not integers, or another number of indices than its length.
         """
         if self.order == "ascending":
             return None
         if self.order == "shuffled":
             return None if epoch is None else epoch_order(samples, data_seed, epoch)
         seed = derive_seed(data_seed, "valid order") if epoch is None else derive_seed(data_seed, "epoch", epoch)
-        return _sampled(self.order, seed, epoch or 0, samples)
+        return _sampler_indices(self.order, seed, epoch or 0, samples)
 
 
-def _sampled(sampler: Any, seed: int, epoch: int, samples: int) -> Tensor:
-    """The indices of a sampler; all generators are restored."""
+def _sampler_indices(sampler: Any, seed: int, epoch: int, samples: int) -> Tensor:
+    """Return the indices of a sampler; all generators are restored."""
     others = PythonRngSnapshot()
     with forked_rng([]):
         try:
@@ -122,24 +123,24 @@ def _sampled(sampler: Any, seed: int, epoch: int, samples: int) -> Tensor:
         raise TaskError(f"the sampler {name} of the task's `DataLoader` must yield integers: {error}") from error
 
 
-def take_apart(returned: Any, name: str, workers: int = 0) -> tuple[Dataset[Any], Collate | None, LoaderSettings]:
-    """The data set, collate function and settings of what a task's `data` returned for one of its sets.
+def parse_loader(returned: Any, name: str, num_workers: int = 0) -> tuple[Dataset[Any], Collate | None, LoaderSettings]:
+    """Split what a task's `data` returned for one of its sets into data set, collate function and settings.
 
     Args:
         returned: Data set or `DataLoader`.
-        name: Name of the set, for messages.
-        workers: Number of loader processes for a plain data set.
+        name: Name of the set in error messages.
+        num_workers: Number of loader processes for a plain data set.
 
     Returns:
-        The data set, its collate function (None for torch's default), and how it is read.
+        The data set, its collate function (None for `default_collate`), and its settings.
 
     Raises:
-        TaskError: Loader processes are to read an iterable data set, or the loader has a setting that a study cannot
-            keep.
+        TaskError: An iterable data set is combined with loader processes, or the loader has a setting that a study does
+            not support.
     """
     if not isinstance(returned, DataLoader):
-        _check_workers(returned, name, workers)
-        return returned, None, LoaderSettings(workers=workers)
+        _check_workers(returned, name, num_workers)
+        return returned, None, LoaderSettings(num_workers=num_workers)
     if type(returned).__iter__ is not DataLoader.__iter__:
         raise TaskError(
             f"the {name} loader is a {type(returned).__name__}, which iterates in its own way; "
@@ -167,18 +168,18 @@ def take_apart(returned: Any, name: str, workers: int = 0) -> tuple[Dataset[Any]
 
 
 def is_iterable(dataset: Any) -> bool:
-    """Whether a data set is read by iterating over it, again for each pass, since it has no indices."""
+    """Return whether a data set has no indices, so that each pass iterates over it."""
     if isinstance(dataset, IterableDataset):
         return True
     return hasattr(dataset, "__iter__") and not hasattr(dataset, "__getitem__") and not hasattr(dataset, "__next__")
 
 
-def _check_workers(dataset: Any, name: str, workers: int) -> None:
-    if workers and is_iterable(dataset):
+def _check_workers(dataset: Any, name: str, num_workers: int) -> None:
+    if num_workers and is_iterable(dataset):
         raise TaskError(
-            f"the {name} set is iterable ({type(dataset).__name__}), and {workers} loader processes would yield its "
-            "samples in an order of their own; set `num_workers` of its DataLoader, or `loader_workers` of the task, "
-            "to 0, or return a data set with `__len__` and `__getitem__`"
+            f"the {name} set is iterable ({type(dataset).__name__}), and {num_workers} loader processes would yield "
+            "its samples in an order of their own; set `num_workers` of its DataLoader, or `loader_workers` of the "
+            "task, to 0, or return a data set with `__len__` and `__getitem__`"
         )
 
 

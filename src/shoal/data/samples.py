@@ -1,4 +1,4 @@
-"""Kinds of samples as `torch.utils.data.default_collate` distinguishes them; comparing and copying samples."""
+"""Compares and copies samples, and finds their kind as `torch.utils.data.default_collate` distinguishes kinds."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -8,18 +8,18 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-__all__ = ["attached", "bulky", "compact", "copied", "kind", "plain", "same"]
+__all__ = ["compact", "copy_sample", "has_graph", "is_copyable", "sample_kind", "samples_equal", "views_larger_memory"]
 
 _SIMPLE = frozenset({int, float, bool, str, bytes})
 _LISTS = frozenset({tuple, list})
 """Checked first: these types are common, and checks for `Sequence` are slow."""
 
 
-def kind(value: Any) -> object:
-    """The kind of a sample, which decides how it is collated: its structure, with types, dtypes and shapes.
+def sample_kind(value: Any) -> object:
+    """Return the kind of a sample, which determines how it is collated: its structure, types, dtypes and shapes.
 
-    The row of a sample in a batch is the same whatever other samples of its kind are in the batch. (Not so for a 1
-    among floats, which gets the dtype of the first sample.)
+    If all samples of a batch are of one kind, the row of a sample does not depend on the others. (An integer among
+    floats gets the dtype of the first sample, so numbers of different types are different kinds.)
     """
     cls = type(value)
     if cls in _SIMPLE or isinstance(value, (str, bytes)):
@@ -29,15 +29,15 @@ def kind(value: Any) -> object:
     if cls is np.ndarray:
         return (cls, value.dtype, value.shape)
     if cls is dict or isinstance(value, Mapping):
-        return (cls, tuple(value), *map(kind, value.values()))
+        return (cls, tuple(value), *map(sample_kind, value.values()))
     if cls in _LISTS or isinstance(value, Sequence):
-        return (cls, *map(kind, value))
+        return (cls, *map(sample_kind, value))
     return cls
 
 
-def same(one: Any, other: Any) -> bool:
-    """Whether two samples are bitwise equal."""
-    if kind(one) != kind(other):
+def samples_equal(one: Any, other: Any) -> bool:
+    """Return whether two samples are bitwise equal."""
+    if sample_kind(one) != sample_kind(other):
         return False
     if isinstance(one, Tensor):
         dense = [x.detach().to_dense().contiguous() for x in (one, other)]
@@ -48,53 +48,53 @@ def same(one: Any, other: Any) -> bool:
     if isinstance(one, (str, bytes)):
         return bool(one == other)
     if isinstance(one, Mapping):
-        return all(same(one[key], other[key]) for key in one)
+        return all(samples_equal(one[key], other[key]) for key in one)
     if isinstance(one, Sequence):
-        return all(map(same, one, other))
+        return all(map(samples_equal, one, other))
     # Numbers are compared exactly; `default_collate` refuses anything else.
     return not isinstance(one, (int, float)) or repr(one) == repr(other)
 
 
-def attached(value: Any) -> bool:
-    """Whether a sample has an autograd graph, which can be used only once."""
+def has_graph(value: Any) -> bool:
+    """Return whether a sample has an autograd graph, which can be used only once."""
     cls = type(value)
     if cls in _SIMPLE:
         return False
     if isinstance(value, Tensor):
         return value.requires_grad
     if cls is dict or isinstance(value, Mapping):
-        return any(map(attached, value.values()))
-    return (cls in _LISTS or isinstance(value, Sequence)) and any(map(attached, value))
+        return any(map(has_graph, value.values()))
+    return (cls in _LISTS or isinstance(value, Sequence)) and any(map(has_graph, value))
 
 
-def copied(value: Any) -> Any:
-    """A detached copy of a sample."""
+def copy_sample(value: Any) -> Any:
+    """Return a detached copy of a sample."""
     if type(value) is Tensor:
         return value.detach().clone().requires_grad_(value.requires_grad)
-    return value.copy() if type(value) is np.ndarray else _of_parts(copied, value)
+    return value.copy() if type(value) is np.ndarray else _map_parts(copy_sample, value)
 
 
 def compact(value: Any) -> Any:
-    """A sample to keep: views are copied, so that they do not keep the larger memory."""
+    """Return a sample to keep. Views are copied, so that they do not keep a larger memory alive."""
     if type(value) is Tensor:
-        return value.clone() if bulky(value) else value
+        return value.clone() if views_larger_memory(value) else value
     if type(value) is np.ndarray:
-        return value.copy() if bulky(value) else value
-    return _of_parts(compact, value)
+        return value.copy() if views_larger_memory(value) else value
+    return _map_parts(compact, value)
 
 
-def bulky(value: Any) -> bool:
-    """Whether a sample has a view of larger memory."""
+def views_larger_memory(value: Any) -> bool:
+    """Return whether a sample contains a view of a larger memory."""
     cls = type(value)
     if cls is Tensor:
         return value.layout is torch.strided and value.untyped_storage().nbytes() > value.nbytes
     if cls is np.ndarray:
         return value.base is not None
-    return any(map(bulky, value.values() if cls is dict else value if cls in _LISTS else ()))
+    return any(map(views_larger_memory, value.values() if cls is dict else value if cls in _LISTS else ()))
 
 
-def _of_parts(change: Callable[[Any], Any], value: Any) -> Any:
-    """A list, tuple or dict with its parts changed; any other value unchanged."""
+def _map_parts(change: Callable[[Any], Any], value: Any) -> Any:
+    """Apply a function to the parts of a list, tuple or dict; return any other value unchanged."""
     cls = type(value)
     if cls in _LISTS:
         return cls(map(change, value))
@@ -104,7 +104,7 @@ def _of_parts(change: Callable[[Any], Any], value: Any) -> Any:
 _IMMUTABLE = (str, bytes, bool, int, float, complex, type(None))
 
 
-def plain(batch: Any) -> bool:
-    """Whether a batch can be copied: it holds only text, numbers and tensors without autograd graphs."""
+def is_copyable(batch: Any) -> bool:
+    """Return whether a batch can be copied: it contains only text, numbers and tensors without autograd graphs."""
     leaves = pytree.tree_leaves(batch)
     return all(not x.requires_grad if isinstance(x, Tensor) else isinstance(x, _IMMUTABLE) for x in leaves)

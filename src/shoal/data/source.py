@@ -1,4 +1,4 @@
-"""Base class of batch sources, their requests and errors, and the synchronisation of CUDA streams."""
+"""Base class of batch sources, with their requests and errors, and synchronisation of CUDA streams."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -11,95 +11,95 @@ from torch.utils import _pytree as pytree
 from shoal.core.demand import Sharing
 from shoal.data.iterable import PassOrder
 
-__all__ = ["BatchRequest", "BatchSource", "DrawsError", "StreamSync", "UnevenError"]
+__all__ = ["BatchRequest", "BatchSource", "RandomSampleError", "SampleKindError", "StreamSync"]
 
 
-class DrawsError(Exception):
-    """Fetching samples drew random numbers, of a data set that had drawn none."""
+class RandomSampleError(Exception):
+    """Fetching samples drew random numbers from a data set that had drawn none before."""
 
 
-class UnevenError(Exception):
-    """A sample is of another kind than those before."""
+class SampleKindError(Exception):
+    """A sample is of another kind than the samples before it."""
 
 
 @dataclass(frozen=True)
 class BatchRequest:
-    """One batch of a walk.
+    """Request of an iterator for one batch.
 
     Args:
-        at: Indices of its samples, int64 [samples] on the CPU.
-        there: The same on the device.
-        number: Number of the batch in its walk.
-        order: Indices of all samples of the walk, on the CPU, or the pass over an iterable data set.
-        first: Place of the batch's first sample in the order.
-        seed: Seed of the walk, or None.
-        walks: Number of walks over this data set under way.
-        alike: Number of these with this batch size.
-        held: Number of samples to hold: twice the batch sizes of all walks.
+        indices: Indices of the samples, int64 [samples] on the CPU.
+        device_indices: The same indices on the device.
+        number: Number of the batch in the order.
+        order: Indices of all samples of the iterator, on the CPU, or the pass over an iterable data set.
+        first: Position of the batch's first sample in the order.
+        seed: Seed of the iterator, or None.
+        iterators: Number of active iterators over this data set.
+        same_size_iterators: Number of active iterators with this batch size.
+        window_samples: Number of samples to hold, twice the batch sizes of all iterators.
     """
 
-    at: Tensor
-    there: Tensor
+    indices: Tensor
+    device_indices: Tensor
     number: int
     order: Tensor | PassOrder
     first: int
     seed: int | None
-    walks: int
-    alike: int
-    held: int
+    iterators: int
+    same_size_iterators: int
+    window_samples: int
 
 
 class BatchSource(ABC):
-    """Makes the batches of a data set, and keeps samples that other walks may need.
+    """Makes the batches of a data set, and keeps samples that other iterators may need.
 
     `Batches` requests one batch at a time. A source may draw from all generators and need not restore them. If it
-    raises `DrawsError` or `UnevenError` it is dropped, and its successor gets the same request. Any other exception
-    goes to the user; the source must be unchanged then.
+    raises `RandomSampleError` or `SampleKindError`, `Batches` replaces the source and repeats the request. Any other
+    exception is raised to the user and must leave the source unchanged.
     """
 
     sharing: Sharing
 
     @property
-    def early(self) -> int:
+    def prefetched(self) -> int:
         """Number of fetched samples that no batch has needed yet."""
         return 0
 
     @abstractmethod
-    def batch(self, cut: BatchRequest) -> Any:
-        """A batch on the device, which the receiver may change in place."""
+    def batch(self, request: BatchRequest) -> Any:
+        """Return a batch on the device, which the receiver may change in place."""
 
     @abstractmethod
-    def rest(self) -> None:
-        """Drop what only walks that keep abreast can share. Called when no walk is under way."""
+    def release(self) -> None:
+        """Drop the samples that only iterators in lockstep can share. Called when no iterator is active."""
 
 
 class StreamSync:
-    """Lets readers of tensors wait for writes on other CUDA streams; on the CPU it does nothing.
+    """Makes readers of tensors wait for writes on other CUDA streams; on the CPU it does nothing.
 
-    A writer calls `wait` before and `written` after its work, so that writers wait for each other. A reader calls
-    `read`.
+    A writer calls `wait_for_writes` before and `record_write` after its work, so that writers wait for each other. A
+    reader calls `prepare_read`.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._written: torch.cuda.Event | None = None
 
-    def written(self) -> None:
-        """Record the writes on the current stream so far, for `wait` and `read`."""
+    def record_write(self) -> None:
+        """Record the writes on the current stream so far, for `wait_for_writes` and `prepare_read`."""
         if self._device.type == "cuda":
             self._written = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._written.record(torch.cuda.current_stream(self._device))
 
-    def wait(self) -> None:
-        """Let the current stream wait for the recorded writes."""
+    def wait_for_writes(self) -> None:
+        """Make the current stream wait for the recorded writes."""
         if self._written is not None:
             torch.cuda.current_stream(self._device).wait_event(self._written)
 
-    def read(self, values: Any) -> None:
-        """As `wait`; and the memory of tensors in `values` is not used again before the current stream is done."""
+    def prepare_read(self, values: Any) -> None:
+        """Call `wait_for_writes`, and prevent reuse of the memory of `values` until the current stream is done."""
         if self._device.type != "cuda":
             return
-        self.wait()
+        self.wait_for_writes()
         stream = torch.cuda.current_stream(self._device)
         for value in pytree.tree_leaves(values):
             if isinstance(value, Tensor) and value.is_cuda:

@@ -1,4 +1,4 @@
-"""Configs that track reads of their values: to record them, or to refuse values that differ between members."""
+"""Configs that track reads of their values, to record the reads or to refuse values that differ between members."""
 
 import copy
 import weakref
@@ -14,83 +14,83 @@ T = TypeVar("T")
 
 
 class _ObservedConfig(ABC, dict[str, Any]):
-    """A dict that calls a method before each read of its keys."""
+    """Dict that calls a method before each read."""
 
     @abstractmethod
-    def _look_up(self, key: str) -> None:
-        """Called before a key is read, present or not."""
+    def _before_read(self, key: str) -> None:
+        """Handle a read of one key, which may be absent."""
 
     @abstractmethod
-    def _look_through(self) -> None:
-        """Called before all keys and values are read."""
+    def _before_read_all(self) -> None:
+        """Handle a read of all keys and values."""
 
     def __getitem__(self, key: str) -> Any:
-        self._look_up(key)
+        self._before_read(key)
         return super().__getitem__(key)
 
     def get(self, key: str, default: Any = None) -> Any:
-        """As of dict; a key that is absent counts as read."""
-        self._look_up(key)
+        """As `dict.get`; an absent key counts as read, too."""
+        self._before_read(key)
         return super().get(key, default)
 
     def pop(self, key: str, *default: Any) -> Any:
-        """As of dict."""
-        self._look_up(key)
+        """Handle the read, and return as `dict` does."""
+        self._before_read(key)
         return super().pop(key, *default)
 
     def setdefault(self, key: str, default: Any = None) -> Any:
-        """As of dict."""
-        self._look_up(key)
+        """Handle the read, and return as `dict` does."""
+        self._before_read(key)
         return super().setdefault(key, default)
 
     def __contains__(self, key: object) -> bool:
-        self._look_up(str(key))
+        self._before_read(str(key))
         return super().__contains__(key)
 
     def __iter__(self) -> Iterator[str]:
-        self._look_through()
+        self._before_read_all()
         return super().__iter__()
 
     def __len__(self) -> int:
-        self._look_through()
+        self._before_read_all()
         return super().__len__()
 
     def __eq__(self, other: object) -> bool:
-        self._look_through()
+        self._before_read_all()
         return super().__eq__(other)
 
     __hash__ = None
 
     def __repr__(self) -> str:
-        self._look_through()
+        self._before_read_all()
         return super().__repr__()
 
     def keys(self) -> KeysView[str]:  # type: ignore[override]
-        """As of dict."""
-        self._look_through()
+        """Handle the read, and return as `dict` does."""
+        self._before_read_all()
         return super().keys()
 
     def values(self) -> ValuesView[Any]:  # type: ignore[override]
-        """As of dict."""
-        self._look_through()
+        """Handle the read, and return as `dict` does."""
+        self._before_read_all()
         return super().values()
 
     def items(self) -> ItemsView[str, Any]:  # type: ignore[override]
-        """As of dict."""
-        self._look_through()
+        """Handle the read, and return as `dict` does."""
+        self._before_read_all()
         return super().items()
 
 
 def values_read(function: Callable[[dict[str, Any]], T], config: Mapping[str, Any]) -> tuple[T, dict[str, Any]]:
-    """Call a function of a config, and find out which of the config's values it reads.
+    """Call a function of a config, and record which values of the config it reads.
 
     Args:
-        function: Function of a config. It gets a copy, which it may change.
-        config: Config, nested as its space. A value that is a dict counts as read once it is taken out.
+        function: Function of a config. It gets a copy of the config, which it may change.
+        config: Config, nested as its space. A nested dict counts as read as a whole once it is accessed.
 
     Returns:
-        The function's result. Name -> value of all names that it read, with None for absent names. These are all values
-        if it iterated over the config, or if something keeps the config and may read it later.
+        The function's result. Name -> value for each name that it read, None for an absent name. All names are returned
+        if it iterated over the config, or if the config is still referenced and may be read later.
     """
     given = _RecordingConfig(config)
     names, kept = given.names, weakref.ref(given)
@@ -102,28 +102,28 @@ def values_read(function: Callable[[dict[str, Any]], T], config: Mapping[str, An
 
 
 class _RecordingConfig(_ObservedConfig):
-    """A copy of a config that records which names are read: all of them once it is iterated over."""
+    """Copy of a config that records which names are read. Iterating over it counts as reading all names."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         super().__init__(copy.deepcopy(dict(config)))
         self.names: set[str] = set()
 
-    def _look_up(self, key: str) -> None:
+    def _before_read(self, key: str) -> None:
         self.names.add(key)
 
-    def _look_through(self) -> None:
+    def _before_read_all(self) -> None:
         self.names.update(dict.keys(self))
 
 
 class MembersConfig(_ObservedConfig):
-    """The configs of an array's members as one, for a step of all members at once.
+    """Combined config of all members of an array, for a step of all members at once.
 
     Equal values are unchanged, and floats that differ between members become one stacked value. Reading any other value
-    that differs (an integer, a boolean, a string, a list, a key that only some have) raises `NeedsMemberError`.
+    that differs (an integer, a boolean, a string, a list, a key that some members lack) raises `NeedsMemberError`.
 
     Args:
         configs: Configs of the members.
-        path: Path of these dicts within the config, for messages.
+        path: Path of these dicts within the config, for error messages.
     """
 
     def __init__(self, configs: Sequence[Mapping[str, Any]], path: str = "") -> None:
@@ -145,17 +145,17 @@ class MembersConfig(_ObservedConfig):
                 self._differing[key] = f"{name!r} differs between the members' configs and is no float in all"
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "MembersConfig":
-        """A copy that may be changed. Stacked floats are never changed in place, and are shared."""
+        """Return a copy that may be changed. Stacked floats are shared, since they are never changed in place."""
         other = MembersConfig(())
         other._differing = self._differing
         for key, value in dict.items(self):
             other[key] = value if isinstance(value, Stacked) else copy.deepcopy(value, memo)
         return other
 
-    def _look_up(self, key: str) -> None:
+    def _before_read(self, key: str) -> None:
         if key in self._differing:
             raise NeedsMemberError(self._differing[key])
 
-    def _look_through(self) -> None:
+    def _before_read_all(self) -> None:
         for reason in self._differing.values():
             raise NeedsMemberError(reason)

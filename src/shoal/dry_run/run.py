@@ -29,7 +29,7 @@ from shoal.schedule.knapsack import Fifo
 from shoal.worker.array_trainer import ArrayTrainer
 from shoal.worker.failures import outcome_of, user_traceback
 from shoal.worker.lane_scheduler import LaneScheduler
-from shoal.worker.memory import give_back
+from shoal.worker.memory import release_cached_memory
 from shoal.worker.profile import measure
 from shoal.worker.run import prepare
 from shoal.worker.worker_state import WorkerState
@@ -219,7 +219,7 @@ def _fetch_kept(array: Array, worker_state: WorkerState) -> None:
     began = time.perf_counter()
     for each in worker_state.sets.of(array.members[0].trial.config):
         if each.sharing == "kept" and each.fetched < each.samples:
-            for _ in each.walk(array.key.batch_size):
+            for _ in each.iterate(array.key.batch_size):
                 if time.perf_counter() - began > FETCH_SECONDS:
                     return
 
@@ -257,7 +257,7 @@ def _measure_pack_speed(arrays: Sequence[Array], worker_state: WorkerState) -> f
     def elapsed() -> float:
         return time.perf_counter() - began
 
-    while elapsed() < (MIN_POLL_SECONDS if scheduler.way else LIMIT_SECONDS):
+    while elapsed() < (MIN_POLL_SECONDS if scheduler.schedule else LIMIT_SECONDS):
         for lane in lanes:
             while not lane.ready:
                 lane.prepare()
@@ -265,10 +265,10 @@ def _measure_pack_speed(arrays: Sequence[Array], worker_state: WorkerState) -> f
             raise failure.error
         for lane in lanes:
             lane.events.clear()  # nothing reads these events
-    seconds, way = scheduler.seconds, scheduler.way
+    seconds, schedule = scheduler.seconds, scheduler.schedule
     del lanes, scheduler
-    give_back(worker_state.device)
-    return seconds[way] / seconds["turns"] if way is not None and "turns" in seconds else 1.0
+    release_cached_memory(worker_state.device)
+    return seconds[schedule] / seconds["turns"] if schedule is not None and "turns" in seconds else 1.0
 
 
 def _without_end(array: Array) -> Array:

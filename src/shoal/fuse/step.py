@@ -36,11 +36,11 @@ from shoal.fuse.per_member import MemberRunner, member_batch
 from shoal.fuse.scaler import GradScaler
 from shoal.fuse.stacked import Stacked
 
-__all__ = ["TrainingStep", "Way"]
+__all__ = ["StepMode", "TrainingStep"]
 
 _log = logging.getLogger("shoal.fuse")
 
-Way = Literal["eager", "plain", "captured", "compiled"]
+StepMode = Literal["eager", "plain", "captured", "compiled"]
 
 MIN_SPEEDUP = 1.05
 """Smallest speedup at which a captured way is chosen; a smaller one may be noise, or vanish with cold caches."""
@@ -85,7 +85,7 @@ class TrainingStep:
         array: ModelArray,
         optimizer: FusedOptimizer,
         loss: Callable[..., Any],
-        ways: tuple[Way, ...] = ("eager", "plain", "captured", "compiled"),
+        ways: tuple[StepMode, ...] = ("eager", "plain", "captured", "compiled"),
         compiling: Callable[[float], bool] = lambda seconds: False,
         clock: Callable[[], float] = time.perf_counter,
         max_norm: float | Sequence[float] | None = None,
@@ -104,10 +104,10 @@ class TrainingStep:
             raise FusionError("`scaler` must be a `shoal.GradScaler` of this array, got that of another one")
         if not isinstance(ways, (tuple, list)):
             raise FusionError(f"`ways` must be a tuple of ways, got {ways!r}")
-        wrong = [way for way in ways if way not in get_args(Way)]
+        wrong = [way for way in ways if way not in get_args(StepMode)]
         if wrong or not {"eager", "plain"} & set(ways):
             raise FusionError(f"`ways` must name 'eager' or 'plain' and may name 'captured' and 'compiled', got {ways}")
-        self.way: Way | None = None
+        self.way: StepMode | None = None
         self.compile_seconds = 0.0
         """Seconds spent on capturing and compiling."""
         self._array = array
@@ -119,10 +119,10 @@ class TrainingStep:
         self._plain = _PlainStep(array, optimizer, loss, self._limits, self._scaler.scales)
         if len(array) == 1:
             ways = tuple(way for way in ways if way != "eager") if "plain" in ways else ways
-        self._runs: dict[Way, Callable[[Any], Tensor]] = {"eager": self._eager, "plain": self._plain}
-        self._uncaptured: list[Way] = [way for way in self._runs if way in ways]
-        self._race: Race[Way] = Race(self._uncaptured)
-        self._later: list[Way] = [x for x in ("captured", "compiled") if x in ways and not self._scaler.scales]
+        self._runs: dict[StepMode, Callable[[Any], Tensor]] = {"eager": self._eager, "plain": self._plain}
+        self._uncaptured: list[StepMode] = [way for way in self._runs if way in ways]
+        self._race: Race[StepMode] = Race(self._uncaptured)
+        self._later: list[StepMode] = [x for x in ("captured", "compiled") if x in ways and not self._scaler.scales]
         self._compiling = compiling
         self._clock = clock
         self._shapes: list[Any] | None = None
@@ -130,7 +130,7 @@ class TrainingStep:
         self._turned = False
 
     @property
-    def seconds(self) -> dict[Way, float]:
+    def seconds(self) -> dict[StepMode, float]:
         """Seconds of the shortest step in each timed way."""
         return self._race.seconds
 
@@ -184,7 +184,7 @@ class TrainingStep:
             self._optimizer.zero_grad()  # a captured step does not use these gradients
         _log.info("%d members: %s", len(self._array), self)
 
-    def _prepare(self, way: Way, batch: Any) -> bool:
+    def _prepare(self, way: StepMode, batch: Any) -> bool:
         if way == "captured" and self._device.type != "cuda":
             return False
         if way == "compiled" and not self._compiling(min(self.seconds.values())):
@@ -204,7 +204,7 @@ class TrainingStep:
         self._runs[way] = lambda batch: self._captured(step, batch)
         return True
 
-    def _run(self, way: Way, batch: Any) -> Tensor:
+    def _run(self, way: StepMode, batch: Any) -> Tensor:
         if way != "plain":
             self._plain.drop()
         return self._runs[way](batch)

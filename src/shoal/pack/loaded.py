@@ -1,4 +1,4 @@
-"""Models on a device, ready for training in a pack: the primitives `load` and `free` (Pack, section 3)."""
+"""Models on a device for training in a pack: the primitives `load` and `free` (Pack, section 3)."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, final
@@ -14,29 +14,29 @@ from shoal.fuse.api import fuse
 from shoal.fuse.array import ModelArray
 from shoal.fuse.optim.fused import fuse_optimizers
 from shoal.fuse.step import TrainingStep
-from shoal.worker.memory import give_back
+from shoal.worker.memory import release_cached_memory
 
 __all__ = ["Loaded", "Loss", "MakeOptimizers", "free", "load"]
 
 Loss = Callable[[nn.Module, Any], Tensor]
-"""Function of a model and a batch that returns a scalar."""
+"""Function of a model and a batch that returns a scalar tensor."""
 
 MakeOptimizer = Callable[[nn.Module], Optimizer]
-"""Function of a model that returns an optimizer of its parameters."""
+"""Function of a model that returns an optimizer for its parameters."""
 
 MakeOptimizers = MakeOptimizer | list[MakeOptimizer] | tuple[MakeOptimizer, ...]
-"""One function for all models of an array, or one for each."""
+"""One function for all models of an array, or one function per model."""
 
 
 @final
 class Loaded:
-    """A model, or an array of several, on a device with its optimizer. `load` returns it, and a `Pack` trains it.
+    """Model or array of models on a device, with its optimizers. `load` returns it, and a `Pack` trains it.
 
     Args:
-        array: Models.
+        array: Models as one array.
         optimizers: Optimizer of each model.
         loss: Loss function as for `load`.
-        batch_size: Rows of a step.
+        batch_size: Number of rows of a step.
     """
 
     def __init__(self, array: ModelArray, optimizers: Sequence[Optimizer], loss: Loss, batch_size: int) -> None:
@@ -53,22 +53,22 @@ class Loaded:
         Raises:
             PackError: The member was freed.
         """
-        return self._check_there()
+        return self._live_array()
 
     @property
     def models(self) -> tuple[nn.Module, ...]:
-        """The models, always up to date."""
+        """The models with their current weights."""
         return self.array.members
 
     @property
     def optimizers(self) -> tuple[Optimizer, ...]:
         """The optimizer of each model, for LR schedulers."""
-        self._check_there()
+        self._live_array()
         return self._optimizers
 
     @property
     def device(self) -> torch.device:
-        """Device of the models."""
+        """The device of the models."""
         return next(self.array.parameters()).device
 
     @property
@@ -78,17 +78,17 @@ class Loaded:
 
     @property
     def settled(self) -> bool:
-        """Whether the search for the fastest kind of step is over."""
+        """Whether the fastest step mode was found."""
         return self._step is None or self._step.way is not None
 
     def step(self, batch: Any) -> Tensor:
-        """Train on one batch; returns the losses, [B], detached."""
+        """Train on one batch; return the losses, [B], detached."""
         self.array.check_present()
         assert self._step is not None
         return self._step(batch)
 
     def release(self) -> list[dict[str, Any]]:
-        """See `free`."""
+        """Free the member; see `free`."""
         array, optimizers, device = self.array, self.optimizers, self.device
         checkpoints = [
             {"model": _copy(dict(model.state_dict())), "optimizer": _copy(optimizer.state_dict())}
@@ -98,12 +98,12 @@ class Loaded:
         array.zero_grad()
         array.to("cpu")
         for optimizer, checkpoint in zip(optimizers, checkpoints, strict=True):
-            optimizer.load_state_dict(checkpoint["optimizer"])  # in place of views of the array's state
+            optimizer.load_state_dict(checkpoint["optimizer"])  # replaces views of the array's state
         del array
-        give_back(device)
+        release_cached_memory(device)
         return checkpoints
 
-    def _check_there(self) -> ModelArray:
+    def _live_array(self) -> ModelArray:
         if self._array is None:
             raise PackError(f"{self!r} was freed; load its model again to go on with it")
         return self._array
@@ -120,22 +120,22 @@ def load(
     loss: Loss,
     batch_size: int,
 ) -> Loaded:
-    """Bring a model to a device, ready for training.
+    """Move a model to a device, and prepare it for training.
 
     A plain model becomes an array of one, so that its random numbers do not depend on other members of the pack.
-    Dropout and draws from torch's generators follow its seed and the number of the step. The seed comes from torch's
-    default generator, or from `load(shoal.fuse([model], seeds=[7]), ...)`. Draws of a loss from Python's or NumPy's
-    generators come from those of the process.
+    Dropout and other draws from torch's generators depend on its seed and on the number of the step. The seed is drawn
+    from torch's default generator, or set by `load(shoal.fuse([model], seeds=[7]), ...)`. Draws from the generators of
+    Python and NumPy use the state of the process.
 
-    The model keeps its class and its weights, which are on the device from now on.
+    The model keeps its class and its weights, which move to the device.
 
     Args:
-        model: A plain model, or an array of several by `shoal.fuse`, which take every step together.
+        model: Plain model, or array of several by `shoal.fuse`, which take every step together.
         device: Device to train on.
-        optimizer: Function that makes the model's optimizer, called once the model is on the device. For an array it
-            is called with each model, or there is one function for each.
+        optimizer: Function that returns the optimizer of a model, called after the model has moved to the device. For
+            an array, one function for all models, or one per model.
         loss: Function of a model and a batch that returns the mean loss over the batch, a scalar.
-        batch_size: Rows of each step.
+        batch_size: Number of rows of each step.
 
     Raises:
         PackError: An argument is invalid.
@@ -166,11 +166,12 @@ def load(
 
 
 _loaded: WeakSet[Loaded] = WeakSet()
-"""All loaded members. Their models cannot be loaded again: a model that is fused anew would leave its array."""
+"""All loaded members. Their models cannot be loaded again, since fusing a model again would take it out of its array.
+"""
 
 
 def _makers(optimizer: MakeOptimizers, count: int) -> list[MakeOptimizer]:
-    """The function that makes the optimizer of each of `count` models."""
+    """Return the optimizer function of each of `count` models."""
     makers = [*optimizer] if isinstance(optimizer, (list, tuple)) else [optimizer] * count
     for maker in makers:
         if not callable(maker):
@@ -195,7 +196,7 @@ def _check_not_loaded(models: Sequence[nn.Module]) -> None:
 
 
 def _device(device: torch.device | str) -> torch.device:
-    """Check and convert a device."""
+    """Check a device and convert it to `torch.device`."""
     try:
         found = torch.empty(0, device=device).device
     except (RuntimeError, AssertionError, TypeError) as error:
@@ -207,14 +208,14 @@ def _device(device: torch.device | str) -> torch.device:
 
 
 def free(member: Loaded) -> list[dict[str, Any]]:
-    """Take a model off its device. Its tensors, and those of its optimizer, move to host memory.
+    """Move a model and the state of its optimizer from the device to host memory.
 
     Args:
-        member: Result of `load`, which cannot be used any more.
+        member: Result of `load`. It cannot be used afterwards.
 
     Returns:
-        For each model (one for a plain model), `{"model": ..., "optimizer": ...}`: state dicts of plain PyTorch on the
-        CPU, which share no memory with others.
+        For each model (one for a plain model), `{"model": ..., "optimizer": ...}`: plain PyTorch state dicts on the
+        CPU, which share no memory with other tensors.
 
     Raises:
         PackError: The member was freed already.

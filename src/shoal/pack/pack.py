@@ -20,12 +20,12 @@ _log = logging.getLogger("shoal.pack")
 
 @dataclass
 class _BufferedBatch:
-    """A batch in the buffer.
+    """Batch in the buffer.
 
     Args:
         first: Number of its first row.
         leaves: Its tensors, on the device.
-        own: Whether the buffer has the only references to the tensors.
+        own: Whether the buffer owns the tensors, so that the caller has no reference to them.
     """
 
     first: int
@@ -34,16 +34,16 @@ class _BufferedBatch:
 
     @property
     def end(self) -> int:
-        """Number of the first row after it."""
+        """Number of the first row after the batch."""
         return self.first + len(self.leaves[0])
 
     def rows(self, first: int, end: int) -> list[Tensor]:
-        """The rows of this batch between two row numbers."""
+        """Return the rows of this batch between two row numbers."""
         return [leaf[max(first - self.first, 0) : end - self.first] for leaf in self.leaves]
 
 
 class _RowBuffer:
-    """Buffers batches as one sequence of rows, of which members take slices. Each batch moves to the device once.
+    """Buffers batches as one sequence of rows from which members take slices. Each batch moves to the device once.
 
     Args:
         device: Device of the rows.
@@ -60,7 +60,7 @@ class _RowBuffer:
         """Append a batch.
 
         Raises:
-            PackError: The batch is no nest of tensors of equal length, or does not fit to the rows in the buffer.
+            PackError: The batch is not a nest of tensors of equal length, or does not match the rows in the buffer.
         """
         leaves, spec = pytree.tree_flatten(batch)
         rows = _length(leaves)
@@ -75,14 +75,14 @@ class _RowBuffer:
         self.end += rows
 
     def take(self, first: int, end: int) -> Any:
-        """Copies of the rows from number `first` to before number `end`, nested as the batches are."""
-        stretches = [part.rows(first, end) for part in self._parts if part.first < end and first < part.end]
-        own = [column[0].clone() if len(column) == 1 else torch.cat(column) for column in zip(*stretches, strict=True)]
+        """Return copies of the rows from number `first` up to number `end` (exclusive), nested as the batches."""
+        slices = [part.rows(first, end) for part in self._parts if part.first < end and first < part.end]
+        own = [column[0].clone() if len(column) == 1 else torch.cat(column) for column in zip(*slices, strict=True)]
         assert self._spec is not None
         return pytree.tree_unflatten(own, self._spec)
 
     def drop(self, first: int) -> None:
-        """Drop the rows before number `first`, and copy other rows that share memory with the caller's tensors."""
+        """Drop the rows before number `first`, and copy remaining rows that share memory with the caller's tensors."""
         self._parts = [
             part
             if part.own
@@ -101,12 +101,12 @@ class _RowBuffer:
             )
 
 
-class _Seat:
-    """A member at its position in the data stream; a `Lane`.
+class _MemberLane:
+    """Member with its position in the data stream; implements `Lane`.
 
     Args:
         member: Member of the pack.
-        rows: Rows of the pack. The member takes those that are added from now on.
+        rows: Rows of the pack. The member starts with the next row that is added.
     """
 
     def __init__(self, member: Loaded, rows: _RowBuffer) -> None:
@@ -122,8 +122,8 @@ class _Seat:
         return self.member.settled
 
     @property
-    def place(self) -> None:
-        """None: rows stay in the buffer until all members have taken them."""
+    def pass_position(self) -> None:
+        """None, since rows stay in the buffer until all members have taken them."""
 
     @property
     def ready(self) -> bool:
@@ -142,7 +142,7 @@ class _Seat:
         return self.ready
 
     def collect(self) -> Tensor:
-        """The losses since the last call, [steps, B]."""
+        """Return and clear the losses since the last call, [steps, B]."""
         losses, self.losses = self.losses, []
         if losses:
             return torch.stack(losses)
@@ -151,14 +151,14 @@ class _Seat:
 
 @final
 class Pack:
-    """Trains several members in one process: each batch is loaded once and moved to the device once for all of them.
+    """Trains several members in one process. Each batch is loaded and moved to the device once for all of them.
 
-    A member takes batches of its own size from the stream of rows, in order. Of 100 rows, a member of batch size 50
-    takes two steps; one of 80 takes one, and keeps 20 rows for its next. So each member trains as it would alone on the
-    same rows, cut to its batch size. The order of steps, and on a GPU their streams, are chosen by measurement; they
-    change only the time.
+    A member takes batches of its own size from the stream of rows, in order. With 100 rows, a member of batch size 50
+    takes two steps; a member of batch size 80 takes one step and keeps 20 rows for its next one. So each member trains
+    as it would alone on the same rows, divided into batches of its size. The order of steps, and on a GPU their
+    streams, are chosen by measurement; they affect only the time.
 
-    A member whose step raises leaves the pack, and the others go on; `failed` and the log have the exception.
+    A member whose step raises leaves the pack, and the others continue. The exception is in `failed` and in the log.
 
     Args:
         members: Results of `load`, all on one device.
@@ -177,33 +177,34 @@ class Pack:
         if not members:
             raise PackError("a pack needs at least one member; load a model first")
         self.failed: dict[Loaded, PackError] = {}
-        """Member that left because its step raised -> error that names it, with the step's exception as its cause."""
+        """Member that left because its step raised -> error that names the member, with the step's exception as its
+        cause."""
         self._device = members[0].device
         self._rows = _RowBuffer(self._device)
-        self._turns = LaneScheduler(self._device)
-        self._seats: list[_Seat] = []
+        self._scheduler = LaneScheduler(self._device)
+        self._lanes: list[_MemberLane] = []
         for member in members:
-            self._seat(member)
+            self._add_lane(member)
 
     @property
     def members(self) -> tuple[Loaded, ...]:
         """Members in training."""
-        return tuple(seat.member for seat in self._seats if not seat.member.freed)
+        return tuple(lane.member for lane in self._lanes if not lane.member.freed)
 
     def load(self, model: nn.Module, *, optimizer: MakeOptimizers, loss: Loss, batch_size: int) -> Loaded:
         """Add a model to the pack; see `shoal.pack.load`. It trains from the next batch on."""
         member = load(model, self._device, optimizer=optimizer, loss=loss, batch_size=batch_size)
         try:
-            self._seat(member)
+            self._add_lane(member)
         except PackError:
             free(member)
             raise
         return member
 
     def free(self, member: Loaded) -> list[dict[str, Any]]:
-        """Take a member, also a failed one, out of the pack and off the device; see `shoal.pack.free`.
+        """Remove a member from the pack and from the device; see `shoal.pack.free`. Failed members can be freed, too.
 
-        It does not train on the rows kept for its next batch; after `end_epoch` there are none.
+        The member does not train on rows kept for its next batch; after `end_epoch` there are none.
 
         Raises:
             PackError: The member is not in this pack.
@@ -212,14 +213,14 @@ class Pack:
             raise PackError(f"{member!r} is not in this pack; it holds {list(self.members)}")
         checkpoints = free(member)
         self.failed.pop(member, None)
-        self._leave_freed()
+        self._remove_freed()
         return checkpoints
 
     def step(self, batch: Any) -> dict[Loaded, Tensor]:
         """Train all members on a batch of any size.
 
         Args:
-            batch: Tensor or nest of tensors with the rows as first axis, on any device. Members get rows in the same
+            batch: Tensor or nest of tensors with rows as the first axis, on any device. Members get rows in the same
                 nesting.
 
         Returns:
@@ -227,62 +228,62 @@ class Pack:
             members are left out.
 
         Raises:
-            PackError: There are no members, or the batch is invalid; nothing is changed then.
+            PackError: There are no members, or the batch is invalid. The pack is unchanged.
         """
-        self._check_any()
+        self._check_not_empty()
         self._rows.add(batch)
-        return self._go()
+        return self._train()
 
     def end_epoch(self) -> dict[Loaded, Tensor]:
-        """Let each member train on its remaining rows as a last, smaller batch; returns losses as `step`.
+        """Train each member on its remaining rows as a last, smaller batch; return losses as `step`.
 
         Raises:
             PackError: There are no members.
         """
-        self._check_any()
-        for seat in self._seats:
-            seat.flushing = True
+        self._check_not_empty()
+        for lane in self._lanes:
+            lane.flushing = True
         try:
-            return self._go()
+            return self._train()
         finally:
-            for seat in self._seats:
-                seat.flushing = False
+            for lane in self._lanes:
+                lane.flushing = False
 
-    def _go(self) -> dict[Loaded, Tensor]:
-        """Let all members take the steps for which there are rows."""
-        while any(seat.ready for seat in self._seats):
-            for failure in self._turns.round(self._seats, _never):
-                if isinstance(failure.error, SystemExit):  # a signal handler or the user ends the process
+    def _train(self) -> dict[Loaded, Tensor]:
+        """Train all members as long as there are rows for a step."""
+        while any(lane.ready for lane in self._lanes):
+            for failure in self._scheduler.round(self._lanes, _never):
+                if isinstance(failure.error, SystemExit):  # a signal handler or the user's code ends the process
                     raise failure.error
-                seat = next(seat for seat in self._seats if seat is failure.lane)
-                self._seats.remove(seat)
-                self.failed[seat.member] = _member_error(seat, failure.error)
-                _log.warning("%s leaves the pack: %s", seat.member, self.failed[seat.member], exc_info=failure.error)
-        self._rows.drop(min((seat.position for seat in self._seats), default=self._rows.end))
-        self._check_any()
-        return {seat.member: seat.collect() for seat in self._seats}
+                lane = next(lane for lane in self._lanes if lane is failure.lane)
+                self._lanes.remove(lane)
+                self.failed[lane.member] = _member_error(lane, failure.error)
+                _log.warning("%s leaves the pack: %s", lane.member, self.failed[lane.member], exc_info=failure.error)
+        self._rows.drop(min((lane.position for lane in self._lanes), default=self._rows.end))
+        self._check_not_empty()
+        return {lane.member: lane.collect() for lane in self._lanes}
 
-    def _seat(self, member: Loaded) -> None:
-        self._leave_freed()
+    def _add_lane(self, member: Loaded) -> None:
+        self._remove_freed()
         if member.device != self._device:
             raise PackError(
                 f"{member!r} is on {member.device}, others of the pack are on {self._device}; load all on one device"
             )
-        for seat in self._seats:
-            shared = _shared(seat.member, member)
+        for lane in self._lanes:
+            shared = _shared_part(lane.member, member)
             if shared is not None:
                 raise PackError(
-                    f"{seat.member!r} and {member!r} both hold {shared}; give each a model of its own (copy.deepcopy)"
+                    f"{lane.member!r} and {member!r} both hold {shared}; give each a model of its own (copy.deepcopy)"
                 )
-        self._seats.append(_Seat(member, self._rows))
+        self._lanes.append(_MemberLane(member, self._rows))
 
-    def _leave_freed(self) -> None:
+    def _remove_freed(self) -> None:
         """Drop members that were freed, also by `shoal.pack.free`."""
-        self._seats = [seat for seat in self._seats if not seat.member.freed]
+        self._lanes = [lane for lane in self._lanes if not lane.member.freed]
 
-    def _check_any(self) -> None:
-        self._leave_freed()
-        if self._seats:
+    def _check_not_empty(self) -> None:
+        self._remove_freed()
+        if self._lanes:
             return
         if self.failed:
             last = next(reversed(self.failed.values()))
@@ -291,25 +292,25 @@ class Pack:
 
 
 _OF_SHAPES = (RuntimeError, ValueError, TypeError, LookupError, AttributeError)
-"""Exceptions of a model that gets unsuitable inputs."""
+"""Exceptions that a model raises for inputs of a wrong shape or kind."""
 
 
-def _member_error(seat: _Seat, error: Exception) -> PackError:
-    """The error of a member whose step raised."""
+def _member_error(lane: _MemberLane, error: Exception) -> PackError:
+    """Return the error for a member whose step raised."""
     what = f"{type(error).__name__}: {error}"
-    if seat.steps or isinstance(error, ShoalError) or not isinstance(error, _OF_SHAPES):
-        explained = PackError(f"{seat.member!r} failed at its step {seat.steps + 1} in the pack: {what}")
+    if lane.steps or isinstance(error, ShoalError) or not isinstance(error, _OF_SHAPES):
+        explained = PackError(f"{lane.member!r} failed at its step {lane.steps + 1} in the pack: {what}")
     else:
         explained = PackError(
-            f"{seat.member!r} failed at its first step in the pack: {what}. All members are given the same rows: if "
+            f"{lane.member!r} failed at its first step in the pack: {what}. All members are given the same rows: if "
             "this one takes inputs of another shape or kind, train it in another pack"
         )
     explained.__cause__ = error
     return explained
 
 
-def _shared(first: Loaded, second: Loaded) -> str | None:
-    """The model or tensor that two members share, in words; None if there is none."""
+def _shared_part(first: Loaded, second: Loaded) -> str | None:
+    """Return the model or tensor that two members share, in words; None if there is none."""
     if any(model is other for model in first.models for other in second.models):
         return "the same model"
     own = {id(tensor) for model in first.models for tensor in (*model.parameters(), *model.buffers())}
@@ -318,9 +319,9 @@ def _shared(first: Loaded, second: Loaded) -> str | None:
         for path, tensor in (*model.named_parameters(), *model.named_buffers()):
             if id(tensor) in own:
                 return f"the tensor {path!r}"
-        for path, parameter in model.named_parameters():  # frozen parameters may share memory
-            there = parameter.data_ptr()
-            if there in trained and (trained[there] or parameter.requires_grad):
+        for path, parameter in model.named_parameters():  # only frozen parameters may share memory
+            address = parameter.data_ptr()
+            if address in trained and (trained[address] or parameter.requires_grad):
                 return f"the memory of {path!r}"
     return None
 
@@ -330,7 +331,7 @@ def _never() -> bool:
 
 
 def _length(leaves: Sequence[Any]) -> int:
-    """Number of rows of a batch."""
+    """Return the number of rows of a batch, after checks of its tensors."""
     for leaf in leaves:
         if not isinstance(leaf, Tensor):
             raise PackError(

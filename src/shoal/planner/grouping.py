@@ -10,7 +10,7 @@ from statistics import fmean
 from typing import NamedTuple
 
 from shoal.core.array import Array, FusionKey, Member
-from shoal.core.demand import ABREAST, Profile
+from shoal.core.demand import LOCKSTEP, Profile
 from shoal.core.device import Device
 from shoal.core.trial import TrialGroup
 from shoal.cost.estimate import fetching, seconds
@@ -223,7 +223,7 @@ def stream_of(array: Array, profile: Profile | None) -> object:
 
     None means that arrays share samples at any position in the data.
     """
-    if profile is None or profile.sharing not in ABREAST:
+    if profile is None or profile.sharing not in LOCKSTEP:
         return None
     place = (array.key.order, min(member.start for member in array.members))
     return place if profile.sharing == "window" else (*place, array.key.batch_size)
@@ -261,7 +261,7 @@ def _candidate_costs(
     devices = [kinds[kind] for kind, profile in found.items() if profile is not None]
     steps = fmean((seconds(profile, epochs) for profile in profiles_found), devices)
     tail = fmean((seconds(profile, follow_up_epochs) for profile in profiles_found), devices)
-    if profiles_found[0].sharing in ABREAST:  # `sharing` depends on the data, not on the device
+    if profiles_found[0].sharing in LOCKSTEP:  # `sharing` depends on the data, not on the device
         steps += follow_up.work * fmean((seconds(profile, [1]) for profile in profiles_found), devices)
         epochs, tail = (max(*epochs, follow_up.last_epoch),), 0.0
     fetched = fmean((fetching(profile, epochs) for profile in profiles_found), devices)

@@ -25,7 +25,7 @@ from shoal.journal.view import JournalView
 from shoal.reporting.text import numbers_text, state_name
 from shoal.schedule.registry import make_policy
 from shoal.study.fleet import REMOVED, Fleet
-from shoal.worker.files import checkpoints, published
+from shoal.worker.checkpoint_paths import checkpoint_files, program_checkpoints
 
 __all__ = [
     *("add", "change_devices", "changed", "clone", "pause", "policy", "resume", "retry", "stop"),
@@ -168,7 +168,7 @@ def _newest_epoch(journal: JournalView, row: TrialRow) -> int:
         ShoalError: there is no such checkpoint.
     """
     directory = journal.directory
-    files = [*checkpoints(directory, row.number), *published(directory, row.number)]
+    files = [*checkpoint_files(directory, row.number), *program_checkpoints(directory, row.number)]
     ends = [int(epoch) for epoch, step, *_ in (path.name.split("-") for path in files) if int(step) == 0]
     found = max((epoch for epoch in ends if 0 < epoch <= row.epoch), default=None)
     if found is None:

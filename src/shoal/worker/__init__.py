@@ -1,1 +1,2 @@
-"""Trains jobs: what runs in a worker process. Import from its modules; they need torch."""
+"""Worker: trains, measures and checkpoints the trials of a job in one process. Import from its modules; they need
+torch."""

@@ -1,4 +1,4 @@
-"""Trains the trials of one array up to their budgets, step by step; trials may leave and join in between."""
+"""Trains the trials of one array up to their budgets, step by step; trials may leave and join between steps."""
 
 import gc
 import logging
@@ -14,7 +14,7 @@ from shoal.core.array import Array, Member
 from shoal.core.event import Event, Profiled
 from shoal.core.trial import TrialState
 from shoal.cost.activity_clock import during
-from shoal.data.loader import noise_seed
+from shoal.data.loader import augmentation_seed
 from shoal.worker.array_members import ArrayMembers
 from shoal.worker.fused_stepper import make_stepper
 from shoal.worker.loss_tracker import LossTracker
@@ -28,23 +28,23 @@ __all__ = ["ArrayTrainer"]
 
 _log = logging.getLogger("shoal.worker")
 
-LINGER, LONGEST_LINGER = 0.1, 0.05
-"""Share of an epoch's seconds, and most seconds, that the array waits for trials in place of those that left."""
+JOIN_WAIT_SHARE, MAX_JOIN_WAIT_SECONDS = 0.1, 0.05
+"""Fraction of an epoch's seconds, and maximum seconds, that the array waits for trials to replace those that left."""
 
 
 class ArrayTrainer:
-    """Trains one array of a job, a step at each `advance`; a `shoal.worker.lane_scheduler.Lane`.
+    """Trains one array of a job, one step per call of `advance`; implements `shoal.worker.lane_scheduler.Lane`.
 
-    Trials at the same step of an epoch train as one, also at different epochs. A trial leaves when it has reached its
-    target, when its loss is not finite, or by `leave`. Others join at the end of an epoch.
+    Trials at the same step of their epochs train as one array, even at different epochs. A trial leaves when it has
+    reached its target, when its loss is not finite, or by `leave`. Others join at the end of an epoch.
 
     Args:
         job: Id of the job that the array belongs to.
         array: Trials to train, each from its checkpoint or from its start.
         worker_state: State of the process.
-        lenders: Function that returns models of other arrays in this process. If large frozen parameters of theirs
-            equal those of the same name in a new model, that model uses their memory.
-        beat: Function to call at each step and validation batch, and before anything that may take long.
+        frozen_sources: Function that returns models of other arrays in this process. If a large frozen parameter of a
+            new model equals the one of the same name in such a model, both share its memory.
+        heartbeat: Function to call at each step and validation batch, and before each operation that may take long.
         timing_only: Whether steps are only timed: losses need not be finite, and LR schedulers, which may end with the
             budget, are not used.
     """
@@ -54,37 +54,37 @@ class ArrayTrainer:
         job: str,
         array: Array,
         worker_state: WorkerState,
-        lenders: Callable[[], Iterable[nn.Module]] = tuple,
-        beat: Callable[[], None] = lambda: None,
+        frozen_sources: Callable[[], Iterable[nn.Module]] = tuple,
+        heartbeat: Callable[[], None] = lambda: None,
         timing_only: bool = False,
     ) -> None:
         self.key = array.key
         self.position = 0
-        """Samples that a member has trained on, counted from the start of its first epoch here."""
+        """Number of samples that a member has trained on, counted from the start of its first epoch in this trainer."""
         self.ready = False
-        """Whether there is a step to take."""
+        """Whether the next `advance` takes a training step."""
         self.events: list[Event] = []
-        """Events that nobody has taken yet."""
-        self.linger = 0.0
-        """Seconds to wait for trials that join, after some have left and others go on."""
+        """Events for the engine; the owner of the trainer removes them."""
+        self.join_wait = 0.0
+        """Seconds to wait for trials to join, after some have left and others continue."""
         self._job = job
         self._state = worker_state
-        self._beat = beat
+        self._heartbeat = heartbeat
         self._losses = LossTracker(job, self.events, check=not timing_only)
         self._members = ArrayMembers(
-            array.members, worker_state, self._losses, lenders, beat, schedulers=not timing_only
+            array.members, worker_state, self._losses, frozen_sources, heartbeat, use_schedulers=not timing_only
         )
         self.failures = self._members.failures
-        """Numbers of trials that could not be built while others train, and the exception."""
+        """Trials that could not be built while others train: their numbers, and the exception."""
         self._stepper: Stepper | None = None
         self._profile = array.profile
-        self._group: list[TrialRuntime] = []  # trials within an epoch now
-        self._mixes = True  # whether trials at different epochs train as one
-        self._shown = False  # whether several trials have taken a step as an array
-        self._began, self._spent = 0.0, 0.0  # start of this advance, and seconds of this epoch before it
-        self._abreast = False
+        self._group: list[TrialRuntime] = []  # trials in the current epoch
+        self._mixed_epochs = True  # whether trials at different epochs train as one array
+        self._fused_before = False  # whether several trials have taken a fused step
+        self._began, self._spent = 0.0, 0.0  # start of the current call, and seconds of the epoch before it
+        self._lockstep = False
         self._plan: StepPlan | None = None
-        self._course = self._train_all()
+        self._training = self._train_all()
 
     @property
     def done(self) -> bool:
@@ -103,54 +103,55 @@ class ArrayTrainer:
 
     @property
     def settled(self) -> bool:
-        """Whether the search for the fastest kind of step is over."""
+        """Whether the fastest step mode was found."""
         return self._stepper is not None and self._stepper.settled
 
     @property
-    def stepping(self) -> bool:
-        """Whether the array only takes steps: it does not load, build or compile anything."""
+    def steady(self) -> bool:
+        """Whether the array only takes steps now, without loading, building or compiling."""
         return self.settled and not self._members.joining
 
     @property
-    def place(self) -> tuple[object, int] | None:
-        """Order of samples with its epoch, and position in that order; None if samples are shared at any position."""
-        if not self._abreast or not self._group or self._plan is None:
+    def pass_position(self) -> tuple[object, int] | None:
+        """Order of samples, as data seed and number of the pass, and position in it; None if samples are shared at any
+        position."""
+        if not self._lockstep or not self._group or self._plan is None:
             return None
         lead, size = self._group[0], self._plan.settings.batch_size
-        number, first = self._plan.place(lead.epoch, lead.step)
-        if self._plan.train.endless:  # an epoch stands for a pass: a lane at another epoch would take long to catch up
-            begin = self._plan.place(lead.epoch, 0)[1]
+        number, first = self._plan.locate(lead.epoch, lead.step)
+        if self._plan.train.endless:  # each epoch is a pass: lanes at other epochs would take long to catch up
+            begin = self._plan.locate(lead.epoch, 0)[1]
             number, first = begin * size, first - begin
         return (lead.trial.data_seed, number), first * size
 
     def prepare(self) -> None:
-        """Do what precedes the next step; call it while no lane steps.
+        """Do all work that precedes the next step. Call it while no lane takes a step.
 
-        The end of an epoch takes two calls: the first validates, the second lets trials join and makes the array.
+        The end of an epoch takes two calls: the first one validates, the second one admits trials and builds the array.
         """
         if not self.ready:
-            self.ready = self._go_on()
+            self.ready = self._resume_training()
 
     def advance(self) -> bool:
-        """Take a step; returns false if it was the last one of an epoch, or if there was none."""
-        self.linger = 0.0
+        """Take a step; return False if it was the last one of an epoch, or if no step was ready."""
+        self.join_wait = 0.0
         if self.ready:
-            self.ready = self._go_on()
+            self.ready = self._resume_training()
         return self.ready
 
-    def _go_on(self) -> bool:
+    def _resume_training(self) -> bool:
         self._began = time.perf_counter()
         try:
-            return next(self._course)
+            return next(self._training)
         finally:
             self._spent += time.perf_counter() - self._began
 
     def leave(self, numbers: AbstractSet[int]) -> set[int]:
-        """Save and remove the trials with these numbers; returns the numbers that were in the array."""
+        """Save and remove the trials with these numbers; return the numbers that were in the array."""
         return self._members.leave(numbers)
 
     def join(self, members: Iterable[Member]) -> None:
-        """Let trials join at the end of the epoch."""
+        """Add trials, which join at the end of the epoch."""
         self._members.joining += members
 
     def save(self) -> None:
@@ -158,81 +159,84 @@ class ArrayTrainer:
         self._members.save()
 
     def suspend(self) -> None:
-        """Save all trials, cache them for the next job of this process, and report the rest of the losses."""
+        """Save all trials, put them in the cache for the next job of this process, and report the remaining losses."""
         self._members.suspend()
-        self._losses.report_rest()
+        self._losses.report_summary()
 
     def _train_all(self) -> Iterator[bool]:
-        """Yields true before each training step, false where something else comes next."""
+        """Yield True before each training step, and False before any other work."""
         while True:
-            self._members.admit(self._mixes)
+            self._members.admit(self._mixed_epochs)
             if not self._members.runtimes:
                 yield False
                 continue
-            yield from self._train_epoch(self._members.next_group(self._mixes))
+            yield from self._train_epoch(self._members.next_group(self._mixed_epochs))
 
     def _train_epoch(self, group: list[TrialRuntime]) -> Iterator[bool]:
-        """Train a group for the rest of its epoch, validate it and report the metrics; yields as `_train_all`."""
+        """Train a group for the rest of its epoch, validate it and report the metrics; yield as `_train_all`."""
         lead = group[0].trial
-        self._beat()
+        self._heartbeat()
         train, valid = self._state.sets.of(lead.config)
         self._plan = plan = StepPlan.of(self._state.task, lead.config, train, valid)
         self._spent = self._began - time.perf_counter()
-        self._abreast = train.abreast
+        self._lockstep = train.lockstep
         try:
             yield from self._train_steps(group, plan)
         except MixedEpochsError as reason:
             self._separate_epochs(reason)
         except StepRefusedError as reason:
-            self._refuse(reason)
+            self._fall_back_to_plain(reason)
         yield False
-        self._drop_left()
+        self._remove_departed()
         if not self._group:
             return
-        stepper = self._stepper_of(plan.epoch_steps)
+        stepper = self._stepper_for(plan.epoch_steps)
         order = valid.order(lead.data_seed, None)
-        batches = valid.walk(plan.settings.eval_batch_size, order, seed=noise_seed(lead.data_seed, None))
+        batches = valid.iterate(plan.settings.eval_batch_size, order, seed=augmentation_seed(lead.data_seed, None))
         try:
             with during(Activity.VALIDATION), averaged(self._group):
-                metrics = stepper.validate(_beating(batches, self._beat))
+                metrics = stepper.validate(_with_heartbeats(batches, self._heartbeat))
         except StepRefusedError as reason:
-            self._refuse(reason)
+            self._fall_back_to_plain(reason)
             return
         seconds = self._spent + time.perf_counter() - self._began
         reports = self._members.end_epoch(stepper.runtimes, metrics, seconds / len(metrics))
         self._group = []
         self._losses.report(reports)
-        if stepper.finding is not None and stepper.finding is not self._profile:
-            self._profile = stepper.finding
+        if stepper.new_profile is not None and stepper.new_profile is not self._profile:
+            self._profile = stepper.new_profile
             self.events.append(Profiled(self._job, self.key, self._profile))
         if self._members.runtimes and any(report.state is not TrialState.RUNNING for report in reports):
-            self.linger = min(LINGER * seconds, LONGEST_LINGER)
+            self.join_wait = min(JOIN_WAIT_SHARE * seconds, MAX_JOIN_WAIT_SECONDS)
         yield False
 
     def _train_steps(self, group: list[TrialRuntime], plan: StepPlan) -> Iterator[bool]:
-        """The rest of the training steps of an epoch; `_group` holds the trials that have not left."""
+        """Take the remaining training steps of an epoch; yield as `_train_all`. `_group` holds the trials that have not
+        left."""
         steps, data_seed = plan.epoch_steps, group[0].trial.data_seed
-        walks = {runtime.epoch: plan.walk(runtime.epoch, runtime.step, data_seed) for runtime in group}
+        iterators = {runtime.epoch: plan.step_batches(runtime.epoch, runtime.step, data_seed) for runtime in group}
         if self._stepper is None and not self.position:
             self.position = group[0].step * plan.settings.batch_size * plan.settings.accumulate
         self._group = group
-        stepper = self._stepper_of(steps)
+        stepper = self._stepper_for(steps)
         try:
             for step in range(group[0].step, steps):
                 yield True
-                if self._drop_left():
+                if self._remove_departed():
                     if not self._group:
                         return
-                    walks = {k: walk for k, walk in walks.items() if any(x.epoch == k for x in self._group)}
-                    stepper = self._stepper_of(steps)
+                    iterators = {
+                        k: iterator for k, iterator in iterators.items() if any(x.epoch == k for x in self._group)
+                    }
+                    stepper = self._stepper_for(steps)
                 self._losses.begin_step()
-                batches = {epoch: next(walk) for epoch, walk in walks.items()}
+                batches = {epoch: next(iterator) for epoch, iterator in iterators.items()}
                 ticks = [plan.tick(runtime.epoch, step) for runtime in self._group]
                 losses = _take_step(stepper, [batches[runtime.epoch] for runtime in self._group], ticks)
                 update_averages(self._group)
                 self._losses.add(self._group, losses)
-                self._shown = self._shown or (len(self._group) > 1 and not stepper.refusal)
-                self._beat()
+                self._fused_before = self._fused_before or (len(self._group) > 1 and not stepper.refusal)
+                self._heartbeat()
                 for runtime in self._group:
                     runtime.end_step()
                 self.position += plan.samples(self._group[0].epoch, step)
@@ -240,8 +244,8 @@ class ArrayTrainer:
         finally:
             self._losses.flush()
 
-    def _drop_left(self) -> bool:
-        """Drop trials that have left from the group; returns whether there were any."""
+    def _remove_departed(self) -> bool:
+        """Remove trials that have left from the group; return whether there were any."""
         if all(runtime in self._members.runtimes for runtime in self._group):
             return False
         self._losses.flush()
@@ -249,52 +253,53 @@ class ArrayTrainer:
         return True
 
     def _separate_epochs(self, reason: MixedEpochsError) -> None:
-        """Train trials at different epochs in turns from now on; after a wrong step, from their checkpoints."""
+        """Train trials at different epochs one epoch after another from now on; after a wrong step, from their
+        checkpoints."""
         _log.warning("trials at different epochs take turns: %s", reason)
-        self._mixes = False
-        if reason.spoilt:
-            self._go_back()
+        self._mixed_epochs = False
+        if reason.corrupted:
+            self._roll_back()
         self._group = []
 
-    def _refuse(self, reason: StepRefusedError) -> None:
-        """Train trials of this key in plain PyTorch from now on; the group begins again at its checkpoints."""
+    def _fall_back_to_plain(self, reason: StepRefusedError) -> None:
+        """Train trials of this key in plain PyTorch from now on; the group restarts from its checkpoints."""
         _log.warning(
             "trials %s go back to their checkpoints, and train in plain PyTorch from there: %s",
             [runtime.trial.number for runtime in self._group],
             reason,
         )
         if reason.trial is None:
-            self._state.refused.add(self.key)
+            self._state.plain_keys.add(self.key)
         else:
-            self._state.unkeyed.add(reason.trial)
-        self._go_back()
+            self._state.global_rng.add(reason.trial)
+        self._roll_back()
 
-    def _go_back(self) -> None:
-        """Let the group begin again at its checkpoints, which were written before the failed step."""
-        self._drop_stepper()  # before others are built: it holds as much memory as they will
+    def _roll_back(self) -> None:
+        """Restart the group from its checkpoints, which were written before the failed step."""
+        self._drop_stepper()  # first, since it holds as much memory as the models that are built next
         self._members.rebuild(self._group)
         self._group = []
 
-    def _stepper_of(self, epoch_steps: int) -> Stepper:
-        """The stepper of the group, or a new one if the group has changed."""
+    def _stepper_for(self, epoch_steps: int) -> Stepper:
+        """Return the stepper of the group, or a new one if the group has changed."""
         if self._stepper is None or self._stepper.runtimes != self._group:
             self._drop_stepper()
             steps = max((x.member.target - x.epoch) * epoch_steps - x.step for x in self._group)
-            self._beat()
-            state, refused = self._state, self.key in self._state.refused
+            self._heartbeat()
+            state, plain = self._state, self.key in self._state.plain_keys
             with during(Activity.BUILD):
                 self._stepper = make_stepper(
-                    state.task, self._group, self._profile, steps, self._shown, refused, state.unkeyed
+                    state.task, self._group, self._profile, steps, self._fused_before, plain, state.global_rng
                 )
         return self._stepper
 
     def _drop_stepper(self) -> None:
-        """Drop the stepper; its finding stays."""
+        """Drop the stepper, but keep its measurements."""
         if self._stepper is not None:
-            self._profile = self._stepper.finding or self._profile
+            self._profile = self._stepper.new_profile or self._profile
             self._stepper = None
             if self._state.device.type == "cuda":
-                gc.collect()  # its array is a reference cycle that holds memory of the device
+                gc.collect()  # its array is a reference cycle that holds device memory
 
 
 def _take_step(stepper: Stepper, batches: Sequence[Any], ticks: Sequence[int]) -> Tensor:
@@ -304,8 +309,8 @@ def _take_step(stepper: Stepper, batches: Sequence[Any], ticks: Sequence[int]) -
         return stepper.train_step(batches, ticks)
 
 
-def _beating(batches: Iterable[Any], beat: Callable[[], None]) -> Iterator[Any]:
-    """The batches, with a beat after each."""
+def _with_heartbeats(batches: Iterable[Any], heartbeat: Callable[[], None]) -> Iterator[Any]:
+    """Yield the batches, with a heartbeat after each."""
     for batch in batches:
         yield batch
-        beat()
+        heartbeat()

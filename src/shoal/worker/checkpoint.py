@@ -1,7 +1,7 @@
-"""Checkpoints of single trials: plain state dicts, written whole or not at all, checked when read.
+"""Checkpoints of single trials: plain state dicts, written atomically, verified by checksum when read.
 
-The file's name holds its checksum: if the checksum differs, the checkpoint before it is used; see `files`. A checkpoint
-loads in plain PyTorch: `torch.load(path, weights_only=True)["model"]`.
+The name of a file contains its checksum. If the checksum differs from the content, the previous checkpoint is used; see
+`checkpoint_paths`. A checkpoint loads in plain PyTorch: `torch.load(path, weights_only=True)["model"]`.
 """
 
 import io
@@ -20,17 +20,17 @@ from torch.utils import _pytree as pytree
 
 from shoal.core.errors import CheckpointError
 from shoal.core.trial import Report
-from shoal.worker.files import NAME, checkpoints, folder
+from shoal.worker.checkpoint_paths import CHECKPOINT_NAME, checkpoint_directory, checkpoint_files
 
-__all__ = ["Checkpoint", "load_newest", "save", "unfit"]
+__all__ = ["Checkpoint", "load_newest", "mismatch_message", "save"]
 
 _log = logging.getLogger("shoal.worker")
-_KEPT = 2
+_MAX_CHECKPOINTS = 2
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The state from which a trial goes on.
+    """State from which a trial continues.
 
     Args:
         trial: Number of the saved trial.
@@ -39,7 +39,7 @@ class Checkpoint:
         model: State dict of the model.
         optimizer: State dict of the optimizer, or a list with one for each of several optimizers.
         scheduler: State dict of the LR scheduler, a list with one for each of several, or None.
-        reports: Reports of all epochs so far; the journal may lack the last of them.
+        reports: Reports of all epochs so far; the journal may lack the last ones.
         average: Moving averages of parameters by name; empty if the task asks for none.
         scaler: State dict of a `torch.amp.GradScaler` with the trial's loss scale, or None.
     """
@@ -56,14 +56,15 @@ class Checkpoint:
 
 
 def save(directory: Path, checkpoint: Checkpoint) -> Path:
-    """Write a checkpoint and delete all but the trial's newest two.
+    """Write a checkpoint, return its path, and delete all but the newest two checkpoints of the trial.
 
     Args:
         directory: Directory of the study.
-        checkpoint: State to save. Its tensors may be views on any device; their elements alone are stored, on the CPU.
+        checkpoint: State to save. Its tensors may be views on any device; only their own elements are stored, on the
+            CPU.
 
     Raises:
-        OSError: the disk is full or cannot be written; earlier checkpoints are intact.
+        OSError: The disk is full or cannot be written; earlier checkpoints are intact.
     """
     content = {
         "trial": checkpoint.trial,
@@ -77,34 +78,34 @@ def save(directory: Path, checkpoint: Checkpoint) -> Path:
         "reports": [(r.epoch, dict(r.metrics), r.seconds) for r in checkpoint.reports],
     }
     buffer = io.BytesIO()
-    torch.save(pytree.tree_map(_own, content), buffer)
+    torch.save(pytree.tree_map(_storable, content), buffer)
     data = buffer.getbuffer()
-    place = folder(directory, checkpoint.trial)
-    place.mkdir(parents=True, exist_ok=True)
-    path = place / f"{checkpoint.epoch:06d}-{checkpoint.step:06d}-{zlib.crc32(data):08x}.pt"
-    partial = place / f"{os.getpid()}.partial"
+    target = checkpoint_directory(directory, checkpoint.trial)
+    target.mkdir(parents=True, exist_ok=True)
+    path = target / f"{checkpoint.epoch:06d}-{checkpoint.step:06d}-{zlib.crc32(data):08x}.pt"
+    partial = target / f"{os.getpid()}.partial"
     try:
         partial.write_bytes(data)
         partial.replace(path)
     except OSError:
         partial.unlink(missing_ok=True)
         raise
-    present = checkpoints(directory, checkpoint.trial)
+    present = checkpoint_files(directory, checkpoint.trial)
     older = [other for other in present if other.name[:13] < path.name[:13]]
-    for other in present:  # those at the same step or later were damaged, else training had used them
-        if other != path and other not in older[: _KEPT - 1]:
+    for other in present:  # checkpoints of the same or a later step are damaged: training did not start from them
+        if other != path and other not in older[: _MAX_CHECKPOINTS - 1]:
             other.unlink(missing_ok=True)
     return path
 
 
 def load_newest(directory: Path, trial: int) -> Checkpoint | None:
-    """The newest intact checkpoint of a trial, or None.
+    """Return the newest intact checkpoint of a trial, or None.
 
     Args:
         directory: Directory of the study.
         trial: Number of the trial.
     """
-    for path in checkpoints(directory, trial):
+    for path in checkpoint_files(directory, trial):
         try:
             return _read(path, trial)
         except CheckpointError as damage:
@@ -112,8 +113,8 @@ def load_newest(directory: Path, trial: int) -> Checkpoint | None:
     return None
 
 
-def unfit(what: str, checkpoint: Checkpoint, error: Exception) -> str:
-    """The error message for a model or an optimizer that does not fit the checkpoint of its own trial.
+def mismatch_message(what: str, checkpoint: Checkpoint, error: Exception) -> str:
+    """Return the error message for a model or an optimizer that does not fit the checkpoint of its own trial.
 
     Args:
         what: "model" or "optimizer".
@@ -129,7 +130,7 @@ def unfit(what: str, checkpoint: Checkpoint, error: Exception) -> str:
 
 def _read(path: Path, trial: int) -> Checkpoint:
     data = path.read_bytes()
-    match = NAME.fullmatch(path.name)
+    match = CHECKPOINT_NAME.fullmatch(path.name)
     if match is None or f"{zlib.crc32(data):08x}" != match.group(3):
         raise CheckpointError(f"checkpoint {path} of trial {trial} is damaged: its checksum differs")
     try:
@@ -142,8 +143,8 @@ def _read(path: Path, trial: int) -> Checkpoint:
     return Checkpoint(**{name: content[name] for name in names}, reports=reports, **later)
 
 
-def _own(value: Any) -> Any:
-    """A leaf as it is stored. NumPy values among the settings are converted, as `weights_only` refuses them."""
+def _storable(value: Any) -> Any:
+    """Return a leaf as it is stored. NumPy values are converted, since `weights_only` refuses them."""
     if isinstance(value, np.generic):
         return value.item()
     if isinstance(value, np.ndarray):

@@ -1,4 +1,4 @@
-"""Turns an exception into the outcome of a job or array, and a message for the user."""
+"""Converts an exception into the outcome of a job or array and a message for the user."""
 
 import errno
 import os
@@ -11,7 +11,7 @@ from types import TracebackType
 from shoal.core.errors import MetricNameError, StorageFullError, TaskError, UnusableTaskError
 from shoal.core.event import Outcome
 
-__all__ = ["EndedElsewhere", "described", "outcome_of", "recorded", "user_traceback"]
+__all__ = ["ProgramFailedError", "describe", "outcome_of", "record_failure", "user_traceback"]
 
 _PACKAGE = __name__.partition(".")[0]
 _ROOT = f"{Path(__file__).parents[1]}{os.sep}"
@@ -25,8 +25,8 @@ _MEMORY_MESSAGES = (
     "CUBLAS_STATUS_ALLOC_FAILED",
 )
 _STORAGE_MESSAGES = (
-    "PytorchStreamWriter failed writing file",  # torch.save: the first write that does not fit
-    "unexpected pos",  # torch.save: closing an archive of which a part is missing
+    "PytorchStreamWriter failed writing file",  # torch.save: the first write beyond the free space
+    "unexpected pos",  # torch.save: closing an incomplete archive
     "iostream error",  # torch.save: an archive that fits the stream's buffer but not the disk
     "database or disk is full",  # SQLite
     "No space left on device",
@@ -34,8 +34,8 @@ _STORAGE_MESSAGES = (
 )
 
 
-class EndedElsewhere(Exception):  # noqa: N818  (named for the event, not the error)
-    """A process of the user has failed.
+class ProgramFailedError(Exception):
+    """A program of the user failed in its own process.
 
     Args:
         outcome: Outcome of the job.
@@ -48,11 +48,11 @@ class EndedElsewhere(Exception):  # noqa: N818  (named for the event, not the er
 
 
 def outcome_of(error: BaseException) -> Outcome:
-    """The outcome of a job that raised an exception: that of the outermost explicit cause which is known."""
+    """Return the outcome of a job that raised an exception: the outcome of the outermost known explicit cause."""
     for link in _causes(error):
-        if isinstance(link, EndedElsewhere):
+        if isinstance(link, ProgramFailedError):
             return link.outcome
-        if isinstance(link, MetricNameError):  # concerns one trial, as a metric of a Task with such a name does
+        if isinstance(link, MetricNameError):  # a failure of one trial, as for a metric of a Task with such a name
             return Outcome.RAISED
         if isinstance(link, TaskError):
             return Outcome.UNUSABLE if isinstance(link, UnusableTaskError) else Outcome.REJECTED
@@ -63,21 +63,21 @@ def outcome_of(error: BaseException) -> Outcome:
     return Outcome.RAISED
 
 
-def recorded(error: BaseException, log: Path) -> tuple[Outcome, str]:
-    """Outcome of an exception and a message for the user with the path of the log, which gets the full traceback."""
-    # A disk without room for the log must not hide why the job failed.
+def record_failure(error: BaseException, log: Path) -> tuple[Outcome, str]:
+    """Append the traceback of an exception to a log; return its outcome, and a message with the path of the log."""
+    # A full disk must not hide why the job failed.
     with suppress(OSError):
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("a", encoding="utf-8", errors="backslashreplace") as file:
             file.writelines(traceback.format_exception(error))
-    outcome, text = described(error)
+    outcome, text = describe(error)
     return outcome, f"{text.rstrip()}\nLog: {log}"
 
 
-def described(error: BaseException) -> tuple[Outcome, str]:
-    """Outcome of an exception and a message for the user."""
+def describe(error: BaseException) -> tuple[Outcome, str]:
+    """Return the outcome of an exception and a message for the user."""
     outcome = outcome_of(error)
-    if isinstance(error, EndedElsewhere):
+    if isinstance(error, ProgramFailedError):
         text = str(error)
     elif outcome is Outcome.RAISED:
         text = user_traceback(error)
@@ -91,23 +91,26 @@ def described(error: BaseException) -> tuple[Outcome, str]:
 
 
 def user_traceback(error: BaseException) -> str:
-    """The traceback without this package's frames before the user's last frame; all of it if all frames are ours."""
+    """Return the traceback of an exception as text.
+
+    Frames of this package before the last frame of the user are left out, unless all frames are of this package."""
     frame = error.__traceback__
-    while frame is not None and _is_ours(frame):
+    while frame is not None and _is_own_frame(frame):
         frame = frame.tb_next
     formatted = traceback.TracebackException(type(error), error, frame or error.__traceback__)
-    formatted.stack = traceback.StackSummary.from_list(_without_ours(formatted.stack))
+    formatted.stack = traceback.StackSummary.from_list(_user_frames(formatted.stack))
     return "".join(formatted.format())
 
 
-def _without_ours(frames: Sequence[traceback.FrameSummary]) -> list[traceback.FrameSummary]:
-    """Frames without those of this package and of `torch.overrides`, except after the last frame of the user."""
+def _user_frames(frames: Sequence[traceback.FrameSummary]) -> list[traceback.FrameSummary]:
+    """Return the frames without those of this package and of `torch.overrides`, except after the last frame of the
+    user."""
     ours = [frame.filename.startswith(_ROOT) or frame.filename.endswith(_OVERRIDES) for frame in frames]
     last = max((place for place, own in enumerate(ours) if not own), default=-1)
     return [frame for place, frame in enumerate(frames) if place > last or not ours[place]]
 
 
-def _is_ours(frame: TracebackType) -> bool:
+def _is_own_frame(frame: TracebackType) -> bool:
     return str(frame.tb_frame.f_globals.get("__name__", "")).partition(".")[0] == _PACKAGE
 
 
@@ -121,7 +124,7 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
 def _is_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
         return True
-    # By name, because torch.OutOfMemoryError is not importable where torch is not.
+    # Compared by name, since torch may not be installed.
     if any(base.__name__ == "OutOfMemoryError" for base in type(error).__mro__):
         return True
     return isinstance(error, RuntimeError) and any(text in str(error) for text in _MEMORY_MESSAGES)

@@ -1,4 +1,4 @@
-"""Trains trials of one structure as a fused array; in plain PyTorch where that is impossible or slower."""
+"""Trains trials of one structure as a fused array, or in plain PyTorch if fusing is impossible or slower."""
 
 import copy
 import logging
@@ -29,10 +29,10 @@ from shoal.fuse.optim.fused import FusedOptimizer, fuse_optimizers
 from shoal.fuse.optim.table import has_unmodified_step
 from shoal.fuse.scaler import GradScaler
 from shoal.fuse.stacked import NeedsMemberError, Stacked, events
-from shoal.fuse.step import TrainingStep, Way
+from shoal.fuse.step import StepMode, TrainingStep
 from shoal.fuse.transaction import Transaction
 from shoal.task import Task, call, size_of, takes_config
-from shoal.worker.metrics import Precision, ValidationMetrics, loss_of, measured
+from shoal.worker.metrics import Precision, ValidationMetrics, task_loss, validation_values
 from shoal.worker.stepper import MixedEpochsError, PlainStepper, Stepper, StepRefusedError
 from shoal.worker.trial_runtime import TrialRuntime, check_scalar, optimizers_in
 
@@ -42,16 +42,17 @@ _log = logging.getLogger("shoal.worker")
 
 
 class FusedStepper(Stepper):
-    """Trains trials of one structure as one array, until plain steps turn out to be faster.
+    """Trains trials of one structure as one array, unless plain steps prove faster.
 
-    If the first step cannot be fused it is rolled back, and the trials train in plain PyTorch.
+    If the first step cannot be fused, it is rolled back and the trials train in plain PyTorch.
 
     Args:
         task: Task of the study.
         runtimes: Trials of one structure.
-        profile: Profile of the structure, if there is one.
-        steps: Steps left to train; 0 rules compiling out.
-        shown: Whether trials of the structure have taken fused steps before, so that the first step needs no rollback.
+        profile: Profile of the structure, or None.
+        steps: Number of remaining steps; 0 disables compiling.
+        fused_before: Whether trials of the structure have taken fused steps before, so the first step needs no
+            snapshot.
 
     Raises:
         FusionError: The trials cannot be an array.
@@ -63,11 +64,11 @@ class FusedStepper(Stepper):
         runtimes: Sequence[TrialRuntime],
         profile: Profile | None = None,
         steps: int = 0,
-        shown: bool = False,
+        fused_before: bool = False,
     ) -> None:
         self._task = task
         self.runtimes = list(runtimes)
-        for runtime in runtimes:  # members of an earlier array share its memory
+        for runtime in runtimes:  # former members of another array still share its memory
             unshare_small(runtime.model)
         self._array = fuse([x.model for x in runtimes], [x.trial.seed for x in runtimes], strict=False)
         self._one_by_one = self._array.partial or any(map(_has_custom_step, runtimes))
@@ -76,39 +77,39 @@ class FusedStepper(Stepper):
             self._steps = CustomStep(self._array, runtimes, task)
         else:
             optimizer = fuse_optimizers([x.optimizer for x in runtimes], self._array)
-            loss = update_wrapper(partial(loss_of, task, runtimes[0].autocast), task.loss)
+            loss = update_wrapper(partial(task_loss, task, runtimes[0].autocast), task.loss)
             scaler = GradScaler.of(self._array, _loss_scales(runtimes))
             self._steps = AdaptiveStep(
                 self._array, optimizer, loss, profile, steps, max_norm=_max_norms(runtimes), scaler=scaler
             )
-        measure = partial(_measure, task, runtimes[0].autocast, self._array.members)
-        self._measure = update_wrapper(measure, task.metrics)
-        self._begun = shown
+        measure = partial(_validate_batch, task, runtimes[0].autocast, self._array.members)
+        self._validate_batch = update_wrapper(measure, task.metrics)
+        self._fused_before = fused_before
         self._plain: PlainStepper | None = None
-        self._finding: Profile | None = None
+        self._new_profile: Profile | None = None
         self._gain: float | None = None
 
     @property
-    def finding(self) -> Profile | None:
-        """The profile with what the first steps showed; None if it has not changed."""
+    def new_profile(self) -> Profile | None:
+        """The profile with the measurements of the first steps; None if it has not changed."""
         if self._plain is None and isinstance(self._steps, AdaptiveStep):
-            return self._steps.finding
-        return self._finding
+            return self._steps.new_profile
+        return self._new_profile
 
     @property
     def gain(self) -> float | None:
-        """How many times as fast fused steps were as plain ones; None if not both were timed."""
+        """Speed-up of fused steps over plain ones; None unless both were timed."""
         if self._plain is None and isinstance(self._steps, AdaptiveStep):
             return self._steps.gain
         return self._gain
 
     @property
     def settled(self) -> bool:
-        """Whether the fastest kind of step was found."""
+        """Whether the fastest step mode was found."""
         return self._plain is not None or not isinstance(self._steps, AdaptiveStep) or self._steps.settled
 
     def train_step(self, batches: Sequence[Any], ticks: Sequence[int]) -> Tensor:
-        """Take one step: of the array, or in plain PyTorch if that was faster or the first step could not be fused."""
+        """Take one step: fused, or in plain PyTorch if that was faster or the first step could not be fused."""
         if self._plain is not None:
             return self._plain.train_step(batches, ticks)
         mixed = _epochs_differ(self.runtimes)
@@ -117,35 +118,35 @@ class FusedStepper(Stepper):
         except FusionError as reason:
             raise MixedEpochsError(reason) from reason
         self._array.ticks = tuple(ticks)
-        before = None if self._begun else self._transaction()
-        self._begun = True
+        before = None if self._fused_before else self._transaction()
+        self._fused_before = True
         try:
-            with self._refusing_draws(ticks, mixed):
+            with self._checked_draws(ticks, mixed):
                 losses = self._steps.step(batch)
         except FusionError as error:
             if before is not None:
                 before.restore()
             if mixed:
-                raise MixedEpochsError(error, spoilt=before is None) from error
+                raise MixedEpochsError(error, corrupted=before is None) from error
             if before is None:
                 raise StepRefusedError(str(error)) from error
             self.refusal = _log_refusal(self.runtimes, error)
-            return self._go_on_plainly(shared=False).train_step(batches, ticks)
+            return self._switch_to_plain(keep_shared=False).train_step(batches, ticks)
         if isinstance(self._steps, AdaptiveStep) and self._steps.plain:
-            self._go_on_plainly(shared=True)
+            self._switch_to_plain(keep_shared=True)
         return losses
 
-    def _go_on_plainly(self, shared: bool) -> PlainStepper:
-        """Drop the array and train in plain PyTorch; `shared` as for `PlainStepper`."""
-        self._finding, self._gain = self.finding, self.gain
-        self._plain = PlainStepper(self._task, self.runtimes, shared=shared)
+    def _switch_to_plain(self, keep_shared: bool) -> PlainStepper:
+        """Drop the array and train in plain PyTorch; `keep_shared` as for `PlainStepper`."""
+        self._new_profile, self._gain = self.new_profile, self.gain
+        self._plain = PlainStepper(self._task, self.runtimes, keep_shared=keep_shared)
         for parameter in self._array.parameters():
             parameter.grad = None
-        del self._array, self._steps, self._measure
+        del self._array, self._steps, self._validate_batch
         return self._plain
 
     def _transaction(self) -> Transaction:
-        """Snapshot of all that a step may change. Memory that members share is copied once."""
+        """Return a snapshot of all state that a step may change. Memory that members share is copied once."""
         models = [runtime.model for runtime in self.runtimes]
         optimizers = [one for runtime in self.runtimes for one in optimizers_in(runtime.optimizer)]
         tensors = [each for model in models for each in (*model.parameters(), *model.buffers())]
@@ -153,21 +154,21 @@ class FusedStepper(Stepper):
         return Transaction(models, tensors=once.values(), owners=[*optimizers, *_loss_scales(self.runtimes)])
 
     @contextmanager
-    def _refusing_draws(self, ticks: Sequence[int], mixed: bool = False) -> Iterator[None]:
-        """Seed the generators that no member owns for a step, and refuse draws from them that should differ by member.
+    def _checked_draws(self, ticks: Sequence[int], mixed: bool = False) -> Iterator[None]:
+        """Seed the process-wide generators for a step, and refuse draws from them that should differ between members.
 
         Raises:
-            FusionError: The step drew one number for all members where each should draw its own.
+            FusionError: The step drew one number for all members although each member must draw its own.
         """
         lead = self.runtimes[0]
         with seeded([step_seed(lead.trial.data_seed, tick) for tick in ticks], lead.device):
-            torchs = DrawDetector(lead.device) if len(self.runtimes) > 1 else None
-            others = PythonRngSnapshot() if torchs is not None and (mixed or self._one_by_one) else None
+            torch_draws = DrawDetector(lead.device) if len(self.runtimes) > 1 else None
+            python_draws = PythonRngSnapshot() if torch_draws is not None and (mixed or self._one_by_one) else None
             yield
-            if others is not None and others.has_drawn():
+            if python_draws is not None and python_draws.has_drawn():
                 owner = "each epoch" if mixed else "each member"
                 raise FusionError(f"random numbers of Python's or NumPy's are drawn, of which {owner} has its own")
-            if torchs is not None and torchs():
+            if torch_draws is not None and torch_draws():
                 raise FusionError("random numbers are drawn from torch's default generator past torch's own functions")
 
     def validate(self, batches: Iterable[Any]) -> list[dict[str, float]]:
@@ -181,8 +182,8 @@ class FusedStepper(Stepper):
                 size = size_of(batch)
                 self._array.ticks = ticks = (-number,) * len(self.runtimes)
                 try:
-                    with self._refusing_draws(ticks):
-                        values = self._array.map(self._measure, batch)
+                    with self._checked_draws(ticks):
+                        values = self._array.map(self._validate_batch, batch)
                 except FusionError as error:
                     raise StepRefusedError(str(error)) from error
                 if isinstance(values, list):
@@ -191,22 +192,22 @@ class FusedStepper(Stepper):
                     metrics, outputs = values
                     found.add(metrics, outputs, size)
         self._array.train()
-        return found.of_each()
+        return found.per_trial()
 
 
 class AdaptiveStep:
     """Takes the training steps of an array in the mode (eager, plain, captured, compiled) that is fastest.
 
-    The first steps time the modes. The result goes into the profile, for the next array of the structure.
+    The first steps time the modes. The results go into the profile for the next array of the structure.
 
     Args:
         array: Models of the trials.
         optimizer: Optimizer of the array.
         loss: Loss function as for `ModelArray.map`.
-        profile: Profile of the structure, if there is one.
-        steps: Steps left to train; 0 rules compiling out.
-        clock: Time in seconds.
-        max_norm: Largest norm of each member's gradients, or None.
+        profile: Profile of the structure, or None.
+        steps: Number of remaining steps; 0 disables compiling.
+        clock: Clock in seconds.
+        max_norm: Maximum gradient norm of each member, or None.
         scaler: Loss scales of the members, or None.
     """
 
@@ -224,13 +225,13 @@ class AdaptiveStep:
         self._members = len(array)
         self._profile = profile
         self._left = steps
-        self._step = TrainingStep(array, optimizer, loss, self._ways(), self._repays, clock, max_norm, scaler)
-        self.finding: Profile | None = None
-        """The profile with what the first steps showed; None if it has not changed."""
+        self._step = TrainingStep(array, optimizer, loss, self._ways(), self._compiling_pays, clock, max_norm, scaler)
+        self.new_profile: Profile | None = None
+        """The profile with the measurements of the first steps; None if it has not changed."""
 
     @property
     def gain(self) -> float | None:
-        """How many times as fast fused steps were as plain ones; None if not both were timed."""
+        """Speed-up of fused steps over plain ones; None unless both were timed."""
         seconds = self._step.seconds
         return seconds["plain"] / seconds["eager"] if {"eager", "plain"} <= seconds.keys() else None
 
@@ -244,8 +245,8 @@ class AdaptiveStep:
         """Whether the fastest mode is plain PyTorch."""
         return self._step.way == "plain"
 
-    def _ways(self) -> tuple[Way, ...]:
-        """Modes to try: of eager and plain only the faster one, if the profile says which that is."""
+    def _ways(self) -> tuple[StepMode, ...]:
+        """Return the modes to try: only the faster one of eager and plain, if the profile shows which one is faster."""
         known = self._profile if self._members > 1 else None
         gain = None if known is None else fused_gain(known, self._members)
         if gain is None:
@@ -253,22 +254,22 @@ class AdaptiveStep:
         return ("eager" if gain >= 1 else "plain", "captured", "compiled")
 
     def step(self, batch: Any) -> Tensor:
-        """Take one step of the whole array; returns the losses, shape [B], detached."""
+        """Take one step of the array; return the losses, [B], detached."""
         self._left -= 1
         settled = self.settled
         losses = self._step(batch)
         if self.settled and not settled and self._profile is not None:
-            self._note(self._profile)
+            self._record_measurements(self._profile)
         return losses
 
-    def _repays(self, seconds: float) -> bool:
+    def _compiling_pays(self, seconds: float) -> bool:
         return compiling_pays(self._profile, self._members, seconds, self._left)
 
-    def _note(self, profile: Profile) -> None:
-        """Set the finding to the profile with the times measured here.
+    def _record_measurements(self, profile: Profile) -> None:
+        """Set `new_profile` to the profile with the times measured here.
 
-        The step time of this size is new if it is larger than all that were measured. The gain of compiling is 1 if
-        the step cannot be compiled or compiling lost, so that no array tries again.
+        The step time is added only if this size is larger than all measured ones. The gain of compiling is 1 if the
+        step cannot be compiled or the compiled step is slower, so that no other array tries again.
         """
         found = profile
         uncompiled = [seconds for way, seconds in self._step.seconds.items() if way != "compiled"]
@@ -282,18 +283,18 @@ class AdaptiveStep:
             gains = {**found.compiled_gain, self._members: gain}
             found = replace(found, compiled_gain=gains, compile_seconds=self._step.compile_seconds)
         if found is not profile:
-            self.finding = found
+            self.new_profile = found
 
 
 class CustomStep:
-    """Takes training steps of all members of an array at once, by the task's own `step`.
+    """Takes training steps of all members of an array at once by calling the task's own `step`.
 
-    The step gets the array as its model, and for each optimizer an object that steps the optimizers of all members.
+    `step` gets the array as its model, and for each optimizer an object that steps the optimizers of all members.
 
     Args:
         array: Models of the trials.
         runtimes: Trials, in the order of the array.
-        task: Task with the step.
+        task: Task that overrides `step`.
 
     Raises:
         FusionError: The trials' optimizers are nested differently, or cannot be fused.
@@ -308,15 +309,15 @@ class CustomStep:
             raise FusionError("the task's `optimizer` nests its optimizers differently for different trials")
         columns = zip(*(optimizers_in(runtime.optimizer) for runtime in runtimes), strict=True)
         self._optimizer: Any = pytree.tree_unflatten(
-            [_AllMembers(fuse_optimizers(column, array)) for column in columns], specs[0]
+            [_FusedOptimizerView(fuse_optimizers(column, array)) for column in columns], specs[0]
         )
 
     def step(self, batch: Any) -> Tensor:
-        """Take one step of every member; returns the losses, shape [B], detached.
+        """Take one step of every member; return the losses, [B], detached.
 
         Raises:
-            FusionError: The step reads a value that differs between members: a number, an optimizer's settings, a
-                value of the config. The step is left half done.
+            FusionError: `step` reads a value that differs between members: a number, a setting of an optimizer, a value
+                of the config. The step is left incomplete.
         """
         bypassed = events.bypasses
         config = () if self._config is None else (copy.deepcopy(self._config),)  # a step may change its copy
@@ -334,8 +335,8 @@ class CustomStep:
         return loss.detach().expand(len(self._array))
 
 
-class _AllMembers:
-    """Stands for the optimizers of all members in the task's step."""
+class _FusedOptimizerView:
+    """Represents the optimizers of all members in the task's `step`."""
 
     def __init__(self, optimizer: FusedOptimizer) -> None:
         self._optimizer = optimizer
@@ -360,32 +361,32 @@ def make_stepper(
     runtimes: Sequence[TrialRuntime],
     profile: Profile | None = None,
     steps: int = 0,
-    shown: bool = False,
-    refused: bool = False,
-    unkeyed: AbstractSet[int] = frozenset(),
+    fused_before: bool = False,
+    plain: bool = False,
+    global_rng: AbstractSet[int] = frozenset(),
 ) -> Stepper:
-    """The fastest stepper that trains these trials correctly.
+    """Return the fastest stepper that trains these trials correctly.
 
-    The results of a trial, and its random numbers, do not depend on the other trials.
+    The results of a trial and its random numbers do not depend on the other trials.
 
     Args:
         task: Task of the study.
         runtimes: Trials at the same step of an epoch.
-        profile: Profile of their structure, if there is one.
-        steps: Steps left to train; 0 rules compiling out.
-        shown: See `FusedStepper`.
-        refused: Whether a step of such trials was refused, so that they train in plain PyTorch.
-        unkeyed: See `PlainStepper`.
+        profile: Profile of their structure, or None.
+        steps: Number of remaining steps; 0 disables compiling.
+        fused_before: See `FusedStepper`.
+        plain: Whether to train in plain PyTorch, because a fused step of such trials was refused.
+        global_rng: See `PlainStepper`.
 
     Raises:
-        MixedEpochsError: The trials are at different epochs, and cannot be an array.
+        MixedEpochsError: The trials are at different epochs and therefore cannot be an array.
     """
-    if refused:
-        return PlainStepper(task, runtimes, unkeyed, watched=True)
+    if plain:
+        return PlainStepper(task, runtimes, global_rng, check_draws=True)
     if len(runtimes) == 1 and type(task).step is not Task.step:
         return PlainStepper(task, runtimes)
     try:
-        return FusedStepper(task, runtimes, profile, steps, shown)
+        return FusedStepper(task, runtimes, profile, steps, fused_before)
     except FusionError as reason:
         if _epochs_differ(runtimes):
             raise MixedEpochsError(reason) from reason
@@ -395,7 +396,7 @@ def make_stepper(
 
 
 def _log_refusal(runtimes: Sequence[TrialRuntime], reason: FusionError) -> str:
-    """Log why trials cannot be an array; returns the reason."""
+    """Log why trials cannot be an array; return the reason."""
     trials = [runtime.trial.number for runtime in runtimes]
     if len(trials) > 1:
         _log.warning("trials %s cannot be one array, and train in plain PyTorch: %s", trials, reason)
@@ -409,7 +410,7 @@ def _epochs_differ(runtimes: Sequence[TrialRuntime]) -> bool:
 
 
 def _has_custom_step(runtime: TrialRuntime) -> bool:
-    """Whether an optimizer's step runs a class or hook of the user, which may draw random numbers."""
+    """Return whether an optimizer's step runs a class or hook of the user, which may draw random numbers."""
     optimizers = optimizers_in(runtime.optimizer)
     return any(
         not type(one).__module__.startswith("torch.optim.") or not has_unmodified_step(one) for one in optimizers
@@ -417,24 +418,26 @@ def _has_custom_step(runtime: TrialRuntime) -> bool:
 
 
 def _max_norms(runtimes: Sequence[TrialRuntime]) -> list[float] | None:
-    """Largest norm of each trial's gradients, infinite where there is no limit; None if no trial has one."""
+    """Return the maximum gradient norm of each trial, infinite if it has no limit; None if no trial has a limit."""
     limits = [runtime.settings.max_norm for runtime in runtimes]
     return None if limits == [None] * len(limits) else [inf if limit is None else limit for limit in limits]
 
 
 def _loss_scales(runtimes: Sequence[TrialRuntime]) -> list[LossScale]:
-    """The trials' loss scales; all trials of an array have one, or none has."""
+    """Return the loss scales of the trials. Either all trials of an array have one, or none."""
     return [runtime.loss_scale for runtime in runtimes if runtime.loss_scale is not None]
 
 
-def _measure(task: Task, precision: Precision, members: Sequence[nn.Module], model: nn.Module, batch: Any) -> Any:
-    """Loss with metrics, and outputs, of a batch, for the array or for one of its members."""
-    values = measured(task, precision, model, batch)
-    return _Alone(values) if any(model is member for member in members) else values
+def _validate_batch(
+    task: Task, precision: Precision, members: Sequence[nn.Module], model: nn.Module, batch: Any
+) -> Any:
+    """Return the validation values of a batch, for the array or for one of its members."""
+    values = validation_values(task, precision, model, batch)
+    return _MemberValues(values) if any(model is member for member in members) else values
 
 
 @dataclass(frozen=True)
-class _Alone:
-    """Loss with metrics, and outputs, of one member. It is no pytree node, so members may have different metrics."""
+class _MemberValues:
+    """Validation values of one member. The class is not a pytree node, so members may have different metrics."""
 
     values: tuple[dict[str, Any], Any]

@@ -1,14 +1,14 @@
-"""Schedules the lanes (arrays in training) of one process: who takes the next step, chosen by measurement.
+"""Schedules the steps of the lanes (arrays in training) of one process; the fastest schedule is chosen by measurement.
 
-All schedules lead all lanes to the same place in the data. The fastest is kept:
+All schedules bring all lanes to the same position in the data. The fastest one is kept:
 
-- turns    one lane after another, each for a whole round: caches stay warm
-- steps    one step of the lane furthest behind, again and again: lanes that share samples only at the same place in the
-           data fetch them once
-- streams  as steps, each lane on a CUDA stream of its own, so that kernels overlap (GPU only)
+- "turns": one lane after another, each for a whole round, so caches stay warm
+- "steps": always one step of the lane furthest behind, so lanes that share samples only at the same position in the
+  data fetch them once
+- "streams": as "steps", with one CUDA stream per lane, so kernels overlap (GPU only)
 
-"turns" is always among the schedules, so that a pack is not slower than its members in sequence. Lanes that must keep
-abreast use "steps" instead: sharing samples saves more than warm caches.
+"turns" is always one of the schedules, so a pack is not slower than its members in sequence. Lanes that must stay in
+lockstep use "steps" instead, since sharing samples saves more than warm caches.
 """
 
 import logging
@@ -24,57 +24,57 @@ import torch
 
 from shoal.cost.race import Race, RaceRules
 
-__all__ = ["RULES", "Failure", "Lane", "LaneScheduler", "ScheduleSearch", "Way"]
+__all__ = ["RULES", "Lane", "LaneFailure", "LaneSchedule", "LaneScheduler", "ScheduleSearch"]
 
 _log = logging.getLogger("shoal.pack")
 
 ROUND_SECONDS = 0.2
-"""Duration of a round. A turn of some hundredths of a second loses less than a hundredth of it to cold caches, and
-lanes drift apart by no more than the samples of one round."""
+"""Intended duration of a round. A turn of some hundredths of a second loses less than 1% to cold caches, and lanes
+drift apart by at most the samples of one round."""
 
-Way = Literal["turns", "steps", "streams"]
+LaneSchedule = Literal["turns", "steps", "streams"]
 
 PROBE_SECONDS = 0.1
-"""Least duration of a probe of one schedule; rounds may be shorter."""
+"""Minimum duration of a probe of one schedule; a probe may consist of several rounds."""
 
 RULES = RaceRules(margin=1.03, drop_after_seconds=2 * PROBE_SECONDS)
 
 
 class Lane(Protocol):
-    """An array in training that takes turns with others, on a data stream that they may share.
+    """Array in training that shares a process, and possibly a data stream, with others.
 
-    Lanes are told apart by identity, and must allow weak references.
+    Lanes are compared by identity, and must support weak references.
     """
 
     @property
     def position(self) -> int:
-        """Samples that the lane has trained on, which grow with every step. In the first round of a scheduler, lanes at
-        the same place of an epoch have equal positions."""
+        """Number of samples that the lane has trained on, which grows with every step. In the first round of a
+        scheduler, lanes at the same position of an epoch must have equal values."""
 
     @property
-    def place(self) -> tuple[object, int] | None:
-        """The pass over the data and the samples taken from it, if the lane shares samples only with lanes at the same
-        place; else None."""
+    def pass_position(self) -> tuple[object, int] | None:
+        """Key of the pass over the data, and number of samples taken from it, if the lane shares samples only with
+        lanes at the same position; else None."""
 
     @property
     def settled(self) -> bool:
-        """Whether the lane's own search for the fastest kind of step is over."""
+        """Whether the lane has found its fastest step mode."""
 
     def advance(self) -> bool:
-        """Take one step; returns False if it ended an epoch, or if there was nothing to do.
+        """Take one step; return False if it was the last one of an epoch, or if no step was ready.
 
-        On a GPU it may run on a stream of its own, which is synchronised with the current stream before and after the
-        round. Within a round, lanes synchronise what they hand to each other.
+        On a GPU the step may run on a stream of its own, which is synchronised with the current stream before and after
+        the round. Within a round, lanes must synchronise tensors that they share.
         """
 
 
 @dataclass(frozen=True)
-class Failure:
-    """A lane that raised. Other lanes are not affected.
+class LaneFailure:
+    """Failure of a lane whose step raised. Other lanes are not affected.
 
     Args:
-        lane: Lane that raised; its step may be half done.
-        error: Exception that it raised, also `SystemExit`: the caller decides what that means.
+        lane: Lane that raised; its step may be incomplete.
+        error: Exception that it raised. `SystemExit` is included; the caller decides how to handle it.
     """
 
     lane: Lane
@@ -82,40 +82,40 @@ class Failure:
 
 
 class ScheduleSearch:
-    """Finds the fastest schedule for a set of lanes by trying all in turn, in real training.
+    """Finds the fastest schedule for a set of lanes by timing each one in real training.
 
     Args:
-        ways: Schedules to choose from; the first of equally fast ones wins.
+        schedules: Schedules to choose from; of equally fast ones the first one wins.
         lanes: Number of lanes.
     """
 
-    def __init__(self, ways: Sequence[Way], lanes: int) -> None:
-        self._race: Race[Way] = Race(ways, RULES)
-        if len(ways) == 1:
+    def __init__(self, schedules: Sequence[LaneSchedule], lanes: int) -> None:
+        self._race: Race[LaneSchedule] = Race(schedules, RULES)
+        if len(schedules) == 1:
             self._race.stop()
         self._seconds = 0.0
         self._taken = [0] * lanes
 
     @property
-    def way(self) -> Way | None:
-        """The fastest schedule; None while the search goes on."""
+    def schedule(self) -> LaneSchedule | None:
+        """The fastest schedule; None during the search."""
         return self._race.winner
 
     @property
-    def seconds(self) -> dict[Way, float]:
+    def seconds(self) -> dict[LaneSchedule, float]:
         """Schedule -> seconds per sample of a lane, in its fastest probe."""
         return self._race.seconds
 
-    def next(self) -> Way:
-        """The schedule of the next round."""
+    def next(self) -> LaneSchedule:
+        """Return the schedule of the next round."""
         return self._race.next
 
-    def note(self, seconds: float, taken: Sequence[int]) -> None:
-        """Record a round in the schedule `next`. Rounds add up to a probe.
+    def record(self, seconds: float, taken: Sequence[int]) -> None:
+        """Record a round in the schedule `next`. Several rounds may add up to a probe.
 
         Args:
             seconds: Duration of the round.
-            taken: Samples that each lane has trained on.
+            taken: Number of samples that each lane has trained on in the round.
         """
         self._seconds += seconds
         self._taken = [before + now for before, now in zip(self._taken, taken, strict=True)]
@@ -124,28 +124,28 @@ class ScheduleSearch:
             self._seconds, self._taken = 0.0, [0] * len(self._taken)
 
     def __str__(self) -> str:
-        return ", ".join(f"{way} {seconds * 1e6:.3g} us a sample" for way, seconds in self.seconds.items())
+        return ", ".join(f"{schedule} {seconds * 1e6:.3g} us a sample" for schedule, seconds in self.seconds.items())
 
 
 @dataclass
 class _LaneState:
-    """A lane's number, its position at progress 0, and its CUDA stream."""
+    """State of a lane in the scheduler: number, position at progress 0, CUDA stream."""
 
     number: int
-    zero: int
+    start_position: int
     stream: "torch.cuda.Stream | None" = None
 
 
 class LaneScheduler:
-    """Lets lanes take turns: first in all schedules, then in the fastest one.
+    """Runs the steps of lanes in rounds, first by each schedule in turn, then by the fastest one.
 
-    The result is kept for each set of lanes. While a lane is not settled nothing is measured, and results for sets with
-    that lane are dropped, since its steps change. Lanes that need not keep abreast try single steps on streams only:
-    one after the other they gain nothing.
+    The result is kept for each set of lanes. While a lane is not settled, nothing is measured, and results for sets
+    with this lane are dropped, since its step time changes. Lanes that need not stay in lockstep never try "steps",
+    which gains nothing for them without streams.
 
     Args:
         device: Device of all lanes.
-        clock: Time in seconds.
+        clock: Clock in seconds.
     """
 
     def __init__(self, device: torch.device, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -153,124 +153,137 @@ class LaneScheduler:
         self._clock = clock
         self._lanes: WeakKeyDictionary[Lane, _LaneState] = WeakKeyDictionary()
         self._count = 0
-        self._searches: dict[tuple[frozenset[int], tuple[Way, ...]], ScheduleSearch] = {}
+        self._searches: dict[tuple[frozenset[int], tuple[LaneSchedule, ...]], ScheduleSearch] = {}
         self._search: ScheduleSearch | None = None
-        self._span = 1
+        self._round_samples = 1
 
     @property
-    def way(self) -> Way | None:
-        """The schedule chosen for the lanes of the last round; None while the search goes on."""
-        return None if self._search is None else self._search.way
+    def schedule(self) -> LaneSchedule | None:
+        """The schedule chosen for the lanes of the last round; None during the search."""
+        return None if self._search is None else self._search.schedule
 
     @property
-    def seconds(self) -> dict[Way, float]:
+    def seconds(self) -> dict[LaneSchedule, float]:
         """Schedule -> seconds per sample of a lane, for the lanes of the last round."""
         return {} if self._search is None else self._search.seconds
 
     @property
-    def span(self) -> int:
-        """Samples of each lane in the next round. Within the round, lanes are apart by at most this and a step."""
-        return self._span
+    def round_samples(self) -> int:
+        """Samples of each lane in the next round. Within the round, lanes drift apart by at most this number plus one
+        step."""
+        return self._round_samples
 
-    def round(self, lanes: Sequence[Lane], interrupted: Callable[[], bool]) -> list[Failure]:
-        """Let lanes train for one round, which ends early if no lane has anything to do.
+    def round(self, lanes: Sequence[Lane], interrupted: Callable[[], bool]) -> list[LaneFailure]:
+        """Train lanes for one round, which ends early if no lane has a step ready.
 
-        A lane that has nothing to do, or has raised, gets no more steps in the round; the others go on. A new lane
-        counts from the lanes in the same pass over the data, so that it catches up with them. If there are none it
-        counts from the lane furthest behind.
+        A lane that has no step ready or has raised gets no more steps in the round; the others continue. The progress
+        of a new lane is counted relative to lanes in the same pass over the data, so that it catches up with them. If
+        there are none, it starts with the progress of the lane furthest behind.
 
         Args:
             lanes: Lanes to train, in the same order each time.
-            interrupted: Function that is called after every step; True ends the round.
+            interrupted: Function that is called after every step; the round ends if it returns True.
 
         Returns:
-            The lanes that raised, as the error left them. The caller must drop them.
+            The lanes that raised, in the state in which the error left them. The caller must drop them.
         """
         if not lanes:
             return []
         self._admit(lanes)
-        self._search = search = self._search_of(lanes)
-        measured = search is not None and search.way is None
+        self._search = search = self._search_for(lanes)
+        measured = search is not None and search.schedule is None
         before = [lane.position for lane in lanes]
         if measured:
-            self._wait()
+            self._synchronize()
         began = self._clock()
-        way = search.next() if search is not None else "steps" if _abreast(lanes) else "turns"
-        failures = self._go(way, lanes, interrupted)
+        schedule = search.next() if search is not None else "steps" if _in_lockstep(lanes) else "turns"
+        failures = self._run_schedule(schedule, lanes, interrupted)
         if measured:
-            self._wait()
+            self._synchronize()
         seconds = self._clock() - began
         if search is not None and measured and not failures:
-            search.note(seconds, [lane.position - then for lane, then in zip(lanes, before, strict=True)])
-            if search.way is not None:
-                _log.info("%d lanes take turns by %r: %s", len(lanes), search.way, search)
-        if max(lane.position - then for lane, then in zip(lanes, before, strict=True)) >= self._span:
+            search.record(seconds, [lane.position - then for lane, then in zip(lanes, before, strict=True)])
+            if search.schedule is not None:
+                _log.info("%d lanes take turns by %r: %s", len(lanes), search.schedule, search)
+        if max(lane.position - then for lane, then in zip(lanes, before, strict=True)) >= self._round_samples:
             self._adapt(seconds)
         return failures
 
     def _adapt(self, seconds: float) -> None:
-        """Change the span so that rounds take about `ROUND_SECONDS`, after a round over the whole span."""
+        """After a complete round, change `round_samples` so that rounds take about `ROUND_SECONDS`."""
         if seconds < ROUND_SECONDS / 2:
-            self._span *= 2
+            self._round_samples *= 2
         elif seconds > ROUND_SECONDS * 2:
-            self._span = max(1, self._span // 2)
+            self._round_samples = max(1, self._round_samples // 2)
 
     def _admit(self, lanes: Sequence[Lane]) -> None:
-        """Register new lanes, and drop the searches of sets with a lane that is gone."""
+        """Register new lanes, and drop the searches of sets with a lane that no longer exists."""
         if all(lane in self._lanes for lane in lanes):
             return
         others = [lane for lane in lanes if lane in self._lanes]
         level = min(map(self._progress, others), default=None)
-        begins = {place[0]: self._progress(lane) - place[1] for lane in others if (place := lane.place) is not None}
+        begins = {
+            pass_position[0]: self._progress(lane) - pass_position[1]
+            for lane in others
+            if (pass_position := lane.pass_position) is not None
+        }
         for lane in lanes:
             if lane not in self._lanes:
                 progress = level
-                if (place := lane.place) is not None and place[0] in begins:
-                    progress = begins[place[0]] + place[1]
+                if (pass_position := lane.pass_position) is not None and pass_position[0] in begins:
+                    progress = begins[pass_position[0]] + pass_position[1]
                 self._lanes[lane] = _LaneState(self._count, 0 if progress is None else lane.position - progress)
                 self._count += 1
         numbers = {known.number for known in self._lanes.values()}
         self._searches = {key: search for key, search in self._searches.items() if key[0] <= numbers}
 
     def _progress(self, lane: Lane) -> int:
-        return lane.position - self._lanes[lane].zero
+        return lane.position - self._lanes[lane].start_position
 
-    def _search_of(self, lanes: Sequence[Lane]) -> ScheduleSearch | None:
-        """The search for a set of lanes; None if one of them is not settled, whose searches are dropped then."""
+    def _search_for(self, lanes: Sequence[Lane]) -> ScheduleSearch | None:
+        """Return the search for a set of lanes; None if one of them is not settled. All searches of such a lane are
+        dropped."""
         if len(lanes) == 1:
             return ScheduleSearch(("turns",), 1)
         unsettled = {self._lanes[lane].number for lane in lanes if not lane.settled}
         if unsettled:
             self._searches = {key: search for key, search in self._searches.items() if not key[0] & unsettled}
             return None
-        ways = self._ways(lanes)
-        key = frozenset(self._lanes[lane].number for lane in lanes), ways
-        return self._searches.setdefault(key, ScheduleSearch(ways, len(lanes)))
+        schedules = self._schedules_for(lanes)
+        key = frozenset(self._lanes[lane].number for lane in lanes), schedules
+        return self._searches.setdefault(key, ScheduleSearch(schedules, len(lanes)))
 
-    def _ways(self, lanes: Sequence[Lane]) -> tuple[Way, ...]:
-        first: Way = "steps" if _abreast(lanes) else "turns"
+    def _schedules_for(self, lanes: Sequence[Lane]) -> tuple[LaneSchedule, ...]:
+        first: LaneSchedule = "steps" if _in_lockstep(lanes) else "turns"
         if self._device.type == "cuda":
             return (first, "streams")
         return (first,)
 
-    def _go(self, way: Way, lanes: Sequence[Lane], interrupted: Callable[[], bool]) -> list[Failure]:
-        """Run one round in a schedule. If the lanes furthest behind have nothing to do, the others take it."""
-        failures: list[Failure] = []
+    def _run_schedule(
+        self, schedule: LaneSchedule, lanes: Sequence[Lane], interrupted: Callable[[], bool]
+    ) -> list[LaneFailure]:
+        """Run one round by a schedule. If no lane furthest behind has a step ready, the others take the round."""
+        failures: list[LaneFailure] = []
         before = [lane.position for lane in lanes]
-        taking_part = list(lanes)
-        while taking_part:
-            goal = sys.maxsize if len(lanes) == 1 else min(map(self._progress, taking_part)) + self._span
-            with self._streams(lanes) if way == "streams" else nullcontext():
-                stopped = self._lead(way, taking_part, goal, interrupted, failures)
+        active = list(lanes)
+        while active:
+            goal = sys.maxsize if len(lanes) == 1 else min(map(self._progress, active)) + self._round_samples
+            with self._streams(lanes) if schedule == "streams" else nullcontext():
+                stopped = self._run_to(schedule, active, goal, interrupted, failures)
             if stopped or before != [lane.position for lane in lanes]:
                 break
-            taking_part = [lane for lane in taking_part if self._progress(lane) >= goal]
+            active = [lane for lane in active if self._progress(lane) >= goal]
         return failures
 
-    def _lead(
-        self, way: Way, lanes: Sequence[Lane], goal: int, interrupted: Callable[[], bool], failures: list[Failure]
+    def _run_to(
+        self,
+        schedule: LaneSchedule,
+        lanes: Sequence[Lane],
+        goal: int,
+        interrupted: Callable[[], bool],
+        failures: list[LaneFailure],
     ) -> bool:
-        """Give the turn to the lane furthest behind, again and again, until all lanes have reached the goal.
+        """Step the lane furthest behind until all lanes have reached the goal.
 
         Returns:
             Whether the round was interrupted.
@@ -282,20 +295,20 @@ class LaneScheduler:
             goes_on = True
             while goes_on:
                 try:
-                    goes_on = self._advance(lane, way)
-                except (Exception, SystemExit) as error:  # not hidden: the caller gets it with the lane
-                    failures.append(Failure(lane, error))
+                    goes_on = self._advance(lane, schedule)
+                except (Exception, SystemExit) as error:  # the caller gets the error with the lane
+                    failures.append(LaneFailure(lane, error))
                     goes_on = False
                 if interrupted():
                     return True
                 goes_on = goes_on and self._progress(lane) < goal
-                if goes_on and way != "turns":  # a turn is one step
+                if goes_on and schedule != "turns":  # one step per turn
                     waiting.append(lane)
                     break
         return False
 
-    def _advance(self, lane: Lane, way: Way) -> bool:
-        if way != "streams":
+    def _advance(self, lane: Lane, schedule: LaneSchedule) -> bool:
+        if schedule != "streams":
             return lane.advance()
         with torch.cuda.stream(self._stream(lane)):
             return lane.advance()
@@ -318,10 +331,10 @@ class LaneScheduler:
             known.stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         return known.stream
 
-    def _wait(self) -> None:
+    def _synchronize(self) -> None:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
 
 
-def _abreast(lanes: Sequence[Lane]) -> bool:
-    return any(lane.place is not None for lane in lanes)
+def _in_lockstep(lanes: Sequence[Lane]) -> bool:
+    return any(lane.pass_position is not None for lane in lanes)

@@ -1,4 +1,4 @@
-"""Losses of an array's training steps: which trials fail by them, and their summary for the engine."""
+"""Tracks the losses of an array's training steps: detects failed trials, and summarizes the losses for the engine."""
 
 import time
 from collections.abc import Iterable, Sequence
@@ -14,19 +14,20 @@ from shoal.worker.trial_runtime import TrialRuntime
 __all__ = ["LossTracker"]
 
 READ_STEPS, READ_SECONDS = 64, 1.0
-"""Steps or seconds after which losses are read from the device, if nothing else reads them before. The engine gets
-their summary as often, however long an epoch is."""
+"""Steps or seconds after which losses are read from the device, unless they were read before. The engine gets a summary
+each READ_SECONDS at the latest, however long an epoch is."""
 
-LEAST_EXPONENT = -14
-"""Power of two below which a trial's loss scale makes it fail: the smallest normal float16. It begins at 2**16."""
+MIN_SCALE_EXPONENT = -14
+"""Exponent of the smallest loss scale, the smallest normal float16. A trial fails if its scale, at first 2**16, is
+lower."""
 
 
 class LossTracker:
-    """Collects losses on the device, and reads several at once: each reading waits for the device.
+    """Collects losses on the device, and reads several at once, since each read waits for the device.
 
-    A reading sets `TrialRuntime.failure` where the loss of a step is not finite; with a loss scale, only if the step
-    was taken. A loss scale below 2**`LEAST_EXPONENT` sets it as well. The next report carries a summary of the
-    readings.
+    A read sets `TrialRuntime.failure` of trials with a loss that is not finite; with a loss scale, only if the step was
+    not skipped. A loss scale below 2**`MIN_SCALE_EXPONENT` is a failure, too. The next report contains a summary of the
+    losses.
 
     Args:
         job: Id of the job, for the reports.
@@ -39,10 +40,10 @@ class LossTracker:
         self._events = events
         self._check = check
         self._runtimes: Sequence[TrialRuntime] = ()
-        self._losses: list[Tensor] = []  # [B] each, not read yet
-        self._skipped: list[list[bool]] = []  # [B] each: whether an overflow left the step out
+        self._losses: list[Tensor] = []  # losses not read yet, [B] each
+        self._skipped: list[list[bool]] = []  # whether an overflow skipped the step, [B] each
         self._began = self._reported = time.perf_counter()
-        self._summary: TurnStats | None = None  # since the last report, of the best member at each step
+        self._summary: TurnStats | None = None  # of the best member at each step, since the last report
 
     def begin_step(self) -> None:
         """Start the clock, if all losses so far have been read."""
@@ -52,21 +53,21 @@ class LossTracker:
     def add(self, runtimes: Sequence[TrialRuntime], losses: Tensor) -> None:
         """Add the losses of a step, [B]. The runtimes must stay the same until the next `flush`."""
         scales = [runtime.loss_scale for runtime in runtimes]
-        small = [scale is not None and scale.scale < 2.0**LEAST_EXPONENT for scale in scales]
+        small = [scale is not None and scale.scale < 2.0**MIN_SCALE_EXPONENT for scale in scales]
         if self._check and any(small):
-            self.flush()  # an earlier loss that is not finite is a reason that goes before
+            self.flush()  # so that an earlier loss that is not finite is the reported reason
             self._mark_overflows(compress(runtimes, small))
         self._runtimes = runtimes
         self._losses.append(losses)
         self._skipped.append([scale is not None and scale.overflowed for scale in scales])
 
     def end_step(self) -> None:
-        """Read the losses and report their summary, each if it is time. Call it once runtimes have counted the step."""
+        """Read the losses, and report their summary, if due. Call it after the runtimes have counted the step."""
         now = time.perf_counter()
         if len(self._losses) == READ_STEPS or now - self._began >= READ_SECONDS:
             self.flush()
         if now - self._reported >= READ_SECONDS:
-            self.report_rest()
+            self.report_summary()
 
     def flush(self) -> None:
         """Read all losses from the device."""
@@ -87,7 +88,7 @@ class LossTracker:
 
         Args:
             finite: Whether the losses of the last steps are finite, [steps, B].
-            skipped: Whether the steps were left out, [steps, B].
+            skipped: Whether the steps were skipped, [steps, B].
         """
         for runtime, *members in zip(self._runtimes, finite.T.tolist(), zip(*skipped, strict=True), strict=True):
             fine = [ends or without for ends, without in zip(*members, strict=True)]
@@ -97,21 +98,21 @@ class LossTracker:
 
     @staticmethod
     def _mark_overflows(runtimes: Iterable[TrialRuntime]) -> None:
-        """Set `TrialRuntime.failure` of runtimes whose loss scale is too small after the step that is added now."""
+        """Set `TrialRuntime.failure` of runtimes whose loss scale is too small after the step being added."""
         for runtime in runtimes:
             if not runtime.failure:
                 runtime.failure = (
-                    f"float16 overflow in step after step: the loss scale fell below 2**{LEAST_EXPONENT} at step "
+                    f"float16 overflow in step after step: the loss scale fell below 2**{MIN_SCALE_EXPONENT} at step "
                     f'{runtime.step + 1} of epoch {runtime.epoch + 1}; return "bf16-mixed" or "32" from the task\'s '
                     "`precision`, or scale inputs and loss down"
                 )
 
     def report(self, reports: Iterable[Report]) -> None:
-        """Append an event with these reports and the summary of the losses since the last one."""
+        """Append an event with these reports and the summary of the losses since the last event."""
         self._events.append(Reported(self._job, tuple(reports), self._summary))
         self._summary, self._reported = None, time.perf_counter()
 
-    def report_rest(self) -> None:
+    def report_summary(self) -> None:
         """Append an event with the summary alone, if there is one."""
         if self._summary is not None:
             self.report(())

@@ -1,4 +1,4 @@
-"""Device memory of a training job: measured while it trains, and freed when an array ends."""
+"""Device memory of a training job: measures the peak, and frees memory when an array ends."""
 
 import gc
 from collections.abc import Iterable
@@ -9,17 +9,17 @@ from shoal.cluster.processes import own_memory
 from shoal.core.array import FusionKey
 from shoal.core.event import MemoryMeasured
 
-__all__ = ["MemoryTracker", "give_back"]
+__all__ = ["MemoryTracker", "release_cached_memory"]
 
-NEWS = 1.05
-"""Growth of the peak after which it is reported again. New members are a reason, too."""
+REPORTED_GROWTH = 1.05
+"""Growth factor of the peak after which it is reported again. It is also reported for new members."""
 
 
 class MemoryTracker:
     """Tracks the peak memory of this process while it trains.
 
-    On a GPU this is the memory that torch has reserved, as in a profile; on a CPU the resident set at each `look`,
-    without what the process shares with the one that forked it.
+    On a GPU it is the peak of the memory that torch has reserved, as in a profile. On a CPU it is the maximum of the
+    resident set over all calls of `sample`, without memory shared with the parent process.
 
     Args:
         job: Id of the job.
@@ -35,8 +35,8 @@ class MemoryTracker:
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
 
-    def look(self, arrays: Iterable[tuple[FusionKey, int]]) -> None:
-        """Measure what the process holds.
+    def sample(self, arrays: Iterable[tuple[FusionKey, int]]) -> None:
+        """Measure the memory of the process.
 
         Args:
             arrays: Key and number of members of each array in training.
@@ -48,17 +48,17 @@ class MemoryTracker:
         else:
             self._bytes = max(self._bytes, own_memory())
 
-    def news(self) -> MemoryMeasured | None:
-        """The peak, if it has grown since it was last reported; else None."""
+    def new_peak(self) -> MemoryMeasured | None:
+        """Return the peak, if it has grown since it was last reported; else None."""
         members = {key: count for key, count in self._members.items() if count}
         reported, reported_members = self._reported
-        if not members or (self._bytes <= NEWS * reported and members == reported_members):
+        if not members or (self._bytes <= REPORTED_GROWTH * reported and members == reported_members):
             return None
         self._reported = self._bytes, members
         return MemoryMeasured(self._job, members, self._bytes)
 
 
-def give_back(device: torch.device) -> None:
+def release_cached_memory(device: torch.device) -> None:
     """Free the unused memory that torch has reserved on a GPU."""
     if device.type == "cuda":
         gc.collect()  # an array is a reference cycle

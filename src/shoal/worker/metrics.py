@@ -1,4 +1,4 @@
-"""Loss and metrics of validation batches, and their means over a validation set."""
+"""Computes loss and metrics of validation batches, and their means over a validation set."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -19,15 +19,15 @@ from shoal.fuse.stacked import Stacked
 from shoal.task import Task, call
 from shoal.worker.trial_runtime import TrialRuntime, check_scalar
 
-__all__ = ["MetricMeans", "Precision", "ValidationMetrics", "loss_of", "measured", "memoized"]
+__all__ = ["MetricMeans", "Precision", "ValidationMetrics", "memoized", "task_loss", "validation_values"]
 
 
 Precision = Callable[[], AbstractContextManager[Any]]
-"""Makes a context in which a model runs: autocast, or none."""
+"""Function that returns a context to run a model in: autocast, or a null context."""
 
 
 class MetricMeans:
-    """Means of the metrics of several trials, each over the samples of the batches that have the metric.
+    """Means of the metrics of several trials. The mean of a metric is over the samples of the batches that have it.
 
     Args:
         members: Number of trials.
@@ -42,7 +42,7 @@ class MetricMeans:
         """Add a batch of `size` samples for which all trials have the same metrics, [B] each."""
         for name, column in values.items():
             check_scalar(name, column, axes=1)
-            self._count(name, column, [size] * self._members)
+            self._accumulate(name, column, [size] * self._members)
 
     def add_each(self, found: Sequence[Mapping[str, Any]], size: int) -> None:
         """Add a batch of `size` samples for which each trial has its own metrics."""
@@ -52,16 +52,16 @@ class MetricMeans:
                 check_scalar(name, value)
             place = next(value.device for value, values in zip(column, found, strict=True) if name in values)
             stacked = torch.stack([value.to(place, torch.float64) for value in column])
-            self._count(name, stacked, [size if name in values else 0 for values in found])
+            self._accumulate(name, stacked, [size if name in values else 0 for values in found])
 
-    def _count(self, name: str, column: Tensor, samples: list[int]) -> None:
+    def _accumulate(self, name: str, column: Tensor, samples: list[int]) -> None:
         weighted = column.double() * max(samples)
         self._totals[name] = self._totals[name] + weighted if name in self._totals else weighted
         before = self._samples.get(name, [0] * self._members)
         self._samples[name] = [had + more for had, more in zip(before, samples, strict=True)]
 
-    def of_each(self) -> list[dict[str, float]]:
-        """The means of each trial."""
+    def per_trial(self) -> list[dict[str, float]]:
+        """Return the means of each trial."""
         columns = {name: (total.tolist(), self._samples[name]) for name, total in self._totals.items()}
         return [
             {name: totals[b] / samples[b] for name, (totals, samples) in columns.items() if samples[b]}
@@ -70,7 +70,8 @@ class MetricMeans:
 
 
 class ValidationMetrics:
-    """Metrics of several trials over a validation set: means over its samples, and what the task's `evaluate` finds.
+    """Metrics of several trials over a validation set: means over its samples, and the results of the task's
+    `evaluate`.
 
     Args:
         task: Task of the study.
@@ -84,33 +85,33 @@ class ValidationMetrics:
         self._outputs: list[list[Any]] = [[] for _ in runtimes]
 
     def add(self, values: Mapping[str, Tensor], outputs: Any, size: int) -> None:
-        """Add a batch of `size` samples, with metrics and outputs of all trials, each tensor [B, ...]."""
+        """Add a batch of `size` samples with metrics and outputs of all trials; each tensor is [B, ...]."""
         self._means.add(values, size)
         if outputs is not None:
             for b, kept in enumerate(self._outputs):
-                kept.append(pytree.tree_map_only(Tensor, partial(_member, b), outputs))
+                kept.append(pytree.tree_map_only(Tensor, partial(_member_slice, b), outputs))
 
     def add_each(self, found: Sequence[tuple[Mapping[str, Any], Any]], size: int) -> None:
-        """Add a batch of `size` samples, with metrics and outputs of each trial."""
+        """Add a batch of `size` samples with metrics and outputs of each trial."""
         self._means.add_each([values for values, _ in found], size)
         for kept, (_, outputs) in zip(self._outputs, found, strict=True):
             if outputs is not None:
                 kept.append(pytree.tree_map_only(Tensor, lambda tensor: tensor.detach().cpu(), outputs))
 
-    def of_each(self) -> list[dict[str, float]]:
-        """The metrics of each trial.
+    def per_trial(self) -> list[dict[str, float]]:
+        """Return the metrics of each trial.
 
         Raises:
-            TaskError: `evaluate` returns no mapping of names to numbers, or a name that `metrics` returns.
+            TaskError: `evaluate` does not return a mapping of names to numbers, or returns a name of `metrics`.
         """
-        means = self._means.of_each()
+        means = self._means.per_trial()
         for values, outputs, runtime in zip(means, self._outputs, self._runtimes, strict=True):
-            if outputs and not runtime.failure:  # a trial that has failed; metrics seldom take its NaNs
+            if outputs and not runtime.failure:  # few metrics accept the NaNs of a failed trial
                 values.update(self._evaluated(runtime, outputs, values))
         return means
 
     def _evaluated(self, runtime: TrialRuntime, outputs: list[Any], values: Mapping[str, float]) -> dict[str, float]:
-        seed_all(step_seed(runtime.trial.seed, -len(outputs) - 1), runtime.device)  # alone and in an array alike
+        seed_all(step_seed(runtime.trial.seed, -len(outputs) - 1), runtime.device)  # the same alone and in an array
         found = call(self._task, "evaluate", outputs, config=runtime.trial.config)
         _check_metrics("evaluate", found)
         if twice := sorted(found.keys() & values.keys()):
@@ -118,8 +119,8 @@ class ValidationMetrics:
         return {str(name): float(value) for name, value in found.items()}
 
 
-def loss_of(task: Task, precision: Precision, model: nn.Module, batch: Any) -> Tensor:
-    """The task's loss for a batch.
+def task_loss(task: Task, precision: Precision, model: nn.Module, batch: Any) -> Tensor:
+    """Return the task's loss for a batch.
 
     Args:
         task: Task of the study.
@@ -128,7 +129,7 @@ def loss_of(task: Task, precision: Precision, model: nn.Module, batch: Any) -> T
         batch: Batch.
 
     Raises:
-        TaskError: The loss is no real scalar.
+        TaskError: The loss is not a real scalar.
     """
     with precision():
         loss: Tensor = call(task, "loss", model, batch)
@@ -136,26 +137,26 @@ def loss_of(task: Task, precision: Precision, model: nn.Module, batch: Any) -> T
     return loss
 
 
-def measured(task: Task, precision: Precision, model: nn.Module, batch: Any) -> tuple[dict[str, Any], Any]:
-    """Loss with metrics of a validation batch, and the task's `outputs`, for a model or an array of models.
+def validation_values(task: Task, precision: Precision, model: nn.Module, batch: Any) -> tuple[dict[str, Any], Any]:
+    """Return loss and metrics of a validation batch, and the task's `outputs`, for a model or an array of models.
 
-    Args: See `loss_of`.
+    Args: See `task_loss`.
 
     Raises:
-        TaskError: The task's `metrics` returns no mapping of names to numbers, or one with the name of the loss.
+        TaskError: The task's `metrics` does not return a mapping of names to numbers, or returns the name of the loss.
     """
     with memoized(model), precision():
-        loss = loss_of(task, precision, model, batch)
+        loss = task_loss(task, precision, model, batch)
         metrics = call(task, "metrics", model, batch)
         outputs = call(task, "outputs", model, batch)
     _check_metrics("metrics", metrics)
     if "valid_loss" in metrics:
         raise TaskError("the task's `metrics` must not return 'valid_loss': that is its `loss`; choose another name")
-    return {"valid_loss": loss, **{name: _whole(value) for name, value in metrics.items()}}, outputs
+    return {"valid_loss": loss, **{name: _as_float64(value) for name, value in metrics.items()}}, outputs
 
 
-def _member(b: int, column: Tensor) -> Tensor:
-    """Member b's part of a tensor [B, ...], on the CPU."""
+def _member_slice(b: int, column: Tensor) -> Tensor:
+    """Return the part of member b of a tensor [B, ...], on the CPU."""
     return column[b].detach().cpu()
 
 
@@ -163,7 +164,7 @@ def _check_metrics(method: str, metrics: Any) -> None:
     """Check what `metrics` or `evaluate` of a task returned.
 
     Raises:
-        TaskError: It is no mapping of names to numbers.
+        TaskError: The value is not a mapping of names to numbers.
     """
     if not isinstance(metrics, Mapping):
         raise TaskError(
@@ -182,35 +183,37 @@ def _check_metrics(method: str, metrics: Any) -> None:
             raise TaskError(fault)
 
 
-def _whole(value: Any) -> Any:
-    """A Python number as float64, which keeps its digits; torch's default dtype would not."""
+def _as_float64(value: Any) -> Any:
+    """Convert a Python number to a float64 tensor, since torch's default dtype would lose digits; return tensors
+    unchanged."""
     return torch.tensor(float(value), dtype=torch.float64) if is_number(value) else value
 
 
-_Kept = list[tuple[Any, int]]
-"""Objects with the number of their in-place changes. They are kept alive, so that their identities stay unique."""
+_VersionedLeaves = list[tuple[Any, int]]
+"""Objects with their version counters of in-place changes. Holding the objects keeps their identities unique."""
 
 
 @contextmanager
 def memoized(model: nn.Module) -> Iterator[None]:
-    """Within, a model that is called again with the same input objects returns the same outputs, not computed anew.
+    """Cache the outputs of a model by its input objects within the context.
 
-    For evaluation without gradients. A result is not used again if inputs or outputs were changed in place since.
+    This is for evaluation without gradients. A cached result is not used if inputs or outputs were changed in place
+    since.
     """
     own = vars(model).get("forward")
     forward = model.forward
-    calls: list[tuple[_Kept, _Kept, Any]] = []
+    calls: list[tuple[_VersionedLeaves, _VersionedLeaves, Any]] = []
 
-    def once(*args: Any, **kwargs: Any) -> Any:
-        given = _kept((args, kwargs))
+    def cached_forward(*args: Any, **kwargs: Any) -> Any:
+        given = _versioned_leaves((args, kwargs))
         for inputs, outputs, result in calls:
-            if _same(inputs, given) and _same(outputs, _kept(result)):
+            if _unchanged(inputs, given) and _unchanged(outputs, _versioned_leaves(result)):
                 return result
         result = forward(*args, **kwargs)
-        calls.append((given, _kept(result), result))
+        calls.append((given, _versioned_leaves(result), result))
         return result
 
-    model.forward = once
+    model.forward = cached_forward
     try:
         yield
     finally:
@@ -220,14 +223,14 @@ def memoized(model: nn.Module) -> Iterator[None]:
             model.forward = own
 
 
-def _kept(tree: Any) -> _Kept:
-    return [(leaf, _changes(leaf)) for leaf in pytree.tree_leaves(tree)]
+def _versioned_leaves(tree: Any) -> _VersionedLeaves:
+    return [(leaf, _version_of(leaf)) for leaf in pytree.tree_leaves(tree)]
 
 
-def _changes(leaf: Any) -> int:
+def _version_of(leaf: Any) -> int:
     data = leaf.whole if isinstance(leaf, Stacked) else leaf
     return data._version if isinstance(data, Tensor) else 0
 
 
-def _same(before: _Kept, now: _Kept) -> bool:
+def _unchanged(before: _VersionedLeaves, now: _VersionedLeaves) -> bool:
     return len(before) == len(now) and all(a is b and m == n for (a, m), (b, n) in zip(before, now, strict=True))

@@ -1,4 +1,4 @@
-"""Measures the cost of a structure on a device by a few steps at several sizes (HyperSack's sampler)."""
+"""Measures the cost of a structure on a device with a few steps at several array sizes (HyperSack's sampler)."""
 
 import os
 import time
@@ -27,46 +27,46 @@ from shoal.task import Task
 from shoal.worker.fused_stepper import make_stepper
 from shoal.worker.step_plan import StepPlan
 from shoal.worker.stepper import MixedEpochsError, Stepper
-from shoal.worker.trial_runtime import TrialRuntime, build, optimizers_in, side_by_side, wait
+from shoal.worker.trial_runtime import TrialRuntime, build, optimizers_in, sort_by_optimizer, synchronize
 
-__all__ = ["UNNOTICED", "measure"]
+__all__ = ["FREE_SECONDS", "measure"]
 
-FEW = RaceRules(min_runs=3, max_runs=3)
-"""Rules for a size that is timed by itself."""
+SINGLE_RULES = RaceRules(min_runs=3, max_runs=3)
+"""Rules for timing a single size."""
 
-IN_TURNS = RaceRules(min_runs=9, max_runs=9, drop_ratio=inf)
-"""Rules for sizes that are timed in turns. All sizes take all steps, in bursts as in training: the first step after one
-of another size finds cold caches."""
+INTERLEAVED_RULES = RaceRules(min_runs=9, max_runs=9, drop_ratio=inf)
+"""Rules for timing several sizes in turns. All sizes take all steps, in bursts as in training, since the first step
+after one of another size finds cold caches."""
 
-ABREAST = replace(IN_TURNS, burst=1)
-"""Rules for lanes that keep abreast. There, no step follows another of its own lane: training finds the caches as the
-fetching of samples and other lanes' steps have left them."""
+LOCKSTEP_RULES = replace(INTERLEAVED_RULES, burst=1)
+"""Rules for data that lanes share in lockstep. In training, no step follows another one of its own lane, so each finds
+caches used by the fetching of samples and by other lanes."""
 
-BATCHES = 12
+BATCH_COUNT = 12
 """Batches for the steps, used in a cycle."""
 
 SIZES = (1, 4, 16)
-"""Numbers of members to time. If the array has fewer members, their number is the largest size."""
+"""Array sizes to time. If the array has fewer members, their number is the largest size."""
 
-DEAR = 30
-"""Price of measuring a size, for each of its members, in lone steps. It covers the steps of the size, steps at
-different epochs, and the races between step modes."""
+STEPS_PER_MEMBER = 30
+"""Cost of measuring a size, per member, in steps of a single member. It covers the steps of the size, steps at
+different epochs, and the choice of the step mode."""
 
-AFFORDABLE = {"cpu": 0.005}
-AFFORDABLE_ON_GPU = 0.25
-"""Share of an epoch of all waiting trials, one after another, that measuring sizes may take, by type of device. On a
-CPU members that train together are seldom twice as fast, on a GPU often many times. Sizes that are not measured here
-are tried in training (`shoal.cost.estimate.size_to_try`)."""
+MEASURING_SHARE = {"cpu": 0.005}
+GPU_MEASURING_SHARE = 0.25
+"""Time for measuring sizes, by device type, as a fraction of an epoch of all waiting trials one after another. On a CPU
+fused members are seldom twice as fast, on a GPU often many times. Sizes that are not measured here are tried in
+training (`shoal.cost.estimate.size_to_try`)."""
 
-UNNOTICED = 0.25
-"""Seconds of a job that measuring sizes may always take."""
+FREE_SECONDS = 0.25
+"""Seconds of a job that may always be used for measuring sizes."""
 
-MIXED = 4
-"""Number of steps with members at different epochs. The first does not count."""
+MIXED_EPOCH_STEPS = 4
+"""Number of timed steps with members at different epochs. The first one does not count."""
 
-SMALLER, LARGER = 8, 32
-"""One further size, if the budget allows: the larger one if the largest of `SIZES` was the fastest for each member,
-else the smaller one."""
+EXTRA_SMALL_SIZE, EXTRA_LARGE_SIZE = 8, 32
+"""One extra size, if the budget allows: the large one if the largest of `SIZES` was the fastest per member, else the
+small one."""
 
 
 def measure(
@@ -75,43 +75,43 @@ def measure(
     array: Array,
     device: torch.device,
     memory: int,
-    unnoticed: float = UNNOTICED,
-    say: Callable[[str], None] = lambda note: None,
+    free_seconds: float = FREE_SECONDS,
+    on_note: Callable[[str], None] = lambda note: None,
 ) -> Profile:
-    """Train members of an array for a few steps at each of `SIZES`, in turns, and keep nothing but the profile.
+    """Train members of an array for a few steps at each of `SIZES`, in turns, and return the profile.
 
-    Sizes whose measurement would cost a large part of what they could save are left out.
+    Sizes are left out if measuring them would cost a large part of the time that they could save.
 
     Args:
         task: Task of the study.
         sets: Data sets of the task, on `device`.
         array: Array to measure.
         device: Device to measure on.
-        memory: Bytes of the device. Sizes that would take more than half of it together are left out.
-        unnoticed: Seconds that measuring sizes may always take.
-        say: Function that gets the reason if the members cannot be one array.
+        memory: Bytes of the device. Sizes are left out if all sizes together would take more than half of it.
+        free_seconds: Seconds that may always be used for measuring sizes.
+        on_note: Function that is called with the reason if the members cannot be one array.
     """
     train, valid = sets.of(array.members[0].trial.config)
-    bench = _Bench(task, train, valid, array, device)
+    bench = _ArrayBenchmark(task, train, valid, array, device)
     first = next(bench.batches())
-    unfilled = train.unfilled + valid.unfilled  # before the base is measured: on a GPU it includes them
-    base = _memory(device)
-    timed = _time_sizes(bench, first, base, memory, unnoticed)
+    pending_bytes = train.pending_bytes + valid.pending_bytes  # first, since it allocates the samples on a GPU
+    base = _memory_used(device)
+    timed = _time_sizes(bench, first, base, memory, free_seconds)
     largest = max(timed.seconds)
     if timed.refusal:
         number = array.members[0].trial.number
-        say(f"trial {number}: its structure cannot be one array, and trains in plain PyTorch: {timed.refusal}")
-    fuse_seconds, mixing = {1: timed.built}, None
+        on_note(f"trial {number}: its structure cannot be one array, and trains in plain PyTorch: {timed.refusal}")
+    fuse_seconds, mixing = {1: timed.build_seconds}, None
     if largest > 1:
-        fuse_seconds[1] = bench.seconds_to_make()  # now that all is loaded
-        anew, mixing = bench.mixed(largest)
-        fuse_seconds[largest] = max(0.0, anew - timed.seconds[largest])
+        fuse_seconds[1] = bench.time_build()  # now that all code is loaded
+        restart_seconds, mixing = bench.time_mixed_epochs(largest)
+        fuse_seconds[largest] = max(0.0, restart_seconds - timed.seconds[largest])
     return Profile(
         step_seconds=timed.seconds,
         epoch_steps=bench.plan.epoch_steps,
         validation_steps=valid.steps(bench.plan.settings.eval_batch_size),
-        base_memory=base + unfilled,
-        member_memory=max((_memory(device) - base) // largest + timed.spare, 4 * timed.weights),
+        base_memory=base + pending_bytes,
+        member_memory=max((_memory_used(device) - base) // largest + timed.extra_state, 4 * timed.weights),
         compute=_utilisation(device, timed.cores),
         cores=timed.cores,
         fuse_seconds=fuse_seconds,
@@ -120,13 +120,13 @@ def measure(
         fetch_seconds=train.fetch_seconds / max(1, train.fetched) * bench.plan.samples(0, 0),
         sharing=train.sharing,
         sample=len(array.members),
-        pending=int(array.pending) if timed.too_dear else None,
+        pending=int(array.pending) if timed.too_expensive else None,
     )
 
 
 @dataclass(frozen=True)
-class _Bench:
-    """Makes steppers and batches for the members of an array.
+class _ArrayBenchmark:
+    """Builds steppers and batches for the members of an array.
 
     Args:
         task: Task of the study.
@@ -147,132 +147,134 @@ class _Bench:
         return StepPlan.of(self.task, self.array.members[0].trial.config, self.train, self.valid)
 
     def stepper(self, members: int, some: Sequence[Member] | None = None) -> Stepper:
-        """A stepper of `members` members, taken in a cycle from all or from `some`."""
+        """Return a stepper of `members` members, taken in a cycle from all members or from `some`."""
         runtimes: list[TrialRuntime] = []
         for member in islice(cycle(some or self.array.members), members):
             runtimes.append(build(self.task, member, self.device))
             share_frozen(runtimes[0].model, runtimes[-1].model)
-        return make_stepper(self.task, side_by_side(runtimes))
+        return make_stepper(self.task, sort_by_optimizer(runtimes))
 
     def batches(self, other: int = 0) -> Iterator[Any]:
-        """`BATCHES` batches of the first epoch, which starts again if it is too short.
+        """Return `BATCH_COUNT` batches of the first epoch, which is repeated if it is too short.
 
         Args:
-            other: Number of a further data seed. Its first epoch takes the place of a later one of the same data seed,
-                which may be far within an iterable data set.
+            other: Offset of the data seed. The first epoch of another data seed stands for a later epoch, which an
+                iterable data set may reach only after many samples.
         """
         seed = self.array.members[0].trial.data_seed + other
-        walks = (self.plan.walk(0, 0, seed) for _ in range(BATCHES))
-        return islice(chain.from_iterable(walks), BATCHES)
+        iterators = (self.plan.step_batches(0, 0, seed) for _ in range(BATCH_COUNT))
+        return islice(chain.from_iterable(iterators), BATCH_COUNT)
 
-    def seconds_to_make(self) -> float:
-        """Seconds to make one member ready to train."""
+    def time_build(self) -> float:
+        """Return the seconds to build one member."""
         began = time.perf_counter()
         self.stepper(1)
         return time.perf_counter() - began
 
-    def mixed(self, members: int) -> tuple[float, float | None]:
-        """Time an array whose code is loaded and tuned: its start, and steps with members at different epochs.
+    def time_mixed_epochs(self, members: int) -> tuple[float, float | None]:
+        """Time the start of an array whose code is loaded and tuned, and steps with members at different epochs.
 
         Returns:
-            Seconds to make the array and take its first step. Seconds of a step in which members have batches of
-            different epochs; None if they cannot be one array then.
+            Seconds to build the array and take its first step. Seconds of a step in which members have batches of
+            different epochs; None if they cannot be one array at different epochs.
         """
         both = zip(self.batches(), self.batches(other=1), strict=True)
-        pairs = list(islice(both, MIXED))  # few, since with many members they take long
+        pairs = list(islice(both, MIXED_EPOCH_STEPS))  # few, since with many members they take long
         began = time.perf_counter()
         stepper = self.stepper(members)
-        anew = time.perf_counter() - began + _timed(stepper, pairs[0][:1] * members, 0)
+        restart_seconds = time.perf_counter() - began + _step_seconds(stepper, pairs[0][:1] * members, 0)
         for b, runtime in enumerate(stepper.runtimes):
             runtime.epoch = b % 2
         try:
-            seconds = [_timed(stepper, [pair[b % 2] for b in range(members)], tick) for tick, pair in enumerate(pairs)]
+            seconds = [
+                _step_seconds(stepper, [pair[b % 2] for b in range(members)], tick) for tick, pair in enumerate(pairs)
+            ]
         except MixedEpochsError:
-            return anew, None
-        return anew, min(seconds[1:])
+            return restart_seconds, None
+        return restart_seconds, min(seconds[1:])
 
 
 @dataclass(frozen=True)
 class _StepTimes:
-    """Times and sizes of members, from steps at several sizes.
+    """Measurements of steps at several sizes.
 
     Args:
         seconds: Number of members -> seconds of the shortest step.
         gains: Number of members -> gain, see `Profile.fused_gain`.
-        built: Seconds to make the first member ready to train.
+        build_seconds: Seconds to build the first member.
         weights: Bytes of a member's parameters and buffers.
-        spare: Bytes that optimizers of other members may keep beyond those that were timed.
+        extra_state: Bytes by which the optimizer state of other members may exceed that of the timed members.
         cores: CPU seconds per second.
-        too_dear: Whether a size was left out for its price.
+        too_expensive: Whether a size was left out because of its cost.
         refusal: Why several members cannot be an array; "" if they can.
     """
 
     seconds: dict[int, float]
     gains: dict[int, float]
-    built: float
+    build_seconds: float
     weights: int
-    spare: int
+    extra_state: int
     cores: float
-    too_dear: bool
+    too_expensive: bool
     refusal: str
 
 
-def _time_sizes(bench: _Bench, first: Any, base: int, memory: int, unnoticed: float) -> _StepTimes:
-    """Time steps of a lone member, of several together, and of a lone one for each other class of optimizer.
+def _time_sizes(bench: _ArrayBenchmark, first: Any, base: int, memory: int, free_seconds: float) -> _StepTimes:
+    """Time steps of a single member, of several together, and of a single member for each other class of optimizer.
 
-    All steppers are freed at the end, so that the next ones have the memory.
+    All steppers are freed at the end, so that the next ones can use the memory.
 
     Args:
         bench: Array to time.
         first: A batch.
         base: Bytes in use on the device without members.
         memory: See `measure`.
-        unnoticed: See `measure`.
+        free_seconds: See `measure`.
     """
     began = time.perf_counter()
-    lone = _TimedSteps(bench.stepper(1), [first])
-    built = time.perf_counter() - began
-    lone.step()
-    weights = _bytes(lone.stepper)
-    member = max(_memory(bench.device) - base, 4 * weights)  # weights, gradients, two of optimizer state
+    single = _TimedSteps(bench.stepper(1), [first])
+    build_seconds = time.perf_counter() - began
+    single.step()
+    weights = _model_bytes(single.stepper)
+    member = max(_memory_used(bench.device) - base, 4 * weights)  # weights, gradients, two of optimizer state
     batches = list(bench.batches())
-    times = _times()
-    lone = _TimedSteps(lone.stepper, batches)
-    price = DEAR * choose_fastest({1: lone.step}, FEW).seconds[1]
-    work = price / DEAR * bench.plan.epoch_steps * bench.array.pending
-    seconds = max(unnoticed, AFFORDABLE.get(bench.device.type, AFFORDABLE_ON_GPU) * work)
+    times = _clock_times()
+    single = _TimedSteps(single.stepper, batches)
+    price = STEPS_PER_MEMBER * choose_fastest({1: single.step}, SINGLE_RULES).seconds[1]
+    work = price / STEPS_PER_MEMBER * bench.plan.epoch_steps * bench.array.pending
+    seconds = max(free_seconds, MEASURING_SHARE.get(bench.device.type, GPU_MEASURING_SHARE) * work)
     budget = _MeasuringBudget(price, member, seconds, memory / 2 - member)
-    runs, too_dear = {1: lone}, False
+    runs, too_expensive = {1: single}, False
     for members in sorted({min(size, len(bench.array.members)) for size in SIZES} - {1}):
         if budget.spend(members):
             runs[members] = _TimedSteps(bench.stepper(members), batches)
         else:
-            too_dear = too_dear or budget.too_dear(members)
+            too_expensive = too_expensive or budget.too_expensive(members)
     together = runs[max(runs)].stepper.runtimes
-    kind = type(lone.stepper.runtimes[0].optimizer)
-    others = _lone_others(bench, together, kind, budget, batches)
+    optimizer_class = type(single.stepper.runtimes[0].optimizer)
+    others = _single_members(bench, together, optimizer_class, budget, batches)
     steps = {each: run.step for each, run in (*runs.items(), *others.items())}
-    taken = choose_fastest(steps, ABREAST if bench.train.abreast else IN_TURNS).seconds
-    cpu, wall, delayed = (end - start for end, start in zip(_times(), times, strict=True))
+    taken = choose_fastest(steps, LOCKSTEP_RULES if bench.train.lockstep else INTERLEAVED_RULES).seconds
+    cpu, wall, delayed = (end - start for end, start in zip(_clock_times(), times, strict=True))
     if {4, 16} <= runs.keys():
-        further = LARGER if taken[16] / 16 < taken[4] / 4 else SMALLER
-        too_dear = budget.too_dear(further)
+        further = EXTRA_LARGE_SIZE if taken[16] / 16 < taken[4] / 4 else EXTRA_SMALL_SIZE
+        too_expensive = budget.too_expensive(further)
         if budget.spend(further):
             runs[further] = _TimedSteps(bench.stepper(further), batches)
-            taken[further] = choose_fastest({further: runs[further].step}, FEW).seconds[further]
+            taken[further] = choose_fastest({further: runs[further].step}, SINGLE_RULES).seconds[further]
     shares = Counter(type(runtime.optimizer) for runtime in together)
-    alone = {kind: taken[1], **{other: taken[other] for other in others}}
+    alone = {optimizer_class: taken[1], **{other: taken[other] for other in others}}
     shortest = {members: taken[members] for members in runs}
     shortest[1] = fmean(alone.values(), [shares[each] for each in alone])
     state = [_state_bytes(runtime) for runtime in together]
     return _StepTimes(
         seconds=shortest,
         gains={members: run.stepper.gain for members, run in runs.items() if run.stepper.gain is not None},
-        built=built,
+        build_seconds=build_seconds,
         weights=weights,
-        spare=max(2 * weights, *state) - int(fmean(state)),
+        extra_state=max(2 * weights, *state) - int(fmean(state)),
         cores=cpu / max(wall - delayed, cpu / torch.get_num_threads()),
-        too_dear=too_dear,
+        too_expensive=too_expensive,
         refusal=next((run.stepper.refusal for size, run in runs.items() if size > 1 and run.stepper.refusal), ""),
     )
 
@@ -282,10 +284,10 @@ class _MeasuringBudget:
     """Time and memory left for measuring.
 
     Args:
-        price: Seconds for each member of a size.
+        price: Seconds per member of a size.
         member: Bytes of a member.
-        seconds: Seconds left.
-        memory: Bytes left.
+        seconds: Remaining seconds.
+        memory: Remaining bytes.
     """
 
     price: float
@@ -293,13 +295,13 @@ class _MeasuringBudget:
     seconds: float
     memory: float
 
-    def too_dear(self, members: int) -> bool:
-        """Whether the time left is too short for a size of so many members."""
+    def too_expensive(self, members: int) -> bool:
+        """Return whether the remaining time is too short for a size of `members`."""
         return members * self.price > self.seconds
 
     def spend(self, members: int) -> bool:
-        """Pay for a size of so many members; returns whether time and memory suffice."""
-        if self.too_dear(members) or members * self.member >= self.memory:
+        """Subtract the cost of a size of `members` if time and memory suffice; return whether they do."""
+        if self.too_expensive(members) or members * self.member >= self.memory:
             return False
         self.seconds -= members * self.price
         self.memory -= members * self.member
@@ -321,43 +323,49 @@ class _TimedSteps:
     taken: int = 0
 
     def step(self) -> float:
-        """Take one step; returns its seconds."""
+        """Take one step; return its seconds."""
         batch, tick = self.batches[self.taken % len(self.batches)], self.taken
         self.taken += 1
-        return _timed(self.stepper, [batch] * len(self.stepper.runtimes), tick)
+        return _step_seconds(self.stepper, [batch] * len(self.stepper.runtimes), tick)
 
 
-def _lone_others(
-    bench: _Bench, together: Sequence[TrialRuntime], kind: type, budget: _MeasuringBudget, batches: Sequence[Any]
+def _single_members(
+    bench: _ArrayBenchmark,
+    together: Sequence[TrialRuntime],
+    optimizer_class: type,
+    budget: _MeasuringBudget,
+    batches: Sequence[Any],
 ) -> dict[type, _TimedSteps]:
-    """A lone member for each class of optimizer but one, so that a slow optimizer is no price of training together.
+    """Return a single member for each class of optimizer but one.
+
+    So a slow optimizer does not count as a cost of training members together.
 
     Args:
         bench: Array to time.
         together: Trials with all classes of optimizers.
-        kind: Class of optimizer to leave out.
-        budget: Budget that pays for the members.
+        optimizer_class: Class of optimizer to leave out.
+        budget: Budget from which the members are paid.
         batches: Batches for the steps.
     """
     others = {}
     for other, member in {type(runtime.optimizer): runtime.member for runtime in together}.items():
-        if other is not kind and budget.spend(1):
+        if other is not optimizer_class and budget.spend(1):
             others[other] = _TimedSteps(bench.stepper(1, [member]), batches)
     return others
 
 
-def _timed(stepper: Stepper, batches: Sequence[Any], tick: int) -> float:
-    """Seconds of one step, with a batch for each member."""
+def _step_seconds(stepper: Stepper, batches: Sequence[Any], tick: int) -> float:
+    """Return the seconds of one step with a batch for each member."""
     device = stepper.runtimes[0].device
-    wait(device)
+    synchronize(device)
     began = time.perf_counter()
     stepper.train_step(batches, [tick] * len(batches))
-    wait(device)
+    synchronize(device)
     return time.perf_counter() - began
 
 
-def _times() -> tuple[float, float, float]:
-    """CPU seconds, wall seconds, and seconds that this thread waited for a core (0 if not on Linux)."""
+def _clock_times() -> tuple[float, float, float]:
+    """Return CPU seconds, wall seconds, and the seconds that this thread has waited for a core (0 except on Linux)."""
     try:
         delayed = int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e9
     except OSError:
@@ -365,8 +373,8 @@ def _times() -> tuple[float, float, float]:
     return time.process_time(), time.perf_counter(), delayed
 
 
-def _memory(device: torch.device) -> int:
-    """Bytes of this process on the device: as of `own_memory`, or on a GPU torch's peak since the last call."""
+def _memory_used(device: torch.device) -> int:
+    """Return the bytes that this process uses: `own_memory`, or on a GPU torch's peak since the last call."""
     if device.type == "cuda":
         taken = int(torch.cuda.max_memory_reserved(device))
         torch.cuda.reset_peak_memory_stats(device)
@@ -374,22 +382,23 @@ def _memory(device: torch.device) -> int:
     return own_memory()
 
 
-def _bytes(stepper: Stepper) -> int:
-    """Bytes of the first model's parameters and buffers."""
+def _model_bytes(stepper: Stepper) -> int:
+    """Return the bytes of the first model's parameters and buffers."""
     model = stepper.runtimes[0].model
     return sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
 
 
 def _state_bytes(runtime: TrialRuntime) -> int:
-    """Bytes of the tensors in the state of a trial's optimizers."""
+    """Return the bytes of the tensors in the state of a trial's optimizers."""
     states = [dict(one.state) for one in optimizers_in(runtime.optimizer)]
     return sum(leaf.nbytes for leaf in pytree.tree_leaves(states) if isinstance(leaf, Tensor))
 
 
 def _utilisation(device: torch.device, cores: float) -> float:
-    """Fraction of the device in use. On a GPU it is NVML's share of time with any kernel, an upper bound.
+    """Return the fraction of the device in use.
 
-    NVML has no figure for MIG instances, which count as fully used.
+    On a GPU it is NVML's fraction of time with any kernel running, an upper bound. NVML has no value for MIG instances,
+    which count as fully used.
     """
     if device.type == "cuda" and os.environ.get("CUDA_VISIBLE_DEVICES", "").startswith("MIG-"):
         return 1.0

@@ -26,52 +26,53 @@ from shoal.data.datasets import DataSets
 from shoal.pickling import original_or_loaded, why_not_loaded
 from shoal.task import Task
 from shoal.worker.control import JobControl
-from shoal.worker.profile import UNNOTICED, measure
+from shoal.worker.profile import FREE_SECONDS, measure
 from shoal.worker.signature_builder import SignatureBuilder
 from shoal.worker.train import Trainer
 from shoal.worker.worker_state import TrialCache, WorkerState
 
-__all__ = ["postpone_compiler", "prepare", "run", "trained_again"]
+__all__ = ["postpone_compiler", "prepare", "retrain", "run"]
 
-_MARK = "__dynamo_disable"
-"""Attribute in which torch keeps a method that is wrapped by `torch._dynamo.disable`."""
+_DYNAMO_DISABLED = "__dynamo_disable"
+"""Attribute in which torch stores the wrapper of a method by `torch._dynamo.disable`."""
 
-_BREAKS = _use_grad_for_differentiable(lambda optimizer: None).__code__
-"""Code of the wrapper that torch's optimizers have around `step`, unless a hook of an earlier optimizer wraps that."""
+_GRAPH_BREAK_CODE = _use_grad_for_differentiable(lambda optimizer: None).__code__
+"""Code of torch's wrapper around `step` of its optimizers, unless the hook of an earlier optimizer has wrapped it
+again."""
 
 
 def run(job: Job, device: Device, worker_context: WorkerContext, control: JobControl) -> Iterator[Event]:
-    """Survey, profile or train, as the job's purpose says."""
+    """Find signatures, profile or train, depending on the job's purpose."""
     control.beat(settled=False)
     with during(Activity.START):
         worker_state, signature_builder = prepare(device, worker_context)
         if worker_state.device.type == "cuda" and job.purpose is not Purpose.SIGNATURE:
-            torch.cuda.synchronize(worker_state.device)  # makes the context, a client of MPS if there is one
+            torch.cuda.synchronize(worker_state.device)  # creates the CUDA context, which is an MPS client if MPS runs
     control.beat(settled=False)
     match job.purpose:
         case Purpose.SIGNATURE:
-            yield SignaturesFound(job.id, *signature_builder.survey([member.trial for member in job.members]))
+            yield SignaturesFound(job.id, *signature_builder.find_keys([member.trial for member in job.members]))
         case Purpose.PROFILE:
-            unnoticed = UNNOTICED / len(job.arrays)
+            free_seconds = FREE_SECONDS / len(job.arrays)
             for array in job.arrays:
                 if control.stopping():
                     return
                 control.beat(settled=False)
                 notes: list[str] = []
-                task, sets, where = worker_state.task, worker_state.sets, worker_state.device
-                profile = measure(task, sets, array, where, device.memory, unnoticed, notes.append)
+                task, sets, torch_device = worker_state.task, worker_state.sets, worker_state.device
+                profile = measure(task, sets, array, torch_device, device.memory, free_seconds, notes.append)
                 yield Profiled(job.id, array.key, profile, "".join(notes))
         case Purpose.TRAIN:
             yield from Trainer(job, worker_state, signature_builder, control, worker_context.checkpoint_seconds).run()
 
 
-def trained_again(task: bytes, trial: Trial, epochs: int, device: Device) -> list[Report]:
-    """Train one trial from its start, alone, in this process; its checkpoints go to a temporary directory.
+def retrain(task: bytes, trial: Trial, epochs: int, device: Device) -> list[Report]:
+    """Train one trial from its start, alone, in this process, with checkpoints in a temporary directory.
 
     Args:
         task: Task of the study, pickled by cloudpickle.
         trial: Trial without an origin.
-        epochs: Number of epochs. There are fewer reports if its loss is not finite before.
+        epochs: Number of epochs. There are fewer reports if the loss becomes infinite or NaN before.
         device: Device to train on.
 
     Returns:
@@ -88,24 +89,24 @@ def trained_again(task: bytes, trial: Trial, epochs: int, device: Device) -> lis
 
 def prepare(device: Device, worker_context: WorkerContext) -> tuple[WorkerState, SignatureBuilder]:
     """Prepare this process and the task for a device."""
-    place = _place(device)
+    torch_device = _torch_device(device)
     torch.set_num_threads(threads(device.cores))
-    if place.type == "cuda":
-        torch.cuda.set_device(place)
+    if torch_device.type == "cuda":
+        torch.cuda.set_device(torch_device)
     postpone_compiler()
-    return _prepared(worker_context.task, place, worker_context.directory)
+    return _cached_state(worker_context.task, torch_device, worker_context.directory)
 
 
-def _place(device: Device) -> torch.device:
-    """The device in this process: "cuda:0" if it sees only that one (see `shoal.backends.gpu_sharing`)."""
+def _torch_device(device: Device) -> torch.device:
+    """Return the device as torch names it here: "cuda:0" if no other is visible (see `shoal.backends.gpu_sharing`)."""
     if device.uuid and os.environ.get("CUDA_VISIBLE_DEVICES") == device.uuid:
         return torch.device("cuda:0")
     return torch.device(device.torch_name)
 
 
 @lru_cache(maxsize=1)
-def _prepared(pickled: bytes, device: torch.device, directory: Path) -> tuple[WorkerState, SignatureBuilder]:
-    """State for the jobs of the study in a directory; the next job of that study gets the same objects."""
+def _cached_state(pickled: bytes, device: torch.device, directory: Path) -> tuple[WorkerState, SignatureBuilder]:
+    """Return the worker state and signature builder of a study; its next job in this process gets the same ones."""
     try:
         task: Task = original_or_loaded(pickled)
     except (Exception, SystemExit) as error:
@@ -115,32 +116,39 @@ def _prepared(pickled: bytes, device: torch.device, directory: Path) -> tuple[Wo
 
 
 def postpone_compiler() -> None:
-    """Let optimizers work without an import of `torch._dynamo`, which takes as long as the import of torch.
+    """Patch optimizers so that they do not import `torch._dynamo`, which takes as long as the import of torch.
 
-    Torch imports it at the first call of an optimizer's method only to exclude the method from tracing, and in `step`
-    to break the graph. Both are needless until something else imports it; from then on torch's own methods run.
+    At the first call of an optimizer's method, torch imports `torch._dynamo` only to exclude the method from tracing
+    and to break the graph in `step`. Both are needed only once other code has imported it; from then on torch's own
+    methods run.
     """
     for method in vars(Optimizer).values():
-        if getattr(method, "__globals__", None) is vars(torch._compile) and not hasattr(method.__wrapped__, _MARK):
-            setattr(method.__wrapped__, _MARK, _undecorated(method))
-    for sort in vars(torch.optim).values():
-        if isinstance(sort, type) and issubclass(sort, Optimizer) and getattr(sort.step, "__code__", None) is _BREAKS:
-            sort.step = _unbroken(sort.step)  # type: ignore[method-assign]
+        if getattr(method, "__globals__", None) is vars(torch._compile) and not hasattr(
+            method.__wrapped__, _DYNAMO_DISABLED
+        ):
+            setattr(method.__wrapped__, _DYNAMO_DISABLED, _without_dynamo(method))
+    for optimizer_class in vars(torch.optim).values():
+        if (
+            isinstance(optimizer_class, type)
+            and issubclass(optimizer_class, Optimizer)
+            and getattr(optimizer_class.step, "__code__", None) is _GRAPH_BREAK_CODE
+        ):
+            optimizer_class.step = _without_graph_break(optimizer_class.step)  # type: ignore[method-assign]
 
 
-def _undecorated(method: Callable[..., Any]) -> Callable[..., Any]:
+def _without_dynamo(method: Callable[..., Any]) -> Callable[..., Any]:
     inner = method.__wrapped__  # type: ignore[attr-defined]
 
     def run(*args: Any, **kwargs: Any) -> Any:
         if "torch._dynamo" not in sys.modules:
             return inner(*args, **kwargs)
-        vars(inner).pop(_MARK, None)  # another thread may have done so
+        vars(inner).pop(_DYNAMO_DISABLED, None)  # another thread may have done so
         return method(*args, **kwargs)
 
     return run
 
 
-def _unbroken(step: Callable[..., Any]) -> Callable[..., Any]:
+def _without_graph_break(step: Callable[..., Any]) -> Callable[..., Any]:
     inner = step.__wrapped__  # type: ignore[attr-defined]
 
     @wraps(step)

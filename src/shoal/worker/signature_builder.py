@@ -1,4 +1,4 @@
-"""Finds the fusion key of a trial from the model, optimizer and data sets that its config makes."""
+"""Finds the fusion key of a trial from the model, optimizer and data sets of its config."""
 
 import copy
 import logging
@@ -22,7 +22,7 @@ from shoal.fuse.structure import family_digest, structure_digest
 from shoal.fuse.structure_serializer import digest
 from shoal.task import Task, call
 from shoal.worker.step_settings import StepSettings
-from shoal.worker.trial_runtime import check_optimizer, new_model, optimizers_in, ownership
+from shoal.worker.trial_runtime import check_model, check_optimizer, optimizers_in, parameter_warning
 
 __all__ = ["SignatureBuilder", "WithoutValues"]
 
@@ -32,32 +32,32 @@ _log = logging.getLogger("shoal.worker")
 class SignatureBuilder:
     """Finds the `FusionKey` of each trial.
 
-    Models are built on the meta device, without memory or arithmetic, once for all configs that agree in the values
-    that `model` reads. A model that needs real tensors is built on the CPU and dropped.
+    Models are built on the meta device, without memory or computation, once for all configs that agree in the values
+    that `model` reads. A model that needs real tensors is built on the CPU.
     """
 
     def __init__(self, task: Task, sets: DataSets) -> None:
         self._task = task
         self._sets = sets
-        self._known: list[tuple[dict[str, Any], nn.Module, str, str]] = []
-        self._note = ""  # of the first trial with unusual parameters
+        self._cache: list[tuple[dict[str, Any], nn.Module, str, str]] = []
+        self._note = ""  # about the first trial with unusual parameters
 
-    def survey(self, trials: Sequence[Trial], load: bool = True) -> tuple[dict[int, FusionKey], frozenset[int], str]:
+    def find_keys(self, trials: Sequence[Trial], load: bool = True) -> tuple[dict[int, FusionKey], frozenset[int], str]:
         """Find the keys of trials.
 
-        A trial whose methods raise or return wrong values gets a key of its own, and raises again when it trains.
+        A trial whose methods raise or return invalid values gets a unique key, and raises again when it trains.
 
         Args:
             trials: Trials to find keys for.
-            load: Whether data sets may be loaded. If not, trials with data sets that are not loaded get no key.
+            load: Whether to load data sets. If not, trials whose data sets are not loaded get no key.
 
         Returns:
             Trial number -> key. Numbers of the trials that raised. A note on unusual parameters, or "".
         """
         keys: dict[int, FusionKey] = {}
-        alone: set[int] = set()
+        raised: set[int] = set()
         for trial in trials:
-            if not load and not self._sets.knows(trial.config):
+            if not load and not self._sets.is_loaded(trial.config):
                 continue
             try:
                 keys[trial.number] = self.key(trial)
@@ -68,14 +68,14 @@ class SignatureBuilder:
                     traceback.format_exc(),
                 )
                 keys[trial.number] = FusionKey(f"trial {trial.number}", "", 1)
-                alone.add(trial.number)
-        return keys, frozenset(alone), self._note
+                raised.add(trial.number)
+        return keys, frozenset(raised), self._note
 
     def key(self, trial: Trial) -> FusionKey:
-        """The key of one trial.
+        """Return the key of one trial.
 
         Raises:
-            TaskError: A method of the task returns a wrong value.
+            TaskError: A method of the task returns an invalid value.
             Exception: Whatever the user's methods raise.
         """
         train, valid = self._sets.of(trial.config)
@@ -88,37 +88,37 @@ class SignatureBuilder:
             str(x) for x in map(kernel_group_of if type(self._task).step is Task.step else type, optimizers)
         ]
         return FusionKey(
-            digest((structure, *kernel_groups, *settings.of_structure)),
+            digest((structure, *kernel_groups, *settings.structure_settings)),
             digest(self._sets.key(trial.config)),
             settings.batch_size,
             trial.data_seed,
-            family=digest((family, *kernel_groups, *settings.of_structure)) if family else "",
+            family=digest((family, *kernel_groups, *settings.structure_settings)) if family else "",
         )
 
     def _model(self, trial: Trial) -> tuple[nn.Module, str, str]:
-        """The model of a trial, with digests of its structure and its family."""
-        for read, model, structure, family in self._known:
+        """Return the model of a trial, with digests of its structure and its family."""
+        for read, model, structure, family in self._cache:
             if all(trial.config.get(key) == value for key, value in read.items()):
                 return model, structure, family
         make = partial(call, self._task, "model")
         try:
             with torch.device("meta"), WithoutValues():
                 model, read = values_read(make, trial.config)
-        except Exception:  # it needs real tensors, or is wrong and raises again here
+        except Exception:  # the model needs real tensors, or `model` has an error and raises again here
             model, read = values_read(make, trial.config)
-        checked = new_model(model)
+        checked = check_model(model)
         found = _without_data(model), structure_digest(checked), family_digest(checked)
-        self._known.append((read, *found))
+        self._cache.append((read, *found))
         return found
 
     def _optimizer(self, model: nn.Module, trial: Trial) -> Any:
         try:
             optimizer = call(self._task, "optimizer", model, config=trial.config)
-        except Exception:  # as above
-            model = new_model(call(self._task, "model", config=trial.config))
+        except Exception:  # the optimizer needs real tensors, or `optimizer` has an error and raises again here
+            model = check_model(call(self._task, "model", config=trial.config))
             optimizer = call(self._task, "optimizer", model, config=trial.config)
         checked_ones = check_optimizer(self._task, optimizer)
-        if not self._note and (text := ownership(model, optimizers_in(checked_ones))):
+        if not self._note and (text := parameter_warning(model, optimizers_in(checked_ones))):
             self._note = f"trial {trial.number}: {text}"
         return checked_ones
 
@@ -152,7 +152,7 @@ class WithoutValues(TorchFunctionMode):
 
 
 def _without_data(model: nn.Module) -> nn.Module:
-    """The model if it is on the meta device; else a copy there, since the task may hold parts of the model."""
+    """Return the model if it is on the meta device; else a copy on it, since the task may hold parts of the model."""
     tensors = [each for each in (*model.parameters(), *model.buffers()) if not is_lazy(each)]
     if all(each.is_meta for each in tensors):
         return model

@@ -1,4 +1,4 @@
-"""Settings of training steps and validation that a task returns for one config, checked."""
+"""Settings of training steps and validation that a task returns for one config, with checks."""
 
 import sys
 from collections.abc import Callable
@@ -26,11 +26,11 @@ class StepSettings:
     Args:
         batch_size: Samples of a batch.
         eval_batch_size: Samples of a validation batch.
-        accumulate: Batches of a training step.
-        max_norm: Largest norm of the gradients, or None.
+        accumulate: Number of batches of a training step.
+        max_norm: Maximum norm of the gradients, or None.
         precision: "32", "bf16-mixed" or "16-mixed".
-        decay: Decay of the moving average of the weights, or None.
-        steps_per_epoch: Training steps of an epoch, or None for one pass over the training set.
+        ema_decay: Decay of the moving average of the weights, or None.
+        steps_per_epoch: Number of training steps of an epoch, or None for one pass over the training set.
     """
 
     batch_size: int
@@ -38,23 +38,23 @@ class StepSettings:
     accumulate: int = 1
     max_norm: float | None = None
     precision: str = "32"
-    decay: float | None = None
+    ema_decay: float | None = None
     steps_per_epoch: int | None = None
 
     @classmethod
     def of(cls, task: Task, config: Config, train: int | None = None, valid: int | None = None) -> "StepSettings":
-        """The settings of a config.
+        """Return the settings of a config.
 
         Args:
             task: Task of the study.
             config: Config of the trial.
-            train: Batch size of the training `DataLoader` that the task's `data` returned, if it did.
-            valid: The same of the validation set.
+            train: Batch size of the training `DataLoader` that the task's `data` returned, or None.
+            valid: Batch size of the validation `DataLoader`, or None.
 
         Raises:
-            TaskError: The task and a loader disagree about a batch size, or a method of the task returns a wrong
-                value. Or the task overrides `step`, in which accumulation, clipping and precision are its own, and one
-                of these methods returns something else than its default.
+            TaskError: The task and a loader disagree about a batch size, or a method of the task returns an invalid
+                value. Or the task overrides `step`, which does its own accumulation, clipping and autocasting, and one
+                of these methods does not return its default.
         """
         precision = call(task, "precision", config=config)
         if not isinstance(precision, str) or precision not in _DTYPES:
@@ -64,12 +64,12 @@ class StepSettings:
         size = batch_size(task, config, train)
         found = cls(
             batch_size=size,
-            eval_batch_size=_agreed(task, "eval_batch_size", config, valid, size),
-            accumulate=_count(task, "accumulate", config),
+            eval_batch_size=_resolve_batch_size(task, "eval_batch_size", config, valid, size),
+            accumulate=_positive_int(task, "accumulate", config),
             max_norm=_number(task, "clip_norm", config, "a number of at least 0", lambda value: value >= 0),
             precision=precision,
-            decay=_number(task, "ema", config, "a decay of at least 0 and below 1", lambda value: 0 <= value < 1),
-            steps_per_epoch=_optional_count(task, "steps_per_epoch", config),
+            ema_decay=_number(task, "ema", config, "a decay of at least 0 and below 1", lambda value: 0 <= value < 1),
+            steps_per_epoch=_optional_positive_int(task, "steps_per_epoch", config),
         )
         if type(task).step is not Task.step:
             asked = {"accumulate": found.accumulate != 1, "clip_norm": found.max_norm is not None}
@@ -82,8 +82,8 @@ class StepSettings:
         return found
 
     @property
-    def of_structure(self) -> tuple[object, ...]:
-        """The settings, beside the batch size, in which all members of an array agree; () if all are the defaults."""
+    def structure_settings(self) -> tuple[object, ...]:
+        """The settings, besides the batch size, in which all members of an array agree; () if all are the defaults."""
         found = (self.eval_batch_size, self.accumulate, self.precision, self.steps_per_epoch)
         return () if found == (self.batch_size, 1, "32", None) else found
 
@@ -93,35 +93,38 @@ class StepSettings:
         return _DTYPES[self.precision] is torch.float16
 
     def autocast(self, device: torch.device) -> AbstractContextManager[Any]:
-        """A context in which models run in this precision."""
+        """Return a context in which models run in this precision."""
         dtype = _DTYPES[self.precision]
         return nullcontext() if dtype is None else torch.autocast(device.type, dtype)
 
 
 def batch_size(task: Task, config: Config, loader: int | None = None) -> int:
-    """Samples per batch of a config.
+    """Return the number of samples per batch of a config.
 
     Args:
         task: Task of the study.
         config: Config of the trial.
-        loader: Batch size of the training `DataLoader` that the task's `data` returned, if it did.
+        loader: Batch size of the training `DataLoader` that the task's `data` returned, or None.
 
     Raises:
-        TaskError: The task's `batch_size` returns no positive integer, or another one than the loader has.
+        TaskError: The task's `batch_size` does not return a positive integer, or differs from the batch size of the
+            loader.
     """
     if loader is not None and "batch_size" in config and not _overrides(task, "batch_size"):
-        return _equal(_count(task, "batch_size", config), loader, 'the config\'s "batch_size" is', "batch_size")
-    return _agreed(task, "batch_size", config, loader)
+        return _check_equal(
+            _positive_int(task, "batch_size", config), loader, 'the config\'s "batch_size" is', "batch_size"
+        )
+    return _resolve_batch_size(task, "batch_size", config, loader)
 
 
-def _agreed(task: Task, method: str, config: Config, loader: int | None, default: int | None = None) -> int:
-    """The batch size of a loader, of the method if the task overrides it, or the default."""
+def _resolve_batch_size(task: Task, method: str, config: Config, loader: int | None, default: int | None = None) -> int:
+    """Return the batch size of the task's method if it is overridden, else of the loader, else the default."""
     if not _overrides(task, method):
-        return loader or default or _count(task, method, config)
-    return _equal(_count(task, method, config), loader, f"the task's `{method}` returns", method)
+        return loader or default or _positive_int(task, method, config)
+    return _check_equal(_positive_int(task, method, config), loader, f"the task's `{method}` returns", method)
 
 
-def _equal(size: int, loader: int | None, whose: str, method: str) -> int:
+def _check_equal(size: int, loader: int | None, whose: str, method: str) -> int:
     if loader is not None and loader != size:
         which = "training" if method == "batch_size" else "validation"
         raise TaskError(
@@ -136,7 +139,7 @@ def _overrides(task: Task, method: str) -> bool:
     return isinstance(task, Task) and getattr(type(task), method) is not getattr(Task, method)
 
 
-def _count(task: Task, method: str, config: Config) -> int:
+def _positive_int(task: Task, method: str, config: Config) -> int:
     returned: Any = call(task, method, config=config)
     size = 0
     if not isinstance(returned, bool) and getattr(returned, "dtype", None) != torch.bool:
@@ -150,8 +153,8 @@ def _count(task: Task, method: str, config: Config) -> int:
     return size
 
 
-def _optional_count(task: Task, method: str, config: Config) -> int | None:
-    return None if call(task, method, config=config) is None else _count(task, method, config)
+def _optional_positive_int(task: Task, method: str, config: Config) -> int | None:
+    return None if call(task, method, config=config) is None else _positive_int(task, method, config)
 
 
 def _number(task: Task, method: str, config: Config, kind: str, fits: Callable[[float], bool]) -> float | None:

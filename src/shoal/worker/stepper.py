@@ -1,4 +1,4 @@
-"""Steppers take training steps of several trials and validate them: the base class, and the one in plain PyTorch."""
+"""Steppers, which train and validate several trials: the base class, and the implementation in plain PyTorch."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
@@ -17,7 +17,7 @@ from shoal.fuse.micro_batches import micro_batches, total, weighted
 from shoal.fuse.optim.unfused_step import UnfusedStep
 from shoal.fuse.per_member import MemberRunner, member_batch
 from shoal.task import Task, call, size_of, takes_config
-from shoal.worker.metrics import ValidationMetrics, loss_of, measured
+from shoal.worker.metrics import ValidationMetrics, task_loss, validation_values
 from shoal.worker.trial_runtime import TrialRuntime, check_scalar
 
 __all__ = ["MixedEpochsError", "PlainStepper", "StepRefusedError", "Stepper"]
@@ -28,22 +28,22 @@ class MixedEpochsError(Exception):
 
     Args:
         reason: Reason in words.
-        spoilt: Whether a step with wrong results was taken before this was found; if not, nothing has changed.
+        corrupted: Whether a step with wrong results was taken before this was detected; if not, nothing has changed.
     """
 
-    def __init__(self, reason: object, spoilt: bool = False) -> None:
+    def __init__(self, reason: object, corrupted: bool = False) -> None:
         super().__init__(str(reason))
-        self.spoilt = spoilt
+        self.corrupted = corrupted
 
 
 class StepRefusedError(Exception):
-    """A step did something that this stepper does not support, and is left half done.
+    """A step did something that this stepper does not support, and is left incomplete.
 
-    The trials go back to their checkpoints, and train in plain PyTorch from there.
+    The trials restart from their checkpoints and train in plain PyTorch from there.
 
     Args:
         reason: Reason in words.
-        trial: Number of the trial, if the reason is that it cannot draw its own random numbers even alone; else None.
+        trial: Number of the trial, if it cannot draw its own random numbers even when it trains alone; else None.
     """
 
     def __init__(self, reason: str, trial: int | None = None) -> None:
@@ -52,28 +52,28 @@ class StepRefusedError(Exception):
 
 
 class Stepper(ABC):
-    """Trains trials at the same step of an epoch, batch by batch; their epochs may differ.
+    """Trains trials that are at the same step of an epoch, batch by batch; their epochs may differ.
 
     `ArrayTrainer` calls `train_step` for each step of an epoch, then `validate`, until the trials of the array change.
     """
 
     runtimes: list[TrialRuntime]
     refusal = ""
-    """Why trials of one structure cannot be an array; "" if they can, or if no step has shown it yet."""
+    """Reason why trials of one structure cannot be an array; "" if they can, or if no step has shown otherwise yet."""
 
     @property
-    def finding(self) -> Profile | None:
+    def new_profile(self) -> Profile | None:
         """The profile with new measurements of the structure; None if there are none."""
         return None
 
     @property
     def gain(self) -> float | None:
-        """How many times as fast fused steps were as plain ones; None if not both were timed."""
+        """Speed-up of fused steps over plain ones; None unless both were timed."""
         return None
 
     @property
     def settled(self) -> bool:
-        """Whether the search for the fastest kind of step is over."""
+        """Whether the fastest step mode was found."""
         return True
 
     @abstractmethod
@@ -82,21 +82,23 @@ class Stepper(ABC):
 
         Args:
             batches: Batch of each trial; trials that share a batch have the same object.
-            ticks: Steps of each trial so far, which determine its random numbers together with its seed.
+            ticks: Number of batches of each trial before this step, which determines its random numbers together with
+                its seed.
 
         Returns:
             The losses, shape [B].
 
         Raises:
-            MixedEpochsError: The trials are at different epochs, and cannot be one array.
+            MixedEpochsError: The trials are at different epochs and therefore cannot be one array.
             StepRefusedError: The stepper cannot train these trials.
         """
 
     @abstractmethod
     def validate(self, batches: Iterable[Any]) -> list[dict[str, float]]:
-        """Each trial's metrics and `valid_loss`, averaged over the samples.
+        """Return the metrics and `valid_loss` of each trial, averaged over the samples.
 
-        The random numbers of a trial are those of its seed and of ticks -1, -2, ...: the same at every epoch.
+        The random numbers of a trial follow from its seed and the ticks -1, -2, ..., so they are the same at every
+        epoch.
 
         Raises:
             StepRefusedError: The stepper cannot validate these trials.
@@ -108,26 +110,27 @@ class PlainStepper(Stepper):
 
     Args:
         task: Task of the study.
-        runtimes: Trials, of any structures.
-        unkeyed: Numbers of trials that draw from generators seeded with the trial's seed, since their models cannot
-            draw the numbers of an array (dropout under `torch.utils.checkpoint`).
-        watched: Whether the draws of each run are checked; else only those of the first few.
-        shared: Whether large frozen parameters stay in memory that other trials use. Requires that the trials did not
-            change them as an array.
+        runtimes: Trials of any structures.
+        global_rng: Numbers of trials that draw from the process-wide generators, seeded with the trial's seed, since
+            their models cannot draw the random numbers of an array (dropout under `torch.utils.checkpoint`).
+        check_draws: Whether the random draws of each run are checked; else only those of the first few.
+        keep_shared: Whether large frozen parameters stay in memory that other trials use. It requires that the trials
+            did not change them as an array.
     """
 
     def __init__(
         self,
         task: Task,
         runtimes: Sequence[TrialRuntime],
-        unkeyed: AbstractSet[int] = frozenset(),
-        watched: bool = False,
-        shared: bool = False,
+        global_rng: AbstractSet[int] = frozenset(),
+        check_draws: bool = False,
+        keep_shared: bool = False,
     ) -> None:
         self.runtimes = list(runtimes)
         self._task = task
         self._trials = [
-            _PlainTrial(task, runtime, runtime.trial.number not in unkeyed, watched, shared) for runtime in runtimes
+            _PlainTrial(task, runtime, runtime.trial.number not in global_rng, check_draws, keep_shared)
+            for runtime in runtimes
         ]
 
     def train_step(self, batches: Sequence[Any], ticks: Sequence[int]) -> Tensor:
@@ -145,49 +148,51 @@ class PlainStepper(Stepper):
             for number, batch in enumerate(batches, start=1):
                 trials = enumerate(self._trials)
                 found.add_each(
-                    [trial.measure(member_batch(batch, b, len(self._trials)), -number) for b, trial in trials],
+                    [trial.validate_batch(member_batch(batch, b, len(self._trials)), -number) for b, trial in trials],
                     size_of(batch),
                 )
         for runtime in self.runtimes:
             runtime.model.train()
-        return found.of_each()
+        return found.per_trial()
 
 
 class _PlainTrial:
-    """One trial of a `PlainStepper`; see there for the arguments."""
+    """One trial of a `PlainStepper`, which documents the arguments."""
 
-    def __init__(self, task: Task, runtime: TrialRuntime, keyed: bool, watched: bool, shared: bool) -> None:
+    def __init__(
+        self, task: Task, runtime: TrialRuntime, per_member_rng: bool, check_draws: bool, keep_shared: bool
+    ) -> None:
         self._task = task
         self._runtime = runtime
-        self._watched = watched
-        self._run = MemberRunner(runtime.trial.seed, runtime.device, watched) if keyed else None
-        self._own_step = type(task).step is not Task.step
-        self._config = runtime.trial.config if self._own_step and takes_config(task) else None
-        self._update = None if self._own_step else UnfusedStep(runtime.optimizer)
+        self._check_draws = check_draws
+        self._run = MemberRunner(runtime.trial.seed, runtime.device, check_draws) if per_member_rng else None
+        self._custom_step = type(task).step is not Task.step
+        self._config = runtime.trial.config if self._custom_step and takes_config(task) else None
+        self._update = None if self._custom_step else UnfusedStep(runtime.optimizer)
         unshare_small(runtime.model)
-        self._lent = [(each, each._version) for each in runtime.model.parameters() if is_shared(each)]
-        if not shared:
-            for parameter, _ in self._lent:
+        self._shared_frozen = [(each, each._version) for each in runtime.model.parameters() if is_shared(each)]
+        if not keep_shared:
+            for parameter, _ in self._shared_frozen:
                 unshare(parameter)
-            self._lent.clear()
+            self._shared_frozen.clear()
 
     def step(self, batch: Any, tick: int) -> Tensor:
-        """Take one training step; returns the loss, detached.
+        """Take one training step; return the loss, detached.
 
         Raises:
             StepRefusedError: See `Stepper.train_step`.
         """
         if self._update is None:
-            loss: Tensor = self._drawing(self._take_own_step, tick, batch)
-            self._check_lent()
+            loss: Tensor = self._call_seeded(self._call_custom_step, tick, batch)
+            self._check_shared_frozen()
             return loss.detach()
         self._update.zero_grad()
-        scale, taken = self._runtime.loss_scale, []
+        scale, losses = self._runtime.loss_scale, []
         for later, (part, weight) in enumerate(micro_batches(batch)):
-            loss = weighted(self._drawing(self._loss, tick + later, part, reseeded=not later), weight)
+            loss = weighted(self._call_seeded(self._loss, tick + later, part, reseeded=not later), weight)
             (loss if scale is None else scale.scaled(loss)).backward()  # type: ignore[no-untyped-call]
-            taken.append(loss.detach())
-        self._check_lent()
+            losses.append(loss.detach())
+        self._check_shared_frozen()
         if scale is not None:
             scale.unscale_(self._runtime.optimizer)
         if self._runtime.settings.max_norm is not None:
@@ -196,22 +201,22 @@ class _PlainTrial:
             self._update()
         if scale is not None:
             scale.update()
-            self._runtime.optimizer._opt_called = True  # schedulers count a step that is left out, without a warning
-        return total(taken)
+            self._runtime.optimizer._opt_called = True  # else schedulers warn after a skipped step
+        return total(losses)
 
-    def measure(self, batch: Any, tick: int) -> tuple[dict[str, Any], Any]:
-        """Loss with metrics, and outputs, of a validation batch.
+    def validate_batch(self, batch: Any, tick: int) -> tuple[dict[str, Any], Any]:
+        """Return loss and metrics, and the outputs, of a validation batch.
 
         Raises:
             StepRefusedError: See `Stepper.validate`.
         """
-        found: tuple[dict[str, Any], Any] = self._drawing(self._measured, tick, batch)
+        found: tuple[dict[str, Any], Any] = self._call_seeded(self._validation_values, tick, batch)
         return found
 
-    def _drawing(self, fn: Any, tick: int, batch: Any, reseeded: bool = True) -> Any:
+    def _call_seeded(self, fn: Any, tick: int, batch: Any, reseeded: bool = True) -> Any:
         """Call a function of the model and a batch with the random numbers of a tick.
 
-        `reseeded` says whether to seed the generators that no member owns; they go on within a step, as in an array.
+        With `reseeded`, the process-wide generators are seeded first. Within a step they continue, as in an array.
         """
         trial, model = self._runtime.trial, self._runtime.model
         if self._run is None:
@@ -222,24 +227,24 @@ class _PlainTrial:
         try:
             return self._run(fn, tick, model, batch)
         except FusionError as error:
-            raise StepRefusedError(str(error), trial.number if self._watched else None) from error
+            raise StepRefusedError(str(error), trial.number if self._check_draws else None) from error
 
     def _loss(self, model: nn.Module, batch: Any) -> Tensor:
-        return loss_of(self._task, self._runtime.autocast, model, batch)
+        return task_loss(self._task, self._runtime.autocast, model, batch)
 
-    def _measured(self, model: nn.Module, batch: Any) -> tuple[dict[str, Any], Any]:
-        return measured(self._task, self._runtime.autocast, model, batch)
+    def _validation_values(self, model: nn.Module, batch: Any) -> tuple[dict[str, Any], Any]:
+        return validation_values(self._task, self._runtime.autocast, model, batch)
 
-    def _take_own_step(self, model: nn.Module, batch: Any) -> Tensor:
+    def _call_custom_step(self, model: nn.Module, batch: Any) -> Tensor:
         loss: Tensor = call(self._task, "step", model, batch, self._runtime.optimizer, config=self._config)
         check_scalar("loss", loss)
         return loss
 
-    def _check_lent(self) -> None:
+    def _check_shared_frozen(self) -> None:
         """Check that frozen parameters in shared memory have not been written to or unfrozen.
 
         Raises:
-            StepRefusedError: They have been.
+        StepRefusedError: A parameter was written to or unfrozen.
         """
-        if any(each.requires_grad or each._version != version for each, version in self._lent):
+        if any(each.requires_grad or each._version != version for each, version in self._shared_frozen):
             raise StepRefusedError("a frozen parameter in shared memory is changed or unfrozen")

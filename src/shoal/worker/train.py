@@ -1,4 +1,4 @@
-"""Trains a job: its arrays take turns in one process, on one stream of data."""
+"""Trains a job: its arrays take turns in one process and share one data stream."""
 
 import logging
 import time
@@ -13,9 +13,9 @@ from shoal.core.job import Job, log_path
 from shoal.cost.activity_clock import during
 from shoal.worker.array_trainer import ArrayTrainer
 from shoal.worker.control import JobControl
-from shoal.worker.failures import outcome_of, recorded
-from shoal.worker.lane_scheduler import Failure, LaneScheduler
-from shoal.worker.memory import MemoryTracker, give_back
+from shoal.worker.failures import outcome_of, record_failure
+from shoal.worker.lane_scheduler import LaneFailure, LaneScheduler
+from shoal.worker.memory import MemoryTracker, release_cached_memory
 from shoal.worker.signature_builder import SignatureBuilder
 from shoal.worker.worker_state import WorkerState
 
@@ -27,15 +27,15 @@ _log = logging.getLogger("shoal.worker")
 class Trainer:
     """Trains the arrays of a job, each a lane that takes turns with the others.
 
-    Requests are carried out between two steps: trials leave, join, or get a signature. A lane that raises is dropped,
-    and the others go on. If the last lane raises, the job fails.
+    Requests are handled between two steps: trials leave, join, or get a signature. A lane that raises is dropped, and
+    the others continue. If the last lane raises, the job fails.
 
     Args:
         job: Job to train.
         worker_state: State of this process.
         signature_builder: Signature builder of the task, for requests.
         control: Requests to the job, polled after every step. On a request to stop, all trials are saved.
-        checkpoint_seconds: Longest wall time between two checkpoints.
+        checkpoint_seconds: Maximum wall time between two checkpoints.
     """
 
     def __init__(
@@ -54,27 +54,27 @@ class Trainer:
         self._saved = time.monotonic()
         self._lanes: list[ArrayTrainer] = []
         self._lanes += [self._lane(array) for array in job.arrays]
-        self._peak = MemoryTracker(job.id, worker_state.device)
-        self._turns = LaneScheduler(worker_state.device)
-        self._paced: PackSpeedMeasured | None = None
-        self._held = len(self._lanes)
+        self._memory_tracker = MemoryTracker(job.id, worker_state.device)
+        self._scheduler = LaneScheduler(worker_state.device)
+        self._last_speed: PackSpeedMeasured | None = None
+        self._lane_count = len(self._lanes)
 
     def run(self) -> Iterator[Event]:
-        """Train; yields the reports of the trials, with one event for trials that end an epoch together.
+        """Train; yield the reports of the trials, with one event for trials that end an epoch together.
 
-        A trial that reaches its target is saved before it is reported as PAUSED. If the job runs out of memory, the
-        memory that it held is reported first.
+        A trial that reaches its target is saved before it is reported as PAUSED. If the job runs out of memory, its
+        memory is reported before the exception is raised.
         """
         try:
             yield from self._train()
         except Exception as error:
             if outcome_of(error) is Outcome.OUT_OF_MEMORY:
-                yield from self._memory()
+                yield from self._memory_events()
             raise
 
     def _train(self) -> Iterator[Event]:
         while True:
-            yield from self._carry_out()
+            yield from self._handle_requests()
             self._lanes = [lane for lane in self._lanes if not lane.done]
             if not self._lanes:
                 self._free_memory()
@@ -88,11 +88,11 @@ class Trainer:
                 yield from found
             yield from self._events()
             while failures:
-                yield self._drop(failures.pop())
+                yield self._drop_lane(failures.pop())
             self._free_memory()
             if time.monotonic() - self._saved >= self._checkpoint_seconds:
                 self._save()
-            yield from self._linger()
+            yield from self._wait_for_joins()
 
     def _suspend(self) -> Iterator[Event]:
         """Save and cache all trials, and free the device."""
@@ -100,26 +100,26 @@ class Trainer:
             lane.suspend()
         yield from self._events()
         self._lanes.clear()
-        give_back(self._worker_state.device)
+        release_cached_memory(self._worker_state.device)
 
-    def _prepare(self) -> list[Failure]:
-        """Bring all lanes to their next steps; returns the lanes that raised."""
+    def _prepare(self) -> list[LaneFailure]:
+        """Bring all lanes to their next steps; return the lanes that raised."""
         failures = []
         for lane in self._lanes:
             try:
                 lane.prepare()
-            except (Exception, SystemExit) as error:  # not hidden: the lane is dropped for it, or the job ends
-                failures.append(Failure(lane, error))
+            except (Exception, SystemExit) as error:  # the caller drops the lane, or ends the job
+                failures.append(LaneFailure(lane, error))
         return failures
 
     def _interrupted(self) -> bool:
-        """Whether a request, an event or a checkpoint is due between two steps."""
+        """Return whether a request, an event or a checkpoint is due between two steps."""
         if self._control.stopping() or self._control.wait(0) or any(lane.events for lane in self._lanes):
             return True
         return time.monotonic() - self._saved >= self._checkpoint_seconds
 
-    def _carry_out(self) -> Iterator[Event]:
-        """Carry out requests: trials leave, join, or get a signature."""
+    def _handle_requests(self) -> Iterator[Event]:
+        """Handle requests: trials leave, join, or get a signature."""
         for change in self._control.changes():
             if gone := frozenset[int]().union(*(lane.leave(change.leave) for lane in self._lanes)):
                 yield MembersLeft(self._job.id, gone)
@@ -128,11 +128,11 @@ class Trainer:
             if change.find_signatures:
                 self._control.beat(settled=False)
                 with during(Activity.SURVEY):
-                    found = self._signature_builder.survey(change.find_signatures, load=False)
+                    found = self._signature_builder.find_keys(change.find_signatures, load=False)
                 yield SignaturesFound(self._job.id, *found)
 
     def _join(self, array: Array) -> None:
-        """Add members to the lane of their key, or make a new lane."""
+        """Add members to the lane of their key, or add a new lane."""
         for lane in self._lanes:
             if lane.key == array.key and not array.separate:
                 lane.join(array.members)
@@ -140,68 +140,69 @@ class Trainer:
         self._lanes.append(self._lane(array))
 
     def _lane(self, array: Array) -> ArrayTrainer:
-        return ArrayTrainer(self._job.id, array, self._worker_state, self._lenders, self._beat)
+        return ArrayTrainer(self._job.id, array, self._worker_state, self._frozen_sources, self._heartbeat)
 
-    def _beat(self) -> None:
-        """Send a heartbeat. While lanes only take steps, a step takes about as long as the one before."""
-        self._control.beat(all(lane.stepping for lane in self._lanes))
+    def _heartbeat(self) -> None:
+        """Send a heartbeat. It says whether lanes only take steps, so that the next step is expected to take as long as
+        the last."""
+        self._control.beat(all(lane.steady for lane in self._lanes))
 
-    def _lenders(self) -> list[nn.Module]:
-        """One model of each array."""
+    def _frozen_sources(self) -> list[nn.Module]:
+        """Return one model of each array."""
         return [model for lane in self._lanes for model in lane.models[:1]]
 
-    def _memory(self) -> Iterator[Event]:
-        """Yields the memory of the job, if it has grown."""
-        self._peak.look((lane.key, len(lane.models)) for lane in self._lanes)
-        if (news := self._peak.news()) is not None:
+    def _memory_events(self) -> Iterator[Event]:
+        """Yield the peak memory of the job, if it has grown."""
+        self._memory_tracker.sample((lane.key, len(lane.models)) for lane in self._lanes)
+        if (news := self._memory_tracker.new_peak()) is not None:
             yield news
 
     def _events(self) -> Iterator[Event]:
-        """Yields the events of all lanes."""
+        """Yield the events of all lanes."""
         if any(lane.events for lane in self._lanes):
-            yield from self._memory()
+            yield from self._memory_events()
         for lane in self._lanes:
             while lane.events:
                 yield lane.events.pop(0)
             while lane.failures:
                 yield self._array_failed(*lane.failures.pop(0))
 
-    def _round(self) -> tuple[list[Failure], list[Event]]:
+    def _round(self) -> tuple[list[LaneFailure], list[Event]]:
         """Let lanes take turns for one round.
 
         Returns:
-            The lanes that raised. The measured speed of the pack, if it has changed.
+        The lanes that raised. The measured speed of the pack, if it has changed.
         """
         lanes = [lane for lane in self._lanes if lane.ready]
-        failures = self._turns.round(lanes, self._interrupted)
-        way, seconds = self._turns.way, self._turns.seconds
-        if way is None or "turns" not in seconds:
+        failures = self._scheduler.round(lanes, self._interrupted)
+        schedule, seconds = self._scheduler.schedule, self._scheduler.seconds
+        if schedule is None or "turns" not in seconds:
             return failures, []
-        found = PackSpeedMeasured(self._job.id, tuple(lane.key for lane in lanes), seconds[way] / seconds["turns"])
-        news = found != self._paced
-        self._paced = found
+        found = PackSpeedMeasured(self._job.id, tuple(lane.key for lane in lanes), seconds[schedule] / seconds["turns"])
+        news = found != self._last_speed
+        self._last_speed = found
         return failures, [found] if news else []
 
-    def _linger(self) -> Iterator[Event]:
-        """If trials have just left the only lane, wait a moment for others that join."""
+    def _wait_for_joins(self) -> Iterator[Event]:
+        """If trials have just left the only lane, wait a short time for others to join."""
         if len(self._lanes) != 1:
             return
         (lane,) = self._lanes
-        deadline = time.monotonic() + lane.linger
+        deadline = time.monotonic() + lane.join_wait
         while time.monotonic() < deadline and not self._control.stopping():
             with during(Activity.ENGINE):
                 requested = self._control.wait(deadline - time.monotonic())
             if requested:
                 before = lane.trials
-                yield from self._carry_out()
+                yield from self._handle_requests()
                 if lane.trials - before:
                     return
 
-    def _drop(self, failure: Failure) -> Event:
+    def _drop_lane(self, failure: LaneFailure) -> Event:
         """Drop a lane that raised.
 
         Raises:
-            Exception: The exception of the lane, if it was the last lane or the disk is full.
+            Exception: The exception of the lane, if it was the last lane or if the disk is full.
         """
         (failed,) = [mine for mine in self._lanes if mine is failure.lane]
         error = failure.error
@@ -213,15 +214,15 @@ class Trainer:
     def _array_failed(self, trials: frozenset[int], error: Exception | SystemExit) -> Event:
         if outcome_of(error) is Outcome.STORAGE_FULL:
             raise error
-        outcome, message = recorded(error, log_path(self._worker_state.directory, self._job.id))
+        outcome, message = record_failure(error, log_path(self._worker_state.directory, self._job.id))
         _log.warning("trials %s leave the job after an error: %s", sorted(trials), message)
         return ArrayFailed(self._job.id, trials, outcome, message)
 
     def _free_memory(self) -> None:
         """Free the device memory of lanes that have ended."""
-        before, self._held = self._held, len(self._lanes)
-        if self._held < before:
-            give_back(self._worker_state.device)
+        before, self._lane_count = self._lane_count, len(self._lanes)
+        if self._lane_count < before:
+            release_cached_memory(self._worker_state.device)
 
     def _save(self) -> None:
         for lane in self._lanes:

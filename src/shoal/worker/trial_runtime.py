@@ -22,33 +22,33 @@ from shoal.fuse.generators import seed_all
 from shoal.fuse.loss_scale import LossScale
 from shoal.pickling import original_or_loaded, why_not_loaded
 from shoal.task import Task, call, check_interval
-from shoal.worker.checkpoint import Checkpoint, load_newest, save, unfit
+from shoal.worker.checkpoint import Checkpoint, load_newest, mismatch_message, save
 from shoal.worker.failures import user_traceback
 from shoal.worker.step_settings import StepSettings
 
 __all__ = [
     "TrialRuntime",
     "build",
+    "check_model",
     "check_optimizer",
     "check_scalar",
-    "new_model",
     "optimizers_in",
-    "ownership",
-    "side_by_side",
+    "parameter_warning",
+    "sort_by_optimizer",
+    "synchronize",
     "trained_model",
-    "wait",
 ]
 
-_SHOWN = 5
-"""Number of parameters that a message names."""
+_MAX_NAMES = 5
+"""Maximum number of parameters that a message names."""
 
 _returned: WeakValueDictionary[int, Tensor] = WeakValueDictionary()
-"""Id -> tensor that training changes, of all live models that tasks have returned in this process."""
+"""Id -> tensor, for all tensors that training changes of live models which tasks have returned in this process."""
 
 
 @dataclass(eq=False)
 class TrialRuntime:
-    """A trial in training.
+    """State of a trial in training.
 
     Args:
         member: Trial, and the epoch at which it stops.
@@ -57,13 +57,13 @@ class TrialRuntime:
         scheduler: LR scheduler of the task, several as for the optimizer, or None.
         device: Device of the model.
         settings: Settings of its training steps.
-        by_step: Whether schedulers step after each training step, not after each epoch.
+        by_step: Whether schedulers step after each training step instead of after each epoch.
         epoch: Epochs finished.
         step: Steps done of the next epoch.
         reports: Reports of all epochs so far.
-        failure: Reason why the trial fails at the end of its epoch; "" if it does not.
+        failure: Reason for which the trial fails at the end of its epoch, or "".
         saved: Epoch and step of the newest checkpoint.
-        average: Moving averages of the trained parameters by name; empty before the first step, or if there are none.
+        average: Moving averages of the trained parameters by name; empty before the first step, or without `Task.ema`.
         loss_scale: Loss scale, or None if the precision needs none.
     """
 
@@ -89,17 +89,17 @@ class TrialRuntime:
 
     @property
     def autocast(self) -> Callable[[], AbstractContextManager[Any]]:
-        """Makes a context in which the model runs in the precision of the trial."""
+        """Function that returns a context in which the model runs in the precision of the trial."""
         return partial(self.settings.autocast, self.device)
 
     def end_step(self) -> None:
-        """Count a training step; step the LR scheduler if it steps after each."""
+        """Count a training step, and step an LR scheduler that steps after each training step."""
         self.step += 1
         if self.by_step:
             self._step_schedulers({})
 
     def end_epoch(self, metrics: dict[str, float], seconds: float) -> Report:
-        """Count an epoch and add its report; step the LR scheduler if it steps after each epoch."""
+        """Count an epoch, step an LR scheduler that steps after each epoch, and add and return the report."""
         self.epoch, self.step, self.failure = self.epoch + 1, 0, ""
         self._end_epoch_of_schedulers(metrics)
         self.reports.append(Report(self.trial.number, self.epoch, metrics, seconds))
@@ -111,7 +111,7 @@ class TrialRuntime:
                 self._step_schedulers({})
 
     def _end_epoch_of_schedulers(self, metrics: Mapping[str, float]) -> None:
-        """Step schedulers per epoch; one that steps after each step may have an `end_epoch(metrics)` besides."""
+        """Step schedulers that step after each epoch; call `end_epoch(metrics)` of others that have such a method."""
         if not self.by_step:
             self._step_schedulers(metrics)
             return
@@ -127,7 +127,7 @@ class TrialRuntime:
                 scheduler.step()
 
     def save(self, directory: Path) -> None:
-        """Write a checkpoint, if the trial has trained since the last one."""
+        """Write a checkpoint if the trial has trained since the last one."""
         if self.saved == (self.epoch, self.step):
             return
         state = Checkpoint(
@@ -145,10 +145,10 @@ class TrialRuntime:
         self.saved = (self.epoch, self.step)
 
     def restore(self, directory: Path, epoch_steps: int) -> None:
-        """Go on from the newest checkpoint, if there is one.
+        """Restore the newest checkpoint, if there is one.
 
-        A checkpoint of another trial gives weights and optimizer state. Settings stay those of this trial, and its LR
-        scheduler takes the steps that it would have taken by now.
+        From a checkpoint of another trial, weights and optimizer state are restored. Optimizer settings stay those of
+        this trial, and its LR scheduler takes as many steps as it would have taken until this epoch.
 
         Args:
             directory: Directory of the study.
@@ -166,23 +166,23 @@ class TrialRuntime:
         try:
             self.model.load_state_dict(state.model)
         except RuntimeError as error:
-            if own and not _fits(self.model.state_dict(), state.model):
-                raise UnusableTaskError(unfit("model", state, error)) from error
+            if own and not _same_shapes(self.model.state_dict(), state.model):
+                raise UnusableTaskError(mismatch_message("model", state, error)) from error
             raise
         if own:
             try:
                 _load_state(self.optimizer, state.optimizer)
             except ValueError as error:  # parameter groups differ
-                raise UnusableTaskError(unfit("optimizer", state, error)) from error
+                raise UnusableTaskError(mismatch_message("optimizer", state, error)) from error
             if state.scheduler is not None:
                 _load_state(self.scheduler, state.scheduler)
         else:
-            _load_state(self.optimizer, _with_settings(state.optimizer, _state(self.optimizer)))
+            _load_state(self.optimizer, _with_param_groups(state.optimizer, _state(self.optimizer)))
             for report in state.reports:
                 self._replay_steps(epoch_steps)
                 self._end_epoch_of_schedulers(report.metrics)
             self._replay_steps(state.step)
-        if self.settings.decay is not None:  # else another trial's, or those of an earlier version of the task
+        if self.settings.ema_decay is not None:  # else the averages are of another trial or an older task
             self.average = {name: average.to(self.device) for name, average in state.average.items()}
         if self.loss_scale is not None and state.scaler is not None:
             self.loss_scale.load_state_dict(state.scaler)
@@ -191,16 +191,16 @@ class TrialRuntime:
 
 
 def build(task: Task, member: Member, device: torch.device) -> TrialRuntime:
-    """Build a trial at its start: seed all generators with its seed, then call the task's methods.
+    """Build a trial at its start: seed all generators with its seed, and call the task's methods.
 
     Raises:
-        TaskError: A method of the task returns a wrong value.
+        TaskError: A method of the task returns an invalid value.
     """
     check_interval(task)
     config = member.trial.config
     settings = StepSettings.of(task, config)
     seed_all(member.trial.seed, device)
-    model = new_model(call(task, "model", config=config)).to(device).train()
+    model = check_model(call(task, "model", config=config)).to(device).train()
     optimizer = check_optimizer(task, call(task, "optimizer", model, config=config))
     scheduler = call(task, "scheduler", optimizer, config=config)
     by_step = task.scheduler_interval == "step"
@@ -214,16 +214,16 @@ def build(task: Task, member: Member, device: torch.device) -> TrialRuntime:
             )
     scale = None
     if settings.scales_loss:
-        _check_wide(model)
+        _check_not_float16(model)
         scale = LossScale()
     return TrialRuntime(member, model, optimizer, scheduler, device, settings, by_step, loss_scale=scale)
 
 
-def _check_wide(model: nn.Module) -> None:
-    """Check that no parameter in training is float16, in which the gradients of scaled losses overflow.
+def _check_not_float16(model: nn.Module) -> None:
+    """Check that no trained parameter is float16, in which the gradients of scaled losses overflow.
 
     Raises:
-        TaskError: One is.
+    TaskError: A trained parameter is float16.
     """
     for path, each in model.named_parameters():
         if each.requires_grad and each.dtype == torch.float16:
@@ -234,9 +234,9 @@ def _check_wide(model: nn.Module) -> None:
 
 
 def trained_model(task: bytes, trial: Trial, directory: Path) -> nn.Module:
-    """The trained model of a trial, from its newest checkpoint, on the CPU and in evaluation mode.
+    """Return the trained model of a trial, from its newest checkpoint, on the CPU and in evaluation mode.
 
-    Averaged parameters (`Task.ema`) take the place of the trained ones.
+    Averaged parameters (`Task.ema`) replace the trained ones.
 
     Args:
         task: Task of the study, pickled by cloudpickle.
@@ -256,25 +256,25 @@ def trained_model(task: bytes, trial: Trial, directory: Path) -> nn.Module:
         message = f"the task of the study in {directory} cannot be loaded: {why_not_loaded(error)}"
         raise UnusableTaskError(f"{message}\n\n{user_traceback(error)}") from error
     with torch.random.fork_rng(devices=[]):
-        model = new_model(call(owner, "model", config=trial.config))
+        model = check_model(call(owner, "model", config=trial.config))
     try:
         model.load_state_dict(checkpoint.model)
     except RuntimeError as error:
-        raise UnusableTaskError(unfit("model", checkpoint, error)) from error
+        raise UnusableTaskError(mismatch_message("model", checkpoint, error)) from error
     with torch.no_grad():
-        for name, average in checkpoint.average.items():  # of a tied parameter, only one of its names
+        for name, average in checkpoint.average.items():  # a tied parameter is listed by one of its names
             model.get_parameter(name).copy_(average)
     return model.eval()
 
 
-def new_model(returned: Any) -> nn.Module:
+def check_model(returned: Any) -> nn.Module:
     """Check the model that the task's `model` returned, and return it.
 
-    Trials may share frozen parameters, as of a backbone that the task holds.
+    Trials may share frozen parameters, such as those of a backbone that the task holds.
 
     Raises:
-        TaskError: The value is no module, or shares trainable parameters or running statistics with a module that was
-            returned before.
+        TaskError: The value is not a module, or shares trainable parameters or running statistics with a module that
+            was returned before.
     """
     model: nn.Module = _checked("model", returned, nn.Module)
     changing = {
@@ -296,10 +296,10 @@ def new_model(returned: Any) -> nn.Module:
 
 
 def check_optimizer(task: Task, optimizer: Any) -> Any:
-    """Check the optimizer, or several, that the task's `optimizer` returned, and return the value.
+    """Check the optimizer or optimizers that the task's `optimizer` returned, and return the value.
 
     Raises:
-        TaskError: The value is no optimizer, or there are several and the task does not override `step`.
+        TaskError: The value is not an optimizer, or there are several and the task does not override `step`.
     """
     if isinstance(optimizer, (list, tuple, dict)) and optimizer:
         if type(task).step is Task.step:
@@ -311,14 +311,13 @@ def check_optimizer(task: Task, optimizer: Any) -> Any:
 
 
 def optimizers_in(optimizer: Any) -> list[Optimizer]:
-    """All optimizers of a trial, in the order of their nesting."""
+    """Return all optimizers of a trial, in the order of their nesting."""
     return pytree.tree_leaves(optimizer)
 
 
-def ownership(model: nn.Module, optimizers: Iterable[Optimizer]) -> str:
-    """A note on parameters that optimizers train but the model lacks, or that the model has unfrozen and no optimizer
-    trains; "" if there are none.
-    """
+def parameter_warning(model: nn.Module, optimizers: Iterable[Optimizer]) -> str:
+    """Return a warning about parameters that optimizers train but the model lacks, and about unfrozen parameters of the
+    model that no optimizer trains; "" if there are none."""
     trained = {id(each): each for one in optimizers for group in one.param_groups for each in group["params"]}
     own = dict(model.named_parameters())
     known = set(map(id, own.values()))
@@ -327,32 +326,31 @@ def ownership(model: nn.Module, optimizers: Iterable[Optimizer]) -> str:
     said = []
     if foreign:
         said.append(
-            f"the task's `optimizer` trains parameters that are not the model's ({_some(foreign)}), which no "
+            f"the task's `optimizer` trains parameters that are not the model's ({_list_names(foreign)}), which no "
             "checkpoint holds; make them parameters of the model"
         )
     if left_out:
         said.append(
-            f"the task's `optimizer` leaves out parameters of the model ({_some(left_out)}), which keep their initial "
-            "values; give them to an optimizer, or freeze them by requires_grad_(False) if that is meant"
+            f"the task's `optimizer` leaves out parameters of the model ({_list_names(left_out)}), which keep their "
+            "initial values; give them to an optimizer, or freeze them by requires_grad_(False) if that is meant"
         )
     return "; ".join(said)
 
 
-def _some(names: Sequence[str]) -> str:
-    """The first names, and the number of the others."""
-    more = [f"{len(names) - _SHOWN} more"] if len(names) > _SHOWN else []
-    return ", ".join([*names[:_SHOWN], *more])
+def _list_names(names: Sequence[str]) -> str:
+    """List the first names, and the number of the others."""
+    more = [f"{len(names) - _MAX_NAMES} more"] if len(names) > _MAX_NAMES else []
+    return ", ".join([*names[:_MAX_NAMES], *more])
 
 
-def side_by_side(runtimes: Iterable[TrialRuntime]) -> list[TrialRuntime]:
-    """Trials in the order of their array: those with one class of optimizer side by side, so that one call updates
-    their parameters.
-    """
+def sort_by_optimizer(runtimes: Iterable[TrialRuntime]) -> list[TrialRuntime]:
+    """Sort trials for an array: trials with the same class of optimizer are neighbours, so that one call updates their
+    parameters."""
     return sorted(runtimes, key=lambda runtime: [str(type(one)) for one in optimizers_in(runtime.optimizer)])
 
 
-def wait(device: torch.device) -> None:
-    """Wait until the device has finished its work, so that a clock measures it."""
+def synchronize(device: torch.device) -> None:
+    """Wait until the device has finished its work, so that a clock includes this work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
@@ -385,23 +383,23 @@ def check_scalar(name: str, value: Any, axes: int = 0) -> None:
 
 
 def _state(owner: Any) -> Any:
-    """The state dict of an optimizer or scheduler, a list with one for each of several, or None."""
+    """Return the state dict of an optimizer or scheduler, a list with one for each of several, or None."""
     if isinstance(owner, (list, tuple, dict)):
         return [_state(one) for one in pytree.tree_leaves(owner)]
     return None if owner is None else owner.state_dict()
 
 
-def _fits(model: Mapping[str, Any], saved: Mapping[str, Any]) -> bool:
-    """Whether two state dicts have equal names and shapes."""
+def _same_shapes(model: Mapping[str, Any], saved: Mapping[str, Any]) -> bool:
+    """Return whether two state dicts have equal names and shapes."""
     return model.keys() == saved.keys() and all(
         getattr(value, "shape", None) == getattr(saved[name], "shape", None) for name, value in model.items()
     )
 
 
-def _with_settings(state: Any, own: Any) -> Any:
-    """The state dict of an optimizer, or a list of several, with the settings of `own`."""
+def _with_param_groups(state: Any, own: Any) -> Any:
+    """Return the state dict of an optimizer, or a list of several, with the parameter groups of `own`."""
     if isinstance(state, list):
-        return [_with_settings(one, mine) for one, mine in zip(state, own, strict=True)]
+        return [_with_param_groups(one, mine) for one, mine in zip(state, own, strict=True)]
     return {**state, "param_groups": own["param_groups"]}
 
 

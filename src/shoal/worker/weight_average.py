@@ -1,4 +1,4 @@
-"""Exponential moving averages of trials' trained parameters (Task.ema)."""
+"""Exponential moving averages of the trained parameters of trials (`Task.ema`)."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -13,19 +13,19 @@ __all__ = ["averaged", "update_averages"]
 
 @torch.no_grad()
 def update_averages(runtimes: Sequence[TrialRuntime]) -> None:
-    """Count a training step in the average of each trial that has one."""
+    """Update the averages of the trials that have them after a training step."""
     for runtime in runtimes:
-        if (decay := runtime.settings.decay) is None:
+        if (ema_decay := runtime.settings.ema_decay) is None:
             continue
         parameters = _trained(runtime.model)
-        for name in parameters.keys() - runtime.average.keys():  # all at the first step, later those unfrozen since
+        for name in parameters.keys() - runtime.average.keys():  # at the first step all, later those unfrozen since
             runtime.average[name] = parameters[name].detach().clone()
-        torch._foreach_lerp_([runtime.average[name] for name in parameters], [*parameters.values()], 1 - decay)
+        torch._foreach_lerp_([runtime.average[name] for name in parameters], [*parameters.values()], 1 - ema_decay)
 
 
 @contextmanager
 def averaged(runtimes: Sequence[TrialRuntime]) -> Iterator[None]:
-    """Within, the models of trials with an average have the averaged values; afterwards exactly their own."""
+    """Replace the parameters of trials with their averages within the context, and restore them exactly afterwards."""
     swapped: list[tuple[Tensor, Tensor]] = []
     with torch.no_grad():
         for runtime in runtimes:

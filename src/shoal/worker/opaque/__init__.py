@@ -1,1 +1,2 @@
-"""Runs jobs of functions and commands, each in its own process. Import from its modules; they need no torch."""
+"""Trains functions and commands of the user, each trial in its own process. Import from its modules; they import no
+torch."""

@@ -1,4 +1,4 @@
-"""Receives the reports of a program: over a socket, where the program waits for an answer, or from its output."""
+"""Receives the reports of a program, over a socket on which the program waits for answers, or from its output."""
 
 import json
 import os
@@ -11,28 +11,28 @@ from typing import BinaryIO
 
 from shoal.cluster.temporary import TemporaryFolder
 from shoal.core.event import Outcome
-from shoal.worker.failures import EndedElsewhere
-from shoal.worker.opaque.reports import ProgramReport
+from shoal.worker.failures import ProgramFailedError
+from shoal.worker.opaque.program_reports import ProgramReport
 
 __all__ = ["OutputReports", "ProgramChannel"]
 
-_PATIENCE_SECONDS = 10.0
-"""Most seconds to wait for the rest of a message: its sender may have been killed."""
+_MESSAGE_TIMEOUT_SECONDS = 10.0
+"""Maximum seconds to wait for the rest of a message, since its sender may have been killed."""
 
-_LOOK_SECONDS = 0.01
-"""Seconds between two reads of a program's output."""
+_POLL_SECONDS = 0.01
+"""Seconds between two reads of the output of a program."""
 
-_MOST_PENDING = 1 << 20
-"""Most bytes of a line that is a report."""
+_MAX_LINE_BYTES = 1 << 20
+"""Maximum bytes of a line that is a report."""
 
 
 class OutputReports:
-    """Reads reports from the lines of a file that a program may still write. The file outlives the worker.
+    """Reads reports from the lines of a file to which a program may still write. The file outlives the worker.
 
     Args:
         path: Path of the file.
-        metrics: Metrics that a line of JSON must have to be a report.
-        log: File that gets a copy of the whole output.
+        metrics: Metrics that a line of JSON must contain to be a report.
+        log: File to which the whole output is copied.
     """
 
     def __init__(self, path: Path, metrics: Sequence[str], log: BinaryIO | None = None) -> None:
@@ -42,8 +42,8 @@ class OutputReports:
         self._pending = b""
 
     def read(self) -> list[ProgramReport]:
-        """The reports in the complete lines since the last call."""
-        if os.fstat(self._file.fileno()).st_size < self._file.tell():  # it was truncated, as by `echo > /dev/stdout`
+        """Return the reports in the complete lines that were written since the last call."""
+        if os.fstat(self._file.fileno()).st_size < self._file.tell():  # truncated, as by `echo > /dev/stdout`
             self._file.seek(0)
         data = self._file.read()
         if not data:
@@ -52,11 +52,11 @@ class OutputReports:
             self._log.write(data)
             self._log.flush()
         whole, newline, rest = (self._pending + data).rpartition(b"\n")
-        self._pending = rest[-_MOST_PENDING:]
+        self._pending = rest[-_MAX_LINE_BYTES:]
         return self._reports(whole + newline)
 
-    def rest(self) -> list[ProgramReport]:
-        """The reports in the rest of the file, once nobody writes it any more."""
+    def read_rest(self) -> list[ProgramReport]:
+        """Return the reports in the rest of the file, once no process writes to it any more."""
         found = self.read()
         last, self._pending = self._pending, b""
         return [*found, *self._reports(last)]
@@ -92,52 +92,52 @@ class ProgramChannel:
         self._listener.bind(self.address)
         self._listener.listen()
         self._selector.register(self._listener, selectors.EVENT_READ)
-        self._callers: list[socket.socket] = []
+        self._connections: list[socket.socket] = []
         self._output: OutputReports | None = None
 
     def read(self, output: OutputReports) -> None:
-        """Read the output of a program as well."""
+        """Read reports from the output of a program, too."""
         self._output = output
 
-    def wait(self, seconds: float) -> list[ProgramReport | EndedElsewhere]:
-        """The messages since the last call; waits up to `seconds` for the first one."""
+    def wait(self, seconds: float) -> list[ProgramReport | ProgramFailedError]:
+        """Return the messages since the last call; wait up to `seconds` for the first one."""
         deadline = time.monotonic() + seconds
         while True:
-            messages: list[ProgramReport | EndedElsewhere] = [] if self._output is None else [*self._output.read()]
+            messages: list[ProgramReport | ProgramFailedError] = [] if self._output is None else [*self._output.read()]
             left = 0.0 if messages else max(0.0, deadline - time.monotonic())
-            for _ in self._selector.select(left if self._output is None else min(left, _LOOK_SECONDS)):
+            for _ in self._selector.select(left if self._output is None else min(left, _POLL_SECONDS)):
                 messages += self._accept()
             if messages or left == 0:
                 return messages
 
-    def finish(self) -> list[ProgramReport | EndedElsewhere]:
-        """The rest of the messages, once the program has ended."""
-        messages: list[ProgramReport | EndedElsewhere] = []
+    def finish(self) -> list[ProgramReport | ProgramFailedError]:
+        """Return the remaining messages, once the program has ended."""
+        messages: list[ProgramReport | ProgramFailedError] = []
         while self._selector.select(0):
             messages += self._accept()
-        return messages if self._output is None else [*messages, *self._output.rest()]
+        return messages if self._output is None else [*messages, *self._output.read_rest()]
 
     def close(self) -> None:
         """Close all connections; a program that waits for an answer gets an error."""
-        for caller in self._callers:
-            caller.close()
+        for connection in self._connections:
+            connection.close()
         self._selector.close()
         self._listener.close()
         if self._output is not None:
             self._output.close()
         self._folder.close()
 
-    def _accept(self) -> list[ProgramReport | EndedElsewhere]:
-        caller, _ = self._listener.accept()
-        caller.settimeout(_PATIENCE_SECONDS)
+    def _accept(self) -> list[ProgramReport | ProgramFailedError]:
+        connection, _ = self._listener.accept()
+        connection.settimeout(_MESSAGE_TIMEOUT_SECONDS)
         try:
-            with caller.makefile("rb") as stream:
+            with connection.makefile("rb") as stream:
                 message = json.loads(stream.readline())
-        except (OSError, ValueError):  # it was killed before the message was complete
-            caller.close()
+        except (OSError, ValueError):  # the program was killed before the message was complete
+            connection.close()
             return []
         if "outcome" in message:
-            caller.close()
-            return [EndedElsewhere(Outcome(message["outcome"]), message["message"])]
-        self._callers = [*(other for other in self._callers if other.fileno() >= 0), caller]
-        return [ProgramReport(message["metrics"], message["step"], caller)]
+            connection.close()
+            return [ProgramFailedError(Outcome(message["outcome"]), message["message"])]
+        self._connections = [*(other for other in self._connections if other.fileno() >= 0), connection]
+        return [ProgramReport(message["metrics"], message["step"], connection)]

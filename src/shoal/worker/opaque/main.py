@@ -1,4 +1,4 @@
-"""Entry point of the process that runs a user's function. It imports little, as each start of a trial runs it."""
+"""Entry point of the process that runs a user's function. It imports little, since it runs at each start of a trial."""
 
 import json
 import os
@@ -20,18 +20,18 @@ def main() -> None:
     """Read a function and a config from standard input, and call the function."""
     content, config = pickle.load(sys.stdin.buffer)
     sys.stdin = open(os.devnull, encoding="utf-8")  # noqa: SIM115  (it stays open)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the study decides what a Ctrl-C means
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the study handles Ctrl-C
     signal.signal(signal.SIGTERM, _stop)
     try:
         _call(content, config)
-    except Exception as error:  # not hidden: the worker gets it, and the status is 1
+    except Exception as error:  # the worker gets the error, and the exit status is 1
         traceback.print_exc()
         _send(error)
         sys.exit(1)
 
 
 def _stop(number: int, frame: object) -> None:
-    """Raise, so that `finally` blocks of the function run."""
+    """Raise `TrainingStopped`, so that `finally` blocks of the function run."""
     raise TrainingStopped(128 + number)
 
 
@@ -45,9 +45,9 @@ def _call(content: bytes, config: dict[str, object]) -> None:
 
 def _send(error: Exception) -> None:
     """Send an error to the worker."""
-    from shoal.worker.failures import described  # slow to import
+    from shoal.worker.failures import describe  # slow to import
 
-    outcome, message = described(error)
+    outcome, message = describe(error)
     with suppress(OSError), socket.socket(socket.AF_UNIX) as connection:
         connection.connect(os.environ["SHOAL_REPORT"])
         connection.sendall(json.dumps({"outcome": outcome, "message": message}).encode() + b"\n")

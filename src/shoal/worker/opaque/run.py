@@ -1,6 +1,6 @@
-"""Runs a job of a function or a command, each trial as a program in a process of its own.
+"""Runs a job of a function or a command, each trial as a program in its own process.
 
-Imports no torch: the program imports what it needs.
+The module imports no torch; the program imports what it needs.
 """
 
 import math
@@ -21,11 +21,11 @@ from shoal.core.trial import Report, TrialState
 from shoal.opaque import Command, Opaque
 from shoal.pickling import loaded
 from shoal.worker.control import JobControl
-from shoal.worker.failures import EndedElsewhere, outcome_of
+from shoal.worker.failures import ProgramFailedError, outcome_of
 from shoal.worker.opaque.channel import OutputReports, ProgramChannel
-from shoal.worker.opaque.child import ProgramProcess, surroundings
-from shoal.worker.opaque.files import ProgramFiles
-from shoal.worker.opaque.reports import ProgramReport, ProgramReports
+from shoal.worker.opaque.program_files import ProgramFiles
+from shoal.worker.opaque.program_process import ProgramProcess, program_environment
+from shoal.worker.opaque.program_reports import ProgramReport, ProgramReports
 from shoal.worker.opaque.usage_monitor import UsageMonitor
 
 __all__ = ["run"]
@@ -33,7 +33,7 @@ __all__ = ["run"]
 GRACE_SECONDS = 10.0
 """Seconds for a program to reach its next report, and again to end after SIGTERM."""
 
-_TURN_SECONDS = 0.05
+_POLL_SECONDS = 0.05
 _TAIL_LINES = 20
 _TRACEBACK = "Traceback (most recent call last):"
 _RAISED = re.compile(r"[A-Za-z_][\w.]*(: |$)")
@@ -41,7 +41,7 @@ _RAISED = re.compile(r"[A-Za-z_][\w.]*(: |$)")
 
 
 def run(job: Job, device: Device, worker_context: WorkerContext, control: JobControl) -> Iterator[Event]:
-    """Train the members of a job, one after another; the planner gives a job one."""
+    """Train the members of a job one after another. The planner gives each job one member."""
     training: Opaque = loaded(worker_context.task)
     path = log_path(worker_context.directory, job.id)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -51,11 +51,11 @@ def run(job: Job, device: Device, worker_context: WorkerContext, control: JobCon
 
 
 class _Phase(IntEnum):
-    """Phases of a program, up to its end."""
+    """Phases of a program until its end."""
 
     RUNS = 0
     ENDS = 1
-    """The answer to its next report tells the program to stop."""
+    """The answer to the next report tells the program to stop."""
     TERMINATED = 2
     KILLED = 3
 
@@ -81,41 +81,43 @@ class _ProgramRun:
         self._control = control
         self._log = log
         self._log_began = log.tell()
-        self._store = ProgramFiles(directory, self._member.trial.number)
+        self._files = ProgramFiles(directory, self._member.trial.number)
         self._metrics = training.metrics if isinstance(training, Command) else ()
-        self._reports = ProgramReports(self._member.trial.number, [], 0)  # all reports of the trial so far
-        self._told = self._member.start  # last epoch that the engine has
-        self._waits = not isinstance(training, Command)  # whether the program waits for answers to its reports
+        self._reports = ProgramReports(self._member.trial.number, [], 0)  # all reports of the trial so far, by any run
+        self._sent_epoch = self._member.start  # last epoch that was reported to the engine
+        self._awaits_answers = not isinstance(training, Command)  # whether the program waits for answers to its reports
         self._last_report = 0.0
-        self._phase, self._until = _Phase.RUNS, math.inf
-        self._reached = self._stopping = self._leaving = self._silent = False
-        self._lags = False  # whether the program's own state is ahead of its reports
-        self._failure: EndedElsewhere | None = None
+        self._phase, self._deadline = _Phase.RUNS, math.inf
+        self._reached = self._stopping = self._leaving = self._timed_out = False
+        self._ahead_of_reports = False  # whether the saved state of the program is ahead of its reports
+        self._failure: ProgramFailedError | None = None
 
     def run(self) -> Iterator[Event]:
-        """Yields the reports of the trial, and profiles.
+        """Run the program; yield the reports of the trial, and profiles.
 
         Raises:
-            EndedElsewhere: The program failed.
+            ProgramFailedError: The program failed.
             TaskError: The program ended without a report, or a report is invalid.
         """
-        self._begin()
+        self._prepare()
         for report in self._reports.reports:
             yield from self._reported(report)
         if self._reports.last >= self._member.target:
             return
         yield from self._run_program()
-        if self._lags and not self._stopping and not self._leaving:
-            self._lags, self._phase, self._until = False, _Phase.RUNS, math.inf
-            self._store.start_over()
-            self._begin()
+        if self._ahead_of_reports and not self._stopping and not self._leaving:
+            self._ahead_of_reports, self._phase, self._deadline = False, _Phase.RUNS, math.inf
+            self._files.reset()
+            self._prepare()
             yield from self._run_program()
 
-    def _begin(self) -> None:
-        store, trial = self._store, self._member.trial.number
-        store.begin(self._metrics)
+    def _prepare(self) -> None:
+        files, trial = self._files, self._member.trial.number
+        files.prepare(self._metrics)
         wanted = self._metrics or None
-        self._reports = ProgramReports(trial, store.reports, store.step, wanted, self._told, own=store.went_on)
+        self._reports = ProgramReports(
+            trial, files.reports, files.step, wanted, self._sent_epoch, own_state=files.resumed
+        )
 
     def _run_program(self) -> Iterator[Event]:
         """Start the program and follow it to its end."""
@@ -124,113 +126,113 @@ class _ProgramRun:
             if not self._metrics:
                 yield from self._follow(channel, self._log)
                 return
-            with self._store.output.open("ab") as output:
-                channel.read(OutputReports(self._store.output, self._metrics, self._log))
+            with self._files.output.open("ab") as output:
+                channel.read(OutputReports(self._files.output, self._metrics, self._log))
                 yield from self._follow(channel, output)
         finally:
             channel.close()
-        self._store.gather(self._metrics)
+        self._files.collect_output(self._metrics)
 
     def _follow(self, channel: ProgramChannel, output: BinaryIO) -> Iterator[Event]:
-        trial, live = self._member.trial, self._store.live
-        environment = surroundings(trial, self._device, channel.address, live, self._store.step)
+        trial, live = self._member.trial, self._files.live
+        environment = program_environment(trial, self._device, channel.address, live, self._files.step)
         child = ProgramProcess(self._training, trial, environment, output, self._log, live)
         try:
-            self._store.note_process(child.pid)
-            watch = UsageMonitor(child.tree, self._device)
+            self._files.record_process(child.pid)
+            monitor = UsageMonitor(child.tree, self._device)
             self._last_report = time.monotonic()
             while child.status() is None:
-                for message in channel.wait(_TURN_SECONDS):
-                    yield from self._take(message, watch)
-                watch.look()
-                self._control.beat(settled=False)  # its time limit finds a program that hangs
+                for message in channel.wait(_POLL_SECONDS):
+                    yield from self._handle_message(message, monitor)
+                monitor.sample()
+                self._control.beat(settled=False)  # a program that hangs is detected by its time limit
                 self._poll_requests()
-                self._advance(child)
+                self._advance_phase(child)
             for message in channel.finish():
-                yield from self._take(message, watch)
-            yield from self._conclude(child.status() or 0, watch)
+                yield from self._handle_message(message, monitor)
+            yield from self._finish(child.status() or 0, monitor)
         finally:
-            child.clear()
+            child.kill_all()
 
-    def _take(self, message: ProgramReport | EndedElsewhere, watch: UsageMonitor) -> Iterator[Event]:
-        if isinstance(message, EndedElsewhere):
+    def _handle_message(self, message: ProgramReport | ProgramFailedError, monitor: UsageMonitor) -> Iterator[Event]:
+        if isinstance(message, ProgramFailedError):
             self._failure = message
             return
-        if self._reached or self._leaving or self._silent or self._lags:
+        if self._reached or self._leaving or self._timed_out or self._ahead_of_reports:
             message.answer(go_on=False)
             return
-        self._waits = self._waits or message.caller is not None
-        fault = self._reports.fault(message)
-        if fault and message.caller is not None:
-            message.answer(refused=fault)
+        self._awaits_answers = self._awaits_answers or message.connection is not None
+        error = self._reports.find_error(message)
+        if error and message.connection is not None:
+            message.answer(refused=error)
             return
-        if fault:
-            raise TaskError(fault)
-        if self._reports.skips(message):
-            self._lags = True
-            self._end(0)
+        if error:
+            raise TaskError(error)
+        if self._reports.leaves_gap(message):
+            self._ahead_of_reports = True
+            self._request_end(0)
             message.answer(go_on=False)
             return
         now, stopping = time.monotonic(), self._stopping
         report = self._reports.add(message, now - self._last_report)
         self._last_report = now
         self._reached = report.epoch == self._member.target
-        if message.caller is not None:
-            self._store.put_aside(self._reports.reports)
-        found = watch.report(report.seconds)
+        if message.connection is not None:
+            self._files.save_checkpoint(self._reports.reports)
+        found = monitor.report(report.seconds)
         if self._reached:
-            found = found or watch.finish()
+            found = found or monitor.finish()
         yield from self._reported(report)
         if found is not None:
             yield Profiled(self._job, self._key, found)
         self._poll_requests()
         message.answer(go_on=self._phase is _Phase.RUNS and not self._reached, reached=self._reached)
         if self._reached:
-            self._end(GRACE_SECONDS if self._waits else 0)
-        elif stopping and not self._waits:  # its state is now as of its last report
-            self._end(0)
+            self._request_end(GRACE_SECONDS if self._awaits_answers else 0)
+        elif stopping and not self._awaits_answers:  # the program's state is that of its last report
+            self._request_end(0)
 
     def _poll_requests(self) -> None:
-        """Poll requests: to stop the job, or to remove the trial."""
+        """Poll the requests to stop the job or to remove the trial."""
         if self._control.stopping() and not self._stopping:
             self._stopping = True
-            self._end(GRACE_SECONDS)
+            self._request_end(GRACE_SECONDS)
         for change in self._control.changes():
             if self._member.trial.number in change.leave:
                 self._leaving = True
-                self._end(0)
+                self._request_end(0)
 
-    def _end(self, seconds: float) -> None:
-        """End the program at its next report, or by signals after so many seconds."""
+    def _request_end(self, seconds: float) -> None:
+        """Tell the program to end at its next report; end it by signals if it has not ended after `seconds`."""
         self._phase = max(self._phase, _Phase.ENDS)
         if self._phase is _Phase.ENDS:
-            self._until = min(self._until, time.monotonic() + seconds)
+            self._deadline = min(self._deadline, time.monotonic() + seconds)
 
-    def _advance(self, child: ProgramProcess) -> None:
+    def _advance_phase(self, child: ProgramProcess) -> None:
         """Check the time limit, and send the next signal when it is due."""
         now = time.monotonic()
         if self._phase is _Phase.RUNS and now - self._last_report > self._training.time_limit:
-            self._silent = True
-            self._end(0)
-        if now < self._until:
+            self._timed_out = True
+            self._request_end(0)
+        if now < self._deadline:
             return
         if self._phase is _Phase.ENDS:
             child.terminate()
-            self._phase, self._until = _Phase.TERMINATED, now + GRACE_SECONDS
+            self._phase, self._deadline = _Phase.TERMINATED, now + GRACE_SECONDS
         elif self._phase is _Phase.TERMINATED:
-            child.clear()
-            self._phase, self._until = _Phase.KILLED, math.inf
+            child.kill_all()
+            self._phase, self._deadline = _Phase.KILLED, math.inf
 
-    def _conclude(self, status: int, watch: UsageMonitor) -> Iterator[Event]:
-        """Report or raise how the program ended.
+    def _finish(self, status: int, monitor: UsageMonitor) -> Iterator[Event]:
+        """Report how the program ended, or raise its error.
 
-        If it ended by itself before its budget was used, its last report counts for the rest of the budget.
+        If the program ended by itself before its budget was used, its last report counts for the rest of the budget.
         """
         if self._reached or self._leaving:
             return
         number, target = self._member.trial.number, self._member.target
-        if self._silent:
-            said = "has never reported" if self._reports.begins else "has not reported any more"
+        if self._timed_out:
+            said = "has never reported" if self._reports.awaits_first else "has not reported any more"
             reason = (
                 f"{self._training.name} {said} for {self._training.time_limit:g} s, its time limit; "
                 f"if it needs longer, raise that (time_limit=, --time-limit)\nLog: {self._log.name}"
@@ -240,23 +242,24 @@ class _ProgramRun:
             return
         if self._failure is not None:
             raise self._failure
-        if self._stopping or self._lags:
+        if self._stopping or self._ahead_of_reports:
             return
         if status != 0:
-            raise self._broken(status)
-        if self._reports.begins and self._store.went_on and not self._store.ended:
-            self._lags = True  # it may have been killed after it saved the last step and before it reported that
+            raise self._exit_error(status)
+        if self._reports.awaits_first and self._files.resumed and not self._files.ended:
+            self._ahead_of_reports = True  # the program may have been killed between saving and reporting its last step
             return
-        if not self._reports.reports or (self._reports.begins and not self._store.step and not self._store.ended):
+        if not self._reports.reports or (self._reports.awaits_first and not self._files.step and not self._files.ended):
             raise TaskError(f"{self._training.name} ended without a report; {self._remedy()}")
-        self._store.note_end()
-        if (found := watch.finish()) is not None:
+        self._files.record_end()
+        if (found := monitor.finish()) is not None:
             yield Profiled(self._job, self._key, found)
         last = self._reports.reports[-1]
         yield Reported(self._job, (Report(number, target, last.metrics, 0.0, TrialState.PAUSED),))
 
-    def _broken(self, status: int) -> EndedElsewhere:
-        """The error of a program with a status other than 0; its message shows the last lines of the log."""
+    def _exit_error(self, status: int) -> ProgramFailedError:
+        """Return the error for a program with an exit status other than 0; its message contains the last lines of the
+        log."""
         how = f"exited with status {status}" if status > 0 else f"was killed by {signal.Signals(-status).name}"
         self._log.flush()
         with open(self._log.name, "rb") as file:
@@ -268,9 +271,9 @@ class _ProgramRun:
             outcome = Outcome.OUT_OF_MEMORY
         if outcome is Outcome.RAISED and status < 0:
             outcome = Outcome.CRASHED
-        # The last line says how it ended: retries compare failures by it, as the order of other lines may differ.
+        # Retries compare failures by the last line of the message, since the order of other lines may differ.
         raised = f": {lines[-1].strip()}" if _TRACEBACK in lines and _RAISED.match(lines[-1]) else ""
-        return EndedElsewhere(
+        return ProgramFailedError(
             outcome, f"the last output of {self._training.name}:\n{tail}\n{self._training.name} {how}{raised}"
         )
 
@@ -281,10 +284,10 @@ class _ProgramRun:
         return f"print lines such as {{{example}}}, or call shoal.report"
 
     def _reported(self, report: Report) -> Iterator[Event]:
-        """Yields a report, unless the engine has it or it is beyond the target."""
-        if not self._told < report.epoch <= self._member.target:
+        """Yield a report, unless the engine has it already or it is beyond the target."""
+        if not self._sent_epoch < report.epoch <= self._member.target:
             return
-        self._told = report.epoch
+        self._sent_epoch = report.epoch
         state = TrialState.PAUSED if report.epoch == self._member.target else TrialState.RUNNING
-        told = Report(report.trial, report.epoch, report.metrics, report.seconds, state)
-        yield Reported(self._job, (told,))
+        sent = Report(report.trial, report.epoch, report.metrics, report.seconds, state)
+        yield Reported(self._job, (sent,))

@@ -1,4 +1,4 @@
-"""Measures the memory and compute that a program uses, from outside its processes."""
+"""Measures the memory and compute usage of a program from outside its processes."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -10,25 +10,25 @@ import psutil
 from shoal.cluster.machine import threads
 from shoal.core.demand import Profile
 from shoal.core.device import Device
-from shoal.worker.opaque.child import visible_device
+from shoal.worker.opaque.program_process import visible_device
 
-__all__ = ["UsageMonitor", "watched"]
+__all__ = ["UsageMonitor", "program_profile"]
 
 INTERVAL_SECONDS = 0.5
 """Seconds between two samples."""
 
-MORE = 1.1
-"""Growth of the memory after which a new profile is reported."""
+REPORTED_GROWTH = 1.1
+"""Growth factor of the memory after which a new profile is reported."""
 
-_LEAST = 0.01
-"""Least compute and cores of a profile."""
+_MIN_SHARE = 0.01
+"""Minimum compute and cores of a profile."""
 
-_SHORTEST = 1e-6
-"""Least seconds in a division."""
+_MIN_SECONDS = 1e-6
+"""Minimum seconds in a division."""
 
 
-def watched(seconds: float, memory: int, compute: float, cores: float) -> Profile:
-    """The profile of a program, whose steps and epochs are its reports.
+def program_profile(seconds: float, memory: int, compute: float, cores: float) -> Profile:
+    """Return the profile of a program. Each report counts as a step and as an epoch.
 
     Args:
         seconds: Seconds from one report to the next.
@@ -40,7 +40,7 @@ def watched(seconds: float, memory: int, compute: float, cores: float) -> Profil
 
 
 class UsageMonitor:
-    """Samples the processes of a program.
+    """Samples the resource usage of the processes of a program.
 
     Args:
         tree: Function that returns the current processes of the program.
@@ -51,72 +51,73 @@ class UsageMonitor:
         self._tree = tree
         self._device = device
         self._gpu = _Gpu(device) if device.is_cuda else None
-        self._looked = 0.0
+        self._sampled = 0.0
         self._memory = 0
         self._cpu = 0.0
         self._reports = 0
-        self._seconds = 0.0  # least time from one report to the next
+        self._seconds = 0.0  # minimum time from one report to the next
         self._first = (0.0, 0.0)  # time of the first report, and CPU seconds until then
-        self._told = 0
+        self._reported_memory = 0
 
-    def look(self, *, now: bool = False) -> None:
+    def sample(self, *, now: bool = False) -> None:
         """Take a sample, if one is due or `now` is set."""
         moment = time.monotonic()
-        if not now and moment - self._looked < INTERVAL_SECONDS:
+        if not now and moment - self._sampled < INTERVAL_SECONDS:
             return
-        self._looked = moment
+        self._sampled = moment
         memory, cpu, pids = 0, 0.0, set()
         for process in self._tree():
             with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
                 with process.oneshot():
                     memory += process.memory_info().rss
-                    cpu += sum(process.cpu_times()[:4])  # the third and fourth are those of ended children
+                    cpu += sum(process.cpu_times()[:4])  # the third and fourth value are of ended children
                 pids.add(process.pid)
         self._cpu = max(self._cpu, cpu)
         if self._gpu is not None:
-            self._gpu.look(pids)
+            self._gpu.sample(pids)
         else:
             self._memory = max(self._memory, memory)
 
     def report(self, seconds: float) -> Profile | None:
-        """Count a report, `seconds` after the last one or the start.
+        """Count a report that came `seconds` after the last one or after the start.
 
         Returns:
-            The profile, from the second report on, as the first includes the start; None if the memory has not grown.
+            The profile; None for the first report, whose time includes the start, or if the memory has not grown.
         """
-        self.look(now=self._reports < 3)
+        self.sample(now=self._reports < 3)
         self._reports += 1
         if self._reports == 1:
             self._seconds, self._first = seconds, (time.monotonic(), self._cpu)
             return None
         self._seconds = seconds if self._reports == 2 else min(seconds, self._seconds)
-        return self._learnt() if self._held > MORE * self._told else None
+        return self._make_profile() if self._memory_used > REPORTED_GROWTH * self._reported_memory else None
 
     def finish(self) -> Profile | None:
-        """The profile at the end of the program, if none was reported before; else None."""
-        return self._learnt() if self._reports and self._held and not self._told else None
+        """Return the profile at the end of the program, if none was returned before; else None."""
+        return self._make_profile() if self._reports and self._memory_used and not self._reported_memory else None
 
     @property
-    def _held(self) -> int:
+    def _memory_used(self) -> int:
         return self._memory if self._gpu is None else self._gpu.memory
 
-    def _learnt(self) -> Profile:
-        self._told = self._held
+    def _make_profile(self) -> Profile:
+        self._reported_memory = self._memory_used
         moment, cpu = self._first
         if self._reports == 1:
-            cores = cpu / max(self._seconds, _SHORTEST)
+            cores = cpu / max(self._seconds, _MIN_SECONDS)
         else:
-            cores = (self._cpu - cpu) / max(time.monotonic() - moment, _SHORTEST)
-        cores = min(max(_LEAST, cores), float(self._device.cores))
+            cores = (self._cpu - cpu) / max(time.monotonic() - moment, _MIN_SECONDS)
+        cores = min(max(_MIN_SHARE, cores), float(self._device.cores))
         compute = cores / threads(self._device.cores) if self._gpu is None else self._gpu.compute
-        memory = min(self._told, self._device.memory)
-        return watched(self._seconds, memory, min(1.0, max(_LEAST, compute)), cores)
+        memory = min(self._reported_memory, self._device.memory)
+        return program_profile(self._seconds, memory, min(1.0, max(_MIN_SHARE, compute)), cores)
 
 
 class _Gpu:
-    """Samples a GPU by NVML. Without NVML the program counts as using all of the GPU.
+    """Samples a GPU by NVML. Without NVML, the program is assumed to use the whole GPU.
 
-    In a container NVML may list other process ids. Then all memory taken since the program began counts as its own.
+    In a container, NVML may list other process ids. If so, all memory allocated since the start counts as the
+    program's.
     """
 
     def __init__(self, device: Device) -> None:
@@ -139,10 +140,10 @@ class _Gpu:
 
     @property
     def compute(self) -> float:
-        """Share of time with any kernel, an upper bound; 1 if unknown."""
+        """Fraction of time with any kernel running, an upper bound; 1 if unknown."""
         return sum(self._loads) / len(self._loads) if self._loads else 1.0
 
-    def look(self, pids: set[int]) -> None:
+    def sample(self, pids: set[int]) -> None:
         """Sample the memory of these processes, and the load of the GPU."""
         if self._handle is None:
             return
@@ -153,5 +154,5 @@ class _Gpu:
             used = int(nvml.nvmlDeviceGetMemoryInfo(self._handle).used)
             self.memory = max(self.memory, own or used - self._before)
             self._loads.append(nvml.nvmlDeviceGetUtilizationRates(self._handle).gpu / 100)
-        except nvml.NVMLError:  # not every device and driver answers all of these
+        except nvml.NVMLError:  # not all devices and drivers support all of these calls
             return

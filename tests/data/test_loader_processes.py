@@ -1,4 +1,4 @@
-"""Loader processes give the samples, random numbers and errors that the training process would give."""
+"""Loader processes give the same samples, random numbers and errors as the training process."""
 
 import os
 import random
@@ -9,17 +9,17 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
-from data_sets import CPU, Counting, abreast, augmented, drawn, named, picture
+from data_sets import CPU, Counting, augmented, drawn, lockstep, named, picture
 from torch import Tensor
 
 from shoal.data import batches as batches_module
 from shoal.data.batches import Batches
 from shoal.data.loader import LoaderSettings, epoch_order
-from shoal.data.packed import pack, unpack
-from shoal.data.samples import same
+from shoal.data.samples import samples_equal
+from shoal.data.shared_memory import deserialize, serialize
 from shoal.fuse.generators import seed_all
 
-WORKERS = LoaderSettings(workers=2)
+WORKERS = LoaderSettings(num_workers=2)
 SAMPLES = 150
 
 
@@ -33,7 +33,7 @@ def ragged(index: int) -> dict[str, Any]:
 
 
 def late(index: int) -> Any:
-    """Draws for every 29th sample."""
+    """Return a sample that draws random numbers only for every 29th index."""
     return torch.tensor([index, torch.rand(()).item() if index % 29 == 28 else 0.5])
 
 
@@ -46,7 +46,7 @@ def lists(samples: list[Any]) -> Any:
 
 
 def walk(batches: Batches, size: int, epoch: int = 0, first: int = 0) -> Any:
-    return batches.walk(size, epoch_order(batches.samples, 7, epoch), first, seed=1000 * (epoch + 1))
+    return batches.iterate(size, epoch_order(batches.samples, 7, epoch), first, seed=1000 * (epoch + 1))
 
 
 @pytest.mark.parametrize("shared", [False, True], ids=["", "shared"])
@@ -56,7 +56,7 @@ def test_batches_are_those_without_processes(make: Callable[[int], Any], shared:
     loaded = Batches(Counting(make, SAMPLES), CPU, "training", shared, settings=WORKERS)
     for epoch, first in ((0, 0), (1, 3)):
         wanted = list(walk(plain, 20, epoch, first))
-        assert same(list(walk(loaded, 20, epoch, first)), wanted)
+        assert samples_equal(list(walk(loaded, 20, epoch, first)), wanted)
     assert loaded.sharing == plain.sharing
 
 
@@ -65,13 +65,13 @@ def test_samples_too_many_to_keep(monkeypatch: pytest.MonkeyPatch) -> None:
     plain, loaded = (
         Batches(Counting(picture, SAMPLES), CPU, "training", settings=s) for s in (LoaderSettings(), WORKERS)
     )
-    assert same(list(walk(loaded, 20)), list(walk(plain, 20)))
+    assert samples_equal(list(walk(loaded, 20)), list(walk(plain, 20)))
     assert loaded.sharing == "window"
 
 
 def test_samples_of_another_kind_than_those_before() -> None:
     loaded = Batches(Counting(uneven, 29), CPU, "training", settings=WORKERS)
-    epoch = loaded.walk(4, seed=1)
+    epoch = loaded.iterate(4, seed=1)
     assert [next(epoch).tolist() for _ in range(7)] == [list(range(start, start + 4)) for start in range(0, 28, 4)]
     assert next(epoch).tolist() == [[28]]
 
@@ -82,7 +82,7 @@ def test_each_sample_is_fetched_once_for_all_walks(make: Callable[[int], Any]) -
         Batches(Counting(make, SAMPLES), CPU, "training", True, settings=s) for s in (LoaderSettings(), WORKERS)
     )
     sizes = (10, 10, 25)
-    assert same(*(abreast([walk(b, size) for size in sizes], sizes, SAMPLES) for b in (loaded, plain)))
+    assert samples_equal(*(lockstep([walk(b, size) for size in sizes], sizes, SAMPLES) for b in (loaded, plain)))
     assert loaded.fetched == SAMPLES
 
 
@@ -92,14 +92,14 @@ def test_walks_of_several_orders_and_sizes() -> None:
         Batches(Counting(augmented, SAMPLES), CPU, "training", settings=s) for s in (LoaderSettings(), WORKERS)
     )
     sizes = [size for size, _ in lanes]
-    assert same(*(abreast([walk(b, *lane) for lane in lanes], sizes, SAMPLES) for b in (loaded, plain)))
+    assert samples_equal(*(lockstep([walk(b, *lane) for lane in lanes], sizes, SAMPLES) for b in (loaded, plain)))
 
 
 def test_a_collate_function_that_draws() -> None:
     plain, loaded = (
         Batches(Counting(named, 30), CPU, "training", False, lists, s) for s in (LoaderSettings(), WORKERS)
     )
-    assert same(list(walk(loaded, 8)), list(walk(plain, 8)))
+    assert samples_equal(list(walk(loaded, 8)), list(walk(plain, 8)))
 
 
 def test_a_batch_may_be_changed_in_place_while_another_tensor_is_in_a_graph() -> None:
@@ -134,18 +134,18 @@ def failing(index: int) -> Any:
 
 def test_an_error_names_its_sample_and_is_raised_when_the_sample_is_needed() -> None:
     loaded = Batches(Counting(failing, SAMPLES), CPU, "training", settings=WORKERS)
-    epoch = loaded.walk(10, seed=1)
+    epoch = loaded.iterate(10, seed=1)
     assert [int(next(epoch)[0, 0]) for _ in range(10)] == list(range(0, 100, 10))
     with pytest.raises(OSError, match="sample 100 of the training set") as raised:
         next(epoch)
     assert "the disk is gone" in str(raised.value)
-    assert len(list(loaded.walk(10, first=11, seed=1))) == 4
+    assert len(list(loaded.iterate(10, first=11, seed=1))) == 4
 
 
 def test_samples_that_cannot_be_sent_are_named() -> None:
     loaded = Batches(Counting(lambda i: {"x": torch.rand(2), "f": lambda: i}, 10), CPU, "training", settings=WORKERS)
     with pytest.raises(Exception, match=r"when it (sent|made a batch of) samples \[0, 1\] of the training set"):
-        next(loaded.walk(2, seed=1))
+        next(loaded.iterate(2, seed=1))
 
 
 def test_a_killed_process_is_an_error_and_others_go_on() -> None:
@@ -153,13 +153,13 @@ def test_a_killed_process_is_an_error_and_others_go_on() -> None:
         return torch.tensor([os.getpid(), index, torch.rand(()).item()], dtype=torch.float64)
 
     loaded = Batches(Counting(make, SAMPLES), CPU, "training", settings=WORKERS)
-    epoch = loaded.walk(10, seed=1)
+    epoch = loaded.iterate(10, seed=1)
     process = int(next(epoch)[0, 0])
     assert process != os.getpid()
     os.kill(process, signal.SIGKILL)
     with pytest.raises(RuntimeError, match="DataLoader worker"):
         list(epoch)
-    rest = list(loaded.walk(10, first=5, seed=1))
+    rest = list(loaded.iterate(10, first=5, seed=1))
     assert [int(batch[0, 1]) for batch in rest] == list(range(50, SAMPLES, 10))
 
 
@@ -175,4 +175,4 @@ def test_a_killed_process_is_an_error_and_others_go_on() -> None:
     ids=["ragged", "plain", "tensors", "arrays", "named tuple"],
 )
 def test_what_is_packed_is_what_is_unpacked(value: Any) -> None:
-    assert same(unpack(pack(value)), value)
+    assert samples_equal(deserialize(serialize(value)), value)

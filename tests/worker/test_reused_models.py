@@ -1,4 +1,4 @@
-"""Models that a task has made before, as tasks return them that keep a network on `self`."""
+"""Tasks that return a model a second time, as a task does that keeps a network on `self`."""
 
 import copy
 from collections.abc import Callable
@@ -72,7 +72,7 @@ def test_a_copy_of_what_the_task_keeps_is_a_new_model(tmp_path: Path) -> None:
 
 
 def test_a_frozen_backbone_of_the_task_stays_as_it_is(tmp_path: Path) -> None:
-    """It was moved to the meta device in the caller's process when a model was looked at: its weights were gone."""
+    """A regression test: finding a signature moved the backbone to the meta device in the caller's process."""
     task = Keeping("linear", False, headed)
     before = copy.deepcopy(task.net.state_dict())
     study = search(task, RATES, tmp_path / "study", **SEARCH)

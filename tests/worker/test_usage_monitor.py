@@ -1,4 +1,4 @@
-"""What is learnt of a program by watching it."""
+"""Profiles that the usage monitor measures of a program."""
 
 import os
 import sys
@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from shoal.core.device import Device
-from shoal.worker.opaque.child import visible_device
+from shoal.worker.opaque.program_process import visible_device
 from shoal.worker.opaque.usage_monitor import UsageMonitor
 
 SLOT = Device("cpu:0", "cpu/2", memory=1 << 40, cores=2)
@@ -51,7 +51,7 @@ def test_one_report_is_better_than_none() -> None:
 
 
 class Nvml(SimpleNamespace):
-    """As much of pynvml as is asked; `processes` are (pid, bytes)."""
+    """Minimal fake of pynvml; `processes` are (pid, bytes)."""
 
     class NVMLError(Exception):
         pass

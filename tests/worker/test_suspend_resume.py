@@ -1,4 +1,4 @@
-"""A job that is stopped within an epoch, and one that goes on with it in the same process or in another."""
+"""A job is suspended within an epoch, and another job resumes its trials in the same or another process."""
 
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ EPOCHS = 3
 
 
 class After(JobControl):
-    """Stops a job when so many steps have been taken."""
+    """Stops a job after a number of steps."""
 
     def __init__(self, looks: int) -> None:
         super().__init__(prompt=True)
@@ -47,10 +47,10 @@ def job(*numbers: int, start: dict[int, int]) -> Job:
     return Job("job", tuple(arrays))
 
 
-def train(directory: Path, paused: TrialCache, control: JobControl, *numbers: int) -> list[Reported]:
+def train(directory: Path, trial_cache: TrialCache, control: JobControl, *numbers: int) -> list[Reported]:
     task = Mixed()
     sets = DataSets(task, CPU)
-    worker_state = WorkerState(task, sets, paused, CPU, directory)
+    worker_state = WorkerState(task, sets, trial_cache, CPU, directory)
     trainer = Trainer(
         job(*numbers, start={}), worker_state, SignatureBuilder(task, sets), control, checkpoint_seconds=60.0
     )
@@ -67,9 +67,9 @@ def test_who_goes_on_learns_what_it_would_have_learnt(
     looks: int, stays: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = metrics(train(tmp_path / "whole", TrialCache(), JobControl(prompt=True), 0, 3))
-    paused, control = TrialCache(), After(looks)
-    told = train(tmp_path / "parts", paused, control, 0, 3)
-    assert control.noticed
+    trial_cache, control = TrialCache(), After(looks)
+    told = train(tmp_path / "parts", trial_cache, control, 0, 3)
+    assert control.stop_noticed
     built: list[int] = []
 
     def noted(task: Any, member: Member, device: torch.device) -> Any:
@@ -77,7 +77,7 @@ def test_who_goes_on_learns_what_it_would_have_learnt(
         return build(task, member, device)
 
     monkeypatch.setattr(array_members, "build", noted)
-    told += train(tmp_path / "parts", paused if stays else TrialCache(), JobControl(prompt=True), 0, 3)
+    told += train(tmp_path / "parts", trial_cache if stays else TrialCache(), JobControl(prompt=True), 0, 3)
     assert sorted(built) == ([] if stays else [0, 3])
     assert metrics(told) == whole
 
@@ -108,15 +108,15 @@ def test_quanta_add_up() -> None:
 
 
 def test_what_is_kept_holds_no_gradients_and_no_rows_of_an_array(tmp_path: Path) -> None:
-    paused = TrialCache()
-    train(tmp_path, paused, After(4), 0, 1)
+    trial_cache = TrialCache()
+    train(tmp_path, trial_cache, After(4), 0, 1)
     member = job(0, start={}).members[0]
-    runtime = paused.take(member, tmp_path)
+    runtime = trial_cache.take(member, tmp_path)
     assert runtime is not None
     assert all(parameter.grad is None for parameter in runtime.model.parameters())
     for parameter in runtime.model.parameters():
         assert parameter.untyped_storage().nbytes() == parameter.nbytes
-    assert paused.take(member, tmp_path) is None, "it is handed out once"
+    assert trial_cache.take(member, tmp_path) is None, "it is handed out once"
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU, whose memory is to be given back")
@@ -131,10 +131,10 @@ def test_of_a_gpu_nothing_is_held_meanwhile(tmp_path: Path) -> None:
     runtime.epoch = 1
     runtime.save(tmp_path)
     before = [parameter.detach().cpu() for parameter in runtime.model.parameters()]
-    paused = TrialCache()
-    paused.keep(runtime)
+    trial_cache = TrialCache()
+    trial_cache.keep(runtime)
     assert {parameter.device.type for parameter in runtime.model.parameters()} == {"cpu"}
-    again = paused.take(runtime.member, tmp_path)
+    again = trial_cache.take(runtime.member, tmp_path)
     assert again is not None
     assert {parameter.device for parameter in again.model.parameters()} == {device}
     for parameter, value in zip(again.model.parameters(), before, strict=True):

@@ -1,4 +1,4 @@
-"""A frozen base that trials have in common is held once, while their models are made and while they train."""
+"""A frozen base model that trials have in common is stored once, while models are built and while they train."""
 
 import gc
 from collections.abc import Iterator
@@ -33,7 +33,7 @@ BYTES = LARGE * 3 * 8
 
 @pytest.fixture(autouse=True)
 def only_what_is_new() -> Iterator[None]:
-    """Let the collector look at nothing that was there before: there is much of it."""
+    """Freeze existing objects in the garbage collector, so that collections are fast."""
     gc.collect()
     gc.freeze()
     yield
@@ -42,12 +42,12 @@ def only_what_is_new() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def large(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let a base of this size be lent."""
+    """Make a base of this size large enough for sharing."""
     monkeypatch.setattr(frozen, "MIN_SHARED_BYTES", BYTES)
 
 
 def bases() -> int:
-    """Memories alive that are as large as the base's weight."""
+    """Return the number of live storages as large as the weight of the base."""
     gc.collect()
     tensors = [one for one in gc.get_objects() if type(one) in (Tensor, nn.Parameter)]
     memories = {one.untyped_storage().data_ptr(): one.untyped_storage().nbytes() for one in tensors}
@@ -55,7 +55,7 @@ def bases() -> int:
 
 
 class Headed(Task):
-    """A new head on a base; notes how many bases there are whenever a further model is to be made."""
+    """Builds a new head on a base, and records the number of live bases at each call of `model`."""
 
     def __init__(self) -> None:
         self.held: list[int] = []
@@ -88,7 +88,7 @@ class HeadedOwnStep(Headed):
 
 
 class Unfreezing(Headed):
-    """Trains the base as well, from its second step on."""
+    """Trains the base, too, from its second step on."""
 
     def step(self, model: Any, batch: Any, optimizer: Any) -> Tensor:
         loss = super().step(model, batch, optimizer)

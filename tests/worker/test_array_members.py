@@ -1,4 +1,4 @@
-"""Members leave an array, join it, stop in an epoch, go on in other company: each learns what it learns alone."""
+"""Members leave an array, join it, stop within an epoch and continue with others; each trains as it does alone."""
 
 import random
 from collections.abc import Iterable, Mapping, Sequence
@@ -34,7 +34,7 @@ KEY = FusionKey("net", "data", 4)
 
 
 class Net(Task):
-    """All that could tell members apart: dropout, batch statistics, momenta, schedules, settings."""
+    """Model with everything that could differ between members: dropout, batch statistics, momentum, schedules."""
 
     def data(self, config: Any) -> tuple[Any, Any]:
         generator = torch.Generator().manual_seed(0)
@@ -70,14 +70,14 @@ class Net(Task):
 
 
 class Sgd(Net):
-    """Momentum that begins with the first gradient."""
+    """SGD whose momentum starts with the first gradient."""
 
     def optimizer(self, model: nn.Module, config: Any) -> Any:
         return torch.optim.SGD(model.parameters(), lr=config["lr"], momentum=0.9, dampening=0.1)
 
 
 class Noisy(Net):
-    """Samples that are disturbed anew in each epoch, from all three generators."""
+    """Adds noise from all three generators, different in each epoch."""
 
     class Disturbed(Dataset[Any]):
         def __init__(self, whole: TensorDataset) -> None:
@@ -96,20 +96,20 @@ class Noisy(Net):
 
 
 class DrawsItself(Net):
-    """A loss with numbers from Python's generator, which knows no members: epochs are not mixed."""
+    """Has a loss that draws from Python's generator, which is not per member, so epochs are not mixed."""
 
     def loss(self, model: nn.Module, batch: Any) -> Tensor:
         return super().loss(model, batch) * (1 + 0.1 * random.random())
 
 
 def counting(model: nn.Module) -> nn.Module:
-    """A model with a place to count its steps."""
+    """Return a model with a buffer that counts its steps."""
     model.register_buffer("steps", torch.zeros((), dtype=torch.float64))
     return model
 
 
 def disturbed_later(model: nn.Module, loss: Tensor) -> Tensor:
-    """A loss with numbers from all three generators, from a model's fifth step on."""
+    """Return a loss that draws from all three generators from a model's fifth step on."""
     if model.training:
         with torch.no_grad():
             model.steps.add_(1)
@@ -119,7 +119,7 @@ def disturbed_later(model: nn.Module, loss: Tensor) -> Tensor:
 
 
 class DrawsLater(Net):
-    """Nothing tells from the first steps that numbers are drawn."""
+    """Draws random numbers only after the first steps."""
 
     def model(self, config: Any) -> nn.Module:
         return counting(super().model(config))
@@ -129,14 +129,14 @@ class DrawsLater(Net):
 
 
 class Counts(Net):
-    """Members cannot be one array at all."""
+    """Has members that cannot be fused."""
 
     def loss(self, model: nn.Module, batch: Any) -> Tensor:
         return super().loss(model, batch) * float(torch.sign(model[0].weight.sum()).item() + 2)
 
 
 class OwnStep(Net):
-    """A training step of the user's."""
+    """Overrides `step`."""
 
     def step(self, model: nn.Module, batch: Any, optimizer: Any) -> Tensor:
         optimizer.zero_grad()
@@ -179,11 +179,11 @@ class Planned(JobControl):
 
 
 def work(
-    task: Task, directory: Path, members: Sequence[Member], control: JobControl, paused: TrialCache | None = None
+    task: Task, directory: Path, members: Sequence[Member], control: JobControl, trial_cache: TrialCache | None = None
 ) -> list[Any]:
-    """What a job yields."""
+    """Return the events of a job."""
     sets = DataSets(task, CPU)
-    worker_state = WorkerState(task, sets, paused or TrialCache(), CPU, directory)
+    worker_state = WorkerState(task, sets, trial_cache or TrialCache(), CPU, directory)
     job = Job("job", (Array(KEY, tuple(members)),))
     return list(Trainer(job, worker_state, SignatureBuilder(task, sets), control, checkpoint_seconds=30.0).run())
 
@@ -198,7 +198,7 @@ def reports_in(events: Iterable[Any]) -> list[Report]:
 
 @cache
 def alone(kind: str, number: int) -> tuple[dict[int, Any], dict[str, Tensor]]:
-    """What a trial reports and becomes without any company."""
+    """Return the reports and the final weights of a trial that trains alone."""
     with TemporaryDirectory() as folder:
         events = work(TASKS[kind](), Path(folder), [Member(trial(number), 0, EPOCHS)], JobControl(prompt=True))
         checkpoint = load_newest(Path(folder), number)
@@ -207,7 +207,7 @@ def alone(kind: str, number: int) -> tuple[dict[int, Any], dict[str, Tensor]]:
 
 
 def check(kind: str, directory: Path, reports: Iterable[Report]) -> None:
-    """Every report, and the weights of every trial in the end, against its lone twin."""
+    """Compare all reports and final weights of the trials with those of the same trials trained alone."""
     for report in reports:
         expected = alone(kind, report.trial)[0][report.epoch]
         assert report.metrics == pytest.approx(expected, rel=1e-9, abs=1e-12), (report, expected)
@@ -239,7 +239,7 @@ def test_whatever_is_done_to_arrays_each_member_is_as_if_alone(kind: str, script
     task = TASKS[kind]()
     epoch = dict.fromkeys(range(TRIALS), 0)
     said: list[Report] = []
-    paused = TrialCache()
+    trial_cache = TrialCache()
     with TemporaryDirectory() as folder:
         directory = Path(folder)
 
@@ -247,7 +247,7 @@ def test_whatever_is_done_to_arrays_each_member_is_as_if_alone(kind: str, script
             return Member(trial(number), epoch[number], max(target, epoch[number] + 1))
 
         def run(members: Sequence[Member], control: JobControl) -> None:
-            reports = reports_in(work(task, directory, members, control, paused))
+            reports = reports_in(work(task, directory, members, control, trial_cache))
             said.extend(reports)
             for report in reports:
                 epoch[report.trial] = max(epoch[report.trial], report.epoch)
@@ -281,10 +281,10 @@ def test_survivors_and_newcomers_at_different_epochs(kind: str, tmp_path: Path) 
         2: joining(Member(trial(3), 0, EPOCHS)),
         6: joining(Member(trial(1), 1, EPOCHS), Member(trial(4), 0, 2)),
     }
-    paused = TrialCache()
-    reports = reports_in(work(task, tmp_path, first, Planned(plan), paused))
+    trial_cache = TrialCache()
+    reports = reports_in(work(task, tmp_path, first, Planned(plan), trial_cache))
     rest = [Member(trial(2), 1, EPOCHS), Member(trial(4), 2, EPOCHS)]
-    reports += reports_in(work(task, tmp_path, rest, JobControl(prompt=True), paused))
+    reports += reports_in(work(task, tmp_path, rest, JobControl(prompt=True), trial_cache))
     assert sorted({(r.trial, r.epoch) for r in reports}) == [(n, e) for n in range(5) for e in range(1, EPOCHS + 1)]
     check(kind, tmp_path, reports)
 
@@ -324,7 +324,7 @@ def test_epochs_that_do_not_mix_take_turns(tmp_path: Path, caplog: pytest.LogCap
 
 
 class LateDraws(Net):
-    """Draws from Python's generator in the last, partial batch alone."""
+    """Draws from Python's generator only in the last, partial batch."""
 
     def loss(self, model: nn.Module, batch: Any) -> Tensor:
         factor = 1 + random.random() if len(batch[0]) < 4 else 1.0
@@ -332,7 +332,7 @@ class LateDraws(Net):
 
 
 class FromNumpy(Net):
-    """Initial weights of NumPy's and Python's making."""
+    """Draws initial weights from the generators of NumPy and Python."""
 
     def model(self, config: Any) -> nn.Module:
         model = super().model(config)
@@ -342,7 +342,7 @@ class FromNumpy(Net):
 
 
 class Ragged(Net):
-    """Samples whose lengths differ, so that batches of two epochs cannot always be stacked."""
+    """Has samples of different lengths, so batches of two epochs cannot always be stacked."""
 
     class Sequences(Dataset[Any]):
         def __len__(self) -> int:
@@ -367,7 +367,7 @@ class Ragged(Net):
 
 
 class RaggedDrawsLater(Ragged):
-    """The same, of which epochs cease to mix after numbers were drawn that should not have been."""
+    """As `Ragged`, but epochs can no longer be mixed after illegal random draws."""
 
     def model(self, config: Any) -> nn.Module:
         return counting(super().model(config))
@@ -390,7 +390,7 @@ def test_what_shows_late_does_no_harm(kind: str, step: int, tmp_path: Path) -> N
 
 
 class Fails(Net):
-    """The loss of trial 1 is infinite at its first step, and a number after that."""
+    """Has a loss that is infinite at the first step of trial 1, and finite afterwards."""
 
     def loss(self, model: nn.Module, batch: Any) -> Tensor:
         return super().loss(model, batch) + model[0].weight.sum() * self.infinite(model)
@@ -458,7 +458,7 @@ def test_who_leaves_keeps_what_it_has_learnt(tmp_path: Path) -> None:
 
 
 class Undone(Net):
-    """Trial 3 cannot be built."""
+    """Raises when the model of trial 3 is built."""
 
     error: BaseException = ValueError("no such model")
 
@@ -483,7 +483,7 @@ def test_a_newcomer_that_cannot_be_built_leaves_and_the_others_go_on(task: type[
 
 
 class Divided(Net):
-    """Data sets by the trial's number."""
+    """Has different data sets by the number of the trial."""
 
     def data(self, config: Any) -> tuple[Any, Any]:
         assert config["number"] < 2

@@ -1,4 +1,4 @@
-"""What a program keeps is there whole, of the step that it says, and not copied more often than it must."""
+"""Checkpoints of a program are complete, belong to the reported step, and are copied only if files have changed."""
 
 import json
 import os
@@ -11,8 +11,8 @@ import pytest
 
 from shoal.core.errors import CheckpointError
 from shoal.core.trial import Origin, Report, Trial
-from shoal.worker.files import copy_checkpoint, published
-from shoal.worker.opaque.files import ProgramFiles
+from shoal.worker.checkpoint_paths import copy_checkpoint, program_checkpoints
+from shoal.worker.opaque.program_files import ProgramFiles
 
 
 def reports(count: int) -> list[Report]:
@@ -22,24 +22,24 @@ def reports(count: int) -> list[Report]:
 @pytest.fixture
 def store(tmp_path: Path) -> ProgramFiles:
     store = ProgramFiles(tmp_path, 3)
-    store.begin()
+    store.prepare()
     return store
 
 
 def again(tmp_path: Path, *metrics: str) -> ProgramFiles:
     store = ProgramFiles(tmp_path, 3)
-    store.begin(metrics)
+    store.prepare(metrics)
     return store
 
 
 def steps(tmp_path: Path) -> list[str]:
-    return [path.name for path in published(tmp_path, 3)]
+    return [path.name for path in program_checkpoints(tmp_path, 3)]
 
 
 def test_what_was_there_at_the_last_report_is_handed_out(tmp_path: Path, store: ProgramFiles) -> None:
     (store.live / "model").mkdir()
     (store.live / "model" / "weights").write_text("one")
-    store.put_aside(reports(1))
+    store.save_checkpoint(reports(1))
     (store.live / "model" / "weights").write_text("half of tw")
     other = again(tmp_path)
     assert (other.live / "model" / "weights").read_text() == "one"
@@ -55,30 +55,30 @@ def test_a_new_trial_has_an_empty_directory(tmp_path: Path, store: ProgramFiles)
 
 
 def test_the_two_newest_are_kept_and_nothing_that_says_nothing_new(tmp_path: Path, store: ProgramFiles) -> None:
-    store.put_aside(reports(1))
+    store.save_checkpoint(reports(1))
     assert steps(tmp_path) == []
     for count in (2, 3, 4):
         (store.live / "a").write_text(str(count))
-        store.put_aside(reports(count))
-        store.put_aside(reports(count))
-    store.put_aside(reports(5))
+        store.save_checkpoint(reports(count))
+        store.save_checkpoint(reports(count))
+    store.save_checkpoint(reports(5))
     assert steps(tmp_path) == ["000004-000000-files", "000003-000000-files"]
 
 
 def test_files_of_one_size_written_at_once_are_told_apart(tmp_path: Path, store: ProgramFiles) -> None:
     for count in range(1, 30):
         (store.live / "a").write_text(f"{count:02d}")
-        store.put_aside(reports(count))
-        assert (published(tmp_path, 3)[0] / "files" / "a").read_text() == f"{count:02d}"
+        store.save_checkpoint(reports(count))
+        assert (program_checkpoints(tmp_path, 3)[0] / "files" / "a").read_text() == f"{count:02d}"
 
 
 def test_what_has_not_changed_is_not_copied_again_and_nobody_can_spoil_it(tmp_path: Path, store: ProgramFiles) -> None:
     (store.live / "data").write_text("large")
     (store.live / "a").write_text("1")
-    store.put_aside(reports(1))
+    store.save_checkpoint(reports(1))
     (store.live / "a").write_text("2")
-    store.put_aside(reports(2))
-    newest, older = published(tmp_path, 3)
+    store.save_checkpoint(reports(2))
+    newest, older = program_checkpoints(tmp_path, 3)
     assert os.path.samefile(newest / "files" / "data", older / "files" / "data")
     assert not os.path.samefile(newest / "files" / "data", store.live / "data")
     (store.live / "data").write_text("spoilt")
@@ -88,7 +88,7 @@ def test_what_has_not_changed_is_not_copied_again_and_nobody_can_spoil_it(tmp_pa
 
 def test_a_copy_that_was_never_finished_is_none(tmp_path: Path, store: ProgramFiles) -> None:
     (store.live / "a").write_text("1")
-    store.put_aside(reports(1))
+    store.save_checkpoint(reports(1))
     unfinished = store.live.parent / "000002-000000-files.partial"
     (unfinished / "files").mkdir(parents=True)
     other = again(tmp_path)
@@ -99,18 +99,18 @@ def test_a_copy_that_was_never_finished_is_none(tmp_path: Path, store: ProgramFi
 def test_a_program_that_goes_back_has_its_later_copies_dropped(tmp_path: Path, store: ProgramFiles) -> None:
     for count in (4, 5, 2):
         (store.live / "a").write_text(str(count))
-        store.put_aside(reports(count))
+        store.save_checkpoint(reports(count))
     assert steps(tmp_path) == ["000002-000000-files"]
     (store.live / "a").write_text("another 2")
-    store.put_aside(reports(2))
-    assert (published(tmp_path, 3)[0] / "files" / "a").read_text() == "another 2"
+    store.save_checkpoint(reports(2))
+    assert (program_checkpoints(tmp_path, 3)[0] / "files" / "a").read_text() == "another 2"
 
 
 def test_what_does_not_fit_leaves_the_older_copy(
     tmp_path: Path, store: ProgramFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (store.live / "a").write_text("1")
-    store.put_aside(reports(1))
+    store.save_checkpoint(reports(1))
     (store.live / "a").write_text("2")
 
     def full(*arguments: object, **settings: object) -> None:
@@ -118,7 +118,7 @@ def test_what_does_not_fit_leaves_the_older_copy(
 
     monkeypatch.setattr("shutil.copy2", full)
     with pytest.raises(OSError, match="No space left on device"):
-        store.put_aside(reports(2))
+        store.save_checkpoint(reports(2))
     assert steps(tmp_path) == ["000001-000000-files"]
     assert not list(store.live.parent.glob("*.partial"))
 
@@ -132,7 +132,7 @@ def test_a_program_that_prints_keeps_its_directory_and_its_reports(tmp_path: Pat
     store.output.write_text("begins\n" + printed(1, 2))
     other = again(tmp_path, "loss")
     assert (other.live / "a").read_text() == "1"
-    assert (other.went_on, other.step) == (True, 2)
+    assert (other.resumed, other.step) == (True, 2)
     assert [report.epoch for report in other.reports] == [1, 2]
     assert other.output.name == "output-000002"
 
@@ -180,11 +180,11 @@ def test_a_program_that_an_earlier_version_has_marked_goes_on_with_its_directory
     (store.live.parent / "keeps-itself").touch()
     for _ in range(2):  # a kill comes before it prints, and one after
         store = again(tmp_path, "loss")
-        assert store.went_on
+        assert store.resumed
         assert (store.live / "state.pt").read_text() == "epoch 40"
         store.output.write_text(printed(41))
-    again(tmp_path, "loss").start_over()
-    assert not again(tmp_path, "loss").went_on
+    again(tmp_path, "loss").reset()
+    assert not again(tmp_path, "loss").resumed
 
 
 def test_a_program_that_keeps_nothing_begins_again_though_its_reports_are_known(
@@ -192,22 +192,22 @@ def test_a_program_that_keeps_nothing_begins_again_though_its_reports_are_known(
 ) -> None:
     store.output.write_text(printed(1, 2))
     other = again(tmp_path, "loss")
-    assert (other.went_on, other.step, len(other.reports)) == (False, 0, 2)
+    assert (other.resumed, other.step, len(other.reports)) == (False, 0, 2)
 
 
 def test_a_start_from_the_beginning_leaves_nothing(tmp_path: Path, store: ProgramFiles) -> None:
     (store.live / "a").write_text("1")
     store.output.write_text(printed(1, 2))
-    store.note_end()
-    store.start_over()
+    store.record_end()
+    store.reset()
     for other in (store, again(tmp_path, "loss")):
-        assert (other.went_on, other.step, other.reports, other.ended) == (False, 0, [], False)
+        assert (other.resumed, other.step, other.reports, other.ended) == (False, 0, [], False)
         assert list(other.live.iterdir()) == []
 
 
 def test_a_process_that_was_left_is_ended_first(tmp_path: Path, store: ProgramFiles) -> None:
     left = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
-    store.note_process(left.pid)
+    store.record_process(left.pid)
     again(tmp_path)
     assert left.poll() is not None
 
@@ -227,10 +227,10 @@ def test_what_a_program_that_prints_keeps_is_not_copied_to_another_trial(tmp_pat
 
 def test_a_copy_of_a_trial_has_files_of_its_own(tmp_path: Path, store: ProgramFiles) -> None:
     (store.live / "a").write_text("1")
-    store.put_aside(reports(2))
+    store.save_checkpoint(reports(2))
     copy_checkpoint(tmp_path, Trial(4, {}, 0, 0, Origin(3, 2)))
     copy = ProgramFiles(tmp_path, 4)
-    copy.begin()
+    copy.prepare()
     assert (copy.live / "a").read_text() == "1"
     assert [report.trial for report in copy.reports] == [4, 4]
     assert copy.step == 2

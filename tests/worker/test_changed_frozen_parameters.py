@@ -1,4 +1,4 @@
-"""Frozen parameters that a model changes while it trains, where others have equal ones: each trial is as if alone."""
+"""A model that changes its frozen parameters while it trains does not affect other trials that share them."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,7 +26,7 @@ STEP = (torch.ones(SIZE, 3, dtype=torch.float64), torch.ones(SIZE, 2, dtype=torc
 
 
 class Cooling(nn.Module):
-    """Divides by a temperature that is a frozen parameter, and that each training pass lowers."""
+    """Divides by a temperature, a frozen parameter that each training pass lowers."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -48,19 +48,21 @@ def member(number: int, start: int = 0, target: int = EPOCHS) -> Member:
     return Member(trial(number, width=4 + number // 2), start, target)
 
 
-def run(directory: Path, paused: TrialCache, *arrays: Sequence[Member]) -> dict[tuple[int, int], dict[str, float]]:
-    """The metrics of each trial and epoch of a job."""
+def run(directory: Path, trial_cache: TrialCache, *arrays: Sequence[Member]) -> dict[tuple[int, int], dict[str, float]]:
+    """Return the metrics of each trial and epoch of a job."""
     task = Cooled()
     sets = DataSets(task, CPU)
-    worker_state = WorkerState(task, sets, paused, CPU, directory)
+    worker_state = WorkerState(task, sets, trial_cache, CPU, directory)
     job = Job("job", tuple(Array(FusionKey(f"net {i}", "data", SIZE), tuple(each)) for i, each in enumerate(arrays)))
     trainer = Trainer(job, worker_state, SignatureBuilder(task, sets), JobControl(prompt=True), checkpoint_seconds=30.0)
     reports = [report for event in trainer.run() if isinstance(event, Reported) for report in event.reports]
     return {(report.trial, report.epoch): dict(report.metrics) for report in reports}
 
 
-def check(found: dict[tuple[int, int], dict[str, float]], directory: Path, number: int, paused: TrialCache) -> None:
-    alone = run(directory / f"alone {number}", paused, [member(number)])
+def check(
+    found: dict[tuple[int, int], dict[str, float]], directory: Path, number: int, trial_cache: TrialCache
+) -> None:
+    alone = run(directory / f"alone {number}", trial_cache, [member(number)])
     assert len(alone) == EPOCHS
     assert {key: metrics for key, metrics in found.items() if key[0] == number} == {
         key: pytest.approx(metrics, rel=1e-9) for key, metrics in alone.items()
@@ -74,9 +76,9 @@ def test_in_arrays_side_by_side(tmp_path: Path) -> None:
 
 
 def test_in_a_trial_that_pauses_while_others_go_on(tmp_path: Path) -> None:
-    paused = TrialCache()
-    found = run(tmp_path, paused, [member(0, target=1), member(1)])
-    found |= run(tmp_path, paused, [member(0, start=1)])
+    trial_cache = TrialCache()
+    found = run(tmp_path, trial_cache, [member(0, target=1), member(1)])
+    found |= run(tmp_path, trial_cache, [member(0, start=1)])
     for number in (0, 1):
         check(found, tmp_path, number, TrialCache())
 
@@ -87,7 +89,7 @@ def test_in_plain_steps_after_those_of_an_array() -> None:
     for runtime in together[1:]:
         runtime.model.temperature.data = together[0].model.temperature.data  # type: ignore[union-attr]
     record_shared(runtime.model.temperature for runtime in together)  # type: ignore[misc]
-    stepper = PlainStepper(task, together, shared=True)
+    stepper = PlainStepper(task, together, keep_shared=True)
     steppers = [PlainStepper(task, [runtime]) for runtime in alone]
     for tick in range(3):
         stepper.train_step([STEP, STEP], [tick, tick])

@@ -1,4 +1,4 @@
-"""Whoever draws random numbers, from its first step on or from a later one, learns what it would learn alone."""
+"""A trial that draws random numbers, from its first step on or later, trains in an array as it does alone."""
 
 import random
 import warnings
@@ -80,7 +80,7 @@ class Refuses(DrawsFrom):
 
 
 class FirstAlone(DrawsFrom):
-    """Of an array the first member alone draws, late."""
+    """Draws only for the first member of an array, late in training."""
 
     def loss(self, model: nn.Module, batch: Any) -> Tensor:
         return Mixed.loss(self, model, batch) if model.which.item() else super().loss(model, batch)
@@ -92,7 +92,7 @@ class FirstAlone(DrawsFrom):
 
 
 class Counts(DrawsFrom):
-    """Has its steps counted in an attribute and in a list, which no checkpoint has."""
+    """Counts its steps in an attribute and in a list, which no checkpoint contains."""
 
     def model(self, config: Any) -> nn.Module:
         model = super().model(config)
@@ -109,7 +109,7 @@ class Counts(DrawsFrom):
 
 
 def learnt(task: Mixed, numbers: list[int], directory: Path, seconds: float) -> dict[tuple[int, int], Any]:
-    """Every report; and the weights in the end, as of epoch 0."""
+    """Return all reports, and the final weights as a report of epoch 0."""
     reports = reports_in(Shop(task, directory).run([whole(number) for number in numbers], seconds=seconds))
     found: dict[tuple[int, int], Any] = {(report.trial, report.epoch): report.metrics for report in reports}
     for number in numbers:
@@ -176,12 +176,12 @@ def test_a_process_does_not_try_again_what_has_begun_to_draw(tmp_path: Path, cap
 
 
 def blind(x: Tensor) -> Tensor:
-    """Noise that Python never sees drawn."""
+    """Return noise whose draw Python cannot detect."""
     return x * (1 + 0.1 * torch.rand_like(x))
 
 
 class DrawsUnseen(DrawsFrom):
-    """In a script, which draws from torch's own generator."""
+    """Draws from torch's own generator within a script."""
 
     def __init__(self, first: int) -> None:
         super().__init__("torch", first, always=False)
@@ -217,7 +217,7 @@ def test_epochs_of_what_draws_are_known_not_to_mix(generator: str, tmp_path: Pat
 
 
 class PartlyCheckpointed(Mixed):
-    """A rate of dropout under `torch.utils.checkpoint`, which is 0 in trials of small rates, beside another dropout."""
+    """Has dropout under `torch.utils.checkpoint` with rate 0 in some trials, next to another dropout."""
 
     def model(self, config: Any) -> nn.Module:
         model = super().model(config)

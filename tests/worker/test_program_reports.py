@@ -1,11 +1,11 @@
-"""Each report of a program keeps its own step, and none is taken for another."""
+"""Reports of a program keep their steps; gaps and repeated steps are detected."""
 
 from typing import Any
 
 import pytest
 
 from shoal.core.trial import Report
-from shoal.worker.opaque.reports import ProgramReport, ProgramReports
+from shoal.worker.opaque.program_reports import ProgramReport, ProgramReports
 
 
 def known(count: int) -> list[Report]:
@@ -21,24 +21,26 @@ def said(step: Any, loss: Any = 0.5) -> ProgramReport:
     [
         pytest.param(ProgramReports(0, [], 0, ["loss"]), 1, 1, id="the first"),
         pytest.param(ProgramReports(0, [], 0, ["loss"]), None, 1, id="the first, without a step"),
-        pytest.param(ProgramReports(0, known(5), 5, ["loss"], own=True), 6, 6, id="goes on"),
-        pytest.param(ProgramReports(0, known(5), 5, ["loss"], own=True), None, 6, id="goes on without a step"),
-        pytest.param(ProgramReports(0, known(5), 5, ["loss"], own=True), 5, 5, id="prints the last one again"),
-        pytest.param(ProgramReports(0, known(5), 5, ["loss"], own=True), 2, 2, id="goes back"),
+        pytest.param(ProgramReports(0, known(5), 5, ["loss"], own_state=True), 6, 6, id="goes on"),
+        pytest.param(ProgramReports(0, known(5), 5, ["loss"], own_state=True), None, 6, id="goes on without a step"),
+        pytest.param(ProgramReports(0, known(5), 5, ["loss"], own_state=True), 5, 5, id="prints the last one again"),
+        pytest.param(ProgramReports(0, known(5), 5, ["loss"], own_state=True), 2, 2, id="goes back"),
         pytest.param(ProgramReports(0, known(5), 0, ["loss"]), None, 1, id="begins again"),
         pytest.param(ProgramReports(0, [], 0, ["loss"], recorded=3), 4, 4, id="knows by itself how far it was"),
-        pytest.param(ProgramReports(0, known(5), 5, ["loss"], own=True), 7, None, id="further than it has reported"),
-        pytest.param(ProgramReports(0, known(5), 5, ["loss"], own=True), 11, None, id="much further"),
+        pytest.param(
+            ProgramReports(0, known(5), 5, ["loss"], own_state=True), 7, None, id="further than it has reported"
+        ),
+        pytest.param(ProgramReports(0, known(5), 5, ["loss"], own_state=True), 11, None, id="much further"),
     ],
 )
 def test_a_report_is_of_the_step_that_it_says(reports: ProgramReports, step: Any, taken: int | None) -> None:
-    assert reports.fault(said(step)) == ""
-    assert reports.skips(said(step)) == (taken is None)
+    assert reports.find_error(said(step)) == ""
+    assert reports.leaves_gap(said(step)) == (taken is None)
     if taken is not None:
         assert reports.add(said(step), 0.1) == Report(0, taken, {"loss": 0.5}, 0.1)
         assert [report.epoch for report in reports.reports][-1] == reports.last == taken
-        assert "after" in reports.fault(said(taken + 2))
-        assert reports.fault(said(taken + 1)) == ""
+        assert "after" in reports.find_error(said(taken + 2))
+        assert reports.find_error(said(taken + 1)) == ""
 
 
 @pytest.mark.parametrize(
@@ -53,4 +55,4 @@ def test_a_report_is_of_the_step_that_it_says(reports: ProgramReports, step: Any
     ],
 )
 def test_what_is_wrong_is_said(message: ProgramReport, words: str) -> None:
-    assert words in ProgramReports(0, [], 0, ["loss"]).fault(message)
+    assert words in ProgramReports(0, [], 0, ["loss"]).find_error(message)

@@ -1,4 +1,4 @@
-"""What a task puts on `self` for one trial would be seen by all: it is refused, and the config is each call's own."""
+"""Setting attributes of the task for one trial is refused, and each call gets its own copy of the config."""
 
 import functools
 from pathlib import Path
@@ -20,7 +20,7 @@ from shoal.worker.stepper import PlainStepper, Stepper
 
 
 def writing(method: str, name: str = "warm", deletes: bool = False) -> type[Task]:
-    """A task one of whose methods writes to it."""
+    """Return a task one of whose methods sets an attribute."""
     original = getattr(Small, method)
 
     def writes(self: Any, *args: Any) -> Any:
@@ -75,7 +75,7 @@ def test_a_schedule_kept_on_the_task_names_its_remedy() -> None:
 
 
 def test_the_remedies_it_names_serve_the_class_of_a_script(tmp_path: Path) -> None:
-    """Which is pickled by value, as this one is."""
+    """Such a class is pickled by value, as the one here."""
     sets = torch.utils.data.TensorDataset(X, Y)
 
     class Kept(Small):
@@ -103,7 +103,7 @@ def test_the_remedies_it_names_serve_the_class_of_a_script(tmp_path: Path) -> No
 
 
 class Caching(Small):
-    """What serves all trials alike may be kept."""
+    """Keeps a value on `self` that is the same for all trials, which is allowed."""
 
     def __init__(self) -> None:
         self.loaded = 0
@@ -150,7 +150,7 @@ def test_a_search_ends_with_the_method_and_the_attribute(fuse: bool, tmp_path: P
 
 
 class Changing(Small):
-    """Every method changes the config that it is given."""
+    """Changes the config in every method."""
 
     def spoil(self, config: Any) -> None:
         assert config["net"] == {"width": 4, "rate": 0.1}, config
@@ -193,7 +193,7 @@ def test_each_call_has_a_config_of_its_own(tmp_path: Path) -> None:
 
 
 class Owning(Small):
-    """Its optimizer trains what it is told to."""
+    """Has an optimizer that trains the given parameters."""
 
     foreign = nn.Linear(2, 2)
 
@@ -221,6 +221,6 @@ class Owning(Small):
 )
 def test_an_optimizer_of_other_parameters_is_noted(kind: str, message: str) -> None:
     task = Owning()
-    _, _, note = SignatureBuilder(task, DataSets(task, CPU)).survey([trial(b, kind=kind) for b in range(3)])
+    _, _, note = SignatureBuilder(task, DataSets(task, CPU)).find_keys([trial(b, kind=kind) for b in range(3)])
     assert bool(message) == bool(note)
     assert message in note

@@ -1,7 +1,7 @@
-"""Samples as bytes that one process sends to another, with their tensors in a few shared memories.
+"""Serialization of samples for another process, with all tensors of one dtype in one block of shared memory.
 
-Torch sends each tensor in a shared memory with a file descriptor of its own. A process may have some hundreds of these
-open, fewer than the tensors of a block of samples. So all tensors of one dtype go in one shared memory.
+Torch sends each tensor in a block of shared memory with its own file descriptor. A process may have some hundreds of
+file descriptors open, which is fewer than the tensors of a block of samples. So the tensors of one dtype share a block.
 """
 
 import math
@@ -11,16 +11,16 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.multiprocessing  # teaches `ForkingPickler` shared memory
+import torch.multiprocessing  # registers tensors in shared memory with `ForkingPickler`
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-__all__ = ["pack", "unpack"]
+__all__ = ["deserialize", "serialize"]
 
 
 @dataclass(frozen=True)
 class _Slice:
-    """The place of a tensor or array: its dtype, first element, shape, and whether it is a NumPy array."""
+    """Position of a tensor or array in shared memory: dtype, first element, shape, and whether it is a NumPy array."""
 
     dtype: torch.dtype
     first: int
@@ -29,11 +29,11 @@ class _Slice:
 
 
 _SMALL = 16
-"""Bytes of an array up to which it is pickled as it is."""
+"""Maximum bytes of an array that is pickled by value."""
 
 
-def pack(value: Any) -> bytes:
-    """Pickle samples or a batch. The receiver must call `unpack` once, while this process lives.
+def serialize(value: Any) -> bytes:
+    """Serialize samples or a batch. The receiver must call `deserialize` exactly once, while this process is alive.
 
     Raises:
         Exception: A part of the value cannot be pickled.
@@ -53,14 +53,15 @@ def pack(value: Any) -> bytes:
     return bytes(ForkingPickler.dumps((memories, pytree.tree_unflatten(leaves, spec))))
 
 
-def unpack(packed: bytes) -> Any:
-    """The value that was packed. Its tensors share memory, but each may be changed in place on its own."""
+def deserialize(packed: bytes) -> Any:
+    """Return the value that was serialized. Its tensors are in shared memory; each may be changed in place
+    independently."""
     memories, value = ForkingPickler.loads(packed)
-    return pytree.tree_map_only(_Slice, lambda place: _cut(memories[place.dtype], place), value)
+    return pytree.tree_map_only(_Slice, lambda place: _tensor_at(memories[place.dtype], place), value)
 
 
 def _dense(leaf: Any) -> Tensor | None:
-    """The tensor of a leaf that a shared memory can hold; None for any other leaf."""
+    """Return the tensor of a leaf that shared memory can hold; None for any other leaf."""
     if type(leaf) is np.ndarray and leaf.nbytes > _SMALL and leaf.dtype.isnative and leaf.dtype.kind in "biuf":
         leaf = torch.from_numpy(np.require(leaf, requirements=["C", "W"]))
     if type(leaf) is not Tensor or leaf.layout is not torch.strided or leaf.device.type != "cpu":
@@ -68,8 +69,8 @@ def _dense(leaf: Any) -> Tensor | None:
     return None if leaf.requires_grad or leaf.is_quantized else leaf.resolve_conj().resolve_neg()
 
 
-def _cut(memory: Tensor, place: _Slice) -> Any:
-    # No view, whose changes in place would count for all other tensors of the memory in autograd.
+def _tensor_at(memory: Tensor, place: _Slice) -> Any:
+    # Not a view: autograd would count an in-place change of a view as a change of all other tensors of the memory.
     view = memory[place.first : place.first + math.prod(place.shape)].view(place.shape)
     tensor = torch.empty(0, dtype=place.dtype)
     tensor.set_(view.untyped_storage(), view.storage_offset(), view.shape, view.stride())

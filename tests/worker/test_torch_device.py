@@ -1,10 +1,10 @@
-"""What torch calls a job's device in the process that does the job."""
+"""The torch device of a job in its worker process."""
 
 import pytest
 import torch
 
 from shoal.core.device import Device
-from shoal.worker.run import _place
+from shoal.worker.run import _torch_device
 
 
 @pytest.mark.parametrize(
@@ -23,4 +23,4 @@ def test_place(device: Device, visible: str | None, expected: str, monkeypatch: 
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     else:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert _place(device) == torch.device(expected)
+    assert _torch_device(device) == torch.device(expected)

@@ -1,4 +1,4 @@
-"""Which trials may be one array, as far as their optimizers decide it."""
+"""Fusion keys depend on the optimizers of trials where their updates cannot be fused."""
 
 from typing import Any
 
@@ -23,7 +23,7 @@ CPU = torch.device("cpu")
 
 
 class Own(SGD):
-    """Of the user's."""
+    """Optimizer class of the user."""
 
 
 OPTIMIZERS: dict[str, Any] = {
@@ -63,7 +63,7 @@ class Line(Task):
 
 
 class WithStep(Line):
-    """A step of its own may do to an optimizer what it likes."""
+    """Overrides `step`, which may use an optimizer in any way."""
 
     def step(self, model: nn.Module, batch: Any, optimizer: Any) -> torch.Tensor:
         return super().step(model, batch, optimizer)
@@ -106,14 +106,14 @@ def test_those_of_one_class_are_side_by_side_in_an_array(tmp_path: Any, monkeypa
     members = tuple(Member(trial(number, name), 0, 2) for number, name in enumerate(names))
     (one,) = {signature_builder.key(member.trial) for member in members}
     seen: list[list[int]] = []
-    stepper_of = ArrayTrainer._stepper_of
+    stepper_of = ArrayTrainer._stepper_for
 
     def noting(lane: ArrayTrainer, epoch_steps: int) -> Any:
         stepper = stepper_of(lane, epoch_steps)
         seen.append([runtime.trial.number for runtime in stepper.runtimes])
         return stepper
 
-    monkeypatch.setattr(ArrayTrainer, "_stepper_of", noting)
+    monkeypatch.setattr(ArrayTrainer, "_stepper_for", noting)
     list(
         Trainer(
             Job("job", (Array(one, members),)), worker_state, signature_builder, JobControl(prompt=True), 30.0

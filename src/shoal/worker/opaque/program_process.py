@@ -17,7 +17,7 @@ from shoal.core.device import Device
 from shoal.core.trial import Trial
 from shoal.opaque import Command, Opaque
 
-__all__ = ["ProgramProcess", "surroundings", "visible_device"]
+__all__ = ["ProgramProcess", "program_environment", "visible_device"]
 
 _BOOTSTRAP = (
     "import pickle, sys; sys.path[:], sys.argv[:] = pickle.load(sys.stdin.buffer); "
@@ -26,21 +26,21 @@ _BOOTSTRAP = (
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
 
-def surroundings(trial: Trial, device: Device, address: str, directory: Path, step: int) -> dict[str, str]:
-    """The environment variables of a program.
+def program_environment(trial: Trial, device: Device, address: str, directory: Path, step: int) -> dict[str, str]:
+    """Return the environment variables for a program.
 
     Args:
         trial: Trial to train.
         device: Only device that the program sees; its cores set the number of threads.
         address: Path of the socket for reports.
         directory: Directory of the program's checkpoint.
-        step: Number of the report after which that checkpoint was made.
+        step: Number of the report after which this checkpoint was written.
     """
     return {
         **os.environ,
         **dict.fromkeys(_THREADS, str(threads(device.cores))),
         "CUDA_VISIBLE_DEVICES": visible_device(device),
-        "PYTHONUNBUFFERED": "1",  # else lines of output arrive in batches
+        "PYTHONUNBUFFERED": "1",  # else lines of output are buffered
         "SHOAL_REPORT": address,
         "SHOAL_CHECKPOINT": str(directory),
         "SHOAL_STEP": str(step),
@@ -50,7 +50,7 @@ def surroundings(trial: Trial, device: Device, address: str, directory: Path, st
 
 
 def visible_device(device: Device) -> str:
-    """`CUDA_VISIBLE_DEVICES` for a program that may use this device alone; "" for a slot of the CPU."""
+    """Return `CUDA_VISIBLE_DEVICES` for a program that may use only this device; "" for a slot of the CPU."""
     if not device.is_cuda:
         return ""
     if device.uuid:
@@ -61,12 +61,12 @@ def visible_device(device: Device) -> str:
 
 
 class ProgramProcess:
-    """A running program, and the processes that it starts.
+    """Running program, with the processes that it starts.
 
     Args:
         training: Function or command to run.
         trial: Trial to train.
-        environment: Environment variables, see `surroundings`.
+        environment: Environment variables; see `program_environment`.
         output: File for standard output.
         log: File for standard error.
         directory: Directory of the trial.
@@ -103,11 +103,11 @@ class ProgramProcess:
         self._tree: list[psutil.Process] = []
 
     def status(self) -> int | None:
-        """Exit status as in `subprocess`; None while the program runs."""
+        """Return the exit status as in `subprocess`; None while the program runs."""
         return self._process.poll()
 
     def tree(self) -> list[psutil.Process]:
-        """The program's processes; those of the last call once it has ended."""
+        """Return the processes of the program; once it has ended, those of the last call before."""
         if self._process.poll() is None:  # else its id may belong to another process
             self._tree = process_tree(self.pid) or self._tree
         return self._tree
@@ -117,7 +117,7 @@ class ProgramProcess:
         self.tree()
         self._process.terminate()
 
-    def clear(self) -> None:
+    def kill_all(self) -> None:
         """Kill all processes of the program."""
         tree = self.tree()
         self._process.kill()

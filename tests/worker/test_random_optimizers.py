@@ -1,4 +1,4 @@
-"""An optimizer that draws random numbers in its step gives a trial the same ones in company as alone."""
+"""An optimizer whose step draws random numbers draws the same ones in an array as alone."""
 
 import random
 from collections.abc import Callable
@@ -17,7 +17,7 @@ EPOCHS = 2
 
 
 class Noisy(SGD):
-    """Adds noise to each parameter."""
+    """SGD that adds noise to each parameter."""
 
     draw: Callable[[], float]
 

@@ -1,4 +1,4 @@
-"""A walk gives the same in any company, and what can be shared is made once."""
+"""The batches of an iterator do not depend on other iterators, and shared samples are fetched once."""
 
 import logging
 import random
@@ -10,15 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from data_sets import CPU, Counting, abreast, augmented, drawn, named, picture
+from data_sets import CPU, Counting, augmented, drawn, lockstep, named, picture
 from torch import Tensor
 
 from shoal.data import batches as batches_module
 from shoal.data import fetch as fetch_module
-from shoal.data.batches import LOOKED_AT, Batches
+from shoal.data.batches import PROBED_SAMPLES, Batches
 from shoal.data.fetch import Fetcher
 from shoal.data.loader import epoch_order
-from shoal.data.samples import same
+from shoal.data.samples import samples_equal
 from shoal.data.unit import BLOCK
 from shoal.fuse.generators import seed_all
 
@@ -26,24 +26,26 @@ SIZES = (20, 50, 70)
 
 
 def sometimes(index: int) -> Any:
-    """Draws for every 29th sample."""
+    """Return a sample that draws random numbers only for every 29th index."""
     return torch.tensor([index, torch.rand(()).item() if index % 29 == 28 else 0.5])
 
 
 def walk(batches: Batches, size: int, epoch: int = 0) -> Any:
     seed = 1000 * (epoch + 1)
-    return batches.walk(size, epoch_order(batches.samples, 7, epoch), seed=seed)
+    return batches.iterate(size, epoch_order(batches.samples, 7, epoch), seed=seed)
 
 
 def test_a_sample_is_decoded_once_for_all_walks_and_epochs() -> None:
     dataset = Counting(picture)
     batches = Batches(dataset, CPU, "training")
     for epoch in range(3):
-        abreast([walk(batches, size, epoch) for size in SIZES], SIZES, 300)
+        lockstep([walk(batches, size, epoch) for size in SIZES], SIZES, 300)
     assert batches.sharing == "kept"
     assert batches.fetched == 300
     assert batches.fetch_seconds > 0
-    assert dataset.asked == {index: 3 if index < LOOKED_AT else 1 for index in range(300)}, "looked at twice before"
+    assert dataset.asked == {index: 3 if index < PROBED_SAMPLES else 1 for index in range(300)}, (
+        "looked at twice before"
+    )
 
 
 def test_what_is_not_kept_is_decoded_once_in_an_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -51,7 +53,7 @@ def test_what_is_not_kept_is_decoded_once_in_an_epoch(monkeypatch: pytest.Monkey
         monkeypatch.setattr(batches_module, "RESIDENT_BYTES", limit)
         batches = Batches(Counting(make), CPU, "training")
         for epoch in range(3):
-            abreast([walk(batches, size, epoch) for size in SIZES], SIZES, 300)
+            lockstep([walk(batches, size, epoch) for size in SIZES], SIZES, 300)
             assert batches.fetched == 300 * (epoch + 1)
         assert batches.sharing == "window"
 
@@ -61,7 +63,7 @@ def test_what_is_not_kept_is_decoded_once_in_an_epoch(monkeypatch: pytest.Monkey
 def test_walks_of_one_size_have_samples_made_once(make: Callable[[int], Any], sizes: tuple[int, ...]) -> None:
     batches = Batches(Counting(make), CPU, "training")
     for epoch in range(3):
-        abreast([walk(batches, size, epoch) for size in sizes], sizes, 300)
+        lockstep([walk(batches, size, epoch) for size in sizes], sizes, 300)
         assert batches.fetched == 300 * (epoch + 1)
     assert batches.sharing == "window"
 
@@ -71,9 +73,9 @@ def test_samples_are_made_once_for_walks_that_go_on_with_an_epoch() -> None:
     order = epoch_order(300, 7, 0)
     for first in (0, 5):
         fetched = batches.fetched
-        walks = [batches.walk(20, order, first, seed=1000) for _ in range(3)]
+        walks = [batches.iterate(20, order, first, seed=1000) for _ in range(3)]
         assert all(len({str(batch) for batch in row}) == 1 for row in islice(zip(*walks, strict=True), 5))
-        assert batches.fetched - batches.early - fetched in (128, 132), "blocks of 32"
+        assert batches.fetched - batches.prefetched - fetched in (128, 132), "blocks of 32"
         del walks
 
 
@@ -82,29 +84,29 @@ def test_nothing_is_held_that_all_take_together() -> None:
     lanes = [walk(batches, 32) for _ in range(3)]
     for number, row in enumerate(zip(*lanes, strict=True)):
         assert all(map(torch.equal, row, row[::-1]))
-        held = sum(map(len, batches._source._held.values()))  # type: ignore[union-attr]
-        assert held - batches.early == 32, number  # of the first batch
+        held = sum(map(len, batches._source._units.values()))  # type: ignore[union-attr]
+        assert held - batches.prefetched == 32, number  # of the first batch
 
 
 def test_a_lane_that_goes_on_alone_keeps_nothing_for_who_has_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fetch_module, "EARLY_SECONDS", 0)
+    monkeypatch.setattr(fetch_module, "MAX_PREFETCH_SECONDS", 0)
     batches = Batches(Counting(augmented), CPU, "training", shared_augmentation=True)
     stays, leaves = walk(batches, 32), walk(batches, 32)
     for lane in (stays, leaves, stays):
         next(lane)
     del lane
     leaves.close()
-    before = set(batches._source._held)  # type: ignore[union-attr]
+    before = set(batches._source._units)  # type: ignore[union-attr]
     for _ in range(2):
         next(stays)
-    assert set(batches._source._held) == before  # type: ignore[union-attr]
+    assert set(batches._source._units) == before  # type: ignore[union-attr]
 
 
 def test_random_samples_are_made_once_for_walks_of_one_batch_size() -> None:
     batches = Batches(Counting(augmented), CPU, "training")
     sizes = (20, 50, 20, 50, 50)
     for epoch in range(2):
-        abreast([walk(batches, size, epoch) for size in sizes], sizes, 300)
+        lockstep([walk(batches, size, epoch) for size in sizes], sizes, 300)
         assert batches.fetched == 2 * 300 * (epoch + 1)
     assert batches.sharing == "batch"
 
@@ -113,8 +115,8 @@ def test_random_samples_are_made_once_for_walks_of_one_batch_size() -> None:
 def test_a_walk_that_goes_on_in_the_middle_gets_the_samples_that_it_would_have_got(size: int, first: int) -> None:
     order = epoch_order(300, 7, 0)
     whole, rest = (Batches(Counting(augmented), CPU, "training", shared_augmentation=True) for _ in range(2))
-    wanted = list(whole.walk(size, order, seed=1000))[first:]
-    found = list(rest.walk(size, order, first, seed=1000))
+    wanted = list(whole.iterate(size, order, seed=1000))[first:]
+    found = list(rest.iterate(size, order, first, seed=1000))
     assert len(found) == len(wanted)
     assert all(map(torch.equal, found, wanted))
     assert rest.fetched == 300 - first * size + first * size % BLOCK, "from the start of the block"
@@ -124,7 +126,7 @@ def test_random_samples_are_made_once_for_all_where_the_task_says_so() -> None:
     batches = Batches(Counting(augmented), CPU, "training", shared_augmentation=True)
     seen = []
     for epoch in range(2):
-        made = abreast([walk(batches, size, epoch) for size in SIZES], SIZES, 300)
+        made = lockstep([walk(batches, size, epoch) for size in SIZES], SIZES, 300)
         assert batches.fetched == 300 * (epoch + 1)
         rows = [torch.cat(lane) for lane in made]
         assert all(torch.equal(lane, rows[0]) for lane in rows)
@@ -154,7 +156,7 @@ def test_batches_are_those_of_a_lone_walk(make: Callable[[int], Any], shared: bo
         for lane, made in zip(together, row, strict=True):
             lane += [] if made is None else [made]
     for one, other in zip(together, alone, strict=True):
-        assert all(same(batch, wanted) for batch, wanted in zip(one, other, strict=True))
+        assert all(samples_equal(batch, wanted) for batch, wanted in zip(one, other, strict=True))
 
 
 @pytest.mark.parametrize("shared", [False, True])
@@ -164,16 +166,16 @@ def test_what_is_fetched_early_is_what_would_be_fetched_later(
 ) -> None:
     found = []
     for early in (0, 100, 1000):
-        monkeypatch.setattr(fetch_module, "EARLY_SECONDS", 1e9)
-        monkeypatch.setattr(fetch_module, "EARLY_BYTES", early * 1024)  # at least what a small sample counts as
+        monkeypatch.setattr(fetch_module, "MAX_PREFETCH_SECONDS", 1e9)
+        monkeypatch.setattr(fetch_module, "MAX_PREFETCH_BYTES", early * 1024)  # at least what a small sample counts as
         batches = Batches(Counting(make), CPU, "training", shared)
         epoch = walk(batches, 20)
         found.append([next(epoch), next(epoch)])
-        assert (batches.early > 0) == (early > 0)
+        assert (batches.prefetched > 0) == (early > 0)
         found[-1] += epoch
         assert batches.fetched == 300
-        assert batches.early == 0
-    assert all(same(one, found[0]) for one in found)
+        assert batches.prefetched == 0
+    assert all(samples_equal(one, found[0]) for one in found)
 
 
 @pytest.mark.parametrize("shared", [False, True])
@@ -188,21 +190,21 @@ def test_an_error_is_raised_when_the_sample_is_needed(
 
     given = []
     for early in (0, 1000):
-        monkeypatch.setattr(fetch_module, "EARLY_SECONDS", 1e9)
-        monkeypatch.setattr(fetch_module, "EARLY_BYTES", early * 1024)
+        monkeypatch.setattr(fetch_module, "MAX_PREFETCH_SECONDS", 1e9)
+        monkeypatch.setattr(fetch_module, "MAX_PREFETCH_BYTES", early * 1024)
         batches = Batches(Counting(fails), CPU, "training", shared)
-        epoch = batches.walk(10, seed=1)
+        epoch = batches.iterate(10, seed=1)
         given.append([next(epoch) for _ in range(19)])
         with pytest.raises(OSError, match="the disk is gone"):
             list(epoch)
-    assert same(*given)
+    assert samples_equal(*given)
 
 
 @pytest.mark.parametrize(("size", "walks"), [(4, 4), (8, 8), (2, 8)])
 def test_walks_of_several_orders_fetch_each_sample_once(size: int, walks: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fetch_module, "EARLY_SECONDS", 0)
+    monkeypatch.setattr(fetch_module, "MAX_PREFETCH_SECONDS", 0)
     batches = Batches(Counting(named, 320), CPU, "training")
-    abreast([walk(batches, size, epoch) for epoch in range(walks)], [size] * walks, 320)
+    lockstep([walk(batches, size, epoch) for epoch in range(walks)], [size] * walks, 320)
     assert batches.fetched == walks * 320
 
 
@@ -230,7 +232,7 @@ def test_how_many_samples_are_fetched_early(device: str, seconds: float, size: i
     fetcher = Fetcher(Counting(picture), torch.device(device))
     fetcher.fetched, fetcher.seconds = 100, 100 * seconds
     sample = (torch.zeros(size, dtype=torch.uint8), 3, "name")
-    assert fetcher.most_early(sample) == pytest.approx(wanted, abs=1)
+    assert fetcher.prefetch_count(sample) == pytest.approx(wanted, abs=1)
 
 
 def test_what_user_code_draws_is_not_what_was_drawn_for_the_samples() -> None:
@@ -241,25 +243,25 @@ def test_what_user_code_draws_is_not_what_was_drawn_for_the_samples() -> None:
 def test_what_is_drawn_for_a_batch_is_its_own() -> None:
     """Whatever was drawn before it, and though those before it were skipped."""
     batches = Batches(Counting(augmented, 10), CPU, "training")
-    wanted = list(batches.walk(3, seed=5))
+    wanted = list(batches.iterate(3, seed=5))
     disturbed = []
-    for batch in batches.walk(3, seed=5):
+    for batch in batches.iterate(3, seed=5):
         disturbed.append(batch)
         drawn()
     assert torch.equal(torch.cat(disturbed), torch.cat(wanted))
-    assert torch.equal(torch.cat(list(batches.walk(3, first=2, seed=5))), torch.cat(wanted[2:]))
+    assert torch.equal(torch.cat(list(batches.iterate(3, first=2, seed=5))), torch.cat(wanted[2:]))
     assert torch.cat(wanted)[:, 1:].unique().numel() == 30
 
 
 def test_without_a_seed_nothing_is_seeded_nor_shared() -> None:
     batches = Batches(Counting(augmented, 40), CPU, "training")
-    one, other = (list(batches.walk(10)) for _ in range(2))
+    one, other = (list(batches.iterate(10)) for _ in range(2))
     assert not torch.isin(torch.cat(one)[:, 1:], torch.cat(other)[:, 1:]).any()
     seed_all(1, CPU)
     wanted = drawn()
     kept = Batches(Counting(picture, 40), CPU, "training")
     seed_all(1, CPU)
-    list(kept.walk(10))
+    list(kept.iterate(10))
     assert drawn() == wanted
 
 
@@ -301,10 +303,10 @@ def test_samples_that_draw_from_another_generator_later_on_are_those_that_a_lone
 
 def test_samples_that_draw_later_on_are_not_kept_any_longer() -> None:
     batches = Batches(Counting(sometimes), CPU, "training")
-    (first, *_), order = batches.walk(20, seed=1), torch.arange(300)
+    (first, *_), order = batches.iterate(20, seed=1), torch.arange(300)
     assert first[:, 1].tolist() == [0.5] * 20
     assert batches.sharing == "batch"
-    rows = torch.cat(list(batches.walk(20, order, seed=1)))
+    rows = torch.cat(list(batches.iterate(20, order, seed=1)))
     assert (rows[:, 1] != 0.5).sum() == 10
 
 
