@@ -113,6 +113,11 @@ class Transaction:
             return "a tensor"
         return None
 
+    def frozen_parameter_changed(self) -> bool:
+        """Whether a parameter without gradients has other values, also if its version has not changed."""
+        frozen = [each for each in self._values if isinstance(each[0], nn.Parameter) and not each[0].requires_grad]
+        return any(not torch.equal(tensor, saved) for tensor, _, saved in frozen)
+
     def find_member_effect(self) -> str | None:
         """Describe the first effect of a run at once that must happen once per member; None if there is none."""
         for seen in self._snapshots.values():

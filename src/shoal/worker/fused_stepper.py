@@ -123,6 +123,8 @@ class FusedStepper(Stepper):
         try:
             with self._checked_draws(ticks, mixed):
                 losses = self._steps.step(batch)
+            if before is not None and before.frozen_parameter_changed():
+                raise FusionError("a frozen parameter is written to through `.data`, and members share it")
         except FusionError as error:
             if before is not None:
                 before.restore()
