@@ -113,10 +113,9 @@ class Transaction:
             return "a tensor"
         return None
 
-    def frozen_parameter_changed(self) -> bool:
-        """Whether a parameter without gradients has other values, also if its version has not changed."""
-        frozen = [each for each in self._values if isinstance(each[0], nn.Parameter) and not each[0].requires_grad]
-        return any(not torch.equal(tensor, saved) for tensor, _, saved in frozen)
+    def values_changed(self, addresses: Collection[int]) -> bool:
+        """Whether one of the given `tensors` at these addresses has other values, also if its version is the same."""
+        return any(each.data_ptr() in addresses and not torch.equal(each, saved) for each, _, saved in self._values)
 
     def find_member_effect(self) -> str | None:
         """Describe the first effect of a run at once that must happen once per member; None if there is none."""

@@ -123,7 +123,7 @@ class FusedStepper(Stepper):
         try:
             with self._checked_draws(ticks, mixed):
                 losses = self._steps.step(batch)
-            if before is not None and before.frozen_parameter_changed():
+            if before is not None and before.values_changed(self._shared_memory()):
                 raise FusionError("a frozen parameter is written to through `.data`, and members share it")
         except FusionError as error:
             if before is not None:
@@ -146,6 +146,10 @@ class FusedStepper(Stepper):
             parameter.grad = None
         del self._array, self._steps, self._validate_batch
         return self._plain
+
+    def _shared_memory(self) -> set[int]:
+        """Return the addresses of the frozen parameters that all members share."""
+        return {own.data_ptr() for _, _, members in self._array.shared_parameters() for own in members}
 
     def _transaction(self) -> Transaction:
         """Return a snapshot of all state that a step may change. Memory that members share is copied once."""
