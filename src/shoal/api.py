@@ -59,7 +59,7 @@ from shoal.results import Study
 from shoal.schedule.base import Policy
 from shoal.schedule.oversubscription import OversubscriptionTuner
 from shoal.schedule.registry import make_policy
-from shoal.sources import Edit, edits, project_files, sources
+from shoal.sources import Edit, edits, project_files, sources, written_since_start
 from shoal.study.config import EngineConfig
 from shoal.study.engine import Engine
 from shoal.study.fleet import Fleet
@@ -337,6 +337,7 @@ def _run(journal: Journal, algorithm: Algorithm, options: _RunOptions) -> Study:
         journal.blob("task"),
         checkpoint_seconds=spec["checkpoint_seconds"],
         sharing=options.sharing,
+        fork=not written_since_start(spec.get("sources", ())),
     )
     if spec["opaque"]:
         worker_context = replace(worker_context, runner=RUNNER)

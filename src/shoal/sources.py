@@ -12,9 +12,20 @@ from functools import lru_cache
 from pathlib import Path
 from types import ModuleType
 
+import psutil
+
 from shoal.paths import absolute, working_directory
 
-__all__ = ["Edit", "Sources", "edits", "files_in_command", "imported_files", "project_files", "sources"]
+__all__ = [
+    "Edit",
+    "Sources",
+    "edits",
+    "files_in_command",
+    "imported_files",
+    "project_files",
+    "sources",
+    "written_since_start",
+]
 
 Sources = Mapping[str, Mapping[str, str | None]]
 """Path of a file -> its "digest" and its "text"; the text is None if it is not UTF-8, or too long."""
@@ -59,6 +70,12 @@ def edits(recorded: Sources) -> list[Edit]:
         elif now["digest"] != before["digest"]:
             found.append(Edit(path, _difference(path, before["text"], now["text"])))
     return found
+
+
+def written_since_start(paths: Iterable[str]) -> bool:
+    """Return whether a file was written or removed since this process began, which may have imported it before."""
+    began = psutil.Process().create_time()
+    return any(not (path := Path(each)).exists() or path.stat().st_mtime >= began for each in paths)
 
 
 def project_files(content: bytes, module: str) -> tuple[Path | None, list[Path]]:

@@ -64,7 +64,7 @@ def test_when_all_are_lost_the_search_is_over():
     algorithm = population()
     decisions = generation(algorithm, [math.nan, None, math.nan, None, math.nan])
     assert {number: decision.reason for number, decision in decisions.items()} == dict.fromkeys(
-        (0, 2, 4), "score is nan at epoch 2, and so it is for all"
+        (0, 2, 4), "score is nan at epoch 2, as for all trials of the generation"
     )
     assert algorithm.finished
     assert algorithm.next_groups(1) == []

@@ -148,6 +148,7 @@ def test_samples_that_cannot_be_sent_are_named() -> None:
         next(loaded.iterate(2, seed=1))
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # torch raises wherever the signal comes
 def test_a_killed_process_is_an_error_and_others_go_on() -> None:
     def make(index: int) -> Any:
         return torch.tensor([os.getpid(), index, torch.rand(()).item()], dtype=torch.float64)

@@ -200,4 +200,4 @@ def test_an_optimizer_that_fails_is_named() -> None:
     array.map(loss, X).sum().backward()
     with pytest.raises(ArithmeticError, match="no root") as caught:
         optimizer.step()
-    assert caught.value.__notes__[0].startswith("raised by the optimizer of member 1; members before it have been")
+    assert caught.value.__notes__[0].startswith("raised by the optimizer of member 1; the members before 1 have been")

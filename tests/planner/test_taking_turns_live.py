@@ -131,7 +131,7 @@ def test_a_job_moves_by_way_of_being_suspended():
     context.plan(0.0)
     context.tells("job-1", 1.0)
     assert context.plan(2.0).preemptions == {
-        "job-1": PreemptionRequest(True, "suspended by the policy, to go to cpu/1:1")
+        "job-1": PreemptionRequest(True, "suspended by the policy, to move to cpu/1:1")
     }
     context.preemptions("job-1", 3.0)
     assert context.plan(3.0).refusals == {0: "not now"}

@@ -64,5 +64,5 @@ def test_status_says_which_folder_may_not_be_read(look: Look) -> None:
 def test_trials_cannot_be_retried(look: Look) -> None:
     status, said = look("trial", "retry", "study", "--failed", folder="requests")
     assert status == 1
-    assert " takes no request, because /" in said
+    assert " cannot take a request, because /" in said
     assert "/study/requests cannot be written; ask its owner" in said

@@ -192,7 +192,7 @@ def unshrunk():
 @pytest.mark.parametrize(
     ("policy", "message"),
     [
-        (Forgetful, "a second call returns another plan"),
+        (Forgetful, "a second call returns another plan|given only"),
         (Lazy, "nothing is started"),
         (Greedy, "illegal"),
         (Meddling, "changed what it was given"),

@@ -282,6 +282,7 @@ def test_a_task_whose_module_is_gone_is_said_to_be(tmp_path: Path, monkeypatch: 
     monkeypatch.syspath_prepend(module.parent)
     task = importlib.import_module("fleeting").Fleeting()
     module.unlink()
+    monkeypatch.setattr("shoal.backends.launcher.prepare_fork", lambda: "the test asks for a new process")
     with pytest.raises(TaskError, match=r"cannot be loaded in a worker: .*'fleeting'"):
         tune(task, LR, tmp_path / "study", backend="local")
 

@@ -272,10 +272,10 @@ def test_averages_count_as_memory_of_a_trial_in_the_cache(tmp_path: Path, monkey
     monkeypatch.setattr(worker_state, "CPU_CACHE_BYTES", sum(each.nbytes for each in one.model.parameters()))
     cache, one.step = TrialCache(), 1
     one.save(tmp_path)
-    cache.keep(one)
+    cache.put(one)
     assert cache.take(one.member, tmp_path) is not None
     update_averages([one])
-    cache.keep(one)
+    cache.put(one)
     assert cache.take(one.member, tmp_path) is None
 
 

@@ -139,7 +139,7 @@ class ForkServer:
         with self.log.open("ab") as log, tempfile.TemporaryFile() as setup:
             pickle.dump(Setup(sys.argv, _working_directory(), worker_context), setup)
             setup.seek(0)
-            self._process = _process(log)
+            self._process = _process(log, worker_context.fork)
             with suppress(BrokenPipeError, ConnectionResetError):
                 socket.send_fds(self.control, [REQUEST.pack(STUDY)], [setup.fileno(), log.fileno()])
 
@@ -227,10 +227,12 @@ _IDLE_PROCESSES: deque[_Process] = deque(maxlen=1)
 """The process of the last study; a process that is pushed out of the queue ends."""
 
 
-def _process(log: IO[bytes]) -> _Process:
+def _process(log: IO[bytes], may_fork: bool) -> _Process:
     """Return a fork of this process where that is safe, the process of the last study if it fits, or a new one."""
     path, environment = [entry or _working_directory() for entry in sys.path], dict(os.environ)
-    why = prepare_fork() if "torch" in sys.modules else "it has not imported torch"
+    why: str | None = "it may have imported other versions of the task's files"
+    if may_fork:
+        why = prepare_fork() if "torch" in sys.modules else "it has not imported torch"
     if why is None:
         return _Process(path, environment, log, forked=True)
     _log.debug("the workers are not forked from the calling process: %s", why)

@@ -73,6 +73,7 @@ class WorkerContext:
         runner: "module:function" of the `Runner`, resolved in the process that runs it.
         checkpoint_seconds: Longest wall time between two checkpoints of a running trial.
         sharing: Method by which jobs share a GPU: "auto", "mps" or "plain".
+        fork: Whether workers may have the modules that the calling process has imported.
     """
 
     directory: Path
@@ -80,6 +81,7 @@ class WorkerContext:
     runner: str = "shoal.worker.run:run"
     checkpoint_seconds: float = 30.0
     sharing: str = "auto"
+    fork: bool = True
 
 
 def log_path(directory: Path, job: str) -> Path:
