@@ -29,6 +29,7 @@ __all__ = ["ForkedProcess", "prepare_fork"]
 
 _OPENMP = re.compile(r"/lib(g|i)?omp[^/]*\.so[^/]*$")
 _OPENBLAS = re.compile(r"openblas[^/]*\.so[^/]*$")
+_OPENBLAS_VARIABLES = "OPENBLAS_NUM_THREADS", "GOTO_NUM_THREADS", "OMP_NUM_THREADS"
 _JEMALLOC = "jemalloc_bg_thd"
 """Name of the background threads of jemalloc (in pyarrow), which ends them before a fork and begins them again."""
 _HARD_PAUSE = 2
@@ -64,13 +65,20 @@ def prepare_fork() -> str | None:
         pause = getattr(ctypes.CDLL(library), "omp_pause_resource_all", None)
         if pause is None or pause(_HARD_PAUSE):
             return f"{library} cannot end its threads"
-    known = len([*filter(_OPENBLAS.search, libraries)]) * ((os.cpu_count() or 1) - 1)
+    known = len([*filter(_OPENBLAS.search, libraries)]) * _openblas_threads()
     deadline = time.monotonic() + _EXIT_SECONDS
     while (unknown := _native_threads() - known) > 0:
         if time.monotonic() > deadline:
             return f"{unknown} of its threads are those of a library that may not survive it"
         time.sleep(0.001)
     return None
+
+
+def _openblas_threads() -> int:
+    """Return the largest number of threads that OpenBLAS begins at its import, by its own rules."""
+    cores = len(os.sched_getaffinity(0))
+    asked = next((os.environ[name] for name in _OPENBLAS_VARIABLES if os.environ.get(name, "").isdigit()), "")
+    return max(0, min(cores, int(asked or cores)) - 1)
 
 
 def _native_threads() -> int:
