@@ -2,8 +2,8 @@
 
 A fork copies only the thread that calls it: a lock that another thread holds stays locked in the copy, and a pool of
 threads is empty there. `prepare_fork` ends the pools of OpenMP, which start again when they are used, and finds out
-whether another thread is left. All that may be left are the threads of OpenBLAS and jemalloc, which end them before a
-fork themselves.
+whether another thread is left. All that may be left are the threads of OpenBLAS, jemalloc and torch's pthreadpool,
+which see to a fork themselves.
 """
 
 import ctypes
@@ -65,7 +65,7 @@ def prepare_fork() -> str | None:
         pause = getattr(ctypes.CDLL(library), "omp_pause_resource_all", None)
         if pause is None or pause(_HARD_PAUSE):
             return f"{library} cannot end its threads"
-    known = len([*filter(_OPENBLAS.search, libraries)]) * _openblas_threads()
+    known = len([*filter(_OPENBLAS.search, libraries)]) * _openblas_threads() + _pthreadpool_threads()
     deadline = time.monotonic() + _EXIT_SECONDS
     while (unknown := _native_threads() - known) > 0:
         if time.monotonic() > deadline:
@@ -79,6 +79,12 @@ def _openblas_threads() -> int:
     cores = len(os.sched_getaffinity(0))
     asked = next((os.environ[name] for name in _OPENBLAS_VARIABLES if os.environ.get(name, "").isdigit()), "")
     return max(0, min(cores, int(asked or cores)) - 1)
+
+
+def _pthreadpool_threads() -> int:
+    """Return the number of threads that `torch.set_num_threads` begins for XNNPACK; torch has new ones after a fork."""
+    torch: Any = sys.modules.get("torch")
+    return 0 if torch is None else torch.get_num_threads() - 1
 
 
 def _native_threads() -> int:
