@@ -32,9 +32,9 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from rivals.first import first_search
 from rivals.plain_search import Asked, in_processes
+from search_tasks.search import Supervised
 from sklearn.datasets import load_digits
 from torch import nn
 from torch.utils.data import TensorDataset
@@ -56,22 +56,15 @@ ASKED = {"digits": {"fixed": 1.3, "processes": 3.0}, "cifar": {"processes": 3.0}
 """Least speed-up of surgery over the other ways."""
 
 
-class Classifier(shoal.Task):
-    """What both tasks share: Adam on cross entropy."""
+class Classifier(Supervised):
+    """A task on the first `rows` of its data, or on all.
+
+    Args:
+        rows: Number of samples; None for all.
+    """
 
     def __init__(self, rows: int | None = None) -> None:
         self.rows = rows
-
-    def optimizer(self, model, config):
-        return torch.optim.AdamW(model.parameters(), lr=config["lr"], weight_decay=config["weight_decay"])
-
-    def loss(self, model, batch):
-        x, y = batch
-        return F.cross_entropy(model(x), y)
-
-    def metrics(self, model, batch):
-        x, y = batch
-        return {"accuracy": (model(x).argmax(1) == y).float().mean()}
 
 
 class Digits(Classifier):
