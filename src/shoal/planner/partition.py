@@ -106,7 +106,11 @@ def partition(
 def worth_fusing(profile: Profile, epochs: Sequence[int]) -> bool:
     """Return whether to fuse members with these epochs; the times to build the array and to build each alone are
     included.
+
+    Members that were never timed together are worth trying.
     """
+    if size_to_try(profile) is not None:
+        return True
     alone = sum(fuse_seconds(profile, 1) + seconds(profile, [each], STEP_OVERHEAD_SECONDS) for each in epochs)
     together = fuse_seconds(profile, len(epochs)) + seconds(profile, epochs, STEP_OVERHEAD_SECONDS)
     return together <= (1 - MIN_FUSING_GAIN) * alone
@@ -168,8 +172,7 @@ class _ArrayCosts:
             for memory, profile, _ in self.known(key):
                 if room := largest_fitting(profile, memory, len(epochs)):
                     size = best_size(profile, room)
-                    tried = size_to_try(profile) is not None
-                    limits.append(size if tried or worth_fusing(profile, epochs[-size:]) else 1)
+                    limits.append(size if worth_fusing(profile, epochs[-size:]) else 1)
             self._largest[cache_key] = min(limits, default=1)
         return self._largest[cache_key]
 
