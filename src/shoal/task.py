@@ -217,7 +217,7 @@ class Task(ABC):
         return [(batch, size / sum(sizes)) for batch, size in zip(batches, sizes, strict=True)]
 
     def _study_warnings(self, objectives: Sequence[Objective], longest: int | None, config: Config) -> list[str]:
-        """What in the task's settings does not fit a study that is about to begin; `tune` logs each as a warning.
+        """Return the settings of the task that do not fit a new study, in words; `tune` logs each as a warning.
 
         Args:
             objectives: Objectives of the study.

@@ -6,7 +6,7 @@ __all__ = ["Activity"]
 
 
 class Activity(StrEnum):
-    """What a device spends a second on. Workers report the members up to ENGINE, the journal shows the others."""
+    """Activity that takes time of a device. Workers report the members up to ENGINE, the journal shows the others."""
 
     START = "start"
     """A process starts: fork, imports, context of the device, load of the task."""

@@ -59,17 +59,17 @@ class _Replaceable(NamedTuple):
 
     @property
     def inner(self) -> "_Replaceable":
-        """What can be replaced in entries of a list, values of a dict and attributes of an object."""
+        """Parts that can be replaced in entries of a list, values of a dict and attributes of an object."""
         return self._replace(tensor=self.within)
 
     @property
     def fixed(self) -> "_Replaceable":
-        """What can be replaced in fixed entries: those of a tuple or a set, and the keys of a dict."""
+        """Parts that can be replaced in fixed entries: those of a tuple or a set, and the keys of a dict."""
         return self._replace(number=False, tensor=self == _NOT_FOLLOWED)
 
     @property
     def referenced(self) -> "_Replaceable":
-        """What can be replaced in values that a function or an opaque object refers to."""
+        """Parts that can be replaced in values that a function or an opaque object refers to."""
         return _NOT_FOLLOWED if self == _NOT_FOLLOWED else _FIXED
 
 
