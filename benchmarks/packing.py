@@ -40,8 +40,10 @@ from packs.ways import Paper, Sequential, Way, measured
 WAYS: dict[str, Callable[[Cell], Way]] = {"seq": Sequential, "pack": Paper, "shoal": ours.Chosen}
 LEAST = 0.97
 """Of the speed of the better of seq and pack, in every case of the ablation."""
-LEAST_GAIN = {"MLP-3": 2.0}
+LEAST_GAIN = {"MLP-3, tensors": 2.0, "MLP-3, pictures": 2.0, "MLP-3, png": 6.0}
 """Over the original, of Hyperband with the packing `cost`."""
+LEAST_GAIN_OF_WORKERS = 1.6
+"""On PNG files, of Hyperband with loader processes over one without them."""
 SAMPLES = 2500
 """Of a member's training set, in the ablation."""
 
@@ -77,7 +79,12 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--most", type=int, default=27, help="R of hyperband; the paper has 81")
     parser.add_argument("--rounds", type=int, default=6, help="of a cell of the ablation, at least")
     parser.add_argument("--seconds", type=float, default=12.0, help="in which more rounds of a cell are made")
-    parser.add_argument("--workers", type=int, default=0, help="loader processes of Shoal's side, in hyperband")
+    parser.add_argument(
+        "--packings", nargs="*", choices=ours.PACKINGS, default=list(ours.PACKINGS), help="of hyperband"
+    )
+    parser.add_argument(
+        "--workers", nargs="*", type=int, default=[0], help="loader processes of Shoal's side, in hyperband, each a row"
+    )
     parser.add_argument("--searches", type=int, default=1, help="rounds of hyperband, each with another seed")
     parser.add_argument(
         "--threads", type=int, default=os.cpu_count(), help="of torch; where others use the machine 1 is the fastest"
@@ -89,10 +96,10 @@ def arguments() -> argparse.Namespace:
     )
     options = parser.parse_args()
     look_for_data(parser, quick=options.quick)
-    options.samples, options.pictures, options.packings = SAMPLES, None, ours.PACKINGS
+    options.samples, options.pictures = SAMPLES, None
     if options.quick:
         WAYS["shoal"] = partial(ours.Chosen, settled=1)
-        options.pictures, options.packings = 400, ("cost", "knn", "none")
+        options.pictures, options.packings = 400, ["cost", "knn", "none"]
         options.samples, options.rounds, options.sizes, options.most, options.searches = 100, 1, [2], 3, 1
         options.seconds = 0.0
         options.tasks, options.pipelines, options.threads = options.tasks[:1], ["tensors", "png"], 1
@@ -157,7 +164,8 @@ def searches(options: argparse.Namespace, missed: list[str]) -> dict[str, Any]:
 def one_search(options: argparse.Namespace, name: str, pipeline: str, missed: list[str]) -> dict[str, float]:
     """All ways in turn, each round with another seed; the first original is the kindest."""
     sizes = {"train": options.samples, "test": 100} if options.quick else {}
-    task = TASKS[name](pipeline, options.folder, workers=options.workers, **sizes)
+    tasks = {workers: TASKS[name](pipeline, options.folder, workers=workers, **sizes) for workers in options.workers}
+    task = tasks[options.workers[0]]
     title = f"{name}, {pipeline}"
     plain = {f"original, {feed}": FEEDS[feed] for feed in (FEEDS if pipeline == "tensors" else ["DataLoader"])}
     seconds: dict[str, list[float]] = {}
@@ -174,13 +182,15 @@ def one_search(options: argparse.Namespace, name: str, pipeline: str, missed: li
             if feed is kindest(pipeline):
                 reference = found
         packed: dict[str, Search] = {}
-        shift = seed % len(options.packings)  # none is always the one that finds the machine as the original left it
-        for packing in (*options.packings[shift:], *options.packings[:shift]) if "shoal" in options.ways else ():
-            took, reports = ours.searched(task, options.most, seed, packing)
-            print(f"{title:16} {packing:24} {took:8.1f}  seed {seed}", flush=True)
-            packed[packing] = replayed(make(), reports)
-            seconds.setdefault(packing, []).append(took)
-            best[packing] = min(best.get(packing, float("inf")), packed[packing].best().metrics[METRIC])
+        rows = [(packing, workers) for packing in options.packings for workers in options.workers]
+        shift = seed % len(rows)  # else the same row would always find the machine as the original left it
+        for packing, workers in (*rows[shift:], *rows[:shift]) if "shoal" in options.ways else ():
+            took, reports = ours.searched(tasks[workers], options.most, seed, packing)
+            way = f"{packing}, {workers} workers" if workers else packing
+            print(f"{title:16} {way:24} {took:8.1f}  seed {seed}", flush=True)
+            packed[way] = replayed(make(), reports)
+            seconds.setdefault(way, []).append(took)
+            best[way] = min(best.get(way, float("inf")), packed[way].best().metrics[METRIC])
         if reference is not None and packed and pipeline != "png":  # where samples are random, each way draws its own
             rounded = again(task, make, reference)
             notes.append(
@@ -198,17 +208,24 @@ def one_search(options: argparse.Namespace, name: str, pipeline: str, missed: li
         print(f"{title:16} {way:24} {value:8.1f} {gain:>9} {best[way]:9.4f}")
     for line in "\n".join(notes).splitlines():
         print(f"{'':16} {line}", flush=True)
-    missed += judged(title, name, taken, originals)
+    missed += judged(title, taken, originals)
     return {way: round(value, 2) for way, value in taken.items()}
 
 
-def judged(title: str, name: str, taken: dict[str, float], originals: Sequence[float]) -> list[str]:
+def judged(title: str, taken: dict[str, float], originals: Sequence[float]) -> list[str]:
     """What the packing `cost` lacks."""
     if "cost" not in taken:
         return []
-    faster = {way: value for way, value in taken.items() if value < taken["cost"]}
+    with_workers = {way: value for way, value in taken.items() if way.startswith("cost, ")}
+    faster = {way: value for way, value in taken.items() if value < taken["cost"] and way not in with_workers}
     found = [f"{title}: {way} takes {value:.1f} s, cost {taken['cost']:.1f} s" for way, value in faster.items()]
-    least = LEAST_GAIN.get(name)
+    if title.endswith("png"):
+        found += [
+            f"{title}: {way} is {taken['cost'] / value:.2f}x as fast as without, asked {LEAST_GAIN_OF_WORKERS}x"
+            for way, value in with_workers.items()
+            if taken["cost"] / value < LEAST_GAIN_OF_WORKERS
+        ]
+    least = LEAST_GAIN.get(title)
     if originals and least and min(originals) / taken["cost"] < least:
         found.append(f"{title}: {min(originals) / taken['cost']:.2f}x over the original, asked {least}x")
     return found
