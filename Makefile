@@ -6,14 +6,14 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 BENCHMARKS := search_vs_peers fusion scheduling simulated_makespan groups auto time_sharing algorithms packing placement \
-	engine_overhead regret simulation_fuzz simulated_scale lora trackers searches
+	engine_overhead regret simulation_fuzz simulated_scale lora trackers searches demo
 TWO_AT_A_TIME := --no-print-directory --jobs 2 $(if $(filter output-sync,$(.FEATURES)),--output-sync)
 
 .PHONY: demo test test-thorough test-steps test-thorough-steps format lint types tests tests-thorough benchmarks-quick \
 	benchmarks-thorough shape clean
 
-demo: $(READY)  ## search hyper-parameters of two models on handwritten digits
-	$(BIN)/shoal run examples/digits.py
+demo: $(READY)  ## search hyper-parameters of two models on handwritten digits, then the same by two plain ways
+	$(BIN)/python benchmarks/demo.py
 
 # test: everything CI checks, meant to take at most 8 minutes on two cores. test-thorough: every case of the tests' products.
 test test-thorough: $(READY)

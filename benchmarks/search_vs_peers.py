@@ -36,7 +36,7 @@ import shoal
 TRIALS = 32
 EPOCHS = 10
 RATES = [1e-4 * 1000 ** (number / (TRIALS - 1)) for number in range(TRIALS)]
-ASKED = {"of_plain_loop": 1 / 3, "of_ray_tune": 1 / 20}
+ASKED = {"of_plain_loop": 0.20, "of_ray_tune": 1 / 20}
 
 
 def data() -> tuple[TensorDataset, TensorDataset]:

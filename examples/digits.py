@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import TensorDataset
 
 import shoal
 
@@ -64,37 +64,6 @@ SPACE = {
 }
 
 
-def plain_loop(task, config, epochs):
-    """Train one configuration without Shoal, as most people do, and return the seconds it took."""
-    train, valid = task.data(config)
-    began = time.perf_counter()
-    model = task.model(config)
-    optimizer = task.optimizer(model, config)
-    for _ in range(epochs):
-        model.train()
-        for batch in DataLoader(train, config["batch_size"], shuffle=True):
-            task.step(model, batch, optimizer)
-        model.eval()
-        with torch.no_grad():
-            for batch in DataLoader(valid, config["batch_size"]):
-                task.loss(model, batch)
-                task.metrics(model, batch)
-    return time.perf_counter() - began
-
-
-def estimate_plain_loop(task, trials):
-    """Seconds that a plain loop over all trials would take, from a measured sample of one trial of each kind."""
-    kinds = {}
-    for trial in sorted(trials, key=lambda trial: trial.epoch):
-        kinds.setdefault(tuple(trial.config[name] for name in ("model", "width", "batch_size")), []).append(trial)
-    sample = [alike[len(alike) // 2] for alike in kinds.values()]
-    estimate = 0.0
-    for trial, alike in zip(sample, kinds.values(), strict=True):
-        seconds = min(plain_loop(task, trial.config, trial.epoch) for _ in range(2))  # first steps are slow
-        estimate += seconds * sum(each.epoch for each in alike) / trial.epoch
-    return estimate, sample
-
-
 def main():
     began = time.perf_counter()
     study = shoal.tune(Digits(), SPACE, metric="accuracy", mode="max", algorithm=shoal.Random(128, epochs=10))
@@ -104,12 +73,7 @@ def main():
     for name, value in best.config.items():
         print(f"  {name} = {value:.4g}" if isinstance(value, float) else f"  {name} = {value}")
     epochs = sum(trial.epoch for trial in study.trials)
-    print(f"Shoal: {seconds:.1f} s for {len(study.trials)} trials, {epochs} epochs in all.")
-    plain, sample = estimate_plain_loop(Digits(), study.trials)
-    print(f"A plain loop: about {plain:.1f} s, {plain / seconds:.1f} times as long.")
-    threads = torch.get_num_threads()
-    print(f"This is estimated from a sample of {len(sample)} trials, one of each model, width and batch size,")
-    print(f"trained with a DataLoader and PyTorch's {threads} default threads; of two runs the faster counts.")
+    print(f"{seconds:.1f} s for {len(study.trials)} trials, {epochs} epochs in all.")
 
 
 if __name__ == "__main__":
