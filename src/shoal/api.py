@@ -58,7 +58,7 @@ from shoal.reporting.text import epochs_text
 from shoal.results import Study
 from shoal.schedule.base import Policy
 from shoal.schedule.oversubscription import OversubscriptionTuner
-from shoal.schedule.registry import make_policy
+from shoal.schedule.registry import check_objective_of_study, make_policy
 from shoal.sources import Edit, edits, project_files, sources, written_since_start
 from shoal.study.config import EngineConfig
 from shoal.study.engine import Engine
@@ -87,6 +87,8 @@ def tune(
     mode: Literal["min", "max"] | Sequence[Literal["min", "max"]],
     algorithm: Algorithm,
     policy: str | Policy = "auto",
+    objective: str | None = None,
+    target: float | None = None,
     packing: str | Packing = "cost",
     fuse: bool = True,
     devices: str | Sequence[str] = "auto",
@@ -113,6 +115,10 @@ def tune(
         mode: "min" or "max": which end of the metric is good; for several metrics a list with one for each.
         algorithm: Search algorithm: which configurations are tried and for how long.
         policy: Scheduling policy: a name in `shoal.schedule.POLICIES` or a `Policy`.
+        objective: What the policy "auto" makes short: "makespan" (the whole search; the default), "mean_completion"
+            (the mean time until a job ends), "time_to_target" (the time until a trial reaches `target`), or
+            "time_to_good" (the mean time until the good trials are nearly as good as they get).
+        target: Value of the metric that is good enough: the study ends as soon as a trial reports it, or a better one.
         packing: Rule for arrays that share a process: a name in `shoal.planner.PACKINGS` or a `Packing`.
         fuse: Whether trials of one structure are trained as one model.
         devices: "auto" (all GPUs, else all cores), "cpu:2", "cuda", "mig", ["cuda:0", "mig:1"]; see `discover`.
@@ -141,7 +147,8 @@ def tune(
     """
     called = time.time()
     chosen: dict[str, Any] = {"policy": policy, "packing": packing, "devices": devices, "backend": backend}
-    chosen |= {"sharing": sharing, "directory": directory, "seed": seed, "show_progress": show_progress} | _overrides
+    chosen |= {"sharing": sharing, "directory": directory, "seed": seed, "show_progress": show_progress}
+    chosen |= {"objective": objective, "target": target} | _overrides
     space = space if isinstance(space, Space) else Space(space)
     training = opaque(task, space, time_limit)
     spec = {
@@ -152,6 +159,8 @@ def tune(
         "mode": metric_argument(mode),
         "algorithm": call_text(algorithm),
         "policy": strategy_text(chosen["policy"]),
+        "objective": chosen["objective"] or "makespan",
+        "target": chosen["target"],
         "packing": strategy_text(chosen["packing"]),
         "fuse": fuse,
         "devices": chosen["devices"],
@@ -178,12 +187,14 @@ def tune(
         directory=chosen["directory"],
         show_progress=chosen["show_progress"],
     )
+    metrics = 1 if isinstance(spec["metric"], str) else len(spec["metric"])
+    check_objective_of_study(chosen["policy"], chosen["objective"], chosen["target"], metrics)
     place = absolute(chosen["directory"] or _new_directory(str(spec["task"])))
     check_integer("retries", retries, least=0)
     check_hang_seconds(hang_seconds)
     options = _run_options(
         Fleet(discover(chosen["devices"]), chosen["devices"]),
-        chosen["policy"],
+        make_policy(chosen["policy"], spec["objective"]),
         chosen["packing"],
         chosen["backend"],
         chosen["sharing"],
@@ -248,7 +259,7 @@ def resume(
         record = {"devices": spec["devices"], "added": [], "removed": []} | spec.get("fleet", {})
         options = _run_options(
             Fleet(discover(devices), devices) if devices else Fleet.from_record(record, discover),
-            policy or load_strategy(spec["policy"]),
+            make_policy(policy or load_strategy(spec["policy"]), spec.get("objective", "makespan")),
             packing or load_strategy(spec["packing"]),
             backend or spec["backend"],
             sharing or spec["sharing"],
@@ -293,16 +304,14 @@ class _RunOptions:
 
 
 def _run_options(
-    fleet: Fleet, policy: str | Policy, packing: str | Packing, backend: str, sharing: str, show_progress: bool
+    fleet: Fleet, policy: Policy, packing: str | Packing, backend: str, sharing: str, show_progress: bool
 ) -> _RunOptions:
     """The options with names replaced by the objects that they stand for.
 
     Raises:
         ShoalError: a name is unknown, or the devices cannot be shared as `sharing` says.
     """
-    options = _RunOptions(
-        fleet, make_policy(policy), make_packing(packing), backend_class(backend), sharing, show_progress
-    )
+    options = _RunOptions(fleet, policy, make_packing(packing), backend_class(backend), sharing, show_progress)
     check_sharing(sharing, fleet.found, processes=options.backend.concurrent)
     return options
 

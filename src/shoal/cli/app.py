@@ -34,9 +34,11 @@ from shoal.cli.options import (
     Packing,
     Policy,
     Program,
+    SchedulingObjective,
     Script,
     Sharing,
     StudyDirectory,
+    Target,
     Trackers,
     device_list,
     print_json,
@@ -96,6 +98,8 @@ def run(
     directory: Annotated[Path | None, typer.Option(help="New directory for the study.")] = None,
     devices: Devices = None,
     policy: Policy = None,
+    objective: SchedulingObjective = None,
+    target: Target = None,
     packing: Packing = None,
     backend: Backend = None,
     sharing: Sharing = None,
@@ -123,6 +127,7 @@ def run(
             raise typer.BadParameter(f"File {file!r} {fault}.", param_hint="FILE")
     given: dict[str, Any] = {"directory": directory, "devices": device_list(devices), "policy": policy}
     given |= {"packing": packing, "backend": backend, "sharing": sharing, "seed": seed}
+    given |= {"objective": objective, "target": target}
     chosen = {name: value for name, value in given.items() if value is not None}
     if tracker:
         chosen["trackers"] = [TRACKERS[name]() for name in tracker]

@@ -16,6 +16,7 @@ from shoal.journal.view import JournalView
 from shoal.planner.packing.registry import PACKINGS
 from shoal.remedy import command
 from shoal.reporting.text import printable
+from shoal.schedule.auto import OBJECTIVES
 from shoal.schedule.registry import POLICIES
 
 __all__ = [
@@ -71,6 +72,15 @@ StudyDirectory = Annotated[
 Devices = Annotated[str | None, typer.Option(help='"auto", "cpu:2", "cuda", "cuda:0,cuda:1" ...')]
 Policy = Annotated[
     str | None, typer.Option(callback=one_of(POLICIES), help=f"Which job runs where: {', '.join(POLICIES)}.")
+]
+SchedulingObjective = Annotated[
+    str | None,
+    typer.Option(
+        "--objective", callback=one_of(OBJECTIVES), help=f"What the policy auto makes short: {', '.join(OBJECTIVES)}."
+    ),
+]
+Target = Annotated[
+    float | None, typer.Option(help="Value of the metric that is good enough: reached, it ends the study.")
 ]
 Packing = Annotated[
     str | None,

@@ -12,7 +12,6 @@ from rich.table import Table
 
 from shoal.cli.options import AsJson, all_of, print_json, print_message, print_table
 from shoal.reporting.drawing import assign_lanes, check_drawing, escape_math, save_figure
-from shoal.schedule.auto import OBJECTIVES
 from shoal.schedule.registry import POLICIES
 from shoal.simulate.result import SimulationResult
 from shoal.simulate.scenario import DATA, Scenario, load
@@ -20,6 +19,8 @@ from shoal.simulate.scenario import DATA, Scenario, load
 __all__ = ["draw_gantt", "faults", "outcome_json", "outcomes_table", "simulate"]
 
 _HEADS = {"makespan": "makespan", "mean_completion": "mean job", "time_to_target": "to target"}
+_ALIKE = ("time_to_target", "time_to_good")
+"""Objectives that are one in a simulation, whose curves have their targets."""
 """Titles of the objectives of a scenario; short, so that eleven columns fit into a terminal."""
 
 
@@ -67,9 +68,10 @@ def outcomes_table(scenario: Scenario, outcomes: Mapping[str, SimulationResult])
         title=escape(f"{scenario.name}: {scenario.description}"), title_justify="left", box=None, collapse_padding=True
     )
     table.add_column("policy", min_width=max(map(len, outcomes)))
-    shown = [name for name in OBJECTIVES if name != "time_to_target" or any(o.reached for o in outcomes.values())]
+    reached = any(outcome.reached for outcome in outcomes.values())
+    shown = [name for name in _HEADS if name != "time_to_target" or reached]
     for name in shown:
-        mark = "*" if name == scenario.objective else ""
+        mark = "*" if name == scenario.objective or (name, scenario.objective) == _ALIKE else ""
         table.add_column(_HEADS[name] + mark, justify="right")
         if name == "mean_completion":
             table.add_column("p95 job", justify="right")

@@ -41,6 +41,10 @@ class Objective:
         """The value, with its sign changed for "max", so that less is better."""
         return value if self.mode == "min" else -value
 
+    def reached(self, target: float, value: float) -> bool:
+        """Whether a value is as good as the target, or better; NaN is not."""
+        return self.loss(value) <= self.loss(target)
+
 
 def objectives(metric: str | Sequence[str], mode: str | Sequence[str]) -> tuple[Objective, ...]:
     """The objectives of a study from the arguments of `tune`.

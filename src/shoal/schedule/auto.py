@@ -21,9 +21,13 @@ OBJECTIVES: Final[Mapping[str, str]] = {
     "makespan": "makespan",
     "mean_completion": "mean completion",
     "time_to_target": "time to target",
+    "time_to_good": "time to good trials",
 }
-"""Objectives and their titles, all minimised: the end of the last job, the mean end of a job, or the time until trials
-reach their target."""
+"""Objectives and their titles, all minimised: the end of the last job, the mean end of a job, the time until trials
+reach a target, or the mean time until the good trials of a study are nearly as good as they get."""
+
+_TAKES_TURNS = ("time_to_target", "time_to_good")
+"""Objectives for which the losses of trials decide which trial trains next."""
 
 _LARGE = 50_000
 """Jobs times devices from which a session keeps state between decisions; below it a full decision takes a few
@@ -47,12 +51,13 @@ class Auto(Policy):
 
     1. Sharing (HyperSack): jobs side by side, see `SpaceSharing`. It moves no job, and is always a candidate.
     2. Growing (Fluid): the widths of `WaterFilling`, if jobs have a measured scaling beyond their demand.
-    3. Taking turns (Hermes): the time-sharing policy, if the objective is the time to a target, jobs wait, and the mean
-       wait is longer than a switch takes. The value of a trial shows in its losses, which the estimate does not
-       include; so turns need only keep the devices as busy as the better of the other two plans.
+    3. Taking turns (Hermes): the time-sharing policy, if the objective is the time to a target or to good trials, jobs
+       wait, and the mean wait is longer than a switch takes. The value of a trial shows in its losses, which the
+       estimate does not include; so turns need only keep the devices as busy as the better of the other two plans.
 
     Plans are compared by their `PlanEstimate`, from measured demands, scalings and costs of moves; the time to a target
-    is judged by mean completion. A plan that moves jobs must gain more than the moves cost. The first plan wins a tie.
+    or to good trials is judged by mean completion. A plan that moves jobs must gain more than the moves cost. The first
+    plan wins a tie.
 
     In a live study, a job whose sharing was never measured scales as far as its measured demand leaves room for others
     of its kind on one device. `SpaceSharing` uses the same demand, and may commit more compute than a device has. With
@@ -112,7 +117,7 @@ class Auto(Policy):
     def _time_sharing(self, jobs: Sequence[JobView]) -> Policy | None:
         """Return the time-sharing policy, if it has a choice of jobs to run."""
         waits = any(job.state is not JobState.RUNNING for job in jobs)
-        if self.objective != "time_to_target" or not waits or not any(job.preemptible for job in jobs):
+        if self.objective not in _TAKES_TURNS or not waits or not any(job.preemptible for job in jobs):
             return None
         return self.turns
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from difflib import get_close_matches
+from math import isfinite
 
 from shoal.core.errors import PolicyError
 from shoal.schedule.auto import Auto, check_objective
@@ -13,7 +14,7 @@ from shoal.schedule.knapsack import FF, FFD, WF, WFD, BestFit, Fifo, ShortestFir
 from shoal.schedule.time_sharing import RoundRobin, Slaq
 from shoal.schedule.water_filling import WaterFilling
 
-__all__ = ["POLICIES", "make_policy", "unknown"]
+__all__ = ["POLICIES", "check_objective_of_study", "make_policy", "unknown"]
 
 POLICIES: Mapping[str, type[Policy]] = {
     "auto": Auto,
@@ -51,6 +52,38 @@ def make_policy(policy: str | Policy, objective: str = "makespan") -> Policy:
     if policy == "auto":
         return Auto(objective)
     return POLICIES[policy]()
+
+
+def check_objective_of_study(policy: str | Policy, objective: str | None, target: float | None, metrics: int) -> None:
+    """Check the arguments `objective` and `target` of `shoal.tune`.
+
+    Args:
+        policy: Policy of the study.
+        objective: Objective of the study; None if the caller named none.
+        target: Value of the metric at which the study ends, or None.
+        metrics: Number of metrics of the study.
+
+    Raises:
+        PolicyError: The policy does not choose by an objective, or objective, target and metrics do not fit together.
+    """
+    if objective is not None:
+        check_objective(objective)
+        if policy != "auto":
+            raise PolicyError(
+                f"`objective` is what the policy 'auto' chooses by, and this study has the policy {policy!r}; leave "
+                "`objective` out, or pass shoal.schedule.Auto(objective=...) as `policy`"
+            )
+    if objective == "time_to_target" and target is None:
+        raise PolicyError(
+            "the objective 'time_to_target' needs a target: pass `target` (`--target`), the value of the metric that "
+            "is good enough; 'time_to_good' needs none"
+        )
+    if target is None:
+        return
+    if isinstance(target, bool) or not isinstance(target, int | float) or not isfinite(target):
+        raise PolicyError(f"`target` must be a finite number, got {target!r}")
+    if metrics > 1:
+        raise PolicyError(f"`target` is a value of one metric, and this study has {metrics}; leave it out")
 
 
 def unknown(what: str, name: object, known: Mapping[str, object]) -> str:

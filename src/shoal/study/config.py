@@ -87,7 +87,7 @@ class EngineConfig:
             key=partial(opaque_key, self.structure) if self.structure else None,
             elastic=self.backend.elastic,
             jobs=len(journal.jobs()),
-            find_policy=make_policy,
+            find_policy=partial(make_policy, objective=journal.study.get("objective", "makespan")),
         )
 
 

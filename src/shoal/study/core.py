@@ -104,6 +104,7 @@ class StudyCore:
         state.paused, state.end_requested, state.ended = (
             study.get(key, False) for key in ("paused", "end_requested", "ended")
         )
+        state.target_reached = study.get("target_reached")
         for record in records:
             state.trials.restore(record)
             if record.trial.is_added:

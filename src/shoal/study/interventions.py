@@ -1,6 +1,5 @@
 """Interventions: handlers of users' requests to a running study."""
 
-import math
 from collections.abc import Callable, Mapping, Sequence, Set
 
 from shoal.core.command import (
@@ -23,7 +22,7 @@ from shoal.core.event import MembersLeft
 from shoal.core.job import JobUpdate
 from shoal.core.request import Request
 from shoal.core.trial import Origin, TrialState
-from shoal.study.job_events import apply_decisions
+from shoal.study.job_events import apply_decisions, end_study, stop_jobs
 from shoal.study.state import StudyState
 from shoal.study.trials import TrialRecord
 
@@ -34,6 +33,7 @@ STOPPED = "stopped by a user"
 STUDY_PAUSED = "the study is paused by a user"
 STUDY_ENDS = "the study is ending at a user's request"
 STUDY_ENDED = "the study was ended by a user"
+TARGET_REACHED = "trial {} reached the target of the study"
 
 
 def intervene(state: StudyState, request: Request) -> None:
@@ -90,6 +90,8 @@ def stop(state: StudyState, trials: Sequence[TrialRecord], reason: str) -> None:
 def hold_study(state: StudyState) -> None:
     """Hold a paused or ending study. Once no job runs, a paused study releases its devices and an ending one ends."""
     why = STUDY_ENDS if state.end_requested else STUDY_PAUSED
+    if state.end_requested and state.target_reached is not None:
+        why = TARGET_REACHED.format(state.target_reached)
     waiting = (*state.trials.waiting(), *state.trials.paused_waiting())
     if changed := state.trials.explain({x.number: why for x in waiting}):
         state.step.record(Waiting(changed))
@@ -99,7 +101,8 @@ def hold_study(state: StudyState) -> None:
         trials = [x for x in state.trials if not x.state.final]
         for record in trials:
             state.trials.move(record, TrialState.STOPPED)
-        state.step.record(TrialsStopped(tuple(x.number for x in trials), STUDY_ENDED), StudyChanged("ended", True))
+        why = STUDY_ENDED if state.target_reached is None else TARGET_REACHED.format(state.target_reached)
+        state.step.record(TrialsStopped(tuple(x.number for x in trials), why), StudyChanged("ended", True))
         state.ended = True
     elif not state.devices_released:
         state.devices_released = True
@@ -111,7 +114,7 @@ def _pause_study(state: StudyState, request: Request) -> Intervened:
         return _refused(request, f"the study is {'ended' if state.end_requested else 'paused'} already")
     state.paused, state.devices_released = True, False
     state.step.record(StudyChanged("paused", True))
-    _stop_jobs(state)
+    stop_jobs(state)
     return Intervened(request.name, request.verb)
 
 
@@ -126,16 +129,8 @@ def _resume_study(state: StudyState, request: Request) -> Intervened:
 def _end_study(state: StudyState, request: Request) -> Intervened:
     if state.end_requested or state.finished:
         return _refused(request, "the study has ended already")
-    state.paused, state.end_requested = False, True
-    state.step.record(StudyChanged("paused", False), StudyChanged("end_requested", True))
-    _stop_jobs(state)
+    end_study(state)
     return Intervened(request.name, request.verb)
-
-
-def _stop_jobs(state: StudyState) -> None:
-    """Stop all jobs after a checkpoint."""
-    state.planner.wake = math.inf
-    state.step.command(*map(StopJob, state.running))
 
 
 def _refused(request: Request, why: str) -> Intervened:

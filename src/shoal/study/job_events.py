@@ -3,9 +3,19 @@
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
+from math import inf
 
 from shoal.core.array import Array, Member, remove_members
-from shoal.core.command import ArrayLeft, Decided, JobEnded, StoppedOnCommonFailure, TrialsReported, UpdateJob
+from shoal.core.command import (
+    ArrayLeft,
+    Decided,
+    JobEnded,
+    StopJob,
+    StoppedOnCommonFailure,
+    StudyChanged,
+    TrialsReported,
+    UpdateJob,
+)
 from shoal.core.errors import ShoalError, StorageFullError, TaskError, UnusableTaskError
 from shoal.core.event import (
     NOT_TRIAL_FAILURES,
@@ -30,10 +40,12 @@ __all__ = [
     "apply_decisions",
     "complete_reports",
     "end_job",
+    "end_study",
     "fail_array",
     "handle_reports",
     "observe",
     "record_measurement",
+    "stop_jobs",
 ]
 
 
@@ -64,12 +76,38 @@ def observe(state: StudyState, job: str, reports: Iterable[Report]) -> None:
     new_reports = [report for report in reports if state.trials.reported(report)]
     if new_reports:
         state.step.record(TrialsReported(job, tuple(new_reports)))
+        _end_at_target(state, new_reports)
     leaving = apply_decisions(state, [decision for report in new_reports for decision in _decide(state, report)])
     for report in reports:
         if job and report.state is TrialState.FAILED and report.metrics:  # only the engine knows of the failure
             leaving[job].add(report.trial)
     for running, numbers in leaving.items():
         state.step.command(UpdateJob(running, JobUpdate(leave=frozenset(numbers))))
+
+
+def _end_at_target(state: StudyState, reports: Iterable[Report]) -> None:
+    """End the study if one of these reports is as good as its target; see `target` of `shoal.tune`."""
+    if (target := state.config.study.get("target")) is None or state.target_reached is not None:
+        return
+    objective = state.config.objectives[0]
+    reached = [x.trial for x in reports if x.metrics and objective.reached(target, x.metrics[objective.metric])]
+    if reached and not state.end_requested:
+        state.target_reached = reached[0]
+        state.step.record(StudyChanged("target_reached", reached[0]))
+        end_study(state)
+
+
+def end_study(state: StudyState) -> None:
+    """Stop all jobs after a checkpoint; once none runs, `hold_study` ends the study."""
+    state.paused, state.end_requested = False, True
+    state.step.record(StudyChanged("paused", False), StudyChanged("end_requested", True))
+    stop_jobs(state)
+
+
+def stop_jobs(state: StudyState) -> None:
+    """Stop all jobs after a checkpoint."""
+    state.planner.wake = inf
+    state.step.command(*map(StopJob, state.running))
 
 
 def apply_decisions(state: StudyState, decisions: Sequence[Decision]) -> defaultdict[str, set[int]]:

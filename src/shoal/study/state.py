@@ -142,8 +142,9 @@ class StudyState:
         last_plan_time: Time of the last plan, in seconds.
         paused: Whether a user has paused the study, so that no trials are requested or placed.
         devices_released: Whether a paused study has released its devices.
-        end_requested: Whether a user has ended the study; its jobs may still be saving their trials.
-        ended: Whether a study that a user has ended has no job any more.
+        end_requested: Whether a user or its target has ended the study; its jobs may still be saving their trials.
+        ended: Whether a study that a user or its target has ended has no job any more.
+        target_reached: Number of the trial that has reached the target of the study; None before.
         shutdown: The event that shuts down the study; None before.
         stopped: Common cause of failure of the first trials, which ends the study; None before.
         requests: Names of the user requests that were carried out or refused.
@@ -165,6 +166,7 @@ class StudyState:
         self.last_plan: object = None
         self.last_plan_time = 0.0
         self.paused = self.devices_released = self.end_requested = self.ended = False
+        self.target_reached: int | None = None
         self.shutdown: Shutdown | None = None
         self.stopped: Cause | None = None
         self.requests: set[str] = set()
