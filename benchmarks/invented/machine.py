@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 TESTS = Path(__file__).parents[2] / "tests"
-sys.path[1:1] = [str(TESTS / name) for name in ("backend", "cluster") if str(TESTS / name) not in sys.path]
+sys.path[1:1] = [str(TESTS / name) for name in ("backends", "cluster") if str(TESTS / name) not in sys.path]
 
 import mps_fakes  # noqa: E402
 import nvml_samples  # noqa: E402
