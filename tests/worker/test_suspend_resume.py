@@ -1,5 +1,7 @@
 """A job is suspended within an epoch, and another job resumes its trials in the same or another process."""
 
+import gc
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,8 @@ from shoal.core.job import Job
 from shoal.core.trial import Trial
 from shoal.data.datasets import DataSets
 from shoal.worker import array_members, loss_tracker
+from shoal.worker import train as train_module
+from shoal.worker.array_trainer import ArrayTrainer
 from shoal.worker.control import JobControl
 from shoal.worker.signature_builder import SignatureBuilder
 from shoal.worker.train import Trainer
@@ -119,7 +123,28 @@ def test_what_is_kept_holds_no_gradients_and_no_rows_of_an_array(tmp_path: Path)
     assert trial_cache.take(member, tmp_path) is None, "it is handed out once"
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU, whose memory is to be given back")
+def test_no_lane_is_alive_when_a_suspended_job_frees_its_device(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lanes: list[weakref.ref[ArrayTrainer]] = []
+    alive: list[ArrayTrainer | None] = []
+    suspend = ArrayTrainer.suspend
+
+    def suspended(lane: ArrayTrainer) -> None:
+        lanes.append(weakref.ref(lane))
+        suspend(lane)
+
+    def release(device: torch.device) -> None:
+        gc.collect()
+        alive.extend(lane() for lane in lanes)
+
+    monkeypatch.setattr(ArrayTrainer, "suspend", suspended)
+    monkeypatch.setattr(train_module, "release_cached_memory", release)
+    train(tmp_path, TrialCache(), After(4), 0, 3)
+    assert alive == [None, None]
+
+
+@pytest.mark.gpu
 def test_of_a_gpu_nothing_is_held_meanwhile(tmp_path: Path) -> None:
     device = torch.device("cuda:0")
     runtime = build(Mixed(), job(0, start={}).members[0], device)
@@ -132,7 +157,7 @@ def test_of_a_gpu_nothing_is_held_meanwhile(tmp_path: Path) -> None:
     runtime.save(tmp_path)
     before = [parameter.detach().cpu() for parameter in runtime.model.parameters()]
     trial_cache = TrialCache()
-    trial_cache.keep(runtime)
+    trial_cache.put(runtime)
     assert {parameter.device.type for parameter in runtime.model.parameters()} == {"cpu"}
     again = trial_cache.take(runtime.member, tmp_path)
     assert again is not None

@@ -99,6 +99,7 @@ class Trainer:
         for lane in self._lanes:
             lane.suspend()
         yield from self._events()
+        del lane  # this name and the list hold the lanes, whose arrays are in device memory
         self._lanes.clear()
         release_cached_memory(self._worker_state.device)
 
