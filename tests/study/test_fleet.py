@@ -1,12 +1,13 @@
 """Which devices a study has, as tables of what happens to them; no machine is looked at."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import pytest
 
 from shoal.cluster.monitor import Condition, DeviceProcess
 from shoal.core.device import Cluster, Device, Node
 from shoal.core.errors import DeviceError
+from shoal.study.devices import DISCOVERY_SECONDS, DeviceWatch
 from shoal.study.fleet import Fleet
 
 GB = 10**9
@@ -146,3 +147,98 @@ def test_a_record_brings_back_what_was_changed() -> None:
     assert again.record() == fleet.record()
     again.remove(["cuda:3"])
     assert Fleet.from_record(again.record(), find).used == ["cuda:1"]
+
+
+def machine(*uuids: str, **settings: bool) -> Cluster:
+    """The GPUs of a machine, in order."""
+    devices = (Device(f"cuda:{index}", "H200", 80 * GB, uuid=uuid, **settings) for index, uuid in enumerate(uuids))
+    return Cluster((Node("here", 8, tuple(devices)),))
+
+
+@pytest.mark.parametrize(
+    ("setting", "there", "healthy", "new"),
+    [
+        pytest.param("auto", ("a", "b", "c"), True, ["cuda:2"], id="one more"),
+        pytest.param("cuda", ("a", "b", "c", "d"), True, ["cuda:2", "cuda:3"], id="two more"),
+        pytest.param("auto", ("a", "b"), True, [], id="the same"),
+        pytest.param("auto", ("a", "b", "c"), False, [], id="it cannot be used"),
+        pytest.param("auto", ("b", "c"), True, [], id="the first is missing, and the names of all others changed"),
+        pytest.param("auto", ("a", "c"), True, [], id="another in the place of one"),
+        pytest.param("auto", (), True, [], id="none is left"),
+    ],
+)
+def test_gpus_that_are_new_on_the_machine_are_adopted(
+    setting: str, there: Sequence[str], healthy: bool, new: Sequence[str]
+) -> None:
+    fleet = Fleet(machine("a", "b"), setting)
+    discovered = machine(*there, healthy=healthy)
+    assert fleet.grows
+    assert fleet.new_in(discovered) == new
+    assert [device.name for device in fleet.adopt(discovered)] == new
+    assert fleet.used == ["cuda:0", "cuda:1", *new]
+    assert fleet.record()["added"] == new
+    assert fleet.new_in(discovered) == [], "they are no longer new"
+
+
+def test_a_removed_gpu_is_not_new() -> None:
+    fleet = Fleet(machine("a", "b"))
+    fleet.remove(["cuda:1"])
+    assert fleet.new_in(machine("a", "b")) == []
+
+
+@pytest.mark.parametrize(
+    ("cluster", "setting", "grows"),
+    [
+        pytest.param(machine("a"), "auto", True, id="all"),
+        pytest.param(machine("a"), ["cuda"], True, id="all, as a list"),
+        pytest.param(machine("a"), "cuda:0", False, id="one by its name"),
+        pytest.param(Cluster((Node("here", 8, (Device("cpu:0", "cpu/1", GB),)),)), "auto", False, id="CPU slots"),
+    ],
+)
+def test_which_studies_take_new_gpus(cluster: Cluster, setting: str | Sequence[str], grows: bool) -> None:
+    assert Fleet(cluster, setting).grows is grows
+
+
+class AllWell:
+    """A monitor; it notes which devices it monitors."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.watch(cluster)
+
+    def watch(self, cluster: Cluster) -> None:
+        self.watched = [device.name for _, device in cluster]
+
+    def conditions(self, own: Collection[int]) -> Mapping[str, Condition]:
+        return dict.fromkeys(self.watched, Condition())
+
+
+def test_a_running_study_looks_for_new_gpus_now_and_then() -> None:
+    now, there, fails = 0.0, machine("a"), False
+
+    def look(devices: str | Sequence[str]) -> Cluster:
+        assert devices == "auto"
+        if fails:
+            raise DeviceError("no device can be used")
+        return there
+
+    fleet = Fleet(there)
+    watch = DeviceWatch(fleet, look, AllWell, lambda: now, pid=1)
+
+    def poll() -> Cluster | None:
+        seen = watch.poll()
+        assert seen is not None
+        return seen.discovered
+
+    there = machine("a", "b")
+    assert poll() is None, "it is not due yet"
+    now, fails = DISCOVERY_SECONDS, True
+    assert poll() is None, "all are lost for a while"
+    now, fails = 2 * DISCOVERY_SECONDS, False
+    discovered = poll()
+    assert discovered == there
+    fleet.adopt(there)
+    seen = watch.poll()
+    assert seen is not None
+    assert list(seen.conditions) == ["cuda:0", "cuda:1"], "it is monitored at once"
+    now = 3 * DISCOVERY_SECONDS
+    assert poll() is None

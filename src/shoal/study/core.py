@@ -137,7 +137,7 @@ def _handle(state: StudyState, event: Event, now: float) -> None:
             place(state, now)
             check_progress(state, now)
         case DeviceConditions():
-            devices.apply_conditions(event, step)
+            _add_note(state, devices.apply_conditions(event, step))
         case Request():
             intervene(state, event)
         case TrialFailed():

@@ -7,6 +7,7 @@ from pathlib import Path
 from shoal.cluster.monitor import Condition, Monitor
 from shoal.core.command import DevicesChanged, JobKilled, KillJob, ReleaseDevice, Step, StopJob, StudyChanged
 from shoal.core.device import Cluster, Device
+from shoal.core.errors import DeviceError
 from shoal.core.event import Ended, Event, Outcome
 from shoal.core.job import Job, log_path
 from shoal.study.fleet import Finder, Fleet
@@ -20,6 +21,9 @@ Running = Mapping[str, tuple[Job, Device]]
 MONITOR_SECONDS = 3.0
 """Seconds between two polls of the device monitor."""
 
+DISCOVERY_SECONDS = 30.0
+"""Seconds between two searches for new GPUs, each of which reads all GPUs of the machine."""
+
 DEATH_OUTCOMES = frozenset({Outcome.CRASHED, Outcome.RAISED, Outcome.OUT_OF_MEMORY})
 """Outcomes of a job whose device may be lost."""
 
@@ -30,9 +34,11 @@ class DeviceConditions:
 
     Args:
         conditions: Name of a device -> its condition; a device without an entry is unchanged since its discovery.
+        discovered: All devices that the study's setting stands for, if some of them are new; else None.
     """
 
     conditions: Mapping[str, Condition]
+    discovered: Cluster | None = None
 
 
 class DeviceTracker:
@@ -68,10 +74,15 @@ class DeviceTracker:
             self.fleet.remove(names)
         step.record(StudyChanged("fleet", self.fleet.record()), DevicesChanged(self.fleet.with_held_memory))
 
-    def apply_conditions(self, seen: DeviceConditions, step: Step) -> None:
-        """Apply the conditions that the monitor reported."""
+    def apply_conditions(self, seen: DeviceConditions, step: Step) -> str:
+        """Apply the conditions that the monitor reported; return a note for the user about new devices, or ""."""
         self.fleet.apply(seen.conditions)
+        new = () if seen.discovered is None else self.fleet.adopt(seen.discovered)
+        if new:
+            step.record(StudyChanged("fleet", self.fleet.record()))
         step.record(DevicesChanged(self.fleet.with_held_memory))
+        named = ", ".join(f"{device.name} ({device.kind})" for device in new)
+        return f"new on this machine, and used by the study from now on: {named}" if new else ""
 
     def end_lost_jobs(self, running: Running, now: float, step: Step) -> None:
         """End jobs that hang, and jobs on lost or removed devices. Call this before placing jobs.
@@ -137,10 +148,11 @@ class DeviceTracker:
 
 
 class DeviceWatch:
-    """Polls the device monitor every `MONITOR_SECONDS`, and at once after devices were added.
+    """Polls the device monitor every `MONITOR_SECONDS`, and at once after devices were added; looks for new GPUs.
 
     Args:
         fleet: Devices of the study.
+        find: Finder of devices.
         make_monitor: Constructor of the monitor; None: devices are not monitored.
         clock: Monotonic clock, in seconds.
         pid: Id of this process; the monitor does not count its memory as use by other programs.
@@ -149,16 +161,19 @@ class DeviceWatch:
     def __init__(
         self,
         fleet: Fleet,
+        find: Finder,
         make_monitor: Callable[[Cluster], Monitor] | None,
         clock: Callable[[], float],
         pid: int,
     ) -> None:
         self._fleet = fleet
+        self._find = find
         self._found = fleet.found
         self._monitor = make_monitor(self._found) if make_monitor is not None else None
         self._clock = clock
         self._pid = pid
         self._due = clock()
+        self._discovery_due = self._due + DISCOVERY_SECONDS
 
     def poll(self, *, at_once: bool = False) -> DeviceConditions | None:
         """The conditions of all devices; None until the next poll is due."""
@@ -170,4 +185,15 @@ class DeviceWatch:
         if not at_once and self._clock() < self._due:
             return None
         self._due = self._clock() + MONITOR_SECONDS
-        return DeviceConditions(self._monitor.conditions({self._pid}))
+        return DeviceConditions(self._monitor.conditions({self._pid}), self._discover())
+
+    def _discover(self) -> Cluster | None:
+        """Return all devices that the study's setting stands for, if a search is due and finds new ones; else None."""
+        if not self._fleet.grows or self._clock() < self._discovery_due:
+            return None
+        self._discovery_due = self._clock() + DISCOVERY_SECONDS
+        try:
+            discovered = self._find(self._fleet.setting)
+        except DeviceError:  # all GPUs are lost, which the monitor reports
+            return None
+        return discovered if self._fleet.new_in(discovered) else None

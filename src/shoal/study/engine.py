@@ -38,7 +38,7 @@ class Engine:
         self._core = StudyCore(setting.core_config(journal, algorithm))
         self.fleet = self._core.state.fleet
         """Devices of the study."""
-        self._watch = DeviceWatch(self.fleet, setting.monitor, setting.clock, os.getpid())
+        self._watch = DeviceWatch(self.fleet, setting.find, setting.monitor, setting.clock, os.getpid())
         self._events: deque[Event] = deque()  # polled, not yet handled
         self._interrupted = False
 

@@ -17,6 +17,9 @@ Finder = Callable[[str | Sequence[str]], Cluster]
 REMOVED = "was removed by request"
 """Reason why a removed device gets no jobs."""
 
+_ALL_GPUS = ("auto", "cuda", "mig")
+"""Settings that stand for all GPUs or all instances of GPUs of the machine."""
+
 _NAMED = 2
 """Maximum number of other programs that a waiting reason names."""
 
@@ -58,6 +61,17 @@ class Fleet:
             fleet.add(added, find)
         fleet._removed = [name for name in record["removed"] if any(d.name == name for _, d in fleet.found)]
         return fleet
+
+    @property
+    def setting(self) -> str | Sequence[str]:
+        """Device names as the user wrote them."""
+        return self._devices
+
+    @property
+    def grows(self) -> bool:
+        """Whether the study takes GPUs that are new on the machine: it has GPUs, and its setting stands for all."""
+        names = [self._devices] if isinstance(self._devices, str) else self._devices
+        return any(name in _ALL_GPUS for name in names) and any(device.is_cuda for _, device in self._found)
 
     def record(self) -> dict[str, Any]:
         """The fleet as JSON values, for `from_record`."""
@@ -141,6 +155,32 @@ class Fleet:
         self._added += new
         self._removed = [name for name in self._removed if name not in names]
         self._cluster = None
+
+    def new_in(self, discovered: Cluster) -> list[str]:
+        """Names of healthy GPUs that the study does not have.
+
+        While a GPU is missing, those after it have other names, so none counts as new.
+
+        Args:
+            discovered: All devices that the setting stands for.
+        """
+        named = {device.name: device for _, device in discovered if device.uuid}
+        mine = {device.name: device.uuid for _, device in self._found if device.uuid and device.name not in self._added}
+        if any(name not in named or named[name].uuid != uuid for name, uuid in mine.items()):
+            return []
+        known = {each for _, device in self._found for each in (device.name, device.uuid)}
+        return [name for name, each in named.items() if each.healthy and known.isdisjoint((name, each.uuid))]
+
+    def adopt(self, discovered: Cluster) -> tuple[Device, ...]:
+        """Add the GPUs that are new on the machine, and return them.
+
+        Args:
+            discovered: As for `new_in`.
+        """
+        names = self.new_in(discovered)
+        if names:
+            self.add(names, lambda some: discovered.select(lambda device: device.name in some))
+        return tuple(discovered.device(name) for name in names)
 
     def remove(self, names: Sequence[str]) -> None:
         """Remove devices, so that no job uses them.
