@@ -11,12 +11,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._guards import TracingContext
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import shoal
 from shoal.core.errors import FusionError
 from shoal.fuse.api import fuse
 from shoal.fuse.array import ModelArray
-from shoal.fuse.capture import CapturedStep
+from shoal.fuse.capture import CapturedStep, _crosses_devices
 from shoal.fuse.micro_batches import MicroBatches
 from shoal.fuse.optim.fused import FusedOptimizer, fuse_optimizers
 from shoal.fuse.step import StepMode, TrainingStep
@@ -404,3 +405,21 @@ def test_batches_are_accumulated_and_gradients_clipped_as_eagerly(compiling: boo
     assert array.ticks == expected.ticks
     for own, other in zip(array.members, expected.members, strict=True):
         torch.testing.assert_close(own.state_dict(), other.state_dict(), rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("fn", "crossing"),
+    [
+        pytest.param(lambda x: x * torch.ones(2, device="meta"), None, id="all on the device"),
+        pytest.param(lambda x: x * torch.tensor(2.0), None, id="a number on the CPU is an argument of the kernel"),
+        pytest.param(lambda x: x * torch.tensor(2.0).to("meta"), "aten._to_copy.default", id="a number, copied"),
+        pytest.param(lambda x: x + torch.ones(2).to(x), "aten._to_copy.default", id="a tensor, copied"),
+        pytest.param(lambda x: torch.zeros(2).copy_(x), "aten.copy_.default", id="a result, copied back"),
+        pytest.param(lambda x: x[torch.tensor([0, 1])], "aten.index.Tensor", id="an index on the CPU"),
+    ],
+)
+def test_a_trace_that_copies_between_devices_is_found(fn: Callable[[Tensor], Tensor], crossing: str | None) -> None:
+    """The meta device stands for a GPU, whose graph cannot hold such a copy."""
+    graph = make_fx(fn)(torch.empty(2, device="meta"))
+    found = [str(node.target) for node in graph.graph.nodes if _crosses_devices(graph, node)]
+    assert found == ([] if crossing is None else [crossing])

@@ -15,8 +15,10 @@ The graph's inputs include the values that differ between steps: the batch, the 
 
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import partial
 from itertools import islice
+from operator import attrgetter
 from threading import RLock
 from typing import Any
 
@@ -25,6 +27,7 @@ from torch import Tensor, nn
 from torch._guards import TracingContext, tracing
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.graph_module import GraphModule
 from torch.fx.node import Node
 from torch.nn.modules import module as all_modules
 from torch.overrides import TorchFunctionMode
@@ -84,7 +87,7 @@ class CapturedStep:
         leaves, self._spec = pytree.tree_flatten(batch)
         self._shapes = _shapes(leaves)
         self._runs = len(micro_batches(batch))
-        self._limits = limits
+        self._limits = None if limits is None else limits.to(next(array.parameters()).device)
         if trained is None:
             trained = [p for p in array.parameters() if p.grad is not None]
         traced = optimizer.traced(trained)
@@ -184,6 +187,9 @@ class CapturedStep:
                 raise FusionError("two traces of it differ")
             if shaped := next(filter(_shaped_by_values, graph.graph.nodes), None):
                 raise FusionError(f"the shape of what `{shaped.target}` returns depends on values")
+            on_gpu = graph.graph.nodes if self._device.type == "cuda" else ()
+            if crossing := next(filter(partial(_crosses_devices, graph), on_gpu), None):
+                raise FusionError(f"`{crossing.target}` copies between devices; create tensors on the model's device")
             keys = len(self._inputs())
             if not next(islice(graph.graph.nodes, keys, None)).users:
                 self._unused = example[keys]
@@ -303,6 +309,28 @@ def _shaped_by_values(node: Node) -> bool:
     return any(getattr(each, "dtype", None) in (torch.bool, torch.uint8) for each in found)
 
 
+_COPIES = (torch.ops.aten._to_copy.default, torch.ops.aten.copy_.default, torch.ops.aten.copy.default)
+
+
+def _crosses_devices(graph: GraphModule, node: Node) -> bool:
+    """Whether a function of a trace copies between the CPU and a GPU, which a CUDA graph cannot record.
+
+    A number, a tensor of shape [], on the CPU among tensors on a GPU is an argument of the kernel.
+    """
+    if node.op != "call_function":
+        return False
+    found = [_value(graph, each) for each in (node, *node.all_input_nodes)]
+    tensors = [leaf for leaf in pytree.tree_leaves(found) if isinstance(leaf, Tensor)]
+    return len({leaf.device.type for leaf in tensors if leaf.dim() or node.target in _COPIES}) > 1
+
+
+def _value(graph: GraphModule, node: Node) -> Any:
+    """An example of the value of a node."""
+    if node.op == "get_attr":
+        return attrgetter(str(node.target))(graph)
+    return node.meta.get("val", node.meta.get("tensor_meta"))
+
+
 def _whole(leaf: Tensor) -> Tensor:
     return leaf.whole if isinstance(leaf, Stacked) else leaf
 
@@ -335,10 +363,7 @@ class _Replay:
     def __init__(self, fn: Callable[..., Tensor], held: Sequence[Tensor], given: Sequence[Tensor]) -> None:
         self._places = _places(held)
         self._given = [tensor.clone() for tensor in given]
-        self._graph = torch.cuda.CUDAGraph()
-        torch.cuda.synchronize()
-        with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):  # other threads may use the device
-            self._result = fn(*held, *self._given)
+        self._graph, self._result = _record_graph(lambda: fn(*held, *self._given), held[0].device)
 
     def fits(self, held: Sequence[Tensor]) -> bool:
         """Whether the held tensors are still in the recorded memory."""
@@ -350,6 +375,35 @@ class _Replay:
             place.copy_(tensor, non_blocking=True)
         self._graph.replay()
         return self._result.clone()
+
+
+def _record_graph(run: Callable[[], Tensor], device: torch.device) -> "tuple[torch.cuda.CUDAGraph, Tensor]":
+    """Record what a function launches on a CUDA device.
+
+    Returns:
+        The graph, and the result of the function, which each replay overwrites.
+
+    Raises:
+        RuntimeError: A call cannot be recorded, such as one that waits for the device. After it, torch can be used as
+            before.
+    """
+    graph, pool = torch.cuda.CUDAGraph(), torch.cuda.graph_pool_handle()
+    before = torch.cuda.current_stream(device)
+    try:
+        # Other threads may use the device meanwhile.
+        with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+            result = run()
+    except RuntimeError:
+        # `torch.cuda.graph` leaves its stream current then, its pool open and the generator of random numbers recording
+        # (torch 2.11, CUDAGraph::capture_end). The end of a record that succeeds closes the generator's.
+        torch.cuda.set_stream(before)
+        with suppress(RuntimeError):  # the pool is closed already, as only the last part of the record has failed
+            torch._C._cuda_endAllocateToPool(device.index, pool)
+        torch.cuda.synchronize(device)
+        with torch.cuda.graph(torch.cuda.CUDAGraph(), capture_error_mode="thread_local"):
+            torch.zeros((), device=device)
+        raise
+    return graph, result
 
 
 def _places(tensors: Sequence[Tensor]) -> list[int]:

@@ -80,6 +80,15 @@ class Stacked(Tensor):
         """The members' tensors, or their numbers."""
         return self.whole.unbind(0) if self.floats is None else self.floats
 
+    def floats_like(self, like: Tensor) -> Tensor:
+        """The members' Python floats as a tensor, [B], with the dtype and on the device of another one.
+
+        On a GPU a trace has them as a constant there; a copy from the CPU could not be recorded as a CUDA graph.
+        """
+        if self.whole.device == like.device:
+            return self.whole.to(like)
+        return torch.tensor(self.floats, dtype=like.dtype, device=like.device)
+
     @classmethod
     def __torch_function__(
         cls, func: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None

@@ -69,7 +69,9 @@ def _with_float(values: tuple[Any, ...]) -> Tensor:
 
 def _raised(value: Stacked, rank: int, like: Tensor | None) -> Tensor:
     data = raise_rank(value, rank)
-    return data.to(like) if value.floats is not None and like is not None else data
+    if value.floats is None or like is None:
+        return data
+    return value.floats_like(like).view(data.shape)
 
 
 def raise_rank(value: Stacked, rank: int) -> Tensor:

@@ -149,7 +149,7 @@ def _own_weights(log_shares: Tensor, y: Tensor, weight: Any, ignore_index: int, 
         index = y.masked_fill(ignored, 0).long().expand(len(costs), *y.shape[1:])
         losses = costs.gather(2, index.unsqueeze(2)).squeeze(2)
     if isinstance(smoothing, Stacked):
-        rate = smoothing.whole.to(losses).view(-1, 1, *trailing)
+        rate = smoothing.floats_like(losses).view(-1, 1, *trailing)
         smooth = (1 - rate) * losses + rate * costs.mean(2)
         losses = torch.where(rate > 0, smooth, losses)  # avoids 0 · inf where a logit is -inf
     elif smoothing:
