@@ -10,7 +10,7 @@ BENCHMARKS := search_vs_peers fusion scheduling simulated_makespan groups auto t
 TWO_AT_A_TIME := --no-print-directory --jobs 2 $(if $(filter output-sync,$(.FEATURES)),--output-sync)
 
 .PHONY: demo test test-thorough test-steps test-thorough-steps format lint types tests tests-thorough benchmarks-quick \
-	benchmarks-thorough shape clean
+	benchmarks-thorough gpu shape clean
 
 demo: $(READY)  ## search hyper-parameters of two models on handwritten digits, then the same by two plain ways
 	$(BIN)/python benchmarks/demo.py
@@ -53,6 +53,10 @@ benchmarks-thorough: $(READY)
 	$(BIN)/python benchmarks/algorithms.py --quick --tasks digits cifar --algorithms Hyperband ASHA
 	$(BIN)/python benchmarks/time_sharing.py --bins 20
 	$(BIN)/python benchmarks/groups.py --seeds 3
+
+# With the Python of .venv where there is one, else with PYTHON: a machine with a GPU has torch and often no network.
+gpu:  ## tests and benchmarks that need an NVIDIA GPU, in at most 40 minutes; without a GPU it says so
+	PYTHONPATH=src $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) tools/gpu.py
 
 format: $(READY)
 	$(BIN)/ruff format .

@@ -12,9 +12,11 @@ Without a GPU the models are of reduced sizes, which the table says.
 import argparse
 import json
 import logging
+import math
 import os
 import platform
 import sys
+import time
 import warnings
 from collections.abc import Iterator
 from functools import partial
@@ -94,6 +96,9 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("--seconds", type=float, default=2.0, help="for each rival in each cell of the table")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument(
+        "--budget", type=float, help="seconds, shared evenly by the models; no larger B is begun after them"
+    )
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32", help="bfloat16: by autocast")
     parser.add_argument("--device", default=device)
     parser.add_argument("--threads", type=int, default=os.cpu_count(), help="of torch, for rivals in one process")
@@ -121,7 +126,11 @@ def measured(options: argparse.Namespace, device: torch.device) -> Iterator[dict
     full = device.type == "cuda" and not options.reduced
     upward = [2**power for power in range(LARGEST.bit_length())]
     sizes = options.sizes or (upward if device.type == "cuda" else [1, 2, 4, 8, 16])
-    for name in options.models or WORKLOADS:
+    names = options.models or list(WORKLOADS)
+    end = time.perf_counter() + (options.budget or math.inf)
+    for number, name in enumerate(names):
+        now = time.perf_counter()
+        until = now + (end - now) / (len(names) - number)
         workload = WORKLOADS[name](full)
         makers: dict[str, Any] = {key: RIVALS[key] for key in options.rivals}
         if Processes.name in makers:
@@ -141,7 +150,7 @@ def measured(options: argparse.Namespace, device: torch.device) -> Iterator[dict
                 "rivals": {key: finding.as_dict() for key, finding in findings.items()},
             }
             ours = [finding for key, finding in findings.items() if issubclass(RIVALS[key], Eager)]
-            if ours and all(finding.fails == OUT_OF_MEMORY for finding in ours):
+            if time.perf_counter() > until or (ours and all(finding.fails == OUT_OF_MEMORY for finding in ours)):
                 break
 
 

@@ -89,6 +89,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--threads", type=int, default=os.cpu_count(), help="of torch; where others use the machine 1 is the fastest"
     )
+    parser.add_argument("--device", default="cpu", help="of the ablation; the other parts use CPU slots")
     parser.add_argument(
         "--quick",
         action="store_true",
@@ -130,7 +131,7 @@ def ablation(options: argparse.Namespace, missed: list[str]) -> dict[str, Any]:
         if case.pipeline not in options.pipelines or case.name not in (options.cases or [case.name]):
             continue
         for members in options.sizes:
-            cell = Cell(case, members, options.samples, options.folder)
+            cell = Cell(case, members, options.samples, options.folder, torch.device(options.device))
             taken = measured(cell, makers, options.rounds, options.seconds)
             steps = {name: taken.per_step(name) for name in makers}
             gains = [1 - steps[name] / steps["seq"] for name in makers if name != "seq" and "seq" in makers]

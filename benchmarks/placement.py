@@ -26,7 +26,7 @@ import platform
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from statistics import fmean, median, quantiles
 from typing import Any
@@ -79,10 +79,11 @@ def main() -> int:
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--devices", default="cuda" if torch.cuda.is_available() else "cpu:2")
-    parser.add_argument("--jobs", type=int, default=96, help="a multiple of 24")
+    parser.add_argument("--jobs", type=int, default=96, help="a multiple of models times batch sizes")
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--samples", type=int, help="of the training set")
     parser.add_argument("--epochs", type=int, help="of each job")
+    parser.add_argument("--batch-sizes", nargs="*", type=int, help="others than HyperSack's")
     parser.add_argument("--rows", nargs="*", help="some of them, by name")
     parser.add_argument("--quick", action="store_true", help="4 jobs of 24 pictures, 10 starts; judges nothing")
     options = parser.parse_args()
@@ -95,7 +96,9 @@ def arguments() -> argparse.Namespace:
     if SECOND in options.rows and FUSION_AND_PACKING not in options.rows:
         parser.error(f"--rows: {SECOND!r} goes on with the history of {FUSION_AND_PACKING!r}; name that too")
     try:
-        options.sizes = QUICK if options.quick else (FULL if options.gpu else SMALL).with_jobs(options.jobs)
+        sizes = FULL if options.gpu else SMALL
+        sizes = replace(sizes, batch_sizes=tuple(options.batch_sizes or sizes.batch_sizes))
+        options.sizes = QUICK if options.quick else sizes.with_jobs(options.jobs)
     except ValueError as error:
         parser.error(f"--jobs {error}")
     options.sizes = options.sizes.changed(samples=options.samples, epochs=options.epochs)

@@ -92,6 +92,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=[item for item in items if item not in kept])
         items[:] = [item for item in items if item in kept]
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+    if on_gpu := [item for item in items if item.get_closest_marker("gpu")]:
+        import torch
+
+        if not torch.cuda.is_available():
+            for item in on_gpu:
+                item.add_marker(pytest.mark.skip(reason="needs an NVIDIA GPU, and torch sees none here"))
 
 
 def _fast(items: Iterable[pytest.Item], turn: int) -> Iterator[pytest.Item]:

@@ -27,7 +27,7 @@ def test_every_path_exists() -> None:
 
 
 def test_options_are_those_of_the_commands() -> None:
-    sources = [ROOT / "tests" / "conftest.py", *(ROOT / "benchmarks").glob("*.py")]
+    sources = [ROOT / "tests" / "conftest.py", *(ROOT / "benchmarks").glob("*.py"), ROOT / "tools" / "gpu.py"]
     known = "".join(path.read_text() for path in sources)
     assert [option for option in set(re.findall(r"--[a-z][a-z-]*", TEXT)) if f'"{option}"' not in known] == []
 

@@ -6,10 +6,13 @@ from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from packs.tasks import AnyModel
 
 __all__ = ["CASES", "SIZES", "Case", "Cell"]
 
+CPU = torch.device("cpu")
 SIZES = (2, 4, 8)
 """Members of a pack."""
 
@@ -78,12 +81,14 @@ class Cell:
         members: how many there are.
         samples: of each member's training set.
         folder: of the PNG files.
+        device: of models, and of data that are tensors beforehand.
     """
 
     case: Case
     members: int
     samples: int
     folder: Path
+    device: torch.device = CPU
 
     @property
     def configs(self) -> list[dict[str, Any]]:

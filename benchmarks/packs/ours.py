@@ -6,7 +6,6 @@ import tempfile
 import time
 from pathlib import Path
 
-import torch
 from rivals.first import first_search
 
 import shoal
@@ -49,23 +48,23 @@ class Chosen(Way):
 
     def __init__(self, cell: Cell, settled: int = SETTLED) -> None:
         super().__init__(cell)
-        task, cpu = cell.task, torch.device("cpu")
-        sets = DataSets(task, cpu)
+        task, place = cell.task, cell.device
+        sets = DataSets(task, place)
         trials = [Trial(number, config, seed=number, data_seed=0) for number, config in enumerate(cell.configs)]
         keys, *_ = SignatureBuilder(task, sets).find_keys(trials)
         members: dict[FusionKey, list[Member]] = {}
         for trial in trials:
             members.setdefault(keys[trial.number], []).append(Member(trial, 0, 1_000_000))
-        device = next(iter(discover("cpu:1")))[1]
+        device = next(iter(discover(str(place) if place.type == "cuda" else "cpu:1")))[1]
         profiles = {
-            key: measure(task, sets, Array(key, tuple(some)), cpu, device.memory) for key, some in members.items()
+            key: measure(task, sets, Array(key, tuple(some)), place, device.memory) for key, some in members.items()
         }
         waiting = [(member, key) for key, some in members.items() for member in some]
         arrays = partition(waiting, lambda key, kind: profiles[key], [device], {})
         groups = Grouping().groups(arrays, lambda key, kind: profiles[key], [device], {}, frozenset())
-        worker_state = WorkerState(task, sets, TrialCache(), cpu, Path(tempfile.mkdtemp()))
+        worker_state = WorkerState(task, sets, TrialCache(), place, Path(tempfile.mkdtemp()))
         self.packs = [
-            (LaneScheduler(cpu), [ArrayTrainer("pack", array, worker_state) for array in group]) for group in groups
+            (LaneScheduler(place), [ArrayTrainer("pack", array, worker_state) for array in group]) for group in groups
         ]
         while self.epochs < settled and not self.settled:
             self.run()

@@ -17,7 +17,8 @@ from torch.utils.data import Dataset, TensorDataset
 
 __all__ = ["CIFAR", "PIPELINES", "Files", "Pictures", "arrays", "look_for_data", "made", "write"]
 
-CIFAR = Path(__file__).parents[3] / "shared" / "data" / "cifar10_5k_1k.npz"
+CIFAR = Path(os.environ.get("CIFAR10") or Path(__file__).parents[3] / "shared" / "data" / "cifar10_5k_1k.npz")
+"""The variable names another file of the same arrays."""
 PIPELINES = ("tensors", "pictures", "png")
 MEAN, STD = torch.tensor([0.4914, 0.4822, 0.4465]), torch.tensor([0.2470, 0.2435, 0.2616])
 """Of the pixels of CIFAR-10's training set, by channel."""

@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from statistics import median
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, TensorDataset
 
 from packs.cases import Cell
 from packs.feeds import kindest
@@ -66,25 +66,36 @@ class PlainWay(Way):
         self.runtimes = []
         for number, config in enumerate(cell.configs):
             torch.manual_seed(number)
-            model = self.task.model(config).train()
+            model = self.task.model(config).train().to(cell.device)
             optimizer = self.task.optimizer(model, config)
             self.runtimes.append(Learner(model, optimizer, config["batch_size"], config["part"]))
             if config["part"] not in self.sets:
-                self.sets[config["part"]], self.valid[config["part"]] = self.task.data(config)
+                self.sets[config["part"]], self.valid[config["part"]] = map(self._placed, self.task.data(config))
+
+    def _placed(self, dataset: Dataset[Any]) -> Dataset[Any]:
+        """The data set on the device, where it consists of tensors."""
+        if not isinstance(dataset, TensorDataset):
+            return dataset
+        return TensorDataset(*(tensor.to(self.cell.device) for tensor in dataset.tensors))
+
+    def batches(self, dataset: Dataset[Any], size: int, order: Tensor) -> Iterator[list[Tensor]]:
+        """Batches on the device."""
+        for batch in self.feed(dataset, size, order):
+            yield [tensor.to(self.cell.device, non_blocking=True) for tensor in batch]
 
     def validate(self) -> None:
         """What ends an epoch of any training: the metrics of every member, as numbers."""
         for runtime in self.runtimes:
             runtime.model.eval()
             with torch.no_grad():
-                for batch in self.feed(self.valid[runtime.part], runtime.batch_size, torch.arange(1)):
+                for batch in self.batches(self.valid[runtime.part], runtime.batch_size, torch.arange(1)):
                     float(self.task.loss(runtime.model, batch))
                     for metric in self.task.metrics(runtime.model, batch).values():
                         float(metric)
             runtime.model.train()
 
     def order(self, number: int) -> Tensor:
-        return epoch_order(self.cell.samples, 0, number)
+        return epoch_order(self.cell.samples, 0, number).to(self.cell.device)
 
 
 class Sequential(PlainWay):
@@ -94,7 +105,7 @@ class Sequential(PlainWay):
 
     def epoch(self, number: int) -> None:
         for runtime in self.runtimes:
-            for batch in self.feed(self.sets[runtime.part], runtime.batch_size, self.order(number)):
+            for batch in self.batches(self.sets[runtime.part], runtime.batch_size, self.order(number)):
                 runtime.optimizer.zero_grad()
                 self.task.loss(runtime.model, batch).backward()
                 runtime.optimizer.step()
@@ -142,7 +153,7 @@ class Paper(PlainWay):
             (rest, *_) = (unused.pop(runtime) for runtime in list(unused) if runtime.batch_size == size)
             drawn = rest.split(size)
             behind = [runtime for runtime in runtimes if runtime.batch_size <= size]
-            for batch in self.feed(dataset, size, rest):
+            for batch in self.batches(dataset, size, rest):
                 yield [(runtime, [tensor[: runtime.batch_size] for tensor in batch]) for runtime in behind]
             for runtime, left in unused.items():
                 used = torch.cat([part[: runtime.batch_size] for part in drawn])

@@ -4,7 +4,7 @@ import multiprocessing
 import os
 import time
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
@@ -15,6 +15,8 @@ from torch import Tensor
 
 from rivals.rival import Cell, Rival
 from rivals.serial import Serial
+from shoal.cluster.mps import MpsDaemon
+from shoal.core.errors import MpsError
 
 __all__ = ["Processes"]
 
@@ -40,6 +42,7 @@ class Share:
         autocast: to this type.
         threads: of torch in the process.
         which: the process's own members.
+        environment: variables of the process, set before it uses CUDA.
     """
 
     workload: str
@@ -49,6 +52,7 @@ class Share:
     autocast: torch.dtype | None
     threads: int
     which: tuple[int, ...]
+    environment: Mapping[str, str]
 
     def cell(self) -> Cell:
         workload = WORKLOADS[self.workload](self.full)
@@ -58,7 +62,7 @@ class Share:
 class Processes(Rival):
     """As many processes as cores, or members if they are fewer; each trains its members one after another.
 
-    On a GPU they share it by CUDA MPS if a control daemon runs, by time slices otherwise.
+    On a GPU they share it by CUDA MPS, and by time slices where MPS cannot be had.
 
     Args:
         cell: what to train.
@@ -71,6 +75,8 @@ class Processes(Rival):
     def __init__(self, cell: Cell, workload: str, full: bool) -> None:
         super().__init__(cell)
         count = min(cell.members, os.cpu_count() or 1)
+        self._mps = _daemon(cell.device)
+        environment = {} if self._mps is None else self._mps.environment()
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(list(HEAVY))
         self._connections: list[Connection] = []
@@ -79,7 +85,7 @@ class Processes(Rival):
         for number in range(count):
             here, there = context.Pipe()
             which = tuple(range(number, cell.members, count))
-            share = Share(workload, full, cell.members, cell.device, cell.autocast, threads, which)
+            share = Share(workload, full, cell.members, cell.device, cell.autocast, threads, which, environment)
             process = context.Process(target=_serve, args=(there, share), daemon=True)
             process.start()
             there.close()
@@ -106,8 +112,7 @@ class Processes(Rival):
     def note(self) -> str:
         if self.cell.device.type != "cuda":
             return f"{len(self._processes)} processes"
-        pipes = os.environ.get("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps")
-        return f"{len(self._processes)} processes, {'MPS' if os.path.exists(f'{pipes}/control') else 'time slices'}"
+        return f"{len(self._processes)} processes, {'time slices' if self._mps is None else 'MPS'}"
 
     def close(self) -> None:
         for connection in self._connections:
@@ -116,6 +121,8 @@ class Processes(Rival):
             process.join(5)
             if process.is_alive():
                 process.kill()
+        if self._mps is not None:
+            self._mps.stop()
 
     def _all(self, request: Any) -> list[Any]:
         for connection in self._connections:
@@ -134,8 +141,22 @@ class Processes(Rival):
         return answers
 
 
+def _daemon(device: torch.device) -> MpsDaemon | None:
+    """The daemon of a GPU, started; None on a CPU, and where MPS cannot be had."""
+    if device.type != "cuda":
+        return None
+    try:
+        daemon = MpsDaemon(f"GPU-{torch.cuda.get_device_properties(device).uuid}")
+        daemon.start()
+    except MpsError as reason:
+        warnings.warn(f"no MPS: {reason}", stacklevel=2)
+        return None
+    return daemon
+
+
 def _serve(connection: Connection, share: Share) -> None:
     """Take steps as asked until the connection closes."""
+    os.environ.update(share.environment)
     warnings.simplefilter("ignore")
     torch.set_num_threads(share.threads)
     try:

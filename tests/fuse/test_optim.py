@@ -28,6 +28,15 @@ def test_equals_the_members_own_optimizers(make: Make, members: int, lowering: A
     twins.check()
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("lowering", LOWERINGS)
+@pytest.mark.parametrize("make", [*RULES.values(), *OTHERS.values()], ids=[*RULES, *OTHERS])
+def test_equals_the_members_own_optimizers_on_a_gpu(make: Make, lowering: Any) -> None:
+    twins = Twins(make, 4, lowering=lowering, device="cuda")
+    twins.step(5)
+    twins.check()
+
+
 @pytest.mark.parametrize("make", RULES.values(), ids=RULES)
 def test_rules_run_all_members_together(make: Make) -> None:
     twins = Twins(make, 3)

@@ -266,6 +266,15 @@ def test_function_keeps_the_contract(rule: Rule, func: Any, key: str) -> None:
     check_rule(rule, cases_of(key, func), [func])
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("rule", "func", "key"), list({id(case.values[0]): case for case in reversed(FUNCTIONS)}.values())
+)
+@pytest.mark.filterwarnings("ignore")
+def test_the_first_function_of_each_rule_keeps_the_contract_on_a_gpu(rule: Rule, func: Any, key: str) -> None:
+    check_rule(rule, cases_of(key, func), [func], device="cuda")
+
+
 def cases_of(key: str, func: Any) -> Mapping[str, Case]:
     """Those of its rule; of torch's functions that crash, or mean another thing, on cases of others, their own."""
     name = func.__name__

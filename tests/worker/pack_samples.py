@@ -198,10 +198,10 @@ def trial(number: int) -> Trial:
 class Shop:
     """Worker process that trains jobs of a task; `run` yields the events of a job."""
 
-    def __init__(self, task: Task, directory: Path) -> None:
-        self.sets = DataSets(task, CPU)
+    def __init__(self, task: Task, directory: Path, device: torch.device = CPU) -> None:
+        self.sets = DataSets(task, device)
         self.signature_builder = SignatureBuilder(task, self.sets)
-        self.worker_state = WorkerState(task, self.sets, TrialCache(), CPU, directory)
+        self.worker_state = WorkerState(task, self.sets, TrialCache(), device, directory)
 
     def key(self, number: int) -> FusionKey:
         return self.signature_builder.key(trial(number))

@@ -30,7 +30,9 @@ _ARGUMENT_ERRORS = (RuntimeError, TypeError, ValueError, IndexError, AttributeEr
 """Errors of torch for arguments that a function does not take."""
 
 
-def check_rule(rule: Rule, cases: Mapping[str, Case], functions: Sequence[Any] | None = None) -> None:
+def check_rule(
+    rule: Rule, cases: Mapping[str, Case], functions: Sequence[Any] | None = None, device: str = "cpu"
+) -> None:
     """Compare the results of a rule with those of each member alone: values, gradients, and arguments written in place.
 
     Floating-point numbers are compared to 1e-9 (let cases use float64), all else must be equal. Each function of the
@@ -44,6 +46,7 @@ def check_rule(rule: Rule, cases: Mapping[str, Case], functions: Sequence[Any] |
         cases: Name of each special feature -> case. Each is called once for each member, torch's generator being seeded
             by the member's number; the members' tensors must agree in shape.
         functions: Functions of the rule to check; all by default.
+        device: Device to which the tensors of the cases are moved.
 
     Raises:
         AssertionError: the contract of `shoal.fuse.Rule` is broken; names function, case and arguments. Or a function
@@ -55,11 +58,11 @@ def check_rule(rule: Rule, cases: Mapping[str, Case], functions: Sequence[Any] |
             accepted = {
                 name: with_gradients
                 for name, case in cases.items()
-                if (with_gradients := _accepts(func, case)) is not None
+                if (with_gradients := _accepts(func, case, device)) is not None
             }
             assert accepted, f"{name_of(func)} accepts none of the cases {', '.join(cases)}"
             for name, with_gradients in accepted.items():
-                for call in _calls(rule, cases[name], with_gradients):
+                for call in _calls(rule, cases[name], with_gradients, device):
                     try:
                         call.check(func, record)
                     except AssertionError as error:
@@ -107,17 +110,18 @@ class _Record:
             RULES.update(before)
 
 
-def _arguments(case: Case, seed: int) -> tuple[list[Any], Any]:
+def _arguments(case: Case, seed: int, device: str) -> tuple[list[Any], Any]:
     """Return a member's arguments, as the leaves of a tree and its structure."""
     torch.manual_seed(seed)
     found: list[Any] = []
     case(lambda *args, **kwargs: found.append((args, kwargs)))
-    return pytree.tree_flatten(found[0])
+    leaves, spec = pytree.tree_flatten(found[0])
+    return [leaf.to(device) if isinstance(leaf, Tensor) else leaf for leaf in leaves], spec
 
 
-def _accepts(func: Any, case: Case) -> bool | None:
+def _accepts(func: Any, case: Case, device: str) -> bool | None:
     """Return whether a function has gradients on a case; None if it does not accept the case."""
-    leaves, spec = _arguments(case, 0)
+    leaves, spec = _arguments(case, 0, device)
     for with_gradients in (True, False):
         try:
             call_result = _call_alone(func, leaves, spec, torch.tensor([0]), with_gradients)
@@ -127,17 +131,17 @@ def _accepts(func: Any, case: Case) -> bool | None:
     return None
 
 
-def _calls(rule: Rule, case: Case, with_gradients: bool) -> Iterator["_CallVariant"]:
+def _calls(rule: Rule, case: Case, with_gradients: bool, device: str) -> Iterator["_CallVariant"]:
     """Yield all variants of a case; several lowerings are tried with two members."""
-    tensors = sum(isinstance(leaf, Tensor) for leaf in _arguments(case, 0)[0])
+    tensors = sum(isinstance(leaf, Tensor) for leaf in _arguments(case, 0, device)[0])
     every = (True,) * tensors
     for members in (1, 5):
-        yield _CallVariant(case, every, Layout.MODEL_MAJOR, members, None, with_gradients)
+        yield _CallVariant(case, every, Layout.MODEL_MAJOR, members, None, with_gradients, device)
     all_combinations = tensors <= _MAX_COMBINED
     for own in product((True, False), repeat=tensors):
         for layout in Layout if any(own) and (all_combinations or sum(own) in (1, tensors - 1, tensors)) else ():
             for lowering in rule.lowerings if len(rule.lowerings) > 1 else (None,):
-                yield _CallVariant(case, own, layout, 2, lowering, with_gradients)
+                yield _CallVariant(case, own, layout, 2, lowering, with_gradients, device)
 
 
 @dataclass(frozen=True)
@@ -200,6 +204,7 @@ class _CallVariant:
         members: B.
         lowering: Lowering of the rule; None for the first.
         with_gradients: Whether to compare gradients.
+        device: Device of the tensors.
     """
 
     case: Case
@@ -208,6 +213,7 @@ class _CallVariant:
     members: int
     lowering: str | None
     with_gradients: bool
+    device: str
 
     def settings(self) -> str:
         """Return the variant in words, for a message."""
@@ -218,7 +224,7 @@ class _CallVariant:
 
     def check(self, func: Any, record: _Record) -> None:
         """Compare all members at once with each alone."""
-        columns = [_arguments(self.case, b) for b in range(self.members)]
+        columns = [_arguments(self.case, b, self.device) for b in range(self.members)]
         spec = columns[0][1]
         own_of_tensors = iter(self.own)
         own = [isinstance(leaf, Tensor) and next(own_of_tensors) for leaf in columns[0][0]]

@@ -1,0 +1,154 @@
+"""Packs on a GPU: lanes on streams of their own learn what they learn alone, and share samples safely."""
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from pack_samples import EPOCHS, TASKS, Shop, reports_in, whole
+from torch import Tensor, nn
+
+from shoal.data.source import StreamSync
+from shoal.pack import Pack, load
+from shoal.worker.lane_scheduler import LaneSchedule, LaneScheduler
+
+pytestmark = pytest.mark.gpu
+
+DEVICE = torch.device("cuda:0")
+GENERATOR = torch.Generator().manual_seed(0)
+X = torch.randn(320, 1, 6, 6, dtype=torch.float64, generator=GENERATOR)
+Y = torch.randint(0, 4, (320,), generator=GENERATOR)
+SCHEDULES: tuple[LaneSchedule, ...] = ("turns", "steps", "streams")
+
+
+def mlp() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(36, 12), nn.Tanh(), nn.Linear(12, 4))
+
+
+def convolutional() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3), nn.ReLU(), nn.Flatten(), nn.Linear(48, 4))
+
+
+SGD, ADAM = partial(torch.optim.SGD, lr=0.1, momentum=0.9), partial(torch.optim.Adam, lr=0.01, eps=1e-3)
+MIX: list[tuple[Callable[[], nn.Module], Any, int]] = [(mlp, SGD, 16), (convolutional, ADAM, 32), (mlp, ADAM, 64)]
+
+
+def loss(model: nn.Module, batch: Any) -> Tensor:
+    return F.cross_entropy(model(batch[0]), batch[1])
+
+
+def seeded(make: Callable[[], nn.Module], seed: int) -> nn.Module:
+    torch.manual_seed(seed)
+    return make().double()
+
+
+def only(schedule: LaneSchedule, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All rounds are by one schedule, also before the lanes are settled."""
+    run = LaneScheduler._run_schedule
+    monkeypatch.setattr(
+        LaneScheduler, "_run_schedule", lambda self, _, lanes, interrupted: run(self, schedule, lanes, interrupted)
+    )
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_each_member_equals_its_lone_twin(schedule: LaneSchedule, monkeypatch: pytest.MonkeyPatch) -> None:
+    only(schedule, monkeypatch)
+    members = [
+        load(
+            seeded(make, seed),
+            "cuda",
+            optimizer=lambda model, kind=kind: kind(model.parameters()),
+            loss=loss,
+            batch_size=size,
+        )
+        for seed, (make, kind, size) in enumerate(MIX)
+    ]
+    together = Pack(members)
+    for _ in range(4):
+        for rows in torch.arange(320).split(64):
+            together.step([X[rows], Y[rows]])
+        together.end_epoch()
+    for seed, (member, (make, kind, size)) in enumerate(zip(members, MIX, strict=True)):
+        twin = seeded(make, seed).to(DEVICE)
+        own = kind(twin.parameters())
+        for _ in range(4):
+            for rows in torch.arange(320).split(size):
+                own.zero_grad()
+                loss(twin, [X[rows].to(DEVICE), Y[rows].to(DEVICE)]).backward()
+                own.step()
+        (checkpoint,) = together.free(member)
+        for name, value in twin.state_dict().items():
+            torch.testing.assert_close(checkpoint["model"][name], value.cpu(), rtol=1e-5, atol=1e-6)
+
+
+def test_streams_are_tried_and_timed() -> None:
+    members = [
+        load(
+            seeded(make, seed),
+            "cuda",
+            optimizer=lambda model, kind=kind: kind(model.parameters()),
+            loss=loss,
+            batch_size=size,
+        )
+        for seed, (make, kind, size) in enumerate(MIX)
+    ]
+    together = Pack(members)
+    for _ in range(400):
+        for rows in torch.arange(320).split(64):
+            together.step([X[rows], Y[rows]])
+        if together._scheduler.schedule is not None:
+            break
+    assert set(together._scheduler.seconds) == {"turns", "streams"}
+
+
+def test_freeing_a_member_frees_its_memory() -> None:
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_reserved(DEVICE)
+    big = load(
+        nn.Linear(4096, 4096),
+        "cuda",
+        optimizer=lambda model: ADAM(model.parameters()),
+        loss=lambda m, x: m(x).sum(),
+        batch_size=4,
+    )
+    together = Pack([big])
+    together.step(torch.ones(4, 4096))
+    assert torch.cuda.memory_reserved(DEVICE) > before + 4 * 4096 * 4096 * 3
+    together.free(big)
+    assert torch.cuda.memory_reserved(DEVICE) < before + 2 * 4 * 4096 * 4096
+
+
+@pytest.mark.parametrize("kind", TASKS)
+@pytest.mark.parametrize("schedule", ["turns", "streams"])
+def test_trials_of_a_job_learn_what_they_learn_alone(
+    kind: str, schedule: LaneSchedule, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    only(schedule, monkeypatch)
+    numbers = (0, 1, 2, 3, 4)
+    together = reports_in(Shop(TASKS[kind](), tmp_path / "pack", DEVICE).run([whole(number) for number in numbers]))
+    assert len(together) == EPOCHS * len(numbers)
+    for number in numbers:
+        alone = reports_in(Shop(TASKS[kind](), tmp_path / f"alone-{number}", DEVICE).run([whole(number)]))
+        expected = {report.epoch: report.metrics for report in alone}
+        for report in together:
+            if report.trial == number:
+                assert report.metrics == pytest.approx(expected[report.epoch], rel=1e-6, abs=1e-8)
+
+
+def test_a_reader_on_another_stream_waits_for_the_writer() -> None:
+    sync, values = StreamSync(DEVICE), torch.zeros(1 << 20, device=DEVICE)
+    writer, reader = torch.cuda.Stream(DEVICE), torch.cuda.Stream(DEVICE)
+    torch.cuda.synchronize()
+    with torch.cuda.stream(writer):
+        sync.wait_for_writes()
+        torch.cuda._sleep(100_000_000)  # cycles of the clock, some hundredths of a second
+        values.fill_(1.0)
+        sync.record_write()
+    with torch.cuda.stream(reader):
+        sync.prepare_read([values])
+        total = values.sum()
+    torch.cuda.synchronize()
+    assert float(total) == values.numel()
