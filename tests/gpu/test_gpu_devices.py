@@ -186,7 +186,7 @@ def test_a_process_with_a_driver_open_is_not_forked() -> None:
 
 
 def test_the_command_shows_the_gpu(device: Device) -> None:
-    result = CliRunner(env={"COLUMNS": "200"}).invoke(app, ["devices"])
+    result = CliRunner().invoke(app, ["devices", "--json"])
     assert result.exit_code == 0, result.output
     assert device.name in result.output
     assert device.kind in result.output
