@@ -218,6 +218,28 @@ def test_a_graph_reads_rates_and_limits_anew_at_each_step() -> None:
     same(*results)
 
 
+@pytest.mark.parametrize("way", ["plain", "captured"])
+def test_slopes_and_rates_of_each_member(way: str) -> None:
+    def array() -> tuple[ModelArray, FusedOptimizer]:
+        models = []
+        for seed in range(MEMBERS):
+            torch.manual_seed(seed)
+            between = [nn.LeakyReLU(0.1 * (seed + 1)), nn.Dropout(0.2 * seed)]
+            layers = nn.Sequential(nn.Flatten(), nn.Linear(192, 16), *between, nn.Linear(16, 4))
+            models.append(layers.to(DEVICE, torch.float64))
+        joined = fuse(models, seeds=range(MEMBERS))
+        return joined, fuse_optimizers([OPTIMIZERS["sgd"](model.parameters()) for model in models], joined)
+
+    given = batches()
+    members, optimizer = array()
+    eager = trained(members, TrainingStep(members, optimizer, loss, ("eager",)), given)
+    members, optimizer = array()
+    step = (
+        captured(members, optimizer, given) if way == "captured" else TrainingStep(members, optimizer, loss, ("plain",))
+    )
+    same(trained(members, step, given), eager)
+
+
 def test_a_graph_fits_no_other_shape_and_no_other_memory() -> None:
     given = batches()
     array, optimizer = array_of(mlp)
