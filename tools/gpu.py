@@ -37,6 +37,8 @@ LINES = 160
 """Lines of a benchmark's output that the page shows."""
 SUMMARY_LINES = 25
 KILL_SECONDS = 10.0
+SHARE = 0.75
+"""Of its budget, after which a benchmark begins nothing new."""
 PACKAGES = {"pynvml": "nvidia-ml-py", "PIL": "pillow"}
 """Module -> package, where their names differ."""
 CORE = ("torch", "numpy", "cloudpickle", "psutil", "pynvml", "rich")
@@ -67,7 +69,7 @@ class Part:
         name: as `--parts` takes it.
         title: on the page.
         seconds: of `MINUTES`.
-        command: arguments of Python; "{seconds}" stands for nine tenths of the budget.
+        command: arguments of Python; "{seconds}" stands for `SHARE` of the budget.
         needs: modules.
     """
 
@@ -118,16 +120,9 @@ def _benchmark(name: str, title: str, seconds: int, *arguments: str, needs: tupl
 
 
 FUSION = (
-    "benchmarks/fusion.py",
-    "--budget",
-    "{seconds}",
-    "--models",
-    "mlp",
-    "transformer",
-    "resnet18",
-    "lstm",
-    "dcgan",
-)
+    "benchmarks/fusion.py", "--budget", "{seconds}", "--models", "mlp", "transformer", "resnet18",
+    "--sizes", "1", "8", "64", "512", "--seconds", "0.6", "--rounds", "3",
+)  # fmt: skip
 PARTS = (
     _tests("steps", "Fused steps", 150, "tests/gpu/test_gpu_steps.py", "-k", f"not ({GRAPHS})"),
     _tests("graphs", "CUDA graphs and compiled steps", 180, "tests/gpu/test_gpu_steps.py", "-k", GRAPHS),
@@ -139,8 +134,8 @@ PARTS = (
     _tests("devices", "Listing, MIG, conditions, use", 60, "tests/gpu/test_gpu_devices.py"),
     _tests("rules", "Optimizers and rules of fusion", 150, "tests/fuse/test_optim.py", "tests/fuse/test_rules.py"),
     _tests("studies", "Whole studies", 180, "tests/gpu/test_gpu_studies.py"),
-    _benchmark("fusion", "Fusion, float32", 480, *FUSION, "--seconds", "1"),
-    _benchmark("fusion-bf16", "Fusion, bfloat16", 240, *FUSION, "--seconds", "1", "--dtype", "bfloat16"),
+    _benchmark("fusion", "Fusion, float32", 480, *FUSION),
+    _benchmark("fusion-bf16", "Fusion, bfloat16", 240, *FUSION, "--dtype", "bfloat16"),
     _benchmark(
         "placement", "Placement: jobs of HyperSack's first search space", 420, "benchmarks/placement.py",
         "--devices", "cuda:0", "--batch-sizes", "64", "--jobs", "24", "--samples", "2500", "--epochs", "1",
@@ -201,7 +196,7 @@ def run(part: Part, budget: float, log: IO[str], environment: Mapping[str, str])
     missing = [PACKAGES.get(module, module) for module in part.needs if find_spec(module) is None]
     if missing:
         return Result(part, "not run", budget=budget, reason=f"needs {', '.join(missing)}, not installed here")
-    command = [sys.executable, *(word.replace("{seconds}", str(int(0.9 * budget))) for word in part.command)]
+    command = [sys.executable, *(word.replace("{seconds}", str(int(SHARE * budget))) for word in part.command)]
     log.write(f"\n=== {part.name}: {' '.join(command)}\n")
     log.flush()
     began = time.monotonic()
