@@ -327,5 +327,7 @@ def test_a_scenario_tells_its_objective(tmp_path, objective, first):
 
 
 def test_an_unknown_objective_is_named():
-    with pytest.raises(PolicyError, match="one of makespan, mean_completion, time_to_target, time_to_good, got 'speed'"):
+    with pytest.raises(
+        PolicyError, match="one of makespan, mean_completion, time_to_target, time_to_good, got 'speed'"
+    ):
         Auto("speed")

@@ -19,7 +19,9 @@ class OpenRuns(Generic[_Run]):
         most: Largest number of open runs.
     """
 
-    def __init__(self, opened: Callable[[int, Config], _Run], closed: Callable[[_Run], object], most: int = 128) -> None:
+    def __init__(
+        self, opened: Callable[[int, Config], _Run], closed: Callable[[_Run], object], most: int = 128
+    ) -> None:
         self._opened, self._closed, self._most = opened, closed, most
         self._runs: dict[int, _Run] = {}  # the longest unused one first
 
