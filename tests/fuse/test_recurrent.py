@@ -311,7 +311,7 @@ def test_weights_are_not_moved_while_the_array_runs(monkeypatch: pytest.MonkeyPa
     assert nn.RNNBase.flatten_parameters is refuse
 
 
-@pytest.mark.parametrize("name", ["lstm", "gru"])
+@pytest.mark.parametrize("name", ["lstm", "lstm, two layers in both directions, batch first", "gru"])
 def test_gradient_of_a_gradient(name: str) -> None:
     def penalty(model: nn.Module, x: Tensor) -> Tensor:
         x = x.clone() + model.first.bias

@@ -18,6 +18,7 @@ from shoal.fuse.patches import HiddenWarning
 from shoal.fuse.rules.base import Rule, stacked_data
 from shoal.fuse.rules.dropout import apply_dropout
 from shoal.fuse.rules.linear import batched_linear
+from shoal.fuse.rules.lstm_sequence import lstm_sequence, lstm_step
 from shoal.fuse.stacked import Stacked, member_count
 
 __all__ = ["RULES"]
@@ -59,10 +60,12 @@ class _RecurrentCell(NamedTuple):
     Args:
         step: Function of the input part of the gates, [B, N, G*H], the state and the weights; returns the next state.
         sums_biases: Whether both biases are added in one sum, so that both can be part of the input part.
+        sequence: Function as `lstm_sequence` that runs all steps without a projection, or None.
     """
 
     step: Callable[[Tensor, _State, _Weights], _State]
     sums_biases: bool
+    sequence: Callable[..., tuple[Tensor, Tensor]] | None = None
 
 
 def _unroll(
@@ -81,12 +84,19 @@ def _unroll(
     Returns:
         h of every step, shaped as `x` except for the last axis R, and the state after the last step.
     """
-    steps = list(torch.unflatten(_cell_input(cell, x.flatten(1, 2), weights), 1, x.shape[1:3]).unbind(time))
+    if time == 2:
+        x = x.transpose(1, 2)
+    gates = torch.unflatten(_cell_input(cell, x.flatten(1, 2), weights), 1, x.shape[1:3])
+    if cell.sequence is not None and weights.projection is None:
+        output, c = cell.sequence(gates, *state, weights.hidden, reverse)
+        state = output.select(1, 0 if reverse else -1), c
+        return output.transpose(1, 2) if time == 2 else output, state
+    steps = list(gates.unbind(1))
     if reverse:
         steps.reverse()
     outputs = []
-    for gates in steps:
-        state = cell.step(gates, state, weights)
+    for part in steps:
+        state = cell.step(part, state, weights)
         outputs.append(state[0])
     if reverse:
         outputs.reverse()
@@ -102,14 +112,8 @@ def _cell_input(cell: _RecurrentCell, x: Tensor, weights: _Weights) -> Tensor:
 
 
 def _lstm(gates: Tensor, state: _State, weights: _Weights) -> _State:
-    """c' = f c + i g and h' = o tanh(c'); Hochreiter and Schmidhuber (1997), in torch's variant.
-
-    With a projection, h' = W_hr (o tanh(c')); Sak et al. (2014).
-    """
-    h, c = state
-    i, f, g, o = torch.baddbmm(gates, h, weights.hidden.transpose(1, 2)).chunk(4, -1)
-    c = torch.addcmul(torch.sigmoid(f) * c, torch.sigmoid(i), torch.tanh(g))
-    h = torch.sigmoid(o) * torch.tanh(c)
+    """As `lstm_step`. With a projection, h' = W_hr (o tanh(c')); Sak et al. (2014)."""
+    h, c, *_ = lstm_step(torch.baddbmm(gates, state[0], weights.hidden.transpose(1, 2)), state[1])
     if weights.projection is not None:
         h = torch.bmm(h, weights.projection.transpose(1, 2))
     return h, c
@@ -138,7 +142,7 @@ def _elman(activation: Callable[[Tensor], Tensor]) -> Callable[[Tensor, _State, 
 
 
 _CELLS = {
-    "lstm": _RecurrentCell(_lstm, sums_biases=True),
+    "lstm": _RecurrentCell(_lstm, sums_biases=True, sequence=lstm_sequence),
     "gru": _RecurrentCell(_gru, sums_biases=False),
     "rnn_tanh": _RecurrentCell(_elman(torch.tanh), sums_biases=True),
     "rnn_relu": _RecurrentCell(_elman(torch.relu), sums_biases=True),
