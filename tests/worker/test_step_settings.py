@@ -200,6 +200,29 @@ def test_evaluate_sees_the_whole_validation_set(members: int, tmp_path: Path) ->
     assert len(reports) == members
 
 
+@pytest.mark.parametrize("members", [1, 3])
+def test_means_over_samples_do_not_depend_on_the_validation_batch(members: int, tmp_path: Path) -> None:
+    class Sized(Small):
+        size = 0
+
+        def eval_batch_size(self, config: Any) -> int:
+            return self.size
+
+        def metrics(self, model: nn.Module, batch: Any) -> Mapping[str, Tensor]:
+            return {"error": (model(batch[0]) - batch[1]).abs().mean()}
+
+    found = []
+    for size in (1, 4, 1000):
+        task = Sized()
+        task.size = size
+        (tmp_path / str(size)).mkdir()
+        reports = work(task, tmp_path / str(size), [Member(trial(b), 0, 1) for b in range(members)])
+        found.append([{name: report.metrics[name] for name in ("valid_loss", "error")} for report in reports])
+    for metrics in found:
+        for mine, own in zip(metrics, found[0], strict=True):
+            assert mine == pytest.approx(own, rel=1e-9)
+
+
 def test_the_best_model_has_the_averages(tmp_path: Path) -> None:
     study = search(Averages(), {"lr": 0.01, "number": 0}, tmp_path / "study", algorithm=shoal.Random(1, epochs=2))
     found = load_newest(tmp_path / "study", 0)
