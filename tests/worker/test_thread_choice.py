@@ -6,7 +6,7 @@ import pytest
 import torch
 from planner_samples import LINEAR, A, B
 
-from shoal.worker.thread_choice import MIN_STEPS, ThreadChoice
+from shoal.worker.thread_choice import MIN_STEPS, SLOW_STEPS, ThreadChoice
 
 
 class Steps:
@@ -22,15 +22,17 @@ class Steps:
         self.profile = profile
         self.now = 0.0
         self.current = own
-        self.choice = ThreadChoice(own, clock=lambda: self.now)
+        self.delayed = 0.0
+        self.choice = ThreadChoice(own, clock=lambda: self.now, delay=lambda: self.delayed)
 
-    def take(self, count, *, key=A, members=1, left=1000, elements=1):
-        """Take steps; return the threads of each."""
+    def take(self, count, *, key=A, members=1, left=1000, elements=1, delay=0.0):
+        """Take steps, with a share of their time in which others have the core; return the threads of each."""
         taken = []
         for _ in range(count):
             with self.choice.chosen(key, self.profile, [torch.zeros(elements)] * members, left):
                 taken.append(self.current)
                 self.now += self.seconds[self.current] * elements
+                self.delayed += delay * self.seconds[self.current] * elements
         return taken
 
 
@@ -78,13 +80,37 @@ def test_batches_of_different_lengths_are_compared_by_their_elements(steps):
     assert run.choice.gains(A) == {2: {1: pytest.approx(1 / 0.7)}}
 
 
-@pytest.mark.parametrize(("gain", "threads"), [(1.6, 2), (1.01, 1), (0.5, 1)])
-def test_a_gain_in_the_profile_is_not_measured_again(steps, gain, threads):
+@pytest.mark.parametrize(
+    ("gain", "members", "raced"),
+    [
+        pytest.param(0.5, 3, False, id="it loses"),
+        pytest.param(1.01, 3, False, id="it gains too little"),
+        pytest.param(1.6, 3, True, id="it gains, if the core is free now"),
+        pytest.param(0.5, 16, True, id="four times the members are another size"),
+    ],
+)
+def test_what_the_profile_says_to_be_slower_is_not_timed(steps, gain, members, raced):
     run = steps({1: 0.01, 2: 0.01}, profile=replace(LINEAR, thread_gain={2: {4: gain}}))
     run.choice.allow(2)
-    assert set(run.take(20, members=3, left=5)) == {threads}, "however few steps are left"
-    assert run.choice.gains(A) == {}
-    assert set(run.take(20, members=16)) == {1, 2}, "four times the members are another size"
+    assert set(run.take(20, members=members)) == ({1, 2} if raced else {1})
+
+
+def test_a_thread_whose_core_another_program_takes_is_given_up(steps):
+    run = steps({1: 0.01, 2: 0.006})
+    run.choice.allow(2)
+    run.take(MIN_STEPS // 2)
+    run.seconds = {1: 0.015, 2: 0.1}
+    assert run.take(SLOW_STEPS) == [2] * SLOW_STEPS
+    run.take(MIN_STEPS // 2)
+    assert set(run.take(20)) == {1}
+
+
+@pytest.mark.parametrize(("delay", "kept"), [(0.0, {2: {1: 2.0}}), (0.5, {})])
+def test_a_gain_that_was_measured_beside_other_programs_is_not_kept(steps, delay, kept):
+    run = steps({1: 0.5, 2: 0.25})
+    run.choice.allow(2)
+    run.take(MIN_STEPS // 2, delay=delay)
+    assert run.choice.gains(A) == kept
 
 
 def test_too_few_steps_for_a_race_are_not_raced(steps):
