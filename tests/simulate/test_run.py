@@ -297,3 +297,10 @@ def test_asha_fills_idle_slots_at_once(concurrency):
         started = sum(begin <= now for begin in begins)
         waiting = sum(arrival <= now for arrival in found.arrivals.values()) - started
         assert not waiting or started - sum(end <= now for end in ends) == 3, now
+
+
+def test_epochs_with_borrowed_cores_do_not_count_as_those_of_the_slot():
+    run = simulation(THREADED[:2], SLOTS, Fifo(), epochs=6, grouping=Grouping(make_packing("none")))
+    known = [run._core.state.profiles.estimate(key, "cpu/1") for key in run._workload.keys]
+    assert run.run().completion == pytest.approx({"job/0": 60, "job/1": 60 + 180 / 1.5})
+    assert [run._core.state.profiles.estimate(key, "cpu/1") for key in run._workload.keys] == known
