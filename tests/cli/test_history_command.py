@@ -133,6 +133,7 @@ def test_as_json(known):
         "sample": 16,
         "pending": None,
         "crowding": {"2": 1.5},
+        "thread_gain": {},
     }
 
 

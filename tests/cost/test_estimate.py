@@ -15,6 +15,7 @@ from shoal.cost.estimate import (
     packed_demand,
     seconds,
     step_seconds,
+    thread_gain,
 )
 
 
@@ -71,8 +72,10 @@ def test_seconds_of_members_that_leave(epochs, expected):
         pytest.param({4: 2.0}, 1, None, id="too far below"),
     ],
 )
-def test_fused_gain(measured, members, expected):
-    assert fused_gain(replace(profile({1: 1.0}), fused_gain=measured), members) == expected
+def test_fused_gain_and_thread_gain(measured, members, expected):
+    known = replace(profile({1: 1.0}), fused_gain=measured, thread_gain={2: measured})
+    assert fused_gain(known, members) == thread_gain(known, 2, members) == expected
+    assert thread_gain(known, 4, members) is None, "another number of threads"
 
 
 @pytest.mark.parametrize(

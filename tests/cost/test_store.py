@@ -19,9 +19,21 @@ from shoal.cost.store import EpochTimes, Observation, OutOfMemoryObserved, Profi
 
 H200 = Device("cuda:0", "H200", 141 * GB)
 KNOWN = replace(
-    FUSES, member_memory=3 * GB, compiled_gain={4: 2.0}, compile_seconds=5.0, crowding={2: 1.5}, fused_gain={4: 1.1}
+    FUSES,
+    member_memory=3 * GB,
+    compiled_gain={4: 2.0},
+    compile_seconds=5.0,
+    crowding={2: 1.5},
+    fused_gain={4: 1.1},
+    thread_gain={2: {1: 0.9, 4: 1.2}},
 )
-FOUND = replace(FUSES, step_seconds={1: 2.0, 4: 3.0}, compiled_gain={8: 1.5}, fused_gain={16: 4.0})
+FOUND = replace(
+    FUSES,
+    step_seconds={1: 2.0, 4: 3.0},
+    compiled_gain={8: 1.5},
+    fused_gain={16: 4.0},
+    thread_gain={2: {4: 1.4}, 4: {4: 2.5}},
+)
 
 
 def array(*numbers: int, key: FusionKey = A) -> Array:
@@ -80,12 +92,18 @@ def test_a_mean_weighs_newer_observations_more(
 
 def test_a_profile_job_keeps_measurements_of_training_jobs() -> None:
     assert after(knowing(KNOWN), Profiled("two", A, FOUND), job=PROFILE) == replace(
-        FOUND, member_memory=3 * GB, compiled_gain={4: 2.0, 8: 1.5}, compile_seconds=5.0, crowding={2: 1.5}
+        FOUND,
+        member_memory=3 * GB,
+        compiled_gain={4: 2.0, 8: 1.5},
+        compile_seconds=5.0,
+        crowding={2: 1.5},
+        thread_gain=KNOWN.thread_gain,
     )
 
 
 def test_a_training_job_adds_to_what_was_measured() -> None:
-    expected = replace(KNOWN, compiled_gain={4: 2.0, 8: 1.5}, fused_gain={4: 1.1, 16: 4.0})
+    threads = {2: {1: 0.9, 4: 1.4}, 4: {4: 2.5}}
+    expected = replace(KNOWN, compiled_gain={4: 2.0, 8: 1.5}, fused_gain={4: 1.1, 16: 4.0}, thread_gain=threads)
     store = knowing(KNOWN)
     assert after(store, Profiled("two", A, FOUND)) == expected
     again = replace(expected, fused_gain={4: 1.1, 16: 2.0})

@@ -18,7 +18,7 @@ from shoal.core.errors import BackendError, CheckpointError
 from shoal.core.event import TurnStats
 from shoal.core.job import Job, JobUpdate, Purpose
 from shoal.core.trial import Report, Trial, TrialState
-from shoal.cost.estimate import compute, seconds
+from shoal.cost.estimate import compute, seconds, thread_gain
 
 __all__ = ["START_SECONDS", "SlowDown", "Virtual", "VirtualJob", "Workload", "proportional_speeds"]
 
@@ -98,6 +98,7 @@ class VirtualJob:
         uses_compute: Whether other jobs on its device slow it down meanwhile.
         epoch_rest: Seconds of its epoch that remain after its next events.
         speed: Its speed as a fraction of that alone on one device.
+        cores: CPU cores that it may use; 0: those of its device.
     """
 
     job: Job
@@ -113,6 +114,7 @@ class VirtualJob:
     uses_compute: bool = False
     epoch_rest: float = 0.0
     speed: float = 1.0
+    cores: int = 0
 
     @property
     def trials(self) -> set[int]:
@@ -245,7 +247,8 @@ class Virtual(Backend):
         self.fail(job, Outcome.CRASHED, "was killed")
 
     def change(self, job: str, change: JobUpdate) -> None:
-        """Save and remove members now, add others at the end of the epoch, and find the keys of trials now."""
+        """Save and remove members now, add others at the end of the epoch, find the keys of trials now, and train with
+        other cores from now on."""
         virtual_job = self.jobs.get(job)
         if virtual_job is None or virtual_job.hangs:
             return
@@ -255,6 +258,9 @@ class Virtual(Backend):
                 lane.members = {number: each for number, each in lane.members.items() if number not in leaving}
             virtual_job.joining = list(remove_members(virtual_job.joining, leaving))
             self._pending.append(base.MembersLeft(job, frozenset(leaving)))
+        if change.cores is not None:
+            virtual_job.cores = change.cores
+            self._update_speeds(virtual_job.device)
         virtual_job.joining += change.join
         if change.find_signatures:
             self._pending.append(
@@ -352,6 +358,7 @@ class Virtual(Backend):
             return
         spans_devices = len(jobs) == 1 and jobs[0].job.helpers
         speeds = [_multi_device_speed(jobs[0])] if spans_devices else self._slowdown(device, jobs)
+        speeds = [speed * _thread_gain(job) for job, speed in zip(jobs, speeds, strict=True)]
         for job, speed in zip(jobs, speeds, strict=True):
             if speed == job.speed:
                 continue
@@ -481,3 +488,9 @@ def _multi_device_speed(job: VirtualJob) -> float:
     """Return the speed of a job on several devices as a multiple of that on one, from its profiles."""
     devices = 1 + len(job.job.helpers)
     return min(1 / array.profile.spreading[devices] for array in job.job.arrays if array.profile is not None)
+
+
+def _thread_gain(job: VirtualJob) -> float:
+    """Return the speed-up of a job by the cores that it borrows: the least of its arrays, at least 1."""
+    gains = (thread_gain(lane.profile, job.cores, len(lane.members)) or 1.0 for lane in job.lanes if lane.members)
+    return max(1.0, min(gains, default=1.0))

@@ -165,6 +165,10 @@ def record_json(record: Record, current: str) -> dict[str, Any]:
             "sample": profile.sample,
             "pending": profile.pending,
             "crowding": {str(jobs): factor for jobs, factor in sorted(profile.crowding.items())},
+            "thread_gain": {
+                str(threads): {str(size): gain for size, gain in sorted(gains.items())}
+                for threads, gains in sorted(profile.thread_gain.items())
+            },
         },
     }
 

@@ -62,6 +62,8 @@ class Profile:
         compiled_gain: Members -> speedup of a compiled step, measured in one run; only sizes that were compiled, 1 if
             compilation failed.
         compile_seconds: Seconds of the last compilation; 0 if there was none.
+        thread_gain: Threads, more than those of the kind of device -> members -> speed-up of a step over one with the
+            threads of the kind.
         crowding: Jobs on a device -> slowdown of an epoch of this key among them, compared with alone.
         spreading: Devices -> duration of an epoch on all of them, relative to one device; for each number up to the
             most that a job may have. Empty if not measured: a job may have one device.
@@ -83,6 +85,7 @@ class Profile:
     fused_gain: Mapping[int, float] = field(default_factory=dict)
     compiled_gain: Mapping[int, float] = field(default_factory=dict)
     compile_seconds: float = 0.0
+    thread_gain: Mapping[int, Mapping[int, float]] = field(default_factory=dict)
     crowding: Mapping[int, float] = field(default_factory=dict)
     spreading: Mapping[int, float] = field(default_factory=dict)
     fetch_seconds: float = 0.0

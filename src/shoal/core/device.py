@@ -39,6 +39,11 @@ class Device:
         return self.name.startswith(("cuda:", "mig:"))
 
     @property
+    def is_cpu(self) -> bool:
+        """Whether it is a slot of a node's CPU, as `shoal.cluster.discover` makes them."""
+        return self.kind.startswith("cpu/")
+
+    @property
     def torch_name(self) -> str:
         """Name in torch, in a process that sees all devices; of instances of GPUs a process sees only one."""
         if self.is_cuda:

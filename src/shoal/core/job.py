@@ -49,18 +49,21 @@ class Job:
 
 @dataclass(frozen=True)
 class JobUpdate:
-    """Change of a training job: members leave or join, or it finds fusion keys of other trials.
+    """Change of a training job: members leave or join, it finds fusion keys of other trials, or it gets other cores.
 
     Args:
         leave: Numbers of trials that leave before the next step and send no further reports.
         join: Arrays whose members join the job's first array of the same key when it ends an epoch. Without such an
             array, or if `Array.separate` is set, they are a new array.
         find_signatures: Trials whose fusion keys the job finds before the next step.
+        cores: CPU cores that the job may use as threads from the next step on: those of its slot, and those of idle
+            slots that it borrows. None: as before.
     """
 
     leave: frozenset[int] = frozenset()
     join: tuple[Array, ...] = ()
     find_signatures: tuple[Trial, ...] = ()
+    cores: int | None = None
 
 
 @dataclass(frozen=True)

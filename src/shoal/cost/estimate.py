@@ -17,10 +17,12 @@ __all__ = [
     "fused_gain",
     "largest_fitting",
     "memory",
+    "merged_thread_gain",
     "packed_demand",
     "seconds",
     "size_to_try",
     "step_seconds",
+    "thread_gain",
 ]
 
 VALIDATION_COST = 1 / 3
@@ -123,8 +125,28 @@ def fused_gain(profile: Profile, members: int) -> float | None:
 
     A measurement counts for sizes from half to twice its own.
     """
-    candidates = [size for size in profile.fused_gain if members <= 2 * size and size <= 2 * members]
-    return profile.fused_gain[min(candidates, key=lambda size: abs(size - members))] if candidates else None
+    return _of_similar_size(profile.fused_gain, members)
+
+
+def thread_gain(profile: Profile, threads: int, members: int) -> float | None:
+    """Return the speed-up of steps of `members` with so many threads over the threads of the kind of device; None if
+    never measured.
+
+    A measurement counts for sizes from half to twice its own.
+    """
+    return _of_similar_size(profile.thread_gain.get(threads, {}), members)
+
+
+def merged_thread_gain(
+    known: Mapping[int, Mapping[int, float]], found: Mapping[int, Mapping[int, float]]
+) -> dict[int, dict[int, float]]:
+    """Return known gains (`Profile.thread_gain`) with newly found ones in their place."""
+    return {threads: {**known.get(threads, {}), **found.get(threads, {})} for threads in {**known, **found}}
+
+
+def _of_similar_size(measured: Mapping[int, float], members: int) -> float | None:
+    candidates = [size for size in measured if members <= 2 * size and size <= 2 * members]
+    return measured[min(candidates, key=lambda size: abs(size - members))] if candidates else None
 
 
 def size_to_try(profile: Profile) -> int | None:

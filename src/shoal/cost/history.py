@@ -280,7 +280,11 @@ def profile_from(text: str) -> Profile | None:
             name: {int(size): float(value) for size, value in fields.get(name, {}).items()}
             for name in ("step_seconds", "fuse_seconds", "fused_gain", "compiled_gain", "crowding", "spreading")
         }
-        return Profile(**{**fields, **by_size})
+        by_threads = {
+            int(threads): {int(size): float(value) for size, value in gains.items()}
+            for threads, gains in fields.get("thread_gain", {}).items()
+        }
+        return Profile(**{**fields, **by_size, "thread_gain": by_threads})
     except (ValueError, TypeError, KeyError, AttributeError):
         return None
 

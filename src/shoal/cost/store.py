@@ -21,7 +21,7 @@ from shoal.core.device import Device
 from shoal.core.event import MemoryMeasured, PackSpeedMeasured, Profiled
 from shoal.core.job import Job, Purpose
 from shoal.core.space import flatten
-from shoal.cost.estimate import fetching, seconds, size_to_try
+from shoal.cost.estimate import fetching, merged_thread_gain, seconds, size_to_try
 from shoal.cost.history import History
 
 __all__ = ["EpochTimes", "Observation", "OutOfMemoryObserved", "ProfileStore", "WeightedMeans"]
@@ -144,7 +144,8 @@ class ProfileStore:
     def _observe_profile(self, found: Profiled, job: Job, kind: str) -> None:
         """Replace a profile by that of a profile job, or extend it by the measurements of a training job.
 
-        Measurements that only training jobs make are kept: out-of-memory limits, crowding, and gains of compiling.
+        Measurements that only training jobs make are kept: out-of-memory limits, crowding, and gains of compiling and
+        of threads.
         """
         key, profile = found.key, found.profile
         if members := [member for array in job.arrays if array.key == key for member in array.members]:
@@ -159,11 +160,16 @@ class ProfileStore:
             if job.purpose is Purpose.PROFILE:
                 memory = max(known.member_memory, profile.member_memory)
                 sample = max(known.sample, profile.sample)
-                profile = replace(profile, member_memory=memory, crowding=known.crowding, sample=sample)
+                profile = replace(
+                    profile, member_memory=memory, crowding=known.crowding, sample=sample, thread_gain=known.thread_gain
+                )
             else:
                 fused = self._updated_means((key, kind, "fused"), known.fused_gain, profile.fused_gain)
                 profile = replace(
-                    known, fused_gain=fused, step_seconds={**known.step_seconds, **_new_sizes(found, job)}
+                    known,
+                    fused_gain=fused,
+                    thread_gain=merged_thread_gain(known.thread_gain, profile.thread_gain),
+                    step_seconds={**known.step_seconds, **_new_sizes(found, job)},
                 )
             profile = replace(profile, compiled_gain=compiled, compile_seconds=compile_seconds)
         self._put(key, kind, profile)

@@ -55,7 +55,8 @@ def handle_reports(state: StudyState, event: Reported, now: float) -> None:
     observe(state, event.job, event.reports)
     job, device = state.running[event.job]
     state.signatures.count_epoch(report.trial for report in event.reports)
-    if (seen := state.interference.epoch(event, state.trials.has_waiting)) is not None:
+    seen = state.interference.epoch(event, state.trials.has_waiting)
+    if seen is not None and event.job not in state.lent:
         state.profiles.observe(seen, job, device)
 
 

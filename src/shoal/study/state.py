@@ -146,6 +146,7 @@ class StudyState:
         ended: Whether a study that a user or its target has ended has no job any more.
         target_reached: Number of the trial that has reached the target of the study; None before.
         shutdown: The event that shuts down the study; None before.
+        lent: Id of each job that borrows cores of idle CPU slots -> all cores that it may use.
         stopped: Common cause of failure of the first trials, which ends the study; None before.
         requests: Names of the user requests that were carried out or refused.
         unsaved_jobs: Texts on the jobs that could not save their trials during shutdown.
@@ -169,6 +170,7 @@ class StudyState:
         self.target_reached: int | None = None
         self.shutdown: Shutdown | None = None
         self.stopped: Cause | None = None
+        self.lent: dict[str, int] = {}
         self.requests: set[str] = set()
         self.unsaved_jobs: list[str] = []
         self._jobs = config.jobs

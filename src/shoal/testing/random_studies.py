@@ -153,7 +153,7 @@ def random_study(seed: int) -> RandomStudy:
     """Return the random study of a seed."""
     rng = random.Random(f"study {seed}")
     widths = [1, 2, 3][: rng.randint(1, 3)]
-    kinds = ["small", "large"][: rng.randint(1, 2)]
+    kinds = ["cpu/1" if seed % 2 else "small", "large"][: rng.randint(1, 2)]
     profiles = {(f"net {width}", kind): _profile(rng, width, kind) for width, kind in product(widths, kinds)}
     make, searches_grid = _algorithm(rng)
     xs = [round(rng.random(), 3) for _ in range(rng.randint(2, 4))]
@@ -212,6 +212,7 @@ def _profile(rng: random.Random, width: int, kind: str) -> Profile:
         compute=rng.choice([0.2, 0.5, 1.0]),
         cores=rng.choice([0.5, 1.0]),
         mixing=rng.choice([None, 1.0, 1.5]),
+        thread_gain={2: {1: 1.25}, 3: {1: 1.5}},
         sharing=rng.choice(["resident", "resident", "kept", "batch"]),
         fetch_seconds=0.0,
     )

@@ -5,8 +5,10 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
+from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from shoal.core.activity import Activity
@@ -14,12 +16,14 @@ from shoal.core.array import Array, Member
 from shoal.core.event import Event, Profiled
 from shoal.core.trial import TrialState
 from shoal.cost.activity_clock import during
+from shoal.cost.estimate import merged_thread_gain
 from shoal.data.loader import augmentation_seed
 from shoal.worker.array_members import ArrayMembers
 from shoal.worker.fused_stepper import make_stepper
 from shoal.worker.loss_tracker import LossTracker
 from shoal.worker.step_plan import StepPlan
 from shoal.worker.stepper import MixedEpochsError, Stepper, StepRefusedError
+from shoal.worker.thread_choice import ThreadChoice
 from shoal.worker.trial_runtime import TrialRuntime
 from shoal.worker.weight_average import averaged, update_averages
 from shoal.worker.worker_state import WorkerState
@@ -45,6 +49,8 @@ class ArrayTrainer:
         frozen_sources: Function that returns models of other arrays in this process. If a large frozen parameter of a
             new model equals the one of the same name in such a model, both share its memory.
         heartbeat: Function to call at each step and validation batch, and before each operation that may take long.
+        threads: Choice of the number of threads of the steps, shared by all arrays of the process; None: it stays as
+            it is.
         timing_only: Whether steps are only timed: losses need not be finite, and LR schedulers, which may end with the
             budget, are not used.
     """
@@ -56,6 +62,7 @@ class ArrayTrainer:
         worker_state: WorkerState,
         frozen_sources: Callable[[], Iterable[nn.Module]] = tuple,
         heartbeat: Callable[[], None] = lambda: None,
+        threads: ThreadChoice | None = None,
         timing_only: bool = False,
     ) -> None:
         self.key = array.key
@@ -70,6 +77,7 @@ class ArrayTrainer:
         self._job = job
         self._state = worker_state
         self._heartbeat = heartbeat
+        self._threads = ThreadChoice(torch.get_num_threads()) if threads is None else threads
         self._losses = LossTracker(job, self.events, check=not timing_only)
         self._members = ArrayMembers(
             array.members, worker_state, self._losses, frozen_sources, heartbeat, use_schedulers=not timing_only
@@ -203,12 +211,19 @@ class ArrayTrainer:
         reports = self._members.end_epoch(stepper.runtimes, metrics, seconds / len(metrics))
         self._group = []
         self._losses.report(reports)
-        if stepper.new_profile is not None and stepper.new_profile is not self._profile:
-            self._profile = stepper.new_profile
-            self.events.append(Profiled(self._job, self.key, self._profile))
+        self._report_profile(stepper)
         if self._members.runtimes and any(report.state is not TrialState.RUNNING for report in reports):
             self.join_wait = min(JOIN_WAIT_SHARE * seconds, MAX_JOIN_WAIT_SECONDS)
         yield False
+
+    def _report_profile(self, stepper: Stepper) -> None:
+        """Report the profile of the structure with the measurements of the steps so far, if there are new ones."""
+        profile = stepper.new_profile or self._profile
+        if profile is not None and (gains := self._threads.gains(self.key)):
+            profile = replace(profile, thread_gain=merged_thread_gain(profile.thread_gain, gains))
+        if profile is not None and profile != self._profile:
+            self._profile = profile
+            self.events.append(Profiled(self._job, self.key, profile))
 
     def _train_steps(self, group: list[TrialRuntime], plan: StepPlan) -> Iterator[bool]:
         """Take the remaining training steps of an epoch; yield as `_train_all`. `_group` holds the trials that have not
@@ -232,7 +247,7 @@ class ArrayTrainer:
                 self._losses.begin_step()
                 batches = {epoch: next(iterator) for epoch, iterator in iterators.items()}
                 ticks = [plan.tick(runtime.epoch, step) for runtime in self._group]
-                losses = _take_step(stepper, [batches[runtime.epoch] for runtime in self._group], ticks)
+                losses = self._take_step(stepper, [batches[runtime.epoch] for runtime in self._group], ticks, steps)
                 update_averages(self._group)
                 self._losses.add(self._group, losses)
                 self._fused_before = self._fused_before or (len(self._group) > 1 and not stepper.refusal)
@@ -243,6 +258,17 @@ class ArrayTrainer:
                 self._losses.end_step()
         finally:
             self._losses.flush()
+
+    def _take_step(self, stepper: Stepper, batches: Sequence[Any], ticks: Sequence[int], epoch_steps: int) -> Tensor:
+        """Take a step; the fastest mode is found with the threads of the slot, then the fastest number of threads."""
+        if not stepper.settled:
+            self._threads.use_own()
+            with during(Activity.TIMED_STEPS):
+                return stepper.train_step(batches, ticks)
+        lead = self._group[0]
+        left = (lead.member.target - lead.epoch) * epoch_steps - lead.step
+        with self._threads.chosen(self.key, self._profile, batches, left):
+            return stepper.train_step(batches, ticks)
 
     def _remove_departed(self) -> bool:
         """Remove trials that have left from the group; return whether there were any."""
@@ -300,13 +326,6 @@ class ArrayTrainer:
             self._stepper = None
             if self._state.device.type == "cuda":
                 gc.collect()  # its array is a reference cycle that holds device memory
-
-
-def _take_step(stepper: Stepper, batches: Sequence[Any], ticks: Sequence[int]) -> Tensor:
-    if stepper.settled:
-        return stepper.train_step(batches, ticks)
-    with during(Activity.TIMED_STEPS):
-        return stepper.train_step(batches, ticks)
 
 
 def _with_heartbeats(batches: Iterable[Any], heartbeat: Callable[[], None]) -> Iterator[Any]:

@@ -4,8 +4,10 @@ import logging
 import time
 from collections.abc import Iterator
 
+import torch
 from torch import nn
 
+from shoal.cluster.machine import threads
 from shoal.core.activity import Activity
 from shoal.core.array import Array
 from shoal.core.event import ArrayFailed, Event, MembersLeft, Outcome, PackSpeedMeasured, SignaturesFound
@@ -17,6 +19,7 @@ from shoal.worker.failures import outcome_of, record_failure
 from shoal.worker.lane_scheduler import LaneFailure, LaneScheduler
 from shoal.worker.memory import MemoryTracker, release_cached_memory
 from shoal.worker.signature_builder import SignatureBuilder
+from shoal.worker.thread_choice import ThreadChoice
 from shoal.worker.worker_state import WorkerState
 
 __all__ = ["Trainer"]
@@ -27,8 +30,8 @@ _log = logging.getLogger("shoal.worker")
 class Trainer:
     """Trains the arrays of a job, each a lane that takes turns with the others.
 
-    Requests are handled between two steps: trials leave, join, or get a signature. A lane that raises is dropped, and
-    the others continue. If the last lane raises, the job fails.
+    Requests are handled between two steps: trials leave, join, or get a signature; cores of idle slots are lent to the
+    job, or taken back. A lane that raises is dropped, and the others continue. If the last lane raises, the job fails.
 
     Args:
         job: Job to train.
@@ -52,6 +55,7 @@ class Trainer:
         self._control = control
         self._checkpoint_seconds = checkpoint_seconds
         self._saved = time.monotonic()
+        self._threads = ThreadChoice(torch.get_num_threads())
         self._lanes: list[ArrayTrainer] = []
         self._lanes += [self._lane(array) for array in job.arrays]
         self._memory_tracker = MemoryTracker(job.id, worker_state.device)
@@ -120,8 +124,10 @@ class Trainer:
         return time.monotonic() - self._saved >= self._checkpoint_seconds
 
     def _handle_requests(self) -> Iterator[Event]:
-        """Handle requests: trials leave, join, or get a signature."""
+        """Handle requests: trials leave, join, or get a signature, or the job gets other cores."""
         for change in self._control.changes():
+            if change.cores is not None:
+                self._threads.allow(threads(change.cores))
             if gone := frozenset[int]().union(*(lane.leave(change.leave) for lane in self._lanes)):
                 yield MembersLeft(self._job.id, gone)
             for array in change.join:
@@ -141,7 +147,9 @@ class Trainer:
         self._lanes.append(self._lane(array))
 
     def _lane(self, array: Array) -> ArrayTrainer:
-        return ArrayTrainer(self._job.id, array, self._worker_state, self._frozen_sources, self._heartbeat)
+        return ArrayTrainer(
+            self._job.id, array, self._worker_state, self._frozen_sources, self._heartbeat, threads=self._threads
+        )
 
     def _heartbeat(self) -> None:
         """Send a heartbeat. It says whether lanes only take steps, so that the next step is expected to take as long as
