@@ -56,11 +56,13 @@ class JobUpdate:
         join: Arrays whose members join the job's first array of the same key when it ends an epoch. Without such an
             array, or if `Array.separate` is set, they are a new array.
         find_signatures: Trials whose fusion keys the job finds before the next step.
+        keep_process: Whether a job of a user's program keeps its process when it stops next, if it can.
     """
 
     leave: frozenset[int] = frozenset()
     join: tuple[Array, ...] = ()
     find_signatures: tuple[Trial, ...] = ()
+    keep_process: bool = False
 
 
 @dataclass(frozen=True)
