@@ -15,7 +15,7 @@ from shoal.core.array import Array, FusionKey, Member
 from shoal.core.device import Device
 from shoal.core.event import Reported
 from shoal.core.job import Job, JobUpdate, WorkerContext
-from shoal.core.trial import Trial
+from shoal.core.trial import Trial, TrialState
 from shoal.opaque import Command
 from shoal.worker.control import JobControl
 from shoal.worker.opaque import program_session, run
@@ -88,6 +88,7 @@ def stretch(tmp_path: Path, kind: str, device: Device, start: int, *, until: int
     control, steps = JobControl(), []
     for event in run.run(Job("job", (array,)), device, WorkerContext(tmp_path, pickle.dumps(command)), control):
         if isinstance(event, Reported):
+            assert all(report.state is not TrialState.FAILED for report in event.reports)
             steps += [report.epoch for report in event.reports]
             if steps[-1] == until and until < TARGET:
                 control.change(JobUpdate(keep_process=True))

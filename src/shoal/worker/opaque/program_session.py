@@ -43,6 +43,7 @@ class ProgramSession:
     last_report: float
     awaits_answers: bool
     _frozen: tuple[Sequence[psutil.Process], Sequence[psutil.Process]] | None = field(default=None, init=False)
+    _frozen_at: float = field(default=0.0, init=False)
     _guard: "subprocess.Popen[bytes] | None" = field(default=None, init=False)
 
     def freeze(self) -> bool | None:
@@ -56,7 +57,7 @@ class ProgramSession:
         holders = cuda_processes(tree) if self.device.is_cuda else []
         if not holders:
             return None
-        self.last_report -= time.monotonic()  # seconds until the freeze, negative
+        self._frozen_at = time.monotonic()
         self._guard = _guard(tree)
         self._frozen = holders, tree
         return freeze(holders, tree)
@@ -68,7 +69,7 @@ class ProgramSession:
         done = self.child.status() is None and thaw(*self._frozen)
         self._guard.kill()
         self._guard.communicate()
-        self.last_report += time.monotonic()
+        self.last_report += time.monotonic() - self._frozen_at
         return done
 
     def close(self) -> None:

@@ -236,6 +236,7 @@ class _ProgramRun:
         frozen = session.freeze() if can_be_kept else None
         if frozen is False:  # its trial goes on from its checkpoint
             session.child.kill_all()
+            self._phase = _Phase.KILLED
         self._frozen = frozen is True
         if frozen is None:
             self._request_end(GRACE_SECONDS)
