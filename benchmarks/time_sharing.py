@@ -178,7 +178,10 @@ def by_turns(
         if running is not before:
             clock += switch
             if before is not None:
-                before.view = replace(before.view, state=JobState.SUSPENDED, devices=(), since=clock)
+                preemptions = before.view.preemptions + 1
+                before.view = replace(
+                    before.view, state=JobState.SUSPENDED, devices=(), since=clock, preemptions=preemptions
+                )
             running.view = replace(running.view, state=JobState.RUNNING, devices=("cuda:0",), since=clock)
         first = running.steps
         last = running.steps = min(first + round(policy.turn(running.view) / INTERVAL * STEPS), len(running.losses))

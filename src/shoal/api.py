@@ -37,6 +37,7 @@ from shoal.cluster.nvml import NvmlMonitor
 from shoal.cluster.temporary import remove_abandoned
 from shoal.core.errors import JournalError, ShoalError, TaskChangedError
 from shoal.core.job import WorkerContext
+from shoal.core.objective import loss_metric, objectives
 from shoal.core.space import Space
 from shoal.core.trial import Config, derive_seed
 from shoal.cost.history import History, environment
@@ -58,7 +59,7 @@ from shoal.reporting.text import epochs_text
 from shoal.results import Study
 from shoal.schedule.base import Policy
 from shoal.schedule.oversubscription import OversubscriptionTuner
-from shoal.schedule.registry import check_objective_of_study, make_policy
+from shoal.schedule.registry import check_losses, check_objective_of_study, make_policy
 from shoal.sources import Edit, edits, project_files, sources, written_since_start
 from shoal.study.config import EngineConfig
 from shoal.study.engine import Engine
@@ -101,6 +102,7 @@ def tune(
     checkpoint_seconds: float = 30.0,
     hang_seconds: float = HANG_SECONDS,
     time_limit: float = TIME_LIMIT,
+    loss: str | None = None,
     callbacks: Sequence[Callback] = (),
     show_progress: bool = True,
 ) -> Study:
@@ -134,6 +136,7 @@ def tune(
         hang_seconds: Time without progress after which a job is killed and its trials are retried; a job with longer
             steps is given ten times its longest step, and loading data or compiling ten times as long.
         time_limit: Seconds between two reports of a function, after which its trial has failed.
+        loss: Reported value of a function that policies take as its loss; by default the metric, if it is minimised.
         callbacks: Callbacks that another process calls with what is recorded, such as trackers; `resume` continues with
             them. See `shoal.Callback`.
         show_progress: Whether to show a table on a terminal, or a few lines elsewhere, on standard error.
@@ -156,6 +159,7 @@ def tune(
         "opaque": "" if training is None else structure(training),
         "space": space.to_json(),
         "metric": metric_argument(metric),
+        "loss": loss,
         "mode": metric_argument(mode),
         "algorithm": call_text(algorithm),
         "policy": strategy_text(chosen["policy"]),
@@ -179,6 +183,7 @@ def tune(
     check_arguments(
         algorithm=algorithm,
         metric=metric,
+        loss=loss,
         checkpoint_seconds=checkpoint_seconds,
         seed=chosen["seed"],
         data_seed=data_seed,
@@ -192,6 +197,8 @@ def tune(
     place = absolute(chosen["directory"] or _new_directory(str(spec["task"])))
     check_integer("retries", retries, least=0)
     check_hang_seconds(hang_seconds)
+    if loss is not None and training is None:
+        raise ShoalError("`loss` names a reported value of a function or command; a Task has its own `loss`")
     options = _run_options(
         Fleet(discover(chosen["devices"]), chosen["devices"]),
         make_policy(chosen["policy"], spec["objective"]),
@@ -200,6 +207,8 @@ def tune(
         chosen["sharing"],
         chosen["show_progress"],
     )
+    if training is not None:
+        check_losses(options.policy, loss_metric(loss, objectives(metric, mode)))
     plan = pickled_algorithm(algorithm)
     search = load_algorithm(plan, spec, Space.from_json(spec["space"]), algorithm)
     spec["totals"] = None if search.totals is None else asdict(search.totals)
@@ -265,6 +274,8 @@ def resume(
             sharing or spec["sharing"],
             show_progress,
         )
+        if spec["opaque"]:
+            check_losses(options.policy, loss_metric(spec.get("loss"), journal.objectives))
         with journal.transaction():
             journal.begin_run(called)
             if changed:

@@ -174,6 +174,7 @@ def check_arguments(
     *,
     algorithm: object,
     metric: object,
+    loss: object,
     checkpoint_seconds: object,
     seed: object,
     data_seed: object,
@@ -201,6 +202,7 @@ def check_arguments(
             metric,
             "the name of a reported value, without control characters, or a list of such names",
         ),
+        "loss": (loss is None or _is_metric_name(loss), loss, "the name of a reported value, or None"),
         "seed": (is_integer(seed), seed, "an integer"),
         "fuse": (isinstance(fuse, bool), fuse, "True or False"),
         "data_seed": (

@@ -1,6 +1,7 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import psutil
 import pynvml
@@ -10,6 +11,9 @@ from nvml_samples import GB, Card, divided, instance
 from shoal.cluster.discover import discover
 from shoal.cluster.monitor import Condition, DeviceProcess
 from shoal.cluster.nvml import NvmlMonitor
+from shoal.core.command import Step, TelemetryMeasured
+from shoal.study.devices import DeviceConditions, DeviceTracker
+from shoal.study.fleet import Fleet
 
 ENGINE = os.getpid()
 PARENT = os.getppid()
@@ -43,6 +47,23 @@ def test_all_is_well(monitor):
 def test_cpu_slots_are_healthy_and_nvml_is_not_asked(nvml):
     nvml.init_error = pynvml.NVMLError_Unknown
     assert NvmlMonitor(discover("cpu:2")).conditions([ENGINE]) == {"cpu:0": Condition(), "cpu:1": Condition()}
+
+
+def test_the_use_of_a_gpu_is_measured_and_makes_no_other_condition(monitor, card):
+    card.held, card.busy = 3 * GB, 71
+    condition = look(monitor)
+    assert (condition.utilisation, condition.memory_used) == (71, 3 * GB)
+    assert condition == Condition(processes=condition.processes)
+    (measured,) = [x for x in records(monitor) if isinstance(x, TelemetryMeasured)]
+    assert measured.usage == {"cuda:0": (71, 3 * GB), "cuda:1": (0, 0)}
+
+
+def records(monitor):
+    """What the study writes after a look at its devices."""
+    step, cluster = Step(), discover("auto")
+    tracker = DeviceTracker(Fleet(cluster), discover, None, Path())
+    tracker.apply_conditions(DeviceConditions(monitor.conditions([ENGINE])), step)
+    return step.records
 
 
 FAILING = [

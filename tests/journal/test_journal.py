@@ -11,6 +11,7 @@ from journal_samples import STUDY, create, group, job, report, trial
 from shoal.core.activity import Activity
 from shoal.core.command import GroupsProposed
 from shoal.core.errors import JournalError
+from shoal.core.event import TurnStats
 from shoal.core.job import Purpose
 from shoal.core.objective import objectives
 from shoal.core.trial import Budget, Decision, Report, Trial, TrialGroup, TrialState
@@ -90,6 +91,23 @@ def test_a_suspension_shows_in_the_rows_of_both_jobs(journal):
         ("suspended", "goes on with 1\nsuspended by the policy"),
         ("crashed", "goes on with 2\nkilled"),
     ]
+
+
+def test_turns_and_the_use_of_gpus_are_there_after_opening_again(journal):
+    first, second = TurnStats(2.0, 1.0, 1.5, 3, 0.5), TurnStats(math.inf, math.inf, math.inf, 1, 0.5)
+    journal.record_quantum("job-1", 0, first)
+    journal.record_quantum("job-2", 1, second)
+    for memory in (5, 5, 6):
+        journal.record_telemetry({"cuda:0": (71, memory), "cuda:1": (None, 3)})
+    journal.close()
+    with Journal.open(journal.directory) as again:
+        turns = [turn for job in ("job-1", "job-2") for turn in again.quanta()[job]]
+        assert [(turn.job, turn.number, turn.losses) for turn in turns] == [("job-1", 0, first), ("job-2", 1, second)]
+        assert [(x.device, x.utilisation, x.memory) for x in again.telemetry()] == [
+            ("cuda:0", 71, 5),
+            ("cuda:1", None, 3),
+            ("cuda:0", 71, 6),
+        ]
 
 
 def test_everything_is_there_after_opening_again(journal):

@@ -6,11 +6,13 @@ import pytest
 from planner_samples import A, B, cluster, member, profile, slots
 
 from shoal.core.array import Array
+from shoal.core.command import QuantumMeasured
 from shoal.core.demand import Demand
 from shoal.core.event import Ended, Outcome, Reported
 from shoal.core.job import Job, Purpose
 from shoal.core.trial import Budget, Report, TrialGroup
 from shoal.cost.estimate import seconds
+from shoal.planner.job_history import EarlierJob
 from shoal.planner.job_tracker import JobTracker, PreemptionRequest
 from shoal.schedule import JobState, TurnStats
 
@@ -79,30 +81,94 @@ def test_times_and_losses_add_up_over_suspensions():
     again = job("job-2", resumes="job-1")
     tracker.begin(again, ("cpu/1:1",), None, 20.0)
     tracker.on_report(told("job-2", 2.0), 23.0)
-    tracker.end_turns(24.0, least=4.0)
+    tracker.end_turn("job-2", 24.0)
     view = seen(tracker, again, 25.0)
     assert (view.since, view.ran, view.home, view.best) == (20.0, 10.0, "cpu/1:1", 2.0)
     assert view.quanta == (first, TurnStats(2.0, 2.0, 2.0, 1, 1.0))
     assert tracker.suspended == ()
 
 
-def test_a_short_turn_does_not_end():
+def test_a_turn_without_a_loss_goes_on():
+    tracker = JobTracker()
+    tracker.begin(job(), ("cpu/1:0",), None, 0.0)
+    tracker.end_turn("job-1", 1.0)
+    assert seen(tracker, job(), 1.0).turn_since is None
+    tracker.on_report(told("job-1", 3.0), 1.5)
+    tracker.end_turn("job-1", 2.0)
+    view = seen(tracker, job(), 2.0)
+    assert (view.quanta, view.turn_since) == ((losses(3.0),), 2.0)
+    tracker.end_turn("job-1", 9.0)
+    view = seen(tracker, job(), 9.0)
+    assert (view.quanta, view.turn_since) == ((losses(3.0),), 2.0)
+    assert tracker.take_quanta() == [QuantumMeasured("job-1", 0, losses(3.0))]
+    assert tracker.take_quanta() == []
+
+
+def test_what_comes_between_a_turn_and_the_departure_counts_in_the_next_turn():
+    """So that the losses by which the policy decided are those that are recorded."""
     tracker = JobTracker()
     tracker.begin(job(), ("cpu/1:0",), None, 0.0)
     tracker.on_report(told("job-1", 3.0), 1.0)
-    tracker.end_turns(1.5, least=2.0)
-    assert seen(tracker, job(), 1.5).quanta == ()
-    tracker.end_turns(2.0, least=2.0)
-    assert seen(tracker, job(), 2.0).quanta == (losses(3.0),)
-    tracker.end_turns(9.0, least=2.0)
-    assert len(seen(tracker, job(), 9.0).quanta) == 1, "a turn without a loss is none"
+    tracker.end_turn("job-1", 10.0)
+    tracker.request_preemption("job-1", AWAY, 10.0)
+    tracker.on_report(told("job-1", 2.0), 10.5)
+    tracker.end(job(), Outcome.SUSPENDED, (1, 2), 11.0)
+    view = tracker.suspended_view(job(), NEED)
+    assert (view.quanta, view.preemptions) == ((losses(3.0),), 1)
+    again = job("job-2", resumes="job-1")
+    tracker.begin(again, ("cpu/1:0",), None, 20.0)
+    tracker.on_report(told("job-2", 1.0), 21.0)
+    tracker.end_turn("job-2", 30.0)
+    assert seen(tracker, again, 30.0).quanta == (losses(3.0), losses(2.0, 1.0, seconds=2.0))
+    assert [(each.job, each.number) for each in tracker.take_quanta()] == [("job-1", 0), ("job-2", 1)]
+
+
+def earlier(name="job-1", arrays=(frozenset({1, 2}),), *, suspended=True):
+    return EarlierJob(name, suspended, arrays, "cpu/1:0", (losses(3.0),), 2, 7.0, 1.0, 9.0)
+
+
+def test_a_job_that_was_suspended_under_an_earlier_engine_is_suspended():
+    tracker = JobTracker()
+    tracker.restore([earlier(), earlier("job-2", (frozenset({3}), frozenset({4})))])
+    there = [(member(1, start=4), A), (member(2), A), (member(4), B), (member(5), A)]
+    free, suspended = tracker.split_waiting(there, 100.0)
+    assert free == there[3:]
+    assert suspended == [job("job-1", member(1, start=4), member(2)), Job("job-2", (Array(B, (member(4),)),))]
+    view = tracker.suspended_view(suspended[0], NEED)
+    assert (view.quanta, view.preemptions, view.ran, view.since, view.home) == (
+        (losses(3.0),),
+        2,
+        7.0,
+        99.0,
+        "cpu/1:0",
+    )
+
+
+def test_members_of_which_the_keys_differ_now_are_arrays_of_their_own():
+    tracker = JobTracker()
+    tracker.restore([earlier()])
+    _, (one,) = tracker.split_waiting([(member(1), A), (member(2), B)], 0.0)
+    assert one.arrays == (Array(A, (member(1),)), Array(B, (member(2),)))
+
+
+def test_a_job_that_ran_under_an_earlier_engine_leaves_its_losses_to_a_job_of_the_same_trials():
+    tracker = JobTracker()
+    tracker.restore([earlier(suspended=False)])
+    there = [(member(1), A), (member(2), A)]
+    assert tracker.split_waiting(there, 0.0) == (there, [])
+    whole, part = [Array(A, (member(1), member(2)))], [Array(A, (member(1),))]
+    assert tracker.waiting_view("w", NEED, whole, 1.0).quanta == (losses(3.0),)
+    assert tracker.waiting_view("w", NEED, part, 1.0).quanta == ()
+    tracker.begin(job("job-9"), ("cpu/1:0",), None, 2.0)
+    view = seen(tracker, job("job-9"), 3.0)
+    assert (view.state, view.quanta, view.preemptions, view.ran) == (JobState.RUNNING, (losses(3.0),), 2, 8.0)
 
 
 def test_a_nonfinite_loss_is_not_the_best():
     tracker = JobTracker()
     tracker.begin(job(), ("cpu/1:0",), None, 0.0)
     tracker.on_report(told("job-1", float("inf")), 1.0)
-    tracker.end_turns(2.0, least=0.0)
+    tracker.end_turn("job-1", 2.0)
     assert seen(tracker, job(), 2.0).best is None
 
 

@@ -1,4 +1,5 @@
 from dataclasses import replace
+from math import inf
 
 import pytest
 from schedule_samples import LOW, cluster, decide, gpu, needs, refused, running, suspended, turn, waiting
@@ -19,6 +20,9 @@ CONVERGENCE = {
     "the middle of the fluctuation, not the mean": ([turn(3.0, 1.0, 1.0, 1.0), turn(1.0)], 1.0),
     "a loss that rises converges negatively": ([turn(1.0), turn(2.0)], -1.0),
     "a single loss": ([turn(1.0)], 0.0),
+    "negative losses": ([turn(-1.0), turn(-2.0, -4.0)], 1.0),
+    "a turn without a finite loss is left out": ([turn(4.0), turn(inf), turn(2.0)], 2.0),
+    "a first turn without one, too": ([turn(inf), turn(4.0, 1.0)], 1.5),
 }
 
 
@@ -34,7 +38,7 @@ def test_convergence_per_second():
 
 
 UNEQUAL = [
-    running("few long steps", turn(4.0), turn(3.0)),
+    running("few long steps", turn(4.0), turn(3.0), turn_since=10.0),
     suspended("many short steps", turn(4.0), turn(*[2.0] * 10)),
 ]
 
@@ -53,7 +57,7 @@ def test_the_steepest_runs():
 
 def test_a_bad_start_is_rewarded():
     """As published: who begins with a loss of 9 and never gets below 3 goes before who nears 0."""
-    jobs = [running("good", turn(1.0), turn(0.2)), suspended("bad", turn(9.0), turn(4.0))]
+    jobs = [running("good", turn(1.0), turn(0.2), turn_since=10.0), suspended("bad", turn(9.0), turn(4.0))]
     assert decide(Convergence(), jobs)[0] == {"good": Suspend, "bad": Resume}
 
 
@@ -101,14 +105,42 @@ def test_a_job_without_a_queue_waits_for_one():
     assert refused(plan) == {"b": "waits for its turn on cuda:0", "c": "waits for a device with fewer than 2 jobs"}
 
 
-@pytest.mark.parametrize(("newest", "expected"), [(0.9, 10.0), (0.7, 20.0), (0.5, 30.0), (0.1, 30.0), (1.5, 10.0)])
-def test_milestones_lengthen_the_turns(newest, expected):
-    policy = Convergence(milestones=(0.25, 0.5))
-    assert policy.turn(waiting("a", turn(1.0), turn(newest))) == expected
+def test_a_turn_without_a_finite_loss_comes_last():
+    jobs = [running("a", turn(2.0), turn(inf)), suspended("rises", turn(1.0), turn(9.0))]
+    assert decide(Convergence(), jobs)[0] == {"a": Suspend, "rises": Resume}
+
+
+@pytest.mark.parametrize(
+    ("losses", "expected"),
+    [
+        ((1.0, 0.9), 10.0),
+        ((1.0, 0.7), 20.0),
+        ((1.0, 0.5), 30.0),
+        ((1.0, 0.1), 30.0),
+        ((1.0, 1.5), 10.0),
+        ((1.0, 0.5, 0.9), 30.0),
+        ((-1.0, -1.3), 20.0),
+        ((-1.0, -5.0), 30.0),
+        ((-1.0, -0.5), 10.0),
+        ((0.25, -0.25), 30.0),
+        ((0.0, -1.0), 10.0),
+        ((inf, 1.0, 0.5), 30.0),
+    ],
+)
+def test_milestones_lengthen_the_turns(losses, expected):
+    policy = Convergence(milestones=(0.25, 0.5), growth=0.0)
+    assert policy.turn(waiting("a", *map(turn, losses))) == expected
+
+
+def test_turns_grow_with_milestones_and_preemptions_unless_asked_otherwise():
+    job = waiting("a", turn(1.0), turn(0.4), preemptions=3)
+    assert Convergence().turn(waiting("a")) == 10.0
+    assert Convergence().turn(job) == pytest.approx(10.0 + 2 * 10.0 + 3 * 1.0)
+    assert Convergence(milestones=(), growth=0.5).turn(job) == pytest.approx(25.0)
 
 
 def test_a_longer_turn_is_not_interrupted():
-    policy = Convergence(milestones=(0.5,))
+    policy = Convergence(milestones=(0.5,), growth=0.0)
     jobs = [running("a", turn(1.0), turn(0.4), since=0.0), suspended("b", turn(9.0), turn(1.0))]
     assert decide(policy, jobs, now=10.0) == ({}, 20.0)
     assert decide(policy, jobs, now=20.0)[0] == {"a": Suspend, "b": Resume}
@@ -127,6 +159,8 @@ def test_first_turns_for_all_of_a_queue():
         ({"milestones": (0.5, 0.5)}, "`milestones` must rise and lie between 0 and 1"),
         ({"milestones": (1.0,)}, "`milestones` must rise and lie between 0 and 1"),
         ({"milestones": (0.0,)}, "`milestones` must rise and lie between 0 and 1"),
+        ({"growth": -0.1}, "`growth` must be at least 0 and finite, got -0.1"),
+        ({"growth": inf}, "`growth` must be at least 0 and finite, got inf"),
     ],
 )
 def test_bad_settings(settings, words):

@@ -1,5 +1,5 @@
 from dataclasses import replace
-from math import nan
+from math import inf, nan
 
 import pytest
 from schedule_samples import HIGH, LOW, cluster, decide, gpu, needs, refused, running, suspended, turn, waiting
@@ -38,6 +38,22 @@ TURNS = {
     ),
     "a loss that is not a number comes last": (
         [running("a", turn(nan)), suspended("b", LOW)],
+        {"a": Suspend, "b": Resume},
+    ),
+    "a loss that is not finite comes last, too": (
+        [running("a", turn(inf)), suspended("b", LOW)],
+        {"a": Suspend, "b": Resume},
+    ),
+    "who competes at the end of a turn does not at other times": (
+        [running("a", LOW, since=-100.0, turn_since=5.0), suspended("b", HIGH)],
+        {},
+    ),
+    "at the end of a later turn": (
+        [running("a", LOW, since=-100.0, turn_since=0.0), suspended("b", HIGH)],
+        {"a": Suspend, "b": Resume},
+    ),
+    "at a turn that has ended just now": (
+        [running("a", LOW, turn_since=10.0), suspended("b", HIGH)],
         {"a": Suspend, "b": Resume},
     ),
     "who does not fit does not take the device": ([running("a", LOW), suspended("b", HIGH, demand={})], {}),

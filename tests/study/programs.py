@@ -1,5 +1,6 @@
 """Functions that train nothing, for studies of programs; each is called in a process of its own."""
 
+import math
 import os
 import signal
 import time
@@ -127,3 +128,33 @@ def surroundings(config: Any) -> None:
     names = ("OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "SHOAL_TRIAL", "SHOAL_SEED")
     (shoal.checkpoint() / "environment.txt").write_text("\n".join(os.environ[name] for name in names))
     shoal.report({"loss": 1.0})
+
+
+def falls(config: Any) -> None:
+    """Its loss falls towards a floor; where `loss` says so, some losses are missing, not a number, or all the same."""
+    state = shoal.checkpoint() / "step.txt"
+    for step in range(int(state.read_text()) if state.exists() else 0, 1000):
+        time.sleep(config.get("seconds", 0.02))
+        state.write_text(str(step + 1))
+        loss = config["start"] * config["rate"] ** step
+        kind = config.get("loss", "fine")
+        loss = math.nan if kind == "nan" and step % 2 else config["start"] if kind == "constant" else loss
+        metrics = {"score": -loss, "loss": loss}
+        if (kind == "missing" and step % 3) or kind == "never":
+            del metrics["loss"]
+        shoal.report(metrics, step=step + 1)
+
+
+FALLS = """
+import json, sys, time
+from pathlib import Path
+start, rate, state = float(sys.argv[1]), float(sys.argv[2]), Path(sys.argv[3]) / "step.txt"
+done = int(state.read_text()) if state.exists() else 0
+if done:
+    print(json.dumps({"loss": start * rate ** (done - 1), "step": done}), flush=True)
+for step in range(done, 1000):
+    time.sleep(0.02)
+    state.write_text(str(step + 1))
+    print(json.dumps({"loss": start * rate**step, "step": step + 1}), flush=True)
+"""
+"""The same as a command that knows nothing of Shoal."""

@@ -2,6 +2,8 @@
 
 import gc
 import weakref
+from dataclasses import replace
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +110,9 @@ def test_losses_are_told_in_the_middle_of_long_epochs(tmp_path: Path, monkeypatc
 def test_quanta_add_up() -> None:
     one, other = TurnStats(3.0, 1.0, 2.0, 4, 0.5), TurnStats(5.0, 2.0, 2.5, 2, 0.25)
     assert one.followed_by(other) == TurnStats(5.0, 1.0, 2.5, 6, 0.75)
+    none = TurnStats(inf, inf, inf, 1, 0.5)
+    assert one.followed_by(none) == none.followed_by(one) == replace(one, seconds=1.0)
+    assert none.followed_by(none) == TurnStats(inf, inf, inf, 2, 1.0)
     assert one.followed_by(None) is one
 
 

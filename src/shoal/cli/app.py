@@ -16,6 +16,7 @@ from shoal.cli.command import (
     AlgorithmName,
     CommandRequest,
     Epochs,
+    Loss,
     Metric,
     Mode,
     SpaceFile,
@@ -112,6 +113,7 @@ def run(
     trials: Trials = None,
     epochs: Epochs = None,
     time_limit: TimeLimit = None,
+    loss: Loss = None,
     as_json: AsJson = False,
 ) -> None:
     """Run a Python file that calls shoal.tune; or, with --space, search the arguments of any program.
@@ -119,7 +121,7 @@ def run(
     Options replace the arguments that the file gives to shoal.tune. With --json the study shows no progress, the output
     of the file goes to standard error, and standard output ends with one line of JSON: the study.
     """
-    asked = CommandRequest(space, metric, mode, algorithm, trials, epochs, time_limit)
+    asked = CommandRequest(space, metric, mode, algorithm, trials, epochs, time_limit, loss)
     if space is None:
         asked.check_unused()
         if not Path(file).is_file():

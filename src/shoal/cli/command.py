@@ -26,6 +26,7 @@ __all__ = [
     "AlgorithmName",
     "CommandRequest",
     "Epochs",
+    "Loss",
     "Metric",
     "Mode",
     "SpaceFile",
@@ -77,6 +78,14 @@ TimeLimit = Annotated[
     typer.Option(help=f"Seconds without a report; by default {TIME_LIMIT:g}.", rich_help_panel=_PANEL),
 ]
 
+Loss = Annotated[
+    str | None,
+    typer.Option(
+        help="The reported value that policies take as the loss; by default the metric, if its mode is min.",
+        rich_help_panel=_PANEL,
+    ),
+]
+
 _RANGE = {"low", "high", "log", "step"}
 
 
@@ -115,6 +124,7 @@ class CommandRequest:
     trials: int | None
     epochs: int | None
     time_limit: float | None
+    loss: str | None
 
     def check_unused(self) -> None:
         """Refuse these options for a Python file.
@@ -150,7 +160,7 @@ def run_command(request: CommandRequest, line: Sequence[str]) -> None:
     for name in command.check(space):
         print_message(f"the command does not name {{{name}}}, so its values have no effect")
     mode: Any = request.mode
-    api.tune(command, space, metric=request.metric, mode=mode, algorithm=algorithm, time_limit=limit)
+    api.tune(command, space, metric=request.metric, mode=mode, algorithm=algorithm, time_limit=limit, loss=request.loss)
 
 
 def _algorithm(name: str, counts: Mapping[str, int | None]) -> Algorithm:

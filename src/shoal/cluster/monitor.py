@@ -1,7 +1,7 @@
 """Monitoring of a study's devices: their health, and other programs on them."""
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from shoal.core.device import Cluster
@@ -32,11 +32,16 @@ class Condition:
         healthy: Whether it can take jobs.
         reason: Reason if not: "has fallen off the bus", "compute mode prohibited".
         processes: Programs on it that are not the study's.
+        utilisation: Percent of the last sampling period with a running kernel; None if unknown. Conditions that differ
+            only in use are equal.
+        memory_used: Bytes in use by all programs; None if unknown.
     """
 
     healthy: bool = True
     reason: str = ""
     processes: tuple[DeviceProcess, ...] = ()
+    utilisation: int | None = field(default=None, compare=False)
+    memory_used: int | None = field(default=None, compare=False)
 
 
 class Monitor(Protocol):

@@ -385,7 +385,9 @@ class NvmlMonitor:
         ]
         if baseline.unnamed > _UNNAMED:
             others.append(DeviceProcess(0, "programs that NVML does not name", baseline.unnamed))
-        return Condition(processes=tuple(others))
+        return Condition(
+            processes=tuple(others), utilisation=gpu.utilisation, memory_used=max(0, gpu.memory - gpu.free)
+        )
 
 
 def _gpu(nvml: Any, device: Device) -> Gpu:

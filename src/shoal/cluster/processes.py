@@ -3,10 +3,12 @@
 import time
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
+from pathlib import Path
 
 import psutil
 
 __all__ = [
+    "catches",
     "is_alive",
     "is_descendant",
     "is_visible",
@@ -68,6 +70,16 @@ def process_tree(pid: int) -> list[psutil.Process]:
         return [process, *process.children(recursive=True)]
     except psutil.NoSuchProcess:
         return []
+
+
+def catches(pid: int, number: int) -> bool:
+    """Return whether a process has a handler for a signal; False if it has ended, or where there is no /proc."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return False
+    caught = next((line.split()[1] for line in lines if line.startswith("SigCgt:")), "0")
+    return bool(int(caught, 16) >> (number - 1) & 1)
 
 
 def kill(processes: Iterable[psutil.Process]) -> None:

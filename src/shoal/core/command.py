@@ -26,7 +26,7 @@ from shoal.core.array import Array
 from shoal.core.cause import Cause
 from shoal.core.demand import Demand
 from shoal.core.device import Cluster, Device
-from shoal.core.event import Outcome
+from shoal.core.event import Outcome, TurnStats
 from shoal.core.job import Job, JobUpdate
 from shoal.core.trial import Decision, Report, Trial, TrialGroup
 
@@ -45,6 +45,7 @@ __all__ = [
     "JobLeaving",
     "JobStarted",
     "KillJob",
+    "QuantumMeasured",
     "Record",
     "ReleaseDevice",
     "Requeued",
@@ -54,6 +55,7 @@ __all__ = [
     "StopJob",
     "StoppedOnCommonFailure",
     "StudyChanged",
+    "TelemetryMeasured",
     "TrialAdded",
     "TrialsReported",
     "TrialsStopped",
@@ -237,6 +239,28 @@ class DevicesChanged:
 
 
 @dataclass(frozen=True)
+class QuantumMeasured:
+    """The losses of a turn of a job.
+
+    Args:
+        job: Id of the job.
+        number: Number of the turn, counted from 0 over all stretches of the job on devices.
+        losses: Statistics of its losses.
+    """
+
+    job: str
+    number: int
+    losses: TurnStats
+
+
+@dataclass(frozen=True)
+class TelemetryMeasured:
+    """Name of a GPU -> percent of time with a running kernel, and bytes in use; None if unknown."""
+
+    usage: Mapping[str, tuple[int | None, int | None]]
+
+
+@dataclass(frozen=True)
 class StudyChanged:
     """A changed value of the study, a JSON value."""
 
@@ -318,7 +342,9 @@ Record = (
     | JobEnded
     | ArrayLeft
     | DevicesChanged
+    | QuantumMeasured
     | StudyChanged
+    | TelemetryMeasured
     | Requeued
     | TrialAdded
     | TrialsStopped

@@ -1,8 +1,9 @@
 """Events of jobs. Workers send them, and back ends deliver them."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from math import isfinite
 
 from shoal.core.activity import Activity
 from shoal.core.array import FusionKey
@@ -64,6 +65,8 @@ NOT_TRIAL_FAILURES = frozenset({Outcome.FINISHED, Outcome.STOPPED, Outcome.LOST,
 class TurnStats:
     """Training losses of a job in one turn on its device (Hermes: L_j(i)).
 
+    Losses that are missing or not finite do not count. A turn in which no loss counts has infinite losses.
+
     Args:
         highest: Highest training loss.
         lowest: Lowest training loss.
@@ -82,6 +85,9 @@ class TurnStats:
         """These statistics and later ones combined."""
         if later is None:
             return self
+        if isfinite(self.lowest) != isfinite(later.lowest):
+            finite = self if isfinite(self.lowest) else later
+            return replace(finite, seconds=self.seconds + later.seconds)
         return TurnStats(
             max(self.highest, later.highest),
             min(self.lowest, later.lowest),

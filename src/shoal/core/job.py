@@ -58,12 +58,14 @@ class JobUpdate:
         find_signatures: Trials whose fusion keys the job finds before the next step.
         cores: CPU cores that the job may use as threads from the next step on: those of its slot, and those of idle
             slots that it borrows. None: as before.
+        keep_process: Whether a job of a user's program keeps its process when it stops next, if it can.
     """
 
     leave: frozenset[int] = frozenset()
     join: tuple[Array, ...] = ()
     find_signatures: tuple[Trial, ...] = ()
     cores: int | None = None
+    keep_process: bool = False
 
 
 @dataclass(frozen=True)

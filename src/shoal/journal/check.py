@@ -132,6 +132,7 @@ _OPTIONAL: dict[str, tuple[_Test, str]] = {
     "ended": _FLAG,
     "project": (_or_null(_is_text), "a path or null"),
     "batches": _NAME,
+    "loss": (_or_null(_is_text), "the name of a reported value or null"),
     "note": _NAME,
     "sources": (_values(_fields(digest=_is_text, text=_or_null(_is_text))), "files and their digests"),
     "totals": (

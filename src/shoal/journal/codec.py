@@ -87,8 +87,8 @@ def trial_row(row: tuple[Any, ...]) -> TrialRow:
 
 def job_row(row: tuple[Any, ...]) -> JobRow:
     """Decode a row of the table jobs with the trials that joined it and its last reservation."""
-    job, purpose, device, text, started, ended, outcome, message, of_keys, activities, joined, *reservation = row
-    trials, keys = json.loads(text), json.loads(of_keys)
+    job, purpose, device, text, started, ended, outcome, message, of_keys, activities, resumes, joined, *rest = row
+    trials, keys, reservation = json.loads(text), json.loads(of_keys), rest
     if not all(isinstance(key, str) for key in keys):
         raise ValueError(f"the keys {of_keys}")
     for key, number in json.loads(joined):
@@ -106,6 +106,7 @@ def job_row(row: tuple[Any, ...]) -> JobRow:
         keys=tuple(keys),
         reservation=None if reservation[0] is None else Reservation(*reservation),
         members={key: tuple(dict.fromkeys(x)) for key, x in keys.items()} if isinstance(keys, dict) else {},
+        resumes=resumes,
         activities={Activity(name): seconds for name, seconds in _numbers(activities, "activity").items()},
     )
 

@@ -6,11 +6,21 @@ from dataclasses import dataclass, field
 from shoal.core.activity import Activity
 from shoal.core.cause import cause_of, log_of
 from shoal.core.command import Intervened
-from shoal.core.event import NOT_TRIAL_FAILURES, Outcome
+from shoal.core.event import NOT_TRIAL_FAILURES, Outcome, TurnStats
 from shoal.core.job import Purpose
 from shoal.core.trial import Config, Trial, TrialState
 
-__all__ = ["NOT_FAILED", "DeviceRow", "Intervention", "JobRow", "Reservation", "Run", "TrialRow"]
+__all__ = [
+    "NOT_FAILED",
+    "DeviceRow",
+    "Intervention",
+    "JobRow",
+    "Quantum",
+    "Reservation",
+    "Run",
+    "Telemetry",
+    "TrialRow",
+]
 
 NOT_FAILED = ("", Outcome.SUSPENDED, *NOT_TRIAL_FAILURES)
 """Outcomes of jobs that have not failed; "" is that of a running job."""
@@ -141,6 +151,7 @@ class JobRow:
         members: Key -> numbers of its trials; empty in a journal of an older version.
         activities: Seconds by activity; empty while it runs, if it could not report them, and in a journal of an older
             version.
+        resumes: Id of the suspended job that it continues, or "".
     """
 
     id: str
@@ -155,6 +166,7 @@ class JobRow:
     reservation: Reservation | None = None
     members: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     activities: Mapping[Activity, float] = field(default_factory=dict)
+    resumes: str = ""
 
     @property
     def failed(self) -> bool:
@@ -170,6 +182,40 @@ class JobRow:
     def log(self) -> str:
         """Path of the log in its message; "" if there is none."""
         return log_of(self.message)
+
+
+@dataclass(frozen=True)
+class Quantum:
+    """The losses of one turn of a job.
+
+    Args:
+        job: Id of the job.
+        number: Number of the turn, counted from 0 over all stretches of the job on devices.
+        time: Time at which it was recorded, its end, in seconds since 1970.
+        losses: Statistics of its losses.
+    """
+
+    job: str
+    number: int
+    time: float
+    losses: TurnStats
+
+
+@dataclass(frozen=True)
+class Telemetry:
+    """Use of a GPU from a point in time on.
+
+    Args:
+        time: Begin, in seconds since 1970.
+        device: Name of the device.
+        utilisation: Percent of the last sampling period with a running kernel; None if unknown.
+        memory: Bytes in use; None if unknown.
+    """
+
+    time: float
+    device: str
+    utilisation: int | None
+    memory: int | None
 
 
 @dataclass(frozen=True)

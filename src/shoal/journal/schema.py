@@ -29,7 +29,7 @@ __all__ = [
 ]
 
 FILE_NAME = "journal.sqlite"
-VERSION = 7
+VERSION = 8
 _BUSY_SECONDS = 10.0
 _COPIES = 20
 _COPY_PAUSE_SECONDS = 0.05
@@ -46,6 +46,15 @@ _INTERVENTIONS = (
         seq INTEGER PRIMARY KEY, time REAL NOT NULL, request TEXT NOT NULL, verb TEXT NOT NULL, trials TEXT NOT NULL,
         devices TEXT NOT NULL, text TEXT NOT NULL, refused TEXT NOT NULL)""",
     "CREATE INDEX interventions_of_request ON interventions (request)",
+)
+
+_MEASUREMENTS = (
+    # Losses of each turn of a job that policies may compare; `number` counts the turns of a job over its suspensions.
+    """CREATE TABLE quanta (
+        job TEXT NOT NULL, number INTEGER NOT NULL, time REAL NOT NULL, highest REAL NOT NULL, lowest REAL NOT NULL,
+        last REAL NOT NULL, steps INTEGER NOT NULL, seconds REAL NOT NULL, PRIMARY KEY (job, number))""",
+    # Use of a GPU, a row where it has changed: percent of time with a running kernel, bytes; NULL where unknown.
+    "CREATE TABLE telemetry (time REAL NOT NULL, device TEXT NOT NULL, utilisation INTEGER, memory INTEGER)",
 )
 
 _SCHEMA = (
@@ -70,11 +79,13 @@ _SCHEMA = (
         best TEXT NOT NULL DEFAULT '{}', objective REAL)""",
     # A job as it was started. `keys` is a JSON object: key of an array -> numbers of its trials; in old journals a list
     # of keys. `kill_reason` is the outcome after a kill, with its reason: "hung: showed no progress ...".
-    # `activities` is a JSON object: activity -> seconds; empty for a job that did not report them.
+    # `activities` is a JSON object: activity -> seconds; empty for a job that did not report them. `resumes` is the id
+    # of the suspended job that it continues, or "".
     """CREATE TABLE jobs (
         id TEXT PRIMARY KEY, purpose TEXT NOT NULL, device TEXT NOT NULL, trials TEXT NOT NULL, started REAL NOT NULL,
         ended REAL, outcome TEXT NOT NULL DEFAULT '', message TEXT NOT NULL DEFAULT '', keys TEXT NOT NULL,
-        kill_reason TEXT NOT NULL DEFAULT '', activities TEXT NOT NULL DEFAULT '{}')""",
+        kill_reason TEXT NOT NULL DEFAULT '', activities TEXT NOT NULL DEFAULT '{}',
+        resumes TEXT NOT NULL DEFAULT '')""",
     *_JOINS,
     # Reservations of a job from a point in time on, NULL where unknown; the first is from its start.
     "CREATE TABLE reservations (job TEXT NOT NULL, time REAL NOT NULL, compute REAL, memory INTEGER, cores REAL)",
@@ -86,6 +97,7 @@ _SCHEMA = (
         time REAL NOT NULL, run INTEGER NOT NULL, name TEXT NOT NULL, node TEXT NOT NULL, node_cores REAL NOT NULL,
         kind TEXT NOT NULL, memory INTEGER NOT NULL, cores INTEGER NOT NULL, compute REAL NOT NULL,
         healthy INTEGER NOT NULL, reason TEXT NOT NULL)""",
+    *_MEASUREMENTS,
     f"PRAGMA user_version = {VERSION}",
 )
 
@@ -145,6 +157,12 @@ _MIGRATIONS: Mapping[int, Sequence[str | Callable[[sqlite3.Connection], None]]] 
         *(f"UPDATE study SET key = '{key}' WHERE key = '{old}'" for old, key in _RENAMED_VALUES.items()),
     ),
     6: ("ALTER TABLE jobs ADD COLUMN activities TEXT NOT NULL DEFAULT '{}'",),
+    7: (
+        "ALTER TABLE jobs ADD COLUMN resumes TEXT NOT NULL DEFAULT ''",
+        "UPDATE jobs SET resumes = substr(message, 14, instr(message || char(10), char(10)) - 14) "
+        "WHERE message LIKE 'goes on with %'",
+        *_MEASUREMENTS,
+    ),
 }
 """Version -> statements, and functions of the connection, that make the next version of it."""
 

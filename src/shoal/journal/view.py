@@ -12,12 +12,23 @@ from typing import Any, Self, TypeVar
 
 from shoal.core.command import GroupsProposed
 from shoal.core.errors import JournalError
+from shoal.core.event import TurnStats
 from shoal.core.objective import objectives
 from shoal.core.space import Space
 from shoal.core.trial import FIRST_ADDED, Report, TrialState
 from shoal.journal.codec import intervention_of, job_row, proposal_of, report_of, trial_row
 from shoal.journal.lock import lock_owner
-from shoal.journal.rows import NOT_FAILED, DeviceRow, Intervention, JobRow, Reservation, Run, TrialRow
+from shoal.journal.rows import (
+    NOT_FAILED,
+    DeviceRow,
+    Intervention,
+    JobRow,
+    Quantum,
+    Reservation,
+    Run,
+    Telemetry,
+    TrialRow,
+)
 from shoal.journal.schema import FILE_NAME, open_existing, require_read_permission, translate_errors
 from shoal.paths import absolute
 from shoal.remedy import command
@@ -32,7 +43,7 @@ _TRIAL = (
 )
 _REPORT = "SELECT seq, trial, epoch, metrics, seconds, state, reason FROM reports"
 _JOB = (
-    "SELECT id, purpose, device, trials, started, ended, outcome, message, keys, activities, "
+    "SELECT id, purpose, device, trials, started, ended, outcome, message, keys, activities, resumes, "
     "(SELECT json_group_array(json_array(key, trial)) FROM (SELECT key, trial FROM joins WHERE job = id "
     "ORDER BY joins.rowid)) AS joined, "
     "time, compute, memory, cores "
@@ -57,6 +68,7 @@ _TEXT = (
     "request",
     "verb",
     "activities",
+    "resumes",
 )
 _KINDS: dict[str, tuple[type, ...]] = {
     **dict.fromkeys((*_WHOLE, "free"), (int,)),
@@ -364,6 +376,20 @@ class JournalView:
         ):
             found.setdefault(job, []).append(Reservation(*reservation))
         return found
+
+    def quanta(self) -> dict[str, list[Quantum]]:
+        """Id of each job that has had turns -> its turns in order."""
+        found: dict[str, list[Quantum]] = {}
+        for job, number, time, *losses in self.tables.rows(
+            "SELECT job, number, time, highest, lowest, last, steps, seconds FROM quanta ORDER BY rowid"
+        ):
+            found.setdefault(job, []).append(Quantum(job, number, time, TurnStats(*losses)))
+        return found
+
+    def telemetry(self) -> list[Telemetry]:
+        """Use of the GPUs, in order; a row where it has changed."""
+        rows = self.tables.rows("SELECT time, device, utilisation, memory FROM telemetry ORDER BY rowid")
+        return [Telemetry(*row) for row in rows]
 
     def devices(self, *, all_runs: bool = False) -> list[DeviceRow]:
         """Devices of the newest run in order, each as last recorded, removed ones included.

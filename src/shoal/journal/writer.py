@@ -3,6 +3,7 @@
 import json
 import sqlite3
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import astuple
 from pathlib import Path
 from types import MappingProxyType
 
@@ -12,7 +13,7 @@ from shoal.core.cause import Cause
 from shoal.core.command import Intervened
 from shoal.core.demand import Demand
 from shoal.core.device import Cluster
-from shoal.core.event import NOT_TRIAL_FAILURES, Outcome
+from shoal.core.event import NOT_TRIAL_FAILURES, Outcome, TurnStats
 from shoal.core.job import Job, Purpose
 from shoal.core.trial import Decision, Report, Trial, TrialGroup, TrialState
 from shoal.journal.codec import encode, storable
@@ -46,6 +47,7 @@ class Journal(LockedJournal):
     ) -> None:
         super().__init__(directory, connection, lock, clock)
         self._devices: dict[str, tuple[object, ...]] = {}  # rows as last recorded by this process
+        self._usage: dict[str, tuple[int | None, int | None]] = {}  # of devices, as last recorded by this process
         self._seq: int
         ((self._seq,),) = self.tables.rows(
             "SELECT coalesce(max(seq), 0) FROM "
@@ -192,7 +194,8 @@ class Journal(LockedJournal):
         now = self._clock()
         with self.transaction():
             self.tables.rows(
-                "INSERT INTO jobs (id, purpose, device, trials, started, message, keys) VALUES (?, ?, ?, ?, ?, ?, ?)",
+                "INSERT INTO jobs (id, purpose, device, trials, started, message, keys, resumes) "
+                "VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
                 job.id,
                 job.purpose,
                 device,
@@ -200,6 +203,7 @@ class Journal(LockedJournal):
                 now,
                 f"goes on with {job.resumes}" if job.resumes else "",
                 json.dumps(_trials_by_key(job.arrays) if job.purpose is Purpose.TRAIN else {}),
+                job.resumes,
             )
             self._insert_reservations(now, {job.id: job.demand})
             if job.purpose is Purpose.TRAIN:
@@ -235,6 +239,29 @@ class Journal(LockedJournal):
         """
         if demands:
             self._insert_reservations(self._clock(), demands)
+
+    def record_quantum(self, job: str, number: int, losses: TurnStats) -> None:
+        """Record the losses of a turn of a job."""
+        self.tables.rows(
+            "INSERT INTO quanta VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+            job,
+            number,
+            self._clock(),
+            *astuple(losses),
+        )
+
+    def record_telemetry(self, usage: Mapping[str, tuple[int | None, int | None]]) -> None:
+        """Record the use of GPUs; only changes are written.
+
+        Args:
+            usage: Name of a device -> its utilisation in percent, and its memory in use in bytes; None if unknown.
+        """
+        now = self._clock()
+        changed = {name: used for name, used in usage.items() if self._usage.get(name) != used}
+        self._execute_many(
+            "INSERT INTO telemetry VALUES (?, ?, ?, ?)", [(now, x, *used) for x, used in changed.items()]
+        )
+        self._usage |= changed
 
     def record_devices(self, cluster: Cluster) -> None:
         """Record the present devices; only changes are written.
@@ -388,7 +415,7 @@ class Journal(LockedJournal):
         return self._seq
 
     def _discard_caches(self) -> None:
-        self._devices = {}
+        self._devices, self._usage = {}, {}
 
 
 def _trial_values(trial: Trial, target: int) -> tuple[object, ...]:

@@ -1,6 +1,6 @@
 """Runtime history of each job across suspensions, and the suspended jobs."""
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from math import isfinite
@@ -8,13 +8,15 @@ from statistics import median
 from typing import Any
 
 from shoal.core.array import Array, FusionKey, Member, remove_members
+from shoal.core.command import QuantumMeasured
 from shoal.core.demand import Demand
 from shoal.core.device import Device
-from shoal.core.event import Ended, Outcome, Reported, TurnStats
+from shoal.core.event import Ended, Outcome, Reported
 from shoal.core.job import Job, Purpose
 from shoal.core.trial import TrialGroup
 from shoal.cost.estimate import fetching, seconds
 from shoal.cost.scaling import Scaling, multi_device_scaling, shared_device_scaling
+from shoal.planner.job_history import EarlierJob, JobHistory, MemberSummary, restored_arrays
 from shoal.planner.partition import Profiles
 from shoal.schedule.base import JobState, JobView
 
@@ -22,6 +24,9 @@ __all__ = ["JobTracker", "PreemptionRequest"]
 
 SWITCH_SECONDS = 0.5
 """Assumed cost of suspending and resuming a job, until the study has measured one."""
+
+_MIN_SECONDS = 1e-9
+"""Least seconds of a quantum, so that a rate is finite."""
 
 MAX_SWITCHES = 101
 """Number of recent switches. Their median is the cost of a switch."""
@@ -38,80 +43,6 @@ class PreemptionRequest:
 
     suspends: bool
     reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class _MemberSummary:
-    """Properties of a job that are derived from its members.
-
-    Args:
-        group: Name of the group of all members, or None.
-        budget: Target epoch of the member with the most epochs left; None without members.
-        epoch: Number of epochs that this member has trained.
-        with_follow_up: Arrays after which training may follow, each with pairs (epochs left, epochs of that training).
-    """
-
-    group: str | None
-    budget: int | None
-    epoch: int
-    with_follow_up: tuple[tuple[Array, AbstractSet[tuple[int, int]]], ...]
-
-    @classmethod
-    def of(cls, arrays: Sequence[Array], group_of: Callable[[Member], TrialGroup | None]) -> "_MemberSummary":
-        """Return the summary of the members of some arrays."""
-        names: set[str] = set()
-        longest: Member | None = None
-        with_follow_up: list[tuple[Array, AbstractSet[tuple[int, int]]]] = []
-        for array in arrays:
-            follow_ups: set[tuple[int, int]] = set()
-            for member, epochs in zip(array.members, array.epochs, strict=True):
-                group = group_of(member)
-                names.add("" if group is None else group.name)
-                if group is not None and group.epochs_ahead:
-                    follow_ups.add((epochs, group.epochs_ahead))
-                if longest is None or epochs > longest.epochs:
-                    longest = member
-            if follow_ups:
-                with_follow_up.append((array, follow_ups))
-        return cls(
-            (names.pop() or None) if len(names) == 1 else None,
-            None if longest is None else longest.target,
-            0 if longest is None else longest.start,
-            tuple(with_follow_up),
-        )
-
-
-@dataclass
-class _JobHistory:
-    """History of one job.
-
-    Args:
-        arrived: Time at which its first trial began to wait.
-        since: Time at which the job entered its current state.
-        devices: Current or last devices. The queue of the job belongs to the first one.
-        share: Share of the compute of its device, or None.
-        ran: Seconds on devices before the last start.
-        quanta: Statistics of the finished turns.
-        current_turn: Statistics of the current turn so far, or None.
-        turn_started: Start of the current turn.
-        has_reported: Whether the job has reported since its last start.
-        preemption_requested_at: Time of the last request to leave its device.
-        switch: Seconds that the last departure from its device took.
-        cached_summary: The job of the last view, and the summary of its members.
-    """
-
-    arrived: float
-    since: float
-    devices: tuple[str, ...]
-    share: float | None = None
-    ran: float = 0.0
-    quanta: tuple[TurnStats, ...] = ()
-    current_turn: TurnStats | None = None
-    turn_started: float = 0.0
-    has_reported: bool = False
-    preemption_requested_at: float = 0.0
-    switch: float | None = None
-    cached_summary: tuple[Job, _MemberSummary] | None = None
 
 
 class _ProfileEstimates:
@@ -177,10 +108,13 @@ class JobTracker:
 
     The back end and the journal treat a suspended job as ended. The job that resumes it has another id and inherits
     its history. The trials of a suspended job are `PENDING`, but are not put into new arrays. Finished trials are
-    removed from the job, and a job without trials is removed. After a kill of the engine no job is suspended.
+    removed from the job, and a job without trials is removed.
 
-    A quantum holds the losses that a job measured in one turn. A turn ends when the job leaves its device or when
-    `end_turns` is called.
+    After the end of the engine, `restore` is given the jobs that were suspended or running. The suspended ones are
+    suspended again; the others pass their history on to a new job of the same trials.
+
+    A quantum holds the losses that a job measured in one turn. A turn ends when `end_turn` is called or when the job
+    leaves its device. Losses between the end of a turn and the departure that follows count in its next turn.
 
     Args:
         profiles: Profile of a key on a kind of device, or None.
@@ -194,8 +128,11 @@ class JobTracker:
         self.switch_seconds = SWITCH_SECONDS
         """Seconds that suspending and resuming a job cost: request to departure, plus start to first step."""
         self._estimates = _ProfileEstimates(profiles)
-        self._running: dict[str, _JobHistory] = {}
-        self._suspended: dict[str, tuple[Job, _JobHistory]] = {}
+        self._running: dict[str, JobHistory] = {}
+        self._suspended: dict[str, tuple[Job, JobHistory]] = {}
+        self._earlier: list[EarlierJob] = []  # suspended jobs of an earlier engine whose trials do not wait yet
+        self._interrupted: dict[frozenset[int], EarlierJob] = {}  # running jobs of an earlier engine, by their trials
+        self._measured: list[QuantumMeasured] = []
         self._arrived: dict[int, float] = {}  # by number of a waiting trial that is in no job
         self._groups: dict[int, TrialGroup] = {}  # by number of the trial
         self._best: float | None = None
@@ -205,6 +142,19 @@ class JobTracker:
     def suspended(self) -> Sequence[str]:
         """Ids of the suspended jobs."""
         return tuple(self._suspended)
+
+    def restore(self, jobs: Iterable[EarlierJob]) -> None:
+        """Restore the jobs of an earlier engine that were suspended or running."""
+        for job in jobs:
+            if job.suspended:
+                self._earlier.append(job)
+            elif job.quanta:
+                self._interrupted[frozenset[int]().union(*job.arrays)] = job
+
+    def take_quanta(self) -> list[QuantumMeasured]:
+        """Return the records of the turns that have ended since the last call."""
+        measured, self._measured = self._measured, []
+        return measured
 
     def register_groups(self, groups: Iterable[TrialGroup]) -> None:
         """Register groups of trials that the algorithm proposed."""
@@ -222,6 +172,8 @@ class JobTracker:
         Returns:
             The members in no job, and the suspended jobs with their current members at their current epochs.
         """
+        if self._earlier:
+            self._suspend_earlier({member.trial.number: (member, key) for member, key in waiting}, now)
         members = {member.trial.number: member for member, _ in waiting}
         kept: set[int] = set()
         for name, (job, history) in list(self._suspended.items()):
@@ -246,8 +198,11 @@ class JobTracker:
         if job.resumes:
             _, history = self._suspended.pop(job.resumes)
         else:
-            history = _JobHistory(self.arrived(job.members, now), now, devices)
-        history.since = history.turn_started = now
+            trials = frozenset(member.trial.number for member in job.members)
+            earlier = self._interrupted.pop(trials, None)
+            arrived = self.arrived(job.members, now)
+            history = JobHistory(arrived, now, devices) if earlier is None else JobHistory.restored(earlier, now)
+        history.since, history.turn_since = now, None
         history.devices, history.share, history.has_reported = devices, share, False
         self._running[job.id] = history
 
@@ -288,11 +243,12 @@ class JobTracker:
             history.has_reported = True
             self.changes += 1  # the job is preemptible from now on
 
-    def end_turns(self, now: float, least: float) -> None:
-        """End the turns that have lasted at least `least` seconds."""
-        for history in self._running.values():
-            if now - history.turn_started >= least:
-                self._end_turn(history, now)
+    def end_turn(self, job: str, now: float) -> None:
+        """End the turn of a running job and begin another; a turn without a loss goes on."""
+        history = self._running[job]
+        if history.current_turn is not None:
+            self._add_quantum(job, history, now)
+            history.turn_since = now
 
     def outcome(self, ended: Ended) -> Outcome:
         """Return the outcome of a job: a job that stopped on a request to suspend is SUSPENDED."""
@@ -314,8 +270,10 @@ class JobTracker:
         self.changes += 1
         if history is None or outcome is not Outcome.SUSPENDED:
             return
-        self._end_turn(history, now)
+        if history.current_turn is not None and history.turn_since != history.preemption_requested_at:
+            self._add_quantum(job.id, history, now)
         history.ran += now - history.since
+        history.preemptions += 1
         history.switch, history.since, history.share = now - history.preemption_requested_at, now, None
         done = {member.trial.number for member in job.members}.difference(unfinished)
         self._suspended[job.id] = (replace(job, arrays=remove_members(job.arrays, done)), history)
@@ -348,40 +306,44 @@ class JobTracker:
             JobState.RUNNING,
             (device.name, *job.helpers),
             share=history.share,
+            turn_since=history.turn_since,
             ran=history.ran + now - history.since,
             preemptible=job.purpose is Purpose.TRAIN and history.has_reported and job.id not in self.leaving,
-            **_history_fields(history),
+            **history.view_fields,
             **self._study_fields(self._summary(history, job), demands, job.arrays),
         )
 
     def suspended_view(self, job: Job, demand: Mapping[str, Demand]) -> JobView:
         """Return the view of a suspended job for policies."""
         _, history = self._suspended[job.id]
-        fields = _history_fields(history) | self._view_fields(demand, job.arrays)
+        fields = history.view_fields | self._view_fields(demand, job.arrays)
         return JobView(job.id, demand, JobState.SUSPENDED, ran=history.ran, **fields)
 
     def waiting_view(self, name: str, demand: Mapping[str, Demand], arrays: Sequence[Array], now: float) -> JobView:
         """Return the view of a waiting job for policies."""
-        arrived = self.arrived([member for array in arrays for member in array.members], now)
-        return JobView(name, demand, since=arrived, **self._view_fields(demand, arrays))
+        members = [member for array in arrays for member in array.members]
+        fields: dict[str, Any] = {"since": self.arrived(members, now)}
+        if earlier := self._interrupted.get(frozenset(member.trial.number for member in members)):
+            fields |= JobHistory.restored(earlier, now).view_fields | {"ran": earlier.ran} | fields
+        return JobView(name, demand, **fields, **self._view_fields(demand, arrays))
 
     def sorted_by_arrival(self, views: Sequence[JobView]) -> list[JobView]:
         """Return the views by arrival of their jobs; ties keep the given order."""
         histories = {**self._running, **{name: history for name, (_, history) in self._suspended.items()}}
         return sorted(views, key=lambda view: histories[view.id].arrived if view.id in histories else view.since)
 
-    def _summary(self, history: _JobHistory, job: Job) -> _MemberSummary:
+    def _summary(self, history: JobHistory, job: Job) -> MemberSummary:
         """Return the summary of the members of a running job, cached until the job changes."""
         if history.cached_summary is None or history.cached_summary[0] is not job:
-            history.cached_summary = job, _MemberSummary.of(job.arrays, self.group)
+            history.cached_summary = job, MemberSummary.of(job.arrays, self.group)
         return history.cached_summary[1]
 
     def _view_fields(self, demand: Mapping[str, Demand], arrays: Sequence[Array]) -> dict[str, Any]:
         """Return the fields of a view that depend on its arrays and on the study."""
-        return self._study_fields(_MemberSummary.of(arrays, self.group), demand, arrays)
+        return self._study_fields(MemberSummary.of(arrays, self.group), demand, arrays)
 
     def _study_fields(
-        self, summary: _MemberSummary, demand: Mapping[str, Demand], arrays: Sequence[Array]
+        self, summary: MemberSummary, demand: Mapping[str, Demand], arrays: Sequence[Array]
     ) -> dict[str, Any]:
         return {
             "group": summary.group,
@@ -393,20 +355,27 @@ class JobTracker:
             "best": self._best,
         }
 
-    def _end_turn(self, history: _JobHistory, now: float) -> None:
-        current_turn, history.current_turn = history.current_turn, None
-        if current_turn is not None:
-            # Arrays of one job may report the same seconds.
-            run_seconds = min(current_turn.seconds, now - history.turn_started)
-            history.quanta = (*history.quanta, replace(current_turn, seconds=run_seconds))
-            if isfinite(current_turn.lowest):
-                self._best = current_turn.lowest if self._best is None else min(self._best, current_turn.lowest)
-        history.turn_started = now
+    def _suspend_earlier(self, waiting: Mapping[int, tuple[Member, FusionKey]], now: float) -> None:
+        """Suspend the restored jobs whose trials wait, with those that do."""
+        for job in [job for job in self._earlier if not waiting.keys().isdisjoint(frozenset[int]().union(*job.arrays))]:
+            self._earlier.remove(job)
+            members = [[waiting[number] for number in sorted(each & waiting.keys())] for each in job.arrays]
+            arrays = tuple(array for each in members for array in restored_arrays(each))
+            self._suspended[job.id] = Job(job.id, arrays), JobHistory.restored(job, now)
+            self.changes += 1
 
-
-def _history_fields(history: _JobHistory) -> dict[str, Any]:
-    """Return the fields of a view that depend on the history of the job."""
-    return {"since": history.since, "quanta": history.quanta, "home": history.devices[0]}
+    def _add_quantum(self, job: str, history: JobHistory, now: float) -> None:
+        """Add the losses of the current turn to the quanta."""
+        losses, history.current_turn = history.current_turn, None
+        assert losses is not None
+        started = history.since if history.turn_since is None else history.turn_since
+        # Arrays of one job may report the same seconds, and a program that was killed reports none.
+        elapsed = max(now - started, _MIN_SECONDS)
+        quantum = replace(losses, seconds=min(losses.seconds or elapsed, elapsed))
+        self._measured.append(QuantumMeasured(job, len(history.quanta), quantum))
+        history.quanta = (*history.quanta, quantum)
+        if isfinite(losses.lowest):
+            self._best = losses.lowest if self._best is None else min(self._best, losses.lowest)
 
 
 def _max_sharing(demand: Demand) -> int:

@@ -19,7 +19,6 @@ from shoal.planner.partition import Profiles, ResourceLimit, partition
 from shoal.planner.planning_context import PROFILE_MEMBERS, PlanningContext, reservations
 from shoal.schedule.base import Action, JobView, Policy, Resize, Resume, Start, Stop, Suspend
 from shoal.schedule.check import check_plan, feasible
-from shoal.schedule.time_sharing import QUANTUM
 
 __all__ = ["MIN_POLL_SECONDS", "Placement", "Planner"]
 
@@ -106,7 +105,6 @@ class Planner:
         """History of the jobs of the study."""
         self.wake = inf
         """Latest time of the next turn of planning; inf: only after a change."""
-        self._last_plan_time = 0.0
 
     def set_policy(self, policy: Policy) -> None:
         """Replace the policy from the next turn on."""
@@ -146,25 +144,31 @@ class Planner:
             self._profiles, cluster, alone, unmeasurable, limits, profile_members, self._trained_epochs
         )
         waiting, suspended = self.tracker.split_waiting(waiting, now)
-        self.tracker.end_turns(now, min(QUANTUM, now - self._last_plan_time) if now >= self.wake else QUANTUM)
         unshared = alone | limits.keys()
         keyed = self._with_family_keys(waiting, planning, unmeasurable, unshared)
         profiling = self._profile_jobs(waiting, keyed, running, planning)
         held = [*running, *profiling]
         self.tracker.register_running(held, now)
-        views = [
-            self.tracker.running_view(job, device, planning.running_demand(job, device), now) for job, device in held
-        ]
+        views = [self._running_view(job, device, planning, now) for job, device in held]
         ready = [(member, key) for member, key in keyed if planning.ready(member, key)]
         groups = self._groups(ready, views, planning, alone, limits) if ready else []
         draft = self._run_policy(views, suspended, groups, planning, now)
         joins = self._joins(held, draft, planning, unshared) if self._elastic and draft.refused else {}
         unmeasured = _measuring_reasons(keyed, held, planning) if len(ready) < len(keyed) else {}
         reasons = {**_refusal_reasons(draft.refused, joins), **unmeasured, **draft.deferred}
-        self._last_plan_time, self.wake = now, draft.wake
+        self.wake = draft.wake
         return Placement(
             (*profiling, *draft.placed), reasons, joins, draft.preemptions, reservations(running, joins, planning)
         )
+
+    def _running_view(self, job: Job, device: Device, planning: PlanningContext, now: float) -> JobView:
+        """Return the view of a running job, whose turn ends if it has lasted as long as the policy says."""
+        demand = planning.running_demand(job, device)
+        view = self.tracker.running_view(job, device, demand, now)
+        if view.preemptible and self._policy.turn_is_over(view, now):
+            self.tracker.end_turn(job.id, now)
+            view = self.tracker.running_view(job, device, demand, now)
+        return view
 
     def _with_family_keys(
         self,

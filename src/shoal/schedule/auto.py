@@ -101,6 +101,10 @@ class Auto(Policy):
                 best = turn_plan
         return best
 
+    def turn(self, job: JobView) -> float:
+        """Return the seconds of a turn under the time-sharing policy, if there is one."""
+        return super().turn(job) if self.turns is None else self.turns.turn(job)
+
     def session(self, cluster: Cluster) -> Session:
         """Begin with a cluster and no jobs."""
         return _AutoSession(self, cluster)

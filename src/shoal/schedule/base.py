@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import ClassVar
 
 from shoal.core.demand import Demand
 from shoal.core.device import Cluster, Device
@@ -11,6 +12,8 @@ from shoal.core.event import TurnStats
 from shoal.cost.scaling import Scaling
 
 __all__ = [
+    "QUANTUM",
+    "ROUNDING",
     "Action",
     "Changes",
     "JobState",
@@ -25,6 +28,12 @@ __all__ = [
     "Stop",
     "Suspend",
 ]
+
+QUANTUM = 10.0
+"""Default seconds of a turn (Hermes, section 3.2)."""
+
+ROUNDING = 1e-9
+"""Sums of compute, widths and cores may exceed their limit by this, and times may miss it by this part."""
 
 
 class JobState(StrEnum):
@@ -46,11 +55,14 @@ class JobView:
         devices: Names of its devices; empty unless it runs.
         share: Compute of the job on its device, in units of `Demand.compute`; None: as in its demand.
         since: Time at which it entered its state: arrival, start or resumption, suspension.
+        turn_since: Start of the current turn of a running job, which is the time of the plan if a turn has just ended;
+            None in the first turn since `since`.
         ran: Seconds on devices so far.
         group: Name of its TrialGroup, whose makespan counts, or None.
         budget: Target epoch; None if unknown.
         epoch: Epochs trained so far.
         quanta: Losses measured in each turn, the newest last.
+        preemptions: Number of its suspensions.
         scaling: Run time by width.
         preemptible: Whether it may be suspended, resized or moved.
         switch_seconds: Cost of suspending and resuming it.
@@ -67,11 +79,13 @@ class JobView:
     devices: tuple[str, ...] = ()
     share: float | None = None
     since: float = 0.0
+    turn_since: float | None = None
     ran: float = 0.0
     group: str | None = None
     budget: int | None = None
     epoch: int = 0
     quanta: tuple[TurnStats, ...] = ()
+    preemptions: int = 0
     scaling: Scaling = field(default_factory=Scaling)
     preemptible: bool = True
     switch_seconds: float = 0.0
@@ -85,6 +99,15 @@ class JobView:
         if len(self.devices) > 1:
             return device.capacity
         return self.demand[device.kind].compute if self.share is None else self.share
+
+    def turn_start(self, now: float) -> float:
+        """Return the start of the current turn of a running job: of its first turn, after the switch if it has run
+        before.
+        """
+        if self.turn_since is not None:
+            return self.turn_since
+        resumed = self.ran > (now - self.since) * (1 + ROUNDING)
+        return self.since + (self.switch_seconds if resumed else 0.0)
 
 
 @dataclass(frozen=True)
@@ -208,9 +231,21 @@ class Policy(ABC):
     `shoal.testing.check_policy` checks this contract. It also checks that a job which fits an idle cluster is started.
     """
 
+    needs_losses: ClassVar[bool] = False
+    """Whether the policy compares losses. A study of a function or command without a loss refuses such a policy."""
+
     @abstractmethod
     def plan(self, jobs: Sequence[JobView], cluster: Cluster, now: float) -> Plan:
         """Decide what to do at `now` (seconds)."""
+
+    def turn(self, job: JobView) -> float:
+        """Return the seconds of a turn of a running job. The losses of each turn become one of `JobView.quanta`."""
+        return QUANTUM
+
+    def turn_is_over(self, job: JobView, now: float) -> bool:
+        """Return whether a running job has had its turn: a turn has just ended, or has lasted long enough."""
+        start = job.turn_start(now)
+        return job.turn_since == now or now - start >= self.turn(job) * (1 - ROUNDING)
 
     def session(self, cluster: Cluster) -> "Session":
         """Begin with a cluster and no jobs; the session then receives only changes."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import isfinite, nan
 from typing import final
 
 from shoal.core.device import Cluster
@@ -26,12 +27,16 @@ class Convergence(TimeSharing):
     The slope favours trials that start badly: on real curves this policy is often slower than `fifo`. It is kept as
     published; see `ExpectedFinish`.
 
+    The turns of a job become longer, since its loss falls ever more slowly (section 3.3: with milestones; section
+    4.1.2: with preemptions). Hermes says neither how much longer nor which milestones; these defaults are ours.
+
     Args:
-        quantum: Seconds of a turn.
+        quantum: Seconds of the first turn.
         jobs_per_device: G_thres.
         per_second: Whether C_j is per second instead of per iteration, for jobs with different iteration times.
-        milestones: Rising fractions of the first loss. For each one by which the loss has fallen, the turns of the job
-            are one quantum longer. Hermes leaves them to the user.
+        milestones: Rising fractions of the size of the first loss. For each one by which the loss has fallen, the turns
+            of the job are one quantum longer. A loss that began at 0 reaches none.
+        growth: Part of the quantum by which the turns of a job are longer for each of its preemptions.
 
     Raises:
         PolicyError: A setting is out of range.
@@ -39,7 +44,8 @@ class Convergence(TimeSharing):
 
     jobs_per_device: int = 4
     per_second: bool = False
-    milestones: tuple[float, ...] = ()
+    milestones: tuple[float, ...] = (0.25, 0.5, 0.75)
+    growth: float = 0.1
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -48,17 +54,19 @@ class Convergence(TimeSharing):
         rising = all(a < b for a, b in zip((0.0, *self.milestones), (*self.milestones, 1.0), strict=True))
         if self.milestones and not rising:
             raise PolicyError(f"`milestones` must rise and lie between 0 and 1, got {self.milestones!r}")
+        if not (self.growth >= 0 and isfinite(self.growth)):
+            raise PolicyError(f"`growth` must be at least 0 and finite, got {self.growth!r}")
 
     def priorities(self, jobs: Sequence[JobView], now: float) -> Sequence[float]:
         """Return C_j of the newest quantum."""
         return [convergence(job.quanta, per_second=self.per_second) for job in jobs]
 
     def turn(self, job: JobView) -> float:
-        """Return one quantum, plus one for each milestone that the loss has reached."""
-        if not self.milestones or not job.quanta:
-            return self.quantum
-        first, newest = middle_loss(job.quanta[0]), middle_loss(job.quanta[-1])
-        return self.quantum * (1 + sum(first - newest >= part * first > 0 for part in self.milestones))
+        """Return one quantum, plus one for each milestone that the loss has reached, plus the growth."""
+        losses = [loss for quantum in job.quanta if isfinite(loss := middle_loss(quantum))]
+        fall = losses[0] - min(losses) if losses else 0.0
+        reached = sum(fall >= part * abs(losses[0]) > 0 for part in self.milestones) if losses else 0
+        return self.quantum * (1 + reached + self.growth * job.preemptions)
 
     def homes(self, jobs: Sequence[JobView], cluster: Cluster) -> Mapping[str, str]:
         """Return the device of the queue of each job (Algorithms 1 and 2; the first device wins a tie)."""
@@ -102,12 +110,16 @@ def convergence(quanta: Sequence[TurnStats], *, per_second: bool = False) -> flo
     """Return C_j(i) of the newest quantum i (Hermes, section 3.3).
 
     C_j(0) = (max L_j(0) - min L_j(0)) / |L_j(0)|, and C_j(i) = (loss_j(i-1) - loss_j(i)) / |L_j(i)| after that, with
-    loss_j(i) = (max L_j(i) + min L_j(i)) / 2.
+    loss_j(i) = (max L_j(i) + min L_j(i)) / 2. Quanta without a finite loss are left out; if the newest is one, the
+    result is NaN.
 
     Args:
         quanta: Quanta of the job, at least one.
         per_second: Whether to divide by the seconds of the quantum instead of its number of losses.
     """
-    newest = quanta[-1]
-    loss_fall = newest.highest - newest.lowest if len(quanta) == 1 else middle_loss(quanta[-2]) - middle_loss(newest)
+    *earlier, newest = quanta
+    if not isfinite(newest.highest):
+        return nan
+    before = next((middle_loss(quantum) for quantum in reversed(earlier) if isfinite(quantum.highest)), None)
+    loss_fall = newest.highest - newest.lowest if before is None else before - middle_loss(newest)
     return loss_fall / (newest.seconds if per_second else newest.steps)

@@ -6,7 +6,7 @@ from functools import cached_property
 from typing import overload
 
 from shoal.core.device import Cluster, Device, Node
-from shoal.schedule.base import JobState, JobView, Refusal, Resume, Start
+from shoal.schedule.base import ROUNDING, JobState, JobView, Refusal, Resume, Start
 
 __all__ = [
     "ROUNDING",
@@ -18,9 +18,6 @@ __all__ = [
     "no_device",
     "start_or_resume",
 ]
-
-ROUNDING = 1e-9
-"""Sums of compute, widths and cores may exceed their limit by this."""
 
 
 @dataclass(eq=False)

@@ -14,7 +14,7 @@ from shoal.schedule.knapsack import FF, FFD, WF, WFD, BestFit, Fifo, ShortestFir
 from shoal.schedule.time_sharing import RoundRobin, Slaq
 from shoal.schedule.water_filling import WaterFilling
 
-__all__ = ["POLICIES", "check_objective_of_study", "make_policy", "unknown"]
+__all__ = ["POLICIES", "check_losses", "check_objective_of_study", "make_policy", "unknown"]
 
 POLICIES: Mapping[str, type[Policy]] = {
     "auto": Auto,
@@ -84,6 +84,24 @@ def check_objective_of_study(policy: str | Policy, objective: str | None, target
         raise PolicyError(f"`target` must be a finite number, got {target!r}")
     if metrics > 1:
         raise PolicyError(f"`target` is a value of one metric, and this study has {metrics}; leave it out")
+
+
+def check_losses(policy: Policy, loss: str | None) -> None:
+    """Check that a policy can compare the programs of a study.
+
+    Args:
+        policy: Policy of the study.
+        loss: Reported value that is their loss, or None.
+
+    Raises:
+        PolicyError: The policy compares losses, and there is none.
+    """
+    if policy.needs_losses and loss is None:
+        name = next((name for name, kind in POLICIES.items() if type(policy) is kind), type(policy).__name__)
+        raise PolicyError(
+            f"the policy {name!r} compares losses, and the metric of this study is maximised; name the reported value "
+            "that is the loss (loss=, --loss), or choose a policy that needs none, such as 'round_robin'"
+        )
 
 
 def unknown(what: str, name: object, known: Mapping[str, object]) -> str:

@@ -3,28 +3,25 @@
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import floor, inf, isfinite, isnan, nextafter
-from typing import final
+from math import floor, inf, isfinite, isnan, nan, nextafter
+from typing import ClassVar, final
 
 from shoal.core.device import Cluster
 from shoal.core.errors import PolicyError
 from shoal.core.event import TurnStats
-from shoal.schedule.base import JobState, JobView, Plan, Policy, Refusal, Suspend
-from shoal.schedule.ledger import ROUNDING, Capacity, Ledger, start_or_resume
+from shoal.schedule.base import QUANTUM, ROUNDING, JobState, JobView, Plan, Policy, Refusal, Suspend
+from shoal.schedule.ledger import Capacity, Ledger, start_or_resume
 
-__all__ = ["QUANTUM", "RoundRobin", "Slaq", "TimeSharing", "middle_loss"]
-
-QUANTUM = 10.0
-"""Default seconds of a turn."""
+__all__ = ["RoundRobin", "Slaq", "TimeSharing", "middle_loss"]
 
 
 @dataclass(frozen=True)
 class TimeSharing(Policy):
     """One running job per device; other jobs wait or are suspended (Hermes, section 3.3).
 
-    A started job keeps its device for a quantum. Then it competes with the waiting jobs at every plan, at least at the
-    end of each quantum. The job with the highest priority gets the device; the running job wins a tie, then the oldest.
-    Jobs without measured losses go before all others, oldest first.
+    A started job keeps its device for a quantum. At the end of each quantum it competes with the waiting jobs. The job
+    with the highest priority gets the device; the running job wins a tie, then the oldest. Jobs without measured losses
+    go before all others, oldest first. A job whose last quantum had no finite loss comes last.
 
     Only a device with a single job takes turns. Jobs that are not `preemptible`, hold a share or several devices, or
     share their device stay where they are. If no job can be suspended, this is first in, first out.
@@ -39,6 +36,8 @@ class TimeSharing(Policy):
     """
 
     quantum: float = QUANTUM
+
+    needs_losses: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if not isinstance(self.quantum, int | float) or not (self.quantum > 0 and isfinite(self.quantum)):
@@ -138,11 +137,11 @@ class TimeSharing(Policy):
 
     def _turn_is_over(self, job: JobView, now: float) -> bool:
         """Return whether the turn of a job is over."""
-        return self.is_measured(job) and now - _turns_start(job, now) >= self.turn(job) * (1 - ROUNDING)
+        return self.is_measured(job) and self.turn_is_over(job, now)
 
     def _next_end(self, job: JobView, now: float) -> float:
         """Return the time after `now` at which a running job has completed another turn."""
-        turn, began = self.turn(job), _turns_start(job, now)
+        turn, began = self.turn(job), job.turn_start(now)
         return began + turn * (max(0, floor((now - began) / turn + ROUNDING)) + 1)
 
 
@@ -159,6 +158,8 @@ class RoundRobin(TimeSharing):
     """
 
     quantum: float = 30.0
+
+    needs_losses: ClassVar[bool] = False
 
     def priorities(self, jobs: Sequence[JobView], now: float) -> Sequence[float]:
         """Return the seconds of waiting; a running job comes last."""
@@ -184,14 +185,9 @@ class Slaq(TimeSharing):
     quantum: float = 30.0
 
     def priorities(self, jobs: Sequence[JobView], now: float) -> Sequence[float]:
-        """Return the newest loss."""
-        return [job.quanta[-1].last for job in jobs]
-
-
-def _turns_start(job: JobView, now: float) -> float:
-    """Return the start of the turns of a running job: after the switch, if it has run before."""
-    resumed = job.ran > (now - job.since) * (1 + ROUNDING)
-    return job.since + (job.switch_seconds if resumed else 0.0)
+        """Return the newest loss; NaN if it is not finite."""
+        newest = [job.quanta[-1].last for job in jobs]
+        return [loss if isfinite(loss) else nan for loss in newest]
 
 
 def _time_shared_jobs(jobs: Sequence[JobView], cluster: Cluster) -> list[JobView]:

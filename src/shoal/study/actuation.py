@@ -19,6 +19,7 @@ from shoal.core.command import (
     JobLeaving,
     JobStarted,
     KillJob,
+    QuantumMeasured,
     Record,
     ReleaseDevice,
     Requeued,
@@ -27,6 +28,7 @@ from shoal.core.command import (
     StopJob,
     StoppedOnCommonFailure,
     StudyChanged,
+    TelemetryMeasured,
     TrialAdded,
     TrialsReported,
     TrialsStopped,
@@ -82,6 +84,10 @@ def _write(journal: Journal, record: Record) -> None:
             journal.record_dropped_trials(record.job, record.trials, record.message, failed=record.failed)
         case DevicesChanged():
             journal.record_devices(record.cluster)
+        case QuantumMeasured():
+            journal.record_quantum(record.job, record.number, record.losses)
+        case TelemetryMeasured():
+            journal.record_telemetry(record.usage)
         case StudyChanged():
             journal.put(record.key, record.value)
         case Requeued():

@@ -11,13 +11,14 @@ from shoal.cluster.discover import discover
 from shoal.cluster.monitor import Monitor
 from shoal.core.array import FusionKey
 from shoal.core.device import Cluster
+from shoal.core.objective import loss_metric
 from shoal.core.trial import Trial
 from shoal.cost.history import History
 from shoal.journal.view import JournalView
 from shoal.planner.grouping import Grouping
 from shoal.schedule.base import Policy
 from shoal.schedule.oversubscription import OversubscriptionTuner
-from shoal.schedule.registry import make_policy
+from shoal.schedule.registry import check_losses, make_policy
 from shoal.study.devices import DeviceTracker
 from shoal.study.fleet import Finder, Fleet
 from shoal.study.hangs import HANG_SECONDS, HangDetector
@@ -87,8 +88,20 @@ class EngineConfig:
             key=partial(opaque_key, self.structure) if self.structure else None,
             elastic=self.backend.elastic,
             jobs=len(journal.jobs()),
-            find_policy=partial(make_policy, objective=journal.study.get("objective", "makespan")),
+            loss=(loss := loss_metric(journal.study.get("loss"), journal.objectives)),
+            find_policy=partial(self._find_policy, journal.study.get("objective", "makespan"), loss),
         )
+
+    def _find_policy(self, objective: str, loss: str | None, name: str) -> Policy:
+        """The policy of this name.
+
+        Raises:
+            PolicyError: there is none, or it compares losses and the study has none.
+        """
+        policy = make_policy(name, objective)
+        if self.structure:
+            check_losses(policy, loss)
+        return policy
 
 
 def opaque_key(structure: str, trial: Trial) -> FusionKey:

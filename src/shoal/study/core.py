@@ -18,6 +18,7 @@ from shoal.core.event import (
 from shoal.core.event import Event as JobEvent
 from shoal.core.request import Request
 from shoal.core.trial import Decision, TrialGroup, TrialState
+from shoal.planner.job_history import EarlierJob
 from shoal.study.devices import DeviceConditions
 from shoal.study.event import Due, Event, Shutdown, TrialFailed
 from shoal.study.interventions import handle_members_left, hold_study, intervene
@@ -84,6 +85,7 @@ class StudyCore:
         *,
         reported: bool,
         retried: Collection[int] = (),
+        jobs: Iterable[EarlierJob] = (),
         requests: Iterable[str] = (),
     ) -> Step:
         """Restore the state that a study had when its engine ended. Call this before any step.
@@ -93,6 +95,7 @@ class StudyCore:
             decisions: All decisions of the algorithm.
             reported: Whether any trial has reported a metric.
             retried: Numbers of the trials that a user has retried after they failed.
+            jobs: Jobs that were suspended or running.
             requests: Names of the user requests that were carried out or refused.
         """
         state, study = self.state, self.state.config.study
@@ -105,6 +108,8 @@ class StudyCore:
             study.get(key, False) for key in ("paused", "end_requested", "ended")
         )
         state.target_reached = study.get("target_reached")
+        present = {device.name for _, device in state.fleet.cluster}
+        state.tracker.restore(job for job in jobs if job.device in present)
         for record in records:
             state.trials.restore(record)
             if record.trial.is_added:

@@ -5,7 +5,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from shoal.cluster.monitor import Condition, Monitor
-from shoal.core.command import DevicesChanged, JobKilled, KillJob, ReleaseDevice, Step, StopJob, StudyChanged
+from shoal.core.command import (
+    DevicesChanged,
+    JobKilled,
+    KillJob,
+    ReleaseDevice,
+    Step,
+    StopJob,
+    StudyChanged,
+    TelemetryMeasured,
+)
 from shoal.core.device import Cluster, Device
 from shoal.core.errors import DeviceError
 from shoal.core.event import Ended, Event, Outcome
@@ -81,6 +90,9 @@ class DeviceTracker:
         if new:
             step.record(StudyChanged("fleet", self.fleet.record()))
         step.record(DevicesChanged(self.fleet.with_held_memory))
+        usage = {name: (x.utilisation, x.memory_used) for name, x in seen.conditions.items()}
+        if known := {name: used for name, used in usage.items() if used != (None, None)}:
+            step.record(TelemetryMeasured(known))
         named = ", ".join(f"{device.name} ({device.kind})" for device in new)
         return f"new on this machine, and used by the study from now on: {named}" if new else ""
 

@@ -3,7 +3,7 @@
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
-from math import inf
+from math import inf, isfinite
 
 from shoal.core.array import Array, Member, remove_members
 from shoal.core.command import (
@@ -26,6 +26,7 @@ from shoal.core.event import (
     PackSpeedMeasured,
     Profiled,
     Reported,
+    TurnStats,
 )
 from shoal.core.job import Job, JobUpdate, Purpose
 from shoal.core.objective import Objective, check_reported, metric_fault, metric_names, missing_metric
@@ -51,13 +52,30 @@ __all__ = [
 
 def handle_reports(state: StudyState, event: Reported, now: float) -> None:
     """Handle reports of a job: trials have finished an epoch, or failed."""
-    state.tracker.on_report(event, now)
+    state.tracker.on_report(_with_losses(state, event), now)
     observe(state, event.job, event.reports)
     job, device = state.running[event.job]
     state.signatures.count_epoch(report.trial for report in event.reports)
     seen = state.interference.epoch(event, state.trials.has_waiting)
     if seen is not None and event.job not in state.lent:
         state.profiles.observe(seen, job, device)
+
+
+def _with_losses(state: StudyState, event: Reported) -> Reported:
+    """The event with the losses of a program, which reports them among its metrics: one for each report.
+
+    A report without a finite loss has an infinite one, which counts only if a turn has no other.
+    """
+    job, _ = state.running[event.job]
+    if not any(array.key.opaque for array in job.arrays):
+        return event
+    losses: TurnStats | None = None
+    for report in event.reports:
+        reported = report.metrics.get(state.config.loss or "", inf)
+        loss = reported if isfinite(reported) else inf
+        one = TurnStats(loss, loss, loss, 1, report.seconds)
+        losses = one if losses is None else losses.followed_by(one)
+    return replace(event, losses=losses)
 
 
 def observe(state: StudyState, job: str, reports: Iterable[Report]) -> None:
@@ -157,6 +175,7 @@ def end_job(state: StudyState, ended: Ended, now: float) -> None:
     state.step.record(JobEnded(job.id, outcome, ended.message, failed, ended.activities))
     left = state.trials.requeue(job.id, None, failed=failed)
     state.tracker.end(job, outcome, left, now)
+    state.step.record(*state.tracker.take_quanta())
     if error is not None:
         raise error
     if failed:

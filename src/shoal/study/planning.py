@@ -117,10 +117,13 @@ def place(state: StudyState, now: float) -> None:
         return
     waiting = [(x.member, keys[x.number]) for x in everyone if x.number in keys]
     placement = _plan(state, state.planner, waiting, cluster, now)
+    state.step.record(*state.tracker.take_quanta())
     _explain(state, {**reasons, **placement.refusals})
     state.last_plan, state.last_plan_time = None if placement.starts or placement.joins else version, now
     for job, leave in placement.preemptions.items():
         state.step.record(JobLeaving(job, leave.reason))
+        if leave.suspends and any(array.key.opaque for array in state.running[job][0].arrays):
+            state.step.command(UpdateJob(job, JobUpdate(keep_process=True)))
         state.step.command(StopJob(job))
     _change_reservations(state, placement.reservations)
     _start(state, placement.starts)

@@ -10,21 +10,27 @@ study, for three reasons:
 - Steps cannot be repeated. A plan depends on the clock, the devices and the profiles of other studies, and the journal
   holds none of them.
 - Jobs end with their process, and so do their reservations and their interference. Their trials wait again, as after
-  any lost job, and the planner starts without history.
+  any lost job. Suspended jobs are suspended again, and the losses of all turns are known.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from shoal.algorithms.base import Algorithm
 from shoal.core.command import GroupsProposed, Step
 from shoal.core.errors import JournalError
-from shoal.core.trial import Decision, TrialGroup
+from shoal.core.event import Outcome
+from shoal.core.job import Purpose
+from shoal.core.trial import Decision, TrialGroup, TrialState
 from shoal.journal.view import JournalView
 from shoal.journal.writer import Journal
+from shoal.planner.job_history import EarlierJob
 from shoal.study.core import StudyCore
 from shoal.study.trials import TrialRecord
 
 __all__ = ["replay", "restore"]
+
+_KEPT = (Outcome.SUSPENDED, Outcome.ORPHANED, Outcome.STOPPED)
+"""Outcomes of jobs that leave their history to a next job of their trials."""
 
 
 def restore(core: StudyCore, journal: Journal) -> Step:
@@ -52,8 +58,45 @@ def restore(core: StudyCore, journal: Journal) -> Step:
         decisions,
         reported=any(row.metrics for row in rows),
         retried=journal.retried,
+        jobs=_earlier_jobs(journal, {row.number: row.job for row in rows if row.state is TrialState.PENDING}),
         requests=[x.request for x in journal.interventions()],
     )
+
+
+def _earlier_jobs(journal: JournalView, waiting: Mapping[int, str]) -> list[EarlierJob]:
+    """The jobs that were suspended or running when their engine ended, oldest first.
+
+    Args:
+        journal: Journal of the study.
+        waiting: Number of each waiting trial -> id of its last job.
+    """
+    rows = {job.id: job for job in journal.jobs() if job.purpose is Purpose.TRAIN}
+    quanta = journal.quanta()
+    last = max((job.ended or job.started for job in rows.values()), default=0.0)
+    found: list[EarlierJob] = []
+    for job in rows.values():
+        arrays = [frozenset(x for x in trials if waiting.get(x) == job.id) for trials in job.members.values()]
+        if job.outcome not in _KEPT or not any(arrays):
+            continue
+        stretches = [job]
+        while (before := rows.get(stretches[-1].resumes)) is not None:
+            stretches.append(before)
+        turns = {turn.number: turn.losses for x in reversed(stretches) for turn in quanta.get(x.id, ())}
+        ends = [(x.started, x.ended or last) for x in stretches]
+        found.append(
+            EarlierJob(
+                job.id,
+                job.outcome == Outcome.SUSPENDED,
+                tuple(filter(None, arrays)),
+                job.device,
+                tuple(turns[number] for number in sorted(turns)),
+                sum(x.outcome == Outcome.SUSPENDED for x in stretches),
+                sum(end - start for start, end in ends),
+                last - ends[0][1],
+                last - ends[-1][0],
+            )
+        )
+    return sorted(found, key=lambda job: -job.age)
 
 
 def replay(

@@ -60,6 +60,7 @@ class CoreConfig:
         key: Function from a trial to its fusion key, if keys are known without building models.
         elastic: Whether the members of a running job can change.
         jobs: Number of jobs that the study has started so far.
+        loss: Reported value that policies take as the loss of a function or command; None if there is none.
         find_policy: Function from a name to a policy; PolicyError if there is none. The default has no policies.
     """
 
@@ -78,6 +79,7 @@ class CoreConfig:
     key: Callable[[Trial], FusionKey] | None = None
     elastic: bool = True
     jobs: int = 0
+    loss: str | None = None
     find_policy: Callable[[str], Policy] = _no_other
 
 

@@ -38,7 +38,8 @@ class OutputReports:
     def __init__(self, path: Path, metrics: Sequence[str], log: BinaryIO | None = None) -> None:
         self._file = path.open("rb", buffering=0)
         self._metrics = metrics
-        self._log = log
+        self.log = log
+        """File to which the whole output is copied, or None."""
         self._pending = b""
 
     def read(self) -> list[ProgramReport]:
@@ -48,9 +49,9 @@ class OutputReports:
         data = self._file.read()
         if not data:
             return []
-        if self._log is not None:
-            self._log.write(data)
-            self._log.flush()
+        if self.log is not None:
+            self.log.write(data)
+            self.log.flush()
         whole, newline, rest = (self._pending + data).rpartition(b"\n")
         self._pending = rest[-_MAX_LINE_BYTES:]
         return self._reports(whole + newline)
@@ -98,6 +99,11 @@ class ProgramChannel:
     def read(self, output: OutputReports) -> None:
         """Read reports from the output of a program, too."""
         self._output = output
+
+    def log_to(self, log: BinaryIO) -> None:
+        """Copy the output of the program to this log from now on."""
+        if self._output is not None:
+            self._output.log = log
 
     def wait(self, seconds: float) -> list[ProgramReport | ProgramFailedError]:
         """Return the messages since the last call; wait up to `seconds` for the first one."""

@@ -2,17 +2,19 @@
 
 import os
 import pickle
+import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
 import psutil
 
 from shoal.cluster.machine import threads
-from shoal.cluster.processes import kill, process_tree
+from shoal.cluster.processes import catches, kill, process_tree
 from shoal.core.device import Device
 from shoal.core.trial import Trial
 from shoal.opaque import Command, Opaque
@@ -111,6 +113,17 @@ class ProgramProcess:
         if self._process.poll() is None:  # else its id may belong to another process
             self._tree = process_tree(self.pid) or self._tree
         return self._tree
+
+    def request_end(self) -> bool:
+        """Send SIGUSR1 to the processes of the program that handle it; return whether there are any.
+
+        A process without a handler would be killed by it.
+        """
+        asked = [process for process in self.tree() if catches(process.pid, signal.SIGUSR1)]
+        for process in asked:
+            with suppress(psutil.NoSuchProcess):
+                process.send_signal(signal.SIGUSR1)
+        return bool(asked)
 
     def terminate(self) -> None:
         """Send SIGTERM to the program."""

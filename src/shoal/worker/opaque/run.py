@@ -26,6 +26,7 @@ from shoal.worker.opaque.channel import OutputReports, ProgramChannel
 from shoal.worker.opaque.program_files import ProgramFiles
 from shoal.worker.opaque.program_process import ProgramProcess, program_environment
 from shoal.worker.opaque.program_reports import ProgramReport, ProgramReports
+from shoal.worker.opaque.program_session import ProgramSession, keep, take_kept
 from shoal.worker.opaque.usage_monitor import UsageMonitor
 
 __all__ = ["run"]
@@ -55,7 +56,7 @@ class _Phase(IntEnum):
 
     RUNS = 0
     ENDS = 1
-    """The answer to the next report tells the program to stop."""
+    """The answer to the next report tells the program to stop; a command is asked by SIGUSR1, if it handles that."""
     TERMINATED = 2
     KILLED = 3
 
@@ -78,6 +79,7 @@ class _ProgramRun:
         (self._member,) = array.members
         self._training = training
         self._device = device
+        self._directory = directory
         self._control = control
         self._log = log
         self._log_began = log.tell()
@@ -85,10 +87,9 @@ class _ProgramRun:
         self._metrics = training.metrics if isinstance(training, Command) else ()
         self._reports = ProgramReports(self._member.trial.number, [], 0)  # all reports of the trial so far, by any run
         self._sent_epoch = self._member.start  # last epoch that was reported to the engine
-        self._awaits_answers = not isinstance(training, Command)  # whether the program waits for answers to its reports
-        self._last_report = 0.0
         self._phase, self._deadline = _Phase.RUNS, math.inf
         self._reached = self._stopping = self._leaving = self._timed_out = False
+        self._keep_process = self._frozen = self._asked = False
         self._ahead_of_reports = False  # whether the saved state of the program is ahead of its reports
         self._failure: ProgramFailedError | None = None
 
@@ -99,6 +100,12 @@ class _ProgramRun:
             ProgramFailedError: The program failed.
             TaskError: The program ended without a report, or a report is invalid.
         """
+        session = take_kept(self._directory, self._member.trial.number, self._device)
+        if session is not None:
+            self._files, self._reports = session.files, session.reports
+            session.channel.log_to(self._log)
+            yield from self._run_session(session)
+            return
         self._prepare()
         for report in self._reports.reports:
             yield from self._reported(report)
@@ -122,46 +129,65 @@ class _ProgramRun:
     def _run_program(self) -> Iterator[Event]:
         """Start the program and follow it to its end."""
         channel = ProgramChannel()
-        try:
-            if not self._metrics:
-                yield from self._follow(channel, self._log)
-                return
-            with self._files.output.open("ab") as output:
-                channel.read(OutputReports(self._files.output, self._metrics, self._log))
-                yield from self._follow(channel, output)
-        finally:
-            channel.close()
-        self._files.collect_output(self._metrics)
-
-    def _follow(self, channel: ProgramChannel, output: BinaryIO) -> Iterator[Event]:
         trial, live = self._member.trial, self._files.live
+        output = self._log
+        if self._metrics:
+            output = self._files.output.open("ab")
+            channel.read(OutputReports(self._files.output, self._metrics, self._log))
         environment = program_environment(trial, self._device, channel.address, live, self._files.step)
-        child = ProgramProcess(self._training, trial, environment, output, self._log, live)
         try:
-            self._files.record_process(child.pid)
-            monitor = UsageMonitor(child.tree, self._device)
-            self._last_report = time.monotonic()
-            while child.status() is None:
-                for message in channel.wait(_POLL_SECONDS):
-                    yield from self._handle_message(message, monitor)
-                monitor.sample()
-                self._control.beat(settled=False)  # a program that hangs is detected by its time limit
-                self._poll_requests()
-                self._advance_phase(child)
-            for message in channel.finish():
-                yield from self._handle_message(message, monitor)
-            yield from self._finish(child.status() or 0, monitor)
+            child = ProgramProcess(self._training, trial, environment, output, self._log, live)
+        except BaseException:
+            channel.close()
+            raise
         finally:
-            child.kill_all()
+            if output is not self._log:
+                output.close()
+        monitor = UsageMonitor(child.tree, self._device)
+        awaits_answers = not isinstance(self._training, Command)
+        session = ProgramSession(
+            child, channel, monitor, self._files, self._reports, self._device, time.monotonic(), awaits_answers
+        )
+        yield from self._run_session(session)
 
-    def _handle_message(self, message: ProgramReport | ProgramFailedError, monitor: UsageMonitor) -> Iterator[Event]:
+    def _run_session(self, session: ProgramSession) -> Iterator[Event]:
+        """Follow a running program to its end, or until it is frozen and kept."""
+        try:
+            self._files.record_process(session.child.pid)
+            yield from self._follow(session)
+        except BaseException:
+            session.close()
+            raise
+        if self._frozen:
+            keep(self._directory, self._member.trial.number, session)
+            return
+        session.close()
+        if self._metrics:
+            self._files.collect_output(self._metrics)
+
+    def _follow(self, session: ProgramSession) -> Iterator[Event]:
+        child, channel = session.child, session.channel
+        while child.status() is None and not self._frozen:
+            for message in channel.wait(_POLL_SECONDS):
+                yield from self._handle_message(message, session)
+            session.monitor.sample()
+            self._control.beat(settled=False)  # a program that hangs is detected by its time limit
+            self._poll_requests(session)
+            self._advance_phase(session)
+        if self._frozen:
+            return
+        for message in channel.finish():
+            yield from self._handle_message(message, session)
+        yield from self._finish(child.status() or 0, session.monitor)
+
+    def _handle_message(self, message: ProgramReport | ProgramFailedError, session: ProgramSession) -> Iterator[Event]:
         if isinstance(message, ProgramFailedError):
             self._failure = message
             return
         if self._reached or self._leaving or self._timed_out or self._ahead_of_reports:
             message.answer(go_on=False)
             return
-        self._awaits_answers = self._awaits_answers or message.connection is not None
+        session.awaits_answers = session.awaits_answers or message.connection is not None
         error = self._reports.find_error(message)
         if error and message.connection is not None:
             message.answer(refused=error)
@@ -174,33 +200,47 @@ class _ProgramRun:
             message.answer(go_on=False)
             return
         now, stopping = time.monotonic(), self._stopping
-        report = self._reports.add(message, now - self._last_report)
-        self._last_report = now
+        report = self._reports.add(message, now - session.last_report)
+        session.last_report = now
         self._reached = report.epoch == self._member.target
         if message.connection is not None:
             self._files.save_checkpoint(self._reports.reports)
-        found = monitor.report(report.seconds)
+        found = session.monitor.report(report.seconds)
         if self._reached:
-            found = found or monitor.finish()
+            found = found or session.monitor.finish()
         yield from self._reported(report)
         if found is not None:
             yield Profiled(self._job, self._key, found)
-        self._poll_requests()
+        self._poll_requests(session)
         message.answer(go_on=self._phase is _Phase.RUNS and not self._reached, reached=self._reached)
         if self._reached:
-            self._request_end(GRACE_SECONDS if self._awaits_answers else 0)
-        elif stopping and not self._awaits_answers:  # the program's state is that of its last report
+            self._request_end(GRACE_SECONDS if session.awaits_answers else 0)
+        elif stopping and not session.awaits_answers and not self._asked:  # its state is that of its last report
             self._request_end(0)
 
-    def _poll_requests(self) -> None:
+    def _poll_requests(self, session: ProgramSession) -> None:
         """Poll the requests to stop the job or to remove the trial."""
-        if self._control.stopping() and not self._stopping:
-            self._stopping = True
-            self._request_end(GRACE_SECONDS)
+        stopping = self._control.stopping()  # before the changes: one that comes with it was sent first
         for change in self._control.changes():
+            self._keep_process = self._keep_process or change.keep_process
             if self._member.trial.number in change.leave:
                 self._leaving = True
                 self._request_end(0)
+        if stopping and not self._stopping:
+            self._stopping = True
+            self._stop(session)
+
+    def _stop(self, session: ProgramSession) -> None:
+        """Freeze the program if it is suspended and can be, else ask it to end."""
+        can_be_kept = self._keep_process and self._phase is _Phase.RUNS and not self._reached
+        frozen = session.freeze() if can_be_kept else None
+        if frozen is False:  # its trial goes on from its checkpoint
+            session.child.kill_all()
+            self._phase = _Phase.KILLED
+        self._frozen = frozen is True
+        if frozen is None:
+            self._request_end(GRACE_SECONDS)
+            self._asked = not session.awaits_answers and session.child.request_end()
 
     def _request_end(self, seconds: float) -> None:
         """Tell the program to end at its next report; end it by signals if it has not ended after `seconds`."""
@@ -208,10 +248,10 @@ class _ProgramRun:
         if self._phase is _Phase.ENDS:
             self._deadline = min(self._deadline, time.monotonic() + seconds)
 
-    def _advance_phase(self, child: ProgramProcess) -> None:
+    def _advance_phase(self, session: ProgramSession) -> None:
         """Check the time limit, and send the next signal when it is due."""
-        now = time.monotonic()
-        if self._phase is _Phase.RUNS and now - self._last_report > self._training.time_limit:
+        now, child = time.monotonic(), session.child
+        if self._phase is _Phase.RUNS and not self._frozen and now - session.last_report > self._training.time_limit:
             self._timed_out = True
             self._request_end(0)
         if now < self._deadline:

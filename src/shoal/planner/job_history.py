@@ -1,0 +1,152 @@
+"""Histories of jobs, also of those of an engine that has ended, and summaries of their members."""
+
+from collections.abc import Callable, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+from typing import Any
+
+from shoal.core.array import Array, FusionKey, Member
+from shoal.core.event import TurnStats
+from shoal.core.job import Job
+from shoal.core.trial import TrialGroup
+
+__all__ = ["EarlierJob", "JobHistory", "MemberSummary", "restored_arrays"]
+
+
+@dataclass(frozen=True)
+class EarlierJob:
+    """A job of an engine that has ended: it was suspended, or was running when the engine ended.
+
+    Args:
+        id: Id of the job.
+        suspended: Whether it was suspended.
+        arrays: Numbers of the trials of each of its arrays that wait.
+        device: Name of its last device.
+        quanta: Losses of its turns.
+        preemptions: Number of its suspensions.
+        ran: Seconds on devices.
+        waited: Seconds between its end and the end of the engine.
+        age: Seconds between its first start and the end of the engine.
+    """
+
+    id: str
+    suspended: bool
+    arrays: tuple[frozenset[int], ...]
+    device: str
+    quanta: tuple[TurnStats, ...]
+    preemptions: int
+    ran: float
+    waited: float
+    age: float
+
+
+@dataclass(frozen=True, slots=True)
+class MemberSummary:
+    """Properties of a job that are derived from its members.
+
+    Args:
+        group: Name of the group of all members, or None.
+        budget: Target epoch of the member with the most epochs left; None without members.
+        epoch: Number of epochs that this member has trained.
+        with_follow_up: Arrays after which training may follow, each with pairs (epochs left, epochs of that training).
+    """
+
+    group: str | None
+    budget: int | None
+    epoch: int
+    with_follow_up: tuple[tuple[Array, AbstractSet[tuple[int, int]]], ...]
+
+    @classmethod
+    def of(cls, arrays: Sequence[Array], group_of: Callable[[Member], TrialGroup | None]) -> "MemberSummary":
+        """Return the summary of the members of some arrays."""
+        names: set[str] = set()
+        longest: Member | None = None
+        with_follow_up: list[tuple[Array, AbstractSet[tuple[int, int]]]] = []
+        for array in arrays:
+            follow_ups: set[tuple[int, int]] = set()
+            for member, epochs in zip(array.members, array.epochs, strict=True):
+                group = group_of(member)
+                names.add("" if group is None else group.name)
+                if group is not None and group.epochs_ahead:
+                    follow_ups.add((epochs, group.epochs_ahead))
+                if longest is None or epochs > longest.epochs:
+                    longest = member
+            if follow_ups:
+                with_follow_up.append((array, follow_ups))
+        return cls(
+            (names.pop() or None) if len(names) == 1 else None,
+            None if longest is None else longest.target,
+            0 if longest is None else longest.start,
+            tuple(with_follow_up),
+        )
+
+
+@dataclass
+class JobHistory:
+    """History of one job.
+
+    Args:
+        arrived: Time at which its first trial began to wait.
+        since: Time at which the job entered its current state.
+        devices: Current or last devices. The queue of the job belongs to the first one.
+        share: Share of the compute of its device, or None.
+        ran: Seconds on devices before the last start.
+        quanta: Statistics of the finished turns.
+        current_turn: Statistics of the current turn so far, or None.
+        turn_since: Start of the current turn; None in the first turn since `since`.
+        preemptions: Number of its suspensions.
+        has_reported: Whether the job has reported since its last start.
+        preemption_requested_at: Time of the last request to leave its device.
+        switch: Seconds that the last departure from its device took.
+        cached_summary: The job of the last view, and the summary of its members.
+    """
+
+    arrived: float
+    since: float
+    devices: tuple[str, ...]
+    share: float | None = None
+    ran: float = 0.0
+    quanta: tuple[TurnStats, ...] = ()
+    current_turn: TurnStats | None = None
+    turn_since: float | None = None
+    preemptions: int = 0
+    has_reported: bool = False
+    preemption_requested_at: float = 0.0
+    switch: float | None = None
+    cached_summary: tuple[Job, MemberSummary] | None = None
+
+    @classmethod
+    def restored(cls, job: EarlierJob, now: float) -> "JobHistory":
+        """Return the history of a job of an earlier engine.
+
+        Args:
+            job: The job.
+            now: Time from which the ages are counted back; the time between the two engines is left out.
+        """
+        return cls(
+            now - job.age,
+            now - job.waited,
+            (job.device,),
+            ran=job.ran,
+            quanta=job.quanta,
+            preemptions=job.preemptions,
+        )
+
+    @property
+    def view_fields(self) -> dict[str, Any]:
+        """Fields of a view for policies that depend on the history of the job."""
+        return {
+            "since": self.since,
+            "quanta": self.quanta,
+            "preemptions": self.preemptions,
+            "home": self.devices[0],
+        }
+
+
+def restored_arrays(members: Sequence[tuple[Member, FusionKey]]) -> list[Array]:
+    """Return the arrays of members that an earlier engine had in one array, or in several with equal steps."""
+    keys = dict.fromkeys(key for _, key in members)
+    families = {key.family_key for key in keys}
+    if len(keys) > 1 and len(families) == 1 and all(key.family for key in keys):
+        return [Array(families.pop(), tuple(member for member, _ in members))]
+    return [Array(key, tuple(member for member, other in members if other == key)) for key in keys]

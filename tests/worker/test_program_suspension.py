@@ -1,0 +1,180 @@
+"""How a program is suspended: asked, given time, ended; or frozen by `cuda-checkpoint`, for which a fake stands."""
+
+import os
+import pickle
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from shoal.core.array import Array, FusionKey, Member
+from shoal.core.device import Device
+from shoal.core.event import Reported
+from shoal.core.job import Job, JobUpdate, WorkerContext
+from shoal.core.trial import Trial, TrialState
+from shoal.opaque import Command
+from shoal.worker.control import JobControl
+from shoal.worker.opaque import program_session, run
+
+GPU = Device("cuda:0", "NVIDIA H200", memory=2**30, uuid="GPU-1")
+SLOT = Device("cpu:0", "cpu", memory=2**30)
+TARGET = 15
+
+PROGRAM = """
+import json, os, signal, sys, time
+directory, kind = sys.argv[1], sys.argv[2]
+path = directory + "/state"
+done = int(open(path).read()) if os.path.exists(path) else 0
+open(directory + "/../starts", "a").write(f"{os.getpid()} ")
+asked = []
+
+def ask(number, frame):
+    asked.append(number)
+
+if kind != "plain":
+    signal.signal(signal.SIGUSR1, ask)
+if kind == "ignores":
+    signal.signal(signal.SIGTERM, ask)
+for step in range(done or 1, 1000):
+    time.sleep(0.04 if step > done else 0)
+    open(path + ".new", "w").write(str(step))
+    os.rename(path + ".new", path)
+    print(json.dumps({"loss": 1 / step, "step": step}), flush=True)
+    if asked and kind == "asked":
+        time.sleep(0.1)
+        open(directory + "/../clean", "w").write(str(step))
+        sys.exit(3)
+"""
+
+CUDA_CHECKPOINT = """#!/bin/sh
+state="$FAKE/$3"
+now=running
+[ -f "$state" ] && now=$(cat "$state")
+case "$1" in
+    --get-state) echo "$now" ;;
+    --toggle)
+        next=checkpointed
+        [ "$now" = checkpointed ] && next=running
+        [ "$(cat "$FAKE/fails" 2>/dev/null)" = "$next" ] && exit 1
+        echo $next > "$state" ;;
+esac
+"""
+
+
+@pytest.fixture
+def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    folder = tmp_path / "fake"
+    folder.mkdir()
+    program = folder / "cuda-checkpoint"
+    program.write_text(CUDA_CHECKPOINT)
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("FAKE", str(folder))
+    yield folder
+    for session in program_session._kept.values():
+        session.close()
+    program_session._kept.clear()
+
+
+def stretch(tmp_path: Path, kind: str, device: Device, start: int, *, until: int = TARGET) -> list[int]:
+    """The steps that one job reports; it is suspended after its report `until`."""
+    (tmp_path / "program.py").write_text(PROGRAM)
+    command = Command((sys.executable, str(tmp_path / "program.py"), "{directory}", kind), ("loss",), tmp_path)
+    array = Array(FusionKey("program", "", 1, opaque=True), (Member(Trial(0, {}, 0, 0), start, TARGET),))
+    control, steps = JobControl(), []
+    for event in run.run(Job("job", (array,)), device, WorkerContext(tmp_path, pickle.dumps(command)), control):
+        if isinstance(event, Reported):
+            assert all(report.state is not TrialState.FAILED for report in event.reports)
+            steps += [report.epoch for report in event.reports]
+            if steps[-1] == until and until < TARGET:
+                control.change(JobUpdate(keep_process=True))
+                control.stop()
+    return steps
+
+
+def starts(tmp_path: Path) -> list[int]:
+    """The process of each start of the program."""
+    return list(map(int, (tmp_path / "checkpoints/000000/starts").read_text().split()))
+
+
+def gone(pid: int) -> bool:
+    return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+
+
+def test_a_program_that_handles_the_request_ends_as_it_likes(tmp_path: Path) -> None:
+    steps = stretch(tmp_path, "asked", SLOT, 0, until=2)
+    assert (tmp_path / "checkpoints/000000/clean").read_text() == str(steps[-1])
+    more = stretch(tmp_path, "asked", SLOT, steps[-1])
+    assert [*steps, *more] == [*range(1, TARGET + 1)]
+
+
+def test_a_program_that_does_not_know_the_request_is_not_killed_by_it(tmp_path: Path) -> None:
+    """It is ended after its next report, when its state is that of this report."""
+    steps = stretch(tmp_path, "plain", SLOT, 0, until=2)
+    assert 3 <= len(steps) < TARGET
+    assert (tmp_path / "checkpoints/000000/live/state").read_text() == str(steps[-1])
+    assert [*steps, *stretch(tmp_path, "plain", SLOT, steps[-1])] == [*range(1, TARGET + 1)]
+
+
+def test_a_program_that_ignores_all_requests_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "GRACE_SECONDS", 0.1)
+    steps = stretch(tmp_path, "ignores", SLOT, 0, until=1)
+    assert gone(starts(tmp_path)[0])
+    assert [*steps, *stretch(tmp_path, "ignores", SLOT, steps[-1])] == [*range(1, TARGET + 1)]
+
+
+def test_a_frozen_program_goes_on_in_its_process(tmp_path: Path, fake: Path) -> None:
+    steps = stretch(tmp_path, "plain", GPU, 0, until=2)
+    (pid,) = starts(tmp_path)
+    while psutil.Process(pid).status() != psutil.STATUS_STOPPED:  # the signal was sent, and is about to be delivered
+        time.sleep(0.01)
+    assert (fake / str(pid)).read_text() == "checkpointed\n"
+    steps += stretch(tmp_path, "plain", GPU, steps[-1])
+    assert steps == [*range(1, TARGET + 1)]
+    assert starts(tmp_path) == [pid]
+    assert (fake / str(pid)).read_text() == "running\n"
+    assert gone(pid)
+
+
+@pytest.mark.parametrize("fails", ["checkpointed", "running"], ids=["on the way out", "on the way back"])
+def test_where_cuda_checkpoint_fails_the_program_begins_again_from_its_state(
+    tmp_path: Path, fake: Path, fails: str
+) -> None:
+    (fake / "fails").write_text(fails)
+    steps = stretch(tmp_path, "plain", GPU, 0, until=2)
+    steps += stretch(tmp_path, "plain", GPU, steps[-1])
+    assert steps == [*range(1, TARGET + 1)]
+    first, second = starts(tmp_path)
+    assert first != second
+    assert gone(first)
+
+
+@pytest.mark.parametrize("where", ["another device", "another process"])
+def test_a_frozen_program_is_killed_where_its_trial_goes_on_elsewhere(tmp_path: Path, fake: Path, where: str) -> None:
+    steps = stretch(tmp_path, "plain", GPU, 0, until=2)
+    (pid,) = starts(tmp_path)
+    left: Any = program_session._kept.pop if where == "another process" else program_session._kept.get
+    session = left((tmp_path, 0))
+    steps += stretch(tmp_path, "plain", SLOT, steps[-1])
+    session.close()
+    assert steps == [*range(1, TARGET + 1)]
+    assert gone(pid)
+
+
+def test_a_frozen_program_ends_with_the_process_that_keeps_it(tmp_path: Path, fake: Path) -> None:
+    stretch(tmp_path, "plain", GPU, 0, until=2)
+    (pid,) = starts(tmp_path)
+    (session,) = program_session._kept.values()
+    session._guard.stdin.close()  # as when this process is killed
+    session._guard.wait()
+    assert gone(pid) or psutil.Process(pid).wait(5) is not None
+
+
+def test_a_program_without_a_gpu_is_not_frozen(tmp_path: Path, fake: Path) -> None:
+    stretch(tmp_path, "plain", SLOT, 0, until=2)
+    assert gone(starts(tmp_path)[0])
+    assert program_session._kept == {}
