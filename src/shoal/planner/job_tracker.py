@@ -23,6 +23,10 @@ __all__ = ["JobTracker", "PreemptionRequest"]
 SWITCH_SECONDS = 0.5
 """Assumed cost of suspending and resuming a job, until the study has measured one."""
 
+TRIAL_EPOCHS = 5
+"""Epochs that a job must have left to be tried beside another one. Its start, and the epochs that are measured, must
+fit."""
+
 MAX_SWITCHES = 101
 """Number of recent switches. Their median is the cost of a switch."""
 
@@ -154,9 +158,11 @@ class _ProfileEstimates:
 
     def scaling(self, demand: Mapping[str, Demand], arrays: Sequence[Array], switch_seconds: float) -> Scaling:
         """Return the scaling of a job, measured or by its demand, on the kind of device that scales worst."""
+        lasts = len(arrays) == 1 and min(arrays[0].epochs, default=0) >= TRIAL_EPOCHS
         cache_key = (
             arrays[0].key if len(arrays) == 1 else None,
             tuple([(kind, d.compute) for kind, d in demand.items()]),
+            lasts,
         )
         if cache_key in self._scalings:
             return self._scalings[cache_key]
@@ -165,7 +171,8 @@ class _ProfileEstimates:
             expected = _max_sharing(each)
             known = self._profiles(arrays[0].key, kind) if len(arrays) == 1 else None
             measured = None if known is None else shared_device_scaling(known, expected)
-            scaling = measured or Scaling(1.0, sharing=expected)
+            trial = expected == 1 and lasts and known is not None
+            scaling = measured or Scaling(1.0, sharing=expected, trial=trial)
             found.append(scaling if known is None else multi_device_scaling(known, scaling))
         worst = min(found, key=lambda scaling: (scaling.sharing, -scaling.alpha), default=Scaling(1.0))
         self._scalings[cache_key] = replace(worst, resize_seconds=switch_seconds)
