@@ -31,6 +31,7 @@ from shoal.cli.options import (
     AsJson,
     Backend,
     Devices,
+    Oversubscription,
     Packing,
     Policy,
     Program,
@@ -103,6 +104,7 @@ def run(
     packing: Packing = None,
     backend: Backend = None,
     sharing: Sharing = None,
+    oversubscription: Oversubscription = None,
     tracker: Trackers = None,
     seed: Annotated[int | None, typer.Option(help="Seed of all random numbers.")] = None,
     space: SpaceFile = None,
@@ -127,7 +129,7 @@ def run(
             raise typer.BadParameter(f"File {file!r} {fault}.", param_hint="FILE")
     given: dict[str, Any] = {"directory": directory, "devices": device_list(devices), "policy": policy}
     given |= {"packing": packing, "backend": backend, "sharing": sharing, "seed": seed}
-    given |= {"objective": objective, "target": target}
+    given |= {"objective": objective, "target": target, "oversubscription": oversubscription}
     chosen = {name: value for name, value in given.items() if value is not None}
     if tracker:
         chosen["trackers"] = [TRACKERS[name]() for name in tracker]
@@ -165,6 +167,7 @@ def resume(
     packing: Packing = None,
     backend: Backend = None,
     sharing: Sharing = None,
+    oversubscription: Oversubscription = None,
     accept_changes: Annotated[
         bool, typer.Option("--accept-changes", help="Go on with an edited task; the journal notes it.")
     ] = False,
@@ -186,6 +189,7 @@ def resume(
             devices=device_list(devices),
             backend=backend,
             sharing=sharing,
+            oversubscription=oversubscription,
             show_progress=not as_json,
         )
         try:

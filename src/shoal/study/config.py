@@ -86,6 +86,7 @@ class EngineConfig:
             fuse=self.fuse,
             key=partial(opaque_key, self.structure) if self.structure else None,
             elastic=self.backend.elastic,
+            limits_shares=self.backend.limits_shares,
             jobs=len(journal.jobs()),
             find_policy=partial(make_policy, objective=journal.study.get("objective", "makespan")),
         )
