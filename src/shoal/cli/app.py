@@ -45,6 +45,7 @@ from shoal.cli.options import (
     print_json,
     print_message,
     print_table,
+    ratio,
 )
 from shoal.cli.profile import profile
 from shoal.cli.report import report, rerun
@@ -129,7 +130,7 @@ def run(
             raise typer.BadParameter(f"File {file!r} {fault}.", param_hint="FILE")
     given: dict[str, Any] = {"directory": directory, "devices": device_list(devices), "policy": policy}
     given |= {"packing": packing, "backend": backend, "sharing": sharing, "seed": seed}
-    given |= {"objective": objective, "target": target, "oversubscription": oversubscription}
+    given |= {"objective": objective, "target": target, "oversubscription": ratio(oversubscription)}
     chosen = {name: value for name, value in given.items() if value is not None}
     if tracker:
         chosen["trackers"] = [TRACKERS[name]() for name in tracker]
@@ -189,7 +190,7 @@ def resume(
             devices=device_list(devices),
             backend=backend,
             sharing=sharing,
-            oversubscription=oversubscription,
+            oversubscription=ratio(oversubscription),
             show_progress=not as_json,
         )
         try:

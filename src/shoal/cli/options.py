@@ -64,7 +64,7 @@ def ratio(value: str | None) -> Any:
     try:
         return float(value)
     except ValueError:
-        raise typer.BadParameter(f'{value!r} is not "auto" and not a number') from None
+        raise typer.BadParameter(f'{value!r} is not "auto" and not a number', param_hint="--oversubscription") from None
 
 
 File = Annotated[
@@ -105,7 +105,6 @@ Sharing = Annotated[
 Oversubscription = Annotated[
     str | None,
     typer.Option(
-        callback=ratio,
         metavar="RATIO",
         help='How many times the compute of a device may be reserved, at least 1; "auto": found for each kind of GPU.',
     ),
