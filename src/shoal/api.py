@@ -58,7 +58,7 @@ from shoal.reporting.snapshot import Snapshot, snapshot
 from shoal.reporting.text import epochs_text
 from shoal.results import Study
 from shoal.schedule.base import Policy
-from shoal.schedule.oversubscription import OversubscriptionTuner
+from shoal.schedule.oversubscription import OversubscriptionTuner, check_oversubscription
 from shoal.schedule.registry import check_losses, check_objective_of_study, make_policy
 from shoal.sources import Edit, edits, project_files, sources, written_since_start
 from shoal.study.config import EngineConfig
@@ -95,6 +95,7 @@ def tune(
     devices: str | Sequence[str] = "auto",
     backend: str = "local",
     sharing: str = "auto",
+    oversubscription: float | Literal["auto"] = "auto",
     directory: Path | str | None = None,
     seed: int = 0,
     data_seed: int | Literal["trial"] | None = None,
@@ -127,6 +128,8 @@ def tune(
         backend: "local" (a process per job) or "inline" (in this one).
         sharing: How jobs share a GPU: with NVIDIA's MPS ("mps"), without it ("plain"), or with MPS if possible
             ("auto").
+        oversubscription: Factor by which jobs may reserve more compute than a device has, at least 1; "auto" finds the
+            factor of each kind of GPU, starting from what earlier studies found.
         directory: Directory of the study; by default a new one below `runs`.
         seed: Seed of everything that is random.
         data_seed: Seed of the order of samples, shared by all trials so that they can share batches; "trial" gives each
@@ -150,8 +153,8 @@ def tune(
     """
     called = time.time()
     chosen: dict[str, Any] = {"policy": policy, "packing": packing, "devices": devices, "backend": backend}
-    chosen |= {"sharing": sharing, "directory": directory, "seed": seed, "show_progress": show_progress}
-    chosen |= {"objective": objective, "target": target} | _overrides
+    chosen |= {"sharing": sharing, "oversubscription": oversubscription, "directory": directory, "seed": seed}
+    chosen |= {"show_progress": show_progress, "objective": objective, "target": target} | _overrides
     space = space if isinstance(space, Space) else Space(space)
     training = opaque(task, space, time_limit)
     spec = {
@@ -170,6 +173,7 @@ def tune(
         "devices": chosen["devices"],
         "backend": chosen["backend"],
         "sharing": chosen["sharing"],
+        "oversubscription": chosen["oversubscription"],
         "seed": chosen["seed"],
         "data_seed": derive_seed(chosen["seed"], "data") if data_seed is None else data_seed,
         "retries": retries,
@@ -205,6 +209,7 @@ def tune(
         chosen["packing"],
         chosen["backend"],
         chosen["sharing"],
+        chosen["oversubscription"],
         chosen["show_progress"],
     )
     if training is not None:
@@ -228,6 +233,7 @@ def resume(
     devices: str | Sequence[str] | None = None,
     backend: str | None = None,
     sharing: str | None = None,
+    oversubscription: float | Literal["auto"] | None = None,
     show_progress: bool = True,
     accept_changes: bool = False,
 ) -> Study:
@@ -243,6 +249,7 @@ def resume(
         devices: Devices instead of the study's own, as they were last changed by `shoal devices`.
         backend: Back end instead of the study's own.
         sharing: Sharing instead of the study's own.
+        oversubscription: Oversubscription instead of the study's own.
         show_progress: As for `tune`.
         accept_changes: Whether to continue if files of the task were edited since the study last ran; the journal notes
             it.
@@ -272,6 +279,7 @@ def resume(
             packing or load_strategy(spec["packing"]),
             backend or spec["backend"],
             sharing or spec["sharing"],
+            spec.get("oversubscription", "auto") if oversubscription is None else oversubscription,
             show_progress,
         )
         if spec["opaque"]:
@@ -311,20 +319,28 @@ class _RunOptions:
     packing: Packing
     backend: type[Backend]
     sharing: str
+    oversubscription: float | Literal["auto"]
     show_progress: bool
 
 
 def _run_options(
-    fleet: Fleet, policy: Policy, packing: str | Packing, backend: str, sharing: str, show_progress: bool
+    fleet: Fleet,
+    policy: Policy,
+    packing: str | Packing,
+    backend: str,
+    sharing: str,
+    oversubscription: float | Literal["auto"],
+    show_progress: bool,
 ) -> _RunOptions:
     """The options with names replaced by the objects that they stand for.
 
     Raises:
-        ShoalError: a name is unknown, or the devices cannot be shared as `sharing` says.
+        ShoalError: a name is unknown, or the devices cannot be shared as `sharing` and `oversubscription` say.
     """
-    options = _RunOptions(fleet, policy, make_packing(packing), backend_class(backend), sharing, show_progress)
-    check_sharing(sharing, fleet.found, processes=options.backend.concurrent)
-    return options
+    packs, found = make_packing(packing), backend_class(backend)
+    check_sharing(sharing, fleet.found, processes=found.concurrent)
+    check_oversubscription(oversubscription, processes=found.concurrent)
+    return _RunOptions(fleet, policy, packs, found, sharing, oversubscription, show_progress)
 
 
 def _describe_task(spec: dict[str, Any], task: object, training: Opaque | None, space: Space) -> bytes:
@@ -365,13 +381,14 @@ def _run(journal: Journal, algorithm: Algorithm, options: _RunOptions) -> Study:
     with closing(options.backend(worker_context)) as backend:
         history = History(environment=environment())
         shared = {device.kind for _, device in fleet.found if device.is_cuda and options.backend.concurrent}
+        fixed = None if options.oversubscription == "auto" else float(options.oversubscription)
         config = EngineConfig(
             fleet.found,
             options.policy,
             backend,
             history,
             spec["retries"],
-            OversubscriptionTuner(kinds=shared),
+            OversubscriptionTuner(kinds=shared, known=history.ratios, fixed=fixed),
             Grouping(options.packing, history.pack_speeds, journal.space.axes(), spec["seed"]),
             spec["fuse"],
             spec["hang_seconds"],

@@ -47,7 +47,8 @@ def local(place: Path, script: Script, name: str = "mps", command: str | None = 
 
 
 def job(name: str, compute: float = 0.25, memory: int = GIB) -> Job:
-    return replace(scripted_job(name), demand=Demand(compute, memory, 1.0, 60.0))
+    """A job in company, limited to its demand."""
+    return replace(scripted_job(name), demand=Demand(compute, memory, 1.0, 60.0), limit=compute)
 
 
 def seen(event: Event) -> dict[str, float]:

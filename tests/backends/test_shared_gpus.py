@@ -1,6 +1,7 @@
 """How jobs are bound to GPUs and slots by the local back end: real workers, a fake of NVIDIA's control program."""
 
 import logging
+from dataclasses import replace
 from pathlib import Path
 
 import mps_fakes as fakes
@@ -37,11 +38,15 @@ class TestBinding:
             assert (most["percentage"], most["megabytes"]) == (61, 80 * 1024)
             unknown = begin(backend, scripted_job("unknown"))
             assert (unknown["percentage"], unknown.get("megabytes")) == (100, None)
+            alone = begin(backend, replace(job("alone"), limit=None))
+            assert (alone["percentage"], alone["megabytes"]) == (100, 1792)
+            measures = begin(backend, replace(scripted_job("measures"), limit=0.5))
+            assert (measures["percentage"], measures.get("megabytes")) == (50, None)
             elsewhere = begin(backend, job("elsewhere"), OTHER_GPU)
             assert elsewhere["percentage"] == 25
             assert daemon_pid(place, "GPU-0") != daemon_pid(place, "GPU-1")
             assert run_on(backend) == []
-            assert stopped(backend, "quarter", "most", "unknown", "elsewhere")
+            assert stopped(backend, "quarter", "most", "unknown", "alone", "measures", "elsewhere")
 
     @pytest.mark.parametrize(
         ("device", "name", "variables"),
@@ -95,6 +100,21 @@ class TestWithoutMps:
         (record,) = [each for each in caplog.records if each.name == "shoal.backends"]
         assert record.levelno == logging.WARNING
         assert record.getMessage().startswith("jobs on cuda:0 share it without MPS: 'no-such-program' is not installed")
+
+    @pytest.mark.parametrize(("name", "limited"), [("mps", True), ("plain", False)])
+    def test_whether_processes_are_limited(self, name: str, limited: bool, place: Path) -> None:
+        with local(place, fakes.uses_gpu, name) as backend:
+            assert backend.limits_shares(GPU) is limited
+            assert not backend.limits_shares(CPU)
+            assert not backend.limits_shares(MIG)
+
+    def test_no_process_is_limited_once_mps_has_failed(self, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("PATH", str(place), prepend=":")
+        with local(place, fakes.uses_gpu, "auto", command="no-such-program") as backend:
+            assert backend.limits_shares(GPU)
+            begin(backend, job("one"))
+            assert not backend.limits_shares(GPU)
+            assert stopped(backend, "one")
 
     def test_mps_is_an_error(self, place: Path) -> None:
         with (

@@ -95,7 +95,8 @@ def test_where_structures_come_from_and_why_one_size_was_measured(known):
         history.put(f"{place}" * 32, "", 8, "cpu/1", replace(PROFILE, step_seconds={1: 0.1}, **changes))
     history.put("opaque:train", "", 1, "cpu/1", replace(PROFILE, step_seconds={1: 0.1}))
     _, below = shoal().stdout.split("\n\n")
-    assert [line.split("  ", 1)[-1].strip() for line in below.splitlines()[:-1]] == [
+    texts = [line.split("  ", 1)[-1].strip() for line in below.splitlines()[:-1]]
+    assert [text for text in texts if text and "side by side" not in text] == [
         "Digits: width=64",
         "Pa[b]: lr=0.2",
         "cpu/1: measured with 1 member only, for 3 epochs waited: measuring more would have cost more than it saves",
@@ -132,9 +133,28 @@ def test_as_json(known):
         "mixing": 1.25,
         "sample": 16,
         "pending": None,
+        "share_speeds": {},
         "crowding": {"2": 1.5},
         "thread_gain": {},
     }
+
+
+def test_shares_and_ratios_are_shown_and_cleared(known):
+    history = History(environment=environment())
+    history.put_ratio("NVIDIA [H200]", 2.5)
+    History(environment="torch 1").put_ratio("NVIDIA [H200]", 4.0)
+    history.put("f" * 32, "", 8, "NVIDIA [H200]", replace(PROFILE, share_speeds={16: {0.5: 0.97, 0.25: 0.6}}))
+    lines = shoal().stdout.splitlines()
+    assert lines[-2] == "oversubscription: NVIDIA [H200] 2.5"
+    found = [line.split("  ", 1)[1].strip() for line in lines if line.startswith("ffffffff,")]
+    assert found == ["NVIDIA [H200]: 60% of its speed on 25% of the device, 97% on 50%; 2 side by side take 1.5x"]
+    shown = json.loads(shoal("--json").stdout)
+    assert shown["oversubscription"] == {"NVIDIA [H200]": 2.5}
+    (profile,) = [each["profile"] for each in shown["records"] if each["structure"] == "f" * 32]
+    assert profile["share_speeds"] == {"16": {"0.25": 0.6, "0.5": 0.97}}
+    done = shoal("clear", "--kind", "NVIDIA [H200]")
+    assert "in one process, and 2 ratios of oversubscription, from" in done.stderr
+    assert json.loads(shoal("--json").stdout)["oversubscription"] == {}
 
 
 def test_nothing_is_known_yet(tmp_path):

@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.core.demand import Profile
+from shoal.cost import estimate
 from shoal.cost.estimate import (
     STEP_OVERHEAD_SECONDS,
     best_size,
@@ -166,3 +167,44 @@ def test_a_demand_is_made_of_the_estimates():
 def test_measured_shares_beyond_the_whole_are_cut_to_it():
     demand = packed_demand([(profile({1: 2.0}, compute=1.02, cores=1.07), [1])], cores=1)
     assert (demand.compute, demand.cores) == (1.0, 1)
+
+
+SPEEDS = {1: {0.5: 1.0, 0.25: 0.8}, 16: {0.5: 0.7, 0.75: 0.96}}
+
+
+@pytest.mark.parametrize(
+    ("speeds", "members", "demand"),
+    [
+        ({}, 1, 0.9),
+        (SPEEDS, 1, 0.5),
+        (SPEEDS, 16, 0.75),
+        (SPEEDS, 40, 0.75),
+        ({1: {0.5: 0.6}}, 1, 1.0),
+        ({1: {0.5: 0.96, 0.25: 0.95}}, 1, 0.25),
+    ],
+    ids=["not measured: time in use", "one member", "many", "more than measured", "all of it", "a quarter"],
+)
+def test_the_demand_of_compute_follows_from_throughput(speeds, members, demand):
+    found = Profile({1: 1.0}, 1, 0, 0, 1, compute=0.9, cores=1.0, share_speeds=speeds)
+    assert estimate.compute(found, members) == demand
+    assert estimate.packed_demand([(found, [1] * members)]).compute == demand
+
+
+@pytest.mark.parametrize(
+    ("share", "speed"),
+    [(0.125, 0.4), (0.25, 0.8), (0.375, 0.9), (0.5, 1.0), (0.8, 1.0), (1.0, 1.0), (2.0, 1.0)],
+)
+def test_speeds_between_measured_shares(share, speed):
+    found = Profile({1: 1.0}, 1, 0, 0, 1, compute=0.9, cores=1.0, share_speeds=SPEEDS)
+    assert estimate.share_speed(found, 1, share) == pytest.approx(speed)
+    assert estimate.share_speed(Profile({1: 1.0}, 1, 0, 0, 1, 0.9, 1.0), 1, share) is None
+
+
+@pytest.mark.parametrize(
+    ("speeds", "share"),
+    [({}, 0.5), ({16: {0.5: 0.95}}, 0.25), ({16: {0.5: 0.9}}, 0.75), (SPEEDS, None)],
+    ids=["first a half", "it suffices", "it does not", "known"],
+)
+def test_the_next_share_to_measure(speeds, share):
+    found = Profile({1: 1.0, 16: 2.0}, 1, 0, 0, 1, compute=0.9, cores=1.0, share_speeds=speeds)
+    assert estimate.share_to_measure(found) == share

@@ -101,6 +101,19 @@ def test_a_profile_job_keeps_measurements_of_training_jobs() -> None:
     )
 
 
+def test_a_profile_job_on_a_share_adds_its_speed_there() -> None:
+    """Only of sizes that were measured on the whole device, and only if its process was limited."""
+    store = knowing(KNOWN)
+    asked, slow = replace(PROFILE, limit=0.5), replace(FUSES, step_seconds={1: 2.0, 4: 9.0, 16: 4.0})
+    assert after(store, Profiled("two", A, slow), job=asked) == KNOWN
+    first = replace(KNOWN, share_speeds={1: {0.5: 0.5}, 16: {0.5: 1.0}})
+    assert after(store, Profiled("two", A, slow, limit=0.5), job=asked) == first
+    second = replace(KNOWN, share_speeds={1: {0.5: 0.5, 0.25: 0.25}, 16: {0.5: 1.0, 0.25: 1.0}})
+    again = Profiled("three", A, replace(slow, step_seconds={1: 4.0, 16: 4.75}), limit=0.25)
+    assert after(store, again, job=replace(PROFILE, limit=0.25)) == second
+    assert after(store, Profiled("four", A, KNOWN), job=PROFILE) == second, "a new profile keeps them"
+
+
 def test_a_training_job_adds_to_what_was_measured() -> None:
     threads = {2: {1: 0.9, 4: 1.4}, 4: {4: 2.5}}
     expected = replace(KNOWN, compiled_gain={4: 2.0, 8: 1.5}, fused_gain={4: 1.1, 16: 4.0}, thread_gain=threads)

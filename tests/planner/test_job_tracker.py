@@ -327,6 +327,33 @@ def test_sharing_follows_measured_crowding(crowding, arrays, sharing, alpha):
     assert (view.scaling.sharing, view.scaling.alpha) == (sharing, pytest.approx(alpha))
 
 
+@pytest.mark.parametrize(
+    ("known", "arrays", "target", "trial"),
+    [
+        ({"compute": 0.9}, 1, 10, True),
+        ({"compute": 0.5}, 1, 10, False),
+        ({"compute": 0.9, "crowding": {2: 2.5}}, 1, 10, False),
+        ({"compute": 0.9, "crowding": {2: 1.2}}, 1, 10, False),
+        ({"compute": 0.9}, 2, 10, False),
+        ({"compute": 0.9}, 1, 4, False),
+        (None, 1, 10, False),
+    ],
+    ids=["c is 1", "two fit", "two were slow", "two were fast", "a pack", "it ends too soon", "no profile"],
+)
+def test_one_more_may_be_tried_where_nothing_is_known(known, arrays, target, trial):
+    found = None if known is None else profile({1: 1.0}, **known)
+    need = {"cpu/1": Demand(0.9 if known is None else known["compute"], 10, 1.0, 5.0)}
+    some = [Array(A, (member(number, target=target),)) for number in range(arrays)]
+    view = JobTracker(lambda key, kind: found).waiting_view("w", need, some, 0.0)
+    assert view.scaling.trial == trial
+
+
+def test_harm_is_known_once_two_were_measured():
+    known = profile({1: 1.0}, compute=0.9, crowding={2: 2.5})
+    view = JobTracker(lambda key, kind: known).waiting_view("w", NEED, [Array(A, (member(1),))], 0.0)
+    assert (view.scaling.sharing, view.scaling.alpha) == (1, pytest.approx(2.5))
+
+
 def test_the_oldest_job_comes_first_whether_it_runs_or_is_suspended():
     tracker = JobTracker()
     older, younger = job("older", member(1)), job("younger", member(2))

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from schedule_samples import cluster, gpu
 
 from shoal.core.errors import PolicyError
-from shoal.schedule.oversubscription import WINDOW, OversubscriptionTuner
+from shoal.schedule.oversubscription import WINDOW, OversubscriptionTuner, check_oversubscription
 
 OBSERVATIONS = 120
 """Within which the docstring promises a settled ratio."""
@@ -107,6 +107,42 @@ def test_kinds_that_are_not_tuned_keep_the_ratio_of_the_cluster():
     where = cluster(gpu(0), gpu(1, kind="H100", oversubscription=2.0))
     assert tuner.apply(where) == cluster(gpu(0, oversubscription=1.5), gpu(1, kind="H100", oversubscription=2.0))
     assert tuner.ratios == {"A100": 1.5}
+
+
+def test_a_search_begins_at_the_known_ratio_and_knows_its_best():
+    tuner, device = OversubscriptionTuner(known={"A100": 2.5, "H100": 40.0, "V100": 0.3}), SimulatedDevice(2.5)
+    where = cluster(gpu(0), gpu(1, kind="H100"), gpu(2, kind="V100"), gpu(3, kind="T4"))
+    assert [device.oversubscription for _, device in tuner.apply(where)] == [2.5, 8.0, 1.0, 1.0]
+    assert tuner.best_ratios == {}
+    for _ in range(WINDOW):
+        tuner.observe("A100", device.run(tuner.ratio("A100")))
+    assert (tuner.best_ratios, tuner.ratio("A100")) == ({"A100": 2.5}, 3.0)
+    assert settle(tuner, "A100", device) == pytest.approx(2.5, abs=0.26)
+    assert tuner.best_ratios == {"A100": tuner.ratio("A100")}
+
+
+def test_a_fixed_ratio_holds_for_all_devices_whatever_is_observed():
+    tuner = OversubscriptionTuner(fixed=2.0, known={"A100": 3.0})
+    for _ in range(WINDOW):
+        tuner.observe("A100", [(1.0, 1.0)])
+    where = cluster(gpu(0), gpu(1, kind="H100", oversubscription=1.5))
+    assert tuner.apply(where) == cluster(gpu(0, oversubscription=2.0), gpu(1, kind="H100", oversubscription=2.0))
+    assert (tuner.ratio("A100"), tuner.tunes("A100"), tuner.best_ratios) == (2.0, False, {})
+
+
+@pytest.mark.parametrize("value", [0.99, 0, -1, float("nan"), float("inf"), True, "2", None], ids=repr)
+def test_ratios_that_a_study_cannot_have(value):
+    with pytest.raises(PolicyError, match='`oversubscription` must be "auto" or a number of at least 1, got'):
+        check_oversubscription(value, processes=True)
+
+
+def test_ratios_that_a_study_can_have():
+    for value in ("auto", 1, 1.0, 2.5):
+        check_oversubscription(value, processes=True)
+    for value in ("auto", 1):
+        check_oversubscription(value, processes=False)
+    with pytest.raises(PolicyError, match=r"oversubscription=1.5 needs a process for each job; use backend='local'"):
+        check_oversubscription(1.5, processes=False)
 
 
 def test_the_same_observations_give_the_same_ratios():

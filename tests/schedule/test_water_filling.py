@@ -8,7 +8,7 @@ from schedule_samples import cluster, gpu, job, placed, refused
 from shoal.core.demand import Demand
 from shoal.core.device import Cluster, Node
 from shoal.cost.scaling import Scaling
-from shoal.schedule import JobState, Resize, Resume, Start, WaterFilling, check_plan
+from shoal.schedule import JobState, Resize, Resume, Start, Suspend, WaterFilling, check_plan
 from shoal.schedule.device_strips import StripPlacement
 from shoal.schedule.water_filling import due_widths, fill_up
 
@@ -37,7 +37,7 @@ def plan(jobs, where):
     """Job -> (devices, share) of the actions of a plan that was checked."""
     answer = WaterFilling().plan(jobs, where, 0.0)
     check_plan(answer, jobs, where, 0.0)
-    return answer, {action.job: (action.devices, action.share) for action in answer.actions}
+    return answer, {x.job: (x.devices, x.share) for x in answer.actions if isinstance(x, (Start, Resume, Resize))}
 
 
 WIDTHS = {
@@ -196,14 +196,19 @@ DYNAMIC = {
         gpus(2),
         [Resize("a", names(1)), Resize("b", names(0))],
     ),
-    "a new trial waits, and one that runs makes room": (
+    "a new trial waits: who has several devices keeps them": (
         [trial("a", on=names(0, 1)), trial("b")],
         gpus(2),
-        [Resize("a", names(0)), Start("b", names(1))],
+        [],
+    ),
+    "nobody waits: who has too many gives some to who has too few": (
+        [trial("a", 5, on=names(0, 1, 2)), trial("b", 40, on=names(3))],
+        gpus(4),
+        [Resize("a", names(0)), Resize("b", names(1, 2, 3))],
     ),
     "not if that costs more device time than it saves": (
-        [trial("a", scaling=SLOW, on=names(0, 1)), trial("b", scaling=SLOW)],
-        gpus(2),
+        [trial("a", 5, SLOW, on=names(0, 1, 2)), trial("b", 40, SLOW, on=names(3))],
+        gpus(4),
         [],
     ),
     "a whole device is shared with one that waits": (
@@ -221,11 +226,6 @@ DYNAMIC = {
         gpus(1),
         [Resume("a", names(0))],
     ),
-    "a device that was lost is made room for": (
-        [trial("a", 20, on=names(0, 1)), trial("b", 20)],
-        cluster(gpu(0), gpu(1), gpu(2, healthy=False)),
-        [Resize("a", names(0)), Start("b", names(1))],
-    ),
     "what runs on a device that is gone stays as it is": ([trial("a", on=names(9))], gpus(1), []),
 }
 
@@ -234,6 +234,64 @@ DYNAMIC = {
 def test_dynamic_fluid(name):
     jobs, where, expected = DYNAMIC[name]
     answer, _ = plan(jobs, where)
+    assert list(answer.actions) == expected
+
+
+NEW = Scaling(alpha=1.0, trial=True)
+"""A kind whose demand leaves no room for another one, and of which no two were measured together."""
+HARM = Scaling(alpha=2.5)
+"""Two were measured together: it takes both two and a half times as long."""
+
+
+def half(name, scaling, since, seconds=10.0, **changes):
+    return replace(trial(name, seconds, scaling, on=names(0), share=0.5), since=since, **changes)
+
+
+TRIALS = {
+    "one more is let in, beside one of the running": (
+        [trial("a", scaling=NEW, on=names(0)), trial("b", scaling=NEW, on=names(1)),
+         *(trial(x, scaling=NEW) for x in "cd")],
+        2,
+        [Resize("a", names(0), 0.5), Start("c", names(0), 0.5)],
+    ),
+    "nobody waits": ([trial("a", scaling=NEW, on=names(0))], 1, []),
+    "who waits has a device": ([trial("a", scaling=NEW, on=names(0)), trial("b", scaling=NEW)], 2,
+                               [Start("b", names(1))]),
+    "not while another trial runs": (
+        [half("a", NEW, 0.0), half("b", NEW, 1.0), trial("c", scaling=NEW, on=names(1)), trial("d", scaling=NEW)], 2, []
+    ),
+    "the next one, when one of two has ended": ([half("a", NEW, 0.0), trial("b", scaling=NEW)], 1,
+                                                [Start("b", names(0), 0.5)]),
+    "of both kinds nothing is known": ([trial("a", scaling=Scaling(), on=names(0)), trial("b", scaling=NEW)], 1, []),
+    "nor is it of the one that waits": ([trial("a", scaling=NEW, on=names(0)), trial("b", scaling=Scaling())], 1, []),
+    "memory is hard": (
+        [trial("a", scaling=NEW, on=names(0), memory=50), trial("b", scaling=NEW, memory=50),
+         trial("c", scaling=NEW, memory=20)], 1, [Resize("a", names(0), 0.5), Start("c", names(0), 0.5)],
+    ),
+    "who cannot be asked stays alone": (
+        [replace(trial("a", scaling=NEW, on=names(0)), preemptible=False), trial("b", scaling=NEW)], 1, []
+    ),
+    "one more is taken back": (
+        [half("a", HARM, 0.0), half("b", HARM, 1.0), trial("c", scaling=HARM)], 1,
+        [Suspend("b"), Resize("a", names(0))],
+    ),
+    "not if waiting costs more": ([half("a", HARM, 0.0, 1.0), half("b", replace(HARM, resize_seconds=1.0), 1.0, 1.0)],
+                                  1, []),
+    "not if it makes no difference": ([half("a", Scaling(alpha=2.0), 0.0), half("b", Scaling(alpha=2.0), 1.0)], 1, []),
+    "not who cannot be asked": (
+        [half("a", HARM, 0.0, preemptible=False), half("b", HARM, 1.0, preemptible=False)], 1, []
+    ),
+    "not where another policy has placed them": (
+        [trial("a", scaling=HARM, on=names(0), compute=0.5), trial("b", scaling=HARM, on=names(0), compute=0.5)], 1, []
+    ),
+    "not while the measurement is under way": ([half("a", NEW, 0.0), half("b", NEW, 1.0)], 1, []),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TRIALS)
+def test_how_many_share_a_device_is_found_by_trial(name):
+    jobs, devices, expected = TRIALS[name]
+    answer, _ = plan(jobs, gpus(devices))
     assert list(answer.actions) == expected
 
 

@@ -1089,6 +1089,7 @@ def test_the_oversubscription_follows_from_what_jobs_report(
     with closing(stage.open()) as journal:
         stage.engine(journal, backend(script), Look(), tuned=tuned, packing=NoPacking()).run()
     assert seen == expected
+    assert History(tmp_path / "study" / "history.sqlite").ratios == dict.fromkeys(tuned, 1.0)
 
 
 def unsteady(*numbers: int, epoch: int = 1) -> Script:

@@ -215,13 +215,14 @@ def test_a_share_says_nothing_of_a_ratio():
     assert told(*ONE, SHARE, ("b", 9.0), ("a", 1.5), ("a", 1.5), ("b", 2.0), ("b", 2.0)) == [[(0.5, 1.0)]]
 
 
-def test_on_other_kinds_only_epochs_alone_are_looked_at():
+def test_kinds_that_are_not_tuned_show_what_sharing_costs_too():
     speeds = InterferenceTracker(OversubscriptionTuner(kinds=()))
     speeds.begin(FIRST, GPUS.device("cuda:0"))
     nobody = [speeds.epoch(reported("a", 1.0), lambda: pytest.fail("nobody has to know")) for _ in range(3)]
     assert nobody == [None, None, EpochTimes(1, 1, 1.0)]
     speeds.begin(SECOND, GPUS.device("cuda:0"))
-    assert [speeds.epoch(reported("a", 2.0), lambda: True) for _ in range(4)] == [None] * 4
+    both = [speeds.epoch(reported("a", 2.0), lambda: pytest.fail("nobody has to know")) for _ in range(3)]
+    assert both == [None, None, EpochTimes(2, 1, 2.0, 1.0)]
     assert speeds.cluster(GPUS) is GPUS
 
 

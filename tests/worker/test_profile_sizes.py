@@ -13,7 +13,7 @@ from shoal.core.array import Array, FusionKey, Member
 from shoal.core.trial import Trial
 from shoal.data.datasets import DataSets
 from shoal.task import Task
-from shoal.worker.profile import FREE_SECONDS, MEASURING_SHARE, STEPS_PER_MEMBER, measure
+from shoal.worker.profile import FREE_SECONDS, MEASURING_SHARE, STEPS_PER_MEMBER, _utilisation, measure
 
 CPU = torch.device("cpu")
 EPOCH_STEPS = 2
@@ -127,3 +127,38 @@ def test_other_classes_are_measured_where_a_larger_size_is_too_dear(monkeypatch:
     profile = measure(task, DataSets(task, CPU), array, CPU, 10**9, 0.2)
     assert profile.step_seconds == {1: pytest.approx(0.0015), 4: 0.003}
     assert profile.pending == 7
+
+
+def test_the_load_of_a_gpu_is_the_mean_over_the_steps_of_the_largest_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not that of the first step, which sets up, and not one reading after all steps."""
+    readings: dict[int, list[float]] = {}
+    size = [0]
+
+    def timed(stepper: Any, batches: Any, tick: int) -> float:
+        size[0] = len(stepper.runtimes)
+        readings.setdefault(size[0], []).append(10.0 * (1 + tick % 3))
+        return 0.001
+
+    monkeypatch.setattr("shoal.worker.profile._step_seconds", timed)
+    monkeypatch.setattr("shoal.worker.profile._counts_load", lambda device: True)
+    monkeypatch.setattr("torch.cuda.utilization", lambda device: readings[size[0]][-1])
+    seen: list[list[float]] = []
+    monkeypatch.setattr(
+        "shoal.worker.profile._utilisation", lambda device, cores, loads: seen.append(list(loads)) or 0.5
+    )
+    task = Kept()
+    members = tuple(Member(Trial(n, {"lr": 0.01, "optimizer": "SGD"}, seed=0, data_seed=0), 0, 1) for n in range(4))
+    assert measure(task, DataSets(task, CPU), Array(FusionKey("", "", 4), members), CPU, 10**9, inf).compute == 0.5
+    (loads,) = seen
+    assert len(loads) >= 8
+    assert 100 * sum(loads) == pytest.approx(sum(readings[4][1 : 1 + len(loads)]))
+
+
+@pytest.mark.parametrize(
+    ("device", "loads", "compute"),
+    [("cuda", [0.2, 0.4], 0.3), ("cuda", [0.0], 0.01), ("cuda", [], 1.0), ("cpu", [], 0.5)],
+    ids=["mean", "idle", "unknown", "cores of a slot"],
+)
+def test_the_compute_in_use(device: str, loads: list[float], compute: float) -> None:
+    cores = 0.5 * torch.get_num_threads()
+    assert _utilisation(torch.device(device), cores, loads) == pytest.approx(compute)

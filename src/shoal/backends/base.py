@@ -106,6 +106,10 @@ class Backend(ABC):
         After the end of the job, do nothing.
         """
 
+    def limits_shares(self, device: Device) -> bool:
+        """Return whether the processes of jobs on a device are limited to `Job.limit`."""
+        return False
+
     def release_device(self, device: str) -> None:  # noqa: B027  (most back ends keep nothing there)
         """Free the resources kept for later jobs on a device that is lost or was removed; no job runs there."""
 

@@ -121,6 +121,12 @@ class GpuSharing:
         """Longest time between two calls of `check`, in seconds; inf if no GPU is shared by MPS."""
         return self._check_interval if self._gpus else float("inf")
 
+    def limits(self, device: Device) -> bool:
+        """Return whether MPS limits processes on a device to a part of its compute: not once it has failed."""
+        if self.name == "plain" or not can_share(device) or device.name in self._without_mps:
+            return False
+        return self.name == "mps" or device.name in self._gpus or shutil.which(COMMAND) is not None
+
     def bind(self, job: Job, device: Device) -> Binding:
         """Return the binding of a job to its device; start the daemon of the GPU if there is to be one.
 
@@ -210,12 +216,10 @@ def _plain_binding(device: Device) -> Binding:
 
 
 def _mps_binding(device: Device, daemon: MpsDaemon, job: Job) -> Binding:
-    """Return the binding to a share of a GPU: the demand of the job, or all of the GPU if the demand is unknown."""
-    if job.demand is None:
-        return Binding(daemon.environment())
-    share = min(1.0, job.demand.compute / device.compute) if device.compute else 1.0
-    memory_limit = pinned_limit(job.demand, device) if job.demand.memory else None  # 0 means unknown
-    return Binding(daemon.environment(share, memory_limit))
+    """Return the binding to a GPU: the limit of the job, and a limit of memory if its demand is known."""
+    share = 1.0 if job.limit is None else job.limit
+    known = job.demand is not None and job.demand.memory  # 0 means unknown
+    return Binding(daemon.environment(share, pinned_limit(job.demand, device) if job.demand and known else None))
 
 
 def _is_mps_error(message: str) -> bool:

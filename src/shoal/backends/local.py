@@ -157,6 +157,10 @@ class Local(Backend):
                 worker.kill_requested = True
                 self._server.kill(number)
 
+    def limits_shares(self, device: Device) -> bool:
+        """Return whether MPS limits the processes on a device."""
+        return self._sharing.limits(device)
+
     def release_device(self, device: str) -> None:
         """End the idle workers of the device."""
         for number in [number for number, x in self._workers.items() if x.job is None and x.device == device]:

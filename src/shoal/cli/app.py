@@ -32,6 +32,7 @@ from shoal.cli.options import (
     AsJson,
     Backend,
     Devices,
+    Oversubscription,
     Packing,
     Policy,
     Program,
@@ -45,6 +46,7 @@ from shoal.cli.options import (
     print_json,
     print_message,
     print_table,
+    ratio,
 )
 from shoal.cli.profile import profile
 from shoal.cli.report import report, rerun
@@ -104,6 +106,7 @@ def run(
     packing: Packing = None,
     backend: Backend = None,
     sharing: Sharing = None,
+    oversubscription: Oversubscription = None,
     tracker: Trackers = None,
     seed: Annotated[int | None, typer.Option(help="Seed of all random numbers.")] = None,
     space: SpaceFile = None,
@@ -129,7 +132,7 @@ def run(
             raise typer.BadParameter(f"File {file!r} {fault}.", param_hint="FILE")
     given: dict[str, Any] = {"directory": directory, "devices": device_list(devices), "policy": policy}
     given |= {"packing": packing, "backend": backend, "sharing": sharing, "seed": seed}
-    given |= {"objective": objective, "target": target}
+    given |= {"objective": objective, "target": target, "oversubscription": ratio(oversubscription)}
     chosen = {name: value for name, value in given.items() if value is not None}
     if tracker:
         chosen["trackers"] = [TRACKERS[name]() for name in tracker]
@@ -167,6 +170,7 @@ def resume(
     packing: Packing = None,
     backend: Backend = None,
     sharing: Sharing = None,
+    oversubscription: Oversubscription = None,
     accept_changes: Annotated[
         bool, typer.Option("--accept-changes", help="Go on with an edited task; the journal notes it.")
     ] = False,
@@ -188,6 +192,7 @@ def resume(
             devices=device_list(devices),
             backend=backend,
             sharing=sharing,
+            oversubscription=ratio(oversubscription),
             show_progress=not as_json,
         )
         try:

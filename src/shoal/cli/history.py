@@ -8,8 +8,16 @@ from rich.table import Table
 from rich.text import Text
 
 from shoal.cli.options import AsJson, print_json, print_message, print_table
+from shoal.core.demand import Profile
 from shoal.core.errors import ShoalError
-from shoal.cost.history import Record, delete_records, environment, history_path, records
+from shoal.cost.history import (
+    Record,
+    delete_records,
+    environment,
+    history_path,
+    oversubscription_ratios,
+    records,
+)
 from shoal.reporting.text import config_text, rounded, structure_text
 from shoal.schedule.ledger import bytes_text
 
@@ -37,16 +45,17 @@ def _show(context: typer.Context, as_json: AsJson = False) -> None:
     takes while members are at different epochs. Measurements of other versions of Python, torch or Shoal are below,
     marked, and are not used. A structure is shown by the beginning of its digest; so is its data, below it, if the
     structure was measured with several. Below the table, for each structure, data and batch size: its tasks with the
-    parameters that all its trials agree on, and the reason if only one number of members was measured.
+    parameters that all its trials agree on, the reason if only one number of members was measured, and its speed on
+    shares of a device and beside others; at last the oversubscription found for each kind of device.
     """
     if context.invoked_subcommand is not None:
         return
     path, current = history_path(), environment()
     found = sorted(records(path), key=lambda record: record.environment != current)
+    ratios = oversubscription_ratios(path, current)
     if as_json:
-        print_json(
-            {"path": str(path), "environment": current, "records": [record_json(record, current) for record in found]}
-        )
+        shown = [record_json(record, current) for record in found]
+        print_json({"path": str(path), "environment": current, "records": shown, "oversubscription": ratios})
         return
     if found:
         print_table(history_table(found, current))
@@ -54,6 +63,8 @@ def _show(context: typer.Context, as_json: AsJson = False) -> None:
         if origins.row_count:
             typer.echo()
             print_table(origins)
+    if ratios:
+        typer.echo(f"oversubscription: {', '.join(f'{kind} {ratio:g}' for kind, ratio in ratios.items())}")
     typer.echo(f"{'in' if found else 'no measurements yet in'} {path}")
 
 
@@ -67,9 +78,11 @@ def _clear(kind: _Kind = None, structure: _Structure = None) -> None:
         raise ShoalError(f"there are no measurements of the kind {kind!r}; measured kinds: {measured}")
     if structure is not None and not any(record.structure.startswith(structure) for record in known):
         raise ShoalError(f"there are no measurements of a structure that begins with {structure!r}; see: shoal history")
-    profiles, pack_speeds = delete_records(path, kind=kind, structure=structure)
+    profiles, pack_speeds, ratios = delete_records(path, kind=kind, structure=structure)
+    found = f", and {ratios} ratios of oversubscription" if ratios else ""
     print_message(
-        f"removed {profiles} measurements of structures and {pack_speeds} of structures in one process from {path}"
+        f"removed {profiles} measurements of structures and {pack_speeds} of structures in one process{found}, "
+        f"from {path}"
     )
 
 
@@ -105,7 +118,8 @@ def history_table(records: Sequence[Record], current: str) -> Table:
 
 
 def origins_table(records: Sequence[Record]) -> Table:
-    """Return a row for each structure and batch size: its origin, and why only one number of members was measured.
+    """Return a row for each structure and batch size: its origin, why only one number of members was measured, and how
+    it shares a device.
 
     A structure that was measured with several data sets has one row for each.
     """
@@ -118,13 +132,24 @@ def origins_table(records: Sequence[Record]) -> Table:
         texts = lines.setdefault((record.structure, _data_text(record, ambiguous), record.batch_size), {})
         origins = (f"{task}: {config_text(found)}" if found else task for task, found in record.origins.items())
         texts.update(dict.fromkeys(origins))
-        if why := _why_one_measurement(record):
-            texts[f"{record.kind}: {why}"] = None
+        for text in filter(None, (_why_one_measurement(record), _sharing_text(record.profile))):
+            texts[f"{record.kind}: {text}"] = None
     for (structure, data, size), texts in lines.items():
         name = f"{structure_text(structure)} and {data},\n" if data else f"{structure_text(structure)}, "
         if texts:
             table.add_row(Text(f"{name}batches of {size}"), Text("\n".join(texts)))
     return table
+
+
+def _sharing_text(profile: Profile | None) -> str:
+    """Return how a structure does on shares of a device, at its largest size, and side by side; "" if not measured."""
+    if profile is None:
+        return ""
+    speeds = sorted(profile.share_speeds[max(profile.share_speeds)].items()) if profile.share_speeds else []
+    texts = [f"{speed:.0%}{'' if place else ' of its speed'} on {share:.0%}{'' if place else ' of the device'}"
+             for place, (share, speed) in enumerate(speeds)]  # fmt: skip
+    beside = [f"{jobs} side by side take {rounded(factor, 3)}x" for jobs, factor in sorted(profile.crowding.items())]
+    return "; ".join(filter(None, [", ".join(texts), ", ".join(beside)]))
 
 
 def _why_one_measurement(record: Record) -> str:
@@ -164,6 +189,10 @@ def record_json(record: Record, current: str) -> dict[str, Any]:
             "mixing": profile.mixing,
             "sample": profile.sample,
             "pending": profile.pending,
+            "share_speeds": {
+                str(size): {str(share): speed for share, speed in sorted(speeds.items())}
+                for size, speeds in sorted(profile.share_speeds.items())
+            },
             "crowding": {str(jobs): factor for jobs, factor in sorted(profile.crowding.items())},
             "thread_gain": {
                 str(threads): {str(size): gain for size, gain in sorted(gains.items())}

@@ -20,9 +20,9 @@ from shoal.schedule.auto import OBJECTIVES
 from shoal.schedule.registry import POLICIES
 
 __all__ = [
-    *("AsJson", "Backend", "Devices", "File", "Packing", "Policy", "Program", "Script", "Sharing", "StudyDirectory"),
-    "Trackers",
-    *("all_of", "device_list", "one_of", "print_json", "print_message", "print_request", "print_table"),
+    *("AsJson", "Backend", "Devices", "File", "Oversubscription", "Packing", "Policy", "Program", "Script", "Sharing"),
+    *("StudyDirectory", "Trackers"),
+    *("all_of", "device_list", "one_of", "print_json", "print_message", "print_request", "print_table", "ratio"),
 ]
 
 _PIPE_WIDTH = 200
@@ -55,6 +55,16 @@ def all_of(names: Collection[str]) -> Callable[[list[str] | None], list[str] | N
 def device_list(value: str | None) -> str | list[str] | None:
     """Convert "cuda:0,cuda:1" to the list that `tune` takes."""
     return value.split(",") if value is not None and "," in value else value
+
+
+def ratio(value: str | None) -> Any:
+    """Convert the text of a ratio to the argument that `tune` takes: "auto", or a number."""
+    if value is None or value == "auto":
+        return value
+    try:
+        return float(value)
+    except ValueError:
+        raise typer.BadParameter(f'{value!r} is not "auto" and not a number', param_hint="--oversubscription") from None
 
 
 File = Annotated[
@@ -91,6 +101,13 @@ Backend = Annotated[
 ]
 Sharing = Annotated[
     str | None, typer.Option(callback=one_of(SHARINGS), help=f"How jobs share a GPU: {', '.join(SHARINGS)}.")
+]
+Oversubscription = Annotated[
+    str | None,
+    typer.Option(
+        metavar="RATIO",
+        help='How many times the compute of a device may be reserved, at least 1; "auto": found for each kind of GPU.',
+    ),
 ]
 Trackers = Annotated[
     list[str] | None,

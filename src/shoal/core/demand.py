@@ -53,7 +53,8 @@ class Profile:
         validation_steps: Validation steps of one epoch.
         base_memory: Bytes of the process before any member.
         member_memory: Bytes that each member adds at the peak of a step.
-        compute: Fraction of the device in use during the run.
+        compute: Fraction of the device in use, averaged over the run. On a GPU it counts the time in which any kernel
+            runs, so it is an upper bound.
         cores: CPU seconds per second of wall time, excluding time in which other programs used the core.
         fuse_seconds: Members -> seconds to build and fuse them, excluding the steps.
         mixing: Slowdown of a step in which every member has a batch of its own, because members are at different
@@ -64,6 +65,8 @@ class Profile:
         compile_seconds: Seconds of the last compilation; 0 if there was none.
         thread_gain: Threads, more than those of the kind of device -> members -> speed-up of a step over one with the
             threads of the kind.
+        share_speeds: Members -> part of the compute of the device -> throughput of a process limited to it, relative to
+            the whole device. Empty if not measured, as without MPS.
         crowding: Jobs on a device -> slowdown of an epoch of this key among them, compared with alone.
         spreading: Devices -> duration of an epoch on all of them, relative to one device; for each number up to the
             most that a job may have. Empty if not measured: a job may have one device.
@@ -86,6 +89,7 @@ class Profile:
     compiled_gain: Mapping[int, float] = field(default_factory=dict)
     compile_seconds: float = 0.0
     thread_gain: Mapping[int, Mapping[int, float]] = field(default_factory=dict)
+    share_speeds: Mapping[int, Mapping[float, float]] = field(default_factory=dict)
     crowding: Mapping[int, float] = field(default_factory=dict)
     spreading: Mapping[int, float] = field(default_factory=dict)
     fetch_seconds: float = 0.0

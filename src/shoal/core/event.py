@@ -139,12 +139,14 @@ class Profiled:
         key: Key of the array.
         profile: The profile.
         note: Reason why its trials train in plain PyTorch, for the user; "" if they are fused.
+        limit: Part of the compute of the device that its process could use (see `Job.limit`); None: all of it.
     """
 
     job: str
     key: FusionKey
     profile: Profile
     note: str = ""
+    limit: float | None = None
 
 
 @dataclass(frozen=True)

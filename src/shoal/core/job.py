@@ -32,6 +32,7 @@ class Job:
         demand: Reservation on its device; None if its demand is unknown.
         resumes: Id of the suspended job that it continues; "" of a new job.
         helpers: Names of further devices that it uses exclusively.
+        limit: Largest part of the compute of its device that its process may use, by MPS; None: all of it.
     """
 
     id: str
@@ -40,6 +41,7 @@ class Job:
     demand: Demand | None = None
     resumes: str = ""
     helpers: tuple[str, ...] = ()
+    limit: float | None = None
 
     @property
     def members(self) -> tuple[Member, ...]:

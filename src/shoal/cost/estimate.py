@@ -20,6 +20,8 @@ __all__ = [
     "merged_thread_gain",
     "packed_demand",
     "seconds",
+    "share_speed",
+    "share_to_measure",
     "size_to_try",
     "step_seconds",
     "thread_gain",
@@ -41,6 +43,10 @@ EXPECTED_COMPILE_SECONDS = 20.0
 
 EXPECTED_GAIN = 1.25
 """Assumed speed-up by compiling where none was measured for a structure."""
+
+
+ENOUGH = 0.95
+"""Part of its throughput on the whole device that an array must reach with its demand of compute."""
 
 
 def step_seconds(profile: Profile, members: int) -> float:
@@ -177,11 +183,52 @@ def best_size(profile: Profile, at_most: int) -> int:
     return max(size for size, cost in per_member.items() if cost <= least * (1 + 1e-9))
 
 
-def compute(profile: Profile) -> float:
-    """Return the compute demand of an array as a fraction of a device; capped at 1, since counters can show slightly
-    more.
+def compute(profile: Profile, members: int = 1) -> float:
+    """Return the compute demand of an array as a fraction of a device (HyperSack: c_p).
+
+    It is the least measured share with 95 % of the throughput of the whole device; 1 if a smaller share has less. If no
+    share was measured, it is the fraction of the device in use, an upper bound; capped at 1, since counters can show
+    slightly more.
+
+    Args:
+        profile: Profile of the structure.
+        members: B.
     """
+    if speeds := _share_speeds(profile, members):
+        return min((share for share, speed in speeds.items() if speed >= ENOUGH), default=1.0)
     return min(profile.compute, 1.0)
+
+
+def share_speed(profile: Profile, members: int, share: float) -> float | None:
+    """Return the throughput of an array on a share of a device, relative to the whole device; None if not measured.
+
+    Linear between measured shares, 0 at a share of 0 and 1 at a share of 1.
+    """
+    measured = {0.0: 0.0, **_share_speeds(profile, members), 1.0: 1.0}
+    if len(measured) == 2:
+        return None
+    shares = sorted(measured)
+    above = next((index for index, each in enumerate(shares) if each >= min(share, 1.0)), len(shares) - 1)
+    low, high = shares[max(above - 1, 0)], shares[max(above, 1)]
+    return measured[low] + (measured[high] - measured[low]) * (min(share, 1.0) - low) / (high - low)
+
+
+def share_to_measure(profile: Profile) -> float | None:
+    """Return the next share of a device to measure: a half, then a quarter or three quarters; None if all is known.
+
+    A quarter tells something if half of the device suffices, three quarters if it does not.
+    """
+    speeds = _share_speeds(profile, max(profile.step_seconds))
+    if not speeds:
+        return 0.5
+    return None if len(speeds) > 1 else 0.25 if speeds.get(0.5, 0.0) >= ENOUGH else 0.75
+
+
+def _share_speeds(profile: Profile, members: int) -> Mapping[float, float]:
+    """Return the speeds by share of the measured size nearest to `members`, the larger one of two."""
+    if not profile.share_speeds:
+        return {}
+    return profile.share_speeds[min(profile.share_speeds, key=lambda size: (abs(size - members), -size))]
 
 
 def memory(profile: Profile, members: int) -> int:
@@ -207,7 +254,7 @@ def packed_demand(arrays: Sequence[tuple[Profile, Sequence[int]]], *, cores: flo
     """
     fetched = [fetching(profile, epochs) for profile, epochs in arrays]
     return Demand(
-        compute=max(compute(profile) for profile, _ in arrays),
+        compute=max(compute(profile, len(epochs)) for profile, epochs in arrays),
         memory=max(profile.base_memory for profile, _ in arrays)
         + sum(len(epochs) * profile.member_memory for profile, epochs in arrays),
         cores=min(max(profile.cores for profile, _ in arrays), cores),

@@ -22,6 +22,7 @@ __all__ = [
     "delete_records",
     "environment",
     "history_path",
+    "oversubscription_ratios",
     "profile_from",
     "records",
 ]
@@ -33,6 +34,8 @@ _SCHEMA = (
     """CREATE TABLE IF NOT EXISTS paces (
         environment TEXT, one TEXT, other TEXT, kind TEXT, pace REAL NOT NULL,
         PRIMARY KEY (environment, one, other, kind))""",
+    """CREATE TABLE IF NOT EXISTS ratios (
+        environment TEXT, kind TEXT, ratio REAL NOT NULL, PRIMARY KEY (environment, kind))""",
     """CREATE TABLE IF NOT EXISTS origins (
         structure TEXT, data TEXT, batch_size INTEGER, task TEXT, parameters TEXT NOT NULL,
         PRIMARY KEY (structure, data, batch_size, task))""",
@@ -106,6 +109,7 @@ class History:
         self._profiles: dict[_Key, Profile] = {}
         self._pack_speeds: dict[str, dict[_Pair, float]] = {}
         self._origins: dict[_Origin, dict[str, Any]] = {}
+        self._ratios: dict[str, float] = {}
         self._usable = path != ""
         if not self._usable:
             return
@@ -176,6 +180,17 @@ class History:
             "INSERT OR REPLACE INTO paces VALUES (?, ?, ?, ?, ?)", [(self.environment, *pair, kind, pack_speed)]
         )
 
+    @property
+    def ratios(self) -> Mapping[str, float]:
+        """Device kind -> oversubscription ratio that studies found best."""
+        return dict(self._ratios)
+
+    def put_ratio(self, kind: str, ratio: float) -> None:
+        """Store the oversubscription ratio of a kind of device, replacing an older one."""
+        if self._ratios.get(kind) != ratio:
+            self._ratios[kind] = ratio
+            self._write("INSERT OR REPLACE INTO ratios VALUES (?, ?, ?)", [(self.environment, kind, ratio)])
+
     def _write(self, statement: str, rows: Sequence[tuple[object, ...]]) -> None:
         if not self._usable:
             return
@@ -195,6 +210,8 @@ class History:
                 "SELECT one, other, kind, pace FROM paces WHERE environment = ?", parameters
             ).fetchall()
             origins = connection.execute(_ORIGINS).fetchall()
+            ratios = connection.execute("SELECT kind, ratio FROM ratios WHERE environment = ?", parameters).fetchall()
+        self._ratios.update(ratios)
         for *key, text in origins:
             self._origins[tuple(key)] = json.loads(text)
         for structure, data, size, kind, text in profiles:
@@ -238,7 +255,24 @@ def records(path: Path) -> list[Record]:
     ]
 
 
-def delete_records(path: Path, *, kind: str | None = None, structure: str | None = None) -> tuple[int, int]:
+def oversubscription_ratios(path: Path, environment_name: str) -> dict[str, float]:
+    """Return device kind -> oversubscription ratio in a job history, sorted; empty if there is no file.
+
+    Args:
+        path: Path of the file.
+        environment_name: Versions at the time of the measurement, as returned by `environment()`.
+
+    Raises:
+        ShoalError: The file is not a job history.
+    """
+    if _is_empty(path):
+        return {}
+    with _user_connection(path) as connection:
+        statement = "SELECT kind, ratio FROM ratios WHERE environment = ? ORDER BY kind"
+        return dict(connection.execute(statement, (environment_name,)).fetchall())
+
+
+def delete_records(path: Path, *, kind: str | None = None, structure: str | None = None) -> tuple[int, int, int]:
     """Delete measurements from a job history, of every environment, so that they are repeated.
 
     Args:
@@ -247,13 +281,14 @@ def delete_records(path: Path, *, kind: str | None = None, structure: str | None
         structure: Restriction to structures whose digest begins with this prefix.
 
     Returns:
-        Number of deleted profiles, and number of deleted pack speeds.
+        Number of deleted profiles, of deleted pack speeds, and of deleted oversubscription ratios. These belong to a
+        kind, so a restriction to structures leaves them.
 
     Raises:
         ShoalError: The file is not a job history, or cannot be written.
     """
     if _is_empty(path):
-        return 0, 0
+        return 0, 0, 0
     prefix = "" if structure is None else structure
     with _user_connection(path) as connection:
         profiles = connection.execute(
@@ -265,11 +300,14 @@ def delete_records(path: Path, *, kind: str | None = None, structure: str | None
             "AND (substr(one, 1, length(?2)) = ?2 OR substr(other, 1, length(?2)) = ?2)",
             (kind, prefix),
         ).rowcount
+        ratios = 0
+        if structure is None:
+            ratios = connection.execute("DELETE FROM ratios WHERE ?1 IS NULL OR kind = ?1", (kind,)).rowcount
         connection.execute(
             "DELETE FROM origins WHERE NOT EXISTS (SELECT 1 FROM profiles WHERE profiles.structure = "
             "origins.structure AND profiles.data = origins.data AND profiles.batch_size = origins.batch_size)"
         )
-    return profiles, pack_speeds
+    return profiles, pack_speeds, ratios
 
 
 def profile_from(text: str) -> Profile | None:
@@ -284,7 +322,11 @@ def profile_from(text: str) -> Profile | None:
             int(threads): {int(size): float(value) for size, value in gains.items()}
             for threads, gains in fields.get("thread_gain", {}).items()
         }
-        return Profile(**{**fields, **by_size, "thread_gain": by_threads})
+        shares = {
+            int(size): {float(share): float(speed) for share, speed in speeds.items()}
+            for size, speeds in fields.get("share_speeds", {}).items()
+        }
+        return Profile(**{**fields, **by_size, "thread_gain": by_threads, "share_speeds": shares})
     except (ValueError, TypeError, KeyError, AttributeError):
         return None
 

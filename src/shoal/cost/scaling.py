@@ -36,6 +36,7 @@ class Scaling:
         alpha: α, overhead of sharing: the factor by which half a device lengthens a job; 1 means no slow-down.
         beta: β, overhead of scaling: 1 if w devices are w times as fast.
         sharing: c, largest number of jobs of this kind on one device; the least width is 1/c.
+        trial: Whether one job more may be tried on one device, as c is 1 and no measurement of two speaks against it.
         devices: d, largest number of devices of a job.
         resize_seconds: ε, cost of a change of width.
     """
@@ -45,6 +46,7 @@ class Scaling:
     sharing: int = 1
     devices: int = 1
     resize_seconds: float = 0.0
+    trial: bool = False
 
     def __post_init__(self) -> None:
         for name in ("alpha", "beta"):
@@ -57,6 +59,11 @@ class Scaling:
                 raise ValueError(f"a scaling's {name} must be an integer of at least 1, got {value!r}")
         if not 0 <= self.resize_seconds < float("inf"):
             raise ValueError(f"a scaling's resize_seconds must be finite and not negative, got {self.resize_seconds!r}")
+
+    @property
+    def may_share(self) -> bool:
+        """Whether a device may hold another job beside one of this kind."""
+        return self.sharing > 1 or self.trial
 
     def factor(self, width: float) -> float:
         """Return h(w) / h(1); inf on overflow.
@@ -155,7 +162,8 @@ def measured_scaling(
     """Return the scaling of a kind of trial on a kind of device, from a few iterations of it.
 
     c is lowered until α < c/(c-1), and d until β < 1 + 1/d: in these ranges h(w) is worth its devices (Lemmas 4 and 6).
-    So the more careful one of the fitted curve and the times decides.
+    So the more careful one of the fitted curve and the times decides. If c is 1, α is that of two trials, so that the
+    cost of having let in a second one is known.
 
     Args:
         shared_times: p -> T^p, seconds of an iteration of each of p trials on one device, including p = 1.
@@ -166,7 +174,8 @@ def measured_scaling(
         ValueError: times are missing or not above 0.
     """
     sharing = max_sharing(shared_times)
-    alpha = fit_alpha({p: shared_times[p] for p in range(1, sharing + 1)}) if sharing > 1 else Scaling.alpha
+    measured = [p for p in range(1, max(sharing, 2) + 1) if p in shared_times]
+    alpha = fit_alpha({p: shared_times[p] for p in measured}) if len(measured) > 1 else Scaling.alpha
     while sharing > 1 and alpha >= sharing / (sharing - 1):
         sharing -= 1
     has_several = any(devices > 1 for devices in multi_device_times)

@@ -137,6 +137,11 @@ class ProfileStore:
             case OutOfMemoryObserved():
                 self._observe_out_of_memory(observation, self._peaks.get(job.id, 0), device)
 
+    def observe_ratios(self, ratios: Mapping[str, float]) -> None:
+        """Keep the oversubscription ratios of kinds of devices for later studies."""
+        for kind, ratio in ratios.items():
+            self._history.put_ratio(kind, ratio)
+
     def end(self, job: str) -> None:
         """Remove the peak memory of a finished job."""
         self._peaks.pop(job, None)
@@ -145,13 +150,17 @@ class ProfileStore:
         """Replace a profile by that of a profile job, or extend it by the measurements of a training job.
 
         Measurements that only training jobs make are kept: out-of-memory limits, crowding, and gains of compiling and
-        of threads.
+        of threads. A profile job whose process was limited to a share of the device only adds its speed there.
         """
         key, profile = found.key, found.profile
         if members := [member for array in job.arrays if array.key == key for member in array.members]:
             configs = [flatten(member.trial.config) for member in members]
             self._history.put_origin(key.structure, key.data, key.batch_size, self._task, configs)
         known = self.estimate(key, kind)
+        if job.limit is not None and job.purpose is Purpose.PROFILE:
+            if known is not None and found.limit is not None:
+                self._put(key, kind, _with_share(known, profile, found.limit))
+            return
         if known is not None and key.opaque:
             profile = _merged(known, profile)
         elif known is not None:
@@ -163,6 +172,7 @@ class ProfileStore:
                 profile = replace(
                     profile, member_memory=memory, crowding=known.crowding, sample=sample, thread_gain=known.thread_gain
                 )
+                profile = replace(profile, share_speeds=known.share_speeds)
             else:
                 fused = self._updated_means((key, kind, "fused"), known.fused_gain, profile.fused_gain)
                 profile = replace(
@@ -258,6 +268,15 @@ class ProfileStore:
     def _put(self, key: FusionKey, kind: str, profile: Profile) -> None:
         self._history.put(key.structure, key.data, key.batch_size, kind, profile)
         self.changes += 1
+
+
+def _with_share(known: Profile, found: Profile, share: float) -> Profile:
+    """Return a profile with the speeds on a share of the device, for each size measured on it and on all of it."""
+    speeds = dict(known.share_speeds)
+    for size in known.step_seconds.keys() & found.step_seconds.keys():
+        speed = min(1.0, known.step_seconds[size] / found.step_seconds[size])
+        speeds[size] = {**speeds.get(size, {}), share: speed}
+    return replace(known, share_speeds=speeds)
 
 
 def _new_sizes(found: Profiled, job: Job) -> dict[int, float]:

@@ -134,6 +134,7 @@ _OPTIONAL: dict[str, tuple[_Test, str]] = {
     "batches": _NAME,
     "loss": (_or_null(_is_text), "the name of a reported value or null"),
     "note": _NAME,
+    "oversubscription": (lambda value: value == "auto" or _at_least(1)(value), 'a number of at least 1, or "auto"'),
     "sources": (_values(_fields(digest=_is_text, text=_or_null(_is_text))), "files and their digests"),
     "totals": (
         _or_null(_fields(trials=_is_integer, least=_is_integer, most=_is_integer)),

@@ -28,6 +28,10 @@ SWITCH_SECONDS = 0.5
 _MIN_SECONDS = 1e-9
 """Least seconds of a quantum, so that a rate is finite."""
 
+TRIAL_EPOCHS = 5
+"""Epochs that a job must have left to be tried beside another one. Its start, and the epochs that are measured, must
+fit."""
+
 MAX_SWITCHES = 101
 """Number of recent switches. Their median is the cost of a switch."""
 
@@ -85,9 +89,11 @@ class _ProfileEstimates:
 
     def scaling(self, demand: Mapping[str, Demand], arrays: Sequence[Array], switch_seconds: float) -> Scaling:
         """Return the scaling of a job, measured or by its demand, on the kind of device that scales worst."""
+        lasts = len(arrays) == 1 and min(arrays[0].epochs, default=0) >= TRIAL_EPOCHS
         cache_key = (
             arrays[0].key if len(arrays) == 1 else None,
             tuple([(kind, d.compute) for kind, d in demand.items()]),
+            lasts,
         )
         if cache_key in self._scalings:
             return self._scalings[cache_key]
@@ -96,7 +102,8 @@ class _ProfileEstimates:
             expected = _max_sharing(each)
             known = self._profiles(arrays[0].key, kind) if len(arrays) == 1 else None
             measured = None if known is None else shared_device_scaling(known, expected)
-            scaling = measured or Scaling(1.0, sharing=expected)
+            trial = expected == 1 and lasts and known is not None
+            scaling = measured or Scaling(1.0, sharing=expected, trial=trial)
             found.append(scaling if known is None else multi_device_scaling(known, scaling))
         worst = min(found, key=lambda scaling: (scaling.sharing, -scaling.alpha), default=Scaling(1.0))
         self._scalings[cache_key] = replace(worst, resize_seconds=switch_seconds)

@@ -15,6 +15,7 @@ from shoal.planner.admission import FreeResources, admit
 from shoal.planner.families import by_family, round_robin
 from shoal.planner.grouping import Grouping
 from shoal.planner.job_tracker import JobTracker, PreemptionRequest
+from shoal.planner.limits import jobs_to_restart, limit_placed
 from shoal.planner.partition import Profiles, ResourceLimit, partition
 from shoal.planner.planning_context import PROFILE_MEMBERS, PlanningContext, reservations
 from shoal.schedule.base import Action, JobView, Policy, Resize, Resume, Start, Stop, Suspend
@@ -54,6 +55,7 @@ class _Draft:
         placed: Jobs that start.
         refused: Refused arrays, each with the reason.
         deferred: Number of a trial whose job starts or resumes in a later turn -> reason.
+        shares: Id of a running job -> its new share of the compute of its device, or None.
         preemptions: As in `Placement`.
         wake: Latest time of the next turn of planning, or inf.
     """
@@ -61,6 +63,7 @@ class _Draft:
     placed: list[tuple[Job, Device]] = field(default_factory=list)
     refused: list[tuple[Array, str]] = field(default_factory=list)
     deferred: dict[int, str] = field(default_factory=dict)
+    shares: dict[str, float | None] = field(default_factory=dict)
     preemptions: dict[str, PreemptionRequest] = field(default_factory=dict)
     wake: float = inf
 
@@ -81,6 +84,7 @@ class Planner:
         fuse: Whether arrays may have several members.
         trained_epochs: Function from a key to the epochs that its trials have trained in the study.
         tracker: History of the jobs of the study; by default an empty one.
+        limits_shares: Whether the processes of jobs on a device are limited to `Job.limit`.
     """
 
     def __init__(
@@ -93,7 +97,9 @@ class Planner:
         fuse: bool = True,
         trained_epochs: Callable[[FusionKey], int] = lambda key: 0,
         tracker: JobTracker | None = None,
+        limits_shares: Callable[[Device], bool] = lambda device: False,
     ) -> None:
+        self._limits_shares = limits_shares
         self._policy = policy
         self._profiles = profiles
         self._new_id = new_id
@@ -141,7 +147,14 @@ class Planner:
         """
         profile_members = PROFILE_MEMBERS if self._fuse else 1
         planning = PlanningContext(
-            self._profiles, cluster, alone, unmeasurable, limits, profile_members, self._trained_epochs
+            self._profiles,
+            cluster,
+            alone,
+            unmeasurable,
+            limits,
+            profile_members,
+            self._trained_epochs,
+            self._limits_shares,
         )
         waiting, suspended = self.tracker.split_waiting(waiting, now)
         unshared = alone | limits.keys()
@@ -153,12 +166,21 @@ class Planner:
         ready = [(member, key) for member, key in keyed if planning.ready(member, key)]
         groups = self._groups(ready, views, planning, alone, limits) if ready else []
         draft = self._run_policy(views, suspended, groups, planning, now)
+        draft.placed = limit_placed(draft.placed, held, self._limits_shares)
+        for name, leave in jobs_to_restart(held, draft.placed, views, draft.shares).items():
+            if name not in draft.preemptions:
+                draft.preemptions[name] = leave
+                self.tracker.request_preemption(name, leave, now)
         joins = self._joins(held, draft, planning, unshared) if self._elastic and draft.refused else {}
         unmeasured = _measuring_reasons(keyed, held, planning) if len(ready) < len(keyed) else {}
         reasons = {**_refusal_reasons(draft.refused, joins), **unmeasured, **draft.deferred}
         self.wake = draft.wake
         return Placement(
-            (*profiling, *draft.placed), reasons, joins, draft.preemptions, reservations(running, joins, planning)
+            (*profiling, *draft.placed),
+            reasons,
+            joins,
+            draft.preemptions,
+            reservations(running, joins, planning, draft.shares),
         )
 
     def _running_view(self, job: Job, device: Device, planning: PlanningContext, now: float) -> JobView:
@@ -204,7 +226,9 @@ class Planner:
             key_of = {member.trial.number: key for member, key in keyed}
             sampled = [(member, key_of[member.trial.number]) for member in round_robin(waiting)]
         samples = planning.samples(sampled, running)
-        return [(Job(self._new_id(), arrays, Purpose.PROFILE), device) for arrays, device in samples]
+        return [
+            (Job(self._new_id(), arrays, Purpose.PROFILE, limit=limit), device) for arrays, device, limit in samples
+        ]
 
     def _groups(
         self,
@@ -309,6 +333,7 @@ class Planner:
                 draft.preemptions[action.job] = PreemptionRequest(False, f"stopped by the policy: {action.reason}")
             case Resize() if action.devices == self.tracker.devices(action.job):
                 self.tracker.set_share(action.job, action.share)
+                draft.shares[action.job] = action.share
             case Resize():
                 where = " and ".join(action.devices)
                 draft.preemptions[action.job] = PreemptionRequest(True, f"suspended by the policy, to move to {where}")

@@ -6,10 +6,10 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from shoal.core.array import Array, FusionKey, Member
-from shoal.core.demand import Demand
+from shoal.core.demand import Demand, Profile
 from shoal.core.device import Cluster, Device
 from shoal.core.job import Job, Purpose
-from shoal.cost.estimate import packed_demand
+from shoal.cost.estimate import packed_demand, share_to_measure
 from shoal.planner.partition import Profiles, ResourceLimit
 from shoal.schedule.ledger import no_device
 
@@ -23,6 +23,11 @@ REPROFILE_FACTOR = 3
 last profile. Pending epochs include trained epochs; they count only if the last profile had fewer members than wait."""
 
 
+SHARES_WORTH_SECONDS = 600.0
+"""Expected work of a key from which its speed on parts of a device is measured. Each measurement starts a process and
+takes some steps, some ten seconds on a GPU."""
+
+
 class PlanningContext:
     """Decides for one turn which members may run, which keys are profiled first, and the demand of a job.
 
@@ -34,6 +39,7 @@ class PlanningContext:
         limits: Number of a trial that ran out of memory -> its limit.
         max_members: Largest number of members that a profile job measures in one array.
         trained_epochs: Function from a key to the epochs that its trials have trained. As many more are expected.
+        limits_shares: Whether the processes of jobs on a device are limited to `Job.limit`, so that shares count.
     """
 
     def __init__(
@@ -45,7 +51,9 @@ class PlanningContext:
         limits: Mapping[int, ResourceLimit] = MappingProxyType({}),
         max_members: int = PROFILE_MEMBERS,
         trained_epochs: Callable[[FusionKey], int] = lambda key: 0,
+        limits_shares: Callable[[Device], bool] = lambda device: False,
     ) -> None:
+        self.limits_shares = limits_shares
         self.cluster = cluster
         self.devices = [device for _, device in cluster if device.healthy]
         self._profiles = profiles
@@ -61,11 +69,12 @@ class PlanningContext:
 
     def samples(
         self, waiting: Sequence[tuple[Member, FusionKey]], running: Sequence[tuple[Job, Device]]
-    ) -> list[tuple[tuple[Array, ...], Device]]:
-        """Return the arrays to profile on each idle device: its share of the keys without a profile on its kind, oldest
-        first.
+    ) -> list[tuple[tuple[Array, ...], Device, float | None]]:
+        """Return the arrays to profile on each idle device, and the part of the device that they may use, or None.
 
-        Busy devices count in the division, since they get shares once they are idle.
+        A device gets its share of the keys without a profile on its kind, oldest first. Busy devices count in the
+        division, since they get shares once they are idle. A device without such a key measures an array on a part of
+        the device, if there is much work and processes can be limited to parts.
         """
         members: dict[FusionKey, list[Member]] = {}
         for member, key in waiting:
@@ -94,7 +103,28 @@ class PlanningContext:
             per_device = -(-len(unknown) // sum(device.kind == kind for device in self.devices))
             for position, array in enumerate(unknown[: per_device * len(kind_shares)]):
                 kind_shares[position % len(kind_shares)].append(array)
-        return [(tuple(shares[device.name]), device) for device in idle if shares[device.name]]
+        profiled = [(tuple(shares[device.name]), device, None) for device in idle if shares[device.name]]
+        return [*profiled, *self._on_shares(samples, [x for x in idle if not shares[x.name]], measuring)]
+
+    def _on_shares(
+        self, samples: Sequence[Array], idle: Sequence[Device], measuring: AbstractSet[tuple[FusionKey, str]]
+    ) -> list[tuple[tuple[Array, ...], Device, float | None]]:
+        """Return an array to measure on a part of each idle device, with the part; see `samples`."""
+        found: list[tuple[tuple[Array, ...], Device, float | None]] = []
+        begun = set(measuring)
+        for device in idle if samples else ():
+            if not self.limits_shares(device):
+                continue
+            for sample in samples:
+                pair = (sample.key, device.kind)
+                profile = None if pair in begun or pair in self._unmeasurable else self._profiles(*pair)
+                if profile is None or sample.key.opaque or _work(profile, sample) < SHARES_WORTH_SECONDS:
+                    continue
+                if (share := share_to_measure(profile)) is not None:
+                    found.append(((sample,), device, share))
+                    begun.add(pair)
+                    break
+        return found
 
     def ready(self, member: Member, key: FusionKey) -> bool:
         """Return whether a training job may hold the member: its key has a profile, or cannot get one."""
@@ -197,23 +227,33 @@ class PlanningContext:
         return min([memory for memory in memories if memory >= max(limits_bytes)], default=max(limits_bytes))
 
 
+def _work(profile: Profile, sample: Array) -> float:
+    """Return the seconds of the pending epochs of a key on one device, at its fastest size."""
+    step = min(seconds / members for members, seconds in profile.step_seconds.items())
+    return step * profile.epoch_steps * sample.pending
+
+
 def _whole_device(device: Device) -> Demand:
     """Return the demand of a job without a profile: all compute; 0 for unknown memory, cores and seconds."""
     return Demand(compute=device.capacity, memory=0, cores=0.0, seconds=0.0)
 
 
 def reservations(
-    running: Sequence[tuple[Job, Device]], joins: Mapping[str, Sequence[Array]], planning: PlanningContext
+    running: Sequence[tuple[Job, Device]],
+    joins: Mapping[str, Sequence[Array]],
+    planning: PlanningContext,
+    shares: Mapping[str, float | None] = MappingProxyType({}),
 ) -> dict[str, Demand]:
     """Return the changed reservations of running jobs, after members have left and others join.
 
     Reservations grow only on join; a low estimate never enlarges them. A job keeps the compute that it began with until
-    it needs less.
+    it needs less, or the policy gives it another share.
 
     Args:
         running: All jobs that hold devices, with their current members.
         joins: Id of a job -> arrays that join it.
         planning: The context of this turn.
+        shares: Id of a job -> its new share of the compute of its device; None: as in its demand.
 
     Returns:
         Id of a job -> its new reservation, for jobs whose reservation changes.
@@ -223,10 +263,10 @@ def reservations(
         joining = joins.get(job.id, ())
         if job.purpose is not Purpose.TRAIN or not (job.arrays or joining):
             continue
-        demand = planning.demand([*job.arrays, *joining], device, None)
+        demand = planning.demand([*job.arrays, *joining], device, shares.get(job.id))
         before = job.demand
         if before is not None:
-            compute = min(before.compute, demand.compute)
+            compute = demand.compute if job.id in shares else min(before.compute, demand.compute)
             kept = demand if joining else _smaller(before, demand)
             if (compute, kept.memory, kept.cores) == (before.compute, before.memory, before.cores):
                 continue

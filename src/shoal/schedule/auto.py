@@ -141,8 +141,12 @@ class _ShortestWorstFit(Knapsack):
 
 
 def _has_measured_scaling(job: JobView) -> bool:
-    """Return whether the job has a scaling beyond its demand, by which jobs share at no cost up to a whole device."""
+    """Return whether the job has a scaling beyond its demand, by which jobs share at no cost up to a whole device; or
+    may be tried beside another one, or holds a share that measurements may take back.
+    """
     sharing = job.scaling.sharing
+    if job.scaling.trial or job.share is not None:
+        return True
     exceeds_device = sharing * max((ask.compute for ask in job.demand.values()), default=0.0) > 1 + ROUNDING
     return job.scaling.devices > 1 or (sharing > 1 and (job.scaling.alpha > 1 or exceeds_device))
 

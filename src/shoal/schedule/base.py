@@ -218,7 +218,7 @@ class Policy(ABC):
     - Start names a waiting job, Resume a suspended one, Suspend and Resize a running one, Stop a running or suspended
       one; Suspend, Resize and Stop only a job that is `preemptible`.
     - Devices exist, are healthy, and of a kind in the job's demand. A job gets at most `Scaling.devices` of them, and a
-      share only if its `Scaling.sharing` is above 1. A job on several devices has each to itself, and no share.
+      share only if its `Scaling.may_share`. A job on several devices has each to itself, and no share.
     - The compute that jobs hold on a device sums to at most `Device.capacity`, their memory to at most `Device.memory`
       bytes, the cores of all jobs on a node to at most `Node.cores`.
     - Every job that holds no device after the plan has exactly one `Refusal`.

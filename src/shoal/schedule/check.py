@@ -84,7 +84,7 @@ def _check_width(action: Start | Resume | Resize, job: JobView) -> None:
         return
     if len(action.devices) > 1:
         raise PolicyError(f"{action} gives a share of several devices; a job of several devices has all of each")
-    if job.scaling.sharing == 1:
+    if not job.scaling.may_share:
         raise PolicyError(f"{action} gives a share to a job that cannot share; leave `share` out")
     if not (action.share > 0 and isfinite(action.share)):
         raise PolicyError(f"{action} gives a share that is not above 0 and finite")

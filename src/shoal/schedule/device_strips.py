@@ -119,7 +119,7 @@ class DeviceStrips:
             and (is_empty or width < 1)
             and demand.memory <= self._memory[name]
             and demand.cores <= self._cores[self.node[name]] + ROUNDING
-            and (device.capacity > 0 if job.scaling.sharing > 1 else demand.compute <= device.capacity + ROUNDING)
+            and (device.capacity > 0 if job.scaling.may_share else demand.compute <= device.capacity + ROUNDING)
         )
 
     def seconds(self, job: JobView, place: StripPlacement) -> float:
@@ -169,7 +169,7 @@ class DeviceStrips:
 
     def share(self, job: JobView, place: StripPlacement) -> float | None:
         """Return the `share` of an action that gives a job this place; None if the job needs no share there."""
-        if len(place.devices) > 1 or job.scaling.sharing == 1:
+        if len(place.devices) > 1 or not job.scaling.may_share:
             return None
         device = self.devices[place.devices[0]]
         if place.width >= 1 and job.demand[device.kind].compute <= device.capacity:

@@ -2,12 +2,14 @@
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from math import isfinite
 from statistics import fmean
+from types import MappingProxyType
 
 from shoal.core.device import Cluster, Device
 from shoal.core.errors import PolicyError
 
-__all__ = ["OversubscriptionTuner"]
+__all__ = ["OversubscriptionTuner", "check_oversubscription"]
 
 WINDOW = 10
 """Observations per decision; more tolerate more noise."""
@@ -24,6 +26,27 @@ to it from which the ratio moves (hysteresis)."""
 
 REST = 4
 """Windows for which a settled ratio stays."""
+
+
+def check_oversubscription(value: object, *, processes: bool) -> None:
+    """Check the `oversubscription` of a study before the study begins.
+
+    Args:
+        value: "auto", or a ratio of at least 1.
+        processes: Whether the back end gives every job a process of its own.
+
+    Raises:
+        PolicyError: The value is neither, or the back end runs one job at a time.
+    """
+    if value == "auto":
+        return
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not is_number or not isfinite(value) or value < 1:  # type: ignore[arg-type, operator]
+        raise PolicyError(f'`oversubscription` must be "auto" or a number of at least 1, got {value!r}')
+    if value != 1 and not processes:
+        raise PolicyError(
+            f"oversubscription={value!r} needs a process for each job; use backend='local', or leave it out"
+        )
 
 
 @dataclass(frozen=True)
@@ -77,10 +100,20 @@ class OversubscriptionTuner:
 
     Args:
         kinds: Kinds of devices to tune; observations of other kinds are ignored; None: all kinds.
+        known: Ratio of each kind to begin with, such as those that earlier studies found; 1 for other kinds.
+        fixed: Ratio of all devices, which no observation changes; None: ratios are tuned.
     """
 
-    def __init__(self, *, kinds: Collection[str] | None = None) -> None:
-        self._kinds = kinds
+    def __init__(
+        self,
+        *,
+        kinds: Collection[str] | None = None,
+        known: Mapping[str, float] = MappingProxyType({}),
+        fixed: float | None = None,
+    ) -> None:
+        self._kinds = kinds if fixed is None else ()
+        self._known = {kind: min(max(1.0, ratio), MAX_RATIO) for kind, ratio in known.items()}
+        self._fixed = fixed
         self._climbs: dict[str, _HillClimb] = {}
 
     @property
@@ -88,9 +121,19 @@ class OversubscriptionTuner:
         """Device kind -> current ratio, for the observed kinds."""
         return {kind: climb.ratio for kind, climb in self._climbs.items()}
 
+    @property
+    def best_ratios(self) -> Mapping[str, float]:
+        """Device kind -> best ratio so far, for the kinds with a full window of observations.
+
+        In contrast to `ratios`, no ratio is among them that is only being tried.
+        """
+        return {kind: climb.best.ratio for kind, climb in self._climbs.items() if climb.best is not None}
+
     def ratio(self, kind: str) -> float:
-        """Return the current ratio of a kind; 1 without observations."""
-        return self._climbs[kind].ratio if kind in self._climbs else 1.0
+        """Return the current ratio of a kind; without observations the known one, or 1."""
+        if self._fixed is not None:
+            return self._fixed
+        return self._climbs[kind].ratio if kind in self._climbs else self._known.get(kind, 1.0)
 
     def settled(self, kind: str) -> bool:
         """Return whether the ratio of a kind is settled."""
@@ -102,7 +145,7 @@ class OversubscriptionTuner:
 
     def apply(self, cluster: Cluster) -> Cluster:
         """Return the cluster with the current ratio on every device of a tuned kind."""
-        if not any(self.tunes(device.kind) for _, device in cluster):
+        if self._fixed is None and not any(self.tunes(device.kind) for _, device in cluster):
             return cluster
         return cluster.map(self._tuned)
 
@@ -126,13 +169,15 @@ class OversubscriptionTuner:
                 )
         if not self.tunes(kind):
             return
-        climb = self._climbs.setdefault(kind, _HillClimb(1.0, FIRST_STEP))
+        climb = self._climbs.setdefault(kind, _HillClimb(self.ratio(kind), FIRST_STEP))
         climb.observations.append((sum(demand for demand, _ in pairs), sum(demand * speed for demand, speed in pairs)))
         if len(climb.observations) == WINDOW * (REST if climb.settled else 1):
             self._evaluate(climb)
 
     def _tuned(self, device: Device) -> Device:
-        return replace(device, oversubscription=self.ratio(device.kind)) if self.tunes(device.kind) else device
+        if self._fixed is None and not self.tunes(device.kind):
+            return device
+        return replace(device, oversubscription=self.ratio(device.kind))
 
     def _evaluate(self, climb: _HillClimb) -> None:
         """Evaluate a full window, and choose the next ratio."""

@@ -4,11 +4,12 @@ import heapq
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import floor
+from statistics import fmean
 from typing import final
 
 from shoal.core.device import Cluster, Device, Node
 from shoal.cost.scaling import Scaling
-from shoal.schedule.base import Action, JobState, JobView, Plan, Policy, Resize, Resume, Start
+from shoal.schedule.base import Action, JobState, JobView, Plan, Policy, Resize, Resume, Start, Suspend
 from shoal.schedule.device_strips import DeviceStrips, StripPlacement
 from shoal.schedule.ledger import ROUNDING, Refusals
 
@@ -19,11 +20,14 @@ __all__ = ["WaterFilling", "due_widths", "fill_up"]
 class WaterFilling(Policy):
     """Fluid's water-filling: the more work a trial has left, the more devices it gets, from 1/c of one up to d.
 
-    1. StaticFluid places the waiting jobs of each TrialGroup on idle resources, the oldest group first. Jobs without a
+    1. A job is suspended that was let in beside others beyond c, where its sharing costs more than waiting.
+    2. StaticFluid places the waiting jobs of each TrialGroup on idle resources, the oldest group first. Jobs without a
        group that run on the same kinds of devices are one group.
-    2. DynamicFluid gives all jobs their due widths on the whole cluster, where that is worth a resize: it makes room
-       while jobs wait, and spreads jobs over idle devices if none waits.
-    3. The rest of a shared device is divided among its jobs.
+    3. DynamicFluid gives all jobs their due widths on the whole cluster, where that is worth a resize. It takes devices
+       from jobs only if no job waits (section 3.3); while jobs wait, a device is shared with them up to c.
+    4. If jobs still wait, and their c is 1 without a measurement, one of them is tried beside a running job on half a
+       device (`Scaling.trial`). The measured times of both then decide c (section 4.2.2).
+    5. The rest of a shared device is divided among its jobs.
 
     A width below 1 is a share of a device, with at most c shares per device; a width from 1 on is whole devices of one
     kind, which the job has to itself. So a job with c = d = 1 gets a device of its own, and devices are not
@@ -36,11 +40,13 @@ class WaterFilling(Policy):
     def plan(self, jobs: Sequence[JobView], cluster: Cluster, now: float) -> Plan:
         """Decide what to do at `now` (seconds)."""
         layout = DeviceStrips(cluster, jobs)
-        before = dict(layout.places)
         usable = {job.id: _usable(job, cluster) for job in jobs}
         seconds = {
             job.id: min((job.demand[device.kind].seconds for device in usable[job.id]), default=0.0) for job in jobs
         }
+        suspended = {job.id for job in _beyond_limit(layout, seconds)}
+        every, jobs = jobs, [job for job in jobs if job.id not in suspended]
+        before = dict(layout.places)
         waiting = [job for job in jobs if job.state is not JobState.RUNNING and usable[job.id]]
         for group in _groups(waiting):
             names = dict.fromkeys(device.name for job in group for device in usable[job.id])
@@ -55,11 +61,13 @@ class WaterFilling(Policy):
         if movable:
             names = dict.fromkeys(device.name for job in (*movable, *left) for device in usable[job.id])
             _resize(layout, movable, left, seconds, _devices(layout, movable, names))
+            _try_sharing(layout, movable, left)
         _divide_rest(
             layout, {job.id: job for job in jobs if job.id in layout.places and _may_move(job, layout)}, before
         )
-        actions = tuple(_actions(jobs, DeviceStrips(cluster, jobs), layout))
-        return Plan(actions, _refusals(jobs, actions, cluster))
+        suspensions = [Suspend(job.id) for job in every if job.id in suspended]
+        actions = (*suspensions, *_actions(jobs, DeviceStrips(cluster, jobs), layout))
+        return Plan(actions, _refusals(every, actions, cluster))
 
 
 def due_widths(seconds: Sequence[float], scalings: Sequence[Scaling], devices: float) -> list[float]:
@@ -148,8 +156,9 @@ def _resize(
 ) -> None:
     """Give all jobs their due widths, where the gain exceeds the cost (Fluid, Algorithm 2: DynamicFluid).
 
-    - Scale down if w' < w and w' (h(w') + ε) < w h(w): less device time in total.
-    - Place waiting jobs on the freed resources.
+    - Scale down if w' < w and w' (h(w') + ε) < w h(w): less device time in total. A job of several devices keeps them
+      while jobs wait.
+    - Place waiting jobs on the freed parts of devices.
     - Scale up if w' > w and h(w') + ε < h(w).
     - Give a job that was scaled down its free devices back.
 
@@ -170,7 +179,8 @@ def _resize(
     due = {job.id: width for job, width in zip(jobs, widths, strict=True)}
     before = dict(layout.places)
     placed = [job for job in jobs if job.id in before]
-    scaled_down = [job for job in placed if _scale_down(layout, job, due[job.id])]
+    shrinkable = [job for job in placed if not waiting or before[job.id].width <= 1]
+    scaled_down = [job for job in shrinkable if _scale_down(layout, job, due[job.id])]
     _place_jobs(layout, waiting, due, seconds)
     for job in placed:
         _scale_up(layout, job, due[job.id])
@@ -209,6 +219,59 @@ def _restore_width(layout: DeviceStrips, job: JobView, before: StripPlacement) -
     layout.place(job, next(place for place in candidates if place.devices and layout.fits(job, place)))
 
 
+def _beyond_limit(layout: DeviceStrips, seconds: Mapping[str, float]) -> list[JobView]:
+    """Take a job from each device with more jobs than c, where waiting costs less than sharing; return these jobs.
+
+    p jobs of equal length m end after h(1/p) m. Without the newest one they end after h(1/(p-1)) m, and the newest one,
+    which runs after them, m + ε later.
+
+    Args:
+        layout: The layout to change.
+        seconds: Job -> h_{i,1}.
+    """
+    taken: list[JobView] = []
+    for name in layout.devices:
+        jobs = layout.jobs_on(name)
+        removable = [job for job in jobs if job.preemptible]
+        if not removable or len(jobs) <= min(job.scaling.sharing for job in jobs):
+            continue
+        if any(job.share is None for job in jobs):  # another policy placed them
+            continue
+        newest = max(removable, key=lambda job: job.since)
+        together, fewer = (fmean(job.scaling.factor(1 / p) for job in jobs) for p in (len(jobs), len(jobs) - 1))
+        left = min(seconds[job.id] for job in jobs)
+        if (fewer + 1) * left + _cost(newest) < together * left:
+            layout.remove(newest)
+            taken.append(newest)
+    return taken
+
+
+def _try_sharing(layout: DeviceStrips, movable: Sequence[JobView], waiting: Sequence[JobView]) -> None:
+    """Place one waiting job beside a running one, half a device each; not while another such trial runs.
+
+    Args:
+        layout: The layout to change.
+        movable: Placed jobs that may be moved.
+        waiting: Jobs that waited before this plan.
+    """
+    on_device = [layout.jobs_on(name) for name in layout.devices]
+    if any(len(jobs) > 1 and any(job.scaling.trial for job in jobs) for jobs in on_device):
+        return
+    hosts = [job for job in movable if job.state is JobState.RUNNING and job.scaling.trial]
+    for guest in waiting:
+        if guest.id in layout.places or not guest.scaling.trial:
+            continue
+        for host in hosts:
+            half, before = StripPlacement(layout.places[host.id].devices[:1], 0.5), layout.places[host.id]
+            if len(before.devices) > 1 or len(layout.jobs_on(before.devices[0])) > 1:
+                continue
+            layout.move(host, half)
+            if layout.fits(guest, half):
+                layout.place(guest, half)
+                return
+            layout.move(host, before)
+
+
 def _divide_rest(layout: DeviceStrips, movable: Mapping[str, JobView], before: Mapping[str, StripPlacement]) -> None:
     """Divide the rest of every shared device equally among its jobs, where the gain exceeds the cost.
 
@@ -218,7 +281,7 @@ def _divide_rest(layout: DeviceStrips, movable: Mapping[str, JobView], before: M
         before: Job -> current place.
     """
     for name in layout.devices:
-        sharing = [job for job in layout.jobs_on(name) if job.id in movable and job.scaling.sharing > 1]
+        sharing = [job for job in layout.jobs_on(name) if job.id in movable and job.scaling.may_share]
         free = layout.free(name)
         if not sharing or free <= ROUNDING:
             continue
@@ -262,7 +325,7 @@ def _fits_alone(job: JobView, node: Node, device: Device) -> bool:
         demand is not None
         and demand.memory <= device.memory
         and demand.cores <= node.cores + ROUNDING
-        and (device.capacity > 0 if job.scaling.sharing > 1 else demand.compute <= device.capacity + ROUNDING)
+        and (device.capacity > 0 if job.scaling.may_share else demand.compute <= device.capacity + ROUNDING)
     )
 
 
@@ -323,6 +386,10 @@ def _actions(jobs: Sequence[JobView], now: DeviceStrips, then: DeviceStrips) -> 
 def _refusals(jobs: Sequence[JobView], actions: Sequence[Action], cluster: Cluster) -> Refusals:
     """Return the refusals of the jobs without a place; a device with any job counts as busy."""
     placed = {action.job: action for action in actions if isinstance(action, (Start, Resume, Resize))}
+    suspended = {action.job for action in actions if isinstance(action, Suspend)}
+    jobs = [
+        replace(job, state=JobState.SUSPENDED, devices=(), share=None) if job.id in suspended else job for job in jobs
+    ]
     count = sum(job.state is not JobState.RUNNING and job.id not in placed for job in jobs)
 
     def after() -> list[JobView]:
@@ -338,6 +405,6 @@ def _refusals(jobs: Sequence[JobView], actions: Sequence[Action], cluster: Clust
 
 def _without_compute(job: JobView) -> JobView:
     """Return the view of a job for its refusal: a waiting job that may share needs no fixed compute."""
-    if job.state is JobState.RUNNING or job.scaling.sharing == 1:
+    if job.state is JobState.RUNNING or not job.scaling.may_share:
         return job
     return replace(job, demand={kind: replace(demand, compute=0.0) for kind, demand in job.demand.items()})

@@ -87,6 +87,7 @@ class EngineConfig:
             fuse=self.fuse,
             key=partial(opaque_key, self.structure) if self.structure else None,
             elastic=self.backend.elastic,
+            limits_shares=self.backend.limits_shares,
             jobs=len(journal.jobs()),
             loss=(loss := loss_metric(journal.study.get("loss"), journal.objectives)),
             find_policy=partial(self._find_policy, journal.study.get("objective", "makespan"), loss),

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from math import inf
 from typing import final
 
-from shoal.core.array import FusionKey
+from shoal.core.array import Array, FusionKey
 from shoal.core.device import Cluster, Device
 from shoal.core.event import Reported
 from shoal.core.job import Job
@@ -68,18 +68,24 @@ class _Colocation:
         jobs = [colocated.job for colocated in self.colocated_jobs.values()]
         if any(len(job.arrays) != 1 or _has_share(job) for job in jobs):
             return None
-        profiles = [job.arrays[0].profile for job in jobs]
-        if not self.device.compute > 0 or None in profiles:
+        demands = [_demand(job.arrays[0]) for job in jobs]
+        if not self.device.compute > 0 or None in demands:
             return None
-        return sum(compute(profile) for profile in profiles if profile is not None) / self.device.compute
+        return sum(demand for demand in demands if demand is not None) / self.device.compute
+
+
+def _demand(array: Array) -> float | None:
+    """Compute demand of an array; None without a profile."""
+    return None if array.profile is None else compute(array.profile, len(array.members))
 
 
 def _has_share(job: Job) -> bool:
     """Whether the reservation of a job of one array differs from its demand."""
     (array,) = job.arrays
-    if array.profile is None or job.demand is None:
+    demand = _demand(array)
+    if demand is None or job.demand is None:
         return False
-    return abs(job.demand.compute - compute(array.profile)) > _ROUNDING
+    return abs(job.demand.compute - demand) > _ROUNDING
 
 
 @final
@@ -92,11 +98,12 @@ class InterferenceTracker:
     least seconds of an epoch of as many members of its key, on a device without oversubscription, divided by its
     seconds now. A device is not observed while this speed is unknown for one of its jobs.
 
-    As in a simulation, the tuner gets no observation of a device while no trial waits, while the device holds more than
-    a lowered ratio allows, or while it holds a job of several arrays, which take turns.
+    On every kind of device, epochs in company are compared with epochs alone, for Fluid's α and c. As in a simulation,
+    the tuner gets no observation of a device while no trial waits, while the device holds more than a lowered ratio
+    allows, or while it holds a job of several arrays, which take turns.
 
     Args:
-        tuner: Oversubscription tuner, which keeps the ratios. Sharing is measured only on the kinds that it tunes.
+        tuner: Oversubscription tuner, which keeps the ratios.
     """
 
     def __init__(self, tuner: OversubscriptionTuner) -> None:
@@ -125,7 +132,7 @@ class InterferenceTracker:
             colocation.change()
 
     def change(self, job: Job) -> None:
-        """Update a job whose members or arrays have changed."""
+        """Update a job whose members, arrays or share of the device have changed."""
         if (colocation := self._colocation_of.get(job.id)) is not None:
             colocation.colocated_jobs[job.id].job = job
             colocation.change()
@@ -156,10 +163,9 @@ class InterferenceTracker:
         seconds = sum(report.seconds for report in event.reports)
         if not 0 < seconds < inf:
             return None
-        tuned = self._tuner.tunes(colocation.device.kind)
-        if tuned and (reserved := colocation.reserved()) is not None:
+        if self._tuner.tunes(colocation.device.kind) and (reserved := colocation.reserved()) is not None:
             self._count_for_tuner(colocation, colocated, seconds, reserved, has_waiting)
-        if len({report.epoch for report in event.reports}) > 1 or not (tuned or len(colocation.colocated_jobs) == 1):
+        if len({report.epoch for report in event.reports}) > 1:
             return None
         return self._epoch_times(colocation, colocated, seconds)
 
@@ -197,8 +203,8 @@ class InterferenceTracker:
         array_class = _array_class(colocated, kind)
         if reserved <= 1 + _ROUNDING:
             self._alone[array_class] = min(seconds, self._alone.get(array_class, seconds))
-        if array_class in self._alone and array.profile is not None:
-            colocated.speed = compute(array.profile), self._alone[array_class] / seconds
+        if array_class in self._alone and (demand := _demand(array)) is not None:
+            colocated.speed = demand, self._alone[array_class] / seconds
 
     def _report_to_tuner(
         self,

@@ -59,6 +59,7 @@ def handle_reports(state: StudyState, event: Reported, now: float) -> None:
     seen = state.interference.epoch(event, state.trials.has_waiting)
     if seen is not None and event.job not in state.lent:
         state.profiles.observe(seen, job, device)
+    state.profiles.observe_ratios(state.config.tuner.best_ratios)
 
 
 def _with_losses(state: StudyState, event: Reported) -> Reported:

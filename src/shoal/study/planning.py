@@ -186,7 +186,11 @@ def _change_reservations(state: StudyState, reservations: Mapping[str, Demand]) 
     if reservations:
         state.step.record(ReservationsChanged(reservations))
     for number, demand in reservations.items():
-        state.running.change(replace(state.running[number][0], demand=demand))
+        job, _ = state.running[number]
+        before, job = job.demand, replace(job, demand=demand)
+        state.running.change(job)
+        if before is not None and before.compute != demand.compute:
+            state.interference.change(job)
 
 
 def _join(state: StudyState, number: str, arrays: tuple[Array, ...]) -> None:

@@ -62,6 +62,7 @@ class CoreConfig:
         jobs: Number of jobs that the study has started so far.
         loss: Reported value that policies take as the loss of a function or command; None if there is none.
         find_policy: Function from a name to a policy; PolicyError if there is none. The default has no policies.
+        limits_shares: Whether the processes of jobs on a device are limited to `Job.limit`.
     """
 
     directory: Path
@@ -81,6 +82,7 @@ class CoreConfig:
     jobs: int = 0
     loss: str | None = None
     find_policy: Callable[[str], Policy] = _no_other
+    limits_shares: Callable[[Device], bool] = lambda device: False
 
 
 class RunningJobs(Mapping[str, tuple[Job, Device]]):
@@ -199,7 +201,17 @@ class StudyState:
     def make_planner(self, new_id: Callable[[], str], tracker: JobTracker | None = None) -> Planner:
         """A new planner with the settings and costs of this study."""
         config, known, trained = self.config, self.profiles.estimate, self.signatures.trained
-        return Planner(config.policy, known, new_id, config.elastic, config.grouping, config.fuse, trained, tracker)
+        return Planner(
+            config.policy,
+            known,
+            new_id,
+            config.elastic,
+            config.grouping,
+            config.fuse,
+            trained,
+            tracker,
+            config.limits_shares,
+        )
 
     def new_id(self) -> str:
         """A new id of a job, unique in the study."""

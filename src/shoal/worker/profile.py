@@ -4,7 +4,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain, cycle, islice
 from math import inf
@@ -112,7 +112,7 @@ def measure(
         validation_steps=valid.steps(bench.plan.settings.eval_batch_size),
         base_memory=base + pending_bytes,
         member_memory=max((_memory_used(device) - base) // largest + timed.extra_state, 4 * timed.weights),
-        compute=_utilisation(device, timed.cores),
+        compute=_utilisation(device, timed.cores, timed.loads),
         cores=timed.cores,
         fuse_seconds=fuse_seconds,
         mixing=None if mixing is None else mixing / timed.seconds[largest],
@@ -205,6 +205,7 @@ class _StepTimes:
         weights: Bytes of a member's parameters and buffers.
         extra_state: Bytes by which the optimizer state of other members may exceed that of the timed members.
         cores: CPU seconds per second.
+        loads: Fractions of the GPU in use after each step of the largest size but its first; empty on other devices.
         too_expensive: Whether a size was left out because of its cost.
         refusal: Why several members cannot be an array; "" if they can.
     """
@@ -215,6 +216,7 @@ class _StepTimes:
     weights: int
     extra_state: int
     cores: float
+    loads: Sequence[float]
     too_expensive: bool
     refusal: str
 
@@ -274,6 +276,7 @@ def _time_sizes(bench: _ArrayBenchmark, first: Any, base: int, memory: int, free
         weights=weights,
         extra_state=max(2 * weights, *state) - int(fmean(state)),
         cores=cpu / max(wall - delayed, cpu / torch.get_num_threads()),
+        loads=runs[max(runs)].loads,
         too_expensive=too_expensive,
         refusal=next((run.stepper.refusal for size, run in runs.items() if size > 1 and run.stepper.refusal), ""),
     )
@@ -316,17 +319,22 @@ class _TimedSteps:
         stepper: Stepper to time.
         batches: Batches for the steps, used in a cycle.
         taken: Number of steps so far.
+        loads: Fraction of the GPU in use after each step but the first, which sets up; empty on other devices.
     """
 
     stepper: Stepper
     batches: Sequence[Any]
     taken: int = 0
+    loads: list[float] = field(default_factory=list)
 
     def step(self) -> float:
         """Take one step; return its seconds."""
         batch, tick = self.batches[self.taken % len(self.batches)], self.taken
         self.taken += 1
-        return _step_seconds(self.stepper, [batch] * len(self.stepper.runtimes), tick)
+        seconds = _step_seconds(self.stepper, [batch] * len(self.stepper.runtimes), tick)
+        if tick and _counts_load(device := self.stepper.runtimes[0].device):
+            self.loads.append(torch.cuda.utilization(device) / 100)
+        return seconds
 
 
 def _single_members(
@@ -398,14 +406,22 @@ def _state_bytes(runtime: TrialRuntime) -> int:
     return sum(leaf.nbytes for leaf in pytree.tree_leaves(states) if isinstance(leaf, Tensor))
 
 
-def _utilisation(device: torch.device, cores: float) -> float:
-    """Return the fraction of the device in use.
+def _counts_load(device: torch.device) -> bool:
+    """Return whether NVML has the load of a device: of GPUs, but not of MIG instances."""
+    return device.type == "cuda" and not os.environ.get("CUDA_VISIBLE_DEVICES", "").startswith("MIG-")
+
+
+def _utilisation(device: torch.device, cores: float, loads: Sequence[float]) -> float:
+    """Return the fraction of the device in use, averaged over the timed steps (HyperSack, Sampler).
 
     On a GPU it is NVML's fraction of time with any kernel running, an upper bound. NVML has no value for MIG instances,
     which count as fully used.
+
+    Args:
+        device: The device.
+        cores: CPU seconds per second of all timed steps.
+        loads: Fractions of a GPU in use.
     """
-    if device.type == "cuda" and os.environ.get("CUDA_VISIBLE_DEVICES", "").startswith("MIG-"):
-        return 1.0
     if device.type == "cuda":
-        return min(1.0, max(0.01, torch.cuda.utilization(device) / 100))
+        return min(1.0, max(0.01, fmean(loads))) if loads else 1.0
     return min(1.0, max(0.01, cores / torch.get_num_threads()))

@@ -61,7 +61,7 @@ def run(job: Job, device: Device, worker_context: WorkerContext, control: JobCon
                 notes: list[str] = []
                 task, sets, torch_device = worker_state.task, worker_state.sets, worker_state.device
                 profile = measure(task, sets, array, torch_device, device.memory, free_seconds, notes.append)
-                yield Profiled(job.id, array.key, profile, "".join(notes))
+                yield Profiled(job.id, array.key, profile, "".join(notes), _compute_limit())
         case Purpose.TRAIN:
             yield from Trainer(job, worker_state, signature_builder, control, worker_context.checkpoint_seconds).run()
 
@@ -102,6 +102,12 @@ def _torch_device(device: Device) -> torch.device:
     if device.uuid and os.environ.get("CUDA_VISIBLE_DEVICES") == device.uuid:
         return torch.device("cuda:0")
     return torch.device(device.torch_name)
+
+
+def _compute_limit() -> float | None:
+    """Return the part of the GPU that MPS lets this process use; None: all of it, or no MPS."""
+    percentage = float(os.environ.get("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", 100))
+    return percentage / 100 if percentage < 100 else None
 
 
 @lru_cache(maxsize=1)

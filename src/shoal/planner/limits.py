@@ -1,0 +1,91 @@
+"""Limits of the processes of jobs that share a device, and restarts of jobs whose limits are out of date."""
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+from shoal.core.device import Device
+from shoal.core.job import Job
+from shoal.cost.estimate import share_speed
+from shoal.planner.job_tracker import PreemptionRequest
+from shoal.schedule.base import JobView
+
+__all__ = ["jobs_to_restart", "limit_placed"]
+
+_Placed = Sequence[tuple[Job, Device]]
+
+
+def limit_placed(placed: _Placed, held: _Placed, limits_shares: Callable[[Device], bool]) -> list[tuple[Job, Device]]:
+    """Limit each starting job that shares its device to its reservation; a job alone on its device has no limit.
+
+    A limit holds as long as the process lives. A job that began alone keeps all of the device when others come, since
+    a new process would cost more than the limit is worth: the others have limits.
+
+    Args:
+        placed: Jobs that start, with their devices.
+        held: Jobs that hold devices.
+        limits_shares: Whether the processes of jobs on a device are limited.
+    """
+    jobs_on = _jobs_on(held, placed)
+    return [
+        (replace(job, limit=_reserved(job, device)), device)
+        if jobs_on[device.name] > 1 and limits_shares(device)
+        else (job, device)
+        for job, device in placed
+    ]
+
+
+def jobs_to_restart(
+    held: _Placed, placed: _Placed, views: Sequence[JobView], shares: Mapping[str, float | None]
+) -> dict[str, PreemptionRequest]:
+    """Return requests to jobs that would gain more from a process with another limit than a restart costs.
+
+    A job may use more than its limit if it has its device to itself, or if the policy has given it a larger share. What
+    it gains follows from its measured speeds on shares, or else from its measured slow-down in company.
+
+    Args:
+        held: Jobs that hold devices.
+        placed: Jobs that start.
+        views: Views of the jobs that hold devices, before the plan.
+        shares: Id of a job -> its new share of the compute of its device, or None.
+    """
+    jobs_on, view_of = _jobs_on(held, placed), {view.id: view for view in views}
+    requests: dict[str, PreemptionRequest] = {}
+    for job, device in held:
+        view = view_of.get(job.id)
+        if job.limit is None or view is None or not view.preemptible or not device.compute > 0:
+            continue
+        share = shares.get(job.id, view.share)
+        allowed = job.limit if share is None else min(1.0, share / device.compute)
+        if jobs_on[device.name] == 1:
+            allowed = 1.0
+        saved = view.demand[device.kind].seconds * (
+            _slowdown(job, view, job.limit) - _slowdown(job, view, max(allowed, job.limit))
+        )
+        if saved > view.switch_seconds:
+            text = (
+                f"restarted, as it may use {allowed:.0%} of {device.name} and its process is limited to {job.limit:.0%}"
+            )
+            requests[job.id] = PreemptionRequest(True, text)
+    return requests
+
+
+def _jobs_on(held: _Placed, placed: _Placed) -> Counter[str]:
+    """Return the number of jobs on each device, by its name."""
+    return Counter(name for job, device in (*held, *placed) for name in (device.name, *job.helpers))
+
+
+def _reserved(job: Job, device: Device) -> float | None:
+    """Return the part of a device that a job has reserved; None: all of it."""
+    if job.demand is None or not device.compute > 0 or job.demand.compute >= device.compute:
+        return None
+    return job.demand.compute / device.compute
+
+
+def _slowdown(job: Job, view: JobView, share: float) -> float:
+    """Return the time of a job on a share of its device over its time on the whole device."""
+    if len(job.arrays) == 1 and (profile := job.arrays[0].profile) is not None:
+        speed = share_speed(profile, len(job.arrays[0].members), share)
+        if speed is not None:
+            return 1 / speed
+    return view.scaling.factor(share)

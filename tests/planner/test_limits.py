@@ -1,0 +1,167 @@
+"""Limits of the processes of jobs that share a device, and what a change of a share leads to."""
+
+from dataclasses import replace
+from itertools import count
+
+import pytest
+from planner_samples import GB, A, B, cluster, known, member, profile, slots, waiting
+
+from shoal.core.array import Array
+from shoal.core.demand import Demand
+from shoal.core.event import Reported, TurnStats
+from shoal.core.job import Job, Purpose
+from shoal.core.trial import Report
+from shoal.cost.scaling import Scaling
+from shoal.planner import Planner
+from shoal.planner.limits import jobs_to_restart, limit_placed
+from shoal.planner.planning_context import SHARES_WORTH_SECONDS
+from shoal.schedule import WFD, JobState, JobView, Plan, Policy, Refusal, Resize, Start
+
+GPU, OTHER = slots(2, "H200")
+SPEEDS = {1: {0.25: 0.5, 0.5: 0.8}}
+
+
+def train(name, compute=0.25, limit=None, speeds=None):
+    found = profile({1: 1.0}, compute=compute, share_speeds=speeds or {})
+    return Job(name, (Array(A, (member(1),), found),), demand=Demand(compute, GB, 1.0, 10.0), limit=limit)
+
+
+def view(job, seconds=10.0, share=None, scaling=None, **changes):
+    demand = {"H200": replace(job.demand, seconds=seconds)}
+    return JobView(
+        job.id,
+        demand,
+        JobState.RUNNING,
+        (GPU.name,),
+        share,
+        scaling=scaling or Scaling(1.0),
+        switch_seconds=5.0,
+        **changes,
+    )
+
+
+STARTS = {
+    "alone on its device": ([("a", 0.25)], [], [None]),
+    "two at once": ([("a", 0.25), ("b", 0.5)], [], [0.25, 0.5]),
+    "one beside one that runs": ([("a", 0.25)], ["z"], [0.25]),
+    "all of the device, twice": ([("a", 1.0), ("b", 2.0)], [], [None, None]),
+}
+
+
+@pytest.mark.parametrize("name", STARTS)
+def test_jobs_that_share_a_device_are_limited_and_a_job_alone_is_not(name):
+    placed, held, limits = STARTS[name]
+    jobs = [(train(each, compute), GPU) for each, compute in placed]
+    others = [(train(each), GPU) for each in held] + [(train("elsewhere"), OTHER)]
+    assert [job.limit for job, _ in limit_placed(jobs, others, lambda device: True)] == limits
+    assert limit_placed(jobs, others, lambda device: False) == jobs
+
+
+def test_a_job_of_unknown_demand_is_not_limited():
+    jobs = [(replace(train(name), demand=None), GPU) for name in "ab"]
+    assert limit_placed(jobs, [], lambda device: True) == jobs
+
+
+HALF = train("a", 0.5, 0.5, SPEEDS)
+RESTARTS = {
+    "alone: 10 s more at 1 than at 0.8 is less than a restart costs": (HALF, {}, False, False),
+    "alone, with more to do": (HALF, {"seconds": 30.0}, False, True),
+    "alone, and not limited": (replace(HALF, limit=None), {"seconds": 30.0}, False, False),
+    "it cannot be asked yet": (HALF, {"seconds": 30.0, "preemptible": False}, False, False),
+    "in company": (HALF, {"seconds": 1e3}, True, False),
+    "in company, with a larger share": (HALF, {"seconds": 50.0, "share": 0.75}, True, True),
+    "a smaller share": (HALF, {"seconds": 1e3, "share": 0.25}, True, False),
+    "of speeds nothing is known": (replace(HALF, arrays=train("a").arrays), {"seconds": 1e3}, False, False),
+    "company has slowed it down": (
+        replace(HALF, arrays=train("a").arrays), {"seconds": 30.0, "scaling": Scaling(1.3, sharing=2)}, False, True
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", RESTARTS)
+def test_a_job_is_restarted_where_another_limit_is_worth_it(name):
+    job, changes, company, asked = RESTARTS[name]
+    held = [(job, GPU), *([(train("b"), GPU)] if company else [])]
+    found = jobs_to_restart(held, [], [view(each, **(changes if each is job else {})) for each, _ in held], {})
+    assert found.keys() == ({"a"} if asked else set())
+    if asked:
+        assert found["a"].suspends
+        assert found["a"].reason.endswith("of H200:0 and its process is limited to 50%")
+
+
+class Scripted(Policy):
+    """Answers with one list of actions after another; all else stays off the devices."""
+
+    def __init__(self, *answers):
+        self.answers = list(answers)
+
+    def plan(self, jobs, cluster, now):
+        actions = self.answers.pop(0)
+        placed = {action.job for action in actions}
+        off = [job.id for job in jobs if job.state is not JobState.RUNNING and job.id not in placed]
+        return Plan(tuple(actions), tuple(Refusal(name, "not now") for name in off))
+
+
+def planner(profiles, policy, limits=lambda device: True):
+    ids = count(1)
+    return Planner(policy, profiles, lambda: f"job-{next(ids)}", limits_shares=limits)
+
+
+@pytest.mark.parametrize("limited", [True, False])
+def test_another_share_of_a_running_job_is_another_reservation(limited):
+    """Where processes are limited, it is asked to go on in a new one, as that is worth it."""
+    small = profile({1: 10.0}, compute=0.9, share_speeds={1: {0.25: 0.9, 0.5: 1.0}})
+    policy = Scripted(
+        [Start("waiting-0", ("H200:0",), 0.25), Start("waiting-1", ("H200:0",), 0.25)],
+        [Resize("job-1", ("H200:0",), 0.75)],
+        [Resize("job-1", ("H200:0",))],
+    )
+    turns, where = planner(known(A=small, B=small), policy, lambda device: limited), cluster(GPU)
+    first, second = turns.plan(waiting((A, 1), (B, 1)), [], where, 0.0).starts
+    assert [(job.demand.compute, job.limit) for job, _ in (first, second)] == [(0.25, 0.25 if limited else None)] * 2
+    turns.tracker.on_report(Reported("job-1", (Report(0, 1),), TurnStats(2.0, 1.0, 1.0, 3, 0.5)), 1.0)
+    wider = turns.plan([], [first, second], where, 2.0)
+    assert {name: demand.compute for name, demand in wider.reservations.items()} == {"job-1": 0.75}
+    assert wider.preemptions.keys() == ({"job-1"} if limited else set())
+    if not limited:
+        job = replace(first[0], demand=wider.reservations["job-1"])
+        assert turns.plan([], [(job, GPU)], where, 3.0).reservations["job-1"].compute == 0.5, "as in its demand"
+
+
+def test_shares_are_measured_before_much_is_trained_one_after_another():
+    """A half of the device first, then, as that suffices, a quarter; other devices train meanwhile."""
+    measured = {"A": profile({1: SHARES_WORTH_SECONDS / 100})}
+
+    def look_up(key, kind):
+        return measured.get(key.structure)
+
+    turns, where = planner(look_up, WFD()), cluster(GPU, OTHER)
+    members = waiting((A, 20))
+    begun = turns.plan(members, [], where, 0.0).starts
+    assert [(job.purpose, job.limit, device.name) for job, device in begun] == [
+        (Purpose.PROFILE, 0.5, "H200:0"), (Purpose.TRAIN, None, "H200:1")
+    ]  # fmt: skip
+    measured["A"] = replace(measured["A"], share_speeds={1: {0.5: 1.0}})
+    wait = [(each, A) for each, _ in members if each not in begun[1][0].members]
+    profiled = [(job.limit, device.name) for job, device in turns.plan(wait, begun[1:], where, 1.0).starts[:1]]
+    assert profiled == [(0.25, "H200:0")]
+    measured["A"] = replace(measured["A"], share_speeds={1: {0.5: 1.0, 0.25: 0.5}})
+    after = turns.plan(wait, begun[1:], where, 2.0).starts
+    assert {(job.purpose, job.demand.compute) for job, _ in after} == {(Purpose.TRAIN, 0.5)}
+    assert {(device.name, job.limit) for job, device in after} >= {("H200:1", 0.5)}, "in company it is limited"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "limits", "unmeasurable"),
+    [
+        (SHARES_WORTH_SECONDS / 3000, True, set()),
+        (SHARES_WORTH_SECONDS, False, set()),
+        (SHARES_WORTH_SECONDS, True, {(A, "H200")}),
+    ],
+    ids=["little work", "no limits", "it has failed"],
+)
+def test_shares_that_are_not_measured(seconds, limits, unmeasurable):
+    turns = planner(known(A=profile({1: seconds}), B=profile({1: 0.001})), WFD(), lambda device: limits)
+    placement = turns.plan(waiting((A, 20)), [], cluster(GPU), 0.0, unmeasurable=unmeasurable)
+    assert [job.purpose for job, _ in placement.starts] == [Purpose.TRAIN]
+    assert turns.plan(waiting((B, 1)), [], cluster(OTHER), 1.0).starts[0][0].purpose is Purpose.TRAIN
