@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 import typer
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -13,7 +14,7 @@ from shoal.cost.history import Record, delete_records, environment, history_path
 from shoal.reporting.text import config_text, rounded, structure_text
 from shoal.schedule.ledger import bytes_text
 
-__all__ = ["history_app", "history_table", "origins_table", "record_json"]
+__all__ = ["history_app", "history_table", "record_json", "tasks_table"]
 
 history_app = typer.Typer(
     help="Show or clear the measurements of jobs on this machine.",
@@ -24,6 +25,7 @@ history_app = typer.Typer(
 _Kind = Annotated[str | None, typer.Option(help="Only on this kind of device.")]
 _Structure = Annotated[str | None, typer.Option(help="Only of structures whose digest begins so.")]
 
+_INDENT = 2
 _STEPS_WIDTH = 9
 """Least width of the step times: with it all fits into 80 columns, whose widest words are "NVIDIA" and headers."""
 
@@ -37,7 +39,8 @@ def _show(context: typer.Context, as_json: AsJson = False) -> None:
     takes while members are at different epochs. Measurements of other versions of Python, torch or Shoal are below,
     marked, and are not used. A structure is shown by the beginning of its digest; so is its data, below it, if the
     structure was measured with several. Below the table, for each structure, data and batch size: its tasks with the
-    parameters that all its trials agree on, and the reason if only one number of members was measured.
+    parameters that all its trials agree on, and the reason if only one number of members was measured: few waiting
+    epochs, for example, are not worth the time of more measurements.
     """
     if context.invoked_subcommand is not None:
         return
@@ -50,10 +53,10 @@ def _show(context: typer.Context, as_json: AsJson = False) -> None:
         return
     if found:
         print_table(history_table(found, current))
-        origins = origins_table(found)
-        if origins.row_count:
+        tasks = tasks_table(found)
+        if tasks.row_count:
             typer.echo()
-            print_table(origins)
+            print_table(tasks)
     typer.echo(f"{'in' if found else 'no measurements yet in'} {path}")
 
 
@@ -67,9 +70,9 @@ def _clear(kind: _Kind = None, structure: _Structure = None) -> None:
         raise ShoalError(f"there are no measurements of the kind {kind!r}; measured kinds: {measured}")
     if structure is not None and not any(record.structure.startswith(structure) for record in known):
         raise ShoalError(f"there are no measurements of a structure that begins with {structure!r}; see: shoal history")
-    profiles, pack_speeds = delete_records(path, kind=kind, structure=structure)
+    profiles, relative_times = delete_records(path, kind=kind, structure=structure)
     print_message(
-        f"removed {profiles} measurements of structures and {pack_speeds} of structures in one process from {path}"
+        f"removed {profiles} measurements of structures and {relative_times} of structures in one process from {path}"
     )
 
 
@@ -104,26 +107,28 @@ def history_table(records: Sequence[Record], current: str) -> Table:
     return table
 
 
-def origins_table(records: Sequence[Record]) -> Table:
-    """Return a row for each structure and batch size: its origin, and why only one number of members was measured.
+def tasks_table(records: Sequence[Record]) -> Table:
+    """Return for each structure and batch size its tasks, and why only one number of members was measured.
 
-    A structure that was measured with several data sets has one row for each.
+    These are indented below the structure, a row each, so that a row has the whole width. A structure that was measured
+    with several data sets occurs once for each.
     """
-    table = Table.grid(padding=(0, 2))
-    table.add_column(no_wrap=True)
+    table = Table.grid()
     table.add_column(overflow="fold")
     ambiguous = _with_several_data_sets(records)
     lines: dict[tuple[str, str, int], dict[str, None]] = {}
     for record in records:
         texts = lines.setdefault((record.structure, _data_text(record, ambiguous), record.batch_size), {})
-        origins = (f"{task}: {config_text(found)}" if found else task for task, found in record.origins.items())
-        texts.update(dict.fromkeys(origins))
+        tasks = (f"{task}: {config_text(found)}" if found else task for task, found in record.tasks.items())
+        texts.update(dict.fromkeys(tasks))
         if why := _why_one_measurement(record):
             texts[f"{record.kind}: {why}"] = None
     for (structure, data, size), texts in lines.items():
-        name = f"{structure_text(structure)} and {data},\n" if data else f"{structure_text(structure)}, "
         if texts:
-            table.add_row(Text(f"{name}batches of {size}"), Text("\n".join(texts)))
+            name = f"{structure_text(structure)} and {data}" if data else structure_text(structure)
+            table.add_row(Text(f"{name}, batches of {size}"))
+        for text in texts:
+            table.add_row(Padding(Text(text), (0, 0, 0, _INDENT)))
     return table
 
 
@@ -133,14 +138,14 @@ def _why_one_measurement(record: Record) -> str:
     if profile is None or len(profile.step_seconds) != 1:
         return ""
     (size,) = profile.step_seconds
-    only = f"measured with {size} {'member' if size == 1 else 'members'} only"
+    measured = f"{size} {'member' if size == 1 else 'members'} measured"
     if structure_text(record.structure) == record.structure:
-        return f"{only}, for programs are not fused"
+        return f"{measured}: programs are not fused"
     if profile.sample == 1:
-        return f"{only}, for no array had more"
+        return f"{measured}: no array had more"
     if profile.pending is not None:
-        return f"{only}, for {profile.pending:g} epochs waited: measuring more would have cost more than it saves"
-    return f"{only}, for more would have taken over half of the memory"
+        return f"{measured}: only {profile.pending:g} {'epoch' if profile.pending == 1 else 'epochs'} waited"
+    return f"{measured}: more take over half of the memory"
 
 
 def record_json(record: Record, current: str) -> dict[str, Any]:
@@ -153,7 +158,7 @@ def record_json(record: Record, current: str) -> dict[str, Any]:
         "structure": record.structure,
         "data": record.data,
         "batch_size": record.batch_size,
-        "origins": {task: dict(found) for task, found in record.origins.items()},
+        "tasks": {task: dict(found) for task, found in record.tasks.items()},
         "profile": profile
         and {
             "step_seconds": {str(size): seconds for size, seconds in sorted(profile.step_seconds.items())},
