@@ -44,7 +44,7 @@ def test_what_is_known_is_a_table(known):
     lines = [line.split() for line in done.stdout.splitlines()]
     _, _, head, *rows = lines
     assert head[:3] == ["kind", "and", "data"]
-    measured = ["1:", "100,", "16:", "400", "12", "MB", "300", "MB", "50%", "1", "1.25"]
+    measured = ["1:100,", "16:400", "12", "MB", "300", "MB", "50%", "1", "1.25"]
     assert rows[:6] == [
         ["NVIDIA", "[H200]", "01234567", "32", *measured],
         ["dddddddd"],

@@ -193,9 +193,8 @@ def _measured(record: Record) -> tuple[str, ...]:
 
 
 def _steps(step_seconds: Mapping[int, float]) -> str:
-    return ", ".join(
-        f"{size}:\N{NO-BREAK SPACE}{rounded(1000 * seconds, 3)}" for size, seconds in sorted(step_seconds.items())
-    )
+    """Return "1:0.57, 4:2.89": rich would break a line at a space within an item, also at an unbreakable one."""
+    return ", ".join(f"{size}:{rounded(1000 * seconds, 3)}" for size, seconds in sorted(step_seconds.items()))
 
 
 def _with_several_data_sets(records: Sequence[Record]) -> set[tuple[str, str, str, int]]:
