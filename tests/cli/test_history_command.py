@@ -89,13 +89,22 @@ def test_at_80_columns_no_word_is_broken_and_no_column_missing(tmp_path, kind, o
     ]
 
 
+def test_programs_take_no_more_than_80_columns(tmp_path):
+    mine = History(environment=environment())
+    for name in ("train", "a_function_with_a_long_name"):
+        mine.put(f"opaque {name} {DIGEST[:16]}", "", 1, "cpu/1", replace(PROFILE, step_seconds={1: 0.1}, cores=0.012))
+    lines = rendered(history_table(records(mine.path), environment()))
+    assert [line.split()[0] for line in lines if "0.01" in line] == ["cpu/1", "cpu/1"]
+    assert [line.split()[-1] for line in lines if "0.01" in line] == ["1.25", "1.25"]
+
+
 def test_where_structures_come_from_and_why_one_size_was_measured(known):
     history = History(environment=environment())
     history.put_task(DIGEST, "d" * 32, 32, "Digits", [{"width": 64, "lr": 0.1}, {"width": 64, "lr": 0.2}])
     history.put_task(DIGEST, "d" * 32, 32, "Pa[b]", [{"lr": 0.2}])
     for place, changes in enumerate([{"pending": 3}, {"sample": 1}, {}]):
         history.put(f"{place}" * 32, "", 8, "cpu/1", replace(PROFILE, step_seconds={1: 0.1}, **changes))
-    history.put("opaque:train", "", 1, "cpu/1", replace(PROFILE, step_seconds={1: 0.1}))
+    history.put(f"opaque train {DIGEST[:16]}", "", 1, "cpu/1", replace(PROFILE, step_seconds={1: 0.1}))
     _, below = shoal().stdout.split("\n\n")
     assert [line.rstrip() for line in below.splitlines()[:-1]] == [
         "01234567 and dddddddd, batches of 32",
@@ -107,7 +116,7 @@ def test_where_structures_come_from_and_why_one_size_was_measured(known):
         "  cpu/1: 1 member measured: no array had more",
         "22222222, batches of 8",
         "  cpu/1: 1 member measured: more take over half of the memory",
-        "opaque:train, batches of 1",
+        "opaque train 01234567",
         "  cpu/1: 1 member measured: programs are not fused",
     ]
     first, second, *_ = json.loads(shoal("--json").stdout)["records"]

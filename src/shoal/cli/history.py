@@ -26,8 +26,8 @@ _Kind = Annotated[str | None, typer.Option(help="Only on this kind of device.")]
 _Structure = Annotated[str | None, typer.Option(help="Only of structures whose digest begins so.")]
 
 _INDENT = 2
-_STEPS_WIDTH = 9
-"""Least width of the step times: with it all fits into 80 columns, whose widest words are "NVIDIA" and headers."""
+_KIND_WIDTH, _STRUCTURE_WIDTH, _STEPS_WIDTH = 6, 9, 9
+"""Least widths of these columns: with them all fits into 80 columns, whose widest words are "NVIDIA" and headers."""
 
 
 @history_app.callback()
@@ -89,8 +89,8 @@ def history_table(records: Sequence[Record], current: str) -> Table:
     caption = "\n".join(f"{_mark(name, current, others)} measured with {name}: not used now" for name in others)
     table = Table(box=None, pad_edge=False, header_style="bold", caption=Text(caption, "dim"), caption_justify="left")
     ambiguous = _with_several_data_sets(records)
-    table.add_column("kind", overflow="fold")
-    table.add_column("structure\nand data" if ambiguous else "structure", no_wrap=True)
+    table.add_column("kind", overflow="fold", min_width=_KIND_WIDTH)
+    table.add_column("structure\nand data" if ambiguous else "structure", overflow="fold", min_width=_STRUCTURE_WIDTH)
     table.add_column("batch\nsize", justify="right", no_wrap=True)
     table.add_column("ms of a\nstep by\nmembers", overflow="fold", min_width=_STEPS_WIDTH)
     for name in ("per\nmember", "process", "compute", "cores", "mixing"):
@@ -116,20 +116,30 @@ def tasks_table(records: Sequence[Record]) -> Table:
     table = Table.grid()
     table.add_column(overflow="fold")
     ambiguous = _with_several_data_sets(records)
-    lines: dict[tuple[str, str, int], dict[str, None]] = {}
+    lines: dict[str, dict[str, None]] = {}
     for record in records:
-        texts = lines.setdefault((record.structure, _data_text(record, ambiguous), record.batch_size), {})
+        texts = lines.setdefault(_name(record, ambiguous), {})
         tasks = (f"{task}: {config_text(found)}" if found else task for task, found in record.tasks.items())
         texts.update(dict.fromkeys(tasks))
         if why := _why_one_measurement(record):
             texts[f"{record.kind}: {why}"] = None
-    for (structure, data, size), texts in lines.items():
+    for name, texts in lines.items():
         if texts:
-            name = f"{structure_text(structure)} and {data}" if data else structure_text(structure)
-            table.add_row(Text(f"{name}, batches of {size}"))
+            table.add_row(Text(name))
         for text in texts:
             table.add_row(Padding(Text(text), (0, 0, 0, _INDENT)))
     return table
+
+
+def _name(record: Record, ambiguous: set[tuple[str, str, str, int]]) -> str:
+    """Return the structure of a record with its data, if the structure was measured with others, and its batch size."""
+    data = _data_text(record, ambiguous)
+    name = f"{structure_text(record.structure)} and {data}" if data else structure_text(record.structure)
+    return name if _is_program(record.structure) else f"{name}, batches of {record.batch_size}"
+
+
+def _is_program(structure: str) -> bool:
+    return structure.startswith("opaque ")
 
 
 def _why_one_measurement(record: Record) -> str:
@@ -139,7 +149,7 @@ def _why_one_measurement(record: Record) -> str:
         return ""
     (size,) = profile.step_seconds
     measured = f"{size} {'member' if size == 1 else 'members'} measured"
-    if structure_text(record.structure) == record.structure:
+    if _is_program(record.structure):
         return f"{measured}: programs are not fused"
     if profile.sample == 1:
         return f"{measured}: no array had more"
