@@ -128,7 +128,8 @@ class Gathered(Local):
 class Fixed(Gathered):
     """One under which trials that were trained together are fused with nobody else again.
 
-    When a job begins its trials get a key of their own, as if a survey had found it; what is known of their cost stays.
+    When a job begins, its trials get a key of their own, as if a signature job had found it; what is known of their
+    cost stays.
     """
 
     def __init__(self, worker_context: WorkerContext) -> None:

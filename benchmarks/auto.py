@@ -57,7 +57,7 @@ def main() -> int:
             if waiting:
                 missed.append(f"{name}: {policy} left {waiting} jobs waiting")
                 if policy != "auto":
-                    continue  # what did not end is no match
+                    continue  # a policy that did not end does not match
             found[policy] = fmean(getattr(outcome, scenario.objective) for outcome in outcomes)
             if policy == "auto":
                 asked = sum(outcome.decisions for outcome in outcomes)

@@ -17,7 +17,7 @@ Syne Tune is compared where it is installed (`pip install syne-tune`, which Shoa
 `KernelDensityEstimator`, is put into the paper's loop; it asks for 2 (d + 1) observations before it proposes. Two of
 its searches are others than Shoal's, so they are printed and not judged. Its ASHA stops trials, and of m on a rung
 lets go on who is among the best floor(m / 3) + 1, where Shoal's "stopping" says floor(m / 3), and everybody while m
-is below 3. Its BOHB is no Hyperband but that ASHA, with a model of last values, whatever their epoch. A quick run
+is below 3. Its BOHB is not a Hyperband but that ASHA, with a model of last values, whatever their epoch. A quick run
 judges only what should agree to the last digit.
 
     python benchmarks/regret.py [--data ../shared/data] [--seeds 30] [--quick]

@@ -2,6 +2,7 @@
 
 import ast
 import importlib
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -70,6 +71,11 @@ def test_imports_only_from_rooms_before() -> None:
         if package_of(imported) not in ORDER[: ORDER.index(package_of(name_of(path))) + 1]
     ]
     assert not wrong, "\n".join(wrong)
+
+
+def test_the_tree_of_the_readme_is_the_order() -> None:
+    _, tree, *_ = (ROOT.parents[1] / "README.md").read_text().split("src/shoal/\n")
+    assert re.findall(r"^  (\w+)(?:/|\.py) ", tree.split("```")[0], re.MULTILINE) == [*ORDER, "testing"]
 
 
 def test_no_package_init_is_imported_from_inside() -> None:

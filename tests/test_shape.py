@@ -49,7 +49,7 @@ def test_files_and_lines_are_counted(package: Path) -> None:
     assert (figures["files"], figures["lines"], figures["median_lines"]) == (8, 10, 1)
 
 
-def test_a_reexport_is_no_importer_and_a_registry_is_told_apart(package: Path) -> None:
+def test_a_reexport_is_not_an_importer_and_a_registry_is_told_apart(package: Path) -> None:
     found = shape.measure(package)
     assert found.named["single_importer"] == [
         "once.py: sub/user.py",

@@ -73,7 +73,7 @@ def test_what_a_script_imports_defines_a_task_and_the_script_does_not(
     assert project_files(cloudpickle.dumps("train"), "__main__") == (project, files)
 
 
-def test_what_is_installed_or_standard_is_no_project(project: Path) -> None:
+def test_what_is_installed_or_standard_is_not_a_project(project: Path) -> None:
     importlib.import_module("lone")
     assert project_files(cloudpickle.dumps("installed"), "installed") == (None, [])
     made = type("Made", (Task,), {})

@@ -462,7 +462,7 @@ def test_parameters_are_what_a_configuration_was_drawn_by(seed):
     ],
     ids=str,
 )
-def test_what_is_no_configuration_has_no_parameters(config):
+def test_what_is_not_a_configuration_has_no_parameters(config):
     with pytest.raises(SpaceError, match="is not a configuration of Space"):
         Space({"a": uniform(0, 1), "b": 1}).parameters(config)
 

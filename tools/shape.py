@@ -13,8 +13,8 @@ What is counted:
   inside it are its own, too. A class's methods are the functions directly in its body; properties count, and overloads
   of one are one.
 - An import is an import statement anywhere in a module, also below `if TYPE_CHECKING`. An `__init__.py` that re-exports
-  a name is no importer of its file, since it does not use the name; `__init__.py` and `__main__.py` are no files that
-  anyone could merge, so they are not counted as having a single importer.
+  a name is not an importer of its file, since it does not use the name. Nobody could merge `__init__.py` or
+  `__main__.py`, so they are not counted as having a single importer.
 - A file that nobody in the package imports (an entry point, a suite for users) has no single importer.
 - A strategy that is imported by its registry alone (a file called `registry.py` or `table.py`) counts. The line
   "of these, in a registry" says how many there are, since one strategy per file is how they are meant to be.

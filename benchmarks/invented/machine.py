@@ -101,7 +101,7 @@ class InventedNvml(nvml_samples.FakeNvml):
 
 
 class InventedLocal(Local):
-    """The local back end, with daemons that are no NVIDIA's."""
+    """The local back end, with daemons that are not NVIDIA's."""
 
     def __init__(self, worker_context: WorkerContext) -> None:
         worker_context = replace(worker_context, runner=f"{__name__}:{train.__name__}")

@@ -1,6 +1,6 @@
 """Whether two searches let the same trials survive, and by how little where they did not.
 
-A trial that is trained in company rounds differently from one that is trained alone, and wild training enlarges that:
+A trial that is trained with others rounds differently from one that is trained alone, and wild training enlarges that:
 the first step of Adagrad and Adam is the learning rate times the sign of the gradient, so where a gradient is nothing
 but rounding a weight goes one way or the other. At a rate of 0.1 Adagrad is 1e-2 apart after one epoch of MLP-3, even
 in float64, when the samples of each batch come in another order. So two ways of training can differ in who comes last

@@ -389,7 +389,7 @@ def _run(journal: Journal, algorithm: Algorithm, options: _RunOptions) -> Study:
             history,
             spec["retries"],
             OversubscriptionTuner(kinds=shared, known=history.ratios, fixed=fixed),
-            Grouping(options.packing, history.pack_speeds, journal.space.axes(), spec["seed"]),
+            Grouping(options.packing, history.relative_times, journal.space.axes(), spec["seed"]),
             spec["fuse"],
             spec["hang_seconds"],
             fleet,

@@ -27,7 +27,7 @@ def test_real_numbers_are_metrics(value):
     "value", [None, "0.5", 1j, [0.5], np.zeros(2)], ids=["None", "str", "complex", "list", "array"]
 )
 @pytest.mark.parametrize("metric", ["loss", "size"])
-def test_a_metric_that_is_no_real_number_is_named(metric, value):
+def test_a_metric_that_is_not_a_real_number_is_named(metric, value):
     with pytest.raises(TaskError) as error:
         PROBLEM.values(Report(7, 2, {"loss": 0.5, "size": 1.0, metric: value}))
     assert str(error.value) == (

@@ -95,14 +95,14 @@ def test_an_unknown_name_is_refused_when_bound(case):
         CASES[case][0](["widht"]).bind(SPACE, metric="loss", mode="min", seed=3)
 
 
-def test_a_single_name_is_no_list_of_names():
+def test_a_single_name_is_not_a_list_of_names():
     with pytest.raises(AlgorithmError, match=r"`group_by` must be a list of names, got 'width'; write \['width'\]"):
         Grid(1, group_by="width").bind(DISCRETE, metric="loss", mode="min", seed=3)
 
 
 @pytest.mark.parametrize("group_by", [None, 3, ["width", 3], [None], [["width"]], {"width"}, {"width": 1}], ids=str)
 @pytest.mark.parametrize("make", [lambda group_by: Grid(1, group_by=group_by), CASES["asha"][0]], ids=["grid", "asha"])
-def test_what_is_no_list_of_names_is_refused_when_bound(make, group_by):
+def test_what_is_not_a_list_of_names_is_refused_when_bound(make, group_by):
     with pytest.raises(AlgorithmError) as error:
         make(group_by).bind(DISCRETE, metric="loss", mode="min", seed=3)
     assert str(error.value) == f"`group_by` must be a list of names, such as ['width'], or [], got {group_by!r}"

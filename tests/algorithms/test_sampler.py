@@ -195,7 +195,7 @@ class Warns(optuna.samplers.RandomSampler):
         warnings.warn("there is a better way", UserWarning, stacklevel=1)
 
 
-def test_warnings_of_optuna_are_kept_and_are_no_errors(caplog):
+def test_warnings_of_optuna_are_kept_and_are_not_errors(caplog):
     """They are errors to everybody else in this process, see pyproject.toml."""
 
     def make(seed):

@@ -115,7 +115,7 @@ class Daemon:
         return f"Unknown command {command}\n"
 
     def present(self):
-        """The clients that live: one whose process has gone is none any more."""
+        """The clients that live: one whose process has gone is not one any more."""
         return sorted(pid for pid in self.clients if alive(pid))
 
 

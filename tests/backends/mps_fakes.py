@@ -108,7 +108,7 @@ def blames_mps(job: Job, device: Device, orders: JobControl) -> Iterator[Event]:
     yield shown(job)
 
 
-def surveys(job: Job, device: Device, orders: JobControl) -> Iterator[Event]:
+def signature_job(job: Job, device: Device, orders: JobControl) -> Iterator[Event]:
     """A job that opens the GPU, without a context on it."""
     with open(os.environ[DEVICE_FILE], "w"):
         yield SignaturesFound(job.id, {})

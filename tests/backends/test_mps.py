@@ -208,7 +208,7 @@ class TestSharedByStudies:
         mine.stop()
         assert not mine.alive()
 
-    def test_a_number_that_is_now_another_program_s_is_no_daemon(self, place: Path, command: str) -> None:
+    def test_a_number_that_is_now_another_program_s_is_not_a_daemon(self, place: Path, command: str) -> None:
         mine = daemon(place, command)
         mine.directory.acquire(0.0)
         (mine.directory.pipe / "nvidia-cuda-mps-control.pid").write_text(str(os.getppid()))
@@ -302,7 +302,7 @@ class TestBadInput:
             MpsDaemon(UUID, place / ("long" * 20), command=command).start()
 
     @pytest.mark.parametrize("uuid", ["MIG-5d5ba0d6", "0", ""])
-    def test_it_is_no_whole_gpu(self, uuid: str) -> None:
+    def test_it_is_not_a_whole_gpu(self, uuid: str) -> None:
         assert not can_share(Device("mig:0", "NVIDIA H200 MIG 1g.18gb", GIB, uuid=uuid))
         with pytest.raises(MpsError, match="whole GPU"):
             MpsDaemon(uuid)

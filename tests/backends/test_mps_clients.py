@@ -47,8 +47,8 @@ class TestClients:
             assert run_on(backend) == []
             assert stopped(backend, "job")
 
-    def test_a_survey_that_opens_the_gpu_goes_on(self, place: Path) -> None:
-        with local(place, fakes.surveys) as backend:
+    def test_a_signature_job_that_opens_the_gpu_goes_on(self, place: Path) -> None:
+        with local(place, fakes.signature_job) as backend:
             backend.start(replace(scripted_job("job"), purpose=Purpose.SIGNATURE), GPU)
             next_event(backend)
             assert run_on(backend) == []
@@ -91,7 +91,7 @@ class TestClients:
             assert stopped(backend, "second")
         assert "jobs on cuda:0 share it without MPS: MPS has failed 1 times in a row" in caplog.text
 
-    def test_what_cuda_says_of_mps_is_no_fault_of_the_job(self, place: Path) -> None:
+    def test_what_cuda_says_of_mps_is_not_a_fault_of_the_job(self, place: Path) -> None:
         with local(place, fakes.blames_mps, "auto") as backend:
             backend.start(job("job"), GPU)
             (end,) = events_until_ended(backend, ["job"])["job"]

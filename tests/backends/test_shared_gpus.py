@@ -135,8 +135,8 @@ def cluster(*devices: Device) -> Cluster:
         pytest.param(["mps"], [GPU], True, "unknown `sharing` .'mps'.,", id="a list"),
         pytest.param(None, [GPU], True, "unknown `sharing` None, known are 'auto', 'mps', 'plain'$", id="nothing"),
         pytest.param("mps", [GPU], False, "needs a process for each job; use backend='local'", id="one process"),
-        pytest.param("mps", [GPU, CPU], True, r"cpu:0 \(cpu\) is none", id="CPU slot"),
-        pytest.param("mps", [MIG], True, r"mig:0 \(A100 MIG 1g.10gb\) is none", id="MIG"),
+        pytest.param("mps", [GPU, CPU], True, r"cpu:0 \(cpu\) is not one", id="CPU slot"),
+        pytest.param("mps", [MIG], True, r"mig:0 \(A100 MIG 1g.10gb\) is not one", id="MIG"),
         pytest.param("mps", [GPU], True, "which is not on PATH", id="not installed"),
     ],
 )

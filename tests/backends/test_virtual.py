@@ -177,7 +177,7 @@ def test_an_error_takes_its_array_along_and_no_other(numbers: tuple[int, ...]) -
     assert said[-1].outcome is (Outcome.FINISHED if len(numbers) > 1 else Outcome.RAISED)
 
 
-def test_surveys_and_profiles_find_what_the_workload_says() -> None:
+def test_signature_and_profile_jobs_find_what_the_workload_says() -> None:
     backend = virtual()
     for purpose in (Purpose.SIGNATURE, Purpose.PROFILE):
         backend.start(Job(str(purpose), job(0, 1).arrays, purpose), GPU)

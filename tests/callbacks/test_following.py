@@ -222,7 +222,7 @@ class Unpicklable(shoal.Callback):
         self.file = file.open("w")
 
 
-def test_what_is_no_list_of_callbacks_is_refused_before_a_directory_is_made(tmp_path: Path) -> None:
+def test_what_is_not_a_list_of_callbacks_is_refused_before_a_directory_is_made(tmp_path: Path) -> None:
     for wrong in (Told(tmp_path / "told"), [Told], ["tensorboard"], 3):
         with pytest.raises(ShoalError, match="`callbacks` must be a list of objects of subclasses of shoal"):
             shoal.tune(

@@ -134,7 +134,7 @@ def test_a_status_other_than_0_shows_the_last_output(run: Run, trials: Trials) -
     assert "study/logs/job-" in failed["reason"]
 
 
-def test_a_metric_that_is_no_number_ends_the_study(run: Run) -> None:
+def test_a_metric_that_is_not_a_number_ends_the_study(run: Run) -> None:
     done = run([sys.executable, "lines.py", "{lr}", "{directory}", "words"])
     assert done.returncode == 1
     assert "the metric 'loss' must be a number, got 'low'" in done.stderr
@@ -262,7 +262,7 @@ def test_a_file_with_a_byte_order_mark(tmp_path: Path) -> None:
         pytest.param("lr = ", "space.toml cannot be read: Invalid value", id="no TOML"),
     ],
 )
-def test_a_file_that_is_no_space(tmp_path: Path, text: str, words: str) -> None:
+def test_a_file_that_is_not_a_space(tmp_path: Path, text: str, words: str) -> None:
     (tmp_path / "space.toml").write_text(text)
     with pytest.raises(SpaceError, match=words):
         read_space(tmp_path / "space.toml")

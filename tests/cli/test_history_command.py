@@ -11,7 +11,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from shoal.cli.app import app
-from shoal.cli.history import history_table, origins_table
+from shoal.cli.history import history_table, tasks_table
 from shoal.core.demand import Profile
 from shoal.cost.history import History, environment, records
 
@@ -44,7 +44,7 @@ def test_what_is_known_is_a_table(known):
     lines = [line.split() for line in done.stdout.splitlines()]
     _, _, head, *rows = lines
     assert head[:3] == ["kind", "and", "data"]
-    measured = ["1:", "100,", "16:", "400", "12", "MB", "300", "MB", "50%", "1", "1.25"]
+    measured = ["1:100,", "16:400", "12", "MB", "300", "MB", "50%", "1", "1.25"]
     assert rows[:6] == [
         ["NVIDIA", "[H200]", "01234567", "32", *measured],
         ["dddddddd"],
@@ -67,11 +67,11 @@ def rendered(table):
 @pytest.mark.parametrize("kind", ["cpu/1", "NVIDIA H100 80GB HBM3"])
 @pytest.mark.parametrize("others", [False, True], ids=["mine", "and others"])
 def test_at_80_columns_no_word_is_broken_and_no_column_missing(tmp_path, kind, others):
-    """Of a structure with two data, each of which has its own origins."""
+    """Of a structure with two data, each of which has its own tasks."""
     mine = History(environment=environment())
     for data, rows in (("d", 512), ("e", 1024)):
         mine.put(DIGEST, data * 32, 32, kind, replace(PROFILE, step_seconds={1: 0.1}))
-        mine.put_origin(DIGEST, data * 32, 32, "Digits", [{"rows": rows}])
+        mine.put_task(DIGEST, data * 32, 32, "Digits", [{"rows": rows}])
     if others:
         History(environment="torch 1").put(DIGEST, "d" * 32, 64, kind, PROFILE)
     found = sorted(records(mine.path), key=lambda record: record.environment != environment())
@@ -79,43 +79,53 @@ def test_at_80_columns_no_word_is_broken_and_no_column_missing(tmp_path, kind, o
     for word in ("structure", "process", "compute", "cores", "mixing", "1.25", *kind.split()):
         assert word in words
     assert {"dddddddd", "eeeeeeee"} < set(words)
-    below = rendered(origins_table(found))
-    assert [line.split("  ")[0] for line in below if "Digits" in line] == [
-        "01234567 and dddddddd,",
-        "01234567 and eeeeeeee,",
+    lines = [line.rstrip() for line in rendered(tasks_table(found))]
+    assert [line for line in lines if "side by side" not in line] == [
+        "01234567 and dddddddd, batches of 32",
+        "  Digits: rows=512",
+        f"  {kind}: 1 member measured: more take over half of the memory",
+        "01234567 and eeeeeeee, batches of 32",
+        "  Digits: rows=1024",
+        f"  {kind}: 1 member measured: more take over half of the memory",
     ]
-    assert [line.split()[-1] for line in below if "Digits" in line] == ["rows=512", "rows=1024"]
+
+
+def test_programs_take_no_more_than_80_columns(tmp_path):
+    mine = History(environment=environment())
+    for name in ("train", "a_function_with_a_long_name"):
+        mine.put(f"opaque {name} {DIGEST[:16]}", "", 1, "cpu/1", replace(PROFILE, step_seconds={1: 0.1}, cores=0.012))
+    lines = rendered(history_table(records(mine.path), environment()))
+    assert [line.split()[0] for line in lines if "0.01" in line] == ["cpu/1", "cpu/1"]
+    assert [line.split()[-1] for line in lines if "0.01" in line] == ["1.25", "1.25"]
 
 
 def test_where_structures_come_from_and_why_one_size_was_measured(known):
     history = History(environment=environment())
-    history.put_origin(DIGEST, "d" * 32, 32, "Digits", [{"width": 64, "lr": 0.1}, {"width": 64, "lr": 0.2}])
-    history.put_origin(DIGEST, "d" * 32, 32, "Pa[b]", [{"lr": 0.2}])
+    history.put_task(DIGEST, "d" * 32, 32, "Digits", [{"width": 64, "lr": 0.1}, {"width": 64, "lr": 0.2}])
+    history.put_task(DIGEST, "d" * 32, 32, "Pa[b]", [{"lr": 0.2}])
     for place, changes in enumerate([{"pending": 3}, {"sample": 1}, {}]):
         history.put(f"{place}" * 32, "", 8, "cpu/1", replace(PROFILE, step_seconds={1: 0.1}, **changes))
-    history.put("opaque:train", "", 1, "cpu/1", replace(PROFILE, step_seconds={1: 0.1}))
+    history.put(f"opaque train {DIGEST[:16]}", "", 1, "cpu/1", replace(PROFILE, step_seconds={1: 0.1}))
     _, below = shoal().stdout.split("\n\n")
-    texts = [line.split("  ", 1)[-1].strip() for line in below.splitlines()[:-1]]
-    assert [text for text in texts if text and "side by side" not in text] == [
-        "Digits: width=64",
-        "Pa[b]: lr=0.2",
-        "cpu/1: measured with 1 member only, for 3 epochs waited: measuring more would have cost more than it saves",
-        "cpu/1: measured with 1 member only, for no array had more",
-        "cpu/1: measured with 1 member only, for more would have taken over half of the memory",
-        "cpu/1: measured with 1 member only, for programs are not fused",
+    lines = [line.rstrip() for line in below.splitlines()[:-1]]
+    assert [line for line in lines if "side by side" not in line] == [
+        "01234567 and dddddddd, batches of 32",
+        "  Digits: width=64",
+        "  Pa[b]: lr=0.2",
+        "00000000, batches of 8",
+        "  cpu/1: 1 member measured: only 3 epochs waited",
+        "11111111, batches of 8",
+        "  cpu/1: 1 member measured: no array had more",
+        "22222222, batches of 8",
+        "  cpu/1: 1 member measured: more take over half of the memory",
+        "opaque train 01234567",
+        "  cpu/1: 1 member measured: programs are not fused",
     ]
     first, second, *_ = json.loads(shoal("--json").stdout)["records"]
-    assert (first["origins"], second["origins"]) == ({"Digits": {"width": 64}, "Pa[b]": {"lr": 0.2}}, {})
+    assert (first["tasks"], second["tasks"]) == ({"Digits": {"width": 64}, "Pa[b]": {"lr": 0.2}}, {})
     shoal("clear")
     with closing(sqlite3.connect(known)) as connection:
-        assert connection.execute("SELECT count(*) FROM origins").fetchall() == [(0,)]
-
-
-def test_a_history_of_before_says_nothing_of_origins(known):
-    with closing(sqlite3.connect(known)) as connection, connection:
-        connection.execute("DROP TABLE origins")
-    assert shoal().exit_code == 0
-    assert shoal("clear").exit_code == 0
+        assert connection.execute("SELECT count(*) FROM tasks").fetchall() == [(0,)]
 
 
 def test_as_json(known):

@@ -37,11 +37,11 @@ def test_time_goes_to_the_innermost_activity(hand_set: HandSet, passes: Callable
         passes(1)
         with during(Activity.VALIDATION):
             passes(2)
-            with during(Activity.RACES):
+            with during(Activity.AUTOTUNE):
                 passes(4)
             passes(8)
         passes(16)
-    assert clock.seconds == {Activity.STEPS: 17, Activity.VALIDATION: 10, Activity.RACES: 4}
+    assert clock.seconds == {Activity.STEPS: 17, Activity.VALIDATION: 10, Activity.AUTOTUNE: 4}
 
 
 def test_time_between_two_turns_of_a_job_goes_to_nothing(hand_set: HandSet, passes: Callable[[float], None]) -> None:

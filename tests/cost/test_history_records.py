@@ -19,8 +19,8 @@ def path(tmp_path):
     for structure, kind in (("abc", "cpu/1"), ("abd", "cpu/1"), ("abc", "H200")):
         mine.put(structure, "data", 32, kind, PROFILE)
     other.put("abc", "data", 32, "cpu/1", PROFILE)
-    mine.put_pack_speed(("abc x 32", "xyz x 8"), "cpu/1", 0.9)
-    mine.put_pack_speed(("xyz x 8", "xyz x 16"), "H200", 0.9)
+    mine.put_relative_time(("abc x 32", "xyz x 8"), "cpu/1", 0.9)
+    mine.put_relative_time(("xyz x 8", "xyz x 16"), "H200", 0.9)
     return path
 
 

@@ -40,7 +40,7 @@ SHARING = {
     "up to the knee of a device with room for two": (packed(1, 1, 1.5, 2), 0.05, 2),
     "a threshold above what perfect packing gives": (packed(1, 1, 1, 1), 0.3, 3),
     "benefit equal to the threshold is not above it": (packed(1, 1, 1, 1), 0.25, 3),
-    "recovery after harm is no benefit": (packed(1, 3, 3, 3), 0.05, 1),
+    "recovery after harm is not a benefit": (packed(1, 3, 3, 3), 0.05, 1),
     "only one was measured": (packed(1), 0.05, 1),
     "what comes after a gap is not used": ({1: [1.0], 3: [1.0] * 3}, 0.05, 1),
 }

@@ -10,7 +10,7 @@ from planner_samples import FUSES, GB, A, B
 from shoal.core.array import Array, FusionKey, Member
 from shoal.core.demand import Profile
 from shoal.core.device import Device
-from shoal.core.event import MemoryMeasured, PackSpeedMeasured, Profiled
+from shoal.core.event import MemoryMeasured, Profiled, RelativeTimeMeasured
 from shoal.core.job import Job, Purpose
 from shoal.core.trial import Trial
 from shoal.cost.estimate import memory
@@ -190,7 +190,7 @@ def test_crowding_is_observed(profile: Profile, seen: Sequence[EpochTimes], crow
     assert after(knowing(profile), *seen) == replace(profile, crowding=crowding)
 
 
-def test_an_unchanged_measurement_is_no_change(store: ProfileStore) -> None:
+def test_an_unchanged_measurement_is_not_a_change(store: ProfileStore) -> None:
     assert after(store, EpochTimes(2, 2, 3.0)) is None, "nothing is known of the key yet"
     assert store.changes == 0
     store = knowing(EPOCH)
@@ -198,18 +198,20 @@ def test_an_unchanged_measurement_is_no_change(store: ProfileStore) -> None:
     assert store.changes == 2
 
 
-def test_the_speed_of_a_pack_applies_to_its_pairs() -> None:
+def test_the_relative_time_of_a_pack_applies_to_its_pairs() -> None:
     history = History("")
     store = ProfileStore(history)
     a, b, c = A.steps, B.steps, replace(A, structure="c").steps
-    store.observe(PackSpeedMeasured("one", (B, A, replace(A, structure="c")), 0.9), TRAIN, H200)
-    assert history.pack_speeds("H200") == dict.fromkeys((tuple(sorted(pair)) for pair in ((a, b), (a, c), (b, c))), 0.9)
-    store.observe(PackSpeedMeasured("one", (A, B), 0.7), TRAIN, H200)
-    store.observe(PackSpeedMeasured("one", (B, A, A), 0.5), TRAIN, H200)
-    assert history.pack_speeds("H200")[min(a, b), max(a, b)] == pytest.approx(0.8), (
+    store.observe(RelativeTimeMeasured("one", (B, A, replace(A, structure="c")), 0.9), TRAIN, H200)
+    assert history.relative_times("H200") == dict.fromkeys(
+        (tuple(sorted(pair)) for pair in ((a, b), (a, c), (b, c))), 0.9
+    )
+    store.observe(RelativeTimeMeasured("one", (A, B), 0.7), TRAIN, H200)
+    store.observe(RelativeTimeMeasured("one", (B, A, A), 0.5), TRAIN, H200)
+    assert history.relative_times("H200")[min(a, b), max(a, b)] == pytest.approx(0.8), (
         "what a pair shows itself is better known"
     )
-    assert history.pack_speeds("H200")[a, a] == 0.5
+    assert history.relative_times("H200")[a, a] == 0.5
 
 
 MEMORY = replace(FUSES, base_memory=100, member_memory=10)
@@ -269,7 +271,7 @@ def test_each_out_of_memory_raises_the_memory_further() -> None:
     assert seen == [1, 2, 3, 5]
 
 
-def test_the_peak_of_a_pack_is_no_arrays_own_nor_that_of_a_job_that_is_over() -> None:
+def test_the_peak_of_a_pack_or_of_a_job_that_is_over_is_not_an_arrays_own() -> None:
     store = knowing(MEMORY)
     store.observe(MemoryMeasured("one", {A: 4}, 170), TRAIN, H200)
     store.end("one")
@@ -280,10 +282,10 @@ def test_the_peak_of_a_pack_is_no_arrays_own_nor_that_of_a_job_that_is_over() ->
     assert after(store, OutOfMemoryObserved((array(0), array(1, key=B)))) == replace(MEMORY, member_memory=15)
 
 
-def test_origins_are_kept_across_studies(tmp_path: Path) -> None:
+def test_tasks_of_structures_are_kept_across_studies(tmp_path: Path) -> None:
     path = tmp_path / "history.sqlite"
     ProfileStore(History(path), "Digits").observe(Profiled("one", A, FUSES), job(array(3)), H200)
-    assert [record.origins for record in records(path)] == [{"Digits": {"lr": 0.3, "width": 64}}]
+    assert [record.tasks for record in records(path)] == [{"Digits": {"lr": 0.3, "width": 64}}]
     ProfileStore(History(path), "Digits").observe(Profiled("one", A, FUSES), job(array(3, 4)), H200)
     ProfileStore(History(path), "Letters").observe(Profiled("one", A, FUSES), job(array(3, 4)), H200)
-    assert [record.origins for record in records(path)] == [{"Digits": {"width": 64}, "Letters": {"width": 64}}]
+    assert [record.tasks for record in records(path)] == [{"Digits": {"width": 64}, "Letters": {"width": 64}}]

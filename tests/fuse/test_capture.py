@@ -281,7 +281,7 @@ class Completing(nn.Module):
 
 @pytest.mark.parametrize("way", ["plain", "eager"])
 @pytest.mark.parametrize("count", [1, 2])
-def test_what_members_have_completed_is_no_change(count: int, way: StepMode) -> None:
+def test_what_members_have_completed_is_not_a_change(count: int, way: StepMode) -> None:
     models = [Completing().double() for _ in range(count)]
     array = fuse(models)
     optimizer = fuse_optimizers([torch.optim.SGD(m.parameters(), lr=0.1) for m in models], array)

@@ -237,6 +237,6 @@ def test_limits_are_not_negative(clip: Any, name: str) -> None:
 
 
 @pytest.mark.parametrize("clip", [clip_grad_norm_, clip_grad_value_])
-def test_a_model_is_no_array(clip: Any) -> None:
+def test_a_model_is_not_an_array(clip: Any) -> None:
     with pytest.raises(FusionError, match=r"`array` must be what `fuse` made, got Linear.*torch\.nn\.utils"):
         clip(nn.Linear(1, 1), 1.0)

@@ -152,7 +152,7 @@ def test_what_stands_in_the_place_of_step_is_called() -> None:
     assert calls.count(twins.own[1]) == 2
 
 
-def test_what_a_scheduler_puts_in_the_place_of_step_is_no_reason_to_step_alone() -> None:
+def test_what_a_scheduler_puts_in_the_place_of_step_is_not_a_reason_to_step_alone() -> None:
     models = [Net() for _ in range(2)]
     optimizers = [Adam(m.parameters()) for m in models]
     for optimizer in optimizers:

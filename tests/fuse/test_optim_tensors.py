@@ -44,7 +44,7 @@ def test_other_dtypes(name: str, dtype: torch.dtype, rtol: float, lowering: Any)
 
 @pytest.mark.parametrize("lowering", LOWERINGS)
 def test_half_precision_is_computed_in_float32(lowering: Any) -> None:
-    """An eps of 1e-8 is nothing in float16: a gradient of zero would divide zero by zero."""
+    """An eps of 1e-8 is 0 in float16: a gradient of zero would divide zero by zero."""
     twins = Twins(RULES["adam"], 2, lowering=lowering, dtype=torch.float16)
     before = twins.array.get_parameter("stacked.weight").detach().clone()
     for param in twins.array.parameters():

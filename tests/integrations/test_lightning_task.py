@@ -508,7 +508,7 @@ def test_loaders_without_an_equal_are_refused_by_name(data: Any, said: str) -> N
         ({"batch_size": 7}, "means are weighted by the samples of the batch, 6"),
     ],
 )
-def test_logs_that_are_no_means_are_refused(logged: dict[str, Any], said: str) -> None:
+def test_logs_that_are_not_means_are_refused(logged: dict[str, Any], said: str) -> None:
     class Logs(Classifier):
         def validation_step(self, batch: Any) -> None:
             self.log("val_loss", batch[0].sum(), **logged)

@@ -508,7 +508,7 @@ def test_what_cannot_be_had_is_refused_by_name(name: str, tmp_path: Path) -> Non
 
 OVERRIDES: dict[str, tuple[dict[str, Any], str]] = {
     "the study's": ({"num_train_epochs": 2}, "'num_train_epochs' is an argument of the whole study"),
-    "unknown": ({"lr": 0.1}, "'lr' is no TrainingArguments field, and `model_init` takes no config"),
+    "unknown": ({"lr": 0.1}, "'lr' is not a TrainingArguments field, and `model_init` takes no config"),
     "of another type": ({"gradient_accumulation_steps": 2.5}, "must be of type int, got 2.5"),
     "no number": ({"warmup_steps": "many"}, "must be of type float, got 'many'"),
     "refused": ({"lr_scheduler_type": "greedy"}, "lr_scheduler_type='greedy'"),

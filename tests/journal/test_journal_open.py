@@ -53,12 +53,12 @@ def test_a_directory_without_a_study_is_named_and_left_alone(tmp_path, use):
 def test_another_schema_version_names_both(journal, use):
     journal.tables.rows("PRAGMA user_version = 99")
     journal.close()
-    with pytest.raises(JournalError, match=r"journal version 99, this Shoal reads versions 3 to 7"):
+    with pytest.raises(JournalError, match=r"journal version 99, this Shoal reads versions 3 to 9"):
         use(journal.directory)
 
 
 @pytest.mark.parametrize("use", [create, Journal.open, Journal.read], ids=["create", "open", "read"])
-def test_a_file_that_is_no_database_is_named(tmp_path, use):
+def test_a_file_that_is_not_a_database_is_named(tmp_path, use):
     (tmp_path / "journal.sqlite").write_text("notes\n" * 1000)
     with pytest.raises(JournalError, match=r"journal\.sqlite cannot be used: file is not a database"):
         use(tmp_path)

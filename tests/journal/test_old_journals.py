@@ -36,10 +36,11 @@ STATES = {
     },
     5: {TrialState.PAUSED: 4, TrialState.RUNNING: 11, TrialState.PENDING: 2},
     6: {TrialState.PAUSED: 3, TrialState.RUNNING: 14},
+    7: {TrialState.STOPPED: 12, TrialState.RUNNING: 5},
 }
 """Version -> how many trials are in each state."""
 
-BEST = {3: 15, 4: 8, 5: 8, 6: 9}
+BEST = {3: 15, 4: 8, 5: 8, 6: 9, 7: 3}
 
 
 @pytest.fixture(params=STATES, ids="version {}".format)
@@ -161,6 +162,17 @@ def test_jobs_of_an_older_version_have_reported_no_activities(tmp_path):
     assert [dict(job.activities) for job in jobs] == [{}] * 5
     assert found.seconds[Activity.UNREPORTED] > 0
     assert sum(found.seconds.values()) == pytest.approx(found.total)
+
+
+def test_renamed_activities_keep_their_seconds(tmp_path):
+    directory = unpacked(7, tmp_path)
+    with closing(sqlite3.connect(directory / "journal.sqlite")) as old:
+        before = [json.loads(text) for (text,) in old.execute("SELECT activities FROM jobs ORDER BY id")]
+    with JournalView.read(directory) as journal:
+        jobs = journal.jobs()
+    names = {"survey": "signature", "races": "autotune"}
+    assert [job.activities for job in jobs] == [{names.get(key, key): spent[key] for key in spent} for spent in before]
+    assert {name for spent in before for name in spent} > names.keys()
 
 
 def test_an_algorithm_pickled_with_gather_groups_by_the_same_parameters(tmp_path):

@@ -339,7 +339,7 @@ def test_when_all_have_failed_there_is_an_end() -> None:
         together.step([X[:50], Y[:50]])
 
 
-def test_a_loss_that_is_no_number_stays_its_members_own() -> None:
+def test_a_loss_that_is_not_a_number_stays_its_members_own() -> None:
     wild, calm = loaded(partial(SGD, lr=1e308)), loaded()
     losses = train(Pack([wild, calm]), 100)
     assert not losses[wild].isfinite().all()
@@ -375,7 +375,7 @@ def test_a_batch_that_cannot_be_taken_changes_nothing(batch: Any, message: str) 
     same(together.step([X[50:80], Y[50:80]])[member].squeeze(), loss(twin, (X[:80], Y[:80])).detach())
 
 
-def test_an_empty_batch_is_no_step() -> None:
+def test_an_empty_batch_is_not_a_step() -> None:
     member = loaded()
     assert Pack([member]).step([X[:0], Y[:0]])[member].shape == (0, 1)
 
@@ -474,7 +474,7 @@ def test_bad_arguments_are_named(arguments: dict[str, Any], message: str) -> Non
         load(given.pop("model"), given.pop("device"), **given)
 
 
-def test_what_is_no_member_is_named() -> None:
+def test_what_is_not_a_member_is_named() -> None:
     with pytest.raises(PackError, match="must be what `load` returned, got Sequential among them"):
         Pack([mlp()])
     with pytest.raises(PackError, match="at least one member"):

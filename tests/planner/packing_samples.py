@@ -31,11 +31,11 @@ def context(devices=1, memory=100, **changes):
     return PackingContext(**{"loads": (0.0,) * devices, "memory": memory * GB} | changes)
 
 
-def pack_speeds(candidates, **measured):
-    """`_01=0.8` is the pace of the candidates at 0 and 1."""
+def relative_times(candidates, **measured):
+    """`_01=0.8` is the relative time of the candidates at 0 and 1."""
     return {
-        frozenset(candidates[int(digit)].key for digit in name.strip("_")): pack_speed
-        for name, pack_speed in measured.items()
+        frozenset(candidates[int(digit)].key for digit in name.strip("_")): relative_time
+        for name, relative_time in measured.items()
     }
 
 

@@ -28,9 +28,9 @@ def array(numbers, known, structure="mlp", data="data"):
     return Array(FusionKey(structure, data, 32), tuple(Member(trial, 0, 1) for trial in trials), known)
 
 
-def plan(*jobs, pack_speeds=None):
+def plan(*jobs, relative_times=None):
     profiles = {array.key: array.profile for arrays in jobs for array in arrays}
-    grouping = Grouping(Cost(), lambda kind: pack_speeds or {})
+    grouping = Grouping(Cost(), lambda kind: relative_times or {})
     return DryRunPlan(DEVICE, lambda key, kind: profiles[key], grouping, list(jobs))
 
 
@@ -56,7 +56,7 @@ def test_an_epoch_of_a_plan_is_that_of_its_jobs(jobs, shared, expected):
 
 def test_steps_of_a_pack_go_at_the_pace_that_was_measured():
     jobs = [(array([0], profile(0.1), "a"), array([1], profile(0.1), "b"))]
-    found = plan(*jobs, pack_speeds={("a x 32", "b x 32"): 0.6})
+    found = plan(*jobs, relative_times={("a x 32", "b x 32"): 0.6})
     assert found.seconds(True) == pytest.approx(0.6 * 2 + START_SECONDS)
 
 

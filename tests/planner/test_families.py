@@ -33,7 +33,7 @@ CASES: dict[str, tuple[dict[FusionKey, Profile], dict[str, Any], bool]] = {
     "one array is faster": ({**SLOW, FAMILY: FAST}, {}, True),
     "one array gains too little": ({**SLOW, FAMILY: DEAR}, {}, False),
     "members of the family are faster alone": ({**SLOW, FAMILY: profile({1: 0.05, 4: 0.3})}, {}, False),
-    "packing gains as much": ({**SLOW, FAMILY: FAST}, {"pack_speed": lambda keys: 0.5}, False),
+    "packing gains as much": ({**SLOW, FAMILY: FAST}, {"relative_time": lambda keys: 0.5}, False),
     "the family is still to be measured": (SLOW, {}, True),
     "there is too little work to measure it for": (SLOW, {"epochs": 0.01}, False),
     "it cannot be measured": (SLOW, {"unmeasurable": {(FAMILY, "cpu")}}, False),

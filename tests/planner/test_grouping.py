@@ -144,7 +144,7 @@ def test_a_measured_loss_splits_a_group():
     profiles = known(A=replace(FETCHES, fetch_seconds=0.0005), B=replace(FETCHES, fetch_seconds=0.0005))
     arrays = [array(A, 0), array(B, 1)]
     assert grouped(arrays, profiles) == [[[0], [1]]]
-    loses = Grouping(pack_speeds=lambda kind: {(A.steps, B.steps): 1.5})
+    loses = Grouping(relative_times=lambda kind: {(A.steps, B.steps): 1.5})
     assert grouped(arrays, profiles, loses) == [[[0]], [[1]]]
 
 

@@ -1,7 +1,7 @@
 """Which arrays share a process, by name, by likeness and at random; the cost model has a file of its own."""
 
 import pytest
-from packing_samples import candidate, context, numbers, pack_speeds
+from packing_samples import candidate, context, numbers, relative_times
 
 from shoal.core.errors import PackError
 from shoal.planner.packing import (
@@ -95,8 +95,8 @@ def test_a_bad_setting_is_shown(setting, message):
         (lambda: context(start=float("inf")), r"`start` must be finite seconds"),
         (lambda: context(memory=-1), "`memory` must not be negative"),
         (
-            lambda: context(pack_speeds=pack_speeds([candidate(0)], _0=0.0)),
-            "a pack speed must be finite and above 0, got 0.0 of .*'S0'",
+            lambda: context(relative_times=relative_times([candidate(0)], _0=0.0)),
+            "a relative time must be finite and above 0, got 0.0 of .*'S0'",
         ),
     ],
 )
@@ -129,7 +129,7 @@ def test_illegal_groups(groups, message):
 
 
 @pytest.mark.parametrize("groups", [None, [None], [("a",)], 3], ids=str)
-def test_an_answer_that_is_no_list_of_groups_is_refused(groups):
+def test_an_answer_that_is_not_a_list_of_groups_is_refused(groups):
     with pytest.raises(PackError, match="was given, got"):
         check_groups(groups, [A, B], context())
 
@@ -235,14 +235,14 @@ def test_arrays_beyond_the_threshold_are_not_grouped(packing, expected):
     assert numbers(packing.pack(configured(ONE, OTHER), context(axes=PAPER))) == expected
 
 
-def test_measured_pack_speeds_precede_distances_and_slow_pairs_are_excluded():
+def test_measured_relative_times_precede_distances_and_slow_pairs_are_excluded():
     a, b, c, d = candidates = configured({"x": "a"}, {"x": "a"}, {"x": "b"}, {"x": "b"})
-    measured = pack_speeds(candidates, _01=1.3, _02=0.7, _13=0.8, _23=1.2)
+    measured = relative_times(candidates, _01=1.3, _02=0.7, _13=0.8, _23=1.2)
     for seed in range(4):
-        where = context(memory=2, pack_speeds=measured, seed=seed)
+        where = context(memory=2, relative_times=measured, seed=seed)
         assert numbers(KNN(metric="measured").pack(candidates, where)) == [[0, 2], [1, 3]]
         assert numbers(KNN().pack(candidates, where)) == [[0, 1], [2, 3]]
-    losing = context(pack_speeds=dict.fromkeys(measured, 1.01) | pack_speeds(candidates, _03=1.01, _12=1.01))
+    losing = context(relative_times=dict.fromkeys(measured, 1.01) | relative_times(candidates, _03=1.01, _12=1.01))
     assert KNN(metric="measured").pack(candidates, losing) == [(a,), (b,), (c,), (d,)]
 
 
@@ -264,21 +264,21 @@ PREDICTIONS = {
 
 @pytest.mark.parametrize(("group", "measured", "apart", "expected"), PREDICTIONS.values(), ids=PREDICTIONS)
 def test_predictions(group, measured, apart, expected):
-    found = predicted(group, context(start=2.0, pack_speeds=pack_speeds(group, **measured)))
+    found = predicted(group, context(start=2.0, relative_times=relative_times(group, **measured)))
     assert (found.apart, found.together) == pytest.approx((apart, expected))
     assert found.impv == pytest.approx((apart - expected) / apart)
 
 
-def test_arrays_of_one_key_have_a_pack_speed():
+def test_arrays_of_one_key_have_a_relative_time():
     group = [candidate(number, structure="A") for number in range(4)]
-    assert predicted(group, context(pack_speeds=pack_speeds(group, _01=0.5))).together == pytest.approx(20)
+    assert predicted(group, context(relative_times=relative_times(group, _01=0.5))).together == pytest.approx(20)
 
 
 def test_a_prediction_ignores_measurements_of_other_pairs():
     group = [candidate(0), candidate(1)]
     others = [candidate(number) for number in range(2, 9)]
     measured = {frozenset((one.key, other.key)): 3.0 for one in (*group, *others) for other in others}
-    where = context(pack_speeds=measured | pack_speeds(group, _01=0.5))
+    where = context(relative_times=measured | relative_times(group, _01=0.5))
     assert predicted(group, where).together == pytest.approx(10)
 
 
@@ -292,7 +292,7 @@ def test_a_candidate_without_members_is_refused():
         Candidate(empty, 1.0, 0.0, 0, 0)
 
 
-def test_the_pack_speed_of_a_pair_is_symmetric():
-    where = PackingContext((0.0,), 0, pack_speeds=pack_speeds([A, B], _01=0.8))
-    assert where.pack_speed(A.key, B.key) == where.pack_speed(B.key, A.key) == 0.8
-    assert where.pack_speed(A.key, A.key) is None
+def test_the_relative_time_of_a_pair_is_symmetric():
+    where = PackingContext((0.0,), 0, relative_times=relative_times([A, B], _01=0.8))
+    assert where.relative_time(A.key, B.key) == where.relative_time(B.key, A.key) == 0.8
+    assert where.relative_time(A.key, A.key) is None

@@ -6,7 +6,7 @@ from time import process_time
 
 import pytest
 from hypothesis import given, settings
-from packing_samples import candidate, context, groupings, numbers, pack_speeds, together
+from packing_samples import candidate, context, groupings, numbers, relative_times, together
 
 from shoal.core.errors import PackError
 from shoal.planner.packing import Cost, check_groups, predicted
@@ -66,22 +66,22 @@ GROUPS = {
         context(memory=8),
         [[0, 1], [2]],
     ),
-    "a measured loss is undone": (HALF[:2], context(pack_speeds=pack_speeds(HALF, _01=1.9)), [[0], [1]]),
-    "a small one is not": (HALF[:2], context(pack_speeds=pack_speeds(HALF, _01=1.2)), [[0, 1]]),
-    "a measured gain": ([candidate(0), candidate(1)], context(pack_speeds=pack_speeds(HALF, _01=0.9)), [[0, 1]]),
+    "a measured loss is undone": (HALF[:2], context(relative_times=relative_times(HALF, _01=1.9)), [[0], [1]]),
+    "a small one is not": (HALF[:2], context(relative_times=relative_times(HALF, _01=1.2)), [[0, 1]]),
+    "a measured gain": ([candidate(0), candidate(1)], context(relative_times=relative_times(HALF, _01=0.9)), [[0, 1]]),
     "one that is not worth it": (
         [candidate(0), candidate(1)],
-        context(pack_speeds=pack_speeds(HALF, _01=0.96)),
+        context(relative_times=relative_times(HALF, _01=0.96)),
         [[0], [1]],
     ),
     "partners by what was measured": (
         [candidate(number) for number in range(4)],
-        context(memory=2, pack_speeds=pack_speeds(HALF, _01=1.3, _02=0.7, _13=0.8, _23=1.2)),
+        context(memory=2, relative_times=relative_times(HALF, _01=1.3, _02=0.7, _13=0.8, _23=1.2)),
         [[0, 2], [1, 3]],
     ),
     "who loses with everybody stays alone": (
         HALF[:4],
-        context(pack_speeds=pack_speeds(HALF, _03=3.0, _13=3.0, _23=3.0)),
+        context(relative_times=relative_times(HALF, _03=3.0, _13=3.0, _23=3.0)),
         [[0, 1, 2], [3]],
     ),
 }
@@ -171,7 +171,7 @@ def drawn_at_random(seed, count, measured):
     }
     loads = tuple(draw.choice([0.0, 0.0, 0.0, 50.0]) for _ in range(draw.randint(1, 3)))
     where = context(
-        loads=loads, memory=draw.choice([6, 10, 100]), start=draw.choice([0.0, 0.5, 2.0, 10.0]), pack_speeds=known
+        loads=loads, memory=draw.choice([6, 10, 100]), start=draw.choice([0.0, 0.5, 2.0, 10.0]), relative_times=known
     )
     return candidates, where
 
@@ -213,7 +213,7 @@ def test_the_result_is_close_to_the_best_of_all_groupings(measured):
 
 def test_local_search_ends_at_a_local_optimum():
     candidates = HALF[:4]
-    where = context(memory=2, pack_speeds=pack_speeds(HALF, _01=1.3, _02=0.7, _13=0.8, _23=1.2))
+    where = context(memory=2, relative_times=relative_times(HALF, _01=1.3, _02=0.7, _13=0.8, _23=1.2))
     row = CandidateOrder(candidates, where, worth=0.05)
     better = local_search(row.single(), row, where.loads)
     assert sorted(map(sorted, better.groups)) == [[0, 2], [1, 3]]

@@ -39,7 +39,7 @@ def journal(tmp_path: Path, clock: Clock) -> Iterator[Journal]:
         yield journal
 
 
-def survey(name: str) -> Job:
+def signature_job(name: str) -> Job:
     return replace(training(name, [0]), purpose=Purpose.SIGNATURE)
 
 
@@ -58,9 +58,9 @@ def check_sum(found: Accounting) -> None:
 
 def test_a_study_of_two_slots_from_its_call_to_its_end(journal: Journal, clock: Clock) -> None:
     clock.now = 1001.0
-    journal.record_job_start(survey("1"), FIRST)
+    journal.record_job_start(signature_job("1"), FIRST)
     clock.now = 1005.0
-    journal.record_job_end("1", "finished", failed=False, activities={Activity.START: 2.0, Activity.SURVEY: 1.5})
+    journal.record_job_end("1", "finished", failed=False, activities={Activity.START: 2.0, Activity.SIGNATURE: 1.5})
     clock.now = 1006.0
     journal.record_job_start(training("2", [0, 1]), FIRST)
     journal.record_job_start(training("3", [2]), SECOND)
@@ -79,7 +79,7 @@ def test_a_study_of_two_slots_from_its_call_to_its_end(journal: Journal, clock: 
         assert accounting(view, 2000.0).wall == 26.0
         assert spent(view, FIRST) == {
             Activity.START: 3.0,  # of which 1 s before the job was started
-            Activity.SURVEY: 1.5,
+            Activity.SIGNATURE: 1.5,
             Activity.ENGINE: 0.5 + 1.0 + 1.0,
             Activity.STEPS: 15.0,
             Activity.VALIDATION: 4.0,
@@ -169,7 +169,7 @@ def test_the_activities_of_a_real_study_sum_to_the_time_of_its_slots(backend: st
     for slot in shown["devices"].values():
         assert sum(slot.values()) == pytest.approx(shown["wall_seconds"], rel=0.02)
     assert shown["seconds"]["unreported"] == 0.0
-    for activity in ("start", "data", "survey", "build", "steps", "validation", "checkpoints", "engine"):
+    for activity in ("start", "data", "signature", "build", "steps", "validation", "checkpoints", "engine"):
         assert shown["seconds"][activity] > 0.0, f"no time was spent on {activity}"
     table = CliRunner().invoke(app, ["report", str(tmp_path / "study"), "--accounting"]).stdout
     assert "validation" in table

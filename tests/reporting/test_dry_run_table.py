@@ -1,6 +1,7 @@
 """What is printed and drawn of a dry run before a search."""
 
 import json
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -50,6 +51,17 @@ def test_figures_are_folded_and_not_cut_where_it_is_narrow(width):
     lines = printed(dry_run(), width)
     assert max(map(len, lines)) <= width
     assert not any("…" in line for line in lines)
+
+
+def test_a_table_that_does_not_quite_fit_cuts_no_column():
+    one = planned([0, 1, 2, 3, 4], 64, 1, (), "5 trials fused", batch_size=32)
+    profile = replace(one.array.profile, step_seconds={1: 0.000953, 4: 0.00243, 8: 0.00486}, sharing="resident")
+    found = dry_run(arrays=(replace(one, array=replace(one.array, profile=profile), seconds=0.0353),))
+    lines = printed(found, 76)
+    text = "\n".join(lines)
+    assert "planned" in text
+    assert "0.0353" in text
+    assert max(map(len, lines)) <= 76
 
 
 def test_a_wide_table_has_all_of_an_array_on_a_line():

@@ -235,7 +235,7 @@ def test_a_storage_that_cannot_be_used(address, content, export, tmp_path):
 
 
 @pytest.mark.parametrize("storage", [None, 3, b"x.log", Path("x.log")], ids=repr)
-def test_what_is_no_storage(storage, tmp_path):
+def test_what_is_not_a_storage(storage, tmp_path):
     create(tmp_path).close()
     with pytest.raises(ShoalError) as error:
         mirror(tmp_path / "runs", storage)

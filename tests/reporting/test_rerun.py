@@ -37,7 +37,7 @@ def test_differences(recorded: list[float], found: list[float], largest: float, 
     assert rerun.differences["loss"].epoch == epoch
 
 
-def test_each_metric_has_its_own_difference_and_one_that_is_missing_is_no_number() -> None:
+def test_each_metric_has_its_own_difference_and_one_that_is_missing_is_not_a_number() -> None:
     rerun = compared([{"loss": 2.0, "old": 1.0}], [{"loss": 1.0, "new": 1.0}])
     assert rerun.differences["loss"] == Difference(0.5, 1, 2.0, 1.0)
     assert {name: each.relative for name, each in rerun.differences.items()} == {

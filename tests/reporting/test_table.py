@@ -133,7 +133,7 @@ def test_what_ran_when_the_engine_was_killed_is_interrupted_everywhere():
     assert "was being tried again" in failing_text(failing)
 
 
-def test_names_from_the_user_are_no_markup():
+def test_names_from_the_user_are_not_markup():
     shown = row(0, TrialState.FAILED, 0.5, reason="[red]broken[/red] in [/]")
     lines = rendered(trials_table([shown], objectives("acc[bold]", "max")))
     assert "acc[bold]" in lines[0]
@@ -205,7 +205,7 @@ def test_jobs_that_share_a_device_stand_below_its_name():
         pytest.param(
             {"devices": (DeviceUse(device("cpu:0"), (JobUse("job-00001", Purpose.SIGNATURE, 9),)),)},
             "cpu:0    cpu/1, 100% of it reserved: job-00001 looks at 9 trials",
-            id="survey",
+            id="signature",
         ),
         pytest.param(
             {"devices": (DeviceUse(device("cuda:1", healthy=False, reason="has fallen off the bus")),)},

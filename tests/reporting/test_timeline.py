@@ -199,6 +199,6 @@ def test_numbers_in_ranges(numbers, text):
 
 def test_names_of_structures():
     assert structure_text("0123456789abcdef" * 2) == "01234567"
-    assert structure_text("opaque:train.py") == "opaque:train.py"
+    assert structure_text("opaque train.py 0123456789abcdef") == "opaque train.py 01234567"
     assert key_text("0123456789abcdef x 64") == "01234567, batches of 64"
     assert key_text("a x b x 8") == "a x b, batches of 8"

@@ -62,7 +62,7 @@ def pretend(
     Args:
         directory: of the study.
         devices: so many.
-        jobs: that train, beside a survey and a measurement on each device.
+        jobs: that train, beside a signature job and a measurement on each device.
         side_by_side: jobs that a device takes at once.
         structures: among which each job has one, or two.
         failing: part of the jobs that fail.

@@ -79,7 +79,7 @@ PLACES = {
         [waiting(name) for name in "abcdefghij"],
         {name: f"cuda:{index % 2}" for index, name in enumerate("abcdefgh")},
     ),
-    "a kind on which it does not run is no place": (
+    "a kind on which it does not run does not count": (
         [replace(waiting("a"), demand={"H100": needs()})],
         {},
     ),

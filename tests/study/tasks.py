@@ -197,7 +197,7 @@ class RmsProp(Blobs):
 
 
 class Samples(Dataset[dict[str, Tensor]]):
-    """A data set that is no TensorDataset, whose samples are dicts."""
+    """A data set that is not a TensorDataset, whose samples are dicts."""
 
     def __init__(self, points: TensorDataset, jitter: float = 0.0) -> None:
         self._points = points

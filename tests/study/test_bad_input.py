@@ -71,7 +71,9 @@ LR = {"lr": 0.01}
         pytest.param({"fuse": 1}, ShoalError, "`fuse` must be True or False, got 1", id="fuse"),
         pytest.param({"backend": "locale"}, BackendError, "did you mean 'local'", id="back end"),
         pytest.param({"sharing": "mpss"}, BackendError, "did you mean 'mps'", id="sharing"),
-        pytest.param({"sharing": "mps", "backend": "local"}, BackendError, r"cpu:0 .* is none", id="sharing of no GPU"),
+        pytest.param(
+            {"sharing": "mps", "backend": "local"}, BackendError, r"cpu:0 .* is not one", id="sharing of no GPU"
+        ),
         pytest.param({"oversubscription": 0.5}, PolicyError, "`oversubscription` .*at least 1, got 0.5", id="ratio"),
         pytest.param({"oversubscription": 2}, PolicyError, "needs a process for each job", id="ratio in one process"),
         pytest.param({"retries": -1}, AlgorithmError, "`retries`.*got -1", id="retries"),
@@ -93,7 +95,7 @@ def test_arguments_are_looked_at_before_there_is_a_directory(
 
 
 @pytest.mark.parametrize("directory", [5, "", b"study", "a\0b", True, "odd/\ud800x"], ids=ascii)
-def test_a_directory_that_is_no_path_is_refused(directory: Any) -> None:
+def test_a_directory_that_is_not_a_path_is_refused(directory: Any) -> None:
     for use in (lambda: tune(tasks.Blobs(), LR, directory), lambda: shoal.resume(directory)):
         with pytest.raises(ShoalError, match="`directory` must be the path of a directory"):
             use()

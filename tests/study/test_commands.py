@@ -153,3 +153,18 @@ def test_a_command_that_is_to_stop_is_let_report_what_it_has_saved(tmp_path: Pat
             Timer(0.2, (live / "go").touch).start()
     assert steps == [1, 2]
     assert (live / "state").read_text() == "2"
+
+
+@pytest.mark.parametrize("epochs", [pytest.param(1000, id="it goes on"), pytest.param(2, id="it has ended by itself")])
+def test_once_a_command_has_reached_its_target_its_files_are_free_for_the_next_job(
+    tmp_path: Path, command: Any, epochs: int
+) -> None:
+    """The engine may start the next job of the trial on another device as soon as it has the last report."""
+    array = Array(FusionKey("program", "", 1, opaque=True), (Member(Trial(0, {"slope": 1}, 0, 0), 0, 4),))
+    worker_context = WorkerContext(tmp_path, pickle.dumps(command("none", epochs)))
+    job, device = Job("job", (array,), Purpose.TRAIN), Device("cpu:0", "cpu", memory=2**30)
+    left: list[list[Path]] = []
+    for event in run(job, device, worker_context, JobControl()):
+        if isinstance(event, Reported) and event.reports[-1].state is TrialState.PAUSED:
+            left.append(list((tmp_path / "checkpoints" / "000000").glob("output-*")))
+    assert left == [[]]

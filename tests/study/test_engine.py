@@ -23,8 +23,8 @@ from shoal.backends.base import (
     Event,
     Heartbeat,
     Outcome,
-    PackSpeedMeasured,
     Profiled,
+    RelativeTimeMeasured,
     Reported,
     SignaturesFound,
 )
@@ -251,12 +251,12 @@ def test_an_array_that_is_rejected_before_anything_was_reported_ends_the_study(t
 
 
 def test_what_arrays_cost_each_other_is_kept(tmp_path: Path) -> None:
-    def paced(job: Job) -> list[Event]:
-        return [PackSpeedMeasured(job.id, tuple(array.key for array in job.arrays), 0.8), *well(job)]
+    def measured(job: Job) -> list[Event]:
+        return [RelativeTimeMeasured(job.id, tuple(array.key for array in job.arrays), 0.8), *well(job)]
 
     stage = four(tmp_path / "study")
-    stage.run(backend(packed(paced)))
-    assert History(tmp_path / "study" / "history.sqlite").pack_speeds("cpu") == {(OTHER.steps, KEY.steps): 0.8}
+    stage.run(backend(packed(measured)))
+    assert History(tmp_path / "study" / "history.sqlite").relative_times("cpu") == {(OTHER.steps, KEY.steps): 0.8}
 
 
 @dataclass(frozen=True)
@@ -443,7 +443,7 @@ def test_a_metric_that_one_trial_lacks_fails_that_trial(epoch: int, tmp_path: Pa
     ],
     ids=repr,
 )
-def test_what_is_no_metric_fails_its_trial_and_is_not_recorded(
+def test_what_is_not_a_metric_fails_its_trial_and_is_not_recorded(
     found: dict[object, object], fault: str, tmp_path: Path
 ) -> None:
     def script(job: Job) -> list[Event]:
@@ -558,9 +558,9 @@ def test_new_trials_are_looked_at_by_jobs_that_run(tmp_path: Path) -> None:
     carrier = backend(side_by_side)
     stage.run(carrier)
     looked = [trial.number for _, change in carrier.changes for trial in change.find_signatures]
-    surveyed = [m.trial.number for job in carrier.started if job.purpose is Purpose.SIGNATURE for m in job.members]
+    in_jobs = [m.trial.number for job in carrier.started if job.purpose is Purpose.SIGNATURE for m in job.members]
     assert looked
-    assert sorted(looked + surveyed) == list(range(9))
+    assert sorted(looked + in_jobs) == list(range(9))
 
 
 def test_who_was_not_looked_at_when_a_job_crashed_is_a_suspect(tmp_path: Path) -> None:
@@ -578,8 +578,8 @@ def test_who_was_not_looked_at_when_a_job_crashed_is_a_suspect(tmp_path: Path) -
     carrier = Fragile(side_by_side, at_once=False, on_start=nothing)
     stage.run(carrier)
     looked = {trial.number for _, change in carrier.changes for trial in change.find_signatures}
-    surveys = [[m.trial.number for m in job.members] for job in carrier.started if job.purpose is Purpose.SIGNATURE]
-    assert all([number] in surveys for number in looked)
+    alone = [[m.trial.number for m in job.members] for job in carrier.started if job.purpose is Purpose.SIGNATURE]
+    assert all([number] in alone for number in looked)
     assert all(row[2].final for row in stage.outcome())
 
 
@@ -821,7 +821,7 @@ def test_once_a_trial_has_reported_all_may_fail_alike_after_a_resume_too(tmp_pat
     assert {row[2] for row in stage.outcome()} == {TrialState.FAILED}
 
 
-def test_after_a_survey_that_crashed_trials_are_looked_at_one_by_one(tmp_path: Path) -> None:
+def test_after_a_signature_job_that_crashed_trials_are_looked_at_one_by_one(tmp_path: Path) -> None:
     stage, carrier = four(tmp_path / "study"), backend(failing(0, outcome=Outcome.CRASHED, purpose=Purpose.SIGNATURE))
     stage.run(carrier)
     assert [purpose for purpose, _ in stage.jobs()][:5] == ["signature"] * 5
@@ -895,7 +895,7 @@ def test_a_back_end_that_cannot_start_a_job_ends_the_study_and_not_the_others(tm
 def test_jobs_that_cannot_be_started_on_a_full_disk_are_not_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Both surveys are to start when the first cannot, and that cannot be recorded."""
+    """Both signature jobs are to start when the first cannot, and that cannot be recorded."""
 
     def none(job: Job) -> None:
         raise BackendError("no more processes")
@@ -1032,12 +1032,12 @@ def test_a_trial_that_fails_by_itself_leaves_its_company_alone(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("slots", [1, 2, 4])
-def test_surveys_are_shared_by_idle_devices(slots: int, tmp_path: Path) -> None:
+def test_signature_jobs_are_shared_by_idle_devices(slots: int, tmp_path: Path) -> None:
     stage, carrier = four(tmp_path / "study", slots), backend()
     stage.run(carrier)
-    surveys = [job for job in carrier.started if job.purpose is Purpose.SIGNATURE]
-    assert len(surveys) == slots
-    assert sorted(number for job in surveys for number in row_numbers(job)) == [0, 1, 2, 3]
+    signature_jobs = [job for job in carrier.started if job.purpose is Purpose.SIGNATURE]
+    assert len(signature_jobs) == slots
+    assert sorted(number for job in signature_jobs for number in row_numbers(job)) == [0, 1, 2, 3]
 
 
 def test_an_engine_that_proposes_other_trials_than_were_recorded_says_so(stage: Stage) -> None:
@@ -1170,7 +1170,7 @@ def test_a_study_that_runs_tries_again_at_once(tmp_path: Path) -> None:
                 asked.extend(retry(stage))
             return super().poll(timeout)
 
-    fails = iter([unsteady(0)] * 3)  # survey, profile, and the first training
+    fails = iter([unsteady(0)] * 3)  # signature, profile, and the first training
     stage.run(Watched(lambda job: next(fails, well)(job), at_once=False, on_start=nothing))
     assert asked == [0]
     assert [row[2] for row in stage.outcome()] == [TrialState.COMPLETE] * 4

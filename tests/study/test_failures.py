@@ -30,7 +30,7 @@ def check_neighbours(study: shoal.Study, task: shoal.Task, *harmed: int) -> None
 
 
 @pytest.mark.parametrize("task", [tasks.Blobs(), tasks.Momentum(), tasks.RmsProp(), tasks.OwnStep()], ids=repr)
-def test_a_loss_that_is_no_number_fails_its_trial_alone(task: shoal.Task, tmp_path: Path) -> None:
+def test_a_loss_that_is_not_a_number_fails_its_trial_alone(task: shoal.Task, tmp_path: Path) -> None:
     space = {"lr": shoal.grid([0.01, 1e300, 0.03]), "momentum": 0.5, "step_size": 2}
     study = tune(task, space, tmp_path / "study")
     check_neighbours(study, task, 1)

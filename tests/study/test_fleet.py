@@ -119,7 +119,7 @@ def test_new_devices_join_their_node_and_get_cores_as_if_all_had_been_named_at_o
     ("verb", "names", "message"),
     [
         ("remove", ["cuda:0", "cuda:0"], r"'cuda:0' is named twice: cuda:0, cuda:0; name each once"),
-        ("remove", ["cuda:7"], r"'cuda:7' is none of the study's; it has cuda:0, cuda:1"),
+        ("remove", ["cuda:7"], r"'cuda:7' is not one of the study's; it has cuda:0, cuda:1"),
         ("remove", ["cuda:0", "cuda:2"], r"'cuda:2' was removed before; the study has cuda:0, cuda:1"),
         ("remove", [], r"no device is named"),
         ("add", ["cuda:1"], r"'cuda:1' is one of the study's already"),

@@ -203,7 +203,7 @@ def test_a_job_that_becomes_a_pack_is_company_still():
     assert seen == [None, None, EpochTimes(2, 1, 1.5), None, None, EpochTimes(2, 1, 3.0)]
 
 
-def test_members_at_different_epochs_are_no_measure():
+def test_members_at_different_epochs_are_not_a_measure():
     speeds = InterferenceTracker(Spy())
     for job in (PAIR, SECOND):
         speeds.begin(job, GPUS.device("cuda:0"))

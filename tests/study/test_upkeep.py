@@ -285,7 +285,7 @@ def answers(thread: threading.Thread) -> list[object]:
     [
         ("remove devices", ["here"], ["not here"]),
         ("remove devices", ["cpu:0", "cpu:0"], "device 'cpu:0' is named twice: cpu:0, cpu:0; name each once"),
-        ("remove devices", ["cpu:9"], "device 'cpu:9' is none of the study's; it has cpu:0, cpu:1"),
+        ("remove devices", ["cpu:9"], "device 'cpu:9' is not one of the study's; it has cpu:0, cpu:1"),
         ("add devices", ["cuda:1"], ["cpu:0", "cpu:1", "cuda:1"]),
     ],
 )

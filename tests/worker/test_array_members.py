@@ -416,7 +416,7 @@ class Fails(Net):
         pytest.param({1: joining(Member(trial(3), 0, 2))}, id="another joins"),
     ],
 )
-def test_a_loss_that_was_no_number_is_not_forgotten(plan: dict[int, JobUpdate | None], tmp_path: Path) -> None:
+def test_a_loss_that_was_not_a_number_is_not_forgotten(plan: dict[int, JobUpdate | None], tmp_path: Path) -> None:
     task = Fails()
     members = [Member(trial(number), 0, 2) for number in range(3)]
     reports = reports_in(work(task, tmp_path, members, Planned(plan)))

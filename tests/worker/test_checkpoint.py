@@ -60,7 +60,7 @@ def test_trials_do_not_see_each_others(tmp_path: Path) -> None:
     assert load_newest(tmp_path, 4) is None
 
 
-def test_what_a_killed_writer_left_is_no_checkpoint(tmp_path: Path) -> None:
+def test_what_a_killed_writer_left_is_not_a_checkpoint(tmp_path: Path) -> None:
     path = save(tmp_path, checkpoint(1))
     (path.parent / "123.partial").write_bytes(path.read_bytes()[:50])
     (path.parent / "notes.pt").write_bytes(b"mine")

@@ -120,7 +120,7 @@ def test_what_was_measured_is_known_to_the_next_search(history):
         key = each.array.key
         assert again.get(key.structure, key.data, key.batch_size, "cpu/1") == each.profile
     (record, _) = records(history.path)
-    assert set(record.origins["Sums"]) == {"data", "width"}
+    assert set(record.tasks["Sums"]) == {"data", "width"}
 
 
 def test_what_the_history_says_is_measured_anew(history):
@@ -142,10 +142,10 @@ def test_arrays_of_other_data_stay_apart(history):
 
 def test_what_a_pack_gains_is_planned_with(history, monkeypatch):
     """The measured gain is also used by the next search."""
-    monkeypatch.setattr("shoal.dry_run.run._measure_pack_speed", lambda arrays, worker_state: 0.5)
+    monkeypatch.setattr("shoal.dry_run.run._measure_relative_time", lambda arrays, worker_state: 0.5)
     found = tried([{"data": "slow", "width": 4}, {"data": "slow", "width": 6}], history)
     structures = sorted(each.array.key.steps for each in found.arrays)
-    assert dict(History(history.path).pack_speeds("cpu/1")) == {tuple(structures): 0.5}
+    assert dict(History(history.path).relative_times("cpu/1")) == {tuple(structures): 0.5}
     assert found.arrays[0].job == found.arrays[1].job
 
 
@@ -215,7 +215,7 @@ def test_trials_are_not_fused_where_the_study_says_so(history):
     assert set(found.totals.values()) == {found.totals["apart"]}
 
 
-def test_losses_that_are_no_numbers_do_not_end_what_is_measured(history):
+def test_losses_that_are_not_numbers_do_not_end_what_is_measured(history):
     configs = [{"data": "slow", "width": width, "lr": lr} for width, lr in ((4, 1e-3), (6, 1e30), (8, 1e-3))]
     found = tried(configs, history)
     assert {each.job for each in found.arrays} == {1}
@@ -238,7 +238,7 @@ def test_arrays_that_raise_in_company_are_by_themselves(history):
     assert [each.job for each in found.arrays] == [1, 2]
     why = "by itself: measuring it with others failed: RuntimeError: too many models"
     assert [each.decision for each in found.arrays] == [why] * 2
-    assert history.pack_speeds("cpu/1") == {}
+    assert history.relative_times("cpu/1") == {}
 
 
 def test_random_samples_are_fetched_for_all_of_one_batch_size(history):

@@ -238,7 +238,7 @@ def test_one_lane_alone_runs_on_without_any_measuring(gpu: torch.device) -> None
     assert lane.position == 1000
 
 
-def test_no_lane_at_all_is_no_round() -> None:
+def test_a_round_without_lanes_does_nothing() -> None:
     assert LaneScheduler(CPU).round([], never) == []
 
 

@@ -189,8 +189,8 @@ def configured(task: Task, count: int = 3) -> list[Any]:
         (Configured, ""),
         (ConfiguredBy, "a plain value is asked for"),
         (TruthValue, "a plain value is asked for"),
-        (AnInteger, "'count' differs between the members' configs and is no float"),
-        (AnInnerString, "'inner.name' differs between the members' configs and is no float"),
+        (AnInteger, "'count' differs between the members' configs and is not a float"),
+        (AnInnerString, "'inner.name' differs between the members' configs and is not a float"),
         (AKeyOfSome, "only some members' configs have 'extra'"),
         (AllOfThem, "'count' differs"),
     ],
@@ -251,7 +251,7 @@ def test_optimizers_nested_differently_are_refused() -> None:
         CustomStep(array, mixed, task)
 
 
-def test_a_loss_that_is_no_scalar_is_refused() -> None:
+def test_a_loss_that_is_not_a_scalar_is_refused() -> None:
     class Wide(Two):
         def step(self, model: nn.Module, batch: Any, optimizer: Any) -> Tensor:
             return model(batch)

@@ -149,7 +149,7 @@ class Projection:
         self._update_state(number)
 
     def _loss(self, values: Sequence[float]) -> float:
-        """Loss by the one metric of halving; -inf for an infinite loss, which is no worst value."""
+        """Loss by the one metric of halving; -inf for an infinite loss, which is not a worst value."""
         loss = self._problem.objectives[0].loss(values[0])
         return loss if math.isfinite(loss) else -math.inf
 

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from shoal.backends.base import Ended, Event, Outcome, PackSpeedMeasured, Profiled, Reported
+from shoal.backends.base import Ended, Event, Outcome, Profiled, RelativeTimeMeasured, Reported
 from shoal.backends.mps_clients import CHECK_SECONDS, RECHECK_SECONDS, MpsClient, SharedGpu
 from shoal.cluster.mps import COMMAND, MpsDaemon
 from shoal.cluster.mps_limits import can_share, pinned_limit
@@ -53,7 +53,7 @@ def check_sharing(name: object, cluster: Cluster, *, processes: bool) -> None:
     for _, device in cluster:
         if not can_share(device):
             raise BackendError(
-                f"sharing='mps' is for whole NVIDIA GPUs, and {device.name} ({device.kind}) is none; "
+                f"sharing='mps' is for whole NVIDIA GPUs, and {device.name} ({device.kind}) is not one; "
                 "use other devices, or sharing='auto'"
             )
     if shutil.which(COMMAND) is None:
@@ -155,7 +155,7 @@ class GpuSharing:
     def on_event(self, client: MpsClient | None, event: Event) -> None:
         """Note an event of a job in the process of a client."""
         gpu = self._gpus.get(client.device) if client is not None else None
-        if client is not None and gpu is not None and isinstance(event, Reported | Profiled | PackSpeedMeasured):
+        if client is not None and gpu is not None and isinstance(event, Reported | Profiled | RelativeTimeMeasured):
             gpu.on_event(client)
 
     def reclassified(self, client: MpsClient | None, end: Ended) -> Ended:

@@ -28,7 +28,7 @@ _Timeline = Iterator[tuple[float, bool]]
 START_SECONDS = 0.1
 """Time from the start of a process to its first action."""
 SIGNATURE_SECONDS = 0.02
-"""Time of a survey of the model of one trial."""
+"""Time to find the signature of the model of one trial."""
 PROFILE_SECONDS = 0.3
 """Time of the measurement of one array."""
 STOP_SECONDS = 0.05
@@ -421,7 +421,7 @@ class Virtual(Backend):
                 if members:
                     self._pending.append(base.MemoryMeasured(job.job.id, members, job.memory))
                 if len(members) > 1:
-                    self._pending.append(base.PackSpeedMeasured(job.job.id, tuple(members), 1.0))
+                    self._pending.append(base.RelativeTimeMeasured(job.job.id, tuple(members), 1.0))
             self._admit_joining(job)
 
     def _work(self, job: VirtualJob, duration: float, *, settled: bool) -> _Timeline:

@@ -186,7 +186,7 @@ def read_space(file: Path) -> Space:
     all else is a constant.
 
     Raises:
-        SpaceError: The file is no TOML, or no space; names the file, the line, the key and the value.
+        SpaceError: The file is not TOML, or not a space; names the file, the line, the key and the value.
     """
     integers = TomlLocation.of(file, SpaceError)
     parameters = {name: _parameter(value, integers / name) for name, value in integers.content.items()}

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 import typer
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -21,7 +22,7 @@ from shoal.cost.history import (
 from shoal.reporting.text import config_text, rounded, structure_text
 from shoal.schedule.ledger import bytes_text
 
-__all__ = ["history_app", "history_table", "origins_table", "record_json"]
+__all__ = ["history_app", "history_table", "record_json", "tasks_table"]
 
 history_app = typer.Typer(
     help="Show or clear the measurements of jobs on this machine.",
@@ -32,8 +33,9 @@ history_app = typer.Typer(
 _Kind = Annotated[str | None, typer.Option(help="Only on this kind of device.")]
 _Structure = Annotated[str | None, typer.Option(help="Only of structures whose digest begins so.")]
 
-_STEPS_WIDTH = 9
-"""Least width of the step times: with it all fits into 80 columns, whose widest words are "NVIDIA" and headers."""
+_INDENT = 2
+_KIND_WIDTH, _STRUCTURE_WIDTH, _STEPS_WIDTH = 6, 9, 9
+"""Least widths of these columns: with them all fits into 80 columns, whose widest words are "NVIDIA" and headers."""
 
 
 @history_app.callback()
@@ -59,10 +61,10 @@ def _show(context: typer.Context, as_json: AsJson = False) -> None:
         return
     if found:
         print_table(history_table(found, current))
-        origins = origins_table(found)
-        if origins.row_count:
+        tasks = tasks_table(found)
+        if tasks.row_count:
             typer.echo()
-            print_table(origins)
+            print_table(tasks)
     if ratios:
         typer.echo(f"oversubscription: {', '.join(f'{kind} {ratio:g}' for kind, ratio in ratios.items())}")
     typer.echo(f"{'in' if found else 'no measurements yet in'} {path}")
@@ -78,10 +80,10 @@ def _clear(kind: _Kind = None, structure: _Structure = None) -> None:
         raise ShoalError(f"there are no measurements of the kind {kind!r}; measured kinds: {measured}")
     if structure is not None and not any(record.structure.startswith(structure) for record in known):
         raise ShoalError(f"there are no measurements of a structure that begins with {structure!r}; see: shoal history")
-    profiles, pack_speeds, ratios = delete_records(path, kind=kind, structure=structure)
+    profiles, relative_times, ratios = delete_records(path, kind=kind, structure=structure)
     found = f", and {ratios} ratios of oversubscription" if ratios else ""
     print_message(
-        f"removed {profiles} measurements of structures and {pack_speeds} of structures in one process{found}, "
+        f"removed {profiles} measurements of structures and {relative_times} of structures in one process{found}, "
         f"from {path}"
     )
 
@@ -99,8 +101,8 @@ def history_table(records: Sequence[Record], current: str) -> Table:
     caption = "\n".join(f"{_mark(name, current, others)} measured with {name}: not used now" for name in others)
     table = Table(box=None, pad_edge=False, header_style="bold", caption=Text(caption, "dim"), caption_justify="left")
     ambiguous = _with_several_data_sets(records)
-    table.add_column("kind", overflow="fold")
-    table.add_column("structure\nand data" if ambiguous else "structure", no_wrap=True)
+    table.add_column("kind", overflow="fold", min_width=_KIND_WIDTH)
+    table.add_column("structure\nand data" if ambiguous else "structure", overflow="fold", min_width=_STRUCTURE_WIDTH)
     table.add_column("batch\nsize", justify="right", no_wrap=True)
     table.add_column("ms of a\nstep by\nmembers", overflow="fold", min_width=_STEPS_WIDTH)
     for name in ("per\nmember", "process", "compute", "cores", "mixing"):
@@ -117,27 +119,28 @@ def history_table(records: Sequence[Record], current: str) -> Table:
     return table
 
 
-def origins_table(records: Sequence[Record]) -> Table:
-    """Return a row for each structure and batch size: its origin, why only one number of members was measured, and how
-    it shares a device.
+def tasks_table(records: Sequence[Record]) -> Table:
+    """Return for each structure and batch size its tasks, why only one number of members was measured, and its speed
+    on shares of a device and beside others.
 
-    A structure that was measured with several data sets has one row for each.
+    These are indented below the structure, a row each, so that a row has the whole width. A structure that was measured
+    with several data sets occurs once for each.
     """
-    table = Table.grid(padding=(0, 2))
-    table.add_column(no_wrap=True)
+    table = Table.grid()
     table.add_column(overflow="fold")
     ambiguous = _with_several_data_sets(records)
-    lines: dict[tuple[str, str, int], dict[str, None]] = {}
+    lines: dict[str, dict[str, None]] = {}
     for record in records:
-        texts = lines.setdefault((record.structure, _data_text(record, ambiguous), record.batch_size), {})
-        origins = (f"{task}: {config_text(found)}" if found else task for task, found in record.origins.items())
-        texts.update(dict.fromkeys(origins))
+        texts = lines.setdefault(_name(record, ambiguous), {})
+        tasks = (f"{task}: {config_text(found)}" if found else task for task, found in record.tasks.items())
+        texts.update(dict.fromkeys(tasks))
         for text in filter(None, (_why_one_measurement(record), _sharing_text(record.profile))):
             texts[f"{record.kind}: {text}"] = None
-    for (structure, data, size), texts in lines.items():
-        name = f"{structure_text(structure)} and {data},\n" if data else f"{structure_text(structure)}, "
+    for name, texts in lines.items():
         if texts:
-            table.add_row(Text(f"{name}batches of {size}"), Text("\n".join(texts)))
+            table.add_row(Text(name))
+        for text in texts:
+            table.add_row(Padding(Text(text), (0, 0, 0, _INDENT)))
     return table
 
 
@@ -152,20 +155,31 @@ def _sharing_text(profile: Profile | None) -> str:
     return "; ".join(filter(None, [", ".join(texts), ", ".join(beside)]))
 
 
+def _name(record: Record, ambiguous: set[tuple[str, str, str, int]]) -> str:
+    """Return the structure of a record with its data, if the structure was measured with others, and its batch size."""
+    data = _data_text(record, ambiguous)
+    name = f"{structure_text(record.structure)} and {data}" if data else structure_text(record.structure)
+    return name if _is_program(record.structure) else f"{name}, batches of {record.batch_size}"
+
+
+def _is_program(structure: str) -> bool:
+    return structure.startswith("opaque ")
+
+
 def _why_one_measurement(record: Record) -> str:
     """Return why steps were measured with one number of members only; "" if they were with several."""
     profile = record.profile
     if profile is None or len(profile.step_seconds) != 1:
         return ""
     (size,) = profile.step_seconds
-    only = f"measured with {size} {'member' if size == 1 else 'members'} only"
-    if structure_text(record.structure) == record.structure:
-        return f"{only}, for programs are not fused"
+    measured = f"{size} {'member' if size == 1 else 'members'} measured"
+    if _is_program(record.structure):
+        return f"{measured}: programs are not fused"
     if profile.sample == 1:
-        return f"{only}, for no array had more"
+        return f"{measured}: no array had more"
     if profile.pending is not None:
-        return f"{only}, for {profile.pending:g} epochs waited: measuring more would have cost more than it saves"
-    return f"{only}, for more would have taken over half of the memory"
+        return f"{measured}: only {profile.pending:g} {'epoch' if profile.pending == 1 else 'epochs'} waited"
+    return f"{measured}: more take over half of the memory"
 
 
 def record_json(record: Record, current: str) -> dict[str, Any]:
@@ -178,7 +192,7 @@ def record_json(record: Record, current: str) -> dict[str, Any]:
         "structure": record.structure,
         "data": record.data,
         "batch_size": record.batch_size,
-        "origins": {task: dict(found) for task, found in record.origins.items()},
+        "tasks": {task: dict(found) for task, found in record.tasks.items()},
         "profile": profile
         and {
             "step_seconds": {str(size): seconds for size, seconds in sorted(profile.step_seconds.items())},
@@ -217,9 +231,8 @@ def _measured(record: Record) -> tuple[str, ...]:
 
 
 def _steps(step_seconds: Mapping[int, float]) -> str:
-    return ", ".join(
-        f"{size}:\N{NO-BREAK SPACE}{rounded(1000 * seconds, 3)}" for size, seconds in sorted(step_seconds.items())
-    )
+    """Return "1:0.57, 4:2.89": rich would break a line at a space within an item, also at an unbreakable one."""
+    return ", ".join(f"{size}:{rounded(1000 * seconds, 3)}" for size, seconds in sorted(step_seconds.items()))
 
 
 def _with_several_data_sets(records: Sequence[Record]) -> set[tuple[str, str, str, int]]:

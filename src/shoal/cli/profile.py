@@ -36,10 +36,8 @@ from shoal.schedule.ledger import bytes_text
 
 __all__ = ["DryRunTable", "draw_dry_run", "dry_run_json", "profile", "seconds_text", "verdict"]
 
-_WIDE, _NARROW = 140, 80
-"""Least widths of the terminal, in characters, for reasons beside the figures instead of below, and for unbroken
-figures.
-"""
+_WIDE = 140
+"""Least width of the terminal, in characters, for reasons beside the figures instead of below."""
 
 _MAX_NAMED = 4
 """Most trials of an array that are named."""
@@ -113,8 +111,8 @@ class DryRunTable:
         wide = options.max_width >= _WIDE
         table = Table(box=None, pad_edge=False, header_style="bold")
         for head in (*_FIGURES, *_SECONDS):
-            # on a narrow terminal figures are folded, so that none is cut
-            table.add_column(head, justify="right", no_wrap=options.max_width >= _NARROW, overflow="fold")
+            # on a narrow terminal figures that do not fit are folded, so that none is cut
+            table.add_column(head, justify="right", no_wrap=wide, overflow="fold")
         if wide:
             table.add_column("what decided", overflow="fold")
         texts = []

@@ -19,8 +19,8 @@ __all__ = [
     "MembersLeft",
     "MemoryMeasured",
     "Outcome",
-    "PackSpeedMeasured",
     "Profiled",
+    "RelativeTimeMeasured",
     "Reported",
     "SignaturesFound",
     "TurnStats",
@@ -150,7 +150,7 @@ class Profiled:
 
 
 @dataclass(frozen=True)
-class PackSpeedMeasured:
+class RelativeTimeMeasured:
     """Measured time of the arrays of a training job when packed, relative to running one after another.
 
     Args:
@@ -245,7 +245,7 @@ Event = (
     Reported
     | SignaturesFound
     | Profiled
-    | PackSpeedMeasured
+    | RelativeTimeMeasured
     | MemoryMeasured
     | ArrayFailed
     | MembersLeft

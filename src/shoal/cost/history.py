@@ -31,22 +31,28 @@ _SCHEMA = (
     """CREATE TABLE IF NOT EXISTS profiles (
         environment TEXT, structure TEXT, data TEXT, batch_size INTEGER, kind TEXT, profile TEXT NOT NULL,
         PRIMARY KEY (environment, structure, data, batch_size, kind))""",
-    """CREATE TABLE IF NOT EXISTS paces (
-        environment TEXT, one TEXT, other TEXT, kind TEXT, pace REAL NOT NULL,
+    """CREATE TABLE IF NOT EXISTS relative_times (
+        environment TEXT, one TEXT, other TEXT, kind TEXT, relative_time REAL NOT NULL,
         PRIMARY KEY (environment, one, other, kind))""",
     """CREATE TABLE IF NOT EXISTS ratios (
         environment TEXT, kind TEXT, ratio REAL NOT NULL, PRIMARY KEY (environment, kind))""",
-    """CREATE TABLE IF NOT EXISTS origins (
+    """CREATE TABLE IF NOT EXISTS tasks (
         structure TEXT, data TEXT, batch_size INTEGER, task TEXT, parameters TEXT NOT NULL,
         PRIMARY KEY (structure, data, batch_size, task))""",
 )
-_ORIGINS = "SELECT structure, data, batch_size, task, parameters FROM origins"
+_VERSION = 1
+_RENAMED = {
+    "paces": ("ALTER TABLE paces RENAME TO relative_times", "ALTER TABLE relative_times RENAME pace TO relative_time"),
+    "origins": ("ALTER TABLE origins RENAME TO tasks",),
+}
+"""Table of version 0 -> statements that rename it and its columns."""
+_TASKS = "SELECT structure, data, batch_size, task, parameters FROM tasks"
 _BUSY_SECONDS = 5.0
 """Longest wait for the lock of another process."""
 
 _Key = tuple[str, str, int, str]
 _Pair = tuple[str, str]
-_Origin = tuple[str, str, int, str]
+_TaskKey = tuple[str, str, int, str]
 
 
 def cache_directory() -> Path:
@@ -79,7 +85,7 @@ class Record:
         data: Digest of the parameters that determine the data.
         batch_size: Samples per step and member.
         profile: The profile; None if this version of Shoal cannot read it.
-        origins: Name of each task with this structure -> the parameters on which all its trials agree.
+        tasks: Name of each task with this structure -> the parameters on which all its trials agree.
     """
 
     environment: str
@@ -88,7 +94,7 @@ class Record:
     data: str
     batch_size: int
     profile: Profile | None
-    origins: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    tasks: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
 class History:
@@ -107,8 +113,8 @@ class History:
         self.path = history_path() if path is None else Path(path)
         self.environment = environment
         self._profiles: dict[_Key, Profile] = {}
-        self._pack_speeds: dict[str, dict[_Pair, float]] = {}
-        self._origins: dict[_Origin, dict[str, Any]] = {}
+        self._relative_times: dict[str, dict[_Pair, float]] = {}
+        self._tasks: dict[_TaskKey, dict[str, Any]] = {}
         self._ratios: dict[str, float] = {}
         self._usable = path != ""
         if not self._usable:
@@ -140,7 +146,7 @@ class History:
         row = (self.environment, structure, data, batch_size, kind, json.dumps(asdict(profile)))
         self._write("INSERT OR REPLACE INTO profiles VALUES (?, ?, ?, ?, ?, ?)", [row])
 
-    def put_origin(
+    def put_task(
         self, structure: str, data: str, batch_size: int, task: str, configs: Sequence[Mapping[str, Any]]
     ) -> None:
         """Store, for display, the task of a structure and the parameters on which all its trials so far agree.
@@ -153,31 +159,32 @@ class History:
             configs: Flattened configurations of trials with the structure.
         """
         key = (structure, data, batch_size, task)
-        known = self._origins.get(key)
+        known = self._tasks.get(key)
         common = dict(configs[0]) if known is None else known
         for config in configs:
             common = {name: value for name, value in common.items() if name in config and config[name] == value}
         if common != known:
-            self._origins[key] = common
-            self._write("INSERT OR REPLACE INTO origins VALUES (?, ?, ?, ?, ?)", [(*key, json.dumps(common))])
+            self._tasks[key] = common
+            self._write("INSERT OR REPLACE INTO tasks VALUES (?, ?, ?, ?, ?)", [(*key, json.dumps(common))])
 
-    def pack_speeds(self, kind: str) -> Mapping[tuple[str, str], float]:
-        """Return the pack speeds: seconds of the steps of two structures in one process, over their seconds one after
-        another.
+    def relative_times(self, kind: str) -> Mapping[tuple[str, str], float]:
+        """Return the relative times of packs on a kind of device.
 
         Args:
             kind: `Device.kind`.
 
         Returns:
-            Measured pair of structures, in ascending order -> its pack speed.
+            Measured pair of structures, in ascending order -> its relative time: seconds of their steps in one process,
+            divided by the seconds of running one after another.
         """
-        return self._pack_speeds.get(kind, {})
+        return self._relative_times.get(kind, {})
 
-    def put_pack_speed(self, pair: tuple[str, str], kind: str, pack_speed: float) -> None:
-        """Store the pack speed of two structures in ascending order, replacing an older one; see `pack_speeds`."""
-        self._pack_speeds.setdefault(kind, {})[pair] = pack_speed
+    def put_relative_time(self, pair: tuple[str, str], kind: str, relative_time: float) -> None:
+        """Store the relative time of two structures in ascending order, replacing an older one."""
+        self._relative_times.setdefault(kind, {})[pair] = relative_time
         self._write(
-            "INSERT OR REPLACE INTO paces VALUES (?, ?, ?, ?, ?)", [(self.environment, *pair, kind, pack_speed)]
+            "INSERT OR REPLACE INTO relative_times VALUES (?, ?, ?, ?, ?)",
+            [(self.environment, *pair, kind, relative_time)],
         )
 
     @property
@@ -206,19 +213,19 @@ class History:
             profiles = connection.execute(
                 "SELECT structure, data, batch_size, kind, profile FROM profiles WHERE environment = ?", parameters
             ).fetchall()
-            pack_speeds = connection.execute(
-                "SELECT one, other, kind, pace FROM paces WHERE environment = ?", parameters
+            relative_times = connection.execute(
+                "SELECT one, other, kind, relative_time FROM relative_times WHERE environment = ?", parameters
             ).fetchall()
-            origins = connection.execute(_ORIGINS).fetchall()
+            tasks = connection.execute(_TASKS).fetchall()
             ratios = connection.execute("SELECT kind, ratio FROM ratios WHERE environment = ?", parameters).fetchall()
         self._ratios.update(ratios)
-        for *key, text in origins:
-            self._origins[tuple(key)] = json.loads(text)
+        for *key, text in tasks:
+            self._tasks[tuple(key)] = json.loads(text)
         for structure, data, size, kind, text in profiles:
             if (profile := profile_from(text)) is not None:
                 self._profiles[structure, data, size, kind] = profile
-        for one, other, kind, pack_speed in pack_speeds:
-            self._pack_speeds.setdefault(kind, {})[one, other] = pack_speed
+        for one, other, kind, relative_time in relative_times:
+            self._relative_times.setdefault(kind, {})[one, other] = relative_time
 
     def _disable(self, error: Exception) -> None:
         self._usable = False
@@ -247,7 +254,7 @@ def records(path: Path) -> list[Record]:
             "ORDER BY environment, kind, structure, batch_size, data"
         ).fetchall()
         known: dict[tuple[Any, ...], dict[str, Mapping[str, Any]]] = {}
-        for *key, task, text in connection.execute(f"{_ORIGINS} ORDER BY task"):
+        for *key, task, text in connection.execute(f"{_TASKS} ORDER BY task"):
             known.setdefault(tuple(key), {})[task] = json.loads(text)
     return [
         Record(environment_name, kind, name, data, size, profile_from(text), known.get((name, data, size), {}))
@@ -281,8 +288,8 @@ def delete_records(path: Path, *, kind: str | None = None, structure: str | None
         structure: Restriction to structures whose digest begins with this prefix.
 
     Returns:
-        Number of deleted profiles, of deleted pack speeds, and of deleted oversubscription ratios. These belong to a
-        kind, so a restriction to structures leaves them.
+        Number of deleted profiles, of deleted relative times, and of deleted oversubscription ratios. These belong to
+        a kind, so a restriction to structures leaves them.
 
     Raises:
         ShoalError: The file is not a job history, or cannot be written.
@@ -295,8 +302,8 @@ def delete_records(path: Path, *, kind: str | None = None, structure: str | None
             "DELETE FROM profiles WHERE (?1 IS NULL OR kind = ?1) AND substr(structure, 1, length(?2)) = ?2",
             (kind, prefix),
         ).rowcount
-        pack_speeds = connection.execute(
-            "DELETE FROM paces WHERE (?1 IS NULL OR kind = ?1) "
+        relative_times = connection.execute(
+            "DELETE FROM relative_times WHERE (?1 IS NULL OR kind = ?1) "
             "AND (substr(one, 1, length(?2)) = ?2 OR substr(other, 1, length(?2)) = ?2)",
             (kind, prefix),
         ).rowcount
@@ -304,10 +311,10 @@ def delete_records(path: Path, *, kind: str | None = None, structure: str | None
         if structure is None:
             ratios = connection.execute("DELETE FROM ratios WHERE ?1 IS NULL OR kind = ?1", (kind,)).rowcount
         connection.execute(
-            "DELETE FROM origins WHERE NOT EXISTS (SELECT 1 FROM profiles WHERE profiles.structure = "
-            "origins.structure AND profiles.data = origins.data AND profiles.batch_size = origins.batch_size)"
+            "DELETE FROM tasks WHERE NOT EXISTS (SELECT 1 FROM profiles WHERE profiles.structure = tasks.structure "
+            "AND profiles.data = tasks.data AND profiles.batch_size = tasks.batch_size)"
         )
-    return profiles, pack_speeds, ratios
+    return profiles, relative_times, ratios
 
 
 def profile_from(text: str) -> Profile | None:
@@ -340,10 +347,30 @@ def _is_empty(path: Path) -> bool:
 def _connection(path: Path) -> Iterator[sqlite3.Connection]:
     """Open a connection for one transaction; a connection kept open would be shared with forked workers."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with closing(sqlite3.connect(path, timeout=_BUSY_SECONDS)) as connection, connection:
-        for statement in _SCHEMA:
+    with closing(sqlite3.connect(path, timeout=_BUSY_SECONDS)) as connection:
+        _migrate(connection)
+        with connection:
+            yield connection
+
+
+def _migrate(connection: sqlite3.Connection) -> None:
+    """Create the tables of a file, or rename those of version 0, in one transaction."""
+    if _version(connection) >= _VERSION:
+        return
+    with connection:
+        connection.execute("BEGIN IMMEDIATE")
+        if _version(connection) >= _VERSION:  # another process has done it meanwhile
+            return
+        tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+        renamings = [statement for table in _RENAMED if table in tables for statement in _RENAMED[table]]
+        for statement in (*renamings, *_SCHEMA, f"PRAGMA user_version = {_VERSION}"):
             connection.execute(statement)
-        yield connection
+
+
+def _version(connection: sqlite3.Connection) -> int:
+    """Return the version of the tables; 0 also for a file without tables."""
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    return int(version)
 
 
 @contextmanager

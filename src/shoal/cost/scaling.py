@@ -23,7 +23,7 @@ __all__ = [
 ]
 
 THRESHOLD = 0.05
-"""O_th, which the paper leaves open. Times of a few iterations scatter by a few per cent, so less is no gain."""
+"""O_th, which the paper leaves open. Times of a few iterations scatter by a few per cent, so less is not a gain."""
 
 
 @dataclass(frozen=True)

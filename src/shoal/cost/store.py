@@ -6,7 +6,7 @@ key and kind of device:
     profile job         ─┐
     epoch of a training ─┤                                        ┌─ job history (on disk)
     memory, out of it   ─┼─▶ observe ─▶ weighted means ─▶ profile ─┤
-    speed of a pack     ─┘                                        └─ estimate ─▶ planner
+    time of a pack      ─┘                                        └─ estimate ─▶ planner
 """
 
 from collections import Counter
@@ -18,7 +18,7 @@ from math import ceil, inf
 from shoal.core.array import Array, FusionKey
 from shoal.core.demand import Profile
 from shoal.core.device import Device
-from shoal.core.event import MemoryMeasured, PackSpeedMeasured, Profiled
+from shoal.core.event import MemoryMeasured, Profiled, RelativeTimeMeasured
 from shoal.core.job import Job, Purpose
 from shoal.core.space import flatten
 from shoal.cost.estimate import fetching, merged_thread_gain, seconds, size_to_try
@@ -67,7 +67,7 @@ class OutOfMemoryObserved:
     arrays: tuple[Array, ...]
 
 
-Observation = Profiled | PackSpeedMeasured | MemoryMeasured | EpochTimes | OutOfMemoryObserved
+Observation = Profiled | RelativeTimeMeasured | MemoryMeasured | EpochTimes | OutOfMemoryObserved
 
 
 class WeightedMeans:
@@ -127,8 +127,8 @@ class ProfileStore:
         match observation:
             case Profiled():
                 self._observe_profile(observation, job, device.kind)
-            case PackSpeedMeasured():
-                self._observe_pack_speed(observation, device.kind)
+            case RelativeTimeMeasured():
+                self._observe_relative_time(observation, device.kind)
             case MemoryMeasured():
                 self._peaks[job.id] = observation.memory
                 self._observe_memory(observation, device)
@@ -155,7 +155,7 @@ class ProfileStore:
         key, profile = found.key, found.profile
         if members := [member for array in job.arrays if array.key == key for member in array.members]:
             configs = [flatten(member.trial.config) for member in members]
-            self._history.put_origin(key.structure, key.data, key.batch_size, self._task, configs)
+            self._history.put_task(key.structure, key.data, key.batch_size, self._task, configs)
         known = self.estimate(key, kind)
         if job.limit is not None and job.purpose is Purpose.PROFILE:
             if known is not None and found.limit is not None:
@@ -184,14 +184,14 @@ class ProfileStore:
             profile = replace(profile, compiled_gain=compiled, compile_seconds=compile_seconds)
         self._put(key, kind, profile)
 
-    def _observe_pack_speed(self, found: PackSpeedMeasured, kind: str) -> None:
-        """Take the speed of a pack as the speed of each pair in it; measurements of the pair alone take precedence."""
-        known = self._history.pack_speeds(kind)
+    def _observe_relative_time(self, found: RelativeTimeMeasured, kind: str) -> None:
+        """Take the relative time of a pack for each pair in it; measurements of the pair alone take precedence."""
+        known = self._history.relative_times(kind)
         steps = sorted(key.steps for key in found.keys)
         for pair in dict.fromkeys(combinations(steps, 2)):
             if len(steps) == 2 or pair not in known:
-                pack_speed = self._means.observe((pair, kind), known.get(pair), found.relative_time)
-                self._history.put_pack_speed(pair, kind, pack_speed)
+                relative_time = self._means.observe((pair, kind), known.get(pair), found.relative_time)
+                self._history.put_relative_time(pair, kind, relative_time)
         self.changes += 1
 
     def _observe_epochs(self, observation: EpochTimes, key: FusionKey, kind: str) -> None:

@@ -142,7 +142,7 @@ class MembersConfig(_ObservedConfig):
             elif all(type(value) is float for value in column):
                 self[key] = Stacked.of_floats(tuple(column))
             else:
-                self._differing[key] = f"{name!r} differs between the members' configs and is no float in all"
+                self._differing[key] = f"{name!r} differs between the members' configs and is not a float in all"
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "MembersConfig":
         """Return a copy that may be changed. Stacked floats are shared, since they are never changed in place."""

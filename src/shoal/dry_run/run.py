@@ -12,7 +12,7 @@ from shoal.cluster.temporary import TemporaryFolder, remove_abandoned
 from shoal.core.array import Array, FusionKey, Member
 from shoal.core.device import Cluster, Node
 from shoal.core.errors import TaskError
-from shoal.core.event import Outcome, PackSpeedMeasured, Profiled
+from shoal.core.event import Outcome, Profiled, RelativeTimeMeasured
 from shoal.core.job import Job, Purpose, WorkerContext
 from shoal.core.trial import Trial
 from shoal.cost.history import History
@@ -180,7 +180,7 @@ class _DryRunner:
         """Return the jobs that the planner starts on the device one after another."""
         ids = map("job-{}".format, count())
         spec = self._request.spec
-        grouping = Grouping(packing, self._history.pack_speeds, self._request.space.axes(), spec["seed"])
+        grouping = Grouping(packing, self._history.relative_times, self._request.space.axes(), spec["seed"])
         cluster = Cluster((Node(self._node.name, self._node.cores, (self._device,)),))
         alone = {number for group, reason in self._packs.items() if reason for lane in group for number in lane}
         plan = DryRunPlan(self._device, self._store.estimate, grouping)
@@ -201,7 +201,7 @@ class _DryRunner:
         self._on_progress(f"measuring {len(arrays)} arrays in one process")
         group = _numbers(arrays)
         try:
-            pack_speed = _measure_pack_speed(arrays, self._worker_state)
+            relative_time = _measure_relative_time(arrays, self._worker_state)
         except TaskError as error:
             raise TaskError(f"{error}; it was met with the configurations {group} in one process") from error
         except (Exception, SystemExit) as error:  # reported with the arrays
@@ -209,8 +209,8 @@ class _DryRunner:
             self._packs[group] = _one_line(error)
         else:
             self._packs[group] = ""
-            if pack_speed < 1:
-                seen = PackSpeedMeasured(_JOB, tuple(array.key for array in arrays), pack_speed)
+            if relative_time < 1:
+                seen = RelativeTimeMeasured(_JOB, tuple(array.key for array in arrays), relative_time)
                 self._store.observe(seen, Job(_JOB, tuple(arrays)), self._device)
 
 
@@ -237,7 +237,7 @@ def _one_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
-def _measure_pack_speed(arrays: Sequence[Array], worker_state: WorkerState) -> float:
+def _measure_relative_time(arrays: Sequence[Array], worker_state: WorkerState) -> float:
     """Let arrays take turns until the fastest way is found, as a training job does; no result of the steps is kept.
 
     Args:

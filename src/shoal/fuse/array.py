@@ -121,7 +121,7 @@ class ModelArray(nn.Module):
 
         Returns:
             The result of `fn`, with each tensor or number as a tensor with a leading axis B. Any other leaf but None (a
-            string, a numpy array, an object that is no pytree node of torch) becomes a list of B values.
+            string, a numpy array, an object that is not a pytree node of torch) becomes a list of B values.
 
         Raises:
             FusionError: `fn` is not a function; `map` is called within a function that this array or another one runs;

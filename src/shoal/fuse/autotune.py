@@ -206,7 +206,7 @@ def _find(
         if not _racing.acquire(blocking=False):
             return None
         try:
-            with tuner.budget.charged(), during(Activity.RACES):
+            with tuner.budget.charged(), during(Activity.AUTOTUNE):
                 race = _benchmark(lowerings, tensors, layouts)
         finally:
             _racing.release()

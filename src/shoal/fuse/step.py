@@ -76,7 +76,7 @@ class TrainingStep:
 
     Raises:
         FusionError: `ways` names neither 'eager' nor 'plain', or an unknown way; `array` is not made by `fuse`;
-            `optimizer` is not made by `fuse_optimizers` for it, or `scaler` for another array; or `loss` is no
+            `optimizer` is not made by `fuse_optimizers` for it, or `scaler` for another array; or `loss` is not a
             function.
     """
 

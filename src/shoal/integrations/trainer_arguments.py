@@ -97,7 +97,7 @@ def override(args: TrainingArguments, config: Mapping[str, Any], free: bool) -> 
             )
         elif not free:
             raise TaskError(
-                f"the config's {name!r} is no TrainingArguments field, and `model_init` takes no config; "
+                f"the config's {name!r} is not a TrainingArguments field, and `model_init` takes no config; "
                 "let it take one argument, or remove the name from the space"
             )
     check(own)

@@ -120,7 +120,7 @@ def report_of(row: tuple[Any, ...]) -> Report:
 def _object(text: str) -> dict[str, Any]:
     value = json.loads(text)
     if not isinstance(value, dict):
-        raise ValueError(f"{value!r} is no JSON object")
+        raise ValueError(f"{value!r} is not a JSON object")
     return value
 
 

@@ -29,7 +29,7 @@ __all__ = [
 ]
 
 FILE_NAME = "journal.sqlite"
-VERSION = 8
+VERSION = 9
 _BUSY_SECONDS = 10.0
 _COPIES = 20
 _COPY_PAUSE_SECONDS = 0.05
@@ -162,6 +162,10 @@ _MIGRATIONS: Mapping[int, Sequence[str | Callable[[sqlite3.Connection], None]]] 
         "UPDATE jobs SET resumes = substr(message, 14, instr(message || char(10), char(10)) - 14) "
         "WHERE message LIKE 'goes on with %'",
         *_MEASUREMENTS,
+    ),
+    8: tuple(
+        f"""UPDATE jobs SET activities = replace(activities, '"{old}":', '"{new}":')"""
+        for old, new in (("survey", "signature"), ("races", "autotune"))
     ),
 }
 """Version -> statements, and functions of the connection, that make the next version of it."""

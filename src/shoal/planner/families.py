@@ -25,7 +25,7 @@ def by_family(
     kinds: Collection[str],
     unmeasurable: AbstractSet[tuple[FusionKey, str]] = frozenset(),
     excluded: AbstractSet[int] = frozenset(),
-    pack_speed: Callable[[AbstractSet[FusionKey]], float] = lambda keys: 1.0,
+    relative_time: Callable[[AbstractSet[FusionKey]], float] = lambda keys: 1.0,
 ) -> Sequence[Waiting]:
     """Give the trials of a family the key of the family, if one array of them is faster than one per structure.
 
@@ -38,11 +38,11 @@ def by_family(
         kinds: Kinds of devices; the family must gain on each kind with profiles.
         unmeasurable: Pairs of key and kind of device that cannot be profiled.
         excluded: Numbers of trials that keep their keys.
-        pack_speed: Time of arrays of some keys in one process over their time one after another.
+        relative_time: Time of arrays of some keys in one process over their time one after another.
     """
     family_keys: dict[int, FusionKey] = {}
     for family, members in families(waiting, excluded).items():
-        found = [_is_faster_as_family(family, members, profiles, unmeasurable, kind, pack_speed) for kind in kinds]
+        found = [_is_faster_as_family(family, members, profiles, unmeasurable, kind, relative_time) for kind in kinds]
         known = [gains for gains in found if gains is not None]
         if known and all(known):
             family_keys.update((member.trial.number, family) for member, _ in members)
@@ -75,7 +75,7 @@ def _is_faster_as_family(
     profiles: Profiles,
     unmeasurable: AbstractSet[tuple[FusionKey, str]],
     kind: str,
-    pack_speed: Callable[[AbstractSet[FusionKey]], float],
+    relative_time: Callable[[AbstractSet[FusionKey]], float],
 ) -> bool | None:
     """Return whether one array is faster on a kind of device, or worth profiling; None if profiles are missing."""
     counts = Counter(key for _, key in members)
@@ -88,7 +88,7 @@ def _is_faster_as_family(
         return sum(count * epochs * seconds(known[key], [1]) for key, count in counts.items()) >= MIN_SECONDS_TO_PROFILE
     if best_size(family_profile, len(members)) == 1:
         return False
-    steps = pack_speed(counts.keys()) * sum(
+    steps = relative_time(counts.keys()) * sum(
         count * _seconds_per_member(known[key], count) for key, count in counts.items()
     )
     return len(members) * _seconds_per_member(family_profile, len(members)) <= (1 - MIN_FUSING_GAIN) * steps

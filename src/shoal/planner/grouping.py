@@ -19,14 +19,14 @@ from shoal.planner.packing.cost import Cost
 from shoal.planner.packing.groups import check_groups
 from shoal.planner.partition import Profiles
 
-__all__ = ["START_SECONDS", "CandidateCosts", "Grouping", "PackSpeeds", "candidate", "candidates", "stream_of"]
+__all__ = ["START_SECONDS", "CandidateCosts", "Grouping", "RelativeTimes", "candidate", "candidates", "stream_of"]
 
 START_SECONDS = 0.03
 """Fixed overhead of a job: planning, journaling, dispatch, completion. `benchmarks/placement.py` prints 28 ms for
 planning and dispatch alone."""
 
-PackSpeeds = Callable[[str], Mapping[tuple[str, str], float]]
-"""Kind of a device -> measured pack speeds of pairs of structures; see `History.pack_speeds`."""
+RelativeTimes = Callable[[str], Mapping[tuple[str, str], float]]
+"""Kind of a device -> measured relative times of pairs of structures; see `History.relative_times`."""
 
 
 class Grouping:
@@ -36,7 +36,7 @@ class Grouping:
 
     Args:
         packing: The packing; by default `Cost`.
-        pack_speeds: Measured pack speeds of pairs of structures.
+        relative_times: Measured relative times of pairs of structures.
         axes: Ordered values of parameters of the space; see `PackingContext`.
         seed: Seed of the packing.
     """
@@ -44,12 +44,12 @@ class Grouping:
     def __init__(
         self,
         packing: Packing | None = None,
-        pack_speeds: PackSpeeds = lambda kind: {},
+        relative_times: RelativeTimes = lambda kind: {},
         axes: Mapping[str, Sequence[object]] | None = None,
         seed: int = 0,
     ) -> None:
         self._packing = packing or Cost()
-        self._pack_speeds = pack_speeds
+        self._relative_times = relative_times
         self._axes = axes or {}
         self._seed = seed
 
@@ -110,32 +110,32 @@ class Grouping:
             loads=tuple(busy.get(device.name, 0.0) for device in devices),
             memory=min(device.memory for device in devices),
             start=START_SECONDS,
-            pack_speeds=self._measured_pack_speeds(
+            relative_times=self._measured_relative_times(
                 {each.key for each in candidates}, {device.kind for device in devices}
             ),
             axes=self._axes,
             seed=self._seed,
         )
 
-    def pack_speed(self, keys: AbstractSet[FusionKey], kinds: AbstractSet[str]) -> float:
+    def relative_time(self, keys: AbstractSet[FusionKey], kinds: AbstractSet[str]) -> float:
         """Return the time of arrays of these keys in one process over their time one after another; 1 if never
         measured.
         """
-        return fmean(self._measured_pack_speeds(keys, kinds).values() or [1.0])
+        return fmean(self._measured_relative_times(keys, kinds).values() or [1.0])
 
-    def _measured_pack_speeds(
+    def _measured_relative_times(
         self, keys: AbstractSet[FusionKey], kinds: AbstractSet[str]
     ) -> dict[frozenset[FusionKey], float]:
-        """Return the pack speed of each measured pair of keys, the mean over the kinds of devices."""
+        """Return the relative time of each measured pair of keys, the mean over the kinds of devices."""
         by_structure: dict[str, list[FusionKey]] = {}
         for key in keys:
             by_structure.setdefault(key.steps, []).append(key)
         found: dict[frozenset[FusionKey], list[float]] = {}
         for kind in sorted(kinds):
-            for (one, other), pack_speed in self._pack_speeds(kind).items():
+            for (one, other), relative_time in self._relative_times(kind).items():
                 for pair in product(by_structure.get(one, ()), by_structure.get(other, ())):
-                    found.setdefault(frozenset(pair), []).append(pack_speed)
-        return {pair: fmean(pack_speeds) for pair, pack_speeds in found.items()}
+                    found.setdefault(frozenset(pair), []).append(relative_time)
+        return {pair: fmean(relative_times) for pair, relative_times in found.items()}
 
 
 class CandidateCosts(NamedTuple):

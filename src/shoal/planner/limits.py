@@ -41,7 +41,7 @@ def jobs_to_restart(
     """Return requests to jobs that would gain more from a process with another limit than a restart costs.
 
     A job may use more than its limit if it has its device to itself, or if the policy has given it a larger share. What
-    it gains follows from its measured speeds on shares, or else from its measured slow-down in company.
+    it gains follows from its measured speeds on shares, or else from its measured slow-down beside others.
 
     Args:
         held: Jobs that hold devices.

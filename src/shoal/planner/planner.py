@@ -203,8 +203,8 @@ class Planner:
         if not self._fuse:
             return waiting
         kinds = {device.kind for device in planning.devices}
-        pack_speed = partial(self._grouping.pack_speed, kinds=kinds)
-        return by_family(waiting, self._profiles, kinds, unmeasurable, unshared, pack_speed)
+        relative_time = partial(self._grouping.relative_time, kinds=kinds)
+        return by_family(waiting, self._profiles, kinds, unmeasurable, unshared, relative_time)
 
     def _profile_jobs(
         self,

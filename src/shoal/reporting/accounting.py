@@ -21,11 +21,11 @@ __all__ = ["Accounting", "accounting", "accounting_json", "accounting_table"]
 _MEANINGS = {
     Activity.START: "processes start: imports, the task, and the wait for the first process",
     Activity.DATA: "data sets are loaded",
-    Activity.SURVEY: "models are built for their fusion keys",
+    Activity.SIGNATURE: "models are built for their fusion keys",
     Activity.PROFILE: "profile jobs measure steps",
     Activity.BUILD: "models and arrays are made, or restored",
     Activity.COMPILE: "steps are traced and compiled",
-    Activity.RACES: "the autotuner times lowerings",
+    Activity.AUTOTUNE: "the autotuner times lowerings",
     Activity.TIMED_STEPS: "training steps that find the fastest kind of step",
     Activity.STEPS: "training steps",
     Activity.VALIDATION: "validation",

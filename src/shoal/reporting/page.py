@@ -119,7 +119,7 @@ def overview_json(study: Overview) -> dict[str, Any]:
 def _summary_table(study: Overview) -> str:
     state = study.state
     goals = ", ".join(f"{goal.metric} ({goal.mode})" for goal in study.objectives)
-    runner = "no process" if state.pid is None else f"process {state.pid}"
+    runner = "no process runs it" if state.pid is None else f"process {state.pid} runs it"
     remaining = "" if state.seconds_left is None else f", {duration_text(state.seconds_left)} left"
     return _table(
         (),
@@ -127,7 +127,7 @@ def _summary_table(study: Overview) -> str:
             ("compared by", goals),
             ("trials", states_text(state)),
             (state.unit, epochs_text(state)),
-            ("time", f"{duration_text(study.elapsed.total)}{remaining}; run by {runner}"),
+            ("time", f"{duration_text(study.elapsed.total)}{remaining}; {runner}"),
             ("device time", _by_purpose(_sum(usage.seconds for usage in study.usage))),
             ("best", best_text(state)),
         ],
@@ -161,7 +161,7 @@ def _devices(study: Overview) -> str:
             _by_purpose(usage.seconds),
             usage.jobs,
             usage.failed,
-            _health(usage),
+            _health(usage, study.state.pid is not None),
         )
         for usage in study.usage
     ]
@@ -169,8 +169,11 @@ def _devices(study: Overview) -> str:
     return _table(head, rows)
 
 
-def _health(usage: Usage) -> str:
-    return "in use" if usage.device.healthy else usage.device.reason or "not healthy"
+def _health(usage: Usage, runs: bool) -> str:
+    """Return whether the device is the study's, or why it is not; "–" for a device of a study that no process runs."""
+    if not usage.device.healthy:
+        return usage.device.reason or "not healthy"
+    return "in use" if runs else "–"
 
 
 def _failures(study: Overview) -> str:

@@ -44,7 +44,7 @@ _MAX_BEST_LINES = 4
 _DIGEST_LENGTH = 8
 _MAX_CAUSE_LENGTH = 80
 """Most characters of a cause in a line."""
-_DIGEST_PATTERN = re.compile(r"[0-9a-f]{16,}")
+_DIGEST_PATTERN = re.compile(r"(?:^|(?<= ))[0-9a-f]{16,}\Z")
 
 
 def number_text(value: Any) -> str:
@@ -237,8 +237,8 @@ def _action_text(verb: str, trials: Sequence[int], text: str = "") -> str:
 
 
 def structure_text(structure: str) -> str:
-    """Return the shortened digest of a structure; a name unchanged."""
-    return structure[:_DIGEST_LENGTH] if _DIGEST_PATTERN.fullmatch(structure) else structure
+    """Return a structure with its digest shortened: "1f0a33be", and of a program "opaque train 06cc46cf"."""
+    return _DIGEST_PATTERN.sub(lambda match: match[0][:_DIGEST_LENGTH], structure)
 
 
 def key_text(steps: str) -> str:

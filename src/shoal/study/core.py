@@ -10,8 +10,8 @@ from shoal.core.event import (
     MembersLeft,
     MemoryMeasured,
     Outcome,
-    PackSpeedMeasured,
     Profiled,
+    RelativeTimeMeasured,
     Reported,
     SignaturesFound,
 )
@@ -174,7 +174,7 @@ def _on_job_event(state: StudyState, event: JobEvent, now: float) -> None:
         case SignaturesFound():
             state.signatures.add_keys(event)
             _add_note(state, event.note)
-        case Profiled() | PackSpeedMeasured() | MemoryMeasured():
+        case Profiled() | RelativeTimeMeasured() | MemoryMeasured():
             record_measurement(state, event)
             if isinstance(event, Profiled):
                 _add_note(state, event.note)
@@ -203,7 +203,7 @@ def _handle_during_shutdown(state: StudyState, event: Event, now: float) -> None
 
 def _handle_job_during_shutdown(state: StudyState, event: JobEvent) -> None:
     match event:
-        case Profiled() | PackSpeedMeasured():
+        case Profiled() | RelativeTimeMeasured():
             record_measurement(state, event)
         case ArrayFailed():
             state.step.record(ArrayLeft(event.job, event.trials, event.message, failed=False))

@@ -192,7 +192,7 @@ class Fleet:
         known = [device.name for _, device in self._found]
         for name in names:
             if name not in known:
-                raise DeviceError(f"device {name!r} is none of the study's; it has {self._used_text()}")
+                raise DeviceError(f"device {name!r} is not one of the study's; it has {self._used_text()}")
             if name in self._removed:
                 raise DeviceError(f"device {name!r} was removed before; the study has {self._used_text()}")
         self._removed += names

@@ -23,8 +23,8 @@ from shoal.core.event import (
     Ended,
     MemoryMeasured,
     Outcome,
-    PackSpeedMeasured,
     Profiled,
+    RelativeTimeMeasured,
     Reported,
     TurnStats,
 )
@@ -155,7 +155,7 @@ def _decide(state: StudyState, report: Report) -> list[Decision]:
     return [x for x in state.config.algorithm.observe(report) if x.trial not in state.trials.without_algorithm]
 
 
-def record_measurement(state: StudyState, found: Profiled | PackSpeedMeasured | MemoryMeasured) -> None:
+def record_measurement(state: StudyState, found: Profiled | RelativeTimeMeasured | MemoryMeasured) -> None:
     """Handle a measurement of a job."""
     job, device = state.running[found.job]
     state.profiles.observe(found, job, device)

@@ -277,7 +277,7 @@ class _AlgorithmDriver:
                 self._check_origin(trial)
                 self.epochs[number] = trial.start
             assert trial == self.trials.setdefault(number, trial), f"trial {number} came again as another trial"
-            assert json.loads(json.dumps(trial.config)) == trial.config, f"the config of trial {number} is no JSON"
+            assert json.loads(json.dumps(trial.config)) == trial.config, f"the config of trial {number} is not JSON"
             assert number not in self.training, f"trial {number} is in two groups at a time"
             assert number not in self.failed, f"trial {number} failed and came again"
             assert number not in self.decisions, f"trial {number} was ended and came again"

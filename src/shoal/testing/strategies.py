@@ -22,7 +22,7 @@ _GB = 10**9
 _KINDS = ("small", "large", "cpu/2")
 _BATCH_SIZES = (20, 25, 40)
 _AXES: Mapping[str, Sequence[object]] = {"batch_size": _BATCH_SIZES, "size": ("small", "medium", "large")}
-_PACK_SPEEDS = (0.5, 0.9, 1.0, 1.1, 2.0)
+_RELATIVE_TIMES = (0.5, 0.9, 1.0, 1.1, 2.0)
 _SCALINGS = (Scaling(), Scaling(alpha=1.2, sharing=4), Scaling(1.5, 1.1, sharing=2, devices=3, resize_seconds=2.0))
 
 
@@ -140,12 +140,12 @@ def packing_contexts(draw: st.DrawFn) -> tuple[tuple[Candidate, ...], PackingCon
     candidates = tuple(draw(_candidates(numbers)) for _ in range(draw(st.integers(0, 12))))
     keys = list(dict.fromkeys(candidate.key for candidate in candidates))
     pairs = [frozenset((one, other)) for index, one in enumerate(keys) for other in keys[index:]]
-    pack_speeds = draw(st.dictionaries(st.sampled_from(pairs), st.sampled_from(_PACK_SPEEDS))) if pairs else {}
+    relative_times = draw(st.dictionaries(st.sampled_from(pairs), st.sampled_from(_RELATIVE_TIMES))) if pairs else {}
     context = PackingContext(
         loads=tuple(draw(st.lists(st.sampled_from((0.0, 0.0, 5.0, 100.0)), min_size=1, max_size=4))),
         memory=draw(st.sampled_from((0, 6, 12, 1000))) * _GB,
         start=draw(st.sampled_from((0.0, 1.0, 20.0))),
-        pack_speeds=pack_speeds,
+        relative_times=relative_times,
         axes=draw(st.sampled_from(({}, _AXES))),
         seed=draw(st.integers(0, 3)),
     )

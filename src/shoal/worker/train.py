@@ -10,7 +10,7 @@ from torch import nn
 from shoal.cluster.machine import threads
 from shoal.core.activity import Activity
 from shoal.core.array import Array
-from shoal.core.event import ArrayFailed, Event, MembersLeft, Outcome, PackSpeedMeasured, SignaturesFound
+from shoal.core.event import ArrayFailed, Event, MembersLeft, Outcome, RelativeTimeMeasured, SignaturesFound
 from shoal.core.job import Job, log_path
 from shoal.cost.activity_clock import during
 from shoal.worker.array_trainer import ArrayTrainer
@@ -60,7 +60,7 @@ class Trainer:
         self._lanes += [self._lane(array) for array in job.arrays]
         self._memory_tracker = MemoryTracker(job.id, worker_state.device)
         self._scheduler = LaneScheduler(worker_state.device)
-        self._last_speed: PackSpeedMeasured | None = None
+        self._last_measurement: RelativeTimeMeasured | None = None
         self._lane_count = len(self._lanes)
 
     def run(self) -> Iterator[Event]:
@@ -134,7 +134,7 @@ class Trainer:
                 self._join(array)
             if change.find_signatures:
                 self._control.beat(settled=False)
-                with during(Activity.SURVEY):
+                with during(Activity.SIGNATURE):
                     found = self._signature_builder.find_keys(change.find_signatures, load=False)
                 yield SignaturesFound(self._job.id, *found)
 
@@ -180,16 +180,17 @@ class Trainer:
         """Let lanes take turns for one round.
 
         Returns:
-        The lanes that raised. The measured speed of the pack, if it has changed.
+            The lanes that raised, and the measured relative time of the pack, if it has changed.
         """
         lanes = [lane for lane in self._lanes if lane.ready]
         failures = self._scheduler.round(lanes, self._interrupted)
         schedule, seconds = self._scheduler.schedule, self._scheduler.seconds
         if schedule is None or "turns" not in seconds:
             return failures, []
-        found = PackSpeedMeasured(self._job.id, tuple(lane.key for lane in lanes), seconds[schedule] / seconds["turns"])
-        news = found != self._last_speed
-        self._last_speed = found
+        keys = tuple(lane.key for lane in lanes)
+        found = RelativeTimeMeasured(self._job.id, keys, seconds[schedule] / seconds["turns"])
+        news = found != self._last_measurement
+        self._last_measurement = found
         return failures, [found] if news else []
 
     def _wait_for_joins(self) -> Iterator[Event]:

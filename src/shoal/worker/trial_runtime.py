@@ -375,7 +375,7 @@ def check_scalar(name: str, value: Any, axes: int = 0) -> None:
         axes: Number of leading axes that count members.
 
     Raises:
-        TaskError: The value is no tensor, has further axes, or is complex.
+        TaskError: The value is not a tensor, has further axes, or is complex.
     """
     if not isinstance(value, Tensor) or value.dim() != axes or value.is_complex():
         got = f"{value.dtype} of shape {tuple(value.shape[axes:])}" if isinstance(value, Tensor) else repr(value)

@@ -63,8 +63,9 @@ class PackingContext:
         loads: Expected seconds until each healthy device is free, 0 for an idle one; at least one.
         memory: Bytes of the smallest device.
         start: Fixed overhead of a job in seconds (dispatch, first batch).
-        pack_speeds: Two keys, or one key for two arrays of it -> measured seconds of the steps of both in one process,
-            over the sum of each alone; below 1 is a gain. Unmeasured pairs are absent.
+        relative_times: Two keys, or one key for two arrays of it -> measured relative time: seconds of the steps of
+            both arrays in one process, divided by the seconds of running one after another; below 1 is a gain.
+            Unmeasured pairs are absent.
         axes: Name of a parameter with ordered values, such as "optimizer.momentum" -> its values in order. The values
             of other parameters are sorted if all are numbers; else they are only equal or different.
         seed: Seed of random choices.
@@ -76,7 +77,7 @@ class PackingContext:
     loads: tuple[float, ...]
     memory: int
     start: float = 0.0
-    pack_speeds: Mapping[frozenset[FusionKey], float] = field(default_factory=dict)
+    relative_times: Mapping[frozenset[FusionKey], float] = field(default_factory=dict)
     axes: Mapping[str, Sequence[object]] = field(default_factory=dict)
     seed: int = 0
 
@@ -90,15 +91,15 @@ class PackingContext:
                 raise ValueError(f"`{name}` must be finite seconds and not negative, got {getattr(self, name)!r}")
         if self.memory < 0:
             raise ValueError(f"`memory` must not be negative, got {self.memory!r}")
-        for pair, pack_speed in self.pack_speeds.items():
-            if not (pack_speed > 0 and isfinite(pack_speed)):
+        for pair, relative_time in self.relative_times.items():
+            if not (relative_time > 0 and isfinite(relative_time)):
                 raise ValueError(
-                    f"a pack speed must be finite and above 0, got {pack_speed!r} of {sorted(map(str, pair))}"
+                    f"a relative time must be finite and above 0, got {relative_time!r} of {sorted(map(str, pair))}"
                 )
 
-    def pack_speed(self, one: FusionKey, other: FusionKey) -> float | None:
-        """Return the pack speed of an array of each key; None if it was never measured."""
-        return self.pack_speeds.get(frozenset((one, other)))
+    def relative_time(self, one: FusionKey, other: FusionKey) -> float | None:
+        """Return the relative time of an array of each key; None if it was never measured."""
+        return self.relative_times.get(frozenset((one, other)))
 
 
 class Packing(ABC):

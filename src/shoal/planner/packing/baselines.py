@@ -157,8 +157,8 @@ class KNN(Packing):
     Args:
         threshold: Largest distance to the random array; None: 7 for "l1", 4.4 for "euclidean", 1 for "measured".
         metric: "l1" and "euclidean" add the distances of all parameters: 0 or 1 for values without an order, the
-            difference of their indices for others. "measured" is the pack speed of both arrays, the largest gain first;
-            unmeasured pairs count as 1 and are sorted by "l1".
+            difference of their indices for others. "measured" is the relative time of both arrays, the largest gain
+            first; unmeasured pairs count as 1 and are sorted by "l1".
 
     Raises:
         PackError: `threshold` is not a number of at least 0, or there is no such metric.
@@ -208,10 +208,10 @@ class KNN(Packing):
         def by_config(index: int) -> tuple[float, float]:
             return distance(centroid_position, configs_positions[index]), 0.0
 
-        def by_pack_speed(index: int) -> tuple[float, float]:
-            pack_speed = context.pack_speed(key, candidates[index].key)
-            if pack_speed is None:
+        def by_relative_time(index: int) -> tuple[float, float]:
+            relative_time = context.relative_time(key, candidates[index].key)
+            if relative_time is None:
                 return 1.0, distance(centroid_position, configs_positions[index])
-            return pack_speed, -1.0
+            return relative_time, -1.0
 
-        return by_pack_speed if self.metric == "measured" else by_config
+        return by_relative_time if self.metric == "measured" else by_config

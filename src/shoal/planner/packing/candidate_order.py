@@ -56,7 +56,7 @@ class _ItemGroup:
         memory: Bytes of all items.
         base: Largest base memory of an item.
         kinds: Kind -> number of items of this kind.
-        change: Sum over all pairs of their measured pack speed minus 1.
+        change: Sum over all pairs of their measured relative time minus 1.
     """
 
     items: list[_Item]
@@ -89,11 +89,11 @@ class _ItemGroup:
         if not tails:
             return 0.0
         max_epochs = max(item.epochs for item in self.items)
-        pack_speed = (self.together - start - self.fetching) / self.steps if self.steps else 1.0
+        relative_time = (self.together - start - self.fetching) / self.steps if self.steps else 1.0
         last = self.together
         for epochs, tail in tails.items():
             steps = sum(item.steps * min(1.0, epochs / item.epochs) for item in self.items)
-            last = max(last, start + self.fetching * epochs / max_epochs + pack_speed * steps + tail)
+            last = max(last, start + self.fetching * epochs / max_epochs + relative_time * steps + tail)
         return last - self.together
 
     def add(self, item: _Item, together: float, change: float) -> None:
@@ -126,8 +126,8 @@ class CandidateOrder:
         kinds: dict[FusionKey, int] = {}
         self._items = [_item(index, candidate, context, kinds) for index, candidate in enumerate(candidates)]
         self._data = [candidate.key.data for candidate in candidates]
-        self._pack_speed_changes = _pack_speed_changes(kinds, context)
-        rank = _ranks(self._items, self._pack_speed_changes)
+        self._relative_time_changes = _relative_time_changes(kinds, context)
+        rank = _ranks(self._items, self._relative_time_changes)
         candidate_order = sorted(self._items, key=lambda item: (rank[item.kind], -item.fetching))
         streams: dict[str, list[_Item]] = {}
         for item in candidate_order:
@@ -205,14 +205,14 @@ class CandidateOrder:
 
     def _joined_cost(self, group: _ItemGroup, item: _Item) -> tuple[float, float]:
         """Return the predicted seconds and `change` of a group with the item."""
-        change, measured, kinds = group.change, self._pack_speed_changes[item.kind], group.kinds
+        change, measured, kinds = group.change, self._relative_time_changes[item.kind], group.kinds
         if measured:
             for kind in measured if len(measured) < len(kinds) else kinds:
                 if kind in kinds and kind in measured:
                     change += measured[kind] * kinds[kind]
         count = len(group.items)
-        pack_speed = 1 + change / (count * (count + 1) / 2)
-        return self._start + max(group.fetching, item.fetching) + pack_speed * (group.steps + item.steps), change
+        relative_time = 1 + change / (count * (count + 1) / 2)
+        return self._start + max(group.fetching, item.fetching) + relative_time * (group.steps + item.steps), change
 
 
 def _item(index: int, candidate: Candidate, context: PackingContext, kinds: dict[FusionKey, int]) -> _Item:
@@ -229,13 +229,13 @@ def _item(index: int, candidate: Candidate, context: PackingContext, kinds: dict
     )
 
 
-def _pack_speed_changes(kinds: Mapping[FusionKey, int], context: PackingContext) -> list[dict[int, float]]:
-    """Return, for each kind, the kinds measured with it -> their pack speed minus 1."""
+def _relative_time_changes(kinds: Mapping[FusionKey, int], context: PackingContext) -> list[dict[int, float]]:
+    """Return, for each kind, the kinds measured with it -> their relative time minus 1."""
     changes: list[dict[int, float]] = [{} for _ in kinds]
-    for pair, pack_speed in context.pack_speeds.items():
+    for pair, relative_time in context.relative_times.items():
         one, other = (numbers := [kinds.get(key) for key in pair])[0], numbers[-1]  # equal for a pair of one key
         if one is not None and other is not None:
-            changes[one][other] = changes[other][one] = pack_speed - 1
+            changes[one][other] = changes[other][one] = relative_time - 1
     return changes
 
 

@@ -36,13 +36,13 @@ def predicted(group: Sequence[Candidate], context: PackingContext) -> Prediction
 
     With s the start, f the seconds of fetching and c = seconds - f of each candidate: apart is Σ (s + f + c), together
     is s + max f + p Σ c. Samples are fetched and prepared once, for the candidate with the largest f; p is the mean
-    measured pack speed over all pairs, 1 for an unmeasured pair.
+    measured relative time over all pairs, 1 for an unmeasured pair.
     """
     apart = sum(context.start + candidate.seconds for candidate in group)
     fetching = max(candidate.fetching for candidate in group)
     steps = sum(candidate.seconds - candidate.fetching for candidate in group)
     return Prediction(
-        apart, context.start + fetching + _mean_pack_speed([candidate.key for candidate in group], context) * steps
+        apart, context.start + fetching + _mean_relative_time([candidate.key for candidate in group], context) * steps
     )
 
 
@@ -75,22 +75,22 @@ def makespan(lengths: Sequence[float], loads: Sequence[float], tails: Sequence[f
     return last
 
 
-def _mean_pack_speed(keys: Sequence[FusionKey], context: PackingContext) -> float:
-    """Return the mean pack speed over all pairs of a group."""
-    if len(keys) < 2 or not context.pack_speeds:
+def _mean_relative_time(keys: Sequence[FusionKey], context: PackingContext) -> float:
+    """Return the mean relative time over all pairs of a group."""
+    if len(keys) < 2 or not context.relative_times:
         return 1.0
     count = Counter(keys)
     kinds = len(count)
     pairs: Iterable[frozenset[FusionKey]]
-    if kinds * (kinds + 1) // 2 < len(context.pack_speeds):
+    if kinds * (kinds + 1) // 2 < len(context.relative_times):
         pairs = map(frozenset, combinations_with_replacement(count, 2))
     else:
-        pairs = (pair for pair in context.pack_speeds if count.keys() >= pair)
+        pairs = (pair for pair in context.relative_times if count.keys() >= pair)
     change = 0.0
     for pair in pairs:
-        pack_speed = context.pack_speeds.get(pair)
-        if pack_speed is not None:
+        relative_time = context.relative_times.get(pair)
+        if relative_time is not None:
             one, other = (*pair, *pair)[:2]
             times = count[one] * (count[one] - 1) / 2 if one == other else count[one] * count[other]
-            change += times * (pack_speed - 1)
+            change += times * (relative_time - 1)
     return 1 + change / (len(keys) * (len(keys) - 1) / 2)

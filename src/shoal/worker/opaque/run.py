@@ -151,19 +151,30 @@ class _ProgramRun:
         yield from self._run_session(session)
 
     def _run_session(self, session: ProgramSession) -> Iterator[Event]:
-        """Follow a running program to its end, or until it is frozen and kept."""
+        """Follow a running program to its end, or until it is frozen and kept.
+
+        The last report of a command's trial is yielded after its output is collected: once the engine has that report,
+        the next job of the trial may begin, and collects outputs, too.
+        """
+        last_events: list[Event] = []
         try:
             self._files.record_process(session.child.pid)
-            yield from self._follow(session)
+            for event in self._follow(session):
+                if self._metrics and (last_events or _is_last(event)):
+                    last_events.append(event)
+                else:
+                    yield event
         except BaseException:
             session.close()
             raise
         if self._frozen:
             keep(self._directory, self._member.trial.number, session)
+            yield from last_events
             return
         session.close()
         if self._metrics:
             self._files.collect_output(self._metrics)
+        yield from last_events
 
     def _follow(self, session: ProgramSession) -> Iterator[Event]:
         child, channel = session.child, session.channel
@@ -331,3 +342,8 @@ class _ProgramRun:
         state = TrialState.PAUSED if report.epoch == self._member.target else TrialState.RUNNING
         sent = Report(report.trial, report.epoch, report.metrics, report.seconds, state)
         yield Reported(self._job, (sent,))
+
+
+def _is_last(event: Event) -> bool:
+    """Whether an event says that a trial has reached its target, or has failed."""
+    return isinstance(event, Reported) and any(report.state is not TrialState.RUNNING for report in event.reports)
