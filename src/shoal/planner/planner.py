@@ -17,6 +17,7 @@ from shoal.planner.grouping import Grouping
 from shoal.planner.job_tracker import JobTracker, PreemptionRequest
 from shoal.planner.partition import Profiles, ResourceLimit, partition
 from shoal.planner.planning_context import PROFILE_MEMBERS, PlanningContext, reservations
+from shoal.planner.waiting_work import WaitingWork
 from shoal.schedule.base import Action, JobView, Policy, Resize, Resume, Start, Stop, Suspend
 from shoal.schedule.check import check_plan, feasible
 from shoal.schedule.time_sharing import QUANTUM
@@ -57,6 +58,7 @@ class _Draft:
         deferred: Number of a trial whose job starts or resumes in a later turn -> reason.
         preemptions: As in `Placement`.
         wake: Latest time of the next turn of planning, or inf.
+        work: Work that waits, once a job starts.
     """
 
     placed: list[tuple[Job, Device]] = field(default_factory=list)
@@ -64,6 +66,7 @@ class _Draft:
     deferred: dict[int, str] = field(default_factory=dict)
     preemptions: dict[str, PreemptionRequest] = field(default_factory=dict)
     wake: float = inf
+    work: WaitingWork | None = None
 
 
 class Planner:
@@ -288,7 +291,10 @@ class Planner:
             case Start() | Resume():
                 device = planning.cluster.device(action.devices[0])
                 arrays = candidates[action.job]
-                known = tuple(replace(x, profile=self._profiles(x.key, device.kind)) for x in arrays)
+                draft.work = draft.work or WaitingWork(candidates.values(), self.tracker.group)
+                known = tuple(
+                    replace(x, profile=self._profiles(x.key, device.kind), later=draft.work.besides(x)) for x in arrays
+                )
                 resumes = action.job if isinstance(action, Resume) else ""
                 demand = planning.demand(arrays, device, action.share)
                 job = Job(self._new_id(), known, demand=demand, resumes=resumes, helpers=action.devices[1:])
