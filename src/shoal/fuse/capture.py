@@ -180,6 +180,8 @@ class CapturedStep:
             raise FusionError(f"the step cannot be recorded as a CUDA graph: {error}") from error
 
     def _trace(self, leaves: Sequence[Any], compiling: bool) -> Callable[..., Tensor]:
+        if compiling:
+            use_shared_directory()  # first, since torch sets the variable when tracing imports its compiler
         example = [*self._inputs(), *self._given(leaves)]
         try:
             with _TraceGuard(), _compiling(), _one_fake_mode():
@@ -198,7 +200,6 @@ class CapturedStep:
                 return graph
             with warnings.catch_warnings(), torch.no_grad():
                 warnings.simplefilter("ignore")  # the compiler warns about itself
-                use_shared_directory()
                 compiled = torch.compile(graph, fullgraph=True, dynamic=False)
                 self._verify(graph, compiled, example)
         except (Exception, NeedsMemberError) as error:  # tracers and compilers raise any error
