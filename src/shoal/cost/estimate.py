@@ -41,8 +41,8 @@ EXPECTED_COMPILE_SECONDS = 20.0
 """Assumed cost of compiling a structure that was never compiled: a transformer's step on two cores."""
 
 EXPECTED_RELOAD_SHARE = 0.3
-"""Assumed time to compile a step whose code is there already, as a fraction of the first compilation. The step is
-traced again."""
+"""Assumed time to compile a step whose code is there already, as a fraction of the first compilation: measured 0.2 to
+0.4 for MLPs on a loaded machine. The compiler is imported, and the step traced again."""
 
 EXPECTED_GAIN = 1.25
 """Assumed speed-up by compiling where none was measured for a structure."""
