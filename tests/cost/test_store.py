@@ -33,6 +33,7 @@ FOUND = replace(
     compiled_gain={8: 1.5},
     fused_gain={16: 4.0},
     thread_gain={2: {4: 1.4}, 4: {4: 2.5}},
+    reload_seconds=0.5,
 )
 
 
@@ -117,6 +118,7 @@ def test_a_profile_job_on_a_share_adds_its_speed_there() -> None:
 def test_a_training_job_adds_to_what_was_measured() -> None:
     threads = {2: {1: 0.9, 4: 1.4}, 4: {4: 2.5}}
     expected = replace(KNOWN, compiled_gain={4: 2.0, 8: 1.5}, fused_gain={4: 1.1, 16: 4.0}, thread_gain=threads)
+    expected = replace(expected, reload_seconds=0.5)
     store = knowing(KNOWN)
     assert after(store, Profiled("two", A, FOUND)) == expected
     again = replace(expected, fused_gain={4: 1.1, 16: 2.0})

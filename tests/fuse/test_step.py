@@ -225,7 +225,7 @@ def test_batches_of_other_shapes_are_not_timed() -> None:
     assert step.way is None
 
 
-def test_compiling_is_asked_for_once_with_the_fastest_step() -> None:
+def test_compiling_is_asked_for_once_and_again_on_request() -> None:
     asked: list[float] = []
 
     def worth(seconds: float) -> bool:
@@ -239,6 +239,11 @@ def test_compiling_is_asked_for_once_with_the_fastest_step() -> None:
     for _ in range(12):
         step((X, Y))
     assert asked == [pytest.approx(1.5)]
+    step.reconsider_compiling()
+    for _ in range(3):
+        step((X, Y))
+    assert asked == [pytest.approx(1.5)] * 2
+    assert step.way == "plain"
 
 
 def test_one_member_runs_as_itself() -> None:

@@ -14,7 +14,9 @@ from shoal.cost.estimate import compiling_pays
 from shoal.cost.race import RaceRules
 from shoal.fuse.api import fuse
 from shoal.fuse.array import ModelArray
+from shoal.fuse.compile_cache import CompileRecord
 from shoal.fuse.optim.fused import FusedOptimizer, fuse_optimizers
+from shoal.worker.compile_decision import RETRY_SECONDS, CompileDecision
 from shoal.worker.fused_stepper import AdaptiveStep
 
 X = torch.randn(4, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
@@ -25,13 +27,13 @@ def loss(model: nn.Module, batch: Any) -> Tensor:
     return F.mse_loss(model(batch), batch)
 
 
-def members() -> tuple[ModelArray, FusedOptimizer]:
+def members(count: int = 2) -> tuple[ModelArray, FusedOptimizer]:
     models, optimizers = [], []
-    for b in range(2):
+    for b in range(count):
         torch.manual_seed(b)
         models.append(nn.Linear(3, 3).double())
         optimizers.append(torch.optim.SGD(models[-1].parameters(), lr=0.1 * (b + 1)))
-    array = fuse(models, [0, 1])
+    array = fuse(models, range(count))
     return array, fuse_optimizers(optimizers, array)
 
 
@@ -85,8 +87,8 @@ def _no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Captured, "taken", 0)
 
 
-def plain(steps: int) -> Tensor:
-    array, optimizer = members()
+def plain(steps: int, count: int = 2) -> Tensor:
+    array, optimizer = members(count)
     for _ in range(steps):
         optimizer.zero_grad()
         losses = array.map(loss, X)
@@ -106,7 +108,7 @@ CASES = {
 def test_choice(profile: Profile, delay: float, steps: int, kept: bool | None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Captured, "delay", delay)
     array, optimizer = members()
-    chosen = AdaptiveStep(array, optimizer, loss, profile, steps, Clock.look)
+    chosen = AdaptiveStep(array, optimizer, loss, profile, CompileDecision(profile, 2, steps), Clock.look)
     uncaptured = 2 * (RaceRules.min_runs + 1)
     total = 2 * uncaptured + RaceRules.min_runs
     for _ in range(total):
@@ -130,7 +132,7 @@ def test_choice(profile: Profile, delay: float, steps: int, kept: bool | None, m
 def test_a_batch_of_another_shape_runs_eagerly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Captured, "delay", -0.9)
     array, optimizer = members()
-    chosen = AdaptiveStep(array, optimizer, loss, KNOWN, 10**6, Clock.look)
+    chosen = AdaptiveStep(array, optimizer, loss, KNOWN, CompileDecision(KNOWN, 2, 10**6), Clock.look)
     for _ in range(4 * (RaceRules.min_runs + 1)):
         chosen.step(X)
     taken = Captured.taken
@@ -146,9 +148,53 @@ def test_a_step_that_cannot_be_compiled_is_not_tried_again(monkeypatch: pytest.M
 
     monkeypatch.setattr(step_module, "CapturedStep", refuse)
     array, optimizer = members()
-    chosen = AdaptiveStep(array, optimizer, loss, KNOWN, 10**6, Clock.look)
+    chosen = AdaptiveStep(array, optimizer, loss, KNOWN, CompileDecision(KNOWN, 2, 10**6), Clock.look)
     for _ in range(2 * (RaceRules.min_runs + 1)):
         chosen.step(X)
     assert chosen.new_profile is not None
     assert chosen.new_profile.compiled_gain[2] == 1.0
     assert not compiling_pays(chosen.new_profile, 2, 1.0, 10**9)
+
+
+@pytest.mark.parametrize("lone", [False, True], ids=["two members", "a lone member"])
+def test_an_array_takes_the_compiled_step_once_another_process_has_compiled_it(
+    lone: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Captured, "delay", -0.9)
+    array, optimizer = members(1 if lone else 2)
+    other, now = CompileRecord(f"waited for, {lone}"), [0.0]
+    assert other.begin()
+    decision = CompileDecision(KNOWN, 2, 10**6, record=CompileRecord(f"waited for, {lone}"), clock=lambda: now[0])
+    chosen = AdaptiveStep(array, optimizer, loss, KNOWN, decision, Clock.look)
+    for _ in range(4 * (RaceRules.min_runs + 1)):
+        chosen.step(X)
+    assert chosen.settled
+    assert not chosen.plain, "a stepper that trains plainly cannot compile any more"
+    now[0] += RETRY_SECONDS
+    chosen.step(X)
+    assert Captured.taken == 0, "the other process compiles"
+    other.end(compiled=True)
+    chosen.step(X)
+    assert Captured.taken == 0, "it is not asked for at every step"
+    now[0] += RETRY_SECONDS
+    for _ in range(4 * (RaceRules.min_runs + 1)):
+        losses = chosen.step(X)
+    assert Captured.taken > RaceRules.min_runs
+    assert chosen.new_profile is not None
+    assert chosen.new_profile.reload_seconds > 0
+    assert chosen.new_profile.compile_seconds == KNOWN.compile_seconds
+    assert decision.steps == 10**6 - 8 * (RaceRules.min_runs + 1) - 2
+    torch.testing.assert_close(losses, plain(10**6 - decision.steps, len(array)), rtol=1e-12, atol=0)
+
+
+def test_the_first_process_lets_others_reload(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Captured, "delay", -0.9)
+    array, optimizer = members()
+    decision = CompileDecision(KNOWN, 2, 10**6, record=CompileRecord("first"))
+    chosen = AdaptiveStep(array, optimizer, loss, KNOWN, decision, Clock.look)
+    for _ in range(4 * (RaceRules.min_runs + 1)):
+        chosen.step(X)
+    assert CompileRecord("first").exists
+    assert chosen.new_profile is not None
+    assert chosen.new_profile.compile_seconds > KNOWN.compile_seconds
+    assert chosen.new_profile.reload_seconds == 0

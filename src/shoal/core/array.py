@@ -1,6 +1,6 @@
 """Arrays: trials of one structure that are trained as one model, and their fusion keys."""
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from math import inf
 
@@ -71,6 +71,8 @@ class Array:
         profile: Profile of the key on the device of the array; None if unknown.
         pending: Trained and remaining epochs of all trials of the key, which bound the useful cost of profiling.
         separate: Whether it stays a separate array when it joins a job with an array of the same key.
+        later: Epochs -> expected number of other arrays of this key and size that train as many epochs later, on any
+            device; they can reuse what this array compiles. Equality ignores it.
 
     Attributes:
         epochs: Number of epochs that each member shall train.
@@ -81,6 +83,7 @@ class Array:
     profile: Profile | None = None
     pending: float = inf
     separate: bool = False
+    later: Mapping[int, float] = field(default_factory=dict, compare=False, repr=False)
     epochs: tuple[int, ...] = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:

@@ -62,7 +62,10 @@ class Profile:
         fused_gain: Members -> speedup of a fused step over steps of one member after another.
         compiled_gain: Members -> speedup of a compiled step, measured in one run; only sizes that were compiled, 1 if
             compilation failed.
-        compile_seconds: Seconds of the last compilation; 0 if there was none.
+        compile_seconds: Seconds of the last compilation of a step that the machine had not compiled before; 0 if there
+            was none.
+        reload_seconds: Seconds of the last compilation of a step that the machine had compiled before, so that its code
+            was there; 0 if there was none.
         thread_gain: Threads, more than those of the kind of device -> members -> speed-up of a step over one with the
             threads of the kind.
         share_speeds: Members -> part of the compute of the device -> throughput of a process limited to it, relative to
@@ -88,6 +91,7 @@ class Profile:
     fused_gain: Mapping[int, float] = field(default_factory=dict)
     compiled_gain: Mapping[int, float] = field(default_factory=dict)
     compile_seconds: float = 0.0
+    reload_seconds: float = 0.0
     thread_gain: Mapping[int, Mapping[int, float]] = field(default_factory=dict)
     share_speeds: Mapping[int, Mapping[float, float]] = field(default_factory=dict)
     crowding: Mapping[int, float] = field(default_factory=dict)

@@ -1,6 +1,7 @@
 """Estimates of an array from its profile: seconds, memory, best size, demand, and whether compiling pays."""
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 from shoal.core.demand import Demand, Profile
 
@@ -40,6 +41,10 @@ FIRST_TRIED_SIZE = 8
 
 EXPECTED_COMPILE_SECONDS = 20.0
 """Assumed cost of compiling a structure that was never compiled: a transformer's step on two cores."""
+
+EXPECTED_RELOAD_SHARE = 0.3
+"""Assumed time to compile a step whose code is there already, as a fraction of the first compilation: measured 0.2 to
+0.4 for MLPs on a loaded machine. The compiler is imported, and the step traced again."""
 
 EXPECTED_GAIN = 1.25
 """Assumed speed-up by compiling where none was measured for a structure."""
@@ -262,17 +267,33 @@ def packed_demand(arrays: Sequence[tuple[Profile, Sequence[int]]], *, cores: flo
     )
 
 
-def compiling_pays(profile: Profile | None, members: int, eager_seconds: float, steps: int) -> bool:
+def compiling_pays(
+    profile: Profile | None,
+    members: int,
+    eager_seconds: float,
+    steps: int,
+    later: Mapping[int, float] = MappingProxyType({}),
+    compiled_before: bool = False,
+) -> bool:
     """Return whether compiling saves more time over the remaining steps than it costs.
+
+    Compiled code is kept. So the first compilation also saves time in later arrays of this size, each of which only
+    reloads the code, or takes steps that are not compiled if reloading takes longer than it saves there.
 
     Args:
         profile: Profile of the structure, or None. The measured gain of this size, or of the nearest one, decides.
         members: B.
         eager_seconds: Measured seconds of one step that is not compiled.
         steps: Number of remaining steps.
+        later: Number of steps -> expected number of later arrays of this size with as many steps.
+        compiled_before: Whether the machine has compiled this step before, so that the code is only reloaded.
     """
-    saved = eager_seconds * (1 - 1 / _compiled_gain(profile, members)) * steps
-    return saved > (profile.compile_seconds if profile and profile.compile_seconds else EXPECTED_COMPILE_SECONDS)
+    saved = eager_seconds * (1 - 1 / _compiled_gain(profile, members))
+    cost = profile.compile_seconds if profile and profile.compile_seconds else EXPECTED_COMPILE_SECONDS
+    reload = profile.reload_seconds if profile and profile.reload_seconds else EXPECTED_RELOAD_SHARE * cost
+    if compiled_before:
+        return saved * steps > reload
+    return saved * steps + sum(count * max(0.0, saved * each - reload) for each, count in later.items()) > cost
 
 
 def _compiled_gain(profile: Profile | None, members: int) -> float:

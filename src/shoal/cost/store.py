@@ -166,6 +166,7 @@ class ProfileStore:
         elif known is not None:
             compiled = self._updated_means((key, kind, "compiled"), known.compiled_gain, profile.compiled_gain)
             compile_seconds = profile.compile_seconds or known.compile_seconds
+            reload_seconds = profile.reload_seconds or known.reload_seconds
             if job.purpose is Purpose.PROFILE:
                 memory = max(known.member_memory, profile.member_memory)
                 sample = max(known.sample, profile.sample)
@@ -181,7 +182,9 @@ class ProfileStore:
                     thread_gain=merged_thread_gain(known.thread_gain, profile.thread_gain),
                     step_seconds={**known.step_seconds, **_new_sizes(found, job)},
                 )
-            profile = replace(profile, compiled_gain=compiled, compile_seconds=compile_seconds)
+            profile = replace(
+                profile, compiled_gain=compiled, compile_seconds=compile_seconds, reload_seconds=reload_seconds
+            )
         self._put(key, kind, profile)
 
     def _observe_relative_time(self, found: RelativeTimeMeasured, kind: str) -> None:

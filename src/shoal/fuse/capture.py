@@ -6,7 +6,7 @@ The passes, in order:
 2. Compute the gradient of the sum of the members' losses (autograd, traced together with the forward pass).
 3. Update parameters and optimizer state in place (`FusedOptimizer.traced`; updates are counted outside of the trace).
 4. Trace passes 1 to 3 into one graph of plain tensor functions (`make_fx`).
-5. Fuse the graph's functions into few kernels, if asked for (Inductor).
+5. Fuse the graph's functions into few kernels, if asked for (Inductor, which reuses code in Shoal's cache directory).
 6. Compare the compiled step with the graph on copies of all inputs, since compilers have faults.
 7. On a GPU, record all kernels, to launch them together (CUDA graph).
 
@@ -35,6 +35,7 @@ from torch.utils import _pytree as pytree
 
 from shoal.core.errors import FusionError
 from shoal.fuse.array import ModelArray
+from shoal.fuse.compile_cache import use_shared_directory
 from shoal.fuse.grads import Gradients
 from shoal.fuse.micro_batches import micro_batches, total, weighted
 from shoal.fuse.optim.fused import FusedOptimizer
@@ -179,6 +180,8 @@ class CapturedStep:
             raise FusionError(f"the step cannot be recorded as a CUDA graph: {error}") from error
 
     def _trace(self, leaves: Sequence[Any], compiling: bool) -> Callable[..., Tensor]:
+        if compiling:
+            use_shared_directory()  # first, since torch sets the variable when tracing imports its compiler
         example = [*self._inputs(), *self._given(leaves)]
         try:
             with _TraceGuard(), _compiling(), _one_fake_mode():

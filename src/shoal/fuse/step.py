@@ -68,7 +68,7 @@ class TrainingStep:
         loss: Function as for `ModelArray.map`, which returns a scalar that depends on parameters.
         ways: Allowed ways.
         compiling: Function of the seconds of the fastest step so far that returns whether compilation may pay off; it
-            is called once.
+            is called once, and once more after each `reconsider_compiling`.
         clock: Clock in seconds.
         max_norm: Largest norm of a member's gradients, one for all members or one for each (inf for no limit); None if
             no member has a limit.
@@ -122,7 +122,8 @@ class TrainingStep:
         self._runs: dict[StepMode, Callable[[Any], Tensor]] = {"eager": self._eager, "plain": self._plain}
         self._uncaptured: list[StepMode] = [way for way in self._runs if way in ways]
         self._race: Race[StepMode] = Race(self._uncaptured)
-        self._later: list[StepMode] = [x for x in ("captured", "compiled") if x in ways and not self._scaler.scales]
+        self._allowed: list[StepMode] = [x for x in ("captured", "compiled") if x in ways and not self._scaler.scales]
+        self._later = list(self._allowed)
         self._compiling = compiling
         self._clock = clock
         self._shapes: list[Any] | None = None
@@ -160,6 +161,12 @@ class TrainingStep:
         if self._race.winner is not None:
             self._decide()
         return losses
+
+    def reconsider_compiling(self) -> None:
+        """Ask `compiling` once more in the next step, if a way other than the compiled one is taken now."""
+        if self.way not in (None, "compiled") and "compiled" in self._allowed:
+            self.way = None
+            self._later = ["compiled"]
 
     def _turn_to(self, shapes: list[Any]) -> bool:
         """Count a batch of other shapes; returns whether these shapes are timed from now on."""

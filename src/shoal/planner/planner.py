@@ -18,6 +18,7 @@ from shoal.planner.job_tracker import JobTracker, PreemptionRequest
 from shoal.planner.limits import jobs_to_restart, limit_placed
 from shoal.planner.partition import Profiles, ResourceLimit, partition
 from shoal.planner.planning_context import PROFILE_MEMBERS, PlanningContext, reservations
+from shoal.planner.waiting_work import WaitingWork
 from shoal.schedule.base import Action, JobView, Policy, Resize, Resume, Start, Stop, Suspend
 from shoal.schedule.check import check_plan, feasible
 
@@ -58,6 +59,7 @@ class _Draft:
         shares: Id of a running job -> its new share of the compute of its device, or None.
         preemptions: As in `Placement`.
         wake: Latest time of the next turn of planning, or inf.
+        work: Work that waits, once a job starts.
     """
 
     placed: list[tuple[Job, Device]] = field(default_factory=list)
@@ -66,6 +68,7 @@ class _Draft:
     shares: dict[str, float | None] = field(default_factory=dict)
     preemptions: dict[str, PreemptionRequest] = field(default_factory=dict)
     wake: float = inf
+    work: WaitingWork | None = None
 
 
 class Planner:
@@ -316,7 +319,10 @@ class Planner:
             case Start() | Resume():
                 device = planning.cluster.device(action.devices[0])
                 arrays = candidates[action.job]
-                known = tuple(replace(x, profile=self._profiles(x.key, device.kind)) for x in arrays)
+                draft.work = draft.work or WaitingWork(candidates.values(), self.tracker.group)
+                known = tuple(
+                    replace(x, profile=self._profiles(x.key, device.kind), later=draft.work.besides(x)) for x in arrays
+                )
                 resumes = action.job if isinstance(action, Resume) else ""
                 demand = planning.demand(arrays, device, action.share)
                 job = Job(self._new_id(), known, demand=demand, resumes=resumes, helpers=action.devices[1:])

@@ -18,7 +18,9 @@ from shoal.core.trial import TrialState
 from shoal.cost.activity_clock import during
 from shoal.cost.estimate import merged_thread_gain
 from shoal.data.loader import augmentation_seed
+from shoal.fuse.compile_cache import CompileRecord
 from shoal.worker.array_members import ArrayMembers
+from shoal.worker.compile_decision import CompileDecision
 from shoal.worker.fused_stepper import make_stepper
 from shoal.worker.loss_tracker import LossTracker
 from shoal.worker.step_plan import StepPlan
@@ -86,6 +88,7 @@ class ArrayTrainer:
         """Trials that could not be built while others train: their numbers, and the exception."""
         self._stepper: Stepper | None = None
         self._profile = array.profile
+        self._later, self._size = array.later, len(array.members)
         self._group: list[TrialRuntime] = []  # trials in the current epoch
         self._mixed_epochs = True  # whether trials at different epochs train as one array
         self._fused_before = False  # whether several trials have taken a fused step
@@ -313,11 +316,26 @@ class ArrayTrainer:
             steps = max((x.member.target - x.epoch) * epoch_steps - x.step for x in self._group)
             self._heartbeat()
             state, plain = self._state, self.key in self._state.plain_keys
+            compiling = self._compile_decision(steps, epoch_steps)
             with during(Activity.BUILD):
                 self._stepper = make_stepper(
-                    state.task, self._group, self._profile, steps, self._fused_before, plain, state.global_rng
+                    state.task, self._group, self._profile, compiling, self._fused_before, plain, state.global_rng
                 )
         return self._stepper
+
+    def _compile_decision(self, steps: int, epoch_steps: int) -> CompileDecision:
+        """Return what decides when the step of the group is compiled.
+
+        Args:
+            steps: Number of remaining steps.
+            epoch_steps: Steps of an epoch.
+        """
+        size = len(self._group)
+        later = {epochs * epoch_steps: count for epochs, count in self._later.items()} if size == self._size else {}
+        epochs = len({runtime.epoch for runtime in self._group})
+        known = (self.key.structure, self.key.data, self.key.batch_size, size, epochs > 1)
+        record = CompileRecord(f"{known} on {self._state.device.type} by {torch.get_num_threads()} threads")
+        return CompileDecision(self._profile, size, steps, later, record)
 
     def _drop_stepper(self) -> None:
         """Drop the stepper, but keep its measurements."""

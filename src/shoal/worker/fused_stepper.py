@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 from shoal.core.demand import Profile
 from shoal.core.errors import FusionError
 from shoal.core.trial import step_seed
-from shoal.cost.estimate import compiling_pays, fused_gain
+from shoal.cost.estimate import fused_gain
 from shoal.data.tracked_config import MembersConfig
 from shoal.fuse.api import fuse, stack
 from shoal.fuse.array import ModelArray
@@ -32,6 +32,7 @@ from shoal.fuse.stacked import NeedsMemberError, Stacked, events
 from shoal.fuse.step import StepMode, TrainingStep
 from shoal.fuse.transaction import Transaction
 from shoal.task import Task, call, size_of, takes_config
+from shoal.worker.compile_decision import CompileDecision
 from shoal.worker.metrics import Precision, ValidationMetrics, task_loss, validation_values
 from shoal.worker.stepper import MixedEpochsError, PlainStepper, Stepper, StepRefusedError
 from shoal.worker.trial_runtime import TrialRuntime, check_scalar, optimizers_in
@@ -50,7 +51,7 @@ class FusedStepper(Stepper):
         task: Task of the study.
         runtimes: Trials of one structure.
         profile: Profile of the structure, or None.
-        steps: Number of remaining steps; 0 disables compiling.
+        compiling: Decides when the step is compiled; None: never.
         fused_before: Whether trials of the structure have taken fused steps before, so the first step needs no
             snapshot.
 
@@ -63,7 +64,7 @@ class FusedStepper(Stepper):
         task: Task,
         runtimes: Sequence[TrialRuntime],
         profile: Profile | None = None,
-        steps: int = 0,
+        compiling: CompileDecision | None = None,
         fused_before: bool = False,
     ) -> None:
         self._task = task
@@ -80,7 +81,7 @@ class FusedStepper(Stepper):
             loss = update_wrapper(partial(task_loss, task, runtimes[0].autocast), task.loss)
             scaler = GradScaler.of(self._array, _loss_scales(runtimes))
             self._steps = AdaptiveStep(
-                self._array, optimizer, loss, profile, steps, max_norm=_max_norms(runtimes), scaler=scaler
+                self._array, optimizer, loss, profile, compiling, max_norm=_max_norms(runtimes), scaler=scaler
             )
         measure = partial(_validate_batch, task, runtimes[0].autocast, self._array.members)
         self._validate_batch = update_wrapper(measure, task.metrics)
@@ -211,7 +212,7 @@ class AdaptiveStep:
         optimizer: Optimizer of the array.
         loss: Loss function as for `ModelArray.map`.
         profile: Profile of the structure, or None.
-        steps: Number of remaining steps; 0 disables compiling.
+        compiling: Decides when the step is compiled; None: never.
         clock: Clock in seconds.
         max_norm: Maximum gradient norm of each member, or None.
         scaler: Loss scales of the members, or None.
@@ -223,15 +224,16 @@ class AdaptiveStep:
         optimizer: FusedOptimizer,
         loss: Callable[..., Any],
         profile: Profile | None,
-        steps: int,
+        compiling: CompileDecision | None,
         clock: Callable[[], float] = time.perf_counter,
         max_norm: Sequence[float] | None = None,
         scaler: GradScaler | None = None,
     ) -> None:
         self._members = len(array)
         self._profile = profile
-        self._left = steps
-        self._step = TrainingStep(array, optimizer, loss, self._ways(), self._compiling_pays, clock, max_norm, scaler)
+        self._compiling = compiling
+        ask = compiling or (lambda seconds: False)
+        self._step = TrainingStep(array, optimizer, loss, self._ways(), ask, clock, max_norm, scaler)
         self.new_profile: Profile | None = None
         """The profile with the measurements of the first steps; None if it has not changed."""
 
@@ -248,8 +250,8 @@ class AdaptiveStep:
 
     @property
     def plain(self) -> bool:
-        """Whether the fastest mode is plain PyTorch."""
-        return self._step.way == "plain"
+        """Whether the fastest mode is plain PyTorch, and remains so."""
+        return self._step.way == "plain" and not (self._compiling and self._compiling.waits)
 
     def _ways(self) -> tuple[StepMode, ...]:
         """Return the modes to try: only the faster one of eager and plain, if the profile shows which one is faster."""
@@ -261,15 +263,21 @@ class AdaptiveStep:
 
     def step(self, batch: Any) -> Tensor:
         """Take one step of the array; return the losses, [B], detached."""
-        self._left -= 1
-        settled = self.settled
-        losses = self._step(batch)
-        if self.settled and not settled and self._profile is not None:
-            self._record_measurements(self._profile)
+        if self._compiling is not None:
+            self._compiling.steps -= 1
+            if self._compiling.may_retry():
+                self._step.reconsider_compiling()
+        if self.settled:
+            return self._step(batch)
+        before = self._step.compile_seconds
+        try:
+            losses = self._step(batch)
+        finally:
+            if self._compiling is not None:
+                self._compiling.end(compiled=self._step.compile_seconds > before)
+        if self.settled and self._profile is not None:
+            self._record_measurements(self.new_profile or self._profile)
         return losses
-
-    def _compiling_pays(self, seconds: float) -> bool:
-        return compiling_pays(self._profile, self._members, seconds, self._left)
 
     def _record_measurements(self, profile: Profile) -> None:
         """Set `new_profile` to the profile with the times measured here.
@@ -283,11 +291,13 @@ class AdaptiveStep:
             found = replace(found, step_seconds={**found.step_seconds, self._members: min(uncompiled)})
         if self.gain is not None:
             found = replace(found, fused_gain={**found.fused_gain, self._members: self.gain})
-        if self._step.compile_seconds:
+        if self._step.compile_seconds and self._compiling is not None:
             plain = min(seconds for way, seconds in self._step.seconds.items() if way != "compiled")
             gain = plain / self._step.seconds["compiled"] if self._step.way == "compiled" else 1.0
             gains = {**found.compiled_gain, self._members: gain}
-            found = replace(found, compiled_gain=gains, compile_seconds=self._step.compile_seconds)
+            found = replace(found, compiled_gain=gains)
+            name = "reload_seconds" if self._compiling.reloads else "compile_seconds"
+            found = replace(found, **{name: self._step.compile_seconds})  # type: ignore[arg-type]
         if found is not profile:
             self.new_profile = found
 
@@ -366,7 +376,7 @@ def make_stepper(
     task: Task,
     runtimes: Sequence[TrialRuntime],
     profile: Profile | None = None,
-    steps: int = 0,
+    compiling: CompileDecision | None = None,
     fused_before: bool = False,
     plain: bool = False,
     global_rng: AbstractSet[int] = frozenset(),
@@ -379,7 +389,7 @@ def make_stepper(
         task: Task of the study.
         runtimes: Trials at the same step of an epoch.
         profile: Profile of their structure, or None.
-        steps: Number of remaining steps; 0 disables compiling.
+        compiling: Decides when their step is compiled; None: never.
         fused_before: See `FusedStepper`.
         plain: Whether to train in plain PyTorch, because a fused step of such trials was refused.
         global_rng: See `PlainStepper`.
@@ -392,7 +402,7 @@ def make_stepper(
     if len(runtimes) == 1 and type(task).step is not Task.step:
         return PlainStepper(task, runtimes)
     try:
-        return FusedStepper(task, runtimes, profile, steps, fused_before)
+        return FusedStepper(task, runtimes, profile, compiling, fused_before)
     except FusionError as reason:
         if _epochs_differ(runtimes):
             raise MixedEpochsError(reason) from reason

@@ -1,0 +1,113 @@
+"""Code of compiled steps that all processes of this machine share, and the right of one of them to compile a step.
+
+Inductor keeps compiled code in a directory, and finds it again by the graph of the step, the versions and its settings.
+Only a process that has traced the step can look there, which takes seconds. A `CompileRecord` says beforehand whether
+the code is there, and lets one process at a time compile a step.
+"""
+
+import hashlib
+import logging
+import os
+import platform
+from functools import cache
+from pathlib import Path
+
+from shoal.cluster.process_lock import ProcessLock
+from shoal.cost.history import cache_directory, environment
+
+__all__ = ["CompileRecord", "use_shared_directory"]
+
+_log = logging.getLogger("shoal.fuse")
+
+_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
+
+
+def use_shared_directory() -> Path | None:
+    """Let Inductor keep its files in Shoal's cache directory, unless `$TORCHINDUCTOR_CACHE_DIR` names another one.
+
+    Inductor compiles for the processor of this machine, which is not part of its keys. So the directory is one for this
+    processor: a home directory may be that of several machines.
+
+    Returns:
+        The directory; None if Shoal's cannot be written. Then Inductor uses its own in the temporary directory.
+    """
+    if _VARIABLE not in os.environ:
+        directory = cache_directory() / f"inductor-{_processor()}"
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            _log.warning(
+                "compiled steps are not kept for later studies, since %s cannot be used (%s). Set SHOAL_CACHE to a "
+                "directory that can be written.",
+                directory,
+                error,
+            )
+            return None
+        os.environ[_VARIABLE] = str(directory)
+    return Path(os.environ[_VARIABLE])
+
+
+_environment = cache(environment)
+
+
+@cache
+def _processor() -> str:
+    """Return a digest of the processor's model and instructions."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    named = [line for line in lines if line.startswith(("model name", "flags", "Features"))]
+    text = "\n".join(named[:2]) or platform.processor() or platform.machine()
+    return hashlib.blake2b(text.encode(), digest_size=4).hexdigest()
+
+
+class CompileRecord:
+    """Whether a process of this machine has compiled a step, and the right to compile it.
+
+    It is a file next to Inductor's: locked by the process that compiles the step, and not empty once it has done so. A
+    process that is killed leaves the right to another one. If the file cannot be used, nothing counts as compiled, and
+    every process has the right.
+
+    Args:
+        step: Everything that the graph of the step depends on, as a text, besides the versions. A text that says too
+            little costs time: a process that expects compiled code compiles the step itself.
+    """
+
+    def __init__(self, step: str) -> None:
+        self._name = hashlib.blake2b(f"{_environment()}, {step}".encode(), digest_size=12).hexdigest()
+        self._lock: ProcessLock | None = None
+
+    @property
+    def exists(self) -> bool:
+        """Whether a process has compiled the step."""
+        path = self._path()
+        return path is not None and path.is_file() and path.stat().st_size > 0
+
+    def begin(self) -> bool:
+        """Take the right to compile the step, until `end`; return False if another process compiles it now."""
+        if (path := self._path()) is None:
+            return True
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            lock = ProcessLock(path)
+        except OSError as error:
+            _log.warning("other processes do not learn that a step is compiled: %s", error)
+            return True
+        if lock.exclusive():
+            self._lock = lock
+            return True
+        lock.release()
+        return False
+
+    def end(self, compiled: bool) -> None:
+        """Give the right back, and record whether the step was compiled; no effect without the right."""
+        if self._lock is not None:
+            if compiled:
+                os.write(self._lock.file, b"compiled\n")
+            self._lock.release()
+            self._lock = None
+
+    def _path(self) -> Path | None:
+        directory = use_shared_directory()
+        return None if directory is None else directory / "shoal" / self._name

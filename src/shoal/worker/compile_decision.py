@@ -1,0 +1,95 @@
+"""Decides when the step of an array is compiled, so that processes compile one after another and none waits."""
+
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from types import MappingProxyType
+
+from shoal.core.demand import Profile
+from shoal.cost.estimate import compiling_pays
+from shoal.fuse.compile_cache import CompileRecord
+
+__all__ = ["RETRY_SECONDS", "CompileDecision"]
+
+RETRY_SECONDS = 1.0
+"""Seconds after which an array asks again for a step that another process may have compiled meanwhile."""
+
+
+class CompileDecision:
+    """Decides whether and when to compile the step of an array.
+
+    A step that this machine has compiled before is compiled if reloading its code pays. Otherwise this process compiles
+    it if that pays, and no other process does so now. While another process does, the array takes steps that are not
+    compiled, and asks again from time to time.
+
+    Args:
+        profile: Profile of the structure, or None.
+        members: B.
+        steps: Number of remaining steps; the caller counts them down.
+        later: Number of steps -> expected number of later arrays of this size with as many steps.
+        record: Record of the compiled step.
+        clock: Clock in seconds.
+    """
+
+    def __init__(
+        self,
+        profile: Profile | None,
+        members: int,
+        steps: int,
+        later: Mapping[int, float] = MappingProxyType({}),
+        record: CompileRecord | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.steps = steps
+        self.reloads = False
+        """Whether the machine had compiled the step before this process was allowed to."""
+        self._profile = profile
+        self._members = members
+        self._later = later
+        self._record = record
+        self._clock = clock
+        self._retry_at: float | None = None
+
+    @property
+    def waits(self) -> bool:
+        """Whether another process compiled the step when it was last asked for."""
+        return self._retry_at is not None
+
+    def __call__(self, seconds: float) -> bool:
+        """Return whether to compile the step now; call `end` after it.
+
+        Args:
+            seconds: Measured seconds of one step that is not compiled.
+        """
+        self._retry_at = None
+        record, pays = self._record, partial(self._pays, seconds)
+        self.reloads = record is not None and record.exists
+        if record is None or self.reloads:
+            return pays(compiled_before=self.reloads)
+        if not pays(compiled_before=True):
+            return False
+        if not record.begin():
+            self._retry_at = self._clock() + RETRY_SECONDS
+            return False
+        if pays(compiled_before=False):
+            return True
+        record.end(compiled=False)
+        return False
+
+    def may_retry(self) -> bool:
+        """Return whether to ask again now, since the other process does not compile the step any more."""
+        if self._record is None or self._retry_at is None or self._clock() < self._retry_at:
+            return False
+        self._retry_at = self._clock() + RETRY_SECONDS
+        if not self._record.begin():
+            return False
+        self._record.end(compiled=False)
+        return True
+
+    def end(self, compiled: bool) -> None:
+        """Let other processes compile the step, or reload its code if it was compiled."""
+        if self._record is not None:
+            self._record.end(compiled)
+
+    def _pays(self, seconds: float, compiled_before: bool) -> bool:
+        return compiling_pays(self._profile, self._members, seconds, self.steps, self._later, compiled_before)

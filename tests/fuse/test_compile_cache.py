@@ -1,0 +1,113 @@
+"""Processes share compiled code, and know of one another which steps they compile."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from shoal.fuse.compile_cache import CompileRecord, use_shared_directory
+
+VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("SHOAL_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv(VARIABLE, "")  # so that it is restored
+    monkeypatch.delenv(VARIABLE)
+    return tmp_path / "cache"
+
+
+def test_compiled_code_lies_in_the_cache_directory(cache: Path) -> None:
+    directory = use_shared_directory()
+    assert directory is not None
+    assert directory.parent == cache
+    assert directory.is_dir()
+    assert os.environ[VARIABLE] == str(directory)
+
+
+def test_a_directory_of_the_user_is_kept(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, str(cache / "own"))
+    assert use_shared_directory() == cache / "own"
+    assert os.environ[VARIABLE] == str(cache / "own")
+
+
+def test_a_cache_that_cannot_be_written_leaves_torch_its_own(cache: Path, caplog: pytest.LogCaptureFixture) -> None:
+    cache.write_text("a file")
+    assert use_shared_directory() is None
+    assert VARIABLE not in os.environ
+    assert "Set SHOAL_CACHE to a directory that can be written" in caplog.text
+    record = CompileRecord("step")
+    assert record.begin()
+    record.end(compiled=True)
+    assert not record.exists
+
+
+@pytest.mark.usefixtures("cache")
+def test_one_process_compiles_at_a_time() -> None:
+    one, two, other = CompileRecord("step"), CompileRecord("step"), CompileRecord("another step")
+    assert one.begin()
+    assert not two.begin()
+    assert other.begin()
+    one.end(compiled=False)
+    assert not one.exists
+    assert two.begin()
+    two.end(compiled=True)
+    assert (one.exists, two.exists, other.exists) == (True, True, False)
+
+
+HOLDER = """
+import sys
+from shoal.fuse.compile_cache import CompileRecord
+assert CompileRecord("step").begin()
+print("begun", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.usefixtures("cache")
+def test_a_killed_process_leaves_the_right_to_others() -> None:
+    process = subprocess.Popen([sys.executable, "-c", HOLDER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    with process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "begun\n"
+        mine = CompileRecord("step")
+        assert not mine.begin()
+        process.kill()
+        process.wait()
+        assert mine.begin()
+        assert not mine.exists
+
+
+STEP = """
+import sys
+import torch
+from torch import nn
+from shoal.fuse.api import fuse
+from shoal.fuse.capture import CapturedStep
+from shoal.fuse.optim.fused import fuse_optimizers
+from shoal.worker.run import postpone_compiler
+postpone_compiler()
+models = [nn.Linear(4, 3) for _ in range(2)]
+array = fuse(models, [0, 1])
+optimizer = fuse_optimizers([torch.optim.Adam(model.parameters()) for model in models], array)
+loss, batch = lambda model, batch: model(batch).square().mean(), torch.ones(5, 4)
+array.map(loss, batch).sum().backward()
+optimizer.step()
+assert "torch._dynamo" not in sys.modules
+CapturedStep(array, optimizer, loss, batch)
+from torch._dynamo.utils import counters
+print(counters["inductor"]["fxgraph_cache_hit"])
+"""
+
+
+@pytest.mark.thorough
+def test_a_second_process_reuses_compiled_code(cache: Path) -> None:
+    hits = [
+        subprocess.run([sys.executable, "-c", STEP], capture_output=True, text=True, check=True).stdout.split()[-1]
+        for _ in range(2)
+    ]
+    assert hits == ["0", "1"]
+    assert [path.name.partition("-")[0] for path in cache.iterdir() if path.is_dir()] == ["inductor"]
