@@ -83,7 +83,7 @@ def save(directory: Path, checkpoint: Checkpoint) -> Path:
     try:
         with partial.open("wb") as file:
             written = _ChecksumWriter(file)
-            torch.save(pytree.tree_map(_storable, content), written)
+            torch.save(pytree.tree_map(_storable, content), written)  # type: ignore[arg-type]  # it only writes
             written.check()
         path = target / f"{checkpoint.epoch:06d}-{checkpoint.step:06d}-{written.checksum:08x}.pt"
         partial.replace(path)
