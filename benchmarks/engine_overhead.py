@@ -42,7 +42,7 @@ from shoal.study.engine import Engine
 SECONDS = 1e-3
 """Of an epoch of one trial."""
 
-ASKED = {"ms_a_trial": 0.5, "kib_a_trial": 4.0}
+ASKED = {"ms_a_trial": 0.3, "kib_a_trial": 4.0}
 """At most: what the engine takes, and what it keeps of each trial."""
 
 KEY = FusionKey("made up", "data", 32)

@@ -518,10 +518,13 @@ def test_an_error_of_shoal_is_one_line(shoal, tmp_path):
 
 
 def test_a_run_says_at_once_what_it_does(shoal, tmp_path):
-    """The file is run after that, and torch is imported by the file."""
+    """The file is run after that and imports torch; neither the command nor the study imports what it does not need."""
     path = script(tmp_path)
+    before = "{'torch', 'numpy', 'rich', 'optuna', 'shoal.cli.app'}"
+    after = "{'torch._dynamo', 'sympy', 'optuna', 'pandas'}"
     path.write_text(
-        f"import sys\nassert 'torch' not in sys.modules\nprint('mine', file=sys.stderr)\n{path.read_text()}"
+        f"import sys\nassert not {before} & {{*sys.modules}}\nprint('mine', file=sys.stderr)\n{path.read_text()}\n"
+        f"assert not {after} & {{*sys.modules}}\n"
     )
     options = ["--directory", "piped", "--backend", "inline"]
     done = subprocess.run([*SHOAL, "run", path, *options], cwd=tmp_path, capture_output=True, text=True, timeout=120)

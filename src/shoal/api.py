@@ -53,10 +53,9 @@ from shoal.planner.packing.base import Packing
 from shoal.planner.packing.registry import make_packing
 from shoal.remedy import command
 from shoal.reporting.failures import check_results
-from shoal.reporting.progress import batch_text, progress, summary
+from shoal.reporting.progress import progress, summary
 from shoal.reporting.snapshot import Snapshot, snapshot
-from shoal.reporting.text import epochs_text
-from shoal.results import Study
+from shoal.reporting.text import batch_text, epochs_text
 from shoal.schedule.base import Policy
 from shoal.schedule.oversubscription import OversubscriptionTuner, check_oversubscription
 from shoal.schedule.registry import check_losses, check_objective_of_study, make_policy
@@ -67,6 +66,7 @@ from shoal.study.fleet import Fleet
 from shoal.study.hangs import HANG_SECONDS, check_hang_seconds
 
 if TYPE_CHECKING:
+    from shoal.results import Study
     from shoal.task import Task
 
 __all__ = ["overridden", "resume", "tune"]
@@ -106,7 +106,7 @@ def tune(
     loss: str | None = None,
     callbacks: Sequence[Callback] = (),
     show_progress: bool = True,
-) -> Study:
+) -> "Study":
     """Search a space for the configuration with which a task does best.
 
     Args:
@@ -236,7 +236,7 @@ def resume(
     oversubscription: float | Literal["auto"] | None = None,
     show_progress: bool = True,
     accept_changes: bool = False,
-) -> Study:
+) -> "Study":
     """Continue a study that was stopped or killed; one that has ended is just returned.
 
     An ended study continues if failed trials are to be retried (`Study.retry`). Resuming runs code from the study's
@@ -364,7 +364,7 @@ def _describe_task(spec: dict[str, Any], task: object, training: Opaque | None, 
     return content
 
 
-def _run(journal: Journal, algorithm: Algorithm, options: _RunOptions) -> Study:
+def _run(journal: Journal, algorithm: Algorithm, options: _RunOptions) -> "Study":
     _directories.append(as_given(journal.directory))
     remove_abandoned()
     spec = journal.study
@@ -419,6 +419,8 @@ def _run(journal: Journal, algorithm: Algorithm, options: _RunOptions) -> Study:
             bug.add_note(f"All reports are recorded. After a correction, go on with: {again}")
             raise
     check_results(journal)
+    from shoal.results import Study  # what it needs to show results is not needed before
+
     return Study(journal.directory)
 
 

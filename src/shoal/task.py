@@ -278,6 +278,8 @@ def size_of(batch: Any) -> int:
     Raises:
         TaskError: The batch holds no tensor.
     """
+    if type(batch) in (list, tuple) and batch and type(batch[0]) is Tensor and batch[0].dim() > 0:  # the common case
+        return batch[0].shape[0]
     for leaf in pytree.tree_leaves(batch):
         if isinstance(leaf, Tensor) and leaf.dim() > 0:
             return len(leaf)

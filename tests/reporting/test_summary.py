@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from shoal.core.space import Space, choice, randint
-from shoal.reporting.progress import batch_text, summary
+from shoal.reporting.progress import summary
+from shoal.reporting.text import batch_text
 
 STUDY = {
     "task": "Digits",

@@ -16,6 +16,7 @@ from shoal.algorithms.grid import Grid
 from shoal.algorithms.hyperband import Hyperband
 from shoal.algorithms.median import Median
 from shoal.algorithms.optuna_search import OptunaSearch
+from shoal.algorithms.pbt import PBT
 from shoal.backends.base import (
     ArrayFailed,
     Backend,
@@ -980,20 +981,24 @@ def test_a_job_whose_start_cannot_be_recorded_is_not_waited_for(
     assert {row[2] for row in stage.outcome()} == {TrialState.COMPLETE}
 
 
-def test_a_full_disk_as_a_trial_gets_a_copy_ends_the_study_in_words(stage: Stage) -> None:
-    carrier = backend()
-    copied: list[int] = []
+def test_a_full_disk_as_a_trial_gets_a_copy_ends_the_study_in_words(tmp_path: Path) -> None:
+    stage, copied = Stage(tmp_path / "study", lambda: PBT(4, epochs=4)), set[int]()
 
-    def copy_checkpoint(directory: Path, trial: Trial) -> None:
-        copied.append(trial.number)
-        if len(copied) == 13:  # of a later rung
-            raise OSError(errno.ENOSPC, "No space left on device")
+    def copying(fails: bool) -> Backend:
+        def copy_checkpoint(directory: Path, trial: Trial) -> None:
+            copied.add(trial.number)
+            if fails and trial.origin is not None and trial.origin.epoch == 2:
+                raise OSError(errno.ENOSPC, "No space left on device")
 
-    carrier.copy_checkpoint = copy_checkpoint  # type: ignore[method-assign]
+        carrier = backend()
+        carrier.copy_checkpoint = copy_checkpoint  # type: ignore[method-assign]
+        return carrier
+
     with pytest.raises(StorageFullError, match="No space left on device"):
-        stage.run(carrier)
-    stage.run(backend())
-    assert {row[2] for row in stage.outcome()} <= {TrialState.COMPLETE, TrialState.STOPPED}
+        stage.run(copying(fails=True))
+    assert copied == {4, 5}, "those with an origin"
+    stage.run(copying(fails=False))
+    assert {row[2] for row in stage.outcome()} == {TrialState.COMPLETE, TrialState.STOPPED}
 
 
 def test_the_study_ends_when_its_jobs_have_and_hears_their_last_words(tmp_path: Path) -> None:

@@ -1,3 +1,5 @@
+import errno
+import io
 import math
 import os
 from pathlib import Path
@@ -53,6 +55,31 @@ def test_one_from_before_takes_the_place_of_damaged_ones_beyond_it(tmp_path: Pat
     found = load_newest(tmp_path, 3)
     assert found is not None
     assert (found.epoch, found.step) == (1, 4)
+
+
+class FullDisk(io.BytesIO):
+    def write(self, data: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_full_disk_is_told_as_such_and_leaves_the_one_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = save(tmp_path, checkpoint(1))
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "open", lambda path, mode: FullDisk())
+        with pytest.raises(OSError, match="No space left on device") as found:
+            save(tmp_path, checkpoint(2))
+    assert found.value.errno == errno.ENOSPC
+    assert list(before.parent.iterdir()) == [before]
+
+
+def test_of_a_view_only_its_own_elements_are_stored(tmp_path: Path) -> None:
+    stacked = torch.arange(200_000.0).view(2, -1)
+    state = Checkpoint(3, 1, 0, {"weight": stacked[1]}, {"state": {}, "param_groups": []}, None, ())
+    path = save(tmp_path, state)
+    assert path.stat().st_size < 1.1 * stacked[1].nbytes
+    found = load_newest(tmp_path, 3)
+    assert found is not None
+    assert torch.equal(found.model["weight"], stacked[1])
 
 
 def test_trials_do_not_see_each_others(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from shoal.reporting.snapshot import snapshot
 from shoal.reporting.text import best_text
 from shoal.task import Task
 from shoal.worker.fused_stepper import FusedStepper, make_stepper
+from shoal.worker.metrics import MetricMeans
 from shoal.worker.stepper import PlainStepper, Stepper, StepRefusedError
 
 BATCHES = [(X[:4], Y[:4]), (X[4:8], Y[4:8]), (X[8:], Y[8:])]
@@ -86,6 +87,13 @@ def test_a_mean_is_over_the_batches_that_have_the_name(
             assert metrics == pytest.approx(expected(task, runtime.model), rel=1e-9)
             names.add(tuple(metrics))
     assert kind is not ByMember or count == 1 or len(names) > 1, "members leave out different names"
+
+
+def test_a_metric_may_be_one_tensor_that_changes_with_each_batch() -> None:
+    means, value = MetricMeans(1), torch.zeros((), dtype=torch.float64)
+    for number, size in ((1.0, 2), (4.0, 4)):
+        means.add_each([{"seen": value.fill_(number)}], size)
+    assert means.per_trial() == [{"seen": 3.0}]
 
 
 def test_what_shows_in_a_later_batch_is_refused_and_right_by_themselves() -> None:

@@ -6,6 +6,7 @@ import reprlib
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, is_dataclass
+from functools import cached_property
 from numbers import Integral, Real
 from typing import ClassVar
 
@@ -83,7 +84,7 @@ class Problem:
                 names = ", ".join(map(repr, sorted(columns))) or "nothing"
                 raise AlgorithmError(f"`group_by` names {name!r}, which is not in the search space; it has {names}")
 
-    @property
+    @cached_property
     def objectives(self) -> tuple[Objective, ...]:
         """All metrics with their modes, the first one first."""
         return (Objective(self.metric, self.mode), *self.other_objectives)
@@ -132,13 +133,14 @@ class Problem:
             TaskError: one of them is missing, or no real number.
         """
         check_reported(self.objectives, report.metrics)
-        for metric in (objective.metric for objective in self.objectives):
-            if not isinstance(value := report.metrics[metric], (float, Real)):  # the first test is fast
+        found = tuple([report.metrics[objective.metric] for objective in self.objectives])
+        for objective, value in zip(self.objectives, found, strict=True):
+            if not isinstance(value, (float, Real)):  # the first test is fast
                 raise TaskError(
-                    f"metric {metric!r} must be a real number, but trial {report.trial} reports {value!r} at epoch "
-                    f"{report.epoch}; return a number from the task, NaN where there is none"
+                    f"metric {objective.metric!r} must be a real number, but trial {report.trial} reports {value!r} at "
+                    f"epoch {report.epoch}; return a number from the task, NaN where there is none"
                 )
-        return tuple(report.metrics[objective.metric] for objective in self.objectives)
+        return found
 
     def value_at_target(self, report: Report, target: int | None) -> float | None:
         """The metric of a trial at its target epoch: NaN if the trial failed, None before that epoch.

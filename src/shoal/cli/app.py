@@ -1,62 +1,23 @@
 """The commands of `shoal`: they print results on standard output, everything else on standard error."""
 
-import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext, redirect_stdout
-from functools import partial
-from importlib import metadata
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from shoal import api
-from shoal.cli.command import (
-    AlgorithmName,
-    CommandRequest,
-    Epochs,
-    Loss,
-    Metric,
-    Mode,
-    SpaceFile,
-    TimeLimit,
-    Trials,
-    run_command,
-    run_script,
-)
 from shoal.cli.export import export
 from shoal.cli.history import history_app
 from shoal.cli.interventions import devices_app, policy, study_app, trial_app
-from shoal.cli.options import (
-    AsJson,
-    Backend,
-    Devices,
-    Oversubscription,
-    Packing,
-    Policy,
-    Program,
-    SchedulingObjective,
-    Script,
-    Sharing,
-    StudyDirectory,
-    Target,
-    Trackers,
-    device_list,
-    print_json,
-    print_message,
-    print_table,
-    ratio,
-)
+from shoal.cli.options import AsJson, StudyDirectory, print_json, print_message, print_table
 from shoal.cli.profile import profile
 from shoal.cli.report import report, rerun
+from shoal.cli.run import new_app, resume, run
 from shoal.cli.simulate import simulate
-from shoal.core.errors import ShoalError, StudyFailedError, StudyInterrupted, TaskChangedError
-from shoal.integrations.registry import TRACKERS
+from shoal.core.errors import ShoalError
 from shoal.journal.requests import pending_requests
 from shoal.journal.schema import writable
 from shoal.journal.view import JournalView
-from shoal.paths import working_directory
 from shoal.remedy import command
 from shoal.reporting.grid import HeatMap, StudyGrid, grid_json, study_grid
 from shoal.reporting.ranking import front, ranked, why_no_best
@@ -68,89 +29,8 @@ from shoal.worker.checkpoint_paths import checkpoint_files, program_checkpoints
 
 __all__ = ["app"]
 
-app = typer.Typer(
-    help="Train a whole hyper-parameter search as a few full jobs.\n\nTry: shoal run examples/digits.py",
-    epilog="Exit status: 0 done, 1 stopped or failed, 2 wrong usage. SHOAL_DEBUG=1 shows the traceback of an error.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode="markdown",
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-
-
-def _version(asked: bool) -> None:
-    if asked:
-        typer.echo(f"shoal {metadata.version('shoal')}")
-        raise typer.Exit
-
-
-@app.callback()
-def _shoal(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
-    ] = False,
-) -> None:
-    pass
-
-
-@app.command()
-def run(
-    file: Program,
-    arguments: Script = None,
-    directory: Annotated[Path | None, typer.Option(help="New directory for the study.")] = None,
-    devices: Devices = None,
-    policy: Policy = None,
-    objective: SchedulingObjective = None,
-    target: Target = None,
-    packing: Packing = None,
-    backend: Backend = None,
-    sharing: Sharing = None,
-    oversubscription: Oversubscription = None,
-    tracker: Trackers = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of all random numbers.")] = None,
-    space: SpaceFile = None,
-    metric: Metric = None,
-    mode: Mode = None,
-    algorithm: AlgorithmName = None,
-    trials: Trials = None,
-    epochs: Epochs = None,
-    time_limit: TimeLimit = None,
-    loss: Loss = None,
-    as_json: AsJson = False,
-) -> None:
-    """Run a Python file that calls shoal.tune; or, with --space, search the arguments of any program.
-
-    Options replace the arguments that the file gives to shoal.tune. With --json the study shows no progress, the output
-    of the file goes to standard error, and standard output ends with one line of JSON: the study.
-    """
-    asked = CommandRequest(space, metric, mode, algorithm, trials, epochs, time_limit, loss)
-    if space is None:
-        asked.check_unused()
-        if not Path(file).is_file():
-            fault = "is a directory" if Path(file).is_dir() else "does not exist"
-            raise typer.BadParameter(f"File {file!r} {fault}.", param_hint="FILE")
-    given: dict[str, Any] = {"directory": directory, "devices": device_list(devices), "policy": policy}
-    given |= {"packing": packing, "backend": backend, "sharing": sharing, "seed": seed}
-    given |= {"objective": objective, "target": target, "oversubscription": ratio(oversubscription)}
-    chosen = {name: value for name, value in given.items() if value is not None}
-    if tracker:
-        chosen["trackers"] = [TRACKERS[name]() for name in tracker]
-    if as_json:
-        chosen["show_progress"] = False
-    with api.overridden(**chosen) as begun:
-        with _stoppable(begun, as_json), redirect_stdout(sys.stderr) if as_json else nullcontext():
-            if space is None:
-                if not as_json:
-                    print_message(f"running {file}")
-                run_script(Path(file), arguments or [])
-            else:
-                run_command(asked, [file, *(arguments or [])])
-        if not begun:
-            raise ShoalError(f"{file} ended without a call of shoal.tune, so there is no study")
-        _conclude(begun[-1], as_json)
-
-
+app = new_app()
+app.command()(run)
 app.command()(profile)
 app.add_typer(devices_app, name="devices")
 app.command()(report)
@@ -160,50 +40,7 @@ app.add_typer(history_app, name="history")
 app.add_typer(trial_app, name="trial")
 app.command()(policy)
 app.add_typer(study_app, name="study")
-
-
-@app.command()
-def resume(
-    directory: StudyDirectory,
-    devices: Devices = None,
-    policy: Policy = None,
-    packing: Packing = None,
-    backend: Backend = None,
-    sharing: Sharing = None,
-    oversubscription: Oversubscription = None,
-    accept_changes: Annotated[
-        bool, typer.Option("--accept-changes", help="Go on with an edited task; the journal notes it.")
-    ] = False,
-    as_json: AsJson = False,
-) -> None:
-    """Go on with a study that was stopped or killed, or that has failed trials to try again (shoal trial retry).
-
-    Options replace the study's own. This runs code from the study's directory, the pickled task, algorithm and
-    callbacks: go on only with studies of people you trust. The commands status, trials, best and report run no code of
-    the study.
-    """
-    working_directory()  # as of `run_script`
-    with _stoppable([directory], as_json):
-        go_on = partial(
-            api.resume,
-            directory,
-            policy=policy,
-            packing=packing,
-            devices=device_list(devices),
-            backend=backend,
-            sharing=sharing,
-            oversubscription=ratio(oversubscription),
-            show_progress=not as_json,
-        )
-        try:
-            go_on(accept_changes=accept_changes)
-        except TaskChangedError as change:
-            if not sys.stdin.isatty():
-                raise
-            typer.echo(f"{change}\n", err=True)
-            typer.confirm("Go on with the edited task?", abort=True, err=True)
-            go_on(accept_changes=True)
-    _conclude(directory, as_json)
+app.command()(resume)
 
 
 @app.command()
@@ -345,41 +182,6 @@ def mirror(
 
 
 app.command()(simulate)
-
-
-@contextmanager
-def _stoppable(directories: Sequence[Path], as_json: bool) -> Iterator[None]:
-    """On a Ctrl-C within, print the command that resumes the last of these studies, and end the process.
-
-    With --json print the last study also then, and when its trials failed.
-    """
-    try:
-        yield
-    except StudyFailedError:
-        if as_json and directories:
-            _print_study(directories[-1])
-        raise
-    except (StudyInterrupted, KeyboardInterrupt) as stop:
-        saved = "; everything is saved" if isinstance(stop, StudyInterrupted) else ""
-        print_message(f"stopped{saved}")
-        if directories:
-            print_message(f"go on with: {command('resume', directories[-1])}")
-            if as_json:
-                _print_study(directories[-1])
-        raise typer.Exit(1) from stop
-
-
-def _conclude(directory: Path, as_json: bool) -> None:
-    """Print the study, or the command that shows it."""
-    if as_json:
-        _print_study(directory)
-    else:
-        print_message(f"look at all trials with: {command('trials', directory)}")
-
-
-def _print_study(directory: Path) -> None:
-    with JournalView.read(directory) as journal:
-        print_json({"directory": str(directory), **snapshot_json(snapshot(journal, time.time()))})
 
 
 def _projected(grid: StudyGrid, axes: str) -> StudyGrid:

@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from shoal.core.errors import ShoalError
 
@@ -13,16 +13,28 @@ def main() -> None:
     """Run the command line of this process; print an error of Shoal as one line, with exit status 1."""
     if _shows_progress(sys.argv[1:]):
         print("shoal: starting", file=sys.stderr, flush=True)
-    from shoal.cli.app import app  # the import takes half a second, so the line above is printed first
-    from shoal.reporting.text import printable
-
     try:
-        app()
+        _app(sys.argv[1:])()  # the imports take half a second, so the line above is printed first
     except ShoalError as error:
         if os.environ.get("SHOAL_DEBUG"):
             raise
+        from shoal.reporting.text import printable
+
         print(f"error: {printable(str(error), lines=True)}", file=sys.stderr)
         sys.exit(1)
+
+
+def _app(arguments: Sequence[str]) -> Callable[[], object]:
+    """Return the command line; for `shoal run` with this command alone, as others import much that it does not need."""
+    if arguments[:1] == ["run"]:
+        from shoal.cli.run import new_app, run
+
+        app = new_app()
+        app.command()(run)
+        return app
+    from shoal.cli.app import app
+
+    return app
 
 
 def _shows_progress(arguments: Sequence[str]) -> bool:

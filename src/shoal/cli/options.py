@@ -4,10 +4,9 @@ import json
 import sys
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console, RenderableType
 
 from shoal.backends.gpu_sharing import SHARINGS
 from shoal.backends.registry import BACKENDS
@@ -18,6 +17,9 @@ from shoal.remedy import command
 from shoal.reporting.text import printable
 from shoal.schedule.auto import OBJECTIVES
 from shoal.schedule.registry import POLICIES
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
 
 __all__ = [
     *("AsJson", "Backend", "Devices", "File", "Oversubscription", "Packing", "Policy", "Program", "Script", "Sharing"),
@@ -120,8 +122,10 @@ Trackers = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 
 
-def print_table(text: RenderableType) -> None:
+def print_table(text: "RenderableType") -> None:
     """Print a rich renderable at the width of the terminal."""
+    from rich.console import Console  # not needed by `shoal run`
+
     console = Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH)
     console.print(text)
 

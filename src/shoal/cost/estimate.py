@@ -1,5 +1,6 @@
 """Estimates of an array from its profile: seconds, memory, best size, demand, and whether compiling pays."""
 
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
@@ -80,7 +81,7 @@ def _interpolated(measured: Mapping[int, float], members: int) -> float:
         return measured[sizes[0]] * members / sizes[0]
     if members <= sizes[0]:
         return measured[sizes[0]]
-    above = next((index for index, size in enumerate(sizes) if size >= members), len(sizes) - 1)
+    above = min(bisect_left(sizes, members), len(sizes) - 1)
     return _on_line(measured, sizes[above - 1], sizes[above], members)
 
 

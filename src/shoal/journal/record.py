@@ -12,6 +12,7 @@ from shoal.journal.codec import storable
 
 __all__ = ["lower_is_better", "merge_best", "record"]
 
+_FINAL_STATES = frozenset(state for state in TrialState if state.final)
 _SELECT_TRIALS = "SELECT number, state, metrics, best FROM trials WHERE number IN (SELECT value FROM json_each(?))"
 _SELECT_STATES = (
     "SELECT trial, epoch, state FROM json_each(?) AS given JOIN reports ON trial = json_extract(given.value, '$[0]') "
@@ -52,7 +53,7 @@ def record(
     """
     numbers = json.dumps([report.trial for report in reports])
     trials = {
-        number: (TrialState(state), json.loads(metrics), json.loads(best))
+        number: (state in _FINAL_STATES, json.loads(metrics), json.loads(best))
         for number, state, metrics, best in connection.execute(_SELECT_TRIALS, (numbers,))
     }
     seen = _reported_states(connection, reports)
@@ -62,19 +63,19 @@ def record(
     for report in reports:
         if report.trial not in trials:
             raise JournalError(f"trial {report.trial} has reported, but the algorithm has not proposed it")
-        before, last, best = trials[report.trial]
+        final, last, best = trials[report.trial]
         states = seen.setdefault((report.trial, report.epoch), set())
-        if before.final or (states and (report.state is TrialState.RUNNING or report.state in states)):
+        if final or (states and (report.state is TrialState.RUNNING or report.state in states)):
             continue
         new_reports.append(report)
         if report.state is not TrialState.FAILED:
             states.add(report.state)
         metrics, reason = dict(report.metrics), storable(report.reason)
         last, best = last | metrics, merge_best(best, metrics, objectives)
-        trials[report.trial] = report.state, last, best
+        trials[report.trial] = report.state.final, last, best
         objective = _first_objective(last, objectives)
         text = json.dumps(metrics)
-        texts = text if last == metrics else json.dumps(last), json.dumps(best)
+        texts = [text if values == metrics else json.dumps(values) for values in (last, best)]
         report_rows.append(
             (next_seq(), now, job, report.trial, report.epoch, report.state, reason, report.seconds, text)
         )

@@ -169,11 +169,10 @@ class PlanningContext:
         A profile job takes the whole device, since other jobs would distort its measurements. A job without members is
         about to end, but still holds its memory.
         """
-        whole = _whole_device(device)
         if job.purpose is Purpose.PROFILE:
-            return whole
+            return _whole_device(device)
         if not job.arrays and job.demand is not None:
-            return replace(whole, memory=job.demand.memory, cores=job.demand.cores)
+            return replace(_whole_device(device), memory=job.demand.memory, cores=job.demand.cores)
         return self._demand(job.arrays, device)
 
     def _can_be_profiled(self, key: FusionKey, kind: str) -> bool:

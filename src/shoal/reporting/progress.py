@@ -1,4 +1,7 @@
-"""Progress of a running study on standard error: a live table, or lines in a file."""
+"""Progress of a running study on standard error: a live table, or lines in a file.
+
+Rich is imported where it is used, as the first worker starts meanwhile, and a silent study needs none of it.
+"""
 
 import sys
 import time
@@ -6,22 +9,19 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Self
-
-from rich.console import Console
-from rich.live import Live
-from rich.text import Text
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from shoal.algorithms.base import Totals
 from shoal.core.job import Purpose
 from shoal.core.objective import objectives
-from shoal.core.space import Space
 from shoal.reporting.failures import cause_lines, failing_text, unmeasured_lines
 from shoal.reporting.snapshot import Best, Snapshot
-from shoal.reporting.table import status_table
 from shoal.reporting.text import best_text, duration_text, printable, states_text, trials_text
 
-__all__ = ["LineProgress", "LiveProgress", "Progress", "SilentProgress", "batch_text", "progress", "summary"]
+if TYPE_CHECKING:
+    from rich.console import Console
+
+__all__ = ["LineProgress", "LiveProgress", "Progress", "SilentProgress", "progress", "summary"]
 
 _PHASES = {Purpose.SIGNATURE: "looking at the models of", Purpose.PROFILE: "measuring", Purpose.TRAIN: "training"}
 
@@ -78,7 +78,7 @@ class _ConsoleProgress(Progress):
     _SOFT_WRAP: ClassVar[bool]
 
     def __init__(
-        self, take_snapshot: Callable[[], Snapshot], console: Console, clock: Callable[[], float] = time.monotonic
+        self, take_snapshot: Callable[[], Snapshot], console: "Console", clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._take_snapshot = take_snapshot
         self._console = console
@@ -91,6 +91,8 @@ class _ConsoleProgress(Progress):
             self._print(line)
 
     def _print(self, line: str) -> None:
+        from rich.text import Text
+
         self._console.print(Text(f"shoal: {printable(line)}"), soft_wrap=self._SOFT_WRAP)
 
 
@@ -101,9 +103,11 @@ class LiveProgress(_ConsoleProgress):
     _SOFT_WRAP = False
 
     def __init__(
-        self, take_snapshot: Callable[[], Snapshot], console: Console, clock: Callable[[], float] = time.monotonic
+        self, take_snapshot: Callable[[], Snapshot], console: "Console", clock: Callable[[], float] = time.monotonic
     ) -> None:
         super().__init__(take_snapshot, console, clock)
+        from rich.live import Live
+
         self._live = Live(console=console, auto_refresh=False, redirect_stdout=sys.stdout.isatty())
 
     def update(self) -> None:
@@ -124,6 +128,8 @@ class LiveProgress(_ConsoleProgress):
             self._live.stop()  # restores the cursor of the terminal
 
     def _draw(self) -> None:
+        from shoal.reporting.table import status_table
+
         self._live.update(status_table(self._take_snapshot()), refresh=True)
 
 
@@ -140,7 +146,7 @@ class LineProgress(_ConsoleProgress):
     _MAX_CAUSES = 10
 
     def __init__(
-        self, take_snapshot: Callable[[], Snapshot], console: Console, clock: Callable[[], float] = time.monotonic
+        self, take_snapshot: Callable[[], Snapshot], console: "Console", clock: Callable[[], float] = time.monotonic
     ) -> None:
         super().__init__(take_snapshot, console, clock)
         self._best_due = clock()
@@ -230,7 +236,7 @@ class LineProgress(_ConsoleProgress):
 
 
 def progress(
-    take_snapshot: Callable[[], Snapshot], *, silent: bool = False, console: Console | None = None
+    take_snapshot: Callable[[], Snapshot], *, silent: bool = False, console: "Console | None" = None
 ) -> Progress:
     """Return the display that suits the console.
 
@@ -241,25 +247,10 @@ def progress(
     """
     if silent:
         return SilentProgress()
+    from rich.console import Console
+
     console = console or Console(stderr=True)
     return LiveProgress(take_snapshot, console) if console.is_terminal else LineProgress(take_snapshot, console)
-
-
-def batch_text(space: Space, task: str | None) -> str:
-    """Return the batch size, as far as the space determines it.
-
-    Args:
-        space: Search space of the study.
-        task: Name of the task if it overrides `batch_size`; else None.
-    """
-    if task is not None:
-        return f"batch size as {task}.batch_size says"
-    leaf = space.leaves().get("batch_size")
-    if leaf is None:
-        return "batch size 32 (default: the config has no batch_size), or the DataLoader's"
-    values = ", ".join(map(str, leaf.values))
-    missing = ", or 32 (default) or the DataLoader's where the config has no batch_size" if leaf.optional else ""
-    return f"batch size{'s' if len(leaf.values) > 1 else ''} {values}{missing}"
 
 
 def summary(study: Mapping[str, Any], devices: Sequence[str], directory: Path, done: str = "") -> list[str]:

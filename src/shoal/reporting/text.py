@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from shoal.core.request import Request
-from shoal.core.space import flatten
+from shoal.core.space import Space, flatten
 from shoal.core.trial import Config, TrialState
 from shoal.journal.rows import Intervention
 from shoal.reporting.snapshot import Best, Snapshot, TaskEdit
 
 __all__ = [
+    "batch_text",
     "best_text",
     "best_texts",
     "config_text",
@@ -250,3 +251,20 @@ def key_text(steps: str) -> str:
 def leaf_text(value: Any) -> str:
     """Return a value of a config, of which None is one."""
     return "None" if value is None else number_text(value)
+
+
+def batch_text(space: Space, task: str | None) -> str:
+    """Return the batch size, as far as the space determines it.
+
+    Args:
+        space: Search space of the study.
+        task: Name of the task if it overrides `batch_size`; else None.
+    """
+    if task is not None:
+        return f"batch size as {task}.batch_size says"
+    leaf = space.leaves().get("batch_size")
+    if leaf is None:
+        return "batch size 32 (default: the config has no batch_size), or the DataLoader's"
+    values = ", ".join(map(str, leaf.values))
+    missing = ", or 32 (default) or the DataLoader's where the config has no batch_size" if leaf.optional else ""
+    return f"batch size{'s' if len(leaf.values) > 1 else ''} {values}{missing}"

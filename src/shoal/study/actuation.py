@@ -1,6 +1,5 @@
 """Actuation: commits the records of a step to the journal, and executes its commands."""
 
-from collections.abc import Sequence
 from pathlib import Path
 
 from shoal.backends.base import Backend
@@ -44,15 +43,17 @@ from shoal.study.event import TrialFailed
 __all__ = ["carry_out", "commit"]
 
 
-def commit(journal: Journal, records: Sequence[Record]) -> None:
-    """Write records in one transaction, in order.
+def commit(journal: Journal, records: list[Record]) -> None:
+    """Write records in one transaction, in order, and remove them from the list.
 
     Raises:
         StorageFullError: the disk is full; no record is written.
     """
-    if records:
+    to_write = records.copy()
+    records.clear()
+    if to_write:
         with journal.transaction():
-            for record in records:
+            for record in to_write:
                 _write(journal, record)
 
 

@@ -4,7 +4,7 @@ import os
 from collections import deque
 
 from shoal.algorithms.base import Algorithm
-from shoal.core.command import StartJob, Step
+from shoal.core.command import Record, StartJob, Step
 from shoal.core.errors import StorageFullError, StudyInterrupted
 from shoal.core.event import Ended, Outcome
 from shoal.journal.requests import pending_requests
@@ -28,8 +28,8 @@ POLL_SECONDS = 0.25
 class Engine:
     """Runs one study to its end.
 
-    Every change is committed to the journal before its commands are executed. After a kill at any moment, a new engine
-    continues the study with `replay`.
+    The records of a step are committed to the journal before its commands are executed. Those of a step that is not
+    urgent may wait for the next commit. After a kill at any moment, a new engine continues the study with `replay`.
     """
 
     def __init__(self, journal: Journal, algorithm: Algorithm, setting: EngineConfig, progress: Progress) -> None:
@@ -40,6 +40,7 @@ class Engine:
         """Devices of the study."""
         self._watch = DeviceWatch(self.fleet, setting.find, setting.monitor, setting.clock, os.getpid())
         self._events: deque[Event] = deque()  # polled, not yet handled
+        self._uncommitted: list[Record] = []  # of steps without commands
         self._interrupted = False
 
     def run(self) -> None:
@@ -84,26 +85,24 @@ class Engine:
         self._poll_devices()
         for due in Due:
             self._handle(due)
+        commit(self._journal, self._uncommitted)
         self._poll_backend(self._core.state.planner.wait_seconds(self._clock(), POLL_SECONDS))
         self._handle_requests()
         self._progress.update()
         if self._interrupted:
-            again = command("resume", self._journal.directory)
-            raise StudyInterrupted(f"stopped; everything is saved. Go on with: {again}")
+            remedy = command("resume", self._journal.directory)
+            raise StudyInterrupted(f"stopped; everything is saved. Go on with: {remedy}")
 
     def _poll_backend(self, timeout: float) -> None:
-        """Handle the events of the back end. Events left over after an error come first."""
-        if not self._events:
+        if not self._events:  # else some are left after an error
             self._events.extend(self._backend.poll(timeout))
         while self._events:
-            if (
-                isinstance(event := self._events[0], Ended) and event.outcome in DEATH_OUTCOMES
-            ):  # its device may be lost
+            event = self._events[0]
+            if isinstance(event, Ended) and event.outcome in DEATH_OUTCOMES:  # its device may be lost
                 self._poll_devices(at_once=True)
             self._handle(self._events.popleft())
 
     def _handle_requests(self) -> None:
-        """Handle the pending requests of users."""
         for request in pending_requests(self._journal.directory):
             self._handle(request)
 
@@ -117,13 +116,16 @@ class Engine:
         cause, state.stopped = state.stopped, None
         self._apply(step)
         if cause is not None:
+            commit(self._journal, self._uncommitted)
             raise first_failed(cause, self._journal)
 
     def _apply(self, step: Step) -> None:
         """Commit a step, then execute its commands. After a failure, jobs that were not started end as ORPHANED."""
         done = -1
+        self._uncommitted += step.records
         try:
-            commit(self._journal, step.records)
+            if step.urgent:
+                commit(self._journal, self._uncommitted)
             for done, each in enumerate(step.commands):  # noqa: B007  (it counts after the loop)
                 if follows := carry_out(each, self._backend, self._journal.directory):
                     self._handle(follows)
@@ -145,3 +147,4 @@ class Engine:
             self._poll_devices()
             self._handle(Due.CHECK)
             self._poll_backend(POLL_SECONDS)
+        commit(self._journal, self._uncommitted)

@@ -98,9 +98,9 @@ class InterferenceTracker:
     least seconds of an epoch of as many members of its key, on a device without oversubscription, divided by its
     seconds now. A device is not observed while this speed is unknown for one of its jobs.
 
-    On every kind of device, epochs beside other jobs are compared with epochs alone, for Fluid's α and c. As in a simulation,
-    the tuner gets no observation of a device while no trial waits, while the device holds more than a lowered ratio
-    allows, or while it holds a job of several arrays, which take turns.
+    On every kind of device, epochs beside other jobs are compared with epochs alone, for Fluid's α and c. As in a
+    simulation, the tuner gets no observation of a device while no trial waits, while the device holds more than a
+    lowered ratio allows, or while it holds a job of several arrays, which take turns.
 
     Args:
         tuner: Oversubscription tuner, which keeps the ratios.

@@ -64,7 +64,8 @@ def ask_algorithm(state: StudyState) -> None:
                 stopped.append(record)
             record.target = group.budget.epochs
             state.trials.move(record, TrialState.PENDING)
-            state.step.command(CopyCheckpoint(trial))
+            if trial.origin is not None:
+                state.step.command(CopyCheckpoint(trial))
     if stopped:
         stop(state, stopped, STOPPED)
         ask_algorithm(state)  # the algorithm may propose other trials instead

@@ -51,7 +51,8 @@ class SignatureRegistry:
 
     def count_epoch(self, trials: Iterable[int]) -> None:
         """Count an epoch that trials have finished."""
-        self._trained.update(replace(self.keys[number], order=0) for number in trials if number in self.keys)
+        for key, epochs in Counter(self.keys[number] for number in trials if number in self.keys).items():
+            self._trained[replace(key, order=0)] += epochs
 
     def trained(self, key: FusionKey) -> int:
         """Number of epochs that trials of a key have trained, with any sample order."""

@@ -11,7 +11,7 @@ import pickle
 import zlib
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import torch
@@ -77,17 +77,17 @@ def save(directory: Path, checkpoint: Checkpoint) -> Path:
         "scaler": checkpoint.scaler,
         "reports": [(r.epoch, dict(r.metrics), r.seconds) for r in checkpoint.reports],
     }
-    buffer = io.BytesIO()
-    torch.save(pytree.tree_map(_storable, content), buffer)
-    data = buffer.getbuffer()
     target = checkpoint_directory(directory, checkpoint.trial)
     target.mkdir(parents=True, exist_ok=True)
-    path = target / f"{checkpoint.epoch:06d}-{checkpoint.step:06d}-{zlib.crc32(data):08x}.pt"
     partial = target / f"{os.getpid()}.partial"
     try:
-        partial.write_bytes(data)
+        with partial.open("wb") as file:
+            written = _ChecksumWriter(file)
+            torch.save(pytree.tree_map(_storable, content), written)  # type: ignore[arg-type]  # it only writes
+            written.check()
+        path = target / f"{checkpoint.epoch:06d}-{checkpoint.step:06d}-{written.checksum:08x}.pt"
         partial.replace(path)
-    except OSError:
+    except BaseException:
         partial.unlink(missing_ok=True)
         raise
     present = checkpoint_files(directory, checkpoint.trial)
@@ -143,10 +143,57 @@ def _read(path: Path, trial: int) -> Checkpoint:
     return Checkpoint(**{name: content[name] for name in names}, reports=reports, **later)
 
 
+class _ChecksumWriter:
+    """Writes to a file, and computes the checksum on the way, so that a checkpoint is never held in memory as a whole.
+
+    `torch.save` hides why a write failed, so the reason is kept for `check`.
+
+    Args:
+        file: File to write to.
+    """
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self.checksum = 0
+        """CRC-32 of all bytes so far."""
+        self._file = file
+        self._error: OSError | None = None
+
+    def write(self, data: Any) -> int:
+        """Write bytes; nothing more after an error."""
+        self.checksum = zlib.crc32(data, self.checksum)
+        try:
+            if self._error is None:
+                self._file.write(data)
+        except OSError as error:
+            self._error = error
+        return len(data)
+
+    def flush(self) -> None:
+        """Do nothing, as the file is flushed when it is closed."""
+
+    def check(self) -> None:
+        """Raise the error of the first write that failed.
+
+        Raises:
+            OSError: The disk is full or cannot be written.
+        """
+        if self._error is not None:
+            raise self._error
+
+
 def _storable(value: Any) -> Any:
     """Return a leaf as it is stored. NumPy values are converted, since `weights_only` refuses them."""
     if isinstance(value, np.generic):
         return value.item()
     if isinstance(value, np.ndarray):
         return torch.from_numpy(value.copy())
-    return value.detach().cpu().clone() if isinstance(value, Tensor) else value
+    if not isinstance(value, Tensor):
+        return value
+    stored = value.detach().cpu()
+    return stored if _fills_storage(stored) else stored.clone()
+
+
+def _fills_storage(tensor: Tensor) -> bool:
+    """Return whether a tensor is all of its memory, which is stored with it."""
+    plain = type(tensor) is Tensor and tensor.layout is torch.strided and not tensor.is_complex()
+    return plain and tensor.untyped_storage().nbytes() == tensor.nbytes

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import islice
 from typing import Any
 
@@ -50,17 +51,17 @@ class StepPlan:
             )
         return cls(settings, train, task._weigh)
 
-    @property
+    @cached_property
     def pass_batches(self) -> int:
         """Batches of one pass over the training set."""
         return self.train.steps(self.settings.batch_size)
 
-    @property
+    @cached_property
     def pass_steps(self) -> int:
         """Training steps of one pass."""
         return math.ceil(self.pass_batches / self.settings.accumulate)
 
-    @property
+    @cached_property
     def epoch_steps(self) -> int:
         """Training steps of an epoch."""
         return self.settings.steps_per_epoch or self.pass_steps

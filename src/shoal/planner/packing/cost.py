@@ -68,8 +68,8 @@ class Cost(Packing):
 
     def pack(self, candidates: Sequence[Candidate], context: PackingContext) -> list[tuple[Candidate, ...]]:
         """Return the best groups found."""
-        if not candidates:
-            return []
+        if len(candidates) < 2:
+            return [(each,) for each in candidates]
         candidate_order = CandidateOrder(candidates, context, self.worth)
 
         def score_of(cut: Partition) -> _Score:

@@ -1,0 +1,133 @@
+"""From the command to the first training step, with a warm file cache: `shoal run` beside a plain script.
+
+- run     `shoal run FILE`; the file imports torch and calls `shoal.tune` for a small MLP, whose job history is empty
+- python  `python FILE`, the same file
+- plain   a script that imports torch, builds the same MLP and trains it by a loop
+
+Each is a new process, as of a shell, and they take turns in rounds. The first round fills the caches of files and of
+compiled modules and does not count. "step" is the beginning of the first training step, in whichever job it is taken;
+"trial" that of the first job which trains trials. Medians, in seconds since the process was started.
+
+    python benchmarks/start.py [--rounds 5] [--quick]
+"""
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from shoal.core.job import Purpose
+from shoal.journal.view import JournalView
+
+MOST_SECONDS = 2.5
+"""Asked of the first step by `shoal run`."""
+
+LAYERS = "nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))"
+DATA = "x, y = torch.randn(1024, 64), torch.arange(1024) % 10"
+BEGUN = "open('step', 'a').write(f'{time.time()}\\n')"
+
+SEARCH = f"""
+import time
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import TensorDataset
+import shoal
+
+
+class Digits(shoal.Task):
+    def data(self, config):
+        {DATA}
+        return TensorDataset(x, y), TensorDataset(x[:64], y[:64])
+
+    def model(self, config):
+        return {LAYERS}
+
+    def optimizer(self, model, config):
+        return torch.optim.Adam(model.parameters(), lr=config["lr"])
+
+    def loss(self, model, batch):
+        if torch.is_grad_enabled():
+            {BEGUN}
+        return F.cross_entropy(model(batch[0]), batch[1])
+
+
+shoal.tune(
+    Digits(), {{"lr": shoal.loguniform(1e-4, 1e-1)}}, metric="valid_loss", mode="min",
+    algorithm=shoal.Random(4, epochs=1), directory="study",
+)
+"""
+
+PLAIN = f"""
+import time
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+{DATA}
+model = {LAYERS}
+optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+for rows in torch.randperm(len(x)).split(32):
+    {BEGUN}
+    optimizer.zero_grad()
+    F.cross_entropy(model(x[rows]), y[rows]).backward()
+    optimizer.step()
+"""
+
+WAYS = {
+    "run": (SEARCH, [sys.executable, "-c", "from shoal.cli import main; main()", "run"]),
+    "python": (SEARCH, [sys.executable]),
+    "plain": (PLAIN, [sys.executable]),
+}
+"""The file of each way, and the command that runs it."""
+
+
+def begin(way: str) -> dict[str, float]:
+    """Seconds until the first step, and until the first training job of a search."""
+    text, command = WAYS[way]
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "file.py").write_text(text)
+        environment = {**os.environ, "SHOAL_CACHE": f"{folder}/cache"}
+        environment.pop("PYTHONDONTWRITEBYTECODE", None)  # modules are compiled once, as those of an installation
+        began = time.time()
+        subprocess.run([*command, "file.py"], cwd=folder, env=environment, check=True, capture_output=True)
+        moments = {"step": float((Path(folder) / "step").read_text().split()[0])}
+        if text is SEARCH:
+            with JournalView.read(Path(folder) / "study") as journal:
+                moments["trial"] = min(job.started for job in journal.jobs() if job.purpose is Purpose.TRAIN)
+        return {name: moment - began for name, moment in moments.items()}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--quick", action="store_true", help="one round, which counts; checks no figure")
+    options = parser.parse_args()
+    found: dict[str, list[dict[str, float]]] = {way: [] for way in WAYS}
+    for number in range(1 if options.quick else options.rounds + 1):
+        for way in WAYS:
+            moments = begin(way)
+            if number or options.quick:
+                found[way].append(moments)
+    figures = {
+        way: {name: round(statistics.median(each[name] for each in rounds), 3) for name in rounds[0]}
+        for way, rounds in found.items()
+    }
+    print(f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}; "
+          f"median of {len(found['run'])}")  # fmt: skip
+    for way, row in figures.items():
+        print(f"{way:8}" + "".join(f" {name} {seconds:6.2f} s" for name, seconds in row.items()))
+    seconds = figures["run"]["step"]
+    missed = [f"run: {seconds} s, asked at most {MOST_SECONDS}"] if seconds > MOST_SECONDS and not options.quick else []
+    print(json.dumps({**figures, "missed": missed}))
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
