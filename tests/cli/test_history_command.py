@@ -57,6 +57,13 @@ def test_what_is_known_is_a_table(known):
     assert done.stdout.splitlines()[-1] == f"in {known}"
 
 
+def _of_tasks(lines):
+    """Lines below the table, without those on shared devices and the structures of which nothing else is said."""
+    kept = [line for line in lines if "side by side" not in line]
+    ends = [*kept[1:], ""]
+    return [line for line, after in zip(kept, ends, strict=True) if line.startswith("  ") or after.startswith("  ")]
+
+
 def rendered(table):
     """The lines of a table at 80 columns."""
     console = Console(width=80, file=StringIO())
@@ -80,7 +87,7 @@ def test_at_80_columns_no_word_is_broken_and_no_column_missing(tmp_path, kind, o
         assert word in words
     assert {"dddddddd", "eeeeeeee"} < set(words)
     lines = [line.rstrip() for line in rendered(tasks_table(found))]
-    assert [line for line in lines if "side by side" not in line] == [
+    assert _of_tasks(lines) == [
         "01234567 and dddddddd, batches of 32",
         "  Digits: rows=512",
         f"  {kind}: 1 member measured: more take over half of the memory",
@@ -108,7 +115,7 @@ def test_where_structures_come_from_and_why_one_size_was_measured(known):
     history.put(f"opaque train {DIGEST[:16]}", "", 1, "cpu/1", replace(PROFILE, step_seconds={1: 0.1}))
     _, below = shoal().stdout.split("\n\n")
     lines = [line.rstrip() for line in below.splitlines()[:-1]]
-    assert [line for line in lines if "side by side" not in line] == [
+    assert _of_tasks(lines) == [
         "01234567 and dddddddd, batches of 32",
         "  Digits: width=64",
         "  Pa[b]: lr=0.2",
@@ -154,10 +161,12 @@ def test_shares_and_ratios_are_shown_and_cleared(known):
     history.put_ratio("NVIDIA [H200]", 2.5)
     History(environment="torch 1").put_ratio("NVIDIA [H200]", 4.0)
     history.put("f" * 32, "", 8, "NVIDIA [H200]", replace(PROFILE, share_speeds={16: {0.5: 0.97, 0.25: 0.6}}))
-    lines = shoal().stdout.splitlines()
+    lines = [line.rstrip() for line in shoal().stdout.splitlines()]
     assert lines[-2] == "oversubscription: NVIDIA [H200] 2.5"
-    found = [line.split("  ", 1)[1].strip() for line in lines if line.startswith("ffffffff,")]
-    assert found == ["NVIDIA [H200]: 60% of its speed on 25% of the device, 97% on 50%; 2 side by side take 1.5x"]
+    below = lines.index("ffffffff, batches of 8") + 1
+    assert [line.strip() for line in lines[below : below + 1]] == [
+        "NVIDIA [H200]: 60% of its speed on 25% of the device, 97% on 50%; 2 side by side take 1.5x"
+    ]
     shown = json.loads(shoal("--json").stdout)
     assert shown["oversubscription"] == {"NVIDIA [H200]": 2.5}
     (profile,) = [each["profile"] for each in shown["records"] if each["structure"] == "f" * 32]
