@@ -43,6 +43,10 @@ FIRST_TRIED_SIZE = 8
 EXPECTED_COMPILE_SECONDS = 20.0
 """Assumed cost of compiling a structure that was never compiled: a transformer's step on two cores."""
 
+MIN_SAVED_BY_COMPILING = 2.0
+"""Least saving by compiling, relative to its cost. The cost is paid at once, but trials may be stopped before they have
+saved as much as expected."""
+
 EXPECTED_RELOAD_SHARE = 0.3
 """Assumed time to compile a step whose code is there already, as a fraction of the first compilation: measured 0.2 to
 0.4 for MLPs on a loaded machine. The compiler is imported, and the step traced again."""
@@ -276,7 +280,7 @@ def compiling_pays(
     later: Mapping[int, float] = MappingProxyType({}),
     compiled_before: bool = False,
 ) -> bool:
-    """Return whether compiling saves more time over the remaining steps than it costs.
+    """Return whether compiling saves `MIN_SAVED_BY_COMPILING` times the time that it costs, over the remaining steps.
 
     Compiled code is kept. So the first compilation also saves time in later arrays of this size, each of which only
     reloads the code, or takes steps that are not compiled if reloading takes longer than it saves there.
@@ -293,8 +297,9 @@ def compiling_pays(
     cost = profile.compile_seconds if profile and profile.compile_seconds else EXPECTED_COMPILE_SECONDS
     reload = profile.reload_seconds if profile and profile.reload_seconds else EXPECTED_RELOAD_SHARE * cost
     if compiled_before:
-        return saved * steps > reload
-    return saved * steps + sum(count * max(0.0, saved * each - reload) for each, count in later.items()) > cost
+        return saved * steps > MIN_SAVED_BY_COMPILING * reload
+    saved_later = sum(count * max(0.0, saved * each - reload) for each, count in later.items())
+    return saved * steps + saved_later > MIN_SAVED_BY_COMPILING * cost
 
 
 def _compiled_gain(profile: Profile | None, members: int) -> float:
