@@ -17,13 +17,13 @@ SEARCH = "shoal.Random(128, epochs=10)"
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("search", "least", "sample"),
+    ("search", "least"),
     [
-        pytest.param(SEARCH, 0.95, "8", marks=pytest.mark.thorough, id="as it stands"),
-        pytest.param("shoal.Random(6, epochs=3)", 0.8, r"\d", id="short"),
+        pytest.param(SEARCH, 0.95, marks=pytest.mark.thorough, id="as it stands"),
+        pytest.param("shoal.Random(6, epochs=3)", 0.8, id="short"),
     ],
 )
-def test_digits(search, least, sample, tmp_path):
+def test_digits(search, least, tmp_path):
     text = (EXAMPLES / "digits.py").read_text()
     assert text.count(SEARCH) == 1
     script = tmp_path / "digits.py"
@@ -35,9 +35,7 @@ def test_digits(search, least, sample, tmp_path):
     best = re.search(r"Best: accuracy (\d\.\d+) by trial", done.stdout)
     assert best is not None
     assert float(best.group(1)) > least
-    assert re.search(r"Shoal: \d+\.\d s for \d+ trials", done.stdout)
-    assert re.search(r"A plain loop: about \d+\.\d s", done.stdout)
-    assert re.search(f"a sample of {sample} trials", done.stdout)
+    assert re.search(r"\d+\.\d s for \d+ trials", done.stdout)
 
 
 def test_lines(tmp_path):

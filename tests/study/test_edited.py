@@ -109,7 +109,7 @@ def test_a_study_that_has_ended_is_not_asked_about(tmp_path: Path, module: Path)
 def test_an_edit_is_asked_about_on_a_terminal(tmp_path: Path, module: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     study = interrupted(edited(tmp_path), tmp_path / "study")
     module.write_text(f"# edited\n{MODULE}")
-    monkeypatch.setattr("shoal.cli.app.sys", SimpleNamespace(stdin=SimpleNamespace(isatty=lambda: True), stderr=None))
+    monkeypatch.setattr("shoal.cli.run.sys", SimpleNamespace(stdin=SimpleNamespace(isatty=lambda: True), stderr=None))
     refused = CliRunner().invoke(app, ["resume", str(study.directory)], input="n\n")
     assert refused.exit_code == 1
     assert "+# edited" in refused.output

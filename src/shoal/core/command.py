@@ -365,13 +365,6 @@ class Step:
     records: list[Record] = field(default_factory=list)
     commands: list[Command] = field(default_factory=list)
 
-    @property
-    def urgent(self) -> bool:
-        """Whether the records cannot wait for those of the next step: there are commands, or a value of the study has
-        changed, which the state machine reads from the journal.
-        """
-        return bool(self.commands) or any(isinstance(record, StudyChanged) for record in self.records)
-
     def record(self, *records: Record) -> None:
         """Add records."""
         self.records += records

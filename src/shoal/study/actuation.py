@@ -1,5 +1,6 @@
 """Actuation: commits the records of a step to the journal, and executes its commands."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from shoal.backends.base import Backend
@@ -43,17 +44,15 @@ from shoal.study.event import TrialFailed
 __all__ = ["carry_out", "commit"]
 
 
-def commit(journal: Journal, records: list[Record]) -> None:
-    """Write records in one transaction, in order, and remove them from the list.
+def commit(journal: Journal, records: Sequence[Record]) -> None:
+    """Write records in one transaction, in order.
 
     Raises:
         StorageFullError: the disk is full; no record is written.
     """
-    to_write = records.copy()
-    records.clear()
-    if to_write:
+    if records:
         with journal.transaction():
-            for record in to_write:
+            for record in records:
                 _write(journal, record)
 
 

@@ -4,7 +4,7 @@ import os
 from collections import deque
 
 from shoal.algorithms.base import Algorithm
-from shoal.core.command import Record, StartJob, Step
+from shoal.core.command import StartJob, Step
 from shoal.core.errors import StorageFullError, StudyInterrupted
 from shoal.core.event import Ended, Outcome
 from shoal.journal.requests import pending_requests
@@ -28,8 +28,8 @@ POLL_SECONDS = 0.25
 class Engine:
     """Runs one study to its end.
 
-    The records of a step are committed to the journal before its commands are executed. Those of a step that is not
-    urgent may wait for the next commit. After a kill at any moment, a new engine continues the study with `replay`.
+    Every change is committed to the journal before its commands are executed. After a kill at any moment, a new engine
+    continues the study with `replay`.
     """
 
     def __init__(self, journal: Journal, algorithm: Algorithm, setting: EngineConfig, progress: Progress) -> None:
@@ -40,7 +40,6 @@ class Engine:
         """Devices of the study."""
         self._watch = DeviceWatch(self.fleet, setting.find, setting.monitor, setting.clock, os.getpid())
         self._events: deque[Event] = deque()  # polled, not yet handled
-        self._uncommitted: list[Record] = []  # of steps without commands
         self._interrupted = False
 
     def run(self) -> None:
@@ -85,7 +84,6 @@ class Engine:
         self._poll_devices()
         for due in Due:
             self._handle(due)
-        commit(self._journal, self._uncommitted)
         self._poll_backend(self._core.state.planner.wait_seconds(self._clock(), POLL_SECONDS))
         self._handle_requests()
         self._progress.update()
@@ -116,16 +114,13 @@ class Engine:
         cause, state.stopped = state.stopped, None
         self._apply(step)
         if cause is not None:
-            commit(self._journal, self._uncommitted)
             raise first_failed(cause, self._journal)
 
     def _apply(self, step: Step) -> None:
         """Commit a step, then execute its commands. After a failure, jobs that were not started end as ORPHANED."""
         done = -1
-        self._uncommitted += step.records
         try:
-            if step.urgent:
-                commit(self._journal, self._uncommitted)
+            commit(self._journal, step.records)
             for done, each in enumerate(step.commands):  # noqa: B007  (it counts after the loop)
                 if follows := carry_out(each, self._backend, self._journal.directory):
                     self._handle(follows)
@@ -147,4 +142,3 @@ class Engine:
             self._poll_devices()
             self._handle(Due.CHECK)
             self._poll_backend(POLL_SECONDS)
-        commit(self._journal, self._uncommitted)
