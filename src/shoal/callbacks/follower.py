@@ -23,7 +23,7 @@ from shoal.pickling import dumped, loaded, why_not_loaded
 
 __all__ = ["callbacks_text", "following", "main"]
 
-LOOK_SECONDS = 2.0
+LOOK_SECONDS = 0.5
 """Time between two readings of the journal."""
 
 CLOSE_SECONDS = 60.0
