@@ -24,7 +24,7 @@ from shoal.worker.compile_decision import CompileDecision
 from shoal.worker.fused_stepper import make_stepper
 from shoal.worker.loss_tracker import LossTracker
 from shoal.worker.step_plan import StepPlan
-from shoal.worker.stepper import MixedEpochsError, Stepper, StepRefusedError
+from shoal.worker.stepper import MixedEpochsError, Stepper, StepRefusedError, refusal_note
 from shoal.worker.thread_choice import ThreadChoice
 from shoal.worker.trial_runtime import TrialRuntime
 from shoal.worker.weight_average import averaged, update_averages
@@ -91,6 +91,7 @@ class ArrayTrainer:
         self._later, self._size = array.later, len(array.members)
         self._group: list[TrialRuntime] = []  # trials in the current epoch
         self._mixed_epochs = True  # whether trials at different epochs train as one array
+        self._note = ""
         self._fused_before = False  # whether several trials have taken a fused step
         self._began, self._spent = 0.0, 0.0  # start of the current call, and seconds of the epoch before it
         self._lockstep = False
@@ -220,13 +221,16 @@ class ArrayTrainer:
         yield False
 
     def _report_profile(self, stepper: Stepper) -> None:
-        """Report the profile of the structure with the measurements of the steps so far, if there are new ones."""
+        """Report the profile of the structure with the measurements of the steps so far, if there are new ones, or why
+        its members cannot be one array.
+        """
         profile = stepper.new_profile or self._profile
+        note = refusal_note(stepper.runtimes[0].trial.number, stepper.refusal) if len(stepper.runtimes) > 1 else ""
         if profile is not None and (gains := self._threads.gains(self.key)):
             profile = replace(profile, thread_gain=merged_thread_gain(profile.thread_gain, gains))
-        if profile is not None and profile != self._profile:
-            self._profile = profile
-            self.events.append(Profiled(self._job, self.key, profile))
+        if profile is not None and (profile != self._profile or note != self._note):
+            self._profile, self._note = profile, note
+            self.events.append(Profiled(self._job, self.key, profile, note))
 
     def _train_steps(self, group: list[TrialRuntime], plan: StepPlan) -> Iterator[bool]:
         """Take the remaining training steps of an epoch; yield as `_train_all`. `_group` holds the trials that have not

@@ -26,7 +26,7 @@ from shoal.fuse.frozen import share_frozen
 from shoal.task import Task
 from shoal.worker.fused_stepper import make_stepper
 from shoal.worker.step_plan import StepPlan
-from shoal.worker.stepper import MixedEpochsError, Stepper
+from shoal.worker.stepper import MixedEpochsError, Stepper, refusal_note
 from shoal.worker.trial_runtime import TrialRuntime, build, optimizers_in, sort_by_optimizer, synchronize
 
 __all__ = ["FREE_SECONDS", "delayed_seconds", "measure"]
@@ -98,9 +98,8 @@ def measure(
     base = _memory_used(device)
     timed = _time_sizes(bench, first, base, memory, free_seconds)
     largest = max(timed.seconds)
-    if timed.refusal:
-        number = array.members[0].trial.number
-        on_note(f"trial {number}: its structure cannot be one array, and trains in plain PyTorch: {timed.refusal}")
+    if note := refusal_note(array.members[0].trial.number, timed.refusal):
+        on_note(note)
     fuse_seconds, mixing = {1: timed.build_seconds}, None
     if largest > 1:
         fuse_seconds[1] = bench.time_build()  # now that all code is loaded

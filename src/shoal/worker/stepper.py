@@ -20,7 +20,7 @@ from shoal.task import Task, call, size_of, takes_config
 from shoal.worker.metrics import ValidationMetrics, task_loss, validation_values
 from shoal.worker.trial_runtime import TrialRuntime, check_scalar
 
-__all__ = ["MixedEpochsError", "PlainStepper", "StepRefusedError", "Stepper"]
+__all__ = ["MixedEpochsError", "PlainStepper", "StepRefusedError", "Stepper", "refusal_note"]
 
 
 class MixedEpochsError(Exception):
@@ -49,6 +49,16 @@ class StepRefusedError(Exception):
     def __init__(self, reason: str, trial: int | None = None) -> None:
         super().__init__(reason)
         self.trial = trial
+
+
+def refusal_note(trial: int, refusal: str) -> str:
+    """Return the line for the user about trials that cannot be an array; "" if there is no reason why they could not.
+
+    Args:
+        trial: Number of one of them.
+        refusal: `Stepper.refusal`.
+    """
+    return refusal and f"trial {trial}: its structure cannot be one array, and trains in plain PyTorch: {refusal}"
 
 
 class Stepper(ABC):
