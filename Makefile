@@ -52,6 +52,7 @@ quick-%: $(READY)
 benchmarks-thorough: $(READY)
 	$(BIN)/python benchmarks/algorithms.py --quick --tasks digits cifar --algorithms Hyperband ASHA
 	$(BIN)/python benchmarks/time_sharing.py --bins 20
+	$(BIN)/python benchmarks/time_sharing.py --live --quick
 	$(BIN)/python benchmarks/groups.py --seeds 3
 
 # With the Python of .venv where there is one, else with PYTHON: a machine with a GPU has torch and often no network.

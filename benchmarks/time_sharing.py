@@ -14,6 +14,9 @@ The speed-up is the mean time until a good trial reaches the target, over all bi
 by that under the policy.
 
     python benchmarks/time_sharing.py [--data ../shared/data] [--bins 1000] [--quick]
+    python benchmarks/time_sharing.py --live [--rounds 1] [--quick]
+
+With `--live`, real trainings take turns on one slot instead; see `time_sharing_live.py`.
 
 The last line is one JSON object; the exit status is 1 if a figure is missed.
 """
@@ -32,6 +35,8 @@ from math import inf
 from pathlib import Path
 from random import Random
 from statistics import fmean
+
+from time_sharing_live import compare
 
 from shoal.core.demand import Demand
 from shoal.schedule import Convergence, ExpectedFinish, JobState, JobView, RoundRobin, Slaq, TurnStats
@@ -77,6 +82,8 @@ class Trial:
 
 def main() -> int:
     options = arguments()
+    if options.live:
+        return compare(options)
     kinds = list(product(TASKS, GOOD))
     began = time.perf_counter()
     with ProcessPoolExecutor(os.cpu_count()) as pool:
@@ -230,13 +237,17 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--data", type=Path, default=ROOT / DATA, help="folder of the measured curves")
     parser.add_argument("--bins", type=int, default=1000, help="of each task and type")
-    parser.add_argument("--quick", action="store_true", help="2 bins")
+    parser.add_argument("--live", action="store_true", help="real trainings instead of curves")
+    parser.add_argument("--rounds", type=int, default=1, help="of the real trainings")
+    parser.add_argument(
+        "--quick", action="store_true", help="2 bins; with --live two trials a data set, judges nothing"
+    )
     options = parser.parse_args()
     if options.bins < 1:
         parser.error(f"--bins must be at least 1, got {options.bins}")
     if options.quick:
         options.bins = 2
-    if not (options.data / CURVES_FILE).is_file():
+    if not options.live and not (options.data / CURVES_FILE).is_file():
         print(f"{options.data / CURVES_FILE} is not there: nothing can be measured. Name its folder with --data")
         print(json.dumps({"missed": [], "skipped": f"no {CURVES_FILE}"}))
         parser.exit(0)
