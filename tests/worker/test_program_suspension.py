@@ -19,6 +19,7 @@ from shoal.core.trial import Trial, TrialState
 from shoal.opaque import Command
 from shoal.worker.control import JobControl
 from shoal.worker.opaque import program_session, run
+from shoal.worker.opaque.program_process import ProgramProcess
 
 GPU = Device("cuda:0", "NVIDIA H200", memory=2**30, uuid="GPU-1")
 SLOT = Device("cpu:0", "cpu", memory=2**30)
@@ -118,6 +119,56 @@ def test_a_program_that_does_not_know_the_request_is_not_killed_by_it(tmp_path: 
     assert 3 <= len(steps) < TARGET
     assert (tmp_path / "checkpoints/000000/live/state").read_text() == str(steps[-1])
     assert [*steps, *stretch(tmp_path, "plain", SLOT, steps[-1])] == [*range(1, TARGET + 1)]
+
+
+ASKED_PROGRAM = """
+import os, signal, subprocess, sys, time
+kind, folder = sys.argv[1:]
+note = lambda name, text: (open(folder + "/.new", "w").write(text), os.rename(folder + "/.new", folder + "/" + name))
+if kind != "no handler":
+    signal.signal(signal.SIGUSR1, lambda number, frame: note(f"got {os.getpid()}", ""))
+if kind == "wraps a program without a handler":
+    subprocess.Popen(["sleep", "60"])
+if kind != "forks" or os.fork() == 0:
+    note("ready", "")
+while True:
+    time.sleep(0.01)
+"""
+
+
+@pytest.mark.parametrize(
+    ("kind", "slurm", "asked"),
+    [
+        ("handles it", False, True),
+        ("forks", False, True),
+        ("no handler", False, False),
+        ("wraps a program without a handler", False, False),
+        ("handles it", True, False),
+    ],
+)
+def test_only_the_first_process_is_asked_and_only_where_all_handle_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, slurm: bool, asked: bool
+) -> None:
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    if slurm:
+        monkeypatch.setenv("SLURM_JOB_ID", "7")
+    (tmp_path / "program.py").write_text(ASKED_PROGRAM)
+    command = Command((sys.executable, str(tmp_path / "program.py"), kind, str(tmp_path)), ("loss",), tmp_path)
+    with (tmp_path / "log").open("wb") as log:
+        program = ProgramProcess(command, Trial(0, {}, 0, 0), os.environ, log, log, tmp_path)
+    try:
+        while not (tmp_path / "ready").exists():
+            assert program.status() is None
+            time.sleep(0.01)
+        assert len(program.tree()) == 1 + (kind in ("forks", "wraps a program without a handler"))
+        assert program.request_end() is asked
+        while asked and not list(tmp_path.glob("got *")):
+            time.sleep(0.01)
+        time.sleep(0.1)  # for those that nobody was to ask
+        assert [path.name for path in tmp_path.glob("got *")] == [f"got {program.pid}"] * asked
+        assert not any(gone(process.pid) for process in program.tree())
+    finally:
+        program.kill_all()
 
 
 def test_a_program_that_ignores_all_requests_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

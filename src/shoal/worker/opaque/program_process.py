@@ -7,7 +7,6 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -115,15 +114,17 @@ class ProgramProcess:
         return self._tree
 
     def request_end(self) -> bool:
-        """Send SIGUSR1 to the processes of the program that handle it; return whether there are any.
+        """Send SIGUSR1 to the first process of the program if all its processes handle it; return whether it was sent.
 
-        A process without a handler would be killed by it.
+        A wrapper would pass it on to a process without a handler, which would be killed by it. Forked processes have
+        inherited the handler, and with it a copy of the state that it would save. Under Slurm nothing is sent, since
+        handlers of SIGUSR1, such as Lightning's, requeue the whole Slurm job.
         """
-        asked = [process for process in self.tree() if catches(process.pid, signal.SIGUSR1)]
-        for process in asked:
-            with suppress(psutil.NoSuchProcess):
-                process.send_signal(signal.SIGUSR1)
-        return bool(asked)
+        tree = self.tree()
+        if "SLURM_JOB_ID" in os.environ or not tree or not all(catches(x.pid, signal.SIGUSR1) for x in tree):
+            return False
+        self._process.send_signal(signal.SIGUSR1)
+        return True
 
     def terminate(self) -> None:
         """Send SIGTERM to the program."""
