@@ -2,6 +2,8 @@
 
 import os
 import pickle
+import signal
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -106,6 +108,11 @@ def gone(pid: int) -> bool:
     return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
 
 
+def wait_until_stopped(pid: int) -> None:
+    while psutil.Process(pid).status() != psutil.STATUS_STOPPED:  # the signal was sent, and is about to be delivered
+        time.sleep(0.01)
+
+
 def test_a_program_that_handles_the_request_ends_as_it_likes(tmp_path: Path) -> None:
     steps = stretch(tmp_path, "asked", SLOT, 0, until=2)
     assert (tmp_path / "checkpoints/000000/clean").read_text() == str(steps[-1])
@@ -181,8 +188,7 @@ def test_a_program_that_ignores_all_requests_is_killed(tmp_path: Path, monkeypat
 def test_a_frozen_program_goes_on_in_its_process(tmp_path: Path, fake: Path) -> None:
     steps = stretch(tmp_path, "plain", GPU, 0, until=2)
     (pid,) = starts(tmp_path)
-    while psutil.Process(pid).status() != psutil.STATUS_STOPPED:  # the signal was sent, and is about to be delivered
-        time.sleep(0.01)
+    wait_until_stopped(pid)
     assert (fake / str(pid)).read_text() == "checkpointed\n"
     steps += stretch(tmp_path, "plain", GPU, steps[-1])
     assert steps == [*range(1, TARGET + 1)]
@@ -219,10 +225,22 @@ def test_a_frozen_program_is_killed_where_its_trial_goes_on_elsewhere(tmp_path: 
 def test_a_frozen_program_ends_with_the_process_that_keeps_it(tmp_path: Path, fake: Path) -> None:
     stretch(tmp_path, "plain", GPU, 0, until=2)
     (pid,) = starts(tmp_path)
+    wait_until_stopped(pid)
     (session,) = program_session._kept.values()
     session._guard.stdin.close()  # as when this process is killed
     session._guard.wait()
     assert gone(pid) or psutil.Process(pid).wait(5) is not None
+
+
+def test_a_process_that_is_not_stopped_is_not_killed_with_the_process_that_keeps_frozen_programs() -> None:
+    """Its id may have been that of a frozen program."""
+    with subprocess.Popen(["sleep", "60"]) as other, subprocess.Popen(["sleep", "60"]) as frozen:
+        frozen.send_signal(signal.SIGSTOP)
+        wait_until_stopped(frozen.pid)
+        program_session._guard([psutil.Process(other.pid), psutil.Process(frozen.pid)]).communicate()
+        assert frozen.wait() == -signal.SIGKILL
+        assert other.poll() is None
+        other.kill()
 
 
 def test_a_program_without_a_gpu_is_not_frozen(tmp_path: Path, fake: Path) -> None:

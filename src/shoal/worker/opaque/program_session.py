@@ -82,10 +82,14 @@ class ProgramSession:
 
 
 def _guard(processes: Sequence[psutil.Process]) -> "subprocess.Popen[bytes]":
-    """Start a process that kills these processes when this one ends, since stopped processes notice nothing."""
+    """Start a process that kills these processes when this one ends, since stopped processes notice nothing.
+
+    It kills only processes that are stopped, since other ids may belong to other processes by then.
+    """
     pids = " ".join(str(process.pid) for process in processes)
+    kill_stopped = f"for pid in {pids}; do grep -qs '^State:.T' /proc/$pid/status && kill -9 $pid; done"
     return subprocess.Popen(
-        ["/bin/sh", "-c", f"cat; kill -9 {pids}"],
+        ["/bin/sh", "-c", f"cat; {kill_stopped}"],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         start_new_session=True,
