@@ -20,6 +20,7 @@ from shoal.core.job import Job, JobUpdate, WorkerContext
 from shoal.core.trial import Trial, TrialState
 from shoal.opaque import Command
 from shoal.worker.control import JobControl
+from shoal.worker.failures import ProgramFailedError
 from shoal.worker.opaque import program_session, run
 from shoal.worker.opaque.program_process import ProgramProcess
 
@@ -44,6 +45,8 @@ if kind == "ignores":
     signal.signal(signal.SIGTERM, ask)
 for step in range(done or 1, 1000):
     time.sleep(0.04 if step > done else 0)
+    if os.path.exists(directory + "/../breaks"):
+        raise ValueError("the data are gone")
     open(path + ".new", "w").write(str(step))
     os.rename(path + ".new", path)
     print(json.dumps({"loss": 1 / step, "step": step}), flush=True)
@@ -89,7 +92,8 @@ def stretch(tmp_path: Path, kind: str, device: Device, start: int, *, until: int
     command = Command((sys.executable, str(tmp_path / "program.py"), "{directory}", kind), ("loss",), tmp_path)
     array = Array(FusionKey("program", "", 1, opaque=True), (Member(Trial(0, {}, 0, 0), start, TARGET),))
     control, steps = JobControl(), []
-    for event in run.run(Job("job", (array,)), device, WorkerContext(tmp_path, pickle.dumps(command)), control):
+    job = Job(f"job-{start}", (array,))
+    for event in run.run(job, device, WorkerContext(tmp_path, pickle.dumps(command)), control):
         if isinstance(event, Reported):
             assert all(report.state is not TrialState.FAILED for report in event.reports)
             steps += [report.epoch for report in event.reports]
@@ -195,6 +199,15 @@ def test_a_frozen_program_goes_on_in_its_process(tmp_path: Path, fake: Path) -> 
     assert starts(tmp_path) == [pid]
     assert (fake / str(pid)).read_text() == "running\n"
     assert gone(pid)
+
+
+def test_the_error_of_a_program_that_was_frozen_is_told(tmp_path: Path, fake: Path) -> None:
+    """It is in the log of the job that started the program."""
+    steps = stretch(tmp_path, "plain", GPU, 0, until=2)
+    (tmp_path / "checkpoints/000000/breaks").touch()
+    with pytest.raises(ProgramFailedError, match="exited with status 1: ValueError: the data are gone"):
+        stretch(tmp_path, "plain", GPU, steps[-1])
+    assert len(starts(tmp_path)) == 1
 
 
 @pytest.mark.parametrize("fails", ["checkpointed", "running"], ids=["on the way out", "on the way back"])

@@ -30,6 +30,8 @@ class ProgramSession:
         files: Files of its trial.
         reports: All reports of its trial.
         device: Its device.
+        log: File of its standard error: the log of the job that started it.
+        log_began: Position in this file at its start.
         last_report: Time of its last report or start, of `time.monotonic`.
         awaits_answers: Whether it waits for answers to its reports.
     """
@@ -40,6 +42,8 @@ class ProgramSession:
     files: ProgramFiles
     reports: ProgramReports
     device: Device
+    log: Path
+    log_began: int
     last_report: float
     awaits_answers: bool
     _frozen: tuple[Sequence[psutil.Process], Sequence[psutil.Process]] | None = field(default=None, init=False)

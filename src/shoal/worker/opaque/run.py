@@ -82,7 +82,6 @@ class _ProgramRun:
         self._directory = directory
         self._control = control
         self._log = log
-        self._log_began = log.tell()
         self._files = ProgramFiles(directory, self._member.trial.number)
         self._metrics = training.metrics if isinstance(training, Command) else ()
         self._reports = ProgramReports(self._member.trial.number, [], 0)  # all reports of the trial so far, by any run
@@ -130,7 +129,7 @@ class _ProgramRun:
         """Start the program and follow it to its end."""
         channel = ProgramChannel()
         trial, live = self._member.trial, self._files.live
-        output = self._log
+        output, log_began = self._log, self._log.tell()
         if self._metrics:
             output = self._files.output.open("ab")
             channel.read(OutputReports(self._files.output, self._metrics, self._log))
@@ -146,7 +145,16 @@ class _ProgramRun:
         monitor = UsageMonitor(child.tree, self._device)
         awaits_answers = not isinstance(self._training, Command)
         session = ProgramSession(
-            child, channel, monitor, self._files, self._reports, self._device, time.monotonic(), awaits_answers
+            child,
+            channel,
+            monitor,
+            self._files,
+            self._reports,
+            self._device,
+            Path(self._log.name),
+            log_began,
+            time.monotonic(),
+            awaits_answers,
         )
         yield from self._run_session(session)
 
@@ -189,7 +197,7 @@ class _ProgramRun:
             return
         for message in channel.finish():
             yield from self._handle_message(message, session)
-        yield from self._finish(child.status() or 0, session.monitor)
+        yield from self._finish(child.status() or 0, session)
 
     def _handle_message(self, message: ProgramReport | ProgramFailedError, session: ProgramSession) -> Iterator[Event]:
         if isinstance(message, ProgramFailedError):
@@ -274,7 +282,7 @@ class _ProgramRun:
             child.kill_all()
             self._phase, self._deadline = _Phase.KILLED, math.inf
 
-    def _finish(self, status: int, monitor: UsageMonitor) -> Iterator[Event]:
+    def _finish(self, status: int, session: ProgramSession) -> Iterator[Event]:
         """Report how the program ended, or raise its error.
 
         If the program ended by itself before its budget was used, its last report counts for the rest of the budget.
@@ -286,7 +294,7 @@ class _ProgramRun:
             said = "has never reported" if self._reports.awaits_first else "has not reported any more"
             reason = (
                 f"{self._training.name} {said} for {self._training.time_limit:g} s, its time limit; "
-                f"if it needs longer, raise that (time_limit=, --time-limit)\nLog: {self._log.name}"
+                f"if it needs longer, raise that (time_limit=, --time-limit)\nLog: {session.log}"
             )
             epoch = self._reports.last or self._member.start
             yield Reported(self._job, (Report(number, epoch, state=TrialState.FAILED, reason=reason),))
@@ -296,25 +304,25 @@ class _ProgramRun:
         if self._stopping or self._ahead_of_reports:
             return
         if status != 0:
-            raise self._exit_error(status)
+            raise self._exit_error(status, session)
         if self._reports.awaits_first and self._files.resumed and not self._files.ended:
             self._ahead_of_reports = True  # the program may have been killed between saving and reporting its last step
             return
         if not self._reports.reports or (self._reports.awaits_first and not self._files.step and not self._files.ended):
             raise TaskError(f"{self._training.name} ended without a report; {self._remedy()}")
         self._files.record_end()
-        if (found := monitor.finish()) is not None:
+        if (found := session.monitor.finish()) is not None:
             yield Profiled(self._job, self._key, found)
         last = self._reports.reports[-1]
         yield Reported(self._job, (Report(number, target, last.metrics, 0.0, TrialState.PAUSED),))
 
-    def _exit_error(self, status: int) -> ProgramFailedError:
+    def _exit_error(self, status: int, session: ProgramSession) -> ProgramFailedError:
         """Return the error for a program with an exit status other than 0; its message contains the last lines of the
         log."""
         how = f"exited with status {status}" if status > 0 else f"was killed by {signal.Signals(-status).name}"
         self._log.flush()
-        with open(self._log.name, "rb") as file:
-            file.seek(self._log_began)
+        with session.log.open("rb") as file:
+            file.seek(session.log_began)
             lines = file.read().decode(errors="replace").splitlines()[-_TAIL_LINES:]
         tail = "\n".join(lines)
         outcome = outcome_of(RuntimeError(tail))
