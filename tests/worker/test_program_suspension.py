@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -23,6 +24,7 @@ from shoal.worker.control import JobControl
 from shoal.worker.failures import ProgramFailedError
 from shoal.worker.opaque import program_session, run
 from shoal.worker.opaque.program_process import ProgramProcess
+from shoal.worker.opaque.usage_monitor import UsageMonitor
 
 GPU = Device("cuda:0", "NVIDIA H200", memory=2**30, uuid="GPU-1")
 SLOT = Device("cpu:0", "cpu", memory=2**30)
@@ -254,6 +256,22 @@ def test_a_process_that_is_not_stopped_is_not_killed_with_the_process_that_keeps
         assert frozen.wait() == -signal.SIGKILL
         assert other.poll() is None
         other.kill()
+
+
+@pytest.mark.parametrize(
+    ("used", "available", "frozen"),
+    [(0, 1.2, True), (0, 1.05, False), (0.5, 0.7, True), (0.5, 0.55, False)],
+)
+def test_a_program_is_frozen_only_where_the_host_has_memory_for_it(
+    tmp_path: Path, fake: Path, monkeypatch: pytest.MonkeyPatch, used: float, available: float, frozen: bool
+) -> None:
+    """A tenth of the host's memory, here as large as the GPU's, is left free; 0: the use of the GPU is unknown."""
+    host = SimpleNamespace(total=GPU.memory, available=int(available * GPU.memory))
+    monkeypatch.setattr(program_session.psutil, "virtual_memory", lambda: host)
+    monkeypatch.setattr(UsageMonitor, "memory_used", int(used * GPU.memory))
+    stretch(tmp_path, "plain", GPU, 0, until=2)
+    assert bool(program_session._kept) is frozen
+    assert gone(starts(tmp_path)[0]) is not frozen
 
 
 def test_a_program_without_a_gpu_is_not_frozen(tmp_path: Path, fake: Path) -> None:

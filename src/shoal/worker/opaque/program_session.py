@@ -18,6 +18,9 @@ from shoal.worker.opaque.usage_monitor import UsageMonitor
 
 __all__ = ["ProgramSession", "keep", "take_kept"]
 
+_HOST_MARGIN = 0.1
+"""Fraction of host memory that stays free when a program is frozen."""
+
 
 @dataclass
 class ProgramSession:
@@ -55,16 +58,25 @@ class ProgramSession:
 
         Returns:
             True: done. False: it failed half-way, so the program must be closed. None: nothing was changed, since the
-            program uses no GPU, or `cuda-checkpoint` is not installed or does not know it.
+            program uses no GPU, `cuda-checkpoint` is not installed or does not know it, or the host has too little
+            free memory.
         """
         tree = self.child.tree()
         holders = cuda_processes(tree) if self.device.is_cuda else []
-        if not holders:
+        if not holders or not self._fits_host():
             return None
         self._frozen_at = time.monotonic()
         self._guard = _guard(tree)
         self._frozen = holders, tree
         return freeze(holders, tree)
+
+    def _fits_host(self) -> bool:
+        """Whether free host memory exceeds the program's memory on its GPU, or if that is unknown the whole GPU's, by
+        `_HOST_MARGIN` of all host memory.
+        """
+        host = psutil.virtual_memory()
+        needed = self.monitor.memory_used or self.device.memory
+        return bool(host.available > needed + _HOST_MARGIN * host.total)
 
     def thaw(self) -> bool:
         """Continue a frozen program; return whether that worked. If not, the program must be closed."""

@@ -90,18 +90,19 @@ class UsageMonitor:
             self._seconds, self._first = seconds, (time.monotonic(), self._cpu)
             return None
         self._seconds = seconds if self._reports == 2 else min(seconds, self._seconds)
-        return self._make_profile() if self._memory_used > REPORTED_GROWTH * self._reported_memory else None
+        return self._make_profile() if self.memory_used > REPORTED_GROWTH * self._reported_memory else None
 
     def finish(self) -> Profile | None:
         """Return the profile at the end of the program, if none was returned before; else None."""
-        return self._make_profile() if self._reports and self._memory_used and not self._reported_memory else None
+        return self._make_profile() if self._reports and self.memory_used and not self._reported_memory else None
 
     @property
-    def _memory_used(self) -> int:
+    def memory_used(self) -> int:
+        """Peak bytes on the device so far; 0 if unknown."""
         return self._memory if self._gpu is None else self._gpu.memory
 
     def _make_profile(self) -> Profile:
-        self._reported_memory = self._memory_used
+        self._reported_memory = self.memory_used
         moment, cpu = self._first
         if self._reports == 1:
             cores = cpu / max(self._seconds, _MIN_SECONDS)
