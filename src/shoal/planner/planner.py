@@ -329,7 +329,7 @@ class Planner:
                 self.tracker.begin(job, action.devices, action.share, now)
                 draft.placed.append((job, device))
             case Suspend():
-                draft.preemptions[action.job] = PreemptionRequest(True, "suspended by the policy")
+                draft.preemptions[action.job] = PreemptionRequest(True, "suspended by the policy", keeps_process=True)
             case Stop() if action.job in candidates:
                 self.tracker.dissolve(action.job)
                 reason = f"was stopped by the policy: {action.reason}"

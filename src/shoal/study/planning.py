@@ -123,7 +123,7 @@ def place(state: StudyState, now: float) -> None:
     state.last_plan, state.last_plan_time = None if placement.starts or placement.joins else version, now
     for job, leave in placement.preemptions.items():
         state.step.record(JobLeaving(job, leave.reason))
-        if leave.suspends and any(array.key.opaque for array in state.running[job][0].arrays):
+        if leave.keeps_process and any(array.key.opaque for array in state.running[job][0].arrays):
             state.step.command(UpdateJob(job, JobUpdate(keep_process=True)))
         state.step.command(StopJob(job))
     _change_reservations(state, placement.reservations)
