@@ -132,6 +132,12 @@ class JobHistory:
             preemptions=job.preemptions,
         )
 
+    def summary(self, job: Job, group_of: Callable[[Member], TrialGroup | None]) -> MemberSummary:
+        """Return the summary of the members of the job, cached until the job changes."""
+        if self.cached_summary is None or self.cached_summary[0] is not job:
+            self.cached_summary = job, MemberSummary.of(job.arrays, group_of)
+        return self.cached_summary[1]
+
     @property
     def view_fields(self) -> dict[str, Any]:
         """Fields of a view for policies that depend on the history of the job."""

@@ -320,7 +320,7 @@ class JobTracker:
             ran=history.ran + now - history.since,
             preemptible=job.purpose is Purpose.TRAIN and history.has_reported and job.id not in self.leaving,
             **history.view_fields,
-            **self._study_fields(self._summary(history, job), demands, job.arrays),
+            **self._view_fields(demands, job.arrays, history.summary(job, self.group)),
         )
 
     def suspended_view(self, job: Job, demand: Mapping[str, Demand]) -> JobView:
@@ -342,19 +342,11 @@ class JobTracker:
         histories = {**self._running, **{name: history for name, (_, history) in self._suspended.items()}}
         return sorted(views, key=lambda view: histories[view.id].arrived if view.id in histories else view.since)
 
-    def _summary(self, history: JobHistory, job: Job) -> MemberSummary:
-        """Return the summary of the members of a running job, cached until the job changes."""
-        if history.cached_summary is None or history.cached_summary[0] is not job:
-            history.cached_summary = job, MemberSummary.of(job.arrays, self.group)
-        return history.cached_summary[1]
-
-    def _view_fields(self, demand: Mapping[str, Demand], arrays: Sequence[Array]) -> dict[str, Any]:
-        """Return the fields of a view that depend on its arrays and on the study."""
-        return self._study_fields(MemberSummary.of(arrays, self.group), demand, arrays)
-
-    def _study_fields(
-        self, summary: MemberSummary, demand: Mapping[str, Demand], arrays: Sequence[Array]
+    def _view_fields(
+        self, demand: Mapping[str, Demand], arrays: Sequence[Array], known: MemberSummary | None = None
     ) -> dict[str, Any]:
+        """Return the fields of a view that depend on its arrays, whose summary may be known, and on the study."""
+        summary = known or MemberSummary.of(arrays, self.group)
         return {
             "group": summary.group,
             "critical_path": self._estimates.critical_path(summary.with_follow_up, demand, arrays),
