@@ -288,11 +288,12 @@ class Stage:
     make: Callable[[], Algorithm] = lambda: Hyperband(9, brackets=1)
     space: Space = field(default_factory=lambda: Space({"x": uniform(0.0, 1.0)}))
     slots: int = 1
+    settings: dict[str, Any] = field(default_factory=dict, kw_only=True)
 
     def open(self) -> Journal:
         if (self.directory / "journal.sqlite").exists():
             return Journal.open(self.directory)
-        study = {"metric": "loss", "mode": "min", "space": self.space.to_json()}
+        study = {"metric": "loss", "mode": "min", "space": self.space.to_json()} | self.settings
         return Journal.create(self.directory, study, task=b"", algorithm=b"")
 
     def engine(

@@ -1,16 +1,22 @@
 """`objective` and `target` of a study: what they change, what is refused, and what a resume keeps."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import tasks
 from plain import tune
+from test_engine import Stage, backend, well
 from typer.testing import CliRunner
 
 import shoal
+from shoal.algorithms.grid import Grid
 from shoal.cli.app import app
 from shoal.core.errors import PolicyError
+from shoal.core.event import Event, Reported
+from shoal.core.job import Job
+from shoal.core.space import Space, grid
 from shoal.core.trial import TrialState
 from shoal.journal.view import JournalView
 from shoal.schedule.auto import Auto
@@ -77,6 +83,23 @@ def test_a_target_that_no_trial_reaches_changes_nothing(tmp_path: Path) -> None:
     assert [(x.state, x.epoch, x.metrics) for x in study.trials] == [
         (x.state, x.epoch, x.metrics) for x in whole.trials
     ]
+
+
+@pytest.mark.parametrize(
+    "metrics", [{"other": 0.0}, {"loss": 0.0, "other": "text"}], ids=["without the metric", "with an invalid metric"]
+)
+def test_a_trial_that_fails_with_its_report_does_not_reach_the_target(tmp_path: Path, metrics: dict[str, Any]) -> None:
+    def second_report_fails(job: Job) -> list[Event]:
+        def said(event: Event) -> Event:
+            if not isinstance(event, Reported) or (event.reports[0].trial, event.reports[0].epoch) != (0, 2):
+                return event
+            return replace(event, reports=(replace(event.reports[0], metrics=metrics),))
+
+        return [said(event) for event in well(job)]
+
+    stage = Stage(tmp_path / "study", lambda: Grid(2), Space({"x": grid([1.0, 2.0])}), settings={"target": 0.1})
+    stage.run(backend(second_report_fails))
+    assert [row[2] for row in stage.outcome()] == [TrialState.FAILED, TrialState.COMPLETE]
 
 
 SCRIPT = """

@@ -106,11 +106,20 @@ def observe(state: StudyState, job: str, reports: Iterable[Report]) -> None:
 
 
 def _end_at_target(state: StudyState, reports: Iterable[Report]) -> None:
-    """End the study if one of these reports is as good as its target; see `target` of `shoal.tune`."""
+    """End the study if one of these reports is as good as its target; see `target` of `shoal.tune`.
+
+    A trial that fails with its report does not reach the target.
+    """
     if (target := state.config.study.get("target")) is None or state.target_reached is not None:
         return
     objective = state.config.objectives[0]
-    reached = [x.trial for x in reports if x.metrics and objective.reached(target, x.metrics[objective.metric])]
+    reached = [
+        report.trial
+        for report in reports
+        if report.state is not TrialState.FAILED
+        and objective.metric in report.metrics
+        and objective.reached(target, report.metrics[objective.metric])
+    ]
     if reached and not state.end_requested:
         state.target_reached = reached[0]
         state.step.record(StudyChanged("target_reached", reached[0]))
