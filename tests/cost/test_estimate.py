@@ -202,8 +202,14 @@ def test_speeds_between_measured_shares(share, speed):
 
 @pytest.mark.parametrize(
     ("speeds", "share"),
-    [({}, 0.5), ({16: {0.5: 0.95}}, 0.25), ({16: {0.5: 0.9}}, 0.75), (SPEEDS, None)],
-    ids=["first a half", "it suffices", "it does not", "known"],
+    [
+        pytest.param({}, 0.5, id="first a half"),
+        pytest.param({16: {0.5: 0.95}}, 0.25, id="it suffices"),
+        pytest.param({16: {0.5: 0.9}}, 0.75, id="it does not"),
+        pytest.param(SPEEDS, None, id="known"),
+        pytest.param({16: {0.5: 0.95}, 2: {0.25: 0.6}}, None, id="known with two sizes"),
+        pytest.param({16: {0.5: 0.9}, 2: {0.5: 0.95}}, 0.75, id="one share with two sizes"),
+    ],
 )
 def test_the_next_share_to_measure(speeds, share):
     found = Profile({1: 1.0, 16: 2.0}, 1, 0, 0, 1, compute=0.9, cores=1.0, share_speeds=speeds)

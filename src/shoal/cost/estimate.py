@@ -226,12 +226,15 @@ def share_speed(profile: Profile, members: int, share: float) -> float | None:
 def share_to_measure(profile: Profile) -> float | None:
     """Return the next share of a device to measure: a half, then a quarter or three quarters; None if all is known.
 
-    A quarter tells something if half of the device suffices, three quarters if it does not.
+    A quarter tells something if half of the device suffices, three quarters if it does not. Two shares are measured of a
+    structure, whatever the sizes that they were measured with.
     """
-    speeds = _share_speeds(profile, max(profile.step_seconds))
-    if not speeds:
+    measured = {share for speeds in profile.share_speeds.values() for share in speeds}
+    if not measured:
         return 0.5
-    return None if len(speeds) > 1 else 0.25 if speeds.get(0.5, 0.0) >= ENOUGH else 0.75
+    if len(measured) > 1:
+        return None
+    return 0.25 if _share_speeds(profile, max(profile.step_seconds)).get(0.5, 0.0) >= ENOUGH else 0.75
 
 
 def _share_speeds(profile: Profile, members: int) -> Mapping[float, float]:
