@@ -109,20 +109,20 @@ def test_kinds_that_are_not_tuned_keep_the_ratio_of_the_cluster():
     assert tuner.ratios == {"A100": 1.5}
 
 
-def test_a_search_begins_at_the_known_ratio_and_knows_its_best():
-    tuner, device = OversubscriptionTuner(known={"A100": 2.5, "H100": 40.0, "V100": 0.3}), SimulatedDevice(2.5)
-    where = cluster(gpu(0), gpu(1, kind="H100"), gpu(2, kind="V100"), gpu(3, kind="T4"))
-    assert [device.oversubscription for _, device in tuner.apply(where)] == [2.5, 8.0, 1.0, 1.0]
+def test_a_search_begins_at_1_and_knows_its_best():
+    tuner, device = OversubscriptionTuner(), SimulatedDevice(2.5)
+    where = cluster(gpu(0), gpu(1, kind="H100"))
+    assert [device.oversubscription for _, device in tuner.apply(where)] == [1.0, 1.0]
     assert tuner.best_ratios == {}
     for _ in range(WINDOW):
         tuner.observe("A100", device.run(tuner.ratio("A100")))
-    assert (tuner.best_ratios, tuner.ratio("A100")) == ({"A100": 2.5}, 3.0)
+    assert (tuner.best_ratios, tuner.ratio("A100")) == ({"A100": 1.0}, 1.5)
     assert settle(tuner, "A100", device) == pytest.approx(2.5, abs=0.26)
     assert tuner.best_ratios == {"A100": tuner.ratio("A100")}
 
 
 def test_a_fixed_ratio_holds_for_all_devices_whatever_is_observed():
-    tuner = OversubscriptionTuner(fixed=2.0, known={"A100": 3.0})
+    tuner = OversubscriptionTuner(fixed=2.0)
     for _ in range(WINDOW):
         tuner.observe("A100", [(1.0, 1.0)])
     where = cluster(gpu(0), gpu(1, kind="H100", oversubscription=1.5))
