@@ -176,7 +176,8 @@ def test_gpus_that_are_new_on_the_machine_are_adopted(
     assert fleet.new_in(discovered) == new
     assert [device.name for device in fleet.adopt(discovered)] == new
     assert fleet.used == ["cuda:0", "cuda:1", *new]
-    assert fleet.record()["added"] == new
+    assert fleet.record()["added"] == [], "a resumed study finds them itself"
+    assert Fleet.from_record(fleet.record(), lambda setting: machine("a", "b")).used == ["cuda:0", "cuda:1"]
     assert fleet.new_in(discovered) == [], "they are no longer new"
 
 

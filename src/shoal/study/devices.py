@@ -87,8 +87,6 @@ class DeviceTracker:
         """Apply the conditions that the monitor reported; return a note for the user about new devices, or ""."""
         self.fleet.apply(seen.conditions)
         new = () if seen.discovered is None else self.fleet.adopt(seen.discovered)
-        if new:
-            step.record(StudyChanged("fleet", self.fleet.record()))
         step.record(DevicesChanged(self.fleet.with_held_memory))
         usage = {name: (x.utilisation, x.memory_used) for name, x in seen.conditions.items()}
         if known := {name: used for name, used in usage.items() if used != (None, None)}:

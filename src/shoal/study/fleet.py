@@ -172,14 +172,18 @@ class Fleet:
         return [name for name, each in named.items() if each.healthy and known.isdisjoint((name, each.uuid))]
 
     def adopt(self, discovered: Cluster) -> tuple[Device, ...]:
-        """Add the GPUs that are new on the machine, and return them.
+        """Take in the GPUs that are new on the machine, and return them.
+
+        They are not recorded as added: a resumed study finds them by its setting, and goes on without them if they are
+        gone.
 
         Args:
             discovered: As for `new_in`.
         """
         names = self.new_in(discovered)
         if names:
-            self.add(names, lambda some: discovered.select(lambda device: device.name in some))
+            self._found = _merge(self._found, discovered.select(lambda device: device.name in names))
+            self._cluster = None
         return tuple(discovered.device(name) for name in names)
 
     def remove(self, names: Sequence[str]) -> None:
