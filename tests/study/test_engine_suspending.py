@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_engine import KEY, Scripted, Stage, backend, four, nothing, run_with_kills, well
+from test_engine import KEY, Scripted, Stage, backend, cluster, four, nothing, run_with_kills, well
 
 from shoal.algorithms.asha import ASHA
 from shoal.algorithms.base import Algorithm
@@ -152,6 +152,24 @@ def test_trials_of_a_suspended_job_wait_with_the_policys_reason(tmp_path: Path) 
         assert StudyStatistics(journal).waiting() == {"is parked": [0, 1, 2, 3]}
         assert [row.failures for row in journal.trials()] == [0] * 4
     stage.run(backend())
+    assert {row[2] for row in stage.outcome()} == {TrialState.COMPLETE}
+
+
+@pytest.mark.parametrize(("kind", "resumes"), [("cpu", True), ("H200", False)])
+def test_a_job_is_suspended_again_only_if_its_device_is_of_the_same_kind(
+    kind: str, resumes: bool, tmp_path: Path
+) -> None:
+    """Nothing was measured on a device of another kind, so its trials wait, and their structure is profiled there."""
+    stage, carrier = four(tmp_path / "study"), backend()
+    with pytest.raises(DeviceError, match="is parked"):
+        stage.run(backend(), Parks())
+    now = cluster(stage.slots).map(lambda device: replace(device, kind=kind))
+    with closing(stage.open()) as journal:
+        engine = stage.engine(journal, carrier, cluster=now)
+        engine.replay()
+        engine.run()
+    assert any(job.resumes for job in carrier.started) == resumes
+    assert any(job.purpose is Purpose.PROFILE for job in carrier.started) != resumes
     assert {row[2] for row in stage.outcome()} == {TrialState.COMPLETE}
 
 

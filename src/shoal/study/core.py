@@ -95,7 +95,7 @@ class StudyCore:
             decisions: All decisions of the algorithm.
             reported: Whether any trial has reported a metric.
             retried: Numbers of the trials that a user has retried after they failed.
-            jobs: Jobs that were suspended or running.
+            jobs: Jobs that were suspended or running, on devices that are still there.
             requests: Names of the user requests that were carried out or refused.
         """
         state, study = self.state, self.state.config.study
@@ -108,8 +108,7 @@ class StudyCore:
             study.get(key, False) for key in ("paused", "end_requested", "ended")
         )
         state.target_reached = study.get("target_reached")
-        present = {device.name for _, device in state.fleet.cluster}
-        state.tracker.restore(job for job in jobs if job.device in present)
+        state.tracker.restore(jobs)
         for record in records:
             state.trials.restore(record)
             if record.trial.is_added:

@@ -10,7 +10,8 @@ study, for three reasons:
 - Steps cannot be repeated. A plan depends on the clock, the devices and the profiles of other studies, and the journal
   holds none of them.
 - Jobs end with their process, and so do their reservations and their interference. Their trials wait again, as after
-  any lost job. Suspended jobs are suspended again, and the losses of all turns are known.
+  any lost job. Suspended jobs are suspended again, and the losses of all turns are known. Where a device is gone or is of
+  another kind now, the trials of its jobs just wait: nothing was measured for them there.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -49,6 +50,9 @@ def restore(core: StudyCore, journal: Journal) -> Step:
     journal.requeue_running()
     decisions = replay(journal, core.state.config.algorithm, core.register_groups)
     rows, seen = journal.trials(), journal.reported_states()
+    kinds = {row.name: row.kind for row in journal.devices(all_runs=True)}
+    present = {device.name for _, device in core.state.fleet.cluster if kinds.get(device.name) == device.kind}
+    earlier = _earlier_jobs(journal, {row.number: row.job for row in rows if row.state is TrialState.PENDING})
     records = [
         TrialRecord(x.trial, x.target, x.epoch, x.state, x.failures, reported_states=seen.get(x.number, {}))
         for x in rows
@@ -58,7 +62,7 @@ def restore(core: StudyCore, journal: Journal) -> Step:
         decisions,
         reported=any(row.metrics for row in rows),
         retried=journal.retried,
-        jobs=_earlier_jobs(journal, {row.number: row.job for row in rows if row.state is TrialState.PENDING}),
+        jobs=[job for job in earlier if job.device in present],
         requests=[x.request for x in journal.interventions()],
     )
 
