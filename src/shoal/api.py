@@ -282,8 +282,8 @@ def resume(
             spec.get("oversubscription", "auto") if oversubscription is None else oversubscription,
             show_progress,
         )
-        if spec["opaque"]:
-            check_losses(options.policy, loss_metric(spec.get("loss"), journal.objectives))
+        if spec["opaque"] and not ended:
+            check_losses(options.policy, loss_metric(spec.get("loss"), journal.objectives), begun=True)
         with journal.transaction():
             journal.begin_run(called)
             if changed:

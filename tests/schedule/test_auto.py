@@ -1,3 +1,4 @@
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from math import inf
 
@@ -18,6 +19,8 @@ from shoal.schedule import (
     Policy,
     Refusal,
     Resize,
+    RoundRobin,
+    Slaq,
     Start,
     Suspend,
     WaterFilling,
@@ -26,6 +29,7 @@ from shoal.schedule import (
 )
 from shoal.schedule.auto import SpaceSharing
 from shoal.schedule.plan_estimate import PlanEstimate, plan_estimate
+from shoal.schedule.registry import check_losses
 from shoal.simulate.result import SimulationResult
 from shoal.simulate.scenario import load
 from shoal.testing.policies import check_policy
@@ -324,6 +328,31 @@ def test_a_scenario_tells_its_objective(tmp_path, objective, first):
     )
     outcome = load(file).simulate("auto")
     assert min(outcome.completion, key=outcome.completion.__getitem__) == first
+
+
+@pytest.mark.parametrize(
+    ("policy", "begun", "words"),
+    [
+        pytest.param(Auto(), False, None, id="no turns"),
+        pytest.param(Auto("time_to_good", turns=None), False, None, id="no time-sharing policy"),
+        pytest.param(Auto("time_to_good", turns=RoundRobin()), False, None, id="turns in order"),
+        pytest.param(
+            Auto("time_to_good"),
+            False,
+            r"'auto' with the objective 'time_to_good' compares losses.*--loss\), or choose another objective, or a policy",
+            id="turns by loss",
+        ),
+        pytest.param(Slaq(), False, r"'slaq' compares losses.*--loss\), or choose a policy", id="another policy"),
+        pytest.param(
+            Slaq(), True, r"maximised; choose a policy that needs none, .*\(--policy round_robin\)$", id="study has begun"
+        ),
+    ],
+)
+def test_what_needs_losses_is_refused_without_them(policy, begun, words):
+    assert policy.needs_losses == (words is not None)
+    check_losses(policy, "loss", begun=begun)
+    with nullcontext() if words is None else pytest.raises(PolicyError, match=words):
+        check_losses(policy, None, begun=begun)
 
 
 def test_an_unknown_objective_is_named():

@@ -254,8 +254,7 @@ def test_without_a_loss_a_policy_that_compares_losses_is_refused(name: str, tmp_
     settings = {"metric": "score", "mode": "max", "devices": "cpu:1", "algorithm": shoal.Grid(1)}
     if name == "round_robin":
         study = programs.search(programs.falls, tmp_path, FALLING, policy=name, **settings)
-        with pytest.raises(PolicyError, match="'slaq' compares losses"):
-            shoal.resume(study.directory, policy="slaq")
+        assert shoal.resume(study.directory, policy="slaq").trials == study.trials, "it has ended, and compares nothing"
         return
     with pytest.raises(PolicyError, match=f"{name!r} compares losses.*loss=, --loss"):
         programs.search(programs.falls, tmp_path, FALLING, policy=name, **settings)

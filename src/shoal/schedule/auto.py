@@ -80,6 +80,11 @@ class Auto(Policy):
     def __post_init__(self) -> None:
         check_objective(self.objective)
 
+    @property
+    def needs_losses(self) -> bool:  # type: ignore[override]  # of other policies it is a constant
+        """Whether the turns compare losses, and the objective lets jobs take turns."""
+        return self.objective in _TAKES_TURNS and self.turns is not None and self.turns.needs_losses
+
     def plan(self, jobs: Sequence[JobView], cluster: Cluster, now: float) -> Plan:
         """Decide what to do at `now` (seconds)."""
         if self.is_large(len(jobs), cluster):

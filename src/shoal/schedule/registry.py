@@ -86,21 +86,28 @@ def check_objective_of_study(policy: str | Policy, objective: str | None, target
         raise PolicyError(f"`target` is a value of one metric, and this study has {metrics}; leave it out")
 
 
-def check_losses(policy: Policy, loss: str | None) -> None:
+def check_losses(policy: Policy, loss: str | None, *, begun: bool = False) -> None:
     """Check that a policy can compare the programs of a study.
 
     Args:
         policy: Policy of the study.
         loss: Reported value that is their loss, or None.
+        begun: Whether the study has begun, so that its loss cannot be named any more.
 
     Raises:
         PolicyError: The policy compares losses, and there is none.
     """
     if policy.needs_losses and loss is None:
         name = next((name for name, kind in POLICIES.items() if type(policy) is kind), type(policy).__name__)
+        objective = f" with the objective {policy.objective!r}" if isinstance(policy, Auto) else ""
+        remedy = "name the reported value that is the loss (loss=, --loss), or choose "
+        if begun:
+            remedy = "choose "
+        elif objective:
+            remedy += "another objective, or "
         raise PolicyError(
-            f"the policy {name!r} compares losses, and the metric of this study is maximised; name the reported value "
-            "that is the loss (loss=, --loss), or choose a policy that needs none, such as 'round_robin'"
+            f"the policy {name!r}{objective} compares losses, and the metric of this study is maximised; {remedy}"
+            f"a policy that needs none, such as 'round_robin'{' (--policy round_robin)' if begun else ''}"
         )
 
 

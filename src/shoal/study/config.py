@@ -101,7 +101,7 @@ class EngineConfig:
         """
         policy = make_policy(name, objective)
         if self.structure:
-            check_losses(policy, loss)
+            check_losses(policy, loss, begun=True)
         return policy
 
 
