@@ -420,6 +420,13 @@ def test_a_metric_that_nobody_reports_ends_the_study_and_is_not_recorded(tmp_pat
     assert {row[2] for row in stage.outcome()} == {TrialState.COMPLETE}
 
 
+def test_a_loss_that_the_first_report_lacks_ends_the_study(tmp_path: Path) -> None:
+    stage = Stage(tmp_path / "study", settings={"loss": "trian_loss"})
+    with pytest.raises(TaskError, match=r"loss 'trian_loss' is not reported by the task; it reports 'loss'.*as loss="):
+        stage.run(backend())
+    assert {(row[2], row[3]) for row in stage.outcome()} == {(TrialState.PENDING, 0)}
+
+
 @pytest.mark.parametrize("epoch", [1, 2])
 def test_a_metric_that_one_trial_lacks_fails_that_trial(epoch: int, tmp_path: Path) -> None:
     stage, carrier = four(tmp_path / "study"), backend(lacking(2, epoch=epoch))

@@ -89,16 +89,25 @@ def metric_names(metrics: Iterable[str]) -> str:
     return ", ".join(map(repr, sorted(metrics))) or "nothing"
 
 
-def check_reported(objectives: Iterable[Objective], metrics: Mapping[str, object]) -> None:
-    """Raise an error unless a task reports all metrics of the objectives.
+def check_reported(
+    objectives: Iterable[Objective], metrics: Mapping[str, object], loss: str | None = None
+) -> None:
+    """Raise an error unless a task reports all metrics of the objectives, and its loss.
+
+    Args:
+        objectives: Objectives of the study.
+        metrics: Reported values by name.
+        loss: Reported value that the user named as the loss of a function or command; None if there is none.
 
     Raises:
-        TaskError: a metric is missing; the message names it and the reported ones.
+        TaskError: a metric or the loss is missing; the message names it and the reported ones.
     """
-    if (metric := missing_metric(objectives, metrics)) is not None:
+    metric = missing_metric(objectives, metrics)
+    argument, name = ("loss", loss) if metric is None else ("metric", metric)
+    if name is not None and name not in metrics:
         raise TaskError(
-            f"metric {metric!r} is not reported by the task; it reports {metric_names(metrics)}. Name one of these as "
-            "metric="
+            f"{argument} {name!r} is not reported by the task; it reports {metric_names(metrics)}. Name one of these "
+            f"as {argument}="
         )
 
 

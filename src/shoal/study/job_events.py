@@ -88,9 +88,10 @@ def observe(state: StudyState, job: str, reports: Iterable[Report]) -> None:
         reports: Reports in the order of arrival.
 
     Raises:
-        TaskError: a metric of the study is missing, and no trial has reported yet; nothing is recorded.
+        TaskError: a metric of the study or its loss is missing, and no trial has reported yet; nothing is recorded.
     """
-    reports = [_validated(report, state.config.objectives, state.trials) for report in reports]
+    objectives, loss = state.config.objectives, state.config.study.get("loss")
+    reports = [_validated(report, objectives, loss, state.trials) for report in reports]
     if any(report.metrics for report in reports):
         state.retries.first_failures.reported()
     new_reports = [report for report in reports if state.trials.reported(report)]
@@ -282,24 +283,26 @@ def complete_reports(reports: Iterable[Report], objectives: Sequence[Objective])
     return [report for report in reports if _missing_metric(report, objectives) is None and not _invalid_metric(report)]
 
 
-def _validated(report: Report, objectives: Sequence[Objective], trials: TrialTable) -> Report:
+def _validated(report: Report, objectives: Sequence[Objective], loss: str | None, trials: TrialTable) -> Report:
     """The report itself if it is valid, else a report that its trial has failed.
 
     A report is invalid if it lacks a metric of the study or holds an invalid metric. Invalid metrics are left out,
     because the journal cannot store them.
 
     Raises:
-        TaskError: a metric is missing, and no trial has trained an epoch: the task or the study names a wrong metric.
+        TaskError: a metric or the named loss is missing, and no trial has trained an epoch: the task or the study names
+            a wrong one.
     """
     if fault := _invalid_metric(report):
         valid_metrics = {name: value for name, value in report.metrics.items() if not metric_fault(name, value)}
         reason = report.reason or f"at epoch {report.epoch} {fault}"
         return replace(report, state=TrialState.FAILED, reason=reason, metrics=valid_metrics)
     metric = _missing_metric(report, objectives)
+    loss_missing = loss is not None and report.state is not TrialState.FAILED and loss not in report.metrics
+    if (metric is not None or loss_missing) and not any(x.epoch > x.trial.start for x in trials):
+        check_reported(objectives, report.metrics, loss)
     if metric is None:
         return report
-    if not any(x.epoch > x.trial.start for x in trials):
-        check_reported(objectives, report.metrics)
     reason = f"metric {metric!r} is missing at epoch {report.epoch}; the trial reports {metric_names(report.metrics)}"
     return replace(report, state=TrialState.FAILED, reason=reason)
 
