@@ -159,6 +159,9 @@ def test_a_job_that_ran_under_an_earlier_engine_leaves_its_losses_to_a_job_of_th
     whole, part = [Array(A, (member(1), member(2)))], [Array(A, (member(1),))]
     assert tracker.waiting_view("w", NEED, whole, 1.0).quanta == (losses(3.0),)
     assert tracker.waiting_view("w", NEED, part, 1.0).quanta == ()
+    profiled = replace(job("job-8"), purpose=Purpose.PROFILE)
+    tracker.begin(profiled, ("cpu/1:0",), None, 1.0)
+    assert seen(tracker, profiled, 1.0).quanta == (), "only a training job inherits them"
     tracker.begin(job("job-9"), ("cpu/1:0",), None, 2.0)
     view = seen(tracker, job("job-9"), 3.0)
     assert (view.state, view.quanta, view.preemptions, view.ran) == (JobState.RUNNING, (losses(3.0),), 2, 8.0)

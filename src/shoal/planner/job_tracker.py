@@ -209,7 +209,7 @@ class JobTracker:
             _, history = self._suspended.pop(job.resumes)
         else:
             trials = frozenset(member.trial.number for member in job.members)
-            earlier = self._interrupted.pop(trials, None)
+            earlier = self._interrupted.pop(trials, None) if job.purpose is Purpose.TRAIN else None
             arrived = self.arrived(job.members, now)
             history = JobHistory(arrived, now, devices) if earlier is None else JobHistory.restored(earlier, now)
         history.since, history.turn_since = now, None
