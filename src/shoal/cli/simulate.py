@@ -19,9 +19,10 @@ from shoal.simulate.scenario import DATA, Scenario, load
 __all__ = ["draw_gantt", "faults", "outcome_json", "outcomes_table", "simulate"]
 
 _HEADS = {"makespan": "makespan", "mean_completion": "mean job", "time_to_target": "to target"}
+"""Titles of the objectives of a scenario; short, so that eleven columns fit into a terminal."""
+
 _ALIKE = ("time_to_target", "time_to_good")
 """Objectives that are one in a simulation, whose curves have their targets."""
-"""Titles of the objectives of a scenario; short, so that eleven columns fit into a terminal."""
 
 
 def simulate(
