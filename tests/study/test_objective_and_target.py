@@ -1,5 +1,6 @@
 """`objective` and `target` of a study: what they change, what is refused, and what a resume keeps."""
 
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -7,15 +8,15 @@ from typing import Any
 import pytest
 import tasks
 from plain import tune
-from test_engine import Stage, backend, well
+from test_engine import Scripted, Stage, backend, well
 from typer.testing import CliRunner
 
 import shoal
 from shoal.algorithms.grid import Grid
 from shoal.cli.app import app
-from shoal.core.errors import PolicyError
+from shoal.core.errors import PolicyError, StudyInterrupted
 from shoal.core.event import Event, Reported
-from shoal.core.job import Job
+from shoal.core.job import Job, Purpose
 from shoal.core.space import Space, grid
 from shoal.core.trial import TrialState
 from shoal.journal.view import JournalView
@@ -100,6 +101,28 @@ def test_a_trial_that_fails_with_its_report_does_not_reach_the_target(tmp_path: 
     stage = Stage(tmp_path / "study", lambda: Grid(2), Space({"x": grid([1.0, 2.0])}), settings={"target": 0.1})
     stage.run(backend(second_report_fails))
     assert [row[2] for row in stage.outcome()] == [TrialState.FAILED, TrialState.COMPLETE]
+
+
+def test_a_target_that_is_reached_while_the_study_stops_ends_it_when_it_is_resumed(tmp_path: Path) -> None:
+    class LastWord(Scripted):
+        def stop(self, job: str) -> None:
+            next_report = self._events[job][0]
+            super().stop(job)
+            self._events[job].insert(0, next_report)
+
+    stage = Stage(tmp_path / "study", lambda: Grid(2), Space({"x": grid([1.0, 2.0])}), settings={"target": 0.5})
+    with closing(stage.open()) as journal:
+        engine = stage.engine(
+            journal, LastWord(well, False, lambda job: engine.interrupt() if job.purpose is Purpose.TRAIN else None)
+        )
+        with pytest.raises(StudyInterrupted):
+            engine.run()
+        assert journal.study.get("target_reached") is None
+    assert [row[3] for row in stage.outcome()] == [2, 0]
+    stage.run(backend())
+    assert [(row[2], row[3]) for row in stage.outcome()] == [(TrialState.COMPLETE, 2), (TrialState.STOPPED, 0)]
+    with closing(stage.open()) as journal:
+        assert journal.study["target_reached"] == 0
 
 
 SCRIPT = """

@@ -25,6 +25,7 @@ from shoal.study.interventions import handle_members_left, hold_study, intervene
 from shoal.study.job_events import (
     apply_decisions,
     complete_reports,
+    end_at_target,
     end_job,
     fail_array,
     handle_reports,
@@ -87,6 +88,7 @@ class StudyCore:
         retried: Collection[int] = (),
         jobs: Iterable[EarlierJob] = (),
         requests: Iterable[str] = (),
+        reached: int | None = None,
     ) -> Step:
         """Restore the state that a study had when its engine ended. Call this before any step.
 
@@ -97,6 +99,7 @@ class StudyCore:
             retried: Numbers of the trials that a user has retried after they failed.
             jobs: Jobs that were suspended or running, on devices that are still there.
             requests: Names of the user requests that were carried out or refused.
+            reached: Number of a trial that has reported the target of the study; None if none has.
         """
         state, study = self.state, self.state.config.study
         state.step = Step()
@@ -118,6 +121,8 @@ class StudyCore:
         apply_decisions(state, [*kept, *map(completed_without_algorithm, paused)])
         if reported:
             state.retries.first_failures.reported()
+        if reached is not None and state.target_reached is None and not state.ended:  # reported while shutting down
+            end_at_target(state, reached)
         state.step.command(*(CopyCheckpoint(record.trial) for record in state.trials.waiting()))
         return state.step
 

@@ -40,6 +40,7 @@ from shoal.study.trials import TrialTable, completed_without_algorithm
 __all__ = [
     "apply_decisions",
     "complete_reports",
+    "end_at_target",
     "end_job",
     "end_study",
     "fail_array",
@@ -121,9 +122,15 @@ def _end_at_target(state: StudyState, reports: Iterable[Report]) -> None:
         and objective.metric in report.metrics
         and objective.reached(target, report.metrics[objective.metric])
     ]
-    if reached and not state.end_requested:
-        state.target_reached = reached[0]
-        state.step.record(StudyChanged("target_reached", reached[0]))
+    if reached:
+        end_at_target(state, reached[0])
+
+
+def end_at_target(state: StudyState, trial: int) -> None:
+    """End the study, unless it is to end already, because this trial has reached its target."""
+    if not state.end_requested:
+        state.target_reached = trial
+        state.step.record(StudyChanged("target_reached", trial))
         end_study(state)
 
 

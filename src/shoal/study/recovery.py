@@ -14,7 +14,7 @@ study, for three reasons:
   another kind now, the trials of its jobs just wait: nothing was measured for them there.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from shoal.algorithms.base import Algorithm
 from shoal.core.command import GroupsProposed, Step
@@ -22,10 +22,12 @@ from shoal.core.errors import JournalError
 from shoal.core.event import Outcome
 from shoal.core.job import Purpose
 from shoal.core.trial import Decision, TrialGroup, TrialState
+from shoal.journal.rows import TrialRow
 from shoal.journal.view import JournalView
 from shoal.journal.writer import Journal
 from shoal.planner.job_history import EarlierJob
 from shoal.study.core import StudyCore
+from shoal.study.state import CoreConfig
 from shoal.study.trials import TrialRecord
 
 __all__ = ["replay", "restore"]
@@ -64,7 +66,17 @@ def restore(core: StudyCore, journal: Journal) -> Step:
         retried=journal.retried,
         jobs=[job for job in earlier if job.device in present],
         requests=[x.request for x in journal.interventions()],
+        reached=_trial_at_target(core.state.config, rows),
     )
+
+
+def _trial_at_target(config: CoreConfig, rows: Iterable[TrialRow]) -> int | None:
+    """Number of the first trial that has reported the target of the study and has not failed; None if there is none."""
+    target, objective = config.study.get("target"), config.objectives[0]
+    if target is None:
+        return None
+    best = {row.number: row.best.get(objective.metric) for row in rows if row.state is not TrialState.FAILED}
+    return next((x for x, value in best.items() if value is not None and objective.reached(target, value)), None)
 
 
 def _earlier_jobs(journal: JournalView, waiting: Mapping[int, str]) -> list[EarlierJob]:
