@@ -155,6 +155,8 @@ def tune(
     chosen: dict[str, Any] = {"policy": policy, "packing": packing, "devices": devices, "backend": backend}
     chosen |= {"sharing": sharing, "oversubscription": oversubscription, "directory": directory, "seed": seed}
     chosen |= {"show_progress": show_progress, "objective": objective, "target": target} | _overrides
+    if _overrides.get("policy", "auto") != "auto" and "objective" not in _overrides:
+        chosen["objective"] = None  # only the policy "auto" has one, and the command line names another
     space = space if isinstance(space, Space) else Space(space)
     training = opaque(task, space, time_limit)
     spec = {

@@ -143,3 +143,27 @@ def test_options_of_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyP
     refused = CliRunner().invoke(app, ["run", str(tmp_path / "search.py"), "--objective", "time_to_target"])
     assert refused.exit_code == 1
     assert "needs a target" in str(refused.exception or refused.output)
+
+
+@pytest.mark.parametrize(
+    ("options", "objective"),
+    [
+        pytest.param((), "time_to_good", id="nothing"),
+        pytest.param(("--policy", "auto"), "time_to_good", id="auto again"),
+        pytest.param(("--policy", "fifo"), "makespan", id="another policy"),
+        pytest.param(("--policy", "fifo", "--objective", "time_to_good"), None, id="another policy with an objective"),
+    ],
+)
+def test_another_policy_on_the_command_line_drops_the_objective_of_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...], objective: str | None
+) -> None:
+    monkeypatch.syspath_prepend(str(Path(tasks.__file__).parent))
+    (tmp_path / "search.py").write_text(SCRIPT.replace('mode="max"', 'mode="max", objective="time_to_good"'))
+    directory = str(tmp_path / "study")
+    done = CliRunner().invoke(app, ["run", str(tmp_path / "search.py"), "--directory", directory, *options])
+    if objective is None:
+        assert "leave `objective` out" in str(done.exception or done.output)
+        return
+    assert done.exit_code == 0, done.output
+    with JournalView.read(directory) as journal:
+        assert journal.study["objective"] == objective
