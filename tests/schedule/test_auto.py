@@ -339,12 +339,15 @@ def test_a_scenario_tells_its_objective(tmp_path, objective, first):
         pytest.param(
             Auto("time_to_good"),
             False,
-            r"'auto' with the objective 'time_to_good' compares losses.*--loss\), or choose another objective, or a policy",
+            r"'auto' with the objective 'time_to_good' compares losses.*--loss\), or choose another objective",
             id="turns by loss",
         ),
         pytest.param(Slaq(), False, r"'slaq' compares losses.*--loss\), or choose a policy", id="another policy"),
         pytest.param(
-            Slaq(), True, r"maximised; choose a policy that needs none, .*\(--policy round_robin\)$", id="study has begun"
+            Slaq(),
+            True,
+            r"maximised; choose a policy that needs none, .*\(--policy round_robin\)$",
+            id="study has begun",
         ),
     ],
 )

@@ -89,9 +89,7 @@ def metric_names(metrics: Iterable[str]) -> str:
     return ", ".join(map(repr, sorted(metrics))) or "nothing"
 
 
-def check_reported(
-    objectives: Iterable[Objective], metrics: Mapping[str, object], loss: str | None = None
-) -> None:
+def check_reported(objectives: Iterable[Objective], metrics: Mapping[str, object], loss: str | None = None) -> None:
     """Raise an error unless a task reports all metrics of the objectives, and its loss.
 
     Args:

@@ -226,8 +226,8 @@ def share_speed(profile: Profile, members: int, share: float) -> float | None:
 def share_to_measure(profile: Profile) -> float | None:
     """Return the next share of a device to measure: a half, then a quarter or three quarters; None if all is known.
 
-    A quarter tells something if half of the device suffices, three quarters if it does not. Two shares are measured of a
-    structure, whatever the sizes that they were measured with.
+    A quarter tells something if half of the device suffices, three quarters if it does not. Two shares of a
+    structure are measured, whatever the sizes that they were measured with.
     """
     measured = {share for speeds in profile.share_speeds.values() for share in speeds}
     if not measured:
