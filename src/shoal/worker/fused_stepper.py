@@ -109,6 +109,11 @@ class FusedStepper(Stepper):
         """Whether the fastest step mode was found."""
         return self._plain is not None or not isinstance(self._steps, AdaptiveStep) or self._steps.settled
 
+    @property
+    def needs_own_threads(self) -> bool:
+        """Whether the step is compiled, or may still be."""
+        return self._plain is None and isinstance(self._steps, AdaptiveStep) and self._steps.may_be_compiled
+
     def train_step(self, batches: Sequence[Any], ticks: Sequence[int]) -> Tensor:
         """Take one step: fused, or in plain PyTorch if that was faster or the first step could not be fused."""
         if self._plain is not None:
@@ -252,6 +257,11 @@ class AdaptiveStep:
     def plain(self) -> bool:
         """Whether the fastest mode is plain PyTorch, and remains so."""
         return self._step.way == "plain" and not (self._compiling and self._compiling.waits)
+
+    @property
+    def may_be_compiled(self) -> bool:
+        """Whether the fastest mode is the compiled one, or may still become it."""
+        return self._step.way in (None, "compiled") or (self._compiling is not None and self._compiling.waits)
 
     def _ways(self) -> tuple[StepMode, ...]:
         """Return the modes to try: only the faster one of eager and plain, if the profile shows which one is faster."""

@@ -80,6 +80,11 @@ class ThreadChoice:
         self._clock, self._delay = clock, delay
         self._races: dict[tuple[FusionKey, int, int], _ThreadRace] = {}
 
+    @property
+    def borrows(self) -> bool:
+        """Whether more threads are allowed than those of the slot."""
+        return self._allowed > self._own
+
     def allow(self, threads: int) -> None:
         """Allow so many threads from the next step on."""
         self._allowed = threads
