@@ -320,7 +320,7 @@ class ArrayTrainer:
         """Return the stepper of the group, or a new one if the group has changed."""
         if self._stepper is None or self._stepper.runtimes != self._group:
             self._drop_stepper()
-            self._threads.use_own()  # a step is compiled, and recorded, for one number of threads
+            self._threads.start_anew(self.key)  # a step is compiled, and recorded, for one number of threads
             steps = max((x.member.target - x.epoch) * epoch_steps - x.step for x in self._group)
             self._heartbeat()
             state, plain = self._state, self.key in self._state.plain_keys

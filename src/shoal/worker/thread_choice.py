@@ -93,6 +93,12 @@ class ThreadChoice:
         """Use the threads of the slot until the next step."""
         self._use(self._own)
 
+    def start_anew(self, key: FusionKey) -> None:
+        """Use the threads of the slot until the next step, and time the numbers for this key anew, since its new steps
+        may be of another mode."""
+        self.use_own()
+        self._races = {name: timed for name, timed in self._races.items() if name[0] != key}
+
     @contextmanager
     def chosen(self, key: FusionKey, profile: Profile | None, batches: Sequence[Any], left: int) -> Iterator[None]:
         """Context manager for one step, which runs with the chosen number of threads and may be timed.
