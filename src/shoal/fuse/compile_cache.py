@@ -73,8 +73,8 @@ class CompileRecord:
     """Whether a process of this machine has compiled a step, and the right to compile it.
 
     It is a file next to Inductor's: locked by the process that compiles the step, and not empty once it has done so. A
-    process that is killed leaves the right to another one. If the file cannot be created, locked, read or written, nothing
-    counts as compiled, every process has the right, and a warning is logged once.
+    process that is killed leaves the right to another one. If the file cannot be created, locked, read or written,
+    nothing counts as compiled, every process has the right, and a warning is logged once.
 
     Args:
         step: Everything that the graph of the step depends on, as a text, besides the versions. A text that says too

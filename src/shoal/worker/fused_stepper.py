@@ -279,12 +279,11 @@ class AdaptiveStep:
                 self._step.reconsider_compiling()
         if self.settled:
             return self._step(batch)
-        before = self._step.compile_seconds
         try:
             losses = self._step(batch)
         finally:
             if self._compiling is not None:
-                self._compiling.end(compiled=self._step.compile_seconds > before)
+                self._compiling.end(compiled=self._step.compiled)
         if self.settled and self._profile is not None:
             self._record_measurements(self.new_profile or self._profile)
         return losses
@@ -293,7 +292,8 @@ class AdaptiveStep:
         """Set `new_profile` to the profile with the times measured here.
 
         The step time is added only if this size is larger than all measured ones. The gain of compiling is 1 if the
-        step cannot be compiled or the compiled step is slower, so that no other array tries again.
+        step cannot be compiled or the compiled step is slower, so that no other array tries again. A reload that took
+        as long as compiling did not find the code, and says nothing about reloads.
         """
         found = profile
         uncompiled = [seconds for way, seconds in self._step.seconds.items() if way != "compiled"]
@@ -306,8 +306,10 @@ class AdaptiveStep:
             gain = plain / self._step.seconds["compiled"] if self._step.way == "compiled" else 1.0
             gains = {**found.compiled_gain, self._members: gain}
             found = replace(found, compiled_gain=gains)
-            name = "reload_seconds" if self._compiling.reloads else "compile_seconds"
-            found = replace(found, **{name: self._step.compile_seconds})  # type: ignore[arg-type]
+            if not self._compiling.reloads:
+                found = replace(found, compile_seconds=self._step.compile_seconds)
+            elif self._step.compile_seconds < (found.compile_seconds or inf):
+                found = replace(found, reload_seconds=self._step.compile_seconds)
         if found is not profile:
             self.new_profile = found
 
