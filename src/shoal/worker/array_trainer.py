@@ -272,7 +272,7 @@ class ArrayTrainer:
             self._threads.use_own()
             with during(Activity.TIMED_STEPS):
                 return stepper.train_step(batches, ticks)
-        if stepper.needs_own_threads or not self._threads.borrows:
+        if not self._threads.borrows or stepper.needs_own_threads:
             self._threads.use_own()
             return stepper.train_step(batches, ticks)
         lead = self._group[0]
