@@ -1,5 +1,7 @@
 """Processes share compiled code, and know of one another which steps they compile."""
 
+import errno
+import fcntl
 import os
 import subprocess
 import sys
@@ -43,6 +45,50 @@ def test_a_cache_that_cannot_be_written_leaves_torch_its_own(cache: Path, caplog
     assert record.begin()
     record.end(compiled=True)
     assert not record.exists
+
+
+def test_a_directory_that_cannot_be_written_leaves_torch_its_own(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path).parent != cache)
+    assert use_shared_directory() is None
+    assert use_shared_directory() is None
+    assert VARIABLE not in os.environ
+    assert caplog.text.count("Permission denied") == 1
+
+
+@pytest.mark.usefixtures("cache")
+def test_users_do_not_share_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    mine = use_shared_directory()
+    monkeypatch.delenv(VARIABLE)
+    monkeypatch.setattr(os, "getuid", lambda: 12345)
+    assert use_shared_directory() not in (mine, None)
+
+
+@pytest.mark.usefixtures("cache")
+@pytest.mark.parametrize(
+    ("owner", "name", "code"),
+    [
+        pytest.param(os, "write", errno.ENOSPC, id="the disk is full"),
+        pytest.param(fcntl, "flock", errno.ENOLCK, id="the file system has no locks"),
+        pytest.param(Path, "stat", errno.EACCES, id="the record cannot be read"),
+    ],
+)
+def test_without_a_usable_record_every_process_may_compile(
+    owner: object, name: str, code: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*given: object, **settings: object) -> None:
+        raise OSError(code, os.strerror(code), f"{name} in {os.environ['SHOAL_CACHE']}")
+
+    assert use_shared_directory() is not None
+    one, two = CompileRecord(name), CompileRecord(name)
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, name, fail)
+        for record in (one, two):
+            assert record.begin()
+            record.end(compiled=True)
+            assert not record.exists
+    assert caplog.text.count(os.strerror(code)) == 1
 
 
 @pytest.mark.usefixtures("cache")

@@ -1,6 +1,7 @@
 """The backward pass of an LSTM's steps: gradients, their gradients, and transforms, under which autograd takes over."""
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ from looped_functions import in_loops
 from torch import Tensor, nn
 from torch.autograd import forward_ad, gradcheck, gradgradcheck
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn import functional
 from twins import build, close
 
 from shoal.fuse.api import fuse
@@ -31,6 +33,23 @@ def test_gradients_and_their_gradients(trained: tuple[str, ...], reverse: bool) 
     given = tensors(trained)
     assert gradcheck(lambda *x: lstm_sequence(*x, reverse), given)
     assert gradgradcheck(lambda *x: lstm_sequence(*x, reverse), given)
+
+
+@pytest.mark.parametrize("reverse", [False, True], ids=["forwards", "backwards"])
+@pytest.mark.parametrize(
+    "change",
+    [torch.relu_, partial(functional.dropout, p=0.5, inplace=True), lambda output: output.mul_(2)],
+    ids=["relu_", "dropout", "mul_"],
+)
+def test_results_may_be_changed_in_place(change: Callable[[Tensor], Tensor], reverse: bool) -> None:
+    def gradients(run: Callable[..., tuple[Tensor, Tensor]]) -> Tensors:
+        given = tensors()
+        output, c = run(*given, reverse)
+        loss = change(output).square().sum() + change(c).square().sum()
+        return torch.autograd.grad(loss, given)
+
+    for mine, own in zip(gradients(lstm_sequence), gradients(by_definition), strict=True):
+        close(mine, own, "gradient")
 
 
 def by_definition(gates: Tensor, h: Tensor, c: Tensor, weight: Tensor, reverse: bool) -> tuple[Tensor, Tensor]:

@@ -22,6 +22,7 @@ from shoal.fuse.generators import DrawDetector, forked_rng, preserved_rng, seed_
 from shoal.fuse.optim.fused import FusedOptimizer, fuse_optimizers
 from shoal.fuse.scaler import GradScaler
 from shoal.fuse.step import StepMode, TrainingStep
+from shoal.worker.metrics import MetricMeans
 
 pytestmark = pytest.mark.gpu
 
@@ -409,3 +410,12 @@ def test_a_step_that_does_not_fit_the_memory_says_so_and_leaves_the_members_alon
     same([member.state_dict() for member in array.members], before, 0.0)
     fine = True
     assert step(batch).shape == (MEMBERS,)
+
+
+def test_a_metric_may_be_a_number_in_one_batch_and_on_the_gpu_in_another() -> None:
+    column = torch.tensor([2.0, 4.0], dtype=torch.float64)
+    for devices in (("cpu", DEVICE, "cpu"), (DEVICE, "cpu", DEVICE)):
+        means = MetricMeans(2)
+        for device in devices:
+            means.add({"mixed": column.to(device)}, 3)
+        assert means.per_trial() == [{"mixed": 2.0}, {"mixed": 4.0}]

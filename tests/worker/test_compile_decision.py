@@ -13,12 +13,12 @@ NEVER_FASTER = replace(PROFILE, compiled_gain={4: 1.0})
 
 NOBODY, ANOTHER, BEFORE = "nobody has compiled it", "another process compiles it", "it was compiled before"
 CASES = {
-    "40 s saved": (PROFILE, NOBODY, 80, {}, True, False),
+    "60 s saved": (PROFILE, NOBODY, 120, {}, True, False),
     "10 s saved": (PROFILE, NOBODY, 20, {}, False, False),
-    "10 s saved here, and as much in each of two later arrays": (PROFILE, NOBODY, 20, {20: 2.0}, True, False),
+    "10 s saved here, and as much in each of four later arrays": (PROFILE, NOBODY, 20, {20: 4.0}, True, False),
     "10 s saved, and only reloading to pay for": (PROFILE, BEFORE, 20, {}, True, False),
     "1 s saved, and only reloading to pay for": (PROFILE, BEFORE, 2, {}, False, False),
-    "another process compiles it": (PROFILE, ANOTHER, 80, {}, False, True),
+    "another process compiles it": (PROFILE, ANOTHER, 120, {}, False, True),
     "the other process compiles what is worth reloading": (PROFILE, ANOTHER, 20, {}, False, True),
     "the other process compiles what is not worth reloading": (PROFILE, ANOTHER, 2, {}, False, False),
     "a step that is never faster": (NEVER_FASTER, ANOTHER, 10**9, {}, False, False),
@@ -50,7 +50,7 @@ def test_decision(
 def test_it_asks_again_until_the_other_process_is_done() -> None:
     other, now = CompileRecord("asks again"), [0.0]
     assert other.begin()
-    decision = CompileDecision(PROFILE, 4, 80, record=CompileRecord("asks again"), clock=lambda: now[0])
+    decision = CompileDecision(PROFILE, 4, 120, record=CompileRecord("asks again"), clock=lambda: now[0])
     assert not decision(1.0)
     found = []
     for seconds in (0.5, 1.0, 1.5, 2.0, 2.5, 3.0):
@@ -68,5 +68,5 @@ def test_it_asks_again_until_the_other_process_is_done() -> None:
 
 
 def test_without_a_record_each_array_decides_for_itself() -> None:
-    assert CompileDecision(PROFILE, 4, 80)(1.0)
+    assert CompileDecision(PROFILE, 4, 120)(1.0)
     assert not CompileDecision(PROFILE, 4, 20)(1.0)

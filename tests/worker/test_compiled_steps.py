@@ -1,5 +1,6 @@
 """Steps are compiled only if compiling saves time, and compiled steps give the same results."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -109,6 +110,7 @@ def test_choice(profile: Profile, delay: float, steps: int, kept: bool | None, m
     monkeypatch.setattr(Captured, "delay", delay)
     array, optimizer = members()
     chosen = AdaptiveStep(array, optimizer, loss, profile, CompileDecision(profile, 2, steps), Clock.look)
+    assert chosen.may_be_compiled
     uncaptured = 2 * (RaceRules.min_runs + 1)
     total = 2 * uncaptured + RaceRules.min_runs
     for _ in range(total):
@@ -116,6 +118,7 @@ def test_choice(profile: Profile, delay: float, steps: int, kept: bool | None, m
     torch.testing.assert_close(losses, plain(total), rtol=1e-12, atol=0)
     slow = 2  # steps until it is clear
     # The best of the others takes turns with it.
+    assert chosen.may_be_compiled is bool(kept)
     assert Captured.taken == {True: total - uncaptured - slow, False: slow, None: 0}[kept]
     assert chosen.new_profile is not None
     assert chosen.new_profile.fused_gain == {2: 1.0}
@@ -148,27 +151,41 @@ def test_a_step_that_cannot_be_compiled_is_not_tried_again(monkeypatch: pytest.M
 
     monkeypatch.setattr(step_module, "CapturedStep", refuse)
     array, optimizer = members()
-    chosen = AdaptiveStep(array, optimizer, loss, KNOWN, CompileDecision(KNOWN, 2, 10**6), Clock.look)
+    decision = CompileDecision(KNOWN, 2, 10**6, record=CompileRecord("refused"))
+    chosen = AdaptiveStep(array, optimizer, loss, KNOWN, decision, Clock.look)
     for _ in range(2 * (RaceRules.min_runs + 1)):
         chosen.step(X)
+    assert not CompileRecord("refused").exists
+    assert CompileRecord("refused").begin(), "others may try"
     assert chosen.new_profile is not None
     assert chosen.new_profile.compiled_gain[2] == 1.0
     assert not compiling_pays(chosen.new_profile, 2, 1.0, 10**9)
 
 
-@pytest.mark.parametrize("lone", [False, True], ids=["two members", "a lone member"])
+@pytest.mark.parametrize(
+    ("lone", "compiling", "reloading"),
+    [
+        pytest.param(False, 100.0, 1.0, id="two members"),
+        pytest.param(True, 100.0, 1.0, id="a lone member"),
+        pytest.param(False, 0.5, 0.0, id="the code was not found"),
+    ],
+)
 def test_an_array_takes_the_compiled_step_once_another_process_has_compiled_it(
-    lone: bool, monkeypatch: pytest.MonkeyPatch
+    lone: bool, compiling: float, reloading: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    known = replace(KNOWN, compile_seconds=compiling)
     monkeypatch.setattr(Captured, "delay", -0.9)
     array, optimizer = members(1 if lone else 2)
-    other, now = CompileRecord(f"waited for, {lone}"), [0.0]
+    other, now = CompileRecord(f"waited for, {lone}, {compiling}"), [0.0]
     assert other.begin()
-    decision = CompileDecision(KNOWN, 2, 10**6, record=CompileRecord(f"waited for, {lone}"), clock=lambda: now[0])
-    chosen = AdaptiveStep(array, optimizer, loss, KNOWN, decision, Clock.look)
+    decision = CompileDecision(
+        known, 2, 10**6, record=CompileRecord(f"waited for, {lone}, {compiling}"), clock=lambda: now[0]
+    )
+    chosen = AdaptiveStep(array, optimizer, loss, known, decision, Clock.look)
     for _ in range(4 * (RaceRules.min_runs + 1)):
         chosen.step(X)
     assert chosen.settled
+    assert chosen.may_be_compiled, "so it keeps the threads of the slot"
     assert not chosen.plain, "a stepper that trains plainly cannot compile any more"
     now[0] += RETRY_SECONDS
     chosen.step(X)
@@ -181,8 +198,8 @@ def test_an_array_takes_the_compiled_step_once_another_process_has_compiled_it(
         losses = chosen.step(X)
     assert Captured.taken > RaceRules.min_runs
     assert chosen.new_profile is not None
-    assert chosen.new_profile.reload_seconds > 0
-    assert chosen.new_profile.compile_seconds == KNOWN.compile_seconds
+    assert chosen.new_profile.reload_seconds == reloading
+    assert chosen.new_profile.compile_seconds == compiling
     assert decision.steps == 10**6 - 8 * (RaceRules.min_runs + 1) - 2
     torch.testing.assert_close(losses, plain(10**6 - decision.steps, len(array)), rtol=1e-12, atol=0)
 

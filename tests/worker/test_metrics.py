@@ -37,6 +37,13 @@ class ByBatch(Small):
         return found
 
 
+class NumberOrTensor(Small):
+    """Has a metric that is a Python number for some batches, as after an early return, and a tensor for others."""
+
+    def metrics(self, model: nn.Module, batch: Any) -> Mapping[str, Any]:
+        return {**super().metrics(model, batch), "mixed": 0.25 if batch[0][0, 0] > 0 else model(batch[0]).mean()}
+
+
 class ByMember(Small):
     """Has a metric that a trial leaves out depending on the output of its model."""
 
@@ -73,7 +80,7 @@ def expected(task: Task, model: nn.Module) -> dict[str, float]:
     return {name: total / samples for name, (total, samples) in sums.items()}
 
 
-@pytest.mark.parametrize("kind", [ByBatch, ByMember], ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("kind", [ByBatch, ByMember, NumberOrTensor], ids=lambda kind: kind.__name__)
 @pytest.mark.parametrize("count", [1, 5])
 def test_a_mean_is_over_the_batches_that_have_the_name(
     kind: type[Task], count: int, caplog: pytest.LogCaptureFixture

@@ -128,3 +128,16 @@ def test_structures_are_raced_apart(steps):
     assert set(run.take(30, key=B)) == {1, 2}
     run.choice.use_own()
     assert run.current == 1
+
+
+def test_new_steps_of_a_key_are_timed_anew(steps):
+    run = steps({1: 0.01, 2: 0.005})
+    run.choice.allow(2)
+    run.take(30)
+    run.take(30, key=B)
+    run.choice.start_anew(A)
+    assert run.current == 1
+    run.seconds = {1: 0.01, 2: 0.02}
+    assert set(run.take(5, key=B)) == {2}
+    assert set(run.take(30)) == {1, 2}
+    assert set(run.take(5)) == {1}

@@ -53,8 +53,8 @@ class ProcessLock:
     def release(self) -> None:
         """Release the lock and close the file; may be called twice."""
         if self._file is not None:
-            os.close(self._file)
-            self._file = None
+            file, self._file = self._file, None  # first, since the descriptor is free even if closing it fails
+            os.close(file)
 
     def _take(self, kind: int, wait: bool) -> bool:
         try:

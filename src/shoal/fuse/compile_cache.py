@@ -9,6 +9,7 @@ import hashlib
 import logging
 import os
 import platform
+from errno import EACCES
 from functools import cache
 from pathlib import Path
 
@@ -26,21 +27,22 @@ def use_shared_directory() -> Path | None:
     """Let Inductor keep its files in Shoal's cache directory, unless `$TORCHINDUCTOR_CACHE_DIR` names another one.
 
     Inductor compiles for the processor of this machine, which is not part of its keys. So the directory is one for this
-    processor: a home directory may be that of several machines.
+    processor: a home directory may be that of several machines. It is also one for this user, since others must not
+    choose the code that runs here.
 
     Returns:
         The directory; None if Shoal's cannot be written. Then Inductor uses its own in the temporary directory.
     """
     if _VARIABLE not in os.environ:
-        directory = cache_directory() / f"inductor-{_processor()}"
+        directory = cache_directory() / f"inductor-{os.getuid()}-{_processor()}"
         try:
             directory.mkdir(parents=True, exist_ok=True)
+            if not os.access(directory, os.W_OK | os.X_OK):
+                raise PermissionError(EACCES, os.strerror(EACCES), str(directory))
         except OSError as error:
-            _log.warning(
-                "compiled steps are not kept for later studies, since %s cannot be used (%s). Set SHOAL_CACHE to a "
-                "directory that can be written.",
-                directory,
-                error,
+            _warn_once(
+                f"compiled steps are not kept for later studies, since {directory} cannot be used ({error}). Set "
+                "SHOAL_CACHE to a directory that can be written."
             )
             return None
         os.environ[_VARIABLE] = str(directory)
@@ -48,6 +50,11 @@ def use_shared_directory() -> Path | None:
 
 
 _environment = cache(environment)
+
+
+@cache
+def _warn_once(text: str) -> None:
+    _log.warning(text)
 
 
 @cache
@@ -66,8 +73,8 @@ class CompileRecord:
     """Whether a process of this machine has compiled a step, and the right to compile it.
 
     It is a file next to Inductor's: locked by the process that compiles the step, and not empty once it has done so. A
-    process that is killed leaves the right to another one. If the file cannot be used, nothing counts as compiled, and
-    every process has the right.
+    process that is killed leaves the right to another one. If the file cannot be created, locked, read or written,
+    nothing counts as compiled, every process has the right, and a warning is logged once.
 
     Args:
         step: Everything that the graph of the step depends on, as a text, besides the versions. A text that says too
@@ -81,32 +88,50 @@ class CompileRecord:
     @property
     def exists(self) -> bool:
         """Whether a process has compiled the step."""
-        path = self._path()
-        return path is not None and path.is_file() and path.stat().st_size > 0
+        try:
+            return (path := self._path()) is not None and path.stat().st_size > 0
+        except FileNotFoundError:
+            return False
+        except OSError as error:
+            self._warn(error)
+            return False
 
     def begin(self) -> bool:
         """Take the right to compile the step, until `end`; return False if another process compiles it now."""
         if (path := self._path()) is None:
             return True
+        lock = None
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             lock = ProcessLock(path)
-        except OSError as error:
-            _log.warning("other processes do not learn that a step is compiled: %s", error)
+            free = lock.exclusive()
+        except OSError as error:  # the file cannot be created, or its file system has no locks
+            self._warn(error)
+            if lock is not None:
+                lock.release()
             return True
-        if lock.exclusive():
+        if free:
             self._lock = lock
-            return True
-        lock.release()
-        return False
+        else:
+            lock.release()
+        return free
 
     def end(self, compiled: bool) -> None:
         """Give the right back, and record whether the step was compiled; no effect without the right."""
-        if self._lock is not None:
-            if compiled:
-                os.write(self._lock.file, b"compiled\n")
-            self._lock.release()
-            self._lock = None
+        if self._lock is None:
+            return
+        lock, self._lock = self._lock, None
+        try:
+            try:
+                if compiled:
+                    os.write(lock.file, b"compiled\n")
+            finally:
+                lock.release()
+        except OSError as error:  # such as a full disk, for which the training must not end
+            self._warn(error)
+
+    def _warn(self, error: OSError) -> None:
+        _warn_once(f"other processes do not learn which steps this one compiles: {error}")
 
     def _path(self) -> Path | None:
         directory = use_shared_directory()

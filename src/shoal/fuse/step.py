@@ -135,6 +135,11 @@ class TrainingStep:
         """Seconds of the shortest step in each timed way."""
         return self._race.seconds
 
+    @property
+    def compiled(self) -> bool:
+        """Whether the step was compiled, and is timed or taken in this way now."""
+        return "compiled" in self._runs
+
     def __call__(self, batch: Any) -> Tensor:
         """Take one step with all members.
 

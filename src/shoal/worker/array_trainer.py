@@ -272,6 +272,9 @@ class ArrayTrainer:
             self._threads.use_own()
             with during(Activity.TIMED_STEPS):
                 return stepper.train_step(batches, ticks)
+        if not self._threads.borrows or stepper.needs_own_threads:
+            self._threads.use_own()
+            return stepper.train_step(batches, ticks)
         lead = self._group[0]
         left = (lead.member.target - lead.epoch) * epoch_steps - lead.step
         with self._threads.chosen(self.key, self._profile, batches, left):
@@ -317,6 +320,7 @@ class ArrayTrainer:
         """Return the stepper of the group, or a new one if the group has changed."""
         if self._stepper is None or self._stepper.runtimes != self._group:
             self._drop_stepper()
+            self._threads.start_anew(self.key)  # a step is compiled, and recorded, for one number of threads
             steps = max((x.member.target - x.epoch) * epoch_steps - x.step for x in self._group)
             self._heartbeat()
             state, plain = self._state, self.key in self._state.plain_keys

@@ -109,6 +109,11 @@ class FusedStepper(Stepper):
         """Whether the fastest step mode was found."""
         return self._plain is not None or not isinstance(self._steps, AdaptiveStep) or self._steps.settled
 
+    @property
+    def needs_own_threads(self) -> bool:
+        """Whether the step is compiled, or may still be."""
+        return self._plain is None and isinstance(self._steps, AdaptiveStep) and self._steps.may_be_compiled
+
     def train_step(self, batches: Sequence[Any], ticks: Sequence[int]) -> Tensor:
         """Take one step: fused, or in plain PyTorch if that was faster or the first step could not be fused."""
         if self._plain is not None:
@@ -253,6 +258,11 @@ class AdaptiveStep:
         """Whether the fastest mode is plain PyTorch, and remains so."""
         return self._step.way == "plain" and not (self._compiling and self._compiling.waits)
 
+    @property
+    def may_be_compiled(self) -> bool:
+        """Whether the fastest mode is the compiled one, or may still become it."""
+        return self._step.way in (None, "compiled") or (self._compiling is not None and self._compiling.waits)
+
     def _ways(self) -> tuple[StepMode, ...]:
         """Return the modes to try: only the faster one of eager and plain, if the profile shows which one is faster."""
         known = self._profile if self._members > 1 else None
@@ -269,12 +279,11 @@ class AdaptiveStep:
                 self._step.reconsider_compiling()
         if self.settled:
             return self._step(batch)
-        before = self._step.compile_seconds
         try:
             losses = self._step(batch)
         finally:
             if self._compiling is not None:
-                self._compiling.end(compiled=self._step.compile_seconds > before)
+                self._compiling.end(compiled=self._step.compiled)
         if self.settled and self._profile is not None:
             self._record_measurements(self.new_profile or self._profile)
         return losses
@@ -283,7 +292,8 @@ class AdaptiveStep:
         """Set `new_profile` to the profile with the times measured here.
 
         The step time is added only if this size is larger than all measured ones. The gain of compiling is 1 if the
-        step cannot be compiled or the compiled step is slower, so that no other array tries again.
+        step cannot be compiled or the compiled step is slower, so that no other array tries again. A reload that took
+        as long as compiling did not find the code, and says nothing about reloads.
         """
         found = profile
         uncompiled = [seconds for way, seconds in self._step.seconds.items() if way != "compiled"]
@@ -296,8 +306,10 @@ class AdaptiveStep:
             gain = plain / self._step.seconds["compiled"] if self._step.way == "compiled" else 1.0
             gains = {**found.compiled_gain, self._members: gain}
             found = replace(found, compiled_gain=gains)
-            name = "reload_seconds" if self._compiling.reloads else "compile_seconds"
-            found = replace(found, **{name: self._step.compile_seconds})  # type: ignore[arg-type]
+            if not self._compiling.reloads:
+                found = replace(found, compile_seconds=self._step.compile_seconds)
+            elif self._step.compile_seconds < (found.compile_seconds or inf):
+                found = replace(found, reload_seconds=self._step.compile_seconds)
         if found is not profile:
             self.new_profile = found
 

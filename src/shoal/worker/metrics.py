@@ -63,7 +63,10 @@ class MetricMeans:
         """Return the means of each trial; all values are read from the device at once, and summed in order."""
         found: list[dict[str, float]] = [{} for _ in range(self._members)]
         for name, batches in self._batches.items():
-            rows = torch.stack([column for column, _ in batches]).tolist()
+            columns = [column for column, _ in batches]
+            # a metric that is a Python number in some batches is on the CPU for these
+            place = next((column.device for column in columns if column.device.type != "cpu"), columns[0].device)
+            rows = torch.stack([column.to(place) for column in columns]).tolist()
             for b, means in enumerate(found):
                 samples = [counts[b] for _, counts in batches]
                 if total := sum(samples):

@@ -80,6 +80,11 @@ class ThreadChoice:
         self._clock, self._delay = clock, delay
         self._races: dict[tuple[FusionKey, int, int], _ThreadRace] = {}
 
+    @property
+    def borrows(self) -> bool:
+        """Whether more threads are allowed than those of the slot."""
+        return self._allowed > self._own
+
     def allow(self, threads: int) -> None:
         """Allow so many threads from the next step on."""
         self._allowed = threads
@@ -87,6 +92,12 @@ class ThreadChoice:
     def use_own(self) -> None:
         """Use the threads of the slot until the next step."""
         self._use(self._own)
+
+    def start_anew(self, key: FusionKey) -> None:
+        """Use the threads of the slot until the next step, and time the numbers for this key anew, since its new steps
+        may be of another mode."""
+        self.use_own()
+        self._races = {name: timed for name, timed in self._races.items() if name[0] != key}
 
     @contextmanager
     def chosen(self, key: FusionKey, profile: Profile | None, batches: Sequence[Any], left: int) -> Iterator[None]:

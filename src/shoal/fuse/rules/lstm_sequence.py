@@ -99,23 +99,23 @@ class _Sequence(torch.autograd.Function):
         columns = zip(*_steps(gates, h, c, weight, reverse), strict=True)
         outputs, cells, i_f, g, o, tanh_c = (list(column) for column in columns)
         ctx.reverse = reverse
-        output = _in_time(outputs, reverse)
-        # in the order of computation
+        # In the order of computation. The output is not among them, since an in-place function may change it.
         ctx.save_for_backward(
-            gates, h, c, weight, output, *(torch.stack(steps) for steps in ([c, *cells[:-1]], i_f, g, o, tanh_c))
+            gates, h, c, weight, *(torch.stack(steps) for steps in ([c, *cells[:-1]], i_f, g, o, tanh_c))
         )
-        return output, cells[-1]
+        return _in_time(outputs, reverse), cells[-1]
 
     @staticmethod
     def backward(ctx: Any, of_output: Tensor, of_c: Tensor) -> _Gradients:
-        gates, h, c, weight, output, *steps = ctx.saved_tensors
+        gates, h, c, weight, *steps = ctx.saved_tensors
         if torch.is_grad_enabled():  # a gradient of this gradient may be taken
             found = _unrolled(gates, h, c, weight, ctx.reverse)
             wanted = [t for t, needed in zip((gates, h, c, weight), ctx.needs_input_grad, strict=False) if needed]
             taken = iter(torch.autograd.grad(found, wanted, (of_output, of_c), create_graph=True))
             return *(next(taken) if needed else None for needed in ctx.needs_input_grad[:4]), None
         of_gates, of_h, of_c = _backward_steps(_ordered(of_output.unbind(1), ctx.reverse), of_c, weight, *steps)
-        before = _in_time([h, *_ordered(output.unbind(1), ctx.reverse)[:-1]], ctx.reverse)
+        *_, o, tanh_c = steps
+        before = _in_time([h, *(o[:-1] * tanh_c[:-1]).unbind()], ctx.reverse)
         of_all = _in_time(of_gates, ctx.reverse)
         of_weight = torch.bmm(of_all.flatten(1, 2).transpose(1, 2), before.flatten(1, 2))
         return of_all, of_h, of_c, of_weight, None
