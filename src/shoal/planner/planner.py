@@ -169,22 +169,23 @@ class Planner:
         ready = [(member, key) for member, key in keyed if planning.ready(member, key)]
         groups = self._groups(ready, views, planning, alone, limits) if ready else []
         draft = self._run_policy(views, suspended, groups, planning, now)
+        self._limit_shares(draft, held, views, now)
+        joins = self._joins(held, draft, planning, unshared) if self._elastic and draft.refused else {}
+        unmeasured = _measuring_reasons(keyed, held, planning) if len(ready) < len(keyed) else {}
+        reasons = {**_refusal_reasons(draft.refused, joins), **unmeasured, **draft.deferred}
+        self.wake = draft.wake
+        reserved = reservations(running, joins, planning, draft.shares)
+        return Placement((*profiling, *draft.placed), reasons, joins, draft.preemptions, reserved)
+
+    def _limit_shares(
+        self, draft: _Draft, held: Sequence[tuple[Job, Device]], views: Sequence[JobView], now: float
+    ) -> None:
+        """Give the placed jobs their limits, and let running jobs leave for whose processes another limit pays."""
         draft.placed = limit_placed(draft.placed, held, self._limits_shares)
         for name, leave in jobs_to_restart(held, draft.placed, views, draft.shares).items():
             if name not in draft.preemptions:
                 draft.preemptions[name] = leave
                 self.tracker.request_preemption(name, leave, now)
-        joins = self._joins(held, draft, planning, unshared) if self._elastic and draft.refused else {}
-        unmeasured = _measuring_reasons(keyed, held, planning) if len(ready) < len(keyed) else {}
-        reasons = {**_refusal_reasons(draft.refused, joins), **unmeasured, **draft.deferred}
-        self.wake = draft.wake
-        return Placement(
-            (*profiling, *draft.placed),
-            reasons,
-            joins,
-            draft.preemptions,
-            reservations(running, joins, planning, draft.shares),
-        )
 
     def _running_view(self, job: Job, device: Device, planning: PlanningContext, now: float) -> JobView:
         """Return the view of a running job, whose turn ends if it has lasted as long as the policy says."""
