@@ -91,7 +91,8 @@ class Auto(Policy):
             return self.large_scale_policy.plan(jobs, cluster, now)
         best = SpaceSharing(largest_first=self.objective == "makespan").plan(jobs, cluster, now)
         turns = self._time_sharing(jobs)
-        grows = any(map(_has_measured_scaling, jobs))
+        oversubscribed = any(device.capacity > device.compute for _, device in cluster)
+        grows = any(_has_measured_scaling(job, oversubscribed=oversubscribed) for job in jobs)
         if not grows and turns is None:
             return best
         expected = plan_estimate(best, jobs, cluster)
@@ -145,15 +146,22 @@ class _ShortestWorstFit(Knapsack):
     devices = DeviceOrder.WORST_FIT
 
 
-def _has_measured_scaling(job: JobView) -> bool:
+def _has_measured_scaling(job: JobView, *, oversubscribed: bool) -> bool:
     """Return whether the job has a scaling beyond its demand, by which jobs share at no cost up to a whole device; or
-    may be tried beside another one, or holds a share that measurements may take back.
+    holds a share that measurements may take back.
+
+    Args:
+        job: The job.
+        oversubscribed: Whether a device is oversubscribed. Then `SpaceSharing` places jobs side by side beyond their
+            demands, so only scaling to several devices counts.
     """
-    sharing = job.scaling.sharing
-    if job.scaling.trial or job.share is not None:
+    if job.scaling.devices > 1 or oversubscribed:
+        return job.scaling.devices > 1
+    if job.share is not None:
         return True
+    sharing = job.scaling.sharing
     exceeds_device = sharing * max((ask.compute for ask in job.demand.values()), default=0.0) > 1 + ROUNDING
-    return job.scaling.devices > 1 or (sharing > 1 and (job.scaling.alpha > 1 or exceeds_device))
+    return sharing > 1 and (job.scaling.alpha > 1 or exceeds_device)
 
 
 _ResourceKey = tuple[tuple[str, float, int, float], ...]
