@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from search_tasks.pictures import MNIST, pictures
 from search_tasks.search import Supervised
-from sklearn.datasets import load_digits
+from search_tasks.tabular import Linear
 from torch import nn
 from torch.utils.data import TensorDataset
 
@@ -66,9 +66,7 @@ class Perceptron(Supervised):
         if config["data"] == "mnist":
             counts = {"train": self.rows, "test": 500}
             return tuple(TensorDataset(*pictures(self.mnist, part, count)) for part, count in counts.items())
-        x, y = (torch.tensor(part) for part in load_digits(return_X_y=True))
-        x = x.float() / 16
-        return TensorDataset(x[:1437], y[:1437]), TensorDataset(x[1437:], y[1437:])
+        return Linear().data(config)
 
     def model(self, config):
         inputs = 784 if config["data"] == "mnist" else 64

@@ -45,6 +45,20 @@ def seeded(make: Callable[[], nn.Module], seed: int) -> nn.Module:
     return make().double()
 
 
+def mixed() -> list[Any]:
+    """The members of `MIX`, loaded for a pack on the GPU."""
+    return [
+        load(
+            seeded(make, seed),
+            "cuda",
+            optimizer=lambda model, kind=kind: kind(model.parameters()),
+            loss=loss,
+            batch_size=size,
+        )
+        for seed, (make, kind, size) in enumerate(MIX)
+    ]
+
+
 def only(schedule: LaneSchedule, monkeypatch: pytest.MonkeyPatch) -> None:
     """All rounds are by one schedule, also before the lanes are settled."""
     run = LaneScheduler._run_schedule
@@ -56,16 +70,7 @@ def only(schedule: LaneSchedule, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_each_member_equals_its_lone_twin(schedule: LaneSchedule, monkeypatch: pytest.MonkeyPatch) -> None:
     only(schedule, monkeypatch)
-    members = [
-        load(
-            seeded(make, seed),
-            "cuda",
-            optimizer=lambda model, kind=kind: kind(model.parameters()),
-            loss=loss,
-            batch_size=size,
-        )
-        for seed, (make, kind, size) in enumerate(MIX)
-    ]
+    members = mixed()
     together = Pack(members)
     for _ in range(4):
         for rows in torch.arange(320).split(64):
@@ -85,17 +90,7 @@ def test_each_member_equals_its_lone_twin(schedule: LaneSchedule, monkeypatch: p
 
 
 def test_streams_are_tried_and_timed() -> None:
-    members = [
-        load(
-            seeded(make, seed),
-            "cuda",
-            optimizer=lambda model, kind=kind: kind(model.parameters()),
-            loss=loss,
-            batch_size=size,
-        )
-        for seed, (make, kind, size) in enumerate(MIX)
-    ]
-    together = Pack(members)
+    together = Pack(mixed())
     for _ in range(400):
         for rows in torch.arange(320).split(64):
             together.step([X[rows], Y[rows]])

@@ -91,6 +91,16 @@ def loss(model: nn.Module, batch: Any) -> Tensor:
     return F.cross_entropy(model(batch[0]), batch[1])
 
 
+def loss_under(dtype: torch.dtype) -> Callable[[nn.Module, Any], Tensor]:
+    """The loss under autocast."""
+
+    def half(model: nn.Module, batch: Any) -> Tensor:
+        with torch.autocast("cuda", dtype):
+            return loss(model, batch)
+
+    return half
+
+
 def batches(dtype: torch.dtype = torch.float64) -> list[Any]:
     return [(x.to(DEVICE, dtype), y.to(DEVICE)) for x, y in zip(IMAGES, LABELS, strict=True)]
 
@@ -305,10 +315,7 @@ def test_after_a_failed_record_torch_works_as_before() -> None:
 
 @pytest.mark.parametrize("way", ["eager", "captured"])
 def test_bfloat16_by_autocast_equals_members_alone(way: str) -> None:
-    def half(model: nn.Module, batch: Any) -> Tensor:
-        with torch.autocast("cuda", torch.bfloat16):
-            return loss(model, batch)
-
+    half = loss_under(torch.bfloat16)
     given = batches(torch.float32)
     twins = models_of(convolutional, torch.float32)
     array, optimizer = array_of(convolutional, OPTIMIZERS["sgd"], torch.float32)
@@ -329,10 +336,7 @@ def test_bfloat16_by_autocast_equals_members_alone(way: str) -> None:
 
 
 def test_float16_with_a_loss_scale_of_each_member() -> None:
-    def half(model: nn.Module, batch: Any) -> Tensor:
-        with torch.autocast("cuda", torch.float16):
-            return loss(model, batch)
-
+    half = loss_under(torch.float16)
     given = batches(torch.float32)
     twins = models_of(mlp, torch.float32)
     array, optimizer = array_of(mlp, OPTIMIZERS["sgd"], torch.float32)

@@ -89,9 +89,8 @@ def stop(state: StudyState, trials: Sequence[TrialRecord], reason: str) -> None:
 
 def hold_study(state: StudyState) -> None:
     """Hold a paused or ending study. Once no job runs, a paused study releases its devices and an ending one ends."""
-    why = STUDY_ENDS if state.end_requested else STUDY_PAUSED
-    if state.end_requested and state.target_reached is not None:
-        why = TARGET_REACHED.format(state.target_reached)
+    reached = "" if state.target_reached is None else TARGET_REACHED.format(state.target_reached)
+    why = reached or (STUDY_ENDS if state.end_requested else STUDY_PAUSED)
     waiting = (*state.trials.waiting(), *state.trials.paused_waiting())
     if changed := state.trials.explain({x.number: why for x in waiting}):
         state.step.record(Waiting(changed))
@@ -101,8 +100,8 @@ def hold_study(state: StudyState) -> None:
         trials = [x for x in state.trials if not x.state.final]
         for record in trials:
             state.trials.move(record, TrialState.STOPPED)
-        why = STUDY_ENDED if state.target_reached is None else TARGET_REACHED.format(state.target_reached)
-        state.step.record(TrialsStopped(tuple(x.number for x in trials), why), StudyChanged("ended", True))
+        numbers = tuple(x.number for x in trials)
+        state.step.record(TrialsStopped(numbers, reached or STUDY_ENDED), StudyChanged("ended", True))
         state.ended = True
     elif not state.devices_released:
         state.devices_released = True

@@ -109,7 +109,7 @@ class ThreadChoice:
             batches: Batch of each member.
             left: Number of remaining steps of the first member.
         """
-        timed = self._race(key, profile, len(batches), left) if self._allowed > self._own else None
+        timed = self._race(key, profile, len(batches), left) if self.borrows else None
         self._use(self._own if timed is None else timed.race.next)
         if timed is None or timed.race.winner == self._own:
             yield
