@@ -34,7 +34,7 @@ def test_options_are_those_of_the_commands() -> None:
 
 def test_the_version_is_the_same_in_both_places() -> None:
     project = re.search(r'^version = "(.*)"$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
-    module = re.search(r'^__version__ = "(.*)"$', (ROOT / "src/shoal/__init__.py").read_text(), re.MULTILINE)
+    module = re.search(r'^VERSION = "(.*)"$', (ROOT / "src/shoal/core/version.py").read_text(), re.MULTILINE)
     assert project is not None
     assert module is not None
     assert project[1] == module[1]

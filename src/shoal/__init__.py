@@ -8,6 +8,8 @@ so that commands which only read a study do not wait for torch.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from shoal.core.version import VERSION
+
 if TYPE_CHECKING:
     from shoal.algorithms.asha import ASHA
     from shoal.algorithms.bohb import BOHB, SyncBOHB
@@ -61,7 +63,7 @@ _HOME = {name: home for home, names in _HOMES.items() for name in names}
 _PACKAGES = ("algorithms", "backends", "callbacks", "fuse", "integrations", "pack", "reproduce", "schedule", "testing")
 """Packages that are imported at their first use as an attribute: `shoal.schedule.POLICIES`."""
 
-__version__ = "0.1.0"
+__version__ = VERSION
 __all__ = [
     "ASHA",
     "BOHB",

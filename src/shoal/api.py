@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, replace
-from importlib.metadata import version
 from itertools import chain, count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -40,6 +39,7 @@ from shoal.core.job import WorkerContext
 from shoal.core.objective import loss_metric, objectives
 from shoal.core.space import Space
 from shoal.core.trial import Config, derive_seed
+from shoal.core.version import VERSION
 from shoal.cost.history import History, environment
 from shoal.dry_run.request import DryRunRequest, capture_request
 from shoal.journal.check import check_study
@@ -183,7 +183,7 @@ def tune(
         "hang_seconds": hang_seconds,
         "callbacks": callbacks_text(callbacks, chosen.get("trackers", ())),
         "paths": [str(absolute(path)) for path in sys.path],
-        "shoal": version("shoal"),
+        "shoal": VERSION,
     }
     # All checks run before the directory is made.
     check_arguments(

@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from shoal.core.demand import Profile
 from shoal.core.errors import ShoalError
+from shoal.core.version import VERSION
 
 __all__ = [
     "History",
@@ -71,7 +72,7 @@ def history_path() -> Path:
 
 def environment() -> str:
     """Return the versions of Python, torch and shoal, on which measurements depend."""
-    return f"python {platform.python_version()}, torch {version('torch')}, {version('shoal')}"
+    return f"python {platform.python_version()}, torch {version('torch')}, {VERSION}"
 
 
 @dataclass(frozen=True)
@@ -296,20 +297,21 @@ def delete_records(path: Path, *, kind: str | None = None, structure: str | None
     """
     if _is_empty(path):
         return 0, 0, 0
-    prefix = "" if structure is None else structure
+    which = {"kind": kind, "prefix": "" if structure is None else structure}
     with _user_connection(path) as connection:
         profiles = connection.execute(
-            "DELETE FROM profiles WHERE (?1 IS NULL OR kind = ?1) AND substr(structure, 1, length(?2)) = ?2",
-            (kind, prefix),
+            "DELETE FROM profiles WHERE (:kind IS NULL OR kind = :kind) "
+            "AND substr(structure, 1, length(:prefix)) = :prefix",
+            which,
         ).rowcount
         relative_times = connection.execute(
-            "DELETE FROM relative_times WHERE (?1 IS NULL OR kind = ?1) "
-            "AND (substr(one, 1, length(?2)) = ?2 OR substr(other, 1, length(?2)) = ?2)",
-            (kind, prefix),
+            "DELETE FROM relative_times WHERE (:kind IS NULL OR kind = :kind) "
+            "AND (substr(one, 1, length(:prefix)) = :prefix OR substr(other, 1, length(:prefix)) = :prefix)",
+            which,
         ).rowcount
         ratios = 0
         if structure is None:
-            ratios = connection.execute("DELETE FROM ratios WHERE ?1 IS NULL OR kind = ?1", (kind,)).rowcount
+            ratios = connection.execute("DELETE FROM ratios WHERE :kind IS NULL OR kind = :kind", which).rowcount
         connection.execute(
             "DELETE FROM tasks WHERE NOT EXISTS (SELECT 1 FROM profiles WHERE profiles.structure = tasks.structure "
             "AND profiles.data = tasks.data AND profiles.batch_size = tasks.batch_size)"

@@ -243,10 +243,11 @@ class JournalView:
             `seq`, time in seconds since 1970, and the report.
         """
         rows = self.tables.rows(
-            "SELECT seq, time, trial, epoch, metrics, seconds, state, reason FROM reports AS own WHERE seq > ?1 "
-            "AND state <> ?2 AND NOT EXISTS (SELECT 1 FROM reports AS other WHERE other.trial = own.trial "
-            "AND other.epoch = own.epoch AND other.seq < own.seq AND other.state <> ?2) ORDER BY seq LIMIT ?3",
+            "SELECT seq, time, trial, epoch, metrics, seconds, state, reason FROM reports AS own WHERE seq > ? "
+            "AND state <> ? AND NOT EXISTS (SELECT 1 FROM reports AS other WHERE other.trial = own.trial "
+            "AND other.epoch = own.epoch AND other.seq < own.seq AND other.state <> ?) ORDER BY seq LIMIT ?",
             seq,
+            TrialState.FAILED,
             TrialState.FAILED,
             limit,
         )
@@ -266,7 +267,7 @@ class JournalView:
         """Number of each trial that may go on -> epoch -> states with which it was reported, without FAILED."""
         rows = self.tables.rows(
             "SELECT trial, reports.epoch, reports.state FROM reports JOIN trials ON number = trial "
-            "WHERE reports.state <> ?1 AND trials.state NOT IN (?2, ?3) ORDER BY seq",
+            "WHERE reports.state <> ? AND trials.state NOT IN (?, ?) ORDER BY seq",
             TrialState.FAILED,
             TrialState.COMPLETE,
             TrialState.STOPPED,

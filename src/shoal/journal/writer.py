@@ -146,8 +146,9 @@ class Journal(LockedJournal):
             Number of each trial that waits again -> epochs reported before it failed.
         """
         rows = self.tables.rows(
-            "SELECT number, coalesce((SELECT max(epoch) FROM reports WHERE trial = number AND state <> ?1), start) "
-            "FROM trials WHERE state = ?1 AND number IN (SELECT value FROM json_each(?2)) ORDER BY number",
+            "SELECT number, coalesce((SELECT max(epoch) FROM reports WHERE trial = number AND state <> ?), start) "
+            "FROM trials WHERE state = ? AND number IN (SELECT value FROM json_each(?)) ORDER BY number",
+            TrialState.FAILED,
             TrialState.FAILED,
             json.dumps(sorted(numbers)),
         )
