@@ -55,7 +55,7 @@ def base_model(full: bool) -> nn.Module:
         max_position_embeddings=512,
         use_cache=False,
     )
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng():
         torch.manual_seed(BASE_SEED)
         return LlamaForCausalLM(config)
 

@@ -41,7 +41,8 @@ class Cell:
         for b in range(self.members) if which is None else which:
             torch.manual_seed(b)
             kinds = (self.workload.model, *self.workload.others)
-            made.append(kinds[b % len(kinds)]().to(self.device))
+            with self.device:  # a large model takes minutes to be made on a CPU
+                made.append(kinds[b % len(kinds)]().to(self.device))
         return made
 
     def batch(self) -> Batch:

@@ -297,6 +297,39 @@ def test_a_step_that_computes_on_the_cpu_is_refused_in_words() -> None:
         CapturedStep(array, optimizer, on_the_host, given[0], compiling=False)
 
 
+def weighted(model: nn.Module, batch: Any) -> Tensor:
+    return F.cross_entropy(model(batch[0]), batch[1], torch.tensor([1.0, 2.0, 0.5, 1.0], device=DEVICE).double())
+
+
+def test_tensors_that_the_loss_makes_of_numbers_are_constants_of_a_graph() -> None:
+    given = batches()
+    array, optimizer = array_of(mlp)
+    eager = trained(array, TrainingStep(array, optimizer, weighted, ("eager",)), given)
+    array, optimizer = array_of(mlp)
+    same(trained(array, captured(array, optimizer, given, of=weighted), given), eager)
+
+
+def test_a_graph_holds_what_it_reads() -> None:
+    """A buffer of all members, and what the loss names, may be dropped by their owners."""
+    weights = [torch.tensor([1.0, 2.0, 0.5, 1.0], device=DEVICE).double()]
+
+    def of_a_list(model: nn.Module, batch: Any) -> Tensor:
+        return F.cross_entropy(model(batch[0]), batch[1], weights[0] * 1.0)
+
+    given = batches()
+    array, optimizer = array_of(mlp)
+    eager = trained(array, TrainingStep(array, optimizer, of_a_list, ("eager",)), given)
+    array, optimizer = array_of(mlp)
+    TrainingStep(array, optimizer, of_a_list, ("eager",))(given[0])
+    step = CapturedStep(array, optimizer, of_a_list, given[0], compiling=False)
+    weights.clear()
+    torch.cuda.empty_cache()
+    filled = [torch.full((4,), float("nan"), dtype=torch.float64, device=DEVICE) for _ in range(64)]
+    losses = torch.stack([step(batch) for batch in given[1:]])
+    same(losses, eager[0][1:])
+    assert len(filled) == 64
+
+
 def test_after_a_failed_record_torch_works_as_before() -> None:
     x = torch.ones(8, device=DEVICE)
     before = torch.cuda.current_stream()

@@ -87,7 +87,8 @@ class SharedGpu:
             self._servers = frozenset()
 
     def check(self, mps_clients: Collection[MpsClient], now: float) -> dict[MpsClient, str]:
-        """Return the processes that must end, with reasons: all if the daemon or a server is dead, else non-clients.
+        """Return the processes that must end, with reasons: all if the daemon is dead, else its known clients if a
+        server is dead, else non-clients. A process that has just begun may be a client of the daemon's next server.
 
         Args:
             mps_clients: All processes that are bound to this GPU.
@@ -98,14 +99,16 @@ class SharedGpu:
             return {}
         self._next_check = now + CHECK_SECONDS
         if not self.daemon.alive():
+            self._started = False
             return self._record_death("daemon", mps_clients, now)
         if not all(map(is_alive, self._servers)):
-            return self._record_death("server", mps_clients, now)
+            return self._record_death("server", [client for client in mps_clients if client.verified], now)
         if not due:
             return {}
         try:
             clients = self.daemon.clients()
         except MpsError as error:
+            self._started = False
             return self._record_death("daemon", mps_clients, now, f": {error}")
         self._servers = frozenset(clients)
         reasons = {}
@@ -117,7 +120,6 @@ class SharedGpu:
     def _record_death(
         self, part: str, mps_clients: Collection[MpsClient], now: float, detail: str = ""
     ) -> dict[MpsClient, str]:
-        self._started = False
         self._servers = frozenset()
         running = [client for client in mps_clients if client.pid]
         if running:

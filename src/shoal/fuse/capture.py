@@ -5,20 +5,18 @@ The passes, in order:
 1. Run the forward pass of all members on substitutes of their tensors (`ModelArray.open`).
 2. Compute the gradient of the sum of the members' losses (autograd, traced together with the forward pass).
 3. Update parameters and optimizer state in place (`FusedOptimizer.traced`; updates are counted outside of the trace).
-4. Trace passes 1 to 3 into one graph of plain tensor functions (`make_fx`).
-5. Fuse the graph's functions into few kernels, if asked for (Inductor, which reuses code in Shoal's cache directory).
-6. Compare the compiled step with the graph on copies of all inputs, since compilers have faults.
-7. On a GPU, record all kernels, to launch them together (CUDA graph).
+4. Watch two runs of passes 1 to 3 on copies of all tensors, and refuse a step that a graph would freeze.
+5. To compile the step, trace it into one graph of plain tensor functions (`make_fx`), fuse these into few kernels
+   (Inductor, which reuses code in Shoal's cache directory), and compare the compiled step with the graph on copies of
+   all inputs, since compilers have faults.
+6. On a GPU, record all kernels, to launch them together (CUDA graph).
 
 The graph's inputs include the values that differ between steps: the batch, the update rules' coefficients, random keys.
 """
 
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from functools import partial
-from itertools import islice
-from operator import attrgetter
+from contextlib import contextmanager, nullcontext, suppress
 from threading import RLock
 from typing import Any
 
@@ -27,11 +25,10 @@ from torch import Tensor, nn
 from torch._guards import TracingContext, tracing
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.fx.graph_module import GraphModule
-from torch.fx.node import Node
 from torch.nn.modules import module as all_modules
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from shoal.core.errors import FusionError
 from shoal.fuse.array import ModelArray
@@ -40,7 +37,7 @@ from shoal.fuse.grads import Gradients
 from shoal.fuse.micro_batches import micro_batches, total, weighted
 from shoal.fuse.optim.fused import FusedOptimizer
 from shoal.fuse.optim.traced import TracedStep
-from shoal.fuse.randomness import member_keys
+from shoal.fuse.randomness import member_keys, no_new_hashes
 from shoal.fuse.slots import unalias_grad
 from shoal.fuse.stacked import NeedsMemberError, Stacked
 from shoal.fuse.transaction import refuse_changes
@@ -62,7 +59,8 @@ class CapturedStep:
         optimizer: Optimizer of the array.
         loss: Function as for `ModelArray.map`.
         batch: Example batch; later batches must have its shapes.
-        compiling: Whether Inductor compiles the traced step.
+        compiling: Whether Inductor compiles the step. Otherwise a GPU records its kernels as they are, and on a CPU the
+            traced graph runs.
         trained: Parameters of the array that get gradients; by default those that have one now.
         limits: Largest norm of each member's gradients, [B]; None if there are no limits.
 
@@ -107,10 +105,8 @@ class CapturedStep:
         self._device = next((p.device for p in array.parameters()), torch.device("cpu"))
         self._unused: Tensor | None = None
         """Keys of random numbers, if the step draws none."""
-        self._function = self._trace(leaves, compiling)
         self._replay: _Replay | None = None
-        if self._device.type == "cuda":
-            self._record(leaves)
+        self._function = self._captured(leaves, compiling)
 
     def fits(self, batch: Any) -> bool:
         """Whether a batch has the captured shapes, and the models, the optimizer and the hooks are as captured."""
@@ -170,40 +166,39 @@ class CapturedStep:
             keys = torch.tensor(of_each if self._runs > 1 else of_each[0]).to(self._device, non_blocking=True)
         return [keys, *(_whole(leaf) for leaf in leaves if isinstance(leaf, Tensor))]
 
-    def _record(self, leaves: Sequence[Any]) -> None:
-        given = self._given(leaves)
-        try:
-            with torch.no_grad():
-                self._function(*_copies([*self._inputs(), *given]))  # loads libraries, which recording must not do
-                self._replay = _Replay(self._function, self._inputs(), given)
-        except RuntimeError as error:
-            raise FusionError(f"the step cannot be recorded as a CUDA graph: {error}") from error
-
-    def _trace(self, leaves: Sequence[Any], compiling: bool) -> Callable[..., Tensor]:
+    def _captured(self, leaves: Sequence[Any], compiling: bool) -> Callable[..., Tensor]:
+        """Return the step as a function of `_inputs` and `_given`; on a GPU, record it."""
         if compiling:
             use_shared_directory()  # first, since torch sets the variable when tracing imports its compiler
-        example = [*self._inputs(), *self._given(leaves)]
+        held, given = self._inputs(), self._given(leaves)
+        example, on_gpu = [*held, *given], self._device.type == "cuda"
+        step = _Watched(self._step(leaves), len(held))
         try:
+            first, second = (step.watch(_copies(example)) for _ in range(2))
+            if first != second:  # a counter, or random numbers that are not torch's, would be constants
+                raise FusionError("two runs of it differ")
+            if not step.uses_keys:
+                self._unused = given[0]
+            if on_gpu and not compiling:
+                with suppress(RuntimeError):  # a trace holds tensors that the loss makes of numbers, a graph does not
+                    self._replay = _Replay(step, held, given)
+                    return step
             with _TraceGuard(), _compiling(), _one_fake_mode():
-                graph, again = (make_fx(self._step(leaves), tracing_mode="real")(*_copies(example)) for _ in range(2))
-            if graph.code != again.code:  # a counter, or random numbers that are not torch's, would be constants
-                raise FusionError("two traces of it differ")
-            if shaped := next(filter(_shaped_by_values, graph.graph.nodes), None):
-                raise FusionError(f"the shape of what `{shaped.target}` returns depends on values")
-            on_gpu = graph.graph.nodes if self._device.type == "cuda" else ()
-            if crossing := next(filter(partial(_crosses_devices, graph), on_gpu), None):
-                raise FusionError(f"`{crossing.target}` copies between devices; create tensors on the model's device")
-            keys = len(self._inputs())
-            if not next(islice(graph.graph.nodes, keys, None)).users:
-                self._unused = example[keys]
-            if not compiling:
-                return graph
-            with warnings.catch_warnings(), torch.no_grad():
-                warnings.simplefilter("ignore")  # the compiler warns about itself
-                compiled = torch.compile(graph, fullgraph=True, dynamic=False)
-                self._verify(graph, compiled, example)
+                graph = make_fx(step.fn, tracing_mode="real")(*_copies(example))
+            function = self._compiled(graph, example) if compiling else graph
+            if on_gpu:
+                with torch.no_grad():
+                    function(*_copies(example))  # loads libraries, which recording must not do
+                    self._replay = _Replay(function, held, given)
         except (Exception, NeedsMemberError) as error:  # tracers and compilers raise any error
             raise FusionError(f"the step cannot be captured: {type(error).__name__}: {error}") from error
+        return function
+
+    def _compiled(self, graph: Callable[..., Tensor], example: list[Tensor]) -> Callable[..., Tensor]:
+        with warnings.catch_warnings(), torch.no_grad():
+            warnings.simplefilter("ignore")  # the compiler warns about itself
+            compiled: Callable[..., Tensor] = torch.compile(graph, fullgraph=True, dynamic=False)
+            self._verify(graph, compiled, example)
         return compiled
 
     def _verify(self, graph: Callable[..., Tensor], compiled: Callable[..., Tensor], example: list[Tensor]) -> None:
@@ -249,9 +244,9 @@ class CapturedStep:
                     modules = list(modules_of(model))
                     _refuse_hooks(modules, ())
                     _gather_weights([*modules, *self._array.separate.modules()])
-                    with refuse_changes(model, [self._loss], constants):
+                    with self._guarded(model, [self._loss], constants):
                         losses = weighted(self._loss(model, part).whole, weight)
-                with refuse_changes(model, tensors=constants):
+                with self._guarded(model, (), constants):
                     more = torch.autograd.grad(losses.sum(), live)
                 grads = [a + b for a, b in zip(grads, more, strict=True)] if grads else list(more)
                 taken.append(losses.detach())
@@ -261,6 +256,12 @@ class CapturedStep:
             return total(taken)
 
         return run
+
+    def _guarded(self, model: Any, functions: Sequence[Any], constants: Sequence[Tensor]) -> Any:
+        """Refuse changes that a graph would freeze; not while it is recorded, as values cannot be compared then."""
+        if self._device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            return nullcontext()
+        return refuse_changes(model, functions, constants)
 
     def _clip(self, grads: Sequence[Tensor], limits: Tensor) -> None:
         """Clip each member's gradients, which are those of the updated parameters."""
@@ -301,37 +302,88 @@ def _identities(tensors: Sequence[Tensor]) -> list[tuple[int, bool]]:
     return [(id(tensor), tensor.requires_grad) for tensor in tensors]
 
 
-def _shaped_by_values(node: Node) -> bool:
-    """Whether the shape of a node's result depends on values, so that a trace would freeze it."""
-    if torch.Tag.dynamic_output_shape not in getattr(node.target, "tags", ()):
+class _Watched(TorchDispatchMode):
+    """A step that runs as traces do, and is watched: it is refused if a graph of it would freeze values.
+
+    Args:
+        fn: The step, a function of tensors.
+        keys: Index of the keys of random numbers among the tensors.
+    """
+
+    def __init__(self, fn: Callable[..., Tensor], keys: int) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.fn = fn
+        self.constants: list[Tensor] = []
+        """Tensors that the last run has read and not made."""
+        self.uses_keys = False
+        """Whether a run has drawn random numbers."""
+        self._calls: list[Any] = []
+        self._index = keys
+        self._keys: Tensor | None = None
+        self._made: set[int] = set()
+
+    def __call__(self, *tensors: Tensor) -> Tensor:
+        """Run the step.
+
+        Raises:
+            FusionError: The step reads values of tensors, has results whose shapes depend on values, or copies between
+                devices.
+        """
+        self._keys = tensors[self._index]
+        with _TraceGuard(), _compiling(), torch.enable_grad(), self:
+            return self.fn(*tensors)
+
+    def watch(self, tensors: Sequence[Tensor]) -> list[Any]:
+        """Run the step; return its functions, with the arguments in words except for tensors."""
+        self(*tensors)
+        calls, self._calls, self.constants, self._made, self._keys = self._calls, [], [], set(), None
+        return calls
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run a function of the step."""
+        kwargs = kwargs or {}
+        if torch.Tag.data_dependent_output in func.tags:
+            raise FusionError(f"it reads values of a tensor by `{func}`")
+        if _shaped_by_values(func, args):
+            raise FusionError(f"the shape of what `{func}` returns depends on values")
+        result = func(*args, **kwargs)
+        given = pytree.tree_leaves((args, kwargs))
+        made = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, Tensor)]
+        read = [leaf for leaf in given if isinstance(leaf, Tensor)]
+        if _crosses_devices(func, [*read, *made]):
+            raise FusionError(f"`{func}` copies between devices; create tensors on the model's device")
+        self.uses_keys |= any(tensor is self._keys for tensor in read)
+        self.constants += [tensor for tensor in read if _memory(tensor) not in self._made]
+        self._made.update(map(_memory, made))
+        self._calls.append((func, repr([leaf.shape if isinstance(leaf, Tensor) else leaf for leaf in given])))
+        return result
+
+
+def _memory(tensor: Tensor) -> int:
+    address: int = tensor.untyped_storage()._cdata
+    return address
+
+
+def _shaped_by_values(func: Any, args: Sequence[Any]) -> bool:
+    """Whether the shape of a function's result depends on values, so that a graph would freeze it."""
+    if torch.Tag.dynamic_output_shape not in func.tags:
         return False
-    if node.target is not torch.ops.aten.index.Tensor:
+    if func is not torch.ops.aten.index.Tensor:
         return True
-    indices: Any = node.args[1]
-    found = [each.meta.get("val", each.meta.get("tensor_meta")) for each in indices if isinstance(each, Node)]
-    return any(getattr(each, "dtype", None) in (torch.bool, torch.uint8) for each in found)
+    return any(isinstance(each, Tensor) and each.dtype in (torch.bool, torch.uint8) for each in args[1])
 
 
 _COPIES = (torch.ops.aten._to_copy.default, torch.ops.aten.copy_.default, torch.ops.aten.copy.default)
 
 
-def _crosses_devices(graph: GraphModule, node: Node) -> bool:
-    """Whether a function of a trace copies between the CPU and a GPU, which a CUDA graph cannot record.
+def _crosses_devices(func: Any, tensors: Sequence[Tensor]) -> bool:
+    """Whether a function copies between the CPU and a GPU, which a CUDA graph cannot record.
 
     A number, a tensor of shape [], on the CPU among tensors on a GPU is an argument of the kernel.
     """
-    if node.op != "call_function":
-        return False
-    found = [_value(graph, each) for each in (node, *node.all_input_nodes)]
-    tensors = [leaf for leaf in pytree.tree_leaves(found) if isinstance(leaf, Tensor)]
-    return len({leaf.device.type for leaf in tensors if leaf.dim() or node.target in _COPIES}) > 1
-
-
-def _value(graph: GraphModule, node: Node) -> Any:
-    """An example of the value of a node."""
-    if node.op == "get_attr":
-        return attrgetter(str(node.target))(graph)
-    return node.meta.get("val", node.meta.get("tensor_meta"))
+    return len({tensor.device.type for tensor in tensors if tensor.dim() or func in _COPIES}) > 1
 
 
 def _whole(leaf: Tensor) -> Tensor:
@@ -361,12 +413,17 @@ class _Replay:
             that libraries are loaded; recording does not run it.
         held: Tensors that have the same memory at every call.
         given: Examples of the tensors that are new at every call; they are copied.
+
+    Raises:
+        RuntimeError: The function cannot be recorded.
     """
 
     def __init__(self, fn: Callable[..., Tensor], held: Sequence[Tensor], given: Sequence[Tensor]) -> None:
         self._places = _places(held)
         self._given = [tensor.clone() for tensor in given]
-        self._graph, self._result = _record_graph(lambda: fn(*held, *self._given), held[0].device)
+        with no_new_hashes():
+            self._graph, self._result = _record_graph(lambda: fn(*held, *self._given), held[0].device)
+        self._fn = fn  # holds the memory of the constants, which the graph reads
 
     def fits(self, held: Sequence[Tensor]) -> bool:
         """Whether the held tensors are still in the recorded memory."""

@@ -18,7 +18,15 @@ from torch.utils._python_dispatch import _disable_current_modes, _get_current_di
 
 from shoal.core.errors import FusionError
 
-__all__ = ["RandomSource", "active_source", "current_source", "keep_mask", "member_keys", "use_source"]
+__all__ = [
+    "RandomSource",
+    "active_source",
+    "current_source",
+    "keep_mask",
+    "member_keys",
+    "no_new_hashes",
+    "use_source",
+]
 
 _GOLDEN = -7046029254386353131  # 2**64 / golden ratio, as int64
 _MULTIPLY = (-2048144789, -1028477387)  # murmur3's finalizer, as int32
@@ -155,6 +163,20 @@ def _index_hash(numel: int, device: torch.device) -> Tensor:
     """Hash of the element indices, computed outside of any trace, since the cached result may outlive the trace."""
     with _disable_current_modes():
         return _mix64(torch.arange(1, numel + 1, dtype=torch.int64, device=device)).to(torch.int32)
+
+
+@contextmanager
+def no_new_hashes() -> Iterator[None]:
+    """Context manager for the recording of a CUDA graph, in whose memory a hash would be that later masks use, too.
+
+    Raises:
+        RuntimeError: Masks of so many shapes were made that one was not known.
+    """
+    before = _index_hash.cache_info().misses
+    yield
+    if _index_hash.cache_info().misses != before:
+        _index_hash.cache_clear()
+        raise RuntimeError("random numbers of too many shapes are drawn in one step")
 
 
 def _int64(number: int) -> int:

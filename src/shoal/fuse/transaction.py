@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import _disable_current_modes
 
 from shoal.core.errors import FusionError
 from shoal.fuse.generators import DrawDetector, PythonRngSnapshot
@@ -256,7 +256,7 @@ def refuse_changes(
 @contextmanager
 def _without_tracing() -> Iterator[None]:
     """Context manager in which neither tracers nor fusion rules see functions of tensors."""
-    with torch.no_grad(), disable_proxy_modes_tracing(), torch._C.DisableTorchFunction():
+    with torch.no_grad(), _disable_current_modes(), torch._C.DisableTorchFunction():
         yield
 
 

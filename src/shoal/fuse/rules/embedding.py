@@ -30,10 +30,13 @@ def _table_indices(input: Any, weight: Any) -> Tensor:
     return (indices + offset).masked_fill(outside, -1)  # -1 raises an error instead of reading the next member's row
 
 
-def _renormalise(table: Tensor, rows: Tensor, max_norm: float | None, norm_type: float) -> None:
-    """Scale the rows that are looked up to a norm of at most `max_norm`, in place."""
-    if max_norm is not None:
-        torch.embedding_renorm_(table.detach(), rows.reshape(-1), max_norm, norm_type)
+def _renormalise(weight: Any, table: Tensor, rows: Tensor, max_norm: float | None, norm_type: float) -> None:
+    """Scale the rows that are looked up to a norm of at most `max_norm`, in the weight and in its table."""
+    if max_norm is None:
+        return
+    torch.embedding_renorm_(table.detach(), rows.reshape(-1), max_norm, norm_type)
+    if not weight.whole.is_contiguous():  # the table is a copy
+        weight.whole.detach().copy_(table.detach().view(weight.whole.shape))
 
 
 def _refuse_unsupported(weight: Any, max_norm: Any, sparse: bool) -> None:
@@ -41,11 +44,6 @@ def _refuse_unsupported(weight: Any, max_norm: Any, sparse: bool) -> None:
         raise FusionError("the gradient of a fused embedding is dense; pass sparse=False to the embedding")
     if max_norm is not None and not isinstance(weight, Stacked):
         raise NeedsMemberError("an embedding with max_norm changes a weight that all members share")
-
-
-def _writable(weight: Any, max_norm: Any) -> bool:
-    """Whether `_renormalise` would write to the memory of the weight, and not to a copy."""
-    return max_norm is None or weight.whole.is_contiguous()
 
 
 def _equals(input: Any, index: int) -> Tensor:
@@ -65,10 +63,10 @@ def _embedding(
     sparse: bool = False,
 ) -> Any:
     _refuse_unsupported(weight, max_norm, sparse)
-    if isinstance(max_norm, Stacked) or isinstance(norm_type, Stacked) or not _writable(weight, max_norm):
+    if isinstance(max_norm, Stacked) or isinstance(norm_type, Stacked):
         return NotImplemented
     table, rows = _table(weight), _table_indices(input, weight)
-    _renormalise(table, rows, max_norm, norm_type)
+    _renormalise(weight, table, rows, max_norm, norm_type)
     out = F.embedding(rows, table, scale_grad_by_freq=scale_grad_by_freq)
     if padding_idx is not None:  # in each member, the row of the padding index gets no gradient
         out = torch.where(_equals(input, padding_idx % weight.shape[0]).unsqueeze(-1), out.detach(), out)
@@ -90,7 +88,7 @@ def _embedding_bag(
     padding_idx: int | None = None,
 ) -> Any:
     _refuse_unsupported(weight, max_norm, sparse)
-    if any(isinstance(value, Stacked) for value in (offsets, max_norm, norm_type)) or not _writable(weight, max_norm):
+    if any(isinstance(value, Stacked) for value in (offsets, max_norm, norm_type)):
         return NotImplemented
     if input.dim() != (2 if offsets is None else 1):
         return NotImplemented
@@ -98,7 +96,7 @@ def _embedding_bag(
         return NotImplemented
     members = member_count((input, weight, per_sample_weights)) or 1
     table, rows = _table(weight), _table_indices(input, weight)
-    _renormalise(table, rows, max_norm, norm_type)
+    _renormalise(weight, table, rows, max_norm, norm_type)
     if padding_idx is not None:  # use the first member's padding index for all, since the kernel supports one index
         padding_idx %= weight.shape[0]
         rows = rows.masked_fill(_equals(input, padding_idx), padding_idx)

@@ -327,7 +327,8 @@ def _faster(
 
 
 def _each_member(one_member: Callable[..., _Tensors], *tensors: Tensor) -> _Tensors:
-    results = [one_member(*own) for own in zip(*(tensor.unbind(0) for tensor in tensors), strict=True)]
+    # cuDNN refuses states and weights that are not contiguous.
+    results = [one_member(*own) for own in zip(*(tensor.contiguous().unbind(0) for tensor in tensors), strict=True)]
     return tuple(torch.stack(column) for column in zip(*results, strict=True))
 
 
