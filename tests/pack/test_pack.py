@@ -250,6 +250,7 @@ def test_a_model_that_was_freed_trains_on_in_plain_pytorch() -> None:
     together = Pack([member])
     together.step([X[:100], Y[:100]])
     together.free(member)
+    assert all(parameter.grad is None for parameter in model.parameters()), "which would stay in the device's memory"
     optimizer.zero_grad()
     loss(model, (X[100:150], Y[100:150])).backward()
     optimizer.step()

@@ -95,7 +95,8 @@ class Loaded:
             for model, optimizer in zip(array.members, optimizers, strict=True)
         ]
         self._array, self._step, self._optimizers = None, None, ()
-        array.zero_grad()
+        for model in (array, *array.members):  # steps of one member leave gradients in its own parameters
+            model.zero_grad()
         array.to("cpu")
         for optimizer, checkpoint in zip(optimizers, checkpoints, strict=True):
             optimizer.load_state_dict(checkpoint["optimizer"])  # replaces views of the array's state
