@@ -27,7 +27,6 @@ from invented import machine, task
 from invented.faults import KINDS, Fault, Faults, LiveRun, left_behind
 
 import shoal
-import shoal.api
 from shoal.backends.registry import BACKENDS
 from shoal.core.device import Cluster
 from shoal.core.errors import JournalError
@@ -49,7 +48,6 @@ TIGHT = 0.75
 def engine(directory: Path, trials: int) -> None:
     """Begin the study on the invented machine or go on with it, whatever was done before the last kill."""
     sys.modules["pynvml"] = machine.InventedNvml()
-    shoal.api.discover = lambda devices: machine.CLUSTER
     BACKENDS["local"] = machine.InventedLocal
     try:
         shoal.resume(directory, show_progress=False)

@@ -9,7 +9,7 @@ import json
 import os
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -106,6 +106,11 @@ class InventedLocal(Local):
     def __init__(self, worker_context: WorkerContext) -> None:
         worker_context = replace(worker_context, runner=f"{__name__}:{train.__name__}")
         super().__init__(worker_context, GpuSharing(worker_context.sharing, _daemon, shared_gpu=_shared_gpu))
+
+    @classmethod
+    def discover(cls, devices: str | Sequence[str]) -> Cluster:
+        """The devices of all nodes."""
+        return CLUSTER
 
 
 def _daemon(uuid: str) -> MpsDaemon:

@@ -31,8 +31,6 @@ from shoal.backends.gpu_sharing import check_sharing
 from shoal.backends.registry import backend_class
 from shoal.callbacks.base import Callback
 from shoal.callbacks.follower import callbacks_text, following
-from shoal.cluster.discover import discover
-from shoal.cluster.nvml import NvmlMonitor
 from shoal.cluster.temporary import remove_abandoned
 from shoal.core.errors import JournalError, ShoalError, TaskChangedError
 from shoal.core.job import WorkerContext
@@ -94,6 +92,7 @@ def tune(
     fuse: bool = True,
     devices: str | Sequence[str] = "auto",
     backend: str = "local",
+    ray_address: str | None = None,
     sharing: str = "auto",
     oversubscription: float | Literal["auto"] = "auto",
     directory: Path | str | None = None,
@@ -124,8 +123,12 @@ def tune(
         target: Value of the metric that is good enough: the study ends as soon as a trial reports it, or a better one.
         packing: Rule for arrays that share a process: a name in `shoal.planner.PACKINGS` or a `Packing`.
         fuse: Whether trials of one structure are trained as one model.
-        devices: "auto" (all GPUs, else all cores), "cpu:2", "cuda", "mig", ["cuda:0", "mig:1"]; see `discover`.
-        backend: "local" (a process per job) or "inline" (in this one).
+        devices: "auto" (all GPUs, else all cores), "cpu:2", "cuda", "mig", ["cuda:0", "mig:1"]; see `discover`. On
+            several nodes, what each of them has, or ["ash/cuda:0", "beech/cuda:1"].
+        backend: "local" (a process per job), "inline" (in this one), or "ray" (on all nodes of a Ray cluster; the
+            directory must be one that they share).
+        ray_address: Address of the Ray cluster, "10.0.0.1:6379"; by default `$RAY_ADDRESS`, else the one that runs on
+            this machine, else a new one of this machine alone.
         sharing: How jobs share a GPU: with NVIDIA's MPS ("mps"), without it ("plain"), or with MPS if possible
             ("auto").
         oversubscription: Factor by which jobs may reserve more compute than a device has, at least 1; "auto" finds the
@@ -154,7 +157,8 @@ def tune(
     called = time.time()
     chosen: dict[str, Any] = {"policy": policy, "packing": packing, "devices": devices, "backend": backend}
     chosen |= {"sharing": sharing, "oversubscription": oversubscription, "directory": directory, "seed": seed}
-    chosen |= {"show_progress": show_progress, "objective": objective, "target": target} | _overrides
+    chosen |= {"show_progress": show_progress, "objective": objective, "target": target}
+    chosen |= {"ray_address": ray_address} | _overrides
     if _overrides.get("policy", "auto") != "auto" and "objective" not in _overrides:
         chosen["objective"] = None  # only the policy "auto" has one, and the command line names another
     space = space if isinstance(space, Space) else Space(space)
@@ -174,6 +178,7 @@ def tune(
         "fuse": fuse,
         "devices": chosen["devices"],
         "backend": chosen["backend"],
+        "ray_address": chosen["ray_address"],
         "sharing": chosen["sharing"],
         "oversubscription": chosen["oversubscription"],
         "seed": chosen["seed"],
@@ -205,11 +210,13 @@ def tune(
     check_hang_seconds(hang_seconds)
     if loss is not None and training is None:
         raise ShoalError("`loss` names a reported value of a function or command; a Task has its own `loss`")
+    where = backend_class(chosen["backend"])
+    where.connect(chosen["ray_address"])
     options = _run_options(
-        Fleet(discover(chosen["devices"]), chosen["devices"]),
+        Fleet(where.discover(chosen["devices"]), chosen["devices"]),
         make_policy(chosen["policy"], spec["objective"]),
         chosen["packing"],
-        chosen["backend"],
+        where,
         chosen["sharing"],
         chosen["oversubscription"],
         chosen["show_progress"],
@@ -234,6 +241,7 @@ def resume(
     packing: str | Packing | None = None,
     devices: str | Sequence[str] | None = None,
     backend: str | None = None,
+    ray_address: str | None = None,
     sharing: str | None = None,
     oversubscription: float | Literal["auto"] | None = None,
     show_progress: bool = True,
@@ -250,6 +258,7 @@ def resume(
         packing: Packing instead of the study's own.
         devices: Devices instead of the study's own, as they were last changed by `shoal devices`.
         backend: Back end instead of the study's own.
+        ray_address: Address of a Ray cluster instead of the study's own.
         sharing: Sharing instead of the study's own.
         oversubscription: Oversubscription instead of the study's own.
         show_progress: As for `tune`.
@@ -275,11 +284,13 @@ def resume(
         sys.path.extend(path for path in spec["paths"] if path not in sys.path)
         search = load_algorithm(journal.blob("algorithm"), spec, journal.space)
         record = {"devices": spec["devices"], "added": [], "removed": []} | spec.get("fleet", {})
+        where = backend_class(backend or spec["backend"])
+        where.connect(ray_address or (spec.get("ray_address") if where is backend_class(spec["backend"]) else None))
         options = _run_options(
-            Fleet(discover(devices), devices) if devices else Fleet.from_record(record, discover),
+            Fleet(where.discover(devices), devices) if devices else Fleet.from_record(record, where.discover),
             make_policy(policy or load_strategy(spec["policy"]), spec.get("objective", "makespan")),
             packing or load_strategy(spec["packing"]),
-            backend or spec["backend"],
+            where,
             sharing or spec["sharing"],
             spec.get("oversubscription", "auto") if oversubscription is None else oversubscription,
             show_progress,
@@ -329,7 +340,7 @@ def _run_options(
     fleet: Fleet,
     policy: Policy,
     packing: str | Packing,
-    backend: str,
+    backend: type[Backend],
     sharing: str,
     oversubscription: float | Literal["auto"],
     show_progress: bool,
@@ -339,10 +350,10 @@ def _run_options(
     Raises:
         ShoalError: a name is unknown, or the devices cannot be shared as `sharing` and `oversubscription` say.
     """
-    packs, found = make_packing(packing), backend_class(backend)
-    check_sharing(sharing, fleet.found, processes=found.concurrent)
-    check_oversubscription(oversubscription, processes=found.concurrent)
-    return _RunOptions(fleet, policy, packs, found, sharing, oversubscription, show_progress)
+    packs = make_packing(packing)
+    check_sharing(sharing, fleet.found, processes=backend.concurrent)
+    check_oversubscription(oversubscription, processes=backend.concurrent)
+    return _RunOptions(fleet, policy, packs, backend, sharing, oversubscription, show_progress)
 
 
 def _describe_task(spec: dict[str, Any], task: object, training: Opaque | None, space: Space) -> bytes:
@@ -376,6 +387,7 @@ def _run(journal: Journal, algorithm: Algorithm, options: _RunOptions) -> "Study
         checkpoint_seconds=spec["checkpoint_seconds"],
         sharing=options.sharing,
         fork=not written_since_start(spec.get("sources", ())),
+        devices=options.fleet.setting,
     )
     if spec["opaque"]:
         worker_context = replace(worker_context, runner=RUNNER)
@@ -395,7 +407,8 @@ def _run(journal: Journal, algorithm: Algorithm, options: _RunOptions) -> "Study
             spec["fuse"],
             spec["hang_seconds"],
             fleet,
-            monitor=NvmlMonitor,
+            find=backend.find,
+            monitor=backend.monitor,
             structure=spec["opaque"],
         )
 

@@ -1,11 +1,15 @@
 """The contract of a back end, which starts jobs in processes and returns their events."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import ClassVar
 
-from shoal.core.device import Device
+from shoal.cluster.discover import discover
+from shoal.cluster.monitor import Monitor
+from shoal.cluster.nvml import NvmlMonitor
+from shoal.core.device import Cluster, Device
+from shoal.core.errors import BackendError
 from shoal.core.event import (
     ArrayFailed,
     Ended,
@@ -74,6 +78,9 @@ class Backend(ABC):
     To suspend a job, the engine stops it. To resume it, the engine starts a job with the same members, whose `resumes`
     is the id of the first job; the process of the first job is the best place for it.
 
+    Devices belong to where jobs run. Before a study begins, `connect` and then `discover` of the class find them; while
+    it runs, `find` finds those that are new, and `monitor` reports their conditions. By default all are this machine's.
+
     `shoal.testing.check_backend` checks this contract. `shoal.backends.run_job.run_job` runs a job and makes its
     `Ended`.
     """
@@ -85,6 +92,39 @@ class Backend(ABC):
 
     def __init__(self, worker_context: WorkerContext) -> None:
         self.worker_context = worker_context
+
+    @classmethod
+    def connect(cls, address: str | None) -> None:
+        """Connect this process to the cluster where jobs are to run; may be called again.
+
+        Args:
+            address: Address of the cluster; None: the one that is there.
+
+        Raises:
+            BackendError: There is no such cluster, or the back end has none.
+        """
+        if address is not None:
+            raise BackendError(f"`ray_address` is for backend='ray', got {address!r} with another back end")
+
+    @classmethod
+    def discover(cls, devices: str | Sequence[str]) -> Cluster:
+        """Find devices before a study begins.
+
+        Args:
+            devices: As in `shoal.cluster.discover`.
+
+        Raises:
+            DeviceError: A device does not exist.
+        """
+        return discover(devices)
+
+    def find(self, devices: str | Sequence[str]) -> Cluster:
+        """Find devices while a study runs; as `discover`, but it must not wait."""
+        return self.discover(devices)
+
+    def monitor(self, cluster: Cluster) -> Monitor:
+        """Return a monitor of devices."""
+        return NvmlMonitor(cluster)
 
     @property
     def starting(self) -> bool:

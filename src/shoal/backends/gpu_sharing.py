@@ -56,7 +56,7 @@ def check_sharing(name: object, cluster: Cluster, *, processes: bool) -> None:
                 f"sharing='mps' is for whole NVIDIA GPUs, and {device.name} ({device.kind}) is not one; "
                 "use other devices, or sharing='auto'"
             )
-    if shutil.which(COMMAND) is None:
+    if not any(device.node for _, device in cluster) and shutil.which(COMMAND) is None:
         raise BackendError(
             f"sharing='mps' needs {COMMAND!r}, which is not on PATH; it comes with NVIDIA's driver for Linux. Install "
             "it, or use sharing='plain'"

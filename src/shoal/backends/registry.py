@@ -5,6 +5,7 @@ import difflib
 from shoal.backends.base import Backend
 from shoal.backends.inline import Inline
 from shoal.backends.local import Local
+from shoal.backends.nodes.ray import Ray
 from shoal.core.errors import BackendError
 
 __all__ = ["BACKENDS", "backend_class"]
@@ -12,6 +13,7 @@ __all__ = ["BACKENDS", "backend_class"]
 BACKENDS: dict[str, type[Backend]] = {
     "inline": Inline,
     "local": Local,
+    "ray": Ray,
 }
 
 
@@ -24,11 +26,6 @@ def backend_class(name: str) -> type[Backend]:
     if name in BACKENDS:
         return BACKENDS[name]
     known = ", ".join(repr(each) for each in BACKENDS)
-    if name == "ray":
-        raise BackendError(
-            f"back end 'ray' is not part of this version of Shoal, known are {known}; "
-            "'local' uses every device of this machine"
-        )
     nearest = difflib.get_close_matches(str(name), BACKENDS, n=1)
     hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
     raise BackendError(f"unknown back end {name!r}, known are {known}{hint}")

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 __all__ = [
-    *("AsJson", "Backend", "Devices", "File", "Oversubscription", "Packing", "Policy", "Program", "Script", "Sharing"),
-    *("StudyDirectory", "Trackers"),
+    *("AsJson", "Backend", "Devices", "File", "Oversubscription", "Packing", "Policy", "Program", "RayAddress"),
+    *("Script", "Sharing", "StudyDirectory", "Trackers"),
     *("all_of", "device_list", "one_of", "print_json", "print_message", "print_request", "print_table", "ratio"),
 ]
 
@@ -100,6 +100,14 @@ Packing = Annotated[
 ]
 Backend = Annotated[
     str | None, typer.Option(callback=one_of(BACKENDS), help=f"What runs the jobs: {', '.join(BACKENDS)}.")
+]
+RayAddress = Annotated[
+    str | None,
+    typer.Option(
+        "--ray-address",
+        metavar="HOST:PORT",
+        help="Address of the Ray cluster, for --backend ray; by default $RAY_ADDRESS, else that of this machine.",
+    ),
 ]
 Sharing = Annotated[
     str | None, typer.Option(callback=one_of(SHARINGS), help=f"How jobs share a GPU: {', '.join(SHARINGS)}.")

@@ -33,6 +33,7 @@ from shoal.cli.options import (
     Packing,
     Policy,
     Program,
+    RayAddress,
     SchedulingObjective,
     Script,
     Sharing,
@@ -94,6 +95,7 @@ def run(
     target: Target = None,
     packing: Packing = None,
     backend: Backend = None,
+    ray_address: RayAddress = None,
     sharing: Sharing = None,
     oversubscription: Oversubscription = None,
     tracker: Trackers = None,
@@ -120,7 +122,7 @@ def run(
             fault = "is a directory" if Path(file).is_dir() else "does not exist"
             raise typer.BadParameter(f"File {file!r} {fault}.", param_hint="FILE")
     given: dict[str, Any] = {"directory": directory, "devices": device_list(devices), "policy": policy}
-    given |= {"packing": packing, "backend": backend, "sharing": sharing, "seed": seed}
+    given |= {"packing": packing, "backend": backend, "ray_address": ray_address, "sharing": sharing, "seed": seed}
     given |= {"objective": objective, "target": target, "oversubscription": ratio(oversubscription)}
     chosen = {name: value for name, value in given.items() if value is not None}
     if tracker:
@@ -146,6 +148,7 @@ def resume(
     policy: Policy = None,
     packing: Packing = None,
     backend: Backend = None,
+    ray_address: RayAddress = None,
     sharing: Sharing = None,
     oversubscription: Oversubscription = None,
     accept_changes: Annotated[
@@ -168,6 +171,7 @@ def resume(
             packing=packing,
             devices=device_list(devices),
             backend=backend,
+            ray_address=ray_address,
             sharing=sharing,
             oversubscription=ratio(oversubscription),
             show_progress=not as_json,

@@ -15,7 +15,7 @@ import psutil
 from shoal.cluster.nvml import Listing, gpus, visible_gpus
 from shoal.core.errors import DeviceError
 
-__all__ = ["Accelerator", "Machine", "ThisMachine", "control_group_limits", "threads", "torch_devices"]
+__all__ = ["Accelerator", "Machine", "ThisMachine", "control_group_limits", "cpu_model", "threads", "torch_devices"]
 
 
 @dataclass(frozen=True)
@@ -58,9 +58,15 @@ class Machine(Protocol):
 
 @dataclass(frozen=True)
 class ThisMachine:
-    """The machine of this process, within the limits of its CPU affinity and its control group."""
+    """The machine of this process, within the limits of its CPU affinity and its control group.
+
+    Args:
+        control_group: Directory of the files of its control group.
+        most_cores: Largest number of cores to use; None: no other limit.
+    """
 
     control_group: Path = Path("/sys/fs/cgroup")
+    most_cores: int | None = None
 
     @property
     def name(self) -> str:
@@ -71,7 +77,8 @@ class ThisMachine:
         """Return the cores of the CPU affinity, at most the control group's quota."""
         allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         quota, _ = control_group_limits(self.control_group)
-        return allowed if quota is None else max(1, min(allowed, int(quota)))
+        limits = [allowed, *(int(limit) for limit in (quota, self.most_cores) if limit is not None)]
+        return max(1, min(limits))
 
     def threads(self, cores: int) -> int:
         """Return the result of the function `threads` of this module."""
@@ -117,6 +124,17 @@ def threads(cores: int) -> int:
     """Return the number of threads of a job: `cores`, at most `OMP_NUM_THREADS`, which is read as by torch."""
     allowed = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
     return min(cores, max(1, int(allowed))) if allowed.isdecimal() else cores
+
+
+def cpu_model(info: Path = Path("/proc/cpuinfo")) -> str:
+    """Return the model of this machine's CPU: "AMD EPYC 7763 64-Core Processor"; "" if it is unknown.
+
+    Args:
+        info: File with a line "model name : ...", which not every processor has.
+    """
+    lines = info.read_text(encoding="utf-8", errors="replace").splitlines() if info.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor()
 
 
 _TORCH_QUERIES = {

@@ -12,7 +12,8 @@ class Device:
     """A GPU, or a slot of a node's CPU.
 
     Args:
-        name: Name, unique in the cluster: "cuda:0", "mig:2" (an instance of a GPU), "cpu:1", "mps:0", "xpu:0".
+        name: Name, unique in the cluster: "cuda:0", "mig:2" (an instance of a GPU), "cpu:1", "mps:0", "xpu:0"; of a
+            device of several nodes "ash/cuda:0".
         kind: Kind; devices of one kind share measurements: "NVIDIA H200", "cpu".
         memory: Bytes that jobs may use.
         cores: CPU cores that a job on it may use as threads.
@@ -34,9 +35,19 @@ class Device:
     note: str = ""
 
     @property
+    def node(self) -> str:
+        """Name of its node where there are several; else ""."""
+        return self.name.rpartition("/")[0]
+
+    @property
+    def local_name(self) -> str:
+        """Name on its node."""
+        return self.name.rpartition("/")[2]
+
+    @property
     def is_cuda(self) -> bool:
-        """Whether it is a GPU of this machine or an instance of one."""
-        return self.name.startswith(("cuda:", "mig:"))
+        """Whether it is a GPU of NVIDIA's or an instance of one."""
+        return self.local_name.startswith(("cuda:", "mig:"))
 
     @property
     def is_cpu(self) -> bool:
@@ -46,11 +57,12 @@ class Device:
     @property
     def torch_name(self) -> str:
         """Name in torch, in a process that sees all devices; of instances of GPUs a process sees only one."""
+        name = self.local_name
         if self.is_cuda:
-            return self.name if self.name.startswith("cuda:") else "cuda:0"
-        if self.name.startswith("mps:"):  # there is only one
+            return name if name.startswith("cuda:") else "cuda:0"
+        if name.startswith("mps:"):  # there is only one
             return "mps"
-        return self.name if self.name.startswith("xpu:") else "cpu"
+        return name if name.startswith("xpu:") else "cpu"
 
     @property
     def capacity(self) -> float:

@@ -1,5 +1,6 @@
 """Jobs, their updates while they run, and the context of the workers that run them."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -81,6 +82,7 @@ class WorkerContext:
         checkpoint_seconds: Longest wall time between two checkpoints of a running trial.
         sharing: Method by which jobs share a GPU: "auto", "mps" or "plain".
         fork: Whether workers may have the modules that the calling process has imported.
+        devices: Devices of the study, as its user wrote them, for back ends that find them on several nodes.
     """
 
     directory: Path
@@ -89,6 +91,7 @@ class WorkerContext:
     checkpoint_seconds: float = 30.0
     sharing: str = "auto"
     fork: bool = True
+    devices: str | Sequence[str] = "auto"
 
 
 def log_path(directory: Path, job: str) -> Path:

@@ -92,7 +92,7 @@ class DeviceTracker:
         if known := {name: used for name, used in usage.items() if used != (None, None)}:
             step.record(TelemetryMeasured(known))
         named = ", ".join(f"{device.name} ({device.kind})" for device in new)
-        return f"new on this machine, and used by the study from now on: {named}" if new else ""
+        return f"new, and used by the study from now on: {named}" if new else ""
 
     def end_lost_jobs(self, running: Running, now: float, step: Step) -> None:
         """End jobs that hang, and jobs on lost or removed devices. Call this before placing jobs.

@@ -96,7 +96,7 @@ class Engine:
             self._events.extend(self._backend.poll(timeout))
         while self._events:
             event = self._events[0]
-            if isinstance(event, Ended) and event.outcome in DEATH_OUTCOMES:  # its device may be lost
+            if isinstance(event, Ended) and event.outcome in (*DEATH_OUTCOMES, Outcome.LOST):  # so may its device be
                 self._poll_devices(at_once=True)
             self._handle(self._events.popleft())
 

@@ -69,8 +69,13 @@ class Fleet:
 
     @property
     def grows(self) -> bool:
-        """Whether the study takes GPUs that are new on the machine: it has GPUs, and its setting stands for all."""
+        """Whether the study takes devices that are new.
+
+        Its setting stands for all GPUs and it has some, or its setting is about every node of several.
+        """
         names = [self._devices] if isinstance(self._devices, str) else self._devices
+        if any(device.node for _, device in self._found):
+            return not any("/" in name for name in names)
         return any(name in _ALL_GPUS for name in names) and any(device.is_cuda for _, device in self._found)
 
     def record(self) -> dict[str, Any]:
@@ -157,22 +162,33 @@ class Fleet:
         self._cluster = None
 
     def new_in(self, discovered: Cluster) -> list[str]:
-        """Names of healthy GPUs that the study does not have.
+        """Names of healthy devices of nodes that the study does not have, and of healthy new GPUs of the others.
 
-        While a GPU is missing, those after it have other names, so none counts as new.
+        While a GPU of a node is missing, those after it have other names, so none of the node counts as new.
 
         Args:
             discovered: All devices that the setting stands for.
         """
-        named = {device.name: device for _, device in discovered if device.uuid}
-        mine = {device.name: device.uuid for _, device in self._found if device.uuid and device.name not in self._added}
+        known = {node.name: node for node in self._found.nodes}
+        names: list[str] = []
+        for node in discovered.nodes:
+            if node.name in known:
+                names += self._new_gpus(known[node.name], node)
+            else:
+                names += [device.name for device in node.devices if device.healthy]
+        return names
+
+    def _new_gpus(self, known: Node, discovered: Node) -> list[str]:
+        """As `new_in`, of a node."""
+        named = {device.name: device for device in discovered.devices if device.uuid}
+        mine = {x.name: x.uuid for x in known.devices if x.uuid and x.name not in self._added}
         if any(name not in named or named[name].uuid != uuid for name, uuid in mine.items()):
             return []
-        known = {each for _, device in self._found for each in (device.name, device.uuid)}
-        return [name for name, each in named.items() if each.healthy and known.isdisjoint((name, each.uuid))]
+        had = {each for device in known.devices for each in (device.name, device.uuid)}
+        return [name for name, each in named.items() if each.healthy and had.isdisjoint((name, each.uuid))]
 
     def adopt(self, discovered: Cluster) -> tuple[Device, ...]:
-        """Take in the GPUs that are new on the machine, and return them.
+        """Take in the devices that are new, and return them.
 
         They are not recorded as added: a resumed study finds them by its setting, and goes on without them if they are
         gone.
@@ -261,7 +277,8 @@ def _find_new(new: Sequence[str], known: Sequence[str], find: Finder) -> Cluster
                 "DIR --devices cpu:N"
             )
     find(new)  # a wrong name raises here, so that the error does not list the study's own devices
-    found = find([*(name for name in known if not name.startswith("cpu:")), *new])
+    others = [] if any("/" in name for name in new) else [name for name in known if not name.startswith("cpu:")]
+    found = find([*others, *new])  # agents divide the cores of their nodes
     return found.select(lambda device: device.name not in known)
 
 

@@ -20,6 +20,7 @@ from shoal.worker.control import JobControl
 
 __all__ = [
     "BACKEND_CHECKS",
+    "DEVICES",
     "check_backend",
     "check_changes",
     "check_close",
@@ -44,41 +45,44 @@ Script = Callable[[Job, Device, JobControl], Iterator[Event]]
 _TIMEOUT_SECONDS = 60.0
 """Longest wait for a job of this suite."""
 
-_CPU = Device("cpu:0", "cpu", memory=2**30)
-_OTHER_CPU = Device("cpu:1", "cpu", memory=2**30)
+Devices = tuple[Device, Device]
+
+DEVICES: Devices = (Device("cpu:0", "cpu", memory=2**30), Device("cpu:1", "cpu", memory=2**30))
+"""Two devices for the jobs of this suite, on machines that a back end does not look at."""
 
 
-def check_backend(make: MakeBackend, directory: Path) -> None:
+def check_backend(make: MakeBackend, directory: Path, devices: Devices = DEVICES) -> None:
     """Run the whole suite on a back end.
 
     Args:
         make: Factory of a new back end for a worker context.
         directory: Empty directory for the logs.
+        devices: Two devices that the back end knows, for the jobs.
 
     Raises:
         AssertionError: the contract of `shoal.backends.Backend` is broken; the message says where.
     """
     for check in BACKEND_CHECKS:
-        check(make, directory / check.__name__)
+        check(make, directory / check.__name__, devices)
 
 
-def check_events(make: MakeBackend, directory: Path) -> None:
+def check_events(make: MakeBackend, directory: Path, devices: Devices = DEVICES) -> None:
     """A job's events arrive complete, equal and in order; exactly one is an `Ended`, the last one."""
     job = scripted_job("events")
     with scripted(make, directory, _profiles_and_reports) as backend:
-        backend.start(job, _CPU)
+        backend.start(job, devices[0])
         events = events_until_ended(backend, ["events"])["events"]
-        expected = [*_profiles_and_reports(job, _CPU, JobControl()), Ended("events", Outcome.FINISHED)]
+        expected = [*_profiles_and_reports(job, devices[0], JobControl()), Ended("events", Outcome.FINISHED)]
         assert events == expected, f"the job yielded {expected}, the back end delivered {events}"
         extra = backend.poll(0.05)
         assert not extra, f"after a job's end the back end delivered {extra}"
 
 
-def check_neighbours(make: MakeBackend, directory: Path) -> None:
+def check_neighbours(make: MakeBackend, directory: Path, devices: Devices = DEVICES) -> None:
     """Two jobs run at once: both report before either has ended, and neither ends before it is stopped."""
     with scripted(make, directory, _reports_until_stopped) as backend:
-        backend.start(scripted_job("one"), _CPU)
-        backend.start(scripted_job("two"), _OTHER_CPU)
+        backend.start(scripted_job("one"), devices[0])
+        backend.start(scripted_job("two"), devices[1])
         reported = {event.job for event in _first_events(backend, jobs=2)}
         assert reported == {"one", "two"}, f"of two running jobs, only {sorted(reported)} reported"
         backend.stop("one")
@@ -90,11 +94,11 @@ def check_neighbours(make: MakeBackend, directory: Path) -> None:
         }
 
 
-def check_failures(make: MakeBackend, directory: Path) -> None:
+def check_failures(make: MakeBackend, directory: Path, devices: Devices = DEVICES) -> None:
     """An exception of a job ends that job with the outcome and a message that names the cause and the log."""
     with scripted(make, directory, _fails) as backend:
         for name, (error, outcome) in _FAILURES.items():
-            backend.start(scripted_job(name), _CPU)
+            backend.start(scripted_job(name), devices[0])
             *earlier, last = events_until_ended(backend, [name])[name]
             assert earlier == [_report(name, 1)], (
                 f"before {error!r} the job reported epoch 1, but the back end delivered {earlier}"
@@ -105,24 +109,24 @@ def check_failures(make: MakeBackend, directory: Path) -> None:
             log = directory / "logs" / f"{name}.log"
             assert str(log) in last.message, f"the message of {error!r} does not name its log: {last.message}"
             assert "Traceback" in log.read_text(), f"the log of {error!r} holds no traceback"
-        backend.start(scripted_job("after"), _CPU)
+        backend.start(scripted_job("after"), devices[0])
         events = events_until_ended(backend, ["after"])["after"]
         assert events[-1] == Ended("after", Outcome.FINISHED), (
             f"after failures a job that does not fail ended with {events[-1]}"
         )
 
 
-def check_stop(make: MakeBackend, directory: Path) -> None:
+def check_stop(make: MakeBackend, directory: Path, devices: Devices = DEVICES) -> None:
     """A job that is stopped, however early, does its last work and ends as stopped."""
     with scripted(make, directory, _reports_until_stopped) as backend:
-        backend.start(scripted_job("early"), _CPU)
+        backend.start(scripted_job("early"), devices[0])
         backend.stop("early")
         events = events_until_ended(backend, ["early"])["early"]
         assert events[-2:] == [_report("early", _CHECKPOINT_EPOCH), Ended("early", Outcome.STOPPED)], (
             f"delivered: {events}"
         )
 
-        backend.start(scripted_job("late"), _CPU)
+        backend.start(scripted_job("late"), devices[0])
         _first_events(backend, jobs=1)
         backend.stop("late")
         backend.stop("late")
@@ -132,24 +136,24 @@ def check_stop(make: MakeBackend, directory: Path) -> None:
         )
 
 
-def check_stop_without_effect(make: MakeBackend, directory: Path) -> None:
+def check_stop_without_effect(make: MakeBackend, directory: Path, devices: Devices = DEVICES) -> None:
     """Stopping an ended or unknown job changes nothing, also for the next job on its device."""
     with scripted(make, directory, _profiles_and_reports) as backend:
         backend.stop("unknown")
         for name in ("first", "second"):
-            backend.start(scripted_job(name), _CPU)
+            backend.start(scripted_job(name), devices[0])
             *_, last = events_until_ended(backend, [name])[name]
             assert last == Ended(name, Outcome.FINISHED), f"the job was never asked to stop and ended with {last}"
             backend.stop(name)
         assert not backend.poll(0.05), "stopping a job that had ended had an effect"
 
 
-def check_kill(make: MakeBackend, directory: Path) -> None:
+def check_kill(make: MakeBackend, directory: Path, devices: Devices = DEVICES) -> None:
     """A killed job ends at once, as crashed, without its last work; its neighbour and the next job are unaffected."""
     with scripted(make, directory, _reports_until_stopped) as backend:
         backend.kill("unknown")
-        backend.start(scripted_job("killed"), _CPU)
-        backend.start(scripted_job("other"), _OTHER_CPU)
+        backend.start(scripted_job("killed"), devices[0])
+        backend.start(scripted_job("other"), devices[1])
         _first_events(backend, jobs=2)
         backend.kill("killed")
         ends: list[Event] = []
@@ -162,20 +166,20 @@ def check_kill(make: MakeBackend, directory: Path) -> None:
         backend.stop("other")
         *_, last = events_until_ended(backend, ["other"])["other"]
         assert last == Ended("other", Outcome.STOPPED), f"the neighbour of a killed job ended with {last}"
-        backend.release_device(_OTHER_CPU.name)
-        backend.start(scripted_job("next"), _OTHER_CPU)
+        backend.release_device(devices[1].name)
+        backend.start(scripted_job("next"), devices[1])
         backend.stop("next")
         *_, last = events_until_ended(backend, ["next"])["next"]
         assert last == Ended("next", Outcome.STOPPED), f"on a released device a job ended with {last}"
 
 
-def check_changes(make: MakeBackend, directory: Path) -> None:
+def check_changes(make: MakeBackend, directory: Path, devices: Devices = DEVICES) -> None:
     """Changes reach their job, each once and in order, however early; no other job gets them."""
     joining = Member(Trial(7, {"lr": 0.1}, seed=1, data_seed=2), start=0, target=3)
     with scripted(make, directory, _reports_changes) as backend:
         backend.change("unknown", JobUpdate(leave=frozenset({1})))
-        backend.start(scripted_job("one"), _CPU)
-        backend.start(scripted_job("two"), _OTHER_CPU)
+        backend.start(scripted_job("one"), devices[0])
+        backend.start(scripted_job("two"), devices[1])
         backend.change("one", JobUpdate(leave=frozenset({2})))
         backend.change("one", JobUpdate(join=(Array(FusionKey("structure", "data", 32), (joining,)),)))
         received: dict[str, list[Report]] = {"one": [], "two": []}
@@ -195,36 +199,36 @@ def check_changes(make: MakeBackend, directory: Path) -> None:
             f"the jobs saw the changes {changes}"
         )
         backend.change("one", JobUpdate(leave=frozenset({3})))
-        backend.start(scripted_job("next"), _CPU)
+        backend.start(scripted_job("next"), devices[0])
         backend.stop("next")
         *_, last = events_until_ended(backend, ["next"])["next"]
         assert last == Ended("next", Outcome.STOPPED), f"a change for a job that had ended led to {last}"
 
 
-def check_same_job_twice(make: MakeBackend, directory: Path) -> None:
+def check_same_job_twice(make: MakeBackend, directory: Path, devices: Devices = DEVICES) -> None:
     """A job cannot be started while it runs, but can be after it has ended."""
     with scripted(make, directory, _reports_until_stopped) as backend:
         for _ in range(2):
-            backend.start(scripted_job("job"), _CPU)
-            assert _refuses_to_start(backend), "a running job could be started once more"
+            backend.start(scripted_job("job"), devices[0])
+            assert _refuses_to_start(backend, devices[0]), "a running job could be started once more"
             backend.stop("job")
             *_, last = events_until_ended(backend, ["job"])["job"]
             assert last == Ended("job", Outcome.STOPPED), f"the job ended with {last}"
 
 
-def check_close(make: MakeBackend, directory: Path) -> None:
+def check_close(make: MakeBackend, directory: Path, devices: Devices = DEVICES) -> None:
     """Closing ends running jobs and may be repeated; a closed back end delivers no event and starts no job."""
     with scripted(make, directory, _reports_until_stopped) as backend:
-        backend.start(scripted_job("running"), _CPU)
+        backend.start(scripted_job("running"), devices[0])
         _first_events(backend, jobs=1)
         backend.close()
         backend.close()
         backend.stop("running")
         assert not backend.poll(0.05), "a closed back end delivers events"
-        assert _refuses_to_start(backend), "a closed back end starts jobs"
+        assert _refuses_to_start(backend, devices[0]), "a closed back end starts jobs"
 
 
-BACKEND_CHECKS: tuple[Callable[[MakeBackend, Path], None], ...] = (
+BACKEND_CHECKS: tuple[Callable[[MakeBackend, Path, Devices], None], ...] = (
     check_events,
     check_neighbours,
     check_failures,
@@ -290,9 +294,9 @@ def _first_events(backend: Backend, jobs: int) -> list[Event]:
     return events
 
 
-def _refuses_to_start(backend: Backend) -> bool:
+def _refuses_to_start(backend: Backend, device: Device) -> bool:
     try:
-        backend.start(scripted_job("job"), _CPU)
+        backend.start(scripted_job("job"), device)
     except BackendError:
         return True
     return False

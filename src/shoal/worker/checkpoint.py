@@ -8,6 +8,7 @@ import io
 import logging
 import os
 import pickle
+import platform
 import zlib
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -79,7 +80,7 @@ def save(directory: Path, checkpoint: Checkpoint) -> Path:
     }
     target = checkpoint_directory(directory, checkpoint.trial)
     target.mkdir(parents=True, exist_ok=True)
-    partial = target / f"{os.getpid()}.partial"
+    partial = target / f"{platform.node()}-{os.getpid()}.partial"  # another node may have a process of this id
     try:
         with partial.open("wb") as file:
             written = _ChecksumWriter(file)

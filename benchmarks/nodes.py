@@ -1,0 +1,143 @@
+"""What nodes cost on one machine: jobs started over Ray and over pipes beside local ones, and a search over Ray.
+
+- starts: 500 jobs that report once and end, one after another on one device, in a warm worker. "local" is the back end
+  alone, "pipes" an agent process without Ray, "ray" an agent that Ray carries, on a cluster of this machine that is up.
+- search: 32 trials of an MLP on the digits, 10 epochs, from the call of `tune` to its return, "local" and "ray".
+
+Rounds take turns. Medians of the rounds.
+
+    python benchmarks/nodes.py [--starts 500] [--rounds 3] [--quick]
+"""
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import ray
+import torch
+import torch.nn.functional as F
+from ray.cluster_utils import Cluster
+from search_vs_peers import RATES, TRAIN, VALID, model
+
+import shoal
+from shoal.backends.base import Backend, Ended, Event, JobControl, Reported, WorkerContext
+from shoal.backends.local import Local
+from shoal.backends.nodes.pipes import PipeNodes
+from shoal.backends.nodes.ray import Ray
+from shoal.core.device import Device
+from shoal.core.job import Job
+from shoal.core.trial import Report
+from shoal.testing.backends import scripted, scripted_job
+
+ASKED = {"ms_more_a_start": 15.0, "seconds_more_a_search": 2.0}
+"""At most, over Ray beside local."""
+
+
+class Digits(shoal.Task):
+    """The search of search_vs_peers.py."""
+
+    def data(self, config):
+        return TRAIN, VALID
+
+    def model(self, config):
+        return model()
+
+    def optimizer(self, model, config):
+        return torch.optim.Adam(model.parameters(), lr=config["lr"])
+
+    def loss(self, model, batch):
+        return F.cross_entropy(model(batch[0]), batch[1])
+
+    def metrics(self, model, batch):
+        return {"accuracy": (model(batch[0]).argmax(1) == batch[1]).float().mean()}
+
+
+def reports_once(job: Job, device: Device, control: JobControl) -> Iterator[Event]:
+    yield Reported(job.id, (Report(0, 1, {"loss": 1.0}),))
+
+
+def starts(make: Callable[[WorkerContext], Backend], device: Device, count: int, folder: Path) -> float:
+    """Milliseconds from the start of a job to its end, without the first job."""
+    with scripted(make, folder, reports_once) as backend:
+        run(backend, "first", device)
+        began = time.perf_counter()
+        for number in range(count):
+            run(backend, f"job-{number}", device)
+        return 1e3 * (time.perf_counter() - began) / count
+
+
+def run(backend: Backend, job: str, device: Device) -> None:
+    backend.start(scripted_job(job), device)
+    while not any(isinstance(event, Ended) for event in backend.poll(10.0)):
+        pass
+
+
+def search(folder: Path, trials: int, backend: str) -> float:
+    """Seconds of a search."""
+    began = time.perf_counter()
+    shoal.tune(
+        Digits(),
+        {"lr": shoal.grid(RATES[:trials])},
+        metric="accuracy",
+        mode="max",
+        algorithm=shoal.Grid(epochs=10),
+        devices="cpu:2",
+        backend=backend,
+        directory=folder,
+        show_progress=False,
+    )
+    return time.perf_counter() - began
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--starts", type=int, default=500)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--quick", action="store_true", help="20 starts, one round, 4 trials; checks no figure")
+    options = parser.parse_args()
+    count, rounds, trials = (20, 1, 4) if options.quick else (options.starts, options.rounds, 32)
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    made: dict[str, tuple[Callable[[WorkerContext], Backend], str]] = {
+        "local": (Local, "cpu:0"),
+        "pipes": (PipeNodes, "ash/cpu:0"),
+        "ray": (Ray, "ash/cpu:0"),
+    }
+    milliseconds: dict[str, list[float]] = {name: [] for name in made}
+    seconds: dict[str, list[float]] = {"local": [], "ray": []}
+    with tempfile.TemporaryDirectory() as place:
+        os.environ["SHOAL_CACHE"] = str(Path(place) / "cache")
+        cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "node_name": "ash"})
+        Ray.connect(cluster.address)
+        for number in range(rounds):
+            for name, (make, device) in made.items():
+                folder = Path(place) / f"{name}-{number}"
+                milliseconds[name].append(starts(make, Device(device, "cpu/1", 2**30), count, folder))
+            for name, found in seconds.items():
+                found.append(search(Path(place) / f"search-{name}-{number}", trials, name))
+        ray.shutdown()
+        cluster.shutdown()
+    figures: dict[str, object] = {
+        "starts": count,
+        "ms_a_start": {name: round(statistics.median(found), 2) for name, found in milliseconds.items()},
+        "ms_more_a_start": round(statistics.median(milliseconds["ray"]) - statistics.median(milliseconds["local"]), 2),
+        "trials": trials,
+        "seconds_a_search": {name: round(statistics.median(found), 2) for name, found in seconds.items()},
+        "seconds_more_a_search": round(statistics.median(seconds["ray"]) - statistics.median(seconds["local"]), 2),
+        "machine": f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}",
+        "ray": ray.__version__,
+    }
+    print(json.dumps({"milliseconds": milliseconds, "seconds": seconds}))
+    missed = [] if options.quick else [name for name, most in ASKED.items() if float(str(figures[name])) > most]
+    print(json.dumps({**figures, "missed": missed}))
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

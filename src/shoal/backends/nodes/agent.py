@@ -1,0 +1,211 @@
+"""The agent of a node: one thread that owns a local back end, and the two calls by which the engine reaches it."""
+
+import os
+import queue
+import sys
+import threading
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import closing, suppress
+
+from shoal.backends.base import Backend, Ended, WorkerContext
+from shoal.backends.local import Local
+from shoal.backends.nodes.inventory import devices_on, take_node_inventory
+from shoal.backends.nodes.messages import (
+    AgentCommand,
+    AgentMessage,
+    AgentSetup,
+    MessageBatch,
+    NodeEnded,
+    NodeJoined,
+    NodeState,
+)
+from shoal.backends.nodes.probe import agent_probe_fault
+from shoal.cluster.nvml import NvmlMonitor
+from shoal.cluster.temporary import remove_abandoned
+from shoal.core.command import KillJob, ReleaseDevice, StartJob, StopJob, UpdateJob
+from shoal.core.device import Cluster
+from shoal.core.errors import BackendError
+
+__all__ = ["Agent", "enter"]
+
+_POLL_SECONDS = 0.005
+"""Longest wait for events while jobs run; a command waits so long."""
+_IDLE_SECONDS = 0.05
+"""Longest wait for a command while no job runs."""
+_STATE_SECONDS = 3.0
+"""Seconds between two looks at the devices."""
+
+
+def enter(setup: AgentSetup) -> None:
+    """Give this process the module path, arguments, working directory and number of threads of the engine."""
+    sys.path[:] = [*setup.path, *(path for path in sys.path if path not in setup.path)]
+    sys.argv[:] = setup.argv
+    with suppress(OSError):  # the node does not have the directory; no file of a study depends on it
+        os.chdir(setup.working_directory or "/")
+    os.environ.pop("OMP_NUM_THREADS", None)
+    if setup.threads is not None:
+        os.environ["OMP_NUM_THREADS"] = setup.threads
+
+
+class Agent:
+    """Runs the jobs of one node in a local back end, which only the agent's thread uses.
+
+    The engine calls `post` and `fetch`, each from one thread. Commands and messages have numbers, so both sides may
+    repeat what may have been lost: a command is carried out once, and a message is kept until it is acknowledged.
+
+    The agent ends its jobs and itself after `close`, after an error of the back end, or if the engine has made no call
+    for the time of the lease: it may have started the jobs elsewhere by then.
+
+    Args:
+        setup: Settings of the agent.
+        make: Maker of the local back end.
+        clock: Monotonic clock, in seconds.
+    """
+
+    def __init__(
+        self,
+        setup: AgentSetup,
+        make: Callable[[WorkerContext], Backend] = Local,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._setup = setup
+        self._make = make
+        self._clock = clock
+        self._commands: queue.SimpleQueue[AgentCommand | None] = queue.SimpleQueue()  # None: close
+        self._received = 0
+        self._outbox: deque[AgentMessage] = deque()
+        self._first = 1  # number of the first message of the outbox
+        self._changed = threading.Condition()
+        self._last_call = clock()
+        self._running: set[str] = set()
+        self._thread = threading.Thread(target=self._run, name="shoal-agent", daemon=True)
+        self._thread.start()
+
+    def post(self, run: str, first: int, commands: Sequence[AgentCommand]) -> None:
+        """Take commands; those that were taken before, and those after a gap, are ignored.
+
+        Args:
+            run: Id of the run of the caller; commands of another run are ignored.
+            first: Number of the first command.
+            commands: Commands with consecutive numbers.
+        """
+        if run != self._setup.run:
+            return
+        with self._changed:
+            self._last_call = self._clock()
+            for number, command in enumerate(commands, first):
+                if number == self._received + 1:
+                    self._received = number
+                    self._commands.put(command)
+
+    def fetch(self, run: str, acknowledged: int, timeout: float) -> MessageBatch:
+        """Return the messages after an acknowledged one; wait up to `timeout` seconds for the first.
+
+        Args:
+            run: Id of the run of the caller; another run gets the reason why this agent does not serve it.
+            acknowledged: Number of the last message that the engine has, 0 for none.
+            timeout: In seconds.
+        """
+        if run != self._setup.run:
+            reason = (
+                f"its agent serves run {self._setup.run} of the study in {self._setup.worker_context.directory}, which "
+                f"is over, and not run {run}; it ends by itself after {self._setup.lease:g} s without its engine"
+            )
+            return MessageBatch(acknowledged + 1, (NodeEnded(reason),), 0)
+        with self._changed:
+            self._last_call = self._clock()
+            while self._outbox and self._first <= acknowledged:
+                self._outbox.popleft()
+                self._first += 1
+            self._changed.wait_for(lambda: self._outbox, timeout)
+            return MessageBatch(self._first, tuple(self._outbox), self._received)
+
+    def close(self, timeout: float | None = None) -> bool:
+        """End all jobs without a checkpoint; return whether that was done in `timeout` seconds. May be called twice."""
+        self._commands.put(None)
+        self._thread.join(timeout)
+        return not self._thread.is_alive()
+
+    def _send(self, *messages: AgentMessage) -> None:
+        if messages:
+            with self._changed:
+                self._outbox.extend(messages)
+                self._changed.notify_all()
+
+    def _run(self) -> None:
+        try:
+            end = self._serve()
+        except BackendError as error:
+            end = NodeEnded(str(error), failed=True)
+        except Exception:  # a bug must not leave an engine that waits for ever: it goes to the engine in full
+            end = NodeEnded(f"its agent failed:\n{traceback.format_exc()}", failed=True)
+        self._send(end)
+
+    def _serve(self) -> NodeEnded:
+        """Serve until the end; all jobs have ended then.
+
+        Raises:
+            BackendError: The local back end cannot run jobs.
+        """
+        joined = self._join()
+        self._send(joined)
+        if joined.fault:
+            return NodeEnded(joined.fault, failed=True)
+        monitor = NvmlMonitor(joined.cluster)
+        state, due = None, self._clock()
+        with closing(self._make(self._setup.worker_context)) as backend:
+            while self._carry_out_commands(backend):
+                if (silence := self._clock() - self._last_call) > self._setup.lease:
+                    return NodeEnded(f"its agent had no call from the engine for {silence:.0f} s, and ended its jobs")
+                events = backend.poll(_POLL_SECONDS if self._running else 0.0)
+                self._running.difference_update(event.job for event in events if isinstance(event, Ended))
+                self._send(*events)
+                if self._clock() >= due or (state is not None and state.starting and not backend.starting):
+                    due = self._clock() + _STATE_SECONDS
+                    seen = self._look(backend, monitor, joined.cluster)
+                    if seen != state:
+                        self._send(seen)
+                    state = seen
+        return NodeEnded("its agent was closed")
+
+    def _join(self) -> NodeJoined:
+        setup = self._setup
+        remove_abandoned()
+        found = take_node_inventory(devices_on(setup.node, setup.devices), setup.cores)
+        directory = setup.worker_context.directory
+        fault = found.absence_reason or agent_probe_fault(directory, setup.node, setup.probe, setup.probe_seconds)
+        return NodeJoined(setup.run, setup.node, os.getpid(), found.cluster, found.versions, fault)
+
+    def _carry_out_commands(self, backend: Backend) -> bool:
+        """Carry out all commands that are there; wait for one while no job runs. Return False if the agent is to end.
+
+        Raises:
+            BackendError: A job cannot start.
+        """
+        with suppress(queue.Empty):
+            command = self._commands.get(timeout=_IDLE_SECONDS) if not self._running else self._commands.get_nowait()
+            while True:
+                match command:
+                    case None:
+                        return False
+                    case StartJob():
+                        backend.start(command.job, command.device)
+                        self._running.add(command.job.id)
+                    case UpdateJob():
+                        backend.change(command.job, command.update)
+                    case StopJob():
+                        backend.stop(command.job)
+                    case KillJob():
+                        backend.kill(command.job)
+                    case ReleaseDevice():
+                        backend.release_device(command.device)
+                command = self._commands.get_nowait()
+        return True
+
+    def _look(self, backend: Backend, monitor: NvmlMonitor, cluster: Cluster) -> NodeState:
+        """Return the state of the node now; this process and its descendants are the study's."""
+        limited = frozenset(device.name for _, device in cluster if backend.limits_shares(device))
+        return NodeState(monitor.conditions({os.getpid()}), limited, backend.starting)

@@ -1,0 +1,310 @@
+"""The back end of several nodes: it routes each job to the agent of its device's node."""
+
+import logging
+import os
+import queue
+import sys
+import time
+import uuid
+from abc import abstractmethod
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+
+from shoal.backends.base import Backend, Ended, Event, Outcome, WorkerContext
+from shoal.backends.nodes.inventory import NodeInventory, cluster_of, version_fault
+from shoal.backends.nodes.link import LEASE_SECONDS, Carrier, NodeLink
+from shoal.backends.nodes.messages import AgentCommand, AgentMessage, AgentSetup, NodeEnded, NodeJoined, NodeState
+from shoal.backends.nodes.probe import engine_probe_fault, remove_probes, write_probe
+from shoal.cluster.monitor import Condition
+from shoal.core.command import KillJob, ReleaseDevice, StartJob, StopJob, UpdateJob
+from shoal.core.device import Cluster, Device
+from shoal.core.errors import BackendError
+from shoal.core.job import Job, JobUpdate, log_path
+
+__all__ = ["Nodes", "NodesMonitor"]
+
+_log = logging.getLogger("shoal.backends")
+
+_JOIN_SECONDS = 30.0
+"""Seconds after which the devices of a node without an agent are not expected any more to be there soon."""
+
+
+class Nodes(Backend):
+    """Routes jobs to agents, one on each node, which run them in local back ends.
+
+    A device has the name of its node before its own: "ash/cuda:0". A node that is lost ends its jobs as `LOST`; its
+    devices are unhealthy until another agent has started under its name.
+
+    A subclass says how agents are started: it calls `add_node` in its constructor and, where nodes come and go, in
+    `look_for_nodes`.
+
+    Args:
+        worker_context: Context of the workers of the study.
+        lease: Seconds without a call after which an agent ends its jobs.
+
+    Raises:
+        OSError: The directory of the study cannot be written.
+    """
+
+    nodes_return = False
+    """Whether a node that was lost may come back, so that a study without any waits."""
+
+    def __init__(self, worker_context: WorkerContext, lease: float = LEASE_SECONDS) -> None:
+        super().__init__(worker_context)
+        self.run_id = uuid.uuid4().hex[:12]
+        """Id of this run of the engine, which its agents know."""
+        self._lease = lease
+        self._inbox: queue.SimpleQueue[tuple[NodeLink, AgentMessage]] = queue.SimpleQueue()
+        self._links: dict[str, NodeLink] = {}
+        self._since: dict[str, float] = {}  # node -> start of its agent, of a monotonic clock
+        self._inventories: dict[str, NodeInventory] = {}
+        self._states: dict[str, NodeState] = {}
+        self._lost: dict[str, str] = {}  # node -> reason
+        self._failed: set[str] = set()  # nodes that get no other agent
+        self._needed: set[str] = set()  # nodes that the study began with and that have not joined
+        self._polled = False
+        self._nodes: dict[str, str] = {}  # running job -> its node
+        self._events: list[Event] = []
+        self._closed = False
+        write_probe(worker_context.directory, self.run_id)
+
+    @abstractmethod
+    def look_for_nodes(self) -> None:
+        """Call `add_node` for nodes that are new and without an agent. `poll` calls it; it must not wait."""
+
+    def waiting_reason(self, node: str) -> str:
+        """Return why the agent of a node has not started yet."""
+        return "its agent has not started yet"
+
+    def setup(self, node: str, cores: int | None = None) -> AgentSetup:
+        """Return the settings of a node's agent.
+
+        Args:
+            node: Name of the node.
+            cores: Number of CPU cores that the study may use there; None: all.
+        """
+        try:
+            here = os.getcwd()
+        except FileNotFoundError:
+            here = ""
+        return AgentSetup(
+            run=self.run_id,
+            node=node,
+            worker_context=replace(self.worker_context, fork=False),
+            devices=self.worker_context.devices,
+            cores=cores,
+            lease=self._lease,
+            probe=self.run_id,
+            path=[path or here for path in sys.path],
+            argv=list(sys.argv),
+            working_directory=here,
+            threads=os.environ.get("OMP_NUM_THREADS"),
+        )
+
+    def add_node(self, node: str, carrier: Carrier) -> None:
+        """Use the agent that a carrier reaches, which is started with `setup(node)`."""
+        self._links[node] = NodeLink(node, carrier, self._inbox, self._lease)
+        self._since[node] = time.monotonic()
+        if not self._polled:
+            self._needed.add(node)
+
+    def usable(self, node: str) -> bool:
+        """Return whether a node has no agent now and may get one."""
+        return node not in self._links and node not in self._failed
+
+    @property
+    def starting(self) -> bool:
+        """Whether no node's workers have their modules imported yet."""
+        return not any(not state.starting for state in self._states.values())
+
+    def start(self, job: Job, device: Device) -> None:
+        """Send the job to the agent of the device's node; on a node that was just lost it ends as lost.
+
+        Raises:
+            BackendError: The back end is closed, a job of that id runs, or the device has no node.
+        """
+        if self._closed:
+            raise BackendError(f"job {job.id!r} cannot start: the back end is closed")
+        if job.id in self._nodes:
+            raise BackendError(f"job {job.id!r} cannot start: a job of that id is running")
+        if not device.node:
+            raise BackendError(f"job {job.id!r} cannot start: {device.name!r} names no node, as in 'ash/{device.name}'")
+        if device.node not in self._links:
+            self._events.append(self._lost_end(job.id, device.node))
+            return
+        self._nodes[job.id] = device.node
+        self._links[device.node].send(StartJob(job, replace(device, name=device.local_name)))
+
+    def stop(self, job: str) -> None:
+        """Send the request to stop to the job's agent."""
+        self._send(job, StopJob(job))
+
+    def kill(self, job: str) -> None:
+        """Send the kill to the job's agent; a job whose agent has not started ends at once."""
+        node = self._nodes.get(job)
+        if node is not None and self._links[node].withdraw(job):
+            del self._nodes[job]
+            self._events.append(Ended(job, Outcome.CRASHED, f"it was ended before node {node} had started it"))
+        else:
+            self._send(job, KillJob(job))
+
+    def change(self, job: str, change: JobUpdate) -> None:
+        """Send the change to the job's agent."""
+        self._send(job, UpdateJob(job, change))
+
+    def release_device(self, device: str) -> None:
+        """Let the agent end the idle workers of a device."""
+        node, _, name = device.rpartition("/")
+        if node in self._links:
+            self._links[node].send(ReleaseDevice(name))
+
+    def limits_shares(self, device: Device) -> bool:
+        """Return whether MPS limits the processes on a device, as its agent said last."""
+        state = self._states.get(device.node)
+        return state is not None and device.local_name in state.limited
+
+    def find(self, devices: str | Sequence[str]) -> Cluster:
+        """Find devices on the nodes whose agents have started."""
+        return cluster_of(self._inventories, devices)
+
+    def monitor(self, cluster: Cluster) -> "NodesMonitor":
+        """Return a monitor of all nodes."""
+        return NodesMonitor(self, cluster)
+
+    def condition(self, device: Device) -> Condition:
+        """Return the condition of a device, as its agent said last."""
+        node = device.node
+        if node in self._lost and node not in self._links:
+            return Condition(False, f"node {node} is gone: {self._lost[node].splitlines()[0]}")
+        if node not in self._inventories or node in self._lost:  # its agent, or another one, is starting
+            soon = node not in self._lost and time.monotonic() < self._since.get(node, 0.0) + _JOIN_SECONDS
+            return Condition() if soon else Condition(False, f"node {node}: {self.waiting_reason(node)}")
+        there = {each.name for _, each in self._inventories[node].cluster}
+        if device.local_name not in there:
+            return Condition(False, f"node {node} no longer has it")
+        state = self._states.get(node)
+        return Condition() if state is None else state.conditions.get(device.local_name, Condition())
+
+    def poll(self, timeout: float) -> list[Event]:
+        """Return the events since the last call; wait up to `timeout` seconds for the first.
+
+        Raises:
+            BackendError: A node that the study began with cannot be used, or no node can run jobs any more.
+        """
+        deadline = time.monotonic() + timeout
+        self._polled = True
+        while not self._closed:
+            self.look_for_nodes()
+            waits = not self._events and (self._links or self.nodes_return)
+            self._take_messages(max(0.0, deadline - time.monotonic()) if waits else 0.0)
+            if self._events:
+                events, self._events = self._events, []
+                return events
+            if not self._links and (not self.nodes_return or self._failed == self._lost.keys() != set()):
+                losses = "; ".join(f"{node}: {reason}" for node, reason in self._lost.items())
+                raise BackendError(f"no node can run jobs any more: {losses}")
+            if time.monotonic() >= deadline:
+                break
+        return []
+
+    def close(self) -> None:
+        """End all agents with their jobs. May be called twice."""
+        self._closed = True
+        self._nodes.clear()
+        for link in self._links.values():
+            link.end()
+        while self._links:
+            self._links.popitem()[1].close()
+        remove_probes(self.worker_context.directory, self.run_id)
+
+    def _send(self, job: str, command: AgentCommand) -> None:
+        if job in self._nodes:
+            self._links[self._nodes[job]].send(command)
+
+    def _take_messages(self, timeout: float) -> None:
+        """Take all messages that are there; wait for the first one."""
+        try:
+            link, message = self._inbox.get(timeout=timeout) if timeout else self._inbox.get_nowait()
+            while True:
+                if self._links.get(link.node) is link:  # else it has been given up
+                    self._take(link, message)
+                link, message = self._inbox.get_nowait()
+        except queue.Empty:
+            pass
+
+    def _take(self, link: NodeLink, message: AgentMessage) -> None:
+        match message:
+            case NodeJoined():
+                self._join(link, message)
+            case NodeState():
+                self._states[link.node] = message
+            case NodeEnded():
+                self._lose(link, message)
+            case _ if message.job in self._nodes:
+                if isinstance(message, Ended):
+                    del self._nodes[message.job]
+                self._events.append(message)
+
+    def _join(self, link: NodeLink, joined: NodeJoined) -> None:
+        """Take in a node, if it serves this run, has the same versions and shares the directory.
+
+        Raises:
+            BackendError: It does not, and the study began with it.
+        """
+        node = link.node
+        fault = version_fault(node, joined.versions) or joined.fault
+        if joined.run != self.run_id:
+            fault = (
+                f"node {node} has an agent of an earlier run ({joined.run}, process {joined.pid}); end that process, "
+                f"or wait {self._lease:g} s until it ends by itself, and resume the study"
+            )
+        fault = fault or engine_probe_fault(self.worker_context.directory, node, self.run_id)
+        if fault:
+            if node in self._needed:
+                raise BackendError(fault)
+            self._lose(link, NodeEnded(fault, failed=True))
+            return
+        self._needed.discard(node)
+        self._lost.pop(node, None)
+        self._inventories[node] = NodeInventory(joined.cluster, "", joined.versions)
+
+    def _lose(self, link: NodeLink, end: NodeEnded) -> None:
+        """End the jobs of a node whose agent has ended."""
+        node = link.node
+        link.close()
+        del self._links[node]
+        self._states.pop(node, None)
+        self._inventories.pop(node, None)
+        self._lost[node] = end.reason
+        if end.failed:
+            self._failed.add(node)
+        _log.warning("node %s is gone: %s", node, end.reason)
+        for job in [job for job, place in self._nodes.items() if place == node]:
+            del self._nodes[job]
+            self._events.append(self._lost_end(job, node))
+
+    def _lost_end(self, job: str, node: str) -> Ended:
+        reason = self._lost.get(node, "it has no agent")
+        log = log_path(self.worker_context.directory, job)
+        return Ended(job, Outcome.LOST, f"node {node} is gone: {reason}\nLog: {log}")
+
+
+class NodesMonitor:
+    """Monitors the devices of all nodes: each agent monitors those of its node, and a lost node loses its devices.
+
+    Args:
+        nodes: Back end whose agents monitor the devices.
+        cluster: Cluster of the monitored devices.
+    """
+
+    def __init__(self, nodes: Nodes, cluster: Cluster) -> None:
+        self._nodes = nodes
+        self._cluster = cluster
+
+    def watch(self, cluster: Cluster) -> None:
+        """Monitor these devices from now on."""
+        self._cluster = cluster
+
+    def conditions(self, own: Collection[int]) -> Mapping[str, Condition]:
+        """Return the condition of every device by name; an agent knows the study's processes on its node by itself."""
+        return {device.name: self._nodes.condition(device) for _, device in self._cluster}

@@ -1,0 +1,138 @@
+"""The devices and versions of nodes, and the cluster that they are together."""
+
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from importlib import metadata
+
+from shoal.cluster.discover import discover
+from shoal.cluster.machine import ThisMachine, cpu_model
+from shoal.core.device import Cluster, Device, Node
+from shoal.core.errors import DeviceError
+from shoal.core.version import VERSION
+
+__all__ = ["NodeInventory", "cluster_of", "devices_on", "on_node", "take_node_inventory", "version_fault", "versions"]
+
+
+@dataclass(frozen=True)
+class NodeInventory:
+    """What a node offers a study.
+
+    Args:
+        cluster: Devices with their names on the node; without any if it has none of the requested ones.
+        absence_reason: Reason why it has none; else "".
+        versions: Versions of Python, torch and Shoal on the node.
+    """
+
+    cluster: Cluster
+    absence_reason: str
+    versions: Mapping[str, str]
+
+
+def versions() -> dict[str, str]:
+    """Return the versions that must be equal on all nodes, by name."""
+    return {"Python": platform.python_version(), "torch": metadata.version("torch"), "Shoal": VERSION}
+
+
+def version_fault(node: str, found: Mapping[str, str]) -> str:
+    """Return in words how the versions of a node differ from those of this process; "" if they are equal.
+
+    Args:
+        node: Name of the node.
+        found: Its versions, as of `versions`.
+    """
+    own = versions()
+    wrong = [f"{name} {found.get(name, 'none')}" for name in own if found.get(name) != own[name]]
+    right = [f"{name} {own[name]}" for name in own if found.get(name) != own[name]]
+    if not wrong:
+        return ""
+    return (
+        f"node {node} has {', '.join(wrong)}, and the engine has {', '.join(right)}; install the same versions of "
+        "Python, torch and Shoal on all nodes"
+    )
+
+
+def take_node_inventory(devices: str | Sequence[str], cores: int | None) -> NodeInventory:
+    """Find devices of this node. The kind of a CPU slot names the model of the CPU, too: "cpu/2 AMD EPYC 7763".
+
+    Args:
+        devices: As for `discover`.
+        cores: Number of CPU cores that the study may use here; None: all.
+    """
+    try:
+        found = discover(devices, ThisMachine(most_cores=cores))
+    except DeviceError as error:
+        return NodeInventory(Cluster(()), str(error), versions())
+    model = cpu_model()
+    return NodeInventory(found.map(lambda x: _with_model(x, model)), "", versions())
+
+
+def devices_on(node: str, devices: str | Sequence[str]) -> str | Sequence[str]:
+    """Return the part of a study's setting that is about a node, with the names that devices have there.
+
+    Args:
+        node: Name of the node.
+        devices: "auto", "cpu:2", "cuda", ["cuda:0", "cuda:1"] for what each node has; or devices of nodes:
+            ["ash/cuda:0", "beech/cuda:1"].
+
+    Returns:
+        A setting of `discover`; an empty list if the node has no part in it.
+    """
+    names = [devices] if isinstance(devices, str) else list(devices)
+    if not any("/" in name for name in names):
+        return devices
+    mine = [name.partition("/")[2] for name in names if name.partition("/")[0] == node]
+    slots = [name for name in mine if name.startswith("cpu:")]
+    return f"cpu:{max(int(name.removeprefix('cpu:')) for name in slots) + 1}" if slots else mine
+
+
+def on_node(device: Device, node: str) -> Device:
+    """Return a device with its name in the cluster: "ash/cuda:0"."""
+    return replace(device, name=f"{node}/{device.name}")
+
+
+def cluster_of(found: Mapping[str, NodeInventory], devices: str | Sequence[str]) -> Cluster:
+    """Return the cluster of several nodes.
+
+    With "auto", nodes without a GPU are left out if others have GPUs, as slots of CPUs go with no other devices.
+
+    Args:
+        found: Name of each node -> its inventory.
+        devices: Devices of the study, as its user wrote them.
+
+    Raises:
+        DeviceError: No node has a requested device, a named device does not exist, or versions differ.
+    """
+    for node, inventory in found.items():
+        if fault := version_fault(node, inventory.versions):
+            raise DeviceError(fault)
+    nodes = [
+        Node(name, each.cores, tuple(on_node(device, name) for device in each.devices))
+        for name, inventory in found.items()
+        for each in inventory.cluster.nodes
+    ]
+    if devices == "auto" and not all(device.is_cpu for node in nodes for device in node.devices):
+        nodes = [node for node in nodes if not any(device.is_cpu for device in node.devices)]
+    names = [devices] if isinstance(devices, str) else list(devices)
+    if wanted := {name for name in names if "/" in name}:
+        cluster = Cluster(tuple(nodes)).select(lambda device: device.name in wanted)
+        missing = sorted(wanted - {device.name for _, device in cluster})
+        if missing or len(wanted) < len(names):
+            wrong = missing[0] if missing else next(name for name in names if "/" not in name)
+            raise DeviceError(f"device {wrong!r} is not there; the cluster has {_names(nodes)}{_reasons(found)}")
+        return cluster
+    if not nodes:
+        raise DeviceError(f"no node has devices={devices!r}{_reasons(found)}")
+    return Cluster(tuple(nodes))
+
+
+def _with_model(device: Device, model: str) -> Device:
+    return replace(device, kind=f"{device.kind} {model}") if device.is_cpu and model else device
+
+
+def _names(nodes: Sequence[Node]) -> str:
+    return ", ".join(device.name for node in nodes for device in node.devices) or "none of that kind"
+
+
+def _reasons(found: Mapping[str, NodeInventory]) -> str:
+    return "".join(f"; {node}: {each.absence_reason}" for node, each in found.items() if each.absence_reason)

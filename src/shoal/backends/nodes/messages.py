@@ -1,0 +1,120 @@
+"""What the engine and the agents of nodes send each other.
+
+The engine sends commands of the state machine (`StartJob`, `UpdateJob`, `StopJob`, `KillJob`, `ReleaseDevice`) with the
+names that devices have on their node. An agent sends one `NodeJoined`, then events of jobs and `NodeState`s, and one
+`NodeEnded` as its last message.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from shoal.backends.nodes.probe import PROBE_SECONDS
+from shoal.cluster.monitor import Condition
+from shoal.core.command import KillJob, ReleaseDevice, StartJob, StopJob, UpdateJob
+from shoal.core.device import Cluster
+from shoal.core.event import Event
+from shoal.core.job import WorkerContext
+
+__all__ = ["AgentCommand", "AgentMessage", "AgentSetup", "MessageBatch", "NodeEnded", "NodeJoined", "NodeState"]
+
+AgentCommand = StartJob | UpdateJob | StopJob | KillJob | ReleaseDevice
+
+
+@dataclass(frozen=True)
+class AgentSetup:
+    """What an agent is started with.
+
+    Args:
+        run: Id of the run of the engine; an agent serves no other.
+        node: Name of the node in the cluster.
+        worker_context: Context of the workers of the study.
+        devices: Devices that the study may use there, as in `shoal.cluster.discover`.
+        cores: Number of CPU cores that the cluster lets the study use there; None: all.
+        lease: Seconds without a call of the engine after which the agent ends its jobs.
+        probe: Name of a file that the engine has written below `agents` in the study's directory.
+        probe_seconds: Longest wait for that file.
+        path: Module search path of the engine.
+        argv: `sys.argv` of the engine.
+        working_directory: Working directory of the engine; "" if it was removed.
+        threads: `OMP_NUM_THREADS` of the engine; None if it is not set there.
+    """
+
+    run: str
+    node: str
+    worker_context: WorkerContext
+    devices: str | Sequence[str]
+    cores: int | None
+    lease: float
+    probe: str
+    probe_seconds: float = PROBE_SECONDS
+    path: Sequence[str] = ()
+    argv: Sequence[str] = ()
+    working_directory: str = ""
+    threads: str | None = None
+
+
+@dataclass(frozen=True)
+class NodeJoined:
+    """An agent has started.
+
+    Args:
+        run: Id of the run that it serves.
+        node: Name of its node.
+        pid: Id of its process on the node.
+        cluster: Devices of the node, with their names there.
+        versions: Versions of Python, torch and Shoal on the node.
+        fault: Reason why the node cannot be used; "" if it can.
+    """
+
+    run: str
+    node: str
+    pid: int
+    cluster: Cluster
+    versions: Mapping[str, str]
+    fault: str = ""
+
+
+@dataclass(frozen=True)
+class NodeState:
+    """The state of a node at one moment.
+
+    Args:
+        conditions: Name of a device on the node -> its condition.
+        limited: Names of the devices where processes are limited to `Job.limit`.
+        starting: Whether the node's workers still import their modules.
+    """
+
+    conditions: Mapping[str, Condition] = field(default_factory=dict)
+    limited: frozenset[str] = frozenset()
+    starting: bool = True
+
+
+@dataclass(frozen=True)
+class NodeEnded:
+    """An agent has ended all its jobs, and takes no others.
+
+    Args:
+        reason: Reason in words.
+        failed: Whether another agent on the node would fail, too.
+    """
+
+    reason: str
+    failed: bool = False
+
+
+AgentMessage = NodeJoined | NodeState | NodeEnded | Event
+
+
+@dataclass(frozen=True)
+class MessageBatch:
+    """The answer of an agent to a fetch.
+
+    Args:
+        first: Number of the first message; an agent counts its messages from 1.
+        messages: All messages that the engine has not acknowledged, in order.
+        received: Number of the last command that the agent has received; the engine counts its commands from 1.
+    """
+
+    first: int
+    messages: tuple[AgentMessage, ...]
+    received: int

@@ -1,0 +1,206 @@
+"""Nodes that are processes of this machine: the contract of back ends, and what happens when a node is lost."""
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import local_scripts as scripts
+import psutil
+import pytest
+
+from shoal.backends.base import Backend, Ended, Outcome, Reported, WorkerContext
+from shoal.backends.nodes.link import NodeUnreachable
+from shoal.backends.nodes.messages import AgentSetup, MessageBatch
+from shoal.backends.nodes.pipes import PipeCarrier, PipeNodes
+from shoal.core.device import Device
+from shoal.core.errors import BackendError
+from shoal.testing.backends import BACKEND_CHECKS, Devices, MakeBackend, events_until_ended, scripted, scripted_job
+
+ASH, BEECH = DEVICES = (Device("ash/cpu:0", "cpu/1", 2**30), Device("beech/cpu:0", "cpu/1", 2**30))
+
+
+@pytest.mark.parametrize("check", BACKEND_CHECKS, ids=lambda check: check.__name__)
+def test_nodes_keep_the_contract(check: Callable[[MakeBackend, Path, Devices], None], tmp_path: Path) -> None:
+    check(PipeNodes, tmp_path, DEVICES)
+
+
+class Partitionable(PipeCarrier):
+    """A carrier of which calls can be lost."""
+
+    cut = False
+
+    def fetch(self, acknowledged: int, timeout: float) -> MessageBatch:
+        if self.cut:
+            raise NodeUnreachable("the network is cut")
+        return super().fetch(acknowledged, timeout)
+
+
+class PartitionedNodes(PipeNodes):
+    """Two nodes with a short lease."""
+
+    def __init__(self, worker_context: WorkerContext) -> None:
+        super().__init__(worker_context, lease=2.0)
+
+    def make_carrier(self, setup: AgentSetup) -> Partitionable:
+        return Partitionable(setup)
+
+
+def first_reports(backend: Backend, *jobs: str) -> dict[str, int]:
+    """Start these jobs, on ash and beech in turn, until each has reported; their processes."""
+    for job, device in zip(jobs, DEVICES, strict=False):
+        backend.start(scripted_job(job), device)
+    found: dict[str, int] = {}
+    deadline = time.monotonic() + 60.0
+    while found.keys() != set(jobs):
+        assert time.monotonic() < deadline, found
+        for event in backend.poll(1.0):
+            assert isinstance(event, Reported), event
+            found[event.job] = int(event.reports[0].metrics["worker"])
+    return found
+
+
+def end_of(backend: Backend, job: str) -> Ended:
+    end = events_until_ended(backend, [job])[job][-1]
+    assert isinstance(end, Ended)
+    return end
+
+
+def gone(pid: int) -> bool:
+    deadline = time.monotonic() + 10.0
+    while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+def test_a_node_whose_agent_is_killed_loses_its_jobs_and_no_other_does(tmp_path: Path) -> None:
+    with scripted(PipeNodes, tmp_path, scripts.waits) as backend:
+        assert isinstance(backend, PipeNodes)
+        workers = first_reports(backend, "one", "two")
+        backend.carriers["ash"].process.kill()
+        lost = end_of(backend, "one")
+        assert lost.outcome is Outcome.LOST
+        assert lost.message.startswith("node ash is gone: its agent was killed by SIGKILL")
+        assert gone(workers["one"])
+        condition = backend.condition(ASH)
+        assert not condition.healthy
+        assert condition.reason == "node ash is gone: its agent was killed by SIGKILL (out of memory?)"
+        assert backend.condition(BEECH).healthy
+        backend.start(scripted_job("late"), ASH)
+        assert end_of(backend, "late").outcome is Outcome.LOST
+        backend.stop("two")
+        assert end_of(backend, "two").outcome is Outcome.STOPPED
+
+
+def test_a_study_without_any_node_left_ends_with_the_reasons(tmp_path: Path) -> None:
+    with scripted(PipeNodes, tmp_path, scripts.waits) as backend:
+        assert isinstance(backend, PipeNodes)
+        first_reports(backend, "one", "two")
+        for carrier in backend.carriers.values():
+            carrier.process.kill()
+        events_until_ended(backend, ["one", "two"])
+        with pytest.raises(
+            BackendError, match=r"no node can run jobs any more: .*ash: its agent was killed by"
+        ):
+            backend.poll(5.0)
+
+
+@pytest.mark.slow
+def test_a_partition_for_longer_than_the_lease_ends_the_jobs_on_both_sides(tmp_path: Path) -> None:
+    with scripted(PartitionedNodes, tmp_path, scripts.waits) as backend:
+        assert isinstance(backend, PipeNodes)
+        workers = first_reports(backend, "one", "two")
+        cut = backend.carriers["ash"]
+        assert isinstance(cut, Partitionable)
+        cut.cut = True
+        lost = end_of(backend, "one")
+        assert not psutil.pid_exists(workers["one"]), "the engine gave up the job before the agent had ended it"
+        assert lost.outcome is Outcome.LOST
+        assert "its agent could not be reached for" in lost.message
+        backend.stop("two")
+        assert end_of(backend, "two").outcome is Outcome.STOPPED
+
+
+def test_a_short_partition_loses_nothing(tmp_path: Path) -> None:
+    with scripted(PartitionedNodes, tmp_path, scripts.waits) as backend:
+        assert isinstance(backend, PipeNodes)
+        first_reports(backend, "one")
+        cut = backend.carriers["ash"]
+        assert isinstance(cut, Partitionable)
+        cut.cut = True
+        backend.poll(0.5)
+        backend.stop("one")
+        cut.cut = False
+        assert end_of(backend, "one").outcome is Outcome.STOPPED
+
+
+def test_workers_end_with_an_engine_that_is_killed(tmp_path: Path) -> None:
+    code = f"import sys; sys.path[:] = {sys.path!r}; import test_nodes; test_nodes.hold_a_job({str(tmp_path)!r})"
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as engine:
+        assert engine.stdout is not None
+        worker = int(engine.stdout.readline())
+        engine.kill()
+    assert gone(worker)
+
+
+def hold_a_job(directory: str) -> None:
+    """Be an engine, and print the process of its job."""
+    with scripted(PipeNodes, Path(directory), scripts.waits) as backend:
+        print(first_reports(backend, "one")["one"], flush=True)
+        time.sleep(60.0)
+
+
+def another_directory(setup: AgentSetup) -> AgentSetup:
+    directory = setup.worker_context.directory.with_name("elsewhere")
+    directory.mkdir(exist_ok=True)
+    return replace(setup, worker_context=replace(setup.worker_context, directory=directory), probe_seconds=0.1)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        pytest.param(
+            another_directory,
+            "the directory .*elsewhere of the study is not shared by all nodes: node ash has a directory of that name "
+            r"without the engine's file agents/\w+; choose one on a file system that all nodes mount",
+            id="not shared",
+        ),
+        pytest.param(
+            lambda setup: replace(setup, run="0123456789ab"),
+            r"node ash has an agent of an earlier run \(0123456789ab, process \d+\); end that process, or wait 15 s",
+            id="earlier run",
+        ),
+    ],
+)
+def test_a_node_that_a_study_cannot_begin_with_is_an_error(
+    change: Callable[[AgentSetup], AgentSetup], message: str, tmp_path: Path
+) -> None:
+    class Changed(PipeNodes):
+        def make_carrier(self, setup: AgentSetup) -> PipeCarrier:
+            carrier = PipeCarrier(change(setup))
+            carrier._run = change(setup).run
+            return carrier
+
+    backend = Changed(WorkerContext(tmp_path, b"", runner="shoal.testing.backends:follow"), names=["ash"])
+    with pytest.raises(BackendError, match=message):
+        poll_for_a_minute(backend)
+    backend.close()
+
+
+def poll_for_a_minute(backend: Backend) -> None:
+    deadline = time.monotonic() + 60.0
+    while time.monotonic() < deadline:
+        backend.poll(1.0)
+    raise AssertionError("the back end noticed nothing")
+
+
+def test_a_device_without_a_node_is_refused(tmp_path: Path) -> None:
+    with (
+        scripted(PipeNodes, tmp_path, scripts.returns) as backend,
+        pytest.raises(BackendError, match="'cpu:0' names no node, as in 'ash/cpu:0'"),
+    ):
+        backend.start(scripted_job("a"), Device("cpu:0", "cpu/1", 2**30))

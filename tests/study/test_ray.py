@@ -1,0 +1,252 @@
+"""Studies on a Ray cluster of several nodes, all on this machine: equal to local ones, whatever happens to nodes."""
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import tasks
+from plain import check_equal, curves
+from ray_engine import search
+
+import shoal
+from shoal.backends.nodes.ray import Ray
+from shoal.core.device import Device
+from shoal.core.errors import BackendError, DeviceError, JournalError
+from shoal.journal.view import JournalView
+from shoal.testing.backends import BACKEND_CHECKS, Devices, MakeBackend
+
+ray = pytest.importorskip("ray")
+from ray.cluster_utils import Cluster  # noqa: E402
+
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")]
+
+PATIENCE_SECONDS = 120.0
+SOON = {"health_check_initial_delay_ms": 500, "health_check_period_ms": 500, "health_check_failure_threshold": 4}
+"""Ray notices a dead node within seconds."""
+
+
+@contextmanager
+def clustered(*names: str) -> Iterator[Cluster]:
+    """A cluster whose nodes have one CPU each; this process is connected to it."""
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    head, *others = names
+    made = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "node_name": head, "_system_config": SOON})
+    try:
+        for name in others:
+            made.add_node(num_cpus=1, node_name=name)
+        connect(made)
+        yield made
+    finally:
+        ray.shutdown()
+        made.shutdown()
+
+
+def connect(cluster: Cluster) -> None:
+    """Connect this process to a cluster, and to no other."""
+    if ray.is_initialized():
+        ray.shutdown()
+    Ray.connect(cluster.address)
+
+
+@pytest.fixture(scope="module")
+def two_nodes() -> Iterator[Cluster]:
+    with clustered("ash", "beech") as made:
+        yield made
+
+
+@pytest.fixture
+def cluster(two_nodes: Cluster) -> Cluster:
+    connect(two_nodes)
+    return two_nodes
+
+
+@pytest.mark.in_turns
+@pytest.mark.usefixtures("cluster")
+@pytest.mark.parametrize("check", BACKEND_CHECKS, ids=lambda check: check.__name__)
+def test_the_back_end_keeps_the_contract(check: Callable[[MakeBackend, Path, Devices], None], tmp_path: Path) -> None:
+    check(Ray, tmp_path, (Device("ash/cpu:0", "cpu/1", 2**30), Device("beech/cpu:0", "cpu/1", 2**30)))
+
+
+def digits(directory: Path, **where: Any) -> shoal.Study:
+    return shoal.tune(
+        tasks.Digits(),
+        {"lr": shoal.grid([0.0003, 0.001, 0.003])},
+        metric="accuracy",
+        mode="max",
+        algorithm=shoal.Grid(epochs=3),
+        directory=directory,
+        show_progress=False,
+        **where,
+    )
+
+
+@pytest.mark.usefixtures("cluster")
+def test_a_search_over_nodes_is_the_same_search(tmp_path: Path) -> None:
+    over_ray = digits(tmp_path / "ray", backend="ray", devices="cpu:1")
+    local = digits(tmp_path / "local", devices="cpu:2")
+    check_equal(curves(over_ray.directory), curves(local.directory))
+    with JournalView.read(over_ray.directory) as journal:
+        assert {row.name for row in journal.devices()} == {"ash/cpu:0", "beech/cpu:0"}
+        assert all(row.kind.startswith("cpu/1") for row in journal.devices())
+        assert {job.device for job in journal.jobs()} <= {"ash/cpu:0", "beech/cpu:0"}
+    assert not list((over_ray.directory / "agents").iterdir())
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The search that is disturbed, on this machine alone."""
+    return search(tmp_path_factory.mktemp("undisturbed") / "study", EPOCHS, devices="cpu:2").directory
+
+
+EPOCHS = 40
+
+
+def running_on(directory: Path, node: str) -> bool:
+    """Whether a training job runs on a node, and has reported."""
+    try:
+        with JournalView.read(directory) as journal:
+            jobs = {job.id for job in journal.jobs(running=True) if job.device.startswith(f"{node}/")}
+            return any(row.job in jobs and row.epoch > 3 for row in journal.trials())
+    except JournalError:  # there is no study so far
+        return False
+
+
+def when(condition: Callable[[], bool], action: Callable[[], object]) -> threading.Thread:
+    """A thread that acts once this is so."""
+
+    def wait() -> None:
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while not condition():
+            if time.monotonic() > deadline:
+                return
+            time.sleep(0.05)
+        action()
+
+    thread = threading.Thread(target=wait, daemon=True)
+    thread.start()
+    return thread
+
+
+def outcomes(directory: Path) -> dict[str, set[str]]:
+    """Node -> outcomes of jobs there."""
+    found: dict[str, set[str]] = {}
+    with JournalView.read(directory) as journal:
+        for job in journal.jobs():
+            found.setdefault(job.device.partition("/")[0], set()).add(str(job.outcome))
+    return found
+
+
+def test_jobs_of_a_node_that_dies_go_on_elsewhere(undisturbed: Path, tmp_path: Path) -> None:
+    directory = tmp_path / "study"
+    with clustered("ash", "beech") as cluster:
+        (beech,) = cluster.worker_nodes
+        acting = when(lambda: running_on(directory, "beech"), lambda: cluster.remove_node(beech, allow_graceful=False))
+        study = search(directory, EPOCHS, backend="ray", devices="cpu:1")
+        acting.join()
+    check_equal(curves(directory), curves(undisturbed))
+    assert "device lost" in outcomes(directory)["beech"]
+    assert all(row.failures == 0 for row in study.trials)
+    assert {str(row.state) for row in study.trials} == {"complete"}
+
+
+@pytest.mark.thorough
+def test_an_agent_that_is_killed_is_replaced_and_a_node_that_is_new_is_used(
+    undisturbed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shoal.study.devices.DISCOVERY_SECONDS", 1.0)
+    directory = tmp_path / "study"
+    with clustered("ash") as cluster:
+
+        def kill_the_agent() -> None:
+            (agent,) = [each for each in psutil.process_iter() if "ray::RayAgent" in " ".join(each.cmdline())]
+            agent.kill()
+            cluster.add_node(num_cpus=1, node_name="beech")
+
+        acting = when(lambda: running_on(directory, "ash"), kill_the_agent)
+        search(directory, EPOCHS, backend="ray", devices="cpu:1")
+        acting.join()
+    check_equal(curves(directory), curves(undisturbed))
+    found = outcomes(directory)
+    assert {"device lost", "finished"} <= found["ash"]
+    assert "finished" in found["beech"]
+
+
+@pytest.mark.thorough
+def test_a_study_goes_on_after_its_engine_was_killed(undisturbed: Path, tmp_path: Path, cluster: Cluster) -> None:
+    directory = tmp_path / "study"
+    program = [sys.executable, str(Path(__file__).with_name("ray_engine.py")), cluster.address, str(directory)]
+    for kill in (True, True, False):
+        with subprocess.Popen(
+            [*program, str(EPOCHS)], env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+        ) as engine:
+            if kill:
+                before = reported(directory)
+                deadline = time.monotonic() + PATIENCE_SECONDS
+                while reported(directory) < before + 40:
+                    assert time.monotonic() < deadline
+                    time.sleep(0.05)
+                engine.kill()
+        assert kill or engine.returncode == 0
+    check_equal(curves(directory), curves(undisturbed))
+
+
+def reported(directory: Path) -> int:
+    try:
+        with JournalView.read(directory) as journal:
+            return sum(row.epoch for row in journal.trials())
+    except JournalError:
+        return 0
+
+
+@pytest.mark.parametrize(
+    ("address", "message"),
+    [
+        pytest.param(
+            "127.0.0.1:1", r"no Ray cluster answers at '127.0.0.1:1': .*refused; `ray start --head`", id="dead"
+        ),
+        pytest.param("nowhere", "is that of its head node, such as '10.0.0.1:6379'", id="no port"),
+        pytest.param("ray://127.0.0.1:10001", "and not through a Ray client", id="client"),
+    ],
+)
+def test_a_wrong_address_is_refused_before_there_is_a_directory(address: str, message: str, tmp_path: Path) -> None:
+    ray.shutdown()
+    with pytest.raises(BackendError, match=message):
+        digits(tmp_path / "study", backend="ray", ray_address=address)
+    assert not (tmp_path / "study").exists()
+
+
+def test_an_address_of_another_cluster_or_for_another_back_end_is_refused(cluster: Cluster, tmp_path: Path) -> None:
+    with pytest.raises(BackendError, match=r"is connected to the Ray cluster at .*, so it cannot use '10.0.0.1:6379'"):
+        digits(tmp_path / "study", backend="ray", ray_address="10.0.0.1:6379")
+    with pytest.raises(BackendError, match=r"`ray_address` is for backend='ray', got '10.0.0.1:6379'"):
+        digits(tmp_path / "study", backend="local", ray_address="10.0.0.1:6379")
+
+
+def test_nodes_of_other_versions_and_missing_devices_are_refused(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(DeviceError, match="device 'ash/cuda:0' is not there; the cluster has "):
+        digits(tmp_path / "study", backend="ray", devices=["ash/cuda:0"])
+    mine = {"Python": "3.11.7", "torch": "2.0.0", "Shoal": "0.1.0"}
+    monkeypatch.setattr("shoal.backends.nodes.inventory.versions", lambda: mine)
+    with pytest.raises(
+        DeviceError, match=r"node ash has .*torch .*, and the engine has .*torch 2\.0\.0.*; install the same"
+    ):
+        digits(tmp_path / "study", backend="ray", devices="cpu:1")
+    assert not (tmp_path / "study").exists()
+
+
+def test_no_ray_is_an_error_that_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shoal.backends.nodes.ray.find_spec", lambda name: None)
+    with pytest.raises(
+        BackendError, match=r"needs Ray, which is not installed. Install it with: pip install 'shoal\[ray\]'"
+    ):
+        Ray.connect(None)
