@@ -103,13 +103,11 @@ def test_a_study_without_any_node_left_ends_with_the_reasons(tmp_path: Path) -> 
         for carrier in backend.carriers.values():
             carrier.process.kill()
         events_until_ended(backend, ["one", "two"])
-        with pytest.raises(
-            BackendError, match=r"no node can run jobs any more: .*ash: its agent was killed by"
-        ):
+        with pytest.raises(BackendError, match=r"no node can run jobs any more: .*ash: its agent was killed by"):
             backend.poll(5.0)
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_a_partition_for_longer_than_the_lease_ends_the_jobs_on_both_sides(tmp_path: Path) -> None:
     with scripted(PartitionedNodes, tmp_path, scripts.waits) as backend:
         assert isinstance(backend, PipeNodes)

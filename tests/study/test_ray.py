@@ -6,7 +6,8 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -144,6 +145,7 @@ def outcomes(directory: Path) -> dict[str, set[str]]:
     return found
 
 
+@pytest.mark.thorough
 def test_jobs_of_a_node_that_dies_go_on_elsewhere(undisturbed: Path, tmp_path: Path) -> None:
     directory = tmp_path / "study"
     with clustered("ash", "beech") as cluster:
@@ -158,25 +160,34 @@ def test_jobs_of_a_node_that_dies_go_on_elsewhere(undisturbed: Path, tmp_path: P
 
 
 @pytest.mark.thorough
-def test_an_agent_that_is_killed_is_replaced_and_a_node_that_is_new_is_used(
-    undisturbed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("shoal.study.devices.DISCOVERY_SECONDS", 1.0)
+def test_an_agent_that_is_killed_is_replaced(undisturbed: Path, tmp_path: Path, cluster: Cluster) -> None:
     directory = tmp_path / "study"
-    with clustered("ash") as cluster:
 
-        def kill_the_agent() -> None:
-            (agent,) = [each for each in psutil.process_iter() if "ray::RayAgent" in " ".join(each.cmdline())]
-            agent.kill()
-            cluster.add_node(num_cpus=1, node_name="beech")
+    def kill_the_agents() -> None:
+        for each in psutil.process_iter():
+            with suppress(psutil.NoSuchProcess):
+                if "ray::RayAgent" in " ".join(each.cmdline()):
+                    each.kill()
 
-        acting = when(lambda: running_on(directory, "ash"), kill_the_agent)
-        search(directory, EPOCHS, backend="ray", devices="cpu:1")
-        acting.join()
+    acting = when(lambda: running_on(directory, "ash"), kill_the_agents)
+    search(directory, EPOCHS, backend="ray", devices="cpu:1")
+    acting.join()
     check_equal(curves(directory), curves(undisturbed))
     found = outcomes(directory)
-    assert {"device lost", "finished"} <= found["ash"]
-    assert "finished" in found["beech"]
+    assert all({"device lost", "finished"} <= found[node] for node in ("ash", "beech"))
+
+
+@pytest.mark.thorough
+def test_a_node_that_is_new_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shoal.study.devices.DISCOVERY_SECONDS", 1.0)
+    directory = tmp_path / "study"
+    with clustered("ash") as cluster, ThreadPoolExecutor(1) as threads:  # only a main thread can add a node
+        alone = {"packing": "none", "policy": "fifo"}
+        study = threads.submit(search, directory, 2 * EPOCHS, backend="ray", devices="cpu:1", **alone)
+        when(lambda: running_on(directory, "ash"), lambda: None).join()
+        cluster.add_node(num_cpus=1, node_name="beech")
+        assert {str(row.state) for row in study.result().trials} == {"complete"}
+    assert "finished" in outcomes(directory)["beech"]
 
 
 @pytest.mark.thorough

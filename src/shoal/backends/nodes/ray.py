@@ -171,7 +171,8 @@ class Ray(Nodes):
         """Return what Ray has free on a node; an agent needs all of it."""
         import ray
 
-        free = ray._private.state.available_resources_per_node().get(self._ids.get(node, ""), {})
+        state: Any = ray._private.state
+        free = state.available_resources_per_node().get(self._ids.get(node, ""), {})
         return (
             "Ray has not started its agent, which needs all CPUs and GPUs that Ray has there; free are "
             f"{free.get('CPU', 0):g} CPUs and {free.get('GPU', 0):g} GPUs; `ray list actors` shows who holds the others"
@@ -193,7 +194,8 @@ class _RayCarrier(Carrier):
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy as OnNode
 
         self._run = setup.run
-        actor = ray.remote(concurrency_groups={"commands": 1, "messages": 1})(RayAgent)
+        remote: Any = ray.remote
+        actor = remote(concurrency_groups={"commands": 1, "messages": 1})(RayAgent)
         self._actor = actor.options(
             num_cpus=node.cpus, num_gpus=node.gpus, max_restarts=0, scheduling_strategy=OnNode(node.id, soft=False)
         ).remote(setup)
@@ -258,7 +260,8 @@ def _nodes(known: Mapping[str, str]) -> list[_RayNode]:
     """
     import ray
 
-    nodes = [node for node in ray.nodes() if node["Alive"] and _cpus_and_gpus(node) != (0, 0)]
+    list_nodes: Any = ray.nodes
+    nodes = [node for node in list_nodes() if node["Alive"] and _cpus_and_gpus(node) != (0, 0)]
     living = {node["NodeID"] for node in nodes}
     names = {id: name for name, id in known.items() if id in living}
     for node in sorted(nodes, key=lambda node: (node["NodeName"], node["NodeID"])):
