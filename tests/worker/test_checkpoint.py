@@ -2,6 +2,7 @@ import errno
 import io
 import math
 import os
+import platform
 from pathlib import Path
 
 import pytest
@@ -118,7 +119,7 @@ def test_what_was_frozen_or_shared_comes_back_in_the_models_own_classes(tmp_path
 @pytest.mark.skipif(not os.access("/dev/full", os.W_OK), reason="needs /dev/full")
 def test_a_disk_without_room_leaves_the_earlier_ones(tmp_path: Path) -> None:
     path = save(tmp_path, checkpoint(1))
-    (path.parent / f"{os.getpid()}.partial").symlink_to("/dev/full")
+    (path.parent / f"{platform.node()}-{os.getpid()}.partial").symlink_to("/dev/full")
     with pytest.raises(OSError, match="No space left"):
         save(tmp_path, checkpoint(2))
     assert list(path.parent.iterdir()) == [path]
