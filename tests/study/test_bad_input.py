@@ -70,6 +70,12 @@ LR = {"lr": 0.01}
         pytest.param({"packing": "cots"}, PackError, "did you mean 'cost'", id="packing"),
         pytest.param({"fuse": 1}, ShoalError, "`fuse` must be True or False, got 1", id="fuse"),
         pytest.param({"backend": "locale"}, BackendError, "did you mean 'local'", id="back end"),
+        pytest.param(
+            {"ray_address": "10.0.0.1:6379"},
+            BackendError,
+            "`ray_address` is for backend='ray', got",
+            id="Ray's address",
+        ),
         pytest.param({"sharing": "mpss"}, BackendError, "did you mean 'mps'", id="sharing"),
         pytest.param(
             {"sharing": "mps", "backend": "local"}, BackendError, r"cpu:0 .* is not one", id="sharing of no GPU"

@@ -243,3 +243,36 @@ def test_a_running_study_looks_for_new_gpus_now_and_then() -> None:
     assert list(seen.conditions) == ["cuda:0", "cuda:1"], "it is monitored at once"
     now = 3 * DISCOVERY_SECONDS
     assert poll() is None
+
+
+def nodes(*names: str) -> Cluster:
+    """A CPU slot and a GPU on each node."""
+    return Cluster(
+        tuple(
+            Node(
+                name,
+                8,
+                (Device(f"{name}/cpu:0", "cpu/1", GB), Device(f"{name}/cuda:0", "H200", GB, uuid=f"GPU-{name}")),
+            )
+            for name in names
+        )
+    )
+
+
+@pytest.mark.parametrize(
+    ("setting", "now", "new"),
+    [
+        pytest.param("auto", ("ash", "beech"), [], id="the same"),
+        pytest.param("auto", ("ash", "beech", "cedar"), ["cedar/cpu:0", "cedar/cuda:0"], id="one more"),
+        pytest.param("auto", ("ash", "cedar"), ["cedar/cpu:0", "cedar/cuda:0"], id="one more while another is lost"),
+    ],
+)
+def test_all_devices_of_a_node_that_is_new_are_new(setting: str, now: tuple[str, ...], new: list[str]) -> None:
+    fleet = Fleet(nodes("ash", "beech"), setting)
+    assert fleet.grows
+    assert [device.name for device in fleet.adopt(nodes(*now))] == new
+    assert fleet.used == [device.name for _, device in nodes("ash", "beech")] + new
+
+
+def test_a_study_of_named_devices_of_nodes_takes_no_others() -> None:
+    assert not Fleet(nodes("ash"), ["ash/cuda:0"]).grows

@@ -18,17 +18,28 @@ from plain import check_equal, curves
 from ray_engine import search
 
 import shoal
+from shoal.backends.base import Event, JobControl, Reported
 from shoal.backends.nodes.ray import Ray
 from shoal.core.device import Device
 from shoal.core.errors import BackendError, DeviceError, JournalError
+from shoal.core.job import Job
 from shoal.journal.view import JournalView
-from shoal.testing.backends import BACKEND_CHECKS, Devices, MakeBackend
+from shoal.testing.backends import (
+    BACKEND_CHECKS,
+    Devices,
+    MakeBackend,
+    events_until_ended,
+    scripted,
+    scripted_job,
+)
 
 ray = pytest.importorskip("ray")
 from ray.cluster_utils import Cluster  # noqa: E402
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy as OnNode  # noqa: E402
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")]
 
+ASH, BEECH = (Device(f"{node}/cpu:0", "cpu/1", 2**30) for node in ("ash", "beech"))
 PATIENCE_SECONDS = 120.0
 SOON = {"health_check_initial_delay_ms": 500, "health_check_period_ms": 500, "health_check_failure_threshold": 4}
 """Ray notices a dead node within seconds."""
@@ -73,7 +84,7 @@ def cluster(two_nodes: Cluster) -> Cluster:
 @pytest.mark.usefixtures("cluster")
 @pytest.mark.parametrize("check", BACKEND_CHECKS, ids=lambda check: check.__name__)
 def test_the_back_end_keeps_the_contract(check: Callable[[MakeBackend, Path, Devices], None], tmp_path: Path) -> None:
-    check(Ray, tmp_path, (Device("ash/cpu:0", "cpu/1", 2**30), Device("beech/cpu:0", "cpu/1", 2**30)))
+    check(Ray, tmp_path, (ASH, BEECH))
 
 
 def digits(directory: Path, **where: Any) -> shoal.Study:
@@ -215,6 +226,40 @@ def reported(directory: Path) -> int:
             return sum(row.epoch for row in journal.trials())
     except JournalError:
         return 0
+
+
+def test_a_node_that_others_hold_is_said_to_be_waited_for(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shoal.backends.nodes.backend._JOIN_SECONDS", 0.0)
+    (beech,) = cluster.worker_nodes
+    here = OnNode(beech.node_id, soft=False)
+    holder = ray.remote(num_cpus=1)(Holder).options(scheduling_strategy=here).remote()
+    ray.get(holder.ready.remote())
+    with scripted(Ray, tmp_path, reports_at_once) as backend:
+        assert isinstance(backend, Ray)
+        backend.start(scripted_job("one"), ASH)
+        backend.start(scripted_job("two"), BEECH)
+        events_until_ended(backend, ["one"])
+        assert backend.condition(ASH).healthy
+        assert (
+            "its agent, which needs all CPUs and GPUs that Ray has there; free are 0 CPUs"
+            in backend.condition(BEECH).reason
+        )
+        ray.kill(holder)
+        events_until_ended(backend, ["two"])
+        assert backend.condition(BEECH).healthy
+
+
+class Holder:
+    """An actor that holds a CPU."""
+
+    def ready(self) -> bool:
+        return True
+
+
+def reports_at_once(job: Job, device: Device, control: JobControl) -> Iterator[Event]:
+    yield Reported(job.id, ())
 
 
 @pytest.mark.parametrize(

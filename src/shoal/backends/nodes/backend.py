@@ -269,8 +269,14 @@ class Nodes(Backend):
         self._inventories[node] = NodeInventory(joined.cluster, "", joined.versions)
 
     def _lose(self, link: NodeLink, end: NodeEnded) -> None:
-        """End the jobs of a node whose agent has ended."""
+        """End the jobs of a node whose agent has ended.
+
+        Raises:
+            BackendError: The study began with the node, whose agent cannot start.
+        """
         node = link.node
+        if end.failed and node in self._needed:
+            raise BackendError(f"node {node} cannot be used: {end.reason}")
         link.close()
         del self._links[node]
         self._states.pop(node, None)

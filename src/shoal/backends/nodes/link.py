@@ -30,7 +30,16 @@ class NodeUnreachable(Exception):  # noqa: N818  (a state of the network)
 
 
 class NodeGone(Exception):  # noqa: N818
-    """The process of an agent has ended, and with it all workers of its node."""
+    """The process of an agent has ended, and with it all workers of its node.
+
+    Args:
+        reason: Reason in words.
+        failed: Whether another agent on the node would fail, too.
+    """
+
+    def __init__(self, reason: str, failed: bool = False) -> None:
+        super().__init__(reason)
+        self.failed = failed
 
 
 class Carrier(ABC):
@@ -142,7 +151,7 @@ class NodeLink:
             try:
                 batch = self._carrier.fetch(acknowledged, FETCH_SECONDS)
             except NodeGone as error:
-                self._put(NodeEnded(str(error)))
+                self._put(NodeEnded(str(error), error.failed))
                 return
             except NodeUnreachable as error:
                 if self.joined is None:  # it has not started so far: no job runs there, and no lease

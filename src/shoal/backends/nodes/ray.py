@@ -148,7 +148,7 @@ class Ray(Nodes):
         for node in _nodes({}):
             if (setting := devices_on(node.name, devices)) != []:
                 where = OnNode(node.id, soft=False)
-                answers[node.name] = task.options(scheduling_strategy=where).remote(setting, node.cpus, threads)
+                answers[node.name] = task.options(scheduling_strategy=where).remote(setting, node.cpus or None, threads)
         found: dict[str, NodeInventory] = {}
         for name, answer in answers.items():
             try:
@@ -165,7 +165,7 @@ class Ray(Nodes):
         for node in _nodes(self._ids):
             if self.usable(node.name) and devices_on(node.name, self.worker_context.devices) != []:
                 self._ids[node.name] = node.id
-                self.add_node(node.name, _RayCarrier(self.setup(node.name, node.cpus), node))
+                self.add_node(node.name, _RayCarrier(self.setup(node.name, node.cpus or None), node))
 
     def waiting_reason(self, node: str) -> str:
         """Return what Ray has free on a node; an agent needs all of it."""
@@ -222,7 +222,7 @@ class _RayCarrier(Carrier):
             self._answer = None
             raise NodeUnreachable(_short(error)) from error
         except ray.exceptions.RayError as error:
-            raise NodeGone(_short(error)) from error
+            raise NodeGone(_short(error), bool(getattr(error, "actor_init_failed", False))) from error
         self._answer = None
         return batch
 
@@ -241,7 +241,7 @@ class _RayCarrier(Carrier):
         ray.kill(self._actor)
 
 
-def _inventory(devices: str | Sequence[str], cores: int, threads: str | None) -> NodeInventory:
+def _inventory(devices: str | Sequence[str], cores: int | None, threads: str | None) -> NodeInventory:
     """Take the inventory of the node on which this task runs; Ray has set the number of threads of its process."""
     os.environ.pop("OMP_NUM_THREADS", None)
     if threads is not None:
@@ -304,7 +304,10 @@ def _check_address(address: str | None) -> None:
 
 
 def _short(error: BaseException) -> str:
-    """Return an error of Ray in one line: the exception of the code that it called, or its own first line."""
-    cause = getattr(error, "cause", None)
-    text = str(error) if cause is None else f"{type(cause).__name__}: {cause}"
-    return next((line.strip() for line in text.splitlines() if line.strip()), type(error).__name__)
+    """Return an error of Ray in one line: the exception of the code that Ray called, or what Ray itself says."""
+    if (cause := getattr(error, "cause", None)) is not None:
+        return f"{type(cause).__name__}: {cause}"
+    lines = [line.strip() for line in str(error).splitlines() if line.strip() and not line.startswith("\t")]
+    if getattr(error, "actor_init_failed", False):  # a traceback, whose last line is the exception
+        return lines[-1]
+    return " ".join(lines[:2]) or type(error).__name__
