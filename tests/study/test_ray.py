@@ -228,10 +228,16 @@ def reported(directory: Path) -> int:
         return 0
 
 
+@pytest.mark.thorough
 def test_a_node_that_others_hold_is_said_to_be_waited_for(
     cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("shoal.backends.nodes.backend._JOIN_SECONDS", 0.0)
+
+    class Holder:  # defined here, so that Ray need not import it
+        def ready(self) -> bool:
+            return True
+
     (beech,) = cluster.worker_nodes
     here = OnNode(beech.node_id, soft=False)
     holder = ray.remote(num_cpus=1)(Holder).options(scheduling_strategy=here).remote()
@@ -249,13 +255,6 @@ def test_a_node_that_others_hold_is_said_to_be_waited_for(
         ray.kill(holder)
         events_until_ended(backend, ["two"])
         assert backend.condition(BEECH).healthy
-
-
-class Holder:
-    """An actor that holds a CPU."""
-
-    def ready(self) -> bool:
-        return True
 
 
 def reports_at_once(job: Job, device: Device, control: JobControl) -> Iterator[Event]:
