@@ -130,6 +130,18 @@ def test_a_search_begins_at_the_known_ratio_and_goes_down_as_well_as_up():
     assert settle(tuner, "V100", SimulatedDevice(1.5)) == pytest.approx(1.5, abs=0.26)
 
 
+@pytest.mark.parametrize("forgotten", [False, True])
+def test_a_known_ratio_is_replaced_by_a_settled_one_only(forgotten):
+    tuner, device = OversubscriptionTuner(known={"A100": 2.5}), SimulatedDevice(1.5)
+    if forgotten:
+        tuner.forget("A100")
+    for _ in range(2 * WINDOW):
+        tuner.observe("A100", device.run(tuner.ratio("A100")))
+    assert tuner.best_ratios == {}
+    settle(tuner, "A100", device)
+    assert tuner.best_ratios == {"A100": pytest.approx(1.5, abs=0.26)}
+
+
 def test_a_kind_that_began_at_a_known_ratio_begins_again_at_1_and_any_other_keeps_its_ratio():
     tuner = OversubscriptionTuner(known={"A100": 2.5, "H100": 2.5})
     for kind in ("A100", "T4") * WINDOW:

@@ -118,6 +118,7 @@ class OversubscriptionTuner:
     ) -> None:
         self._kinds = kinds if fixed is None else ()
         self._known = {kind: min(max(1.0, ratio), MAX_RATIO) for kind, ratio in known.items()}
+        self._known_before = frozenset(self._known)
         self._fixed = fixed
         self._climbs: dict[str, _HillClimb] = {}
 
@@ -130,9 +131,14 @@ class OversubscriptionTuner:
     def best_ratios(self) -> Mapping[str, float]:
         """Device kind -> best ratio so far, for the kinds with a full window of observations.
 
-        In contrast to `ratios`, no ratio is among them that is only being tried.
+        In contrast to `ratios`, no ratio is among them that is only being tried. A kind with a ratio of earlier studies
+        is among them once its own is settled, so that a short study of other jobs does not replace it.
         """
-        return {kind: climb.best.ratio for kind, climb in self._climbs.items() if climb.best is not None}
+        return {
+            kind: climb.best.ratio
+            for kind, climb in self._climbs.items()
+            if climb.best is not None and (climb.settled or kind not in self._known_before)
+        }
 
     def ratio(self, kind: str) -> float:
         """Return the current ratio of a kind; without observations the known one, or 1."""
