@@ -5,8 +5,8 @@ none of them fused or packed, one at a time. The best four are those with the hi
 mean time from the call until each of them has 90 % of its last accuracy, relative to `fifo` of the same round. All
 policies train the same trials to the same values; policies take turns, and the table shows medians over the rounds.
 
-"switch" is what suspending and resuming a trial cost: the time of a policy's study beyond that of `fifo`, divided by
-its suspensions, the median over the policies that suspend.
+"switch" is what suspending and resuming a trial cost: the time of the slot outside of training and validation, beyond
+that under `fifo`, divided by the suspensions; the median over the policies that suspend.
 """
 
 import argparse
@@ -28,7 +28,9 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import shoal
+from shoal.core.activity import Activity
 from shoal.journal.view import JournalView
+from shoal.reporting.accounting import accounting
 from shoal.schedule import Auto, Convergence, ExpectedFinish, Fifo, Policy, RoundRobin, Slaq
 
 __all__ = ["compare"]
@@ -49,6 +51,9 @@ POLICIES: dict[str, Policy] = {
 LEAST_OF_PROMISE, LEAST_OF_BEST, MOST_SWITCH_SECONDS = 1.6, 0.95, 0.030
 """Asked: the speed-up of `promise`, the speed-up of `auto` relative to the best of the others, and seconds of a
 suspension and the resumption that follows."""
+
+
+TRAINING = (Activity.STEPS, Activity.TIMED_STEPS, Activity.VALIDATION)
 
 
 class Perceptron(Supervised):
@@ -86,12 +91,14 @@ class Run:
     Args:
         good: Mean seconds until the best trials have a part of their last accuracy.
         seconds: Seconds of the whole study.
+        others: Seconds of the slot outside of training and validation.
         suspensions: Number of times that a trial was suspended.
         last: Last accuracy of each trial.
     """
 
     good: float
     seconds: float
+    others: float
     suspensions: int
     last: dict[int, float]
 
@@ -109,10 +116,12 @@ def run(task: shoal.Task, space: dict[str, Any], epochs: int, policy: Policy, di
             if "accuracy" in report.metrics:
                 curves.setdefault(report.trial, []).append((at - began, report.metrics["accuracy"]))
         suspensions = sum(job.outcome == "suspended" for job in journal.jobs())
+        spent = accounting(journal, time.time()).seconds
+    others = sum(value for activity, value in spent.items() if activity not in TRAINING)
     last = {number: curve[-1][1] for number, curve in curves.items()}
     best = sorted(last, key=lambda number: (-last[number], number))[:BEST]
     good = fmean(next(at for at, value in curves[number] if value >= PART * last[number]) for number in best)
-    return Run(good, seconds, suspensions, last)
+    return Run(good, seconds, others, suspensions, last)
 
 
 def compare(options: argparse.Namespace) -> int:
@@ -133,8 +142,9 @@ def compare(options: argparse.Namespace) -> int:
         os.environ["SHOAL_CACHE"] = f"{folder}/cache"
         run(task, space, 1, POLICIES["fifo"], Path(folder) / "first")  # fills the job history
         for number in range(rounds):
-            for name, policy in POLICIES.items():
-                runs[name].append(run(task, space, epochs, policy, Path(folder) / f"{name}-{number}"))
+            names = list(POLICIES)
+            for name in (*names[number:], *names[:number]):
+                runs[name].append(run(task, space, epochs, POLICIES[name], Path(folder) / f"{name}-{number}"))
     return report(runs, judged=not options.quick)
 
 
@@ -146,7 +156,7 @@ def report(runs: dict[str, list[Run]], *, judged: bool) -> int:
         for name, found in runs.items()
     }
     switches = [
-        (each.seconds - first.seconds) / each.suspensions
+        (each.others - first.others) / each.suspensions
         for found in runs.values()
         for first, each in zip(fifo, found, strict=True)
         if each.suspensions

@@ -71,6 +71,7 @@ class Part:
         seconds: of `MINUTES`.
         command: arguments of Python; "{seconds}" stands for `SHARE` of the budget.
         needs: modules.
+        processes: of tests side by side, where pytest-xdist is installed.
     """
 
     name: str
@@ -78,6 +79,7 @@ class Part:
     seconds: int
     command: tuple[str, ...]
     needs: tuple[str, ...] = CORE
+    processes: int = 1
 
     @property
     def is_test(self) -> bool:
@@ -111,8 +113,8 @@ class Result:
         return self.outcome not in ("passed", "skipped")
 
 
-def _tests(name: str, title: str, seconds: int, *arguments: str) -> Part:
-    return Part(name, title, seconds, (*PYTEST, *arguments), TESTS)
+def _tests(name: str, title: str, seconds: int, *arguments: str, processes: int = 4) -> Part:
+    return Part(name, title, seconds, (*PYTEST, *arguments), TESTS, processes)
 
 
 def _benchmark(name: str, title: str, seconds: int, *arguments: str, needs: tuple[str, ...] = CORE) -> Part:
@@ -124,16 +126,17 @@ FUSION = (
     "--sizes", "1", "8", "64", "512", "--seconds", "0.6", "--rounds", "3",
 )  # fmt: skip
 PARTS = (
-    _tests("steps", "Fused steps", 150, "tests/gpu/test_gpu_steps.py", "-k", f"not ({GRAPHS})"),
-    _tests("graphs", "CUDA graphs and compiled steps", 180, "tests/gpu/test_gpu_steps.py", "-k", GRAPHS),
-    _tests("mps", "Worker processes and MPS", 180, "tests/gpu/test_gpu_jobs.py"),
+    _tests("steps", "Fused steps", 60, "tests/gpu/test_gpu_steps.py", "-k", f"not ({GRAPHS})"),
+    _tests("graphs", "CUDA graphs and compiled steps", 60, "tests/gpu/test_gpu_steps.py", "-k", GRAPHS),
+    _tests("mps", "Worker processes and MPS", 90, "tests/gpu/test_gpu_jobs.py", processes=1),
     _tests(
-        "suspension", "Memory and suspension", 90, "tests/gpu/test_gpu_memory.py", "tests/worker/test_suspend_resume.py"
+        "suspension", "Memory and suspension", 60, "tests/gpu/test_gpu_memory.py",
+        "tests/worker/test_suspend_resume.py", processes=1,
     ),
-    _tests("packs", "Packs and streams", 90, "tests/gpu/test_gpu_packs.py"),
-    _tests("devices", "Listing, MIG, conditions, use", 60, "tests/gpu/test_gpu_devices.py"),
-    _tests("rules", "Optimizers and rules of fusion", 150, "tests/fuse/test_optim.py", "tests/fuse/test_rules.py"),
-    _tests("studies", "Whole studies", 180, "tests/gpu/test_gpu_studies.py"),
+    _tests("packs", "Packs and streams", 60, "tests/gpu/test_gpu_packs.py", processes=1),
+    _tests("devices", "Listing, MIG, conditions, use", 60, "tests/gpu/test_gpu_devices.py", processes=1),
+    _tests("rules", "Optimizers and rules of fusion", 60, "tests/fuse/test_optim.py", "tests/fuse/test_rules.py"),
+    _tests("studies", "Whole studies", 120, "tests/gpu/test_gpu_studies.py"),
     _benchmark("fusion", "Fusion, float32", 480, *FUSION),
     _benchmark("fusion-bf16", "Fusion, bfloat16", 240, *FUSION, "--dtype", "bfloat16"),
     _benchmark(
@@ -197,6 +200,8 @@ def run(part: Part, budget: float, log: IO[str], environment: Mapping[str, str])
     if missing:
         return Result(part, "not run", budget=budget, reason=f"needs {', '.join(missing)}, not installed here")
     command = [sys.executable, *(word.replace("{seconds}", str(int(SHARE * budget))) for word in part.command)]
+    if part.processes > 1 and find_spec("xdist") is not None:
+        command += ["-n", str(part.processes)]
     log.write(f"\n=== {part.name}: {' '.join(command)}\n")
     log.flush()
     began = time.monotonic()

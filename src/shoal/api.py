@@ -132,7 +132,7 @@ def tune(
         sharing: How jobs share a GPU: with NVIDIA's MPS ("mps"), without it ("plain"), or with MPS if possible
             ("auto").
         oversubscription: Factor by which jobs may reserve more compute than a device has, at least 1; "auto" finds the
-            factor of each kind of GPU, starting from 1.
+            factor of each kind of GPU, starting from what earlier studies of the same models found, else from 1.
         directory: Directory of the study; by default a new one below `runs`.
         seed: Seed of everything that is random.
         data_seed: Seed of the order of samples, shared by all trials so that they can share batches; "trial" gives each
@@ -402,7 +402,7 @@ def _run(journal: Journal, algorithm: Algorithm, options: _RunOptions) -> "Study
             backend,
             history,
             spec["retries"],
-            OversubscriptionTuner(kinds=shared, fixed=fixed),
+            OversubscriptionTuner(kinds=shared, known=history.ratios, fixed=fixed),
             Grouping(options.packing, history.relative_times, journal.space.axes(), spec["seed"]),
             spec["fuse"],
             spec["hang_seconds"],

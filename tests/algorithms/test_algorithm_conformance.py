@@ -30,6 +30,7 @@ CASES = {
     "random": (lambda: Random(n=25, epochs=3), MIXED),
     "hyperband": (lambda: Hyperband(max_epochs=9), MIXED),
     "hyperband, eta 2": (lambda: Hyperband(max_epochs=11, eta=2), MIXED),
+    "hyperband, last rungs skipped": (lambda: Hyperband(max_epochs=9, skip_last=1), MIXED),
     "hyperband, one bracket": (lambda: Hyperband(max_epochs=27, brackets=1), MIXED),
     "successive_halving": (lambda: SuccessiveHalving(n=20, max_epochs=9), MIXED),
     "successive_halving of two": (lambda: SuccessiveHalving(n=2, max_epochs=10, eta=2, min_epochs=2), MIXED),

@@ -3,6 +3,7 @@ from fractions import Fraction
 
 import pytest
 
+from shoal.algorithms.base import Totals
 from shoal.algorithms.hyperband import Hyperband, deepest_bracket, rungs
 from shoal.core.errors import AlgorithmError
 from shoal.core.space import Space, uniform
@@ -112,6 +113,38 @@ def test_brackets_limits_them_to_those_of_the_most_trials():
     assert [len(group.trials) for group in groups] == [27, 12]
 
 
+# HFTA, Table 11: its two searches by Hyperband, with the number of last rounds that they skip.
+SKIPPED = {
+    (250, 5, 1): [[(125, 2), (25, 10), (5, 50)], [(34, 10), (6, 50)], [(10, 50)]],
+    (81, 3, 2): [[(81, 1), (27, 3), (9, 9)], [(34, 3), (11, 9)], [(15, 9)]],
+    (27, 3, 3): [[(27, 1)]],
+}
+
+
+@pytest.mark.parametrize(("setting", "table"), SKIPPED.items(), ids=str)
+def test_the_last_rungs_of_each_bracket_may_be_skipped(setting, table):
+    most, eta, skip = setting
+    algorithm = bound(Hyperband(most, eta=eta, skip_last=skip))
+    first = algorithm.next_groups(free=1)
+    assert [group.epochs_ahead for group in first] == [rungs[-1][1] - rungs[0][1] for rungs in table]
+    found, open_groups = [], first
+    states = {}
+    while open_groups:
+        found += [(len(group.trials), group.budget.epochs) for group in open_groups]
+        for group in open_groups:
+            for trial in group.trials:
+                for decision in algorithm.observe(paused(trial.number, group.budget.epochs, loss=trial.number)):
+                    states[decision.trial] = decision.state
+        open_groups = algorithm.next_groups(free=1)
+    assert sorted(found) == sorted(rung for rungs in table for rung in rungs)
+    assert algorithm.finished
+    completed = sum(state is TrialState.COMPLETE for state in states.values())
+    assert completed == sum(rungs[-1][0] for rungs in table)
+    begun, epochs = sum(rungs[0][0] for rungs in table), sum(trials * (now - before) for rungs in table
+        for (trials, now), before in zip(rungs, [0, *(now for _, now in rungs)], strict=False))  # fmt: skip
+    assert algorithm.totals == Totals(begun, epochs, epochs)
+
+
 def test_a_promoted_trial_is_the_same_trial_and_trials_follow_from_seed_and_number():
     algorithm = bound(Hyperband(9, brackets=1))
     (first,) = algorithm.next_groups(free=9)
@@ -163,6 +196,15 @@ def test_a_study_to_its_end():
         ({"max_epochs": 2}, "`max_epochs` must be at least eta, 3, or there is nothing to halve; got 2"),
         ({"max_epochs": 27, "brackets": 0}, "`brackets` must be an integer of at least 1, got 0"),
         ({"max_epochs": 27, "brackets": 5}, "`brackets` must be at most 4 for max_epochs=27 and eta=3, got 5"),
+        ({"max_epochs": 27, "skip_last": -1}, "`skip_last` must be an integer of at least 0, got -1"),
+        (
+            {"max_epochs": 27, "skip_last": 4},
+            "`skip_last` must be at most 3 for max_epochs=27 and eta=3, or no rung is left; got 4",
+        ),
+        (
+            {"max_epochs": 27, "skip_last": 1, "brackets": 4},
+            "`brackets` must be at most 3 for max_epochs=27 and eta=3, skip_last=1, got 4",
+        ),
     ],
     ids=str,
 )

@@ -152,6 +152,7 @@ def test_as_json(known):
         "pending": None,
         "share_speeds": {},
         "crowding": {"2": 1.5},
+        "epoch_seconds": {},
         "thread_gain": {},
     }
 

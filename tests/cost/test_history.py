@@ -112,7 +112,7 @@ def test_a_ratio_belongs_to_a_kind_of_device(tmp_path):
 
 def test_speeds_on_shares_are_kept(tmp_path):
     path = tmp_path / "history.sqlite"
-    shares = replace(PROFILE, share_speeds={1: {0.5: 1.0, 0.25: 0.75}, 16: {0.5: 0.75}})
+    shares = replace(PROFILE, share_speeds={1: {0.5: 1.0, 0.25: 0.75}, 16: {0.5: 0.75}}, epoch_seconds={16: 2.5})
     History(path).put(*KEY, shares)
     assert History(path).get(*KEY) == shares
 

@@ -16,10 +16,11 @@ import shoal
 from shoal.core.errors import FusionError
 from shoal.fuse.api import fuse
 from shoal.fuse.array import ModelArray
-from shoal.fuse.capture import CapturedStep, _Watched
+from shoal.fuse.capture import CapturedStep
 from shoal.fuse.micro_batches import MicroBatches
 from shoal.fuse.optim.fused import FusedOptimizer, fuse_optimizers
 from shoal.fuse.step import StepMode, TrainingStep
+from shoal.fuse.watched_step import WatchedStep
 
 
 class Small(nn.Module):
@@ -419,7 +420,7 @@ def test_batches_are_accumulated_and_gradients_clipped_as_eagerly(compiling: boo
 )
 def test_a_trace_that_copies_between_devices_is_found(fn: Callable[[Tensor], Tensor], crossing: str | None) -> None:
     """The meta device stands for a GPU, whose graph cannot hold such a copy."""
-    step = _Watched(fn, 0)
+    step = WatchedStep(fn, 0)
     if crossing is None:
         step(torch.empty(2, device="meta"))
     else:

@@ -11,7 +11,7 @@ from torch import nn
 from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer, RMSprop
 
 from shoal.core.errors import FusionError
-from shoal.fuse.api import fuse
+from shoal.fuse.api import concat, fuse
 from shoal.fuse.grads import clip_grad_norm_
 from shoal.fuse.optim.fused import fuse_optimizers
 from shoal.fuse.scaler import GradScaler
@@ -237,6 +237,29 @@ def test_state_comes_from_torch_and_goes_there() -> None:
         other = torch.amp.GradScaler("cpu")
         other.load_state_dict(own)
         assert other.state_dict() == {**state, "scale": torch.tensor(state["scale"]).item()}
+
+
+def test_states_go_with_their_members_through_select_and_concat() -> None:
+    """A new scaler for each new array, with the states of its members."""
+    scaled, other = Scaled(Twins(MAKES["adam"], 3), **SETTINGS), Scaled(Twins(MAKES["adam"], 2, seed=5), **SETTINGS)
+    for overflows in COURSE[:4]:
+        scaled.step(overflows)
+        other.step({1 - b: value for b, value in overflows.items()})
+    twins, joining, keep = scaled.twins, other.twins, [2, 0]
+    states = [*(scaled.fused.state_dict()[b] for b in keep), *other.fused.state_dict()]
+    twins.array = concat([twins.array.select(keep), joining.array])
+    twins.own = [*(twins.own[b] for b in keep), *joining.own]
+    twins.alone = [*(twins.alone[b] for b in keep), *joining.alone]
+    twins.optimizers = [*(twins.optimizers[b] for b in keep), *joining.optimizers]
+    twins.fused = fuse_optimizers(twins.own, twins.array)
+    scaled.fused = GradScaler(twins.array)
+    scaled.fused.load_state_dict(states)
+    scaled.alone = [*(scaled.alone[b] for b in keep), *other.alone]
+    assert len(set(scaled.fused.get_scale().tolist())) > 1
+    scaled.check()
+    for overflows in COURSE[4:]:
+        scaled.step({b: value for b, value in overflows.items() if b < 4})
+        scaled.check()
 
 
 def test_disabled() -> None:

@@ -5,6 +5,7 @@ import sqlite3
 import tarfile
 from collections import Counter
 from contextlib import closing
+from dataclasses import astuple
 from pathlib import Path
 
 import pytest
@@ -37,10 +38,11 @@ STATES = {
     5: {TrialState.PAUSED: 4, TrialState.RUNNING: 11, TrialState.PENDING: 2},
     6: {TrialState.PAUSED: 3, TrialState.RUNNING: 14},
     7: {TrialState.STOPPED: 12, TrialState.RUNNING: 5},
+    8: {TrialState.STOPPED: 6, TrialState.PENDING: 11},
 }
 """Version -> how many trials are in each state."""
 
-BEST = {3: 15, 4: 8, 5: 8, 6: 9, 7: 3}
+BEST = {3: 15, 4: 8, 5: 8, 6: 9, 7: 3, 8: 14}
 
 
 @pytest.fixture(params=STATES, ids="version {}".format)
@@ -49,7 +51,8 @@ def begun(request, tmp_path):
 
     In the study of version 4, users had intervened: trials were paused, stopped, added and tried again, the policy was
     changed and a device taken away; that a trial goes on is still to be done. The one of version 5 was killed twice;
-    trials 2 and 12 are paused, and requests to resume them are pending.
+    trials 2 and 12 are paused, and requests to resume them are pending. In the one of version 8, a job was suspended
+    and not yet resumed.
     """
     return unpacked(request.param, tmp_path)
 
@@ -164,8 +167,9 @@ def test_jobs_of_an_older_version_have_reported_no_activities(tmp_path):
     assert sum(found.seconds.values()) == pytest.approx(found.total)
 
 
-def test_renamed_activities_keep_their_seconds(tmp_path):
-    directory = unpacked(7, tmp_path)
+@pytest.mark.parametrize("number", [7, 8])
+def test_renamed_activities_keep_their_seconds(number, tmp_path):
+    directory = unpacked(number, tmp_path)
     with closing(sqlite3.connect(directory / "journal.sqlite")) as old:
         before = [json.loads(text) for (text,) in old.execute("SELECT activities FROM jobs ORDER BY id")]
     with JournalView.read(directory) as journal:
@@ -173,6 +177,19 @@ def test_renamed_activities_keep_their_seconds(tmp_path):
     names = {"survey": "signature", "races": "autotune"}
     assert [job.activities for job in jobs] == [{names.get(key, key): spent[key] for key in spent} for spent in before]
     assert {name for spent in before for name in spent} > names.keys()
+
+
+def test_the_turns_of_a_job_that_was_suspended_are_kept(tmp_path):
+    directory = unpacked(8, tmp_path)
+    with closing(sqlite3.connect(directory / "journal.sqlite")) as old:
+        turns = old.execute("SELECT job, number, highest, lowest, last, steps, seconds FROM quanta").fetchall()
+    shoal.resume(directory, accept_changes=True, show_progress=False)
+    with JournalView.read(directory) as journal:
+        suspended = next(job for job in journal.jobs() if job.outcome == Outcome.SUSPENDED)
+        found = [(x.job, x.number, *astuple(x.losses)) for x in journal.quanta()[suspended.id]]
+        assert found == turns
+        assert suspended.id in {job.resumes for job in journal.jobs()}
+    assert len(turns) == 1
 
 
 def test_an_algorithm_pickled_with_gather_groups_by_the_same_parameters(tmp_path):

@@ -56,6 +56,32 @@ def test_time_in_which_nobody_ran_it_does_not_count():
     assert Elapsed(runs, [15.0], None).resumes == [5.0, 5.0]  # a run in which nothing happened has no length
 
 
+def test_what_was_measured_on_gpus_is_shown(journal, clock):
+    """A row counts until the next one, the last one to the end; the seconds in which nothing was known do not."""
+    clock.now = 1010.0
+    journal.record_telemetry({"cuda:0": (80, 2 * GB), "cuda:1": (None, GB)})
+    clock.now = 1020.0
+    journal.record_telemetry({"cuda:0": (None, 3 * GB)})
+    clock.now = 1030.0
+    journal.record_telemetry({"cuda:0": (20, GB)})
+    seen = overview(journal, 1060.0)
+    assert [(each.kernels, each.memory) for each in seen.usage] == [(pytest.approx(0.35), 3 * GB), (None, GB)]
+    assert [(each["kernels"], each["memory_in_use"]) for each in overview_json(seen)["devices"]] == [
+        (pytest.approx(0.35), 3 * GB),
+        (None, GB),
+    ]
+    text = page(seen, b"")
+    assert "<th>kernels</th>" in text
+    assert '<td class="wide">35%</td><td class="wide">3.0 GB</td>' in text
+    assert "by any program</p>" in text
+
+
+def test_no_column_says_nothing_where_no_gpu_was_measured(journal):
+    seen = overview(journal, 1060.0)
+    assert {(each.kernels, each.memory) for each in seen.usage} == {(None, None)}
+    assert "kernels" not in page(seen, b"")
+
+
 def test_what_became_of_the_time_of_a_device(journal, clock):
     clock.now = 1010.0
     journal.record_job_start(replace(training("1", [0], demand=HALF), purpose=Purpose.PROFILE), "cuda:0")

@@ -30,6 +30,14 @@ TRENDS = {
     "a single loss tells no slope": ([turn(1.0)], Trend(1.0, 1.0, 0.0, 10.0, 5.0)),
     "not a number": ([turn(1.0), turn(nan)], None),
     "infinite": ([turn(inf)], None),
+    "a turn without a loss between others": (
+        [turn(3.0, 1.0), turn(inf), turn(1.4, 1.0)],
+        Trend(3.0, 1.2, 0.8 / log(3), 30.0, 5.0),
+    ),
+    "a first turn without a loss": (
+        [turn(nan), turn(3.0, *[2.0] * 8, 1.0)],
+        Trend(3.0, 2.0, 1.0 / log(20 / 11), 20.0, 5.0),
+    ),
     "no time": ([turn(1.0, seconds=0.0)], Trend(1.0, 1.0, 0.0, 1e-9, 5.0)),
 }
 

@@ -121,8 +121,40 @@ def test_a_search_begins_at_1_and_knows_its_best():
     assert tuner.best_ratios == {"A100": tuner.ratio("A100")}
 
 
+def test_a_search_begins_at_the_known_ratio_and_goes_down_as_well_as_up():
+    tuner = OversubscriptionTuner(known={"A100": 2.5, "H100": 40.0, "V100": 0.3})
+    where = cluster(gpu(0), gpu(1, kind="H100"), gpu(2, kind="V100"), gpu(3, kind="T4"))
+    assert [device.oversubscription for _, device in tuner.apply(where)] == [2.5, 8.0, 1.0, 1.0]
+    assert tuner.best_ratios == {}
+    assert settle(tuner, "A100", SimulatedDevice(1.5)) == pytest.approx(1.5, abs=0.26)
+    assert settle(tuner, "V100", SimulatedDevice(1.5)) == pytest.approx(1.5, abs=0.26)
+
+
+@pytest.mark.parametrize("forgotten", [False, True])
+def test_a_known_ratio_is_replaced_by_a_settled_one_only(forgotten):
+    tuner, device = OversubscriptionTuner(known={"A100": 2.5}), SimulatedDevice(1.5)
+    if forgotten:
+        tuner.forget("A100")
+    for _ in range(2 * WINDOW):
+        tuner.observe("A100", device.run(tuner.ratio("A100")))
+    assert tuner.best_ratios == {}
+    settle(tuner, "A100", device)
+    assert tuner.best_ratios == {"A100": pytest.approx(1.5, abs=0.26)}
+
+
+def test_a_kind_that_began_at_a_known_ratio_begins_again_at_1_and_any_other_keeps_its_ratio():
+    tuner = OversubscriptionTuner(known={"A100": 2.5, "H100": 2.5})
+    for kind in ("A100", "T4") * WINDOW:
+        tuner.observe(kind, [(tuner.ratio(kind), 1.0)])
+    assert [tuner.ratio(kind) for kind in ("A100", "H100", "T4")] == [3.0, 2.5, 1.5]
+    for _ in range(2):
+        for kind in ("A100", "H100", "T4"):
+            tuner.forget(kind)
+        assert [tuner.ratio(kind) for kind in ("A100", "H100", "T4")] == [1.0, 1.0, 1.5]
+
+
 def test_a_fixed_ratio_holds_for_all_devices_whatever_is_observed():
-    tuner = OversubscriptionTuner(fixed=2.0)
+    tuner = OversubscriptionTuner(fixed=2.0, known={"A100": 3.0})
     for _ in range(WINDOW):
         tuner.observe("A100", [(1.0, 1.0)])
     where = cluster(gpu(0), gpu(1, kind="H100", oversubscription=1.5))

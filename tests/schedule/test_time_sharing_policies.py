@@ -67,6 +67,31 @@ def test_turns(name):
     assert actions == expected
 
 
+CONSTANT, FALLING, NO_LOSS = (turn(2.0), turn(2.0)), (turn(2.0), turn(1.0)), turn(inf)
+BAD_LOSSES = {
+    "of two that stand still the running one stays": (CONSTANT, CONSTANT, set()),
+    "one that falls goes before one that stands still": (CONSTANT, FALLING, {"convergence", "promise"}),
+    "one that stands still stays behind one that falls": (FALLING, CONSTANT, {"slaq"}),
+    "one whose last turn had no loss comes last": ((turn(2.0), NO_LOSS), CONSTANT, {"convergence", "promise", "slaq"}),
+    "a loss that was missing before counts for nothing": (
+        (turn(2.0), turn(2.0)),
+        (turn(2.0), NO_LOSS, turn(1.0)),
+        {"convergence", "promise"},
+    ),
+    "nor at the beginning": (CONSTANT, (NO_LOSS, turn(2.0), turn(1.0)), {"convergence", "promise"}),
+    "of two that never had a loss the running one stays": ((NO_LOSS, NO_LOSS), (NO_LOSS, NO_LOSS), set()),
+}
+"""Turns of the running job and of the suspended one, and the policies under which the other one has the device next."""
+
+
+@pytest.mark.parametrize("name", ["convergence", "promise", "slaq"])
+@pytest.mark.parametrize("case", BAD_LOSSES)
+def test_losses_that_are_constant_or_missing(case, name):
+    one, other, changes = BAD_LOSSES[case]
+    actions, _ = decide(ALL[name], [running("a", *one), suspended("b", *other)], now=1000.0)
+    assert actions == ({"a": Suspend, "b": Resume} if name in changes else {})
+
+
 def test_no_wake_time_if_no_job_waits():
     assert decide(Slaq(10.0), [running("a", LOW), running("b", LOW, on="cuda:1")], TWO) == ({}, None)
 

@@ -1105,6 +1105,44 @@ def test_the_oversubscription_follows_from_what_jobs_report(
     assert History(tmp_path / "study" / "history.sqlite").ratios == dict.fromkeys(tuned, 1.0)
 
 
+def test_a_second_study_begins_with_the_oversubscription_of_the_first(tmp_path: Path) -> None:
+    """The ratio stays for the models that the history has, and is 1 for others, whose speed alone is not known."""
+    path = tmp_path / "history.sqlite"
+
+    def ratios(name: str, structure: str) -> list[float]:
+        """The ratios of the plans of a study, without repetitions; its epochs take a second."""
+        seen: list[float] = []
+
+        class Look(Policy):
+            def plan(self, jobs: Sequence[JobView], cluster: Cluster, now: float) -> Plan:
+                seen.extend(device.oversubscription for _, device in cluster)
+                return Fifo().plan(jobs, cluster, now)
+
+        def script(job: Job) -> list[Event]:
+            match job.purpose:
+                case Purpose.SIGNATURE:
+                    keys = {m.trial.number: replace(KEY, structure=structure) for m in job.members}
+                    return [SignaturesFound(job.id, keys), Ended(job.id, Outcome.FINISHED)]
+                case Purpose.TRAIN:
+                    said = [Reported(each.job, (replace(each.reports[0], seconds=1.0),)) for each in reports(job)]
+                    return [*said, Ended(job.id, Outcome.FINISHED)]
+            return well(job)
+
+        history = History(path)
+        tuner = OversubscriptionTuner(kinds=["cpu"], known=history.ratios)
+        stage = Stage(tmp_path / name, lambda: Grid(4), Space({"x": grid([1.0, 2.0])}))
+        with closing(stage.open()) as journal:
+            others = {"history": history, "tuner": tuner, "fuse": False}
+            stage.engine(journal, backend(script), Look(), packing=NoPacking(), **others).run()
+        return list(dict.fromkeys(seen))
+
+    assert ratios("first", "net") == [1.0]
+    assert History(path).get("net", KEY.data, KEY.batch_size, "cpu").epoch_seconds == {1: 1.0}  # type: ignore[union-attr]
+    History(path).put_ratio("cpu", 2.5)  # as a longer study would have found it
+    assert ratios("second", "net") == [2.5]
+    assert ratios("third", "another net") == [2.5, 1.0]
+
+
 def unsteady(*numbers: int, epoch: int = 1) -> Script:
     """These trials fail in that epoch, whose loss is not a number."""
 

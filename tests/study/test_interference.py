@@ -26,8 +26,8 @@ GPUS = Cluster((Node("here", 8, tuple(Device(f"cuda:{i}", "H200", 2**30) for i i
 class Spy(OversubscriptionTuner):
     """Keeps what it is told, and its ratio unless it tunes."""
 
-    def __init__(self, tuning: bool = False) -> None:
-        super().__init__(kinds=["H200"])
+    def __init__(self, tuning: bool = False, known: float = 1.0) -> None:
+        super().__init__(kinds=["H200"], known={"H200": known})
         self.tuning = tuning
         self.told: list[list[tuple[float, float]]] = []
 
@@ -131,6 +131,55 @@ def test_nothing_of_a_key_that_was_only_seen_where_too_much_was_promised(monkeyp
     assert len(told(*known, *ONE, SECOND, other, *([("a", 1.5), ("b", 1.5), ("c", 1.5)] * 3), tuner=tuner)) > 2
 
 
+EARLIER = replace(PROFILE, epoch_seconds={1: 1.0, 2: 3.0})
+"""Of a structure whose epochs alone are in the history, for one member and for two."""
+A1, A2, A3 = (train(name, known=EARLIER) for name in "abc")
+THREE = (A1, A2, A3, ("a", 9.0), ("b", 9.0), ("c", 9.0))
+KNOWN_STORIES = {
+    "three on a device, which a ratio of 1 would not allow": (
+        (*THREE, *([("a", 2.0), ("b", 4.0), ("c", 1.0)] * 2)), 3.0, [[(0.5, 0.5), (0.5, 0.25), (0.5, 1.0)]]
+    ),
+    "an epoch that is hardly shorter than in the history": (
+        (*THREE, *([("a", 2.0), ("b", 2.0), ("c", 0.95)] * 2)), 3.0, [[(0.5, 0.5), (0.5, 0.5), (0.5, 1 / 0.95)]]
+    ),
+    "an epoch that is much shorter than in the history": (
+        (*THREE, *([("a", 2.0), ("b", 2.0), ("c", 0.8)] * 3)), 1.0, []
+    ),
+    "an epoch of this study comes before the history": (
+        (A1, ("a", 9.0), ("a", 2.0), ("a", 4.0)), 3.0, [[(0.5, 1.0)], [(0.5, 0.5)]]
+    ),
+    "a number of members that the history lacks": (
+        (train("a", members=3, known=EARLIER), ("a", 9.0, 3)), 1.0, []
+    ),
+    "a structure that the history lacks": ((train("a"), ("a", 9.0)), 1.0, []),
+    "a structure without a profile": ((train("a", known=None), ("a", 9.0)), 1.0, []),
+    "a job of several arrays": (
+        (Job("a", (*A1.arrays, *train("y", key=OTHER, known=EARLIER).arrays)), ("a", 9.0)), 1.0, []
+    ),
+    "a share of the device": ((replace(A1, demand=Demand(0.25, 10, 1.0, 1.0)), ("a", 9.0)), 1.0, []),
+    "one that is unknown after others that were observed": (
+        (A1, ("a", 9.0), ("a", 1.0), train("b", key=OTHER), ("b", 9.0)), 1.0, [[(0.5, 1.0)]]
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("story", "ratio", "expected"), KNOWN_STORIES.values(), ids=KNOWN_STORIES)
+def test_a_ratio_of_earlier_studies_stays_while_speeds_are_known(story, ratio, expected):
+    tuner = Spy(tuning=True, known=3.0)
+    assert told(*story, tuner=tuner) == [[pytest.approx(pair) for pair in pairs] for pairs in expected]
+    assert tuner.ratio("H200") == ratio
+
+
+def test_epochs_alone_are_those_without_oversubscription():
+    speeds = InterferenceTracker(Spy())
+    play(speeds, BOTH)
+    assert [speeds.epoch_alone(job) for job in ("a", "b", "c")] == [(1, 1.0), (1, 1.0), None]
+    play(speeds, (PAIR, *([("pair", 9.0, 2)] * 3)))
+    assert speeds.epoch_alone("pair") is None, "it was never seen but beside others, on an oversubscribed device"
+    speeds.change(replace(PACK, id="b"))
+    assert speeds.epoch_alone("b") is None, "its arrays take turns"
+
+
 def test_a_new_ratio_begins_anew_on_all_devices_of_the_kind(monkeypatch):
     monkeypatch.setattr("shoal.schedule.oversubscription.WINDOW", 2)
     tuner = Spy(tuning=True)
@@ -228,13 +277,19 @@ def test_kinds_that_are_not_tuned_show_what_sharing_costs_too():
 
 @pytest.mark.parametrize("pace", [0.25, 1.0, 4.0])
 @pytest.mark.parametrize(("holds", "least", "most"), [(1.0, 1.0, 1.25), (2.0, 1.75, 2.5), (3.0, 2.5, 3.5)])
-def test_a_device_is_given_what_it_can_hold(holds, least, most, pace):
+@pytest.mark.parametrize("before", [None, 1.0, 4.0, 0.25], ids="{} x the history".format)
+@pytest.mark.parametrize("first", [1.0, 4.0])
+def test_a_device_is_given_what_it_can_hold(first, before, holds, least, most, pace):
     """Jobs of half a device by their counters, on a device that runs `holds` / 0.5 of them at full speed.
 
     The ratio that is in force most of the time counts, for others are tried now and then. An epoch takes `pace` seconds
-    alone, whatever its profile says.
+    alone, whatever its profile says. The history has a ratio that may be too small or too large, and none or `before`
+    times the epochs alone. Where these were shorter, as of a task that has become slower, all jobs seem to slow down.
+    Then a ratio that is too small may stay, but none that is too large.
     """
-    tuner = OversubscriptionTuner(kinds=["H200"])
+    known = PROFILE if before is None else replace(PROFILE, epoch_seconds={1: pace * before})
+    least = 1.0 if before == 0.25 else least
+    tuner = OversubscriptionTuner(kinds=["H200"], known={"H200": first})
     speeds = InterferenceTracker(tuner)
     device = GPUS.device("cuda:0")
     begun = 0
@@ -247,7 +302,7 @@ def test_a_device_is_given_what_it_can_hold(holds, least, most, pace):
         while 0.5 * (len(here) + 1) <= capacity:
             here.append(f"job-{begun}")
             begun += 1
-            speeds.begin(train(here[-1]), device)
+            speeds.begin(train(here[-1], known=known), device)
         seconds = pace * max(1.0, 0.5 * len(here) / holds)
         for name in here:
             speeds.epoch(reported(name, seconds), lambda: True)

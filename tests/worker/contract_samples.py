@@ -11,7 +11,7 @@ from torch.utils.data import TensorDataset
 import shoal
 from shoal.core.array import Array, FusionKey, Member
 from shoal.core.event import Reported
-from shoal.core.job import Job
+from shoal.core.job import Job, JobUpdate
 from shoal.core.trial import Report, Trial
 from shoal.data.datasets import DataSets
 from shoal.task import Task
@@ -69,6 +69,29 @@ class StopsAfter(JobControl):
         self.left -= 1
         if self.left < 0:
             self.stop()
+        return super().stopping()
+
+
+class Planned(JobControl):
+    """Comes to what is planned when a step has been done.
+
+    Args:
+        plan: number of a step of the job, from 1 on -> a change, or None to stop.
+    """
+
+    def __init__(self, plan: Mapping[int, JobUpdate | None]) -> None:
+        super().__init__(prompt=True)
+        self.plan = dict(plan)
+        self.step = 0
+
+    def stopping(self) -> bool:
+        self.step += 1
+        if self.step in self.plan:
+            change = self.plan.pop(self.step)
+            if change is None:
+                self.stop()
+            else:
+                self.change(change)
         return super().stopping()
 
 

@@ -1,7 +1,7 @@
 """Members leave an array, join it, stop within an epoch and continue with others; each trains as it does alone."""
 
 import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from contract_samples import Planned
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
@@ -153,29 +154,6 @@ TASKS: dict[str, type[Task]] = {kind.__name__: kind for kind in KINDS}
 def trial(number: int) -> Trial:
     config = {"lr": 0.01 * (number + 1), "drop": 0.1 * number, "number": number}
     return Trial(number, config, seed=100 + number, data_seed=7)
-
-
-class Planned(JobControl):
-    """Comes to what is planned when a step has been done.
-
-    Args:
-        plan: number of a step of the job, from 1 on -> a change, or None to stop.
-    """
-
-    def __init__(self, plan: Mapping[int, JobUpdate | None]) -> None:
-        super().__init__(prompt=True)
-        self.plan = dict(plan)
-        self.step = 0
-
-    def stopping(self) -> bool:
-        self.step += 1
-        if self.step in self.plan:
-            change = self.plan.pop(self.step)
-            if change is None:
-                self.stop()
-            else:
-                self.change(change)
-        return super().stopping()
 
 
 def work(

@@ -132,6 +132,13 @@ def test_choice(profile: Profile, delay: float, steps: int, kept: bool | None, m
         assert chosen.new_profile.compile_seconds > 0
 
 
+@pytest.mark.parametrize(("steps", "recorded"), [(499, False), (500, True)])
+def test_a_step_is_recorded_only_where_enough_steps_are_left(steps: int, recorded: bool) -> None:
+    array, optimizer = members()
+    chosen = AdaptiveStep(array, optimizer, loss, KNOWN, CompileDecision(KNOWN, 2, steps), Clock.look)
+    assert ("captured" in chosen._ways()) == recorded
+
+
 def test_a_batch_of_another_shape_runs_eagerly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Captured, "delay", -0.9)
     array, optimizer = members()

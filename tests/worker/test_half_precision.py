@@ -1,20 +1,21 @@
 """Float16 training with a loss scale per trial equals a loop with `GradScaler`: alone, fused and resumed."""
 
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from contract_samples import CPU, SAMPLES, SIZE, StopsAfter, X, Y, runtimes, trial, work
+from contract_samples import CPU, SAMPLES, SIZE, Planned, StopsAfter, X, Y, runtimes, trial, work
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import TensorDataset
 
-from shoal.core.array import Member
+from shoal.core.array import Array, FusionKey, Member
 from shoal.core.errors import TaskError
+from shoal.core.job import JobUpdate
 from shoal.core.trial import Origin, Trial, TrialState
 from shoal.data.loader import epoch_order
 from shoal.fuse.generators import seed_all
@@ -24,6 +25,7 @@ from shoal.worker.checkpoint import load_newest
 from shoal.worker.checkpoint_paths import copy_checkpoint
 from shoal.worker.fused_stepper import FusedStepper
 from shoal.worker.stepper import PlainStepper
+from shoal.worker.worker_state import TrialCache
 
 EPOCHS = 3
 ROUNDING = torch.finfo(torch.float16).eps
@@ -237,6 +239,70 @@ def test_a_copied_trial_goes_on_with_the_scale_that_it_copies(tmp_path: Path) ->
     assert first.scaler is not None
     assert found is not None
     assert found.scaler == {**first.scaler, "_growth_tracker": first.scaler["_growth_tracker"] + 3}
+
+
+def member(number: int, start: int, target: int = EPOCHS) -> Member:
+    """A trial of which the odd ones overflow."""
+    return Member(trial(number, weight=OVERFLOWS if number % 2 else 1.0), start, target)
+
+
+def joining(*members: Member) -> JobUpdate:
+    return JobUpdate(join=(Array(FusionKey("net", "data", SIZE), members),))
+
+
+MOVES: dict[str, list[tuple[list[Member], dict[int, JobUpdate | None], str]]] = {
+    "neighbours leave after an epoch": [
+        ([member(0, 0), member(1, 0, 1), member(2, 0, 1)], {}, ""),
+        ([member(1, 1), member(2, 1)], {}, ""),
+    ],
+    "a neighbour is told to leave": [
+        ([member(0, 0), member(1, 0), member(2, 0)], {5: JobUpdate(leave=frozenset({1}))}, ""),
+        ([member(1, 1)], {}, ""),
+    ],
+    "others join at another epoch": [([member(0, 0)], {4: joining(member(1, 0)), 6: joining(member(2, 0))}, "")],
+    "one that has trained joins": [([member(1, 0, 1)], {}, ""), ([member(0, 0)], {4: joining(member(1, 1))}, "")],
+    "from array to array": [
+        ([member(0, 0, 1), member(1, 0, 1)], {}, ""),
+        ([member(1, 1, 2), member(2, 0, 1), member(3, 0, 1)], {}, ""),
+        ([member(3, 1), member(0, 1), member(1, 2), member(2, 1)], {}, ""),
+    ],
+    "suspended within an epoch, and resumed with another": [
+        ([member(0, 0), member(1, 0)], {6: None}, ""),
+        ([member(1, 1), member(2, 0)], {}, ""),
+        ([member(0, 1)], {}, ""),
+    ],
+    "out of an array and back": [
+        ([member(0, 0, 1), member(1, 0, 1)], {}, ""),
+        ([member(0, 1, 2), member(1, 1, 2)], {}, "plain"),
+        ([member(1, 2), member(0, 2)], {}, ""),
+    ],
+}
+"""Move -> jobs one after the other: members, changes by step, and "plain" for plain PyTorch."""
+
+
+@pytest.mark.parametrize("process", ["same process", "other process"])
+@pytest.mark.parametrize("jobs", MOVES.values(), ids=MOVES)
+def test_a_scale_goes_with_its_trial(
+    jobs: Sequence[tuple[Sequence[Member], Mapping[int, JobUpdate | None], str]],
+    process: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cache, moved = TrialCache(), {}
+    for members, plan, kind in jobs:
+        with monkeypatch.context() as patch:
+            if kind == "plain":
+                train_plainly(patch)
+            cache = cache if process == "same process" else TrialCache()
+            work(Half(), tmp_path, members, Planned(plan), cache)
+        later = [one for change in plan.values() if change for array in change.join for one in array.members]
+        moved |= {one.trial.number: one.trial for one in (*members, *later)}
+    for one in moved.values():
+        found = load_newest(tmp_path, one.number)
+        assert found is not None
+        weights, scaler = plain(Half(), one)
+        assert (found.epoch, found.scaler) == (EPOCHS, scaler)
+        torch.testing.assert_close(found.model, weights, rtol=ROUNDING, atol=ROUNDING)
 
 
 def test_a_checkpoint_of_another_precision_begins_a_scale(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from shoal.core.trial import Trial, TrialState
 from shoal.opaque import Command
 from shoal.worker.control import JobControl
 from shoal.worker.failures import ProgramFailedError
-from shoal.worker.opaque import program_session, run
+from shoal.worker.opaque import cuda_checkpoint, program_session, run
 from shoal.worker.opaque.program_process import ProgramProcess
 from shoal.worker.opaque.usage_monitor import UsageMonitor
 
@@ -45,6 +45,11 @@ if kind != "plain":
     signal.signal(signal.SIGUSR1, ask)
 if kind == "ignores":
     signal.signal(signal.SIGTERM, ask)
+if kind == "two processes" and os.fork() == 0:
+    open(directory + "/../children", "a").write(f"{os.getpid()} ")
+    while os.getppid() == int(open(directory + "/../starts").read().split()[-1]):
+        time.sleep(0.01)
+    os._exit(0)
 for step in range(done or 1, 1000):
     time.sleep(0.04 if step > done else 0)
     if os.path.exists(directory + "/../breaks"):
@@ -58,6 +63,8 @@ for step in range(done or 1, 1000):
         sys.exit(3)
 """
 
+# In $FAKE: a file for each process with its state; `fails`: the state on the way to which it fails, in the way that
+# `how` says, once as many processes as `after` says are there.
 CUDA_CHECKPOINT = """#!/bin/sh
 state="$FAKE/$3"
 now=running
@@ -67,7 +74,10 @@ case "$1" in
     --toggle)
         next=checkpointed
         [ "$now" = checkpointed ] && next=running
-        [ "$(cat "$FAKE/fails" 2>/dev/null)" = "$next" ] && exit 1
+        if [ "$(cat "$FAKE/fails" 2>/dev/null)" = "$next" ]; then
+            there=$(grep -lx "$next" "$FAKE"/[0-9]* 2>/dev/null | wc -l)
+            [ "$there" -ge "$(cat "$FAKE/after")" ] && eval "$(cat "$FAKE/how")"
+        fi
         echo $next > "$state" ;;
 esac
 """
@@ -212,17 +222,35 @@ def test_the_error_of_a_program_that_was_frozen_is_told(tmp_path: Path, fake: Pa
     assert len(starts(tmp_path)) == 1
 
 
-@pytest.mark.parametrize("fails", ["checkpointed", "running"], ids=["on the way out", "on the way back"])
+@pytest.mark.parametrize(
+    ("kind", "after", "how", "fails"),
+    [
+        pytest.param("plain", 0, "exit 1", "checkpointed", id="refuses on the way out"),
+        pytest.param("plain", 0, "exit 1", "running", id="refuses on the way back"),
+        pytest.param("two processes", 1, "exit 1", "checkpointed", id="refuses the second process on the way out"),
+        pytest.param("two processes", 1, "exit 1", "running", id="refuses the second process on the way back"),
+        pytest.param("plain", 0, "exit 0", "checkpointed", id="does nothing on the way out"),
+        pytest.param("plain", 0, "exit 0", "running", id="does nothing on the way back"),
+        pytest.param("plain", 0, "exec sleep 60", "checkpointed", id="hangs"),
+    ],
+)
 def test_where_cuda_checkpoint_fails_the_program_begins_again_from_its_state(
-    tmp_path: Path, fake: Path, fails: str
+    tmp_path: Path, fake: Path, monkeypatch: pytest.MonkeyPatch, kind: str, after: int, how: str, fails: str
 ) -> None:
-    (fake / "fails").write_text(fails)
-    steps = stretch(tmp_path, "plain", GPU, 0, until=2)
-    steps += stretch(tmp_path, "plain", GPU, steps[-1])
+    if "sleep" in how:
+        monkeypatch.setattr(cuda_checkpoint, "_TOGGLE_SECONDS", 0.2)
+    for name, text in (("fails", fails), ("after", str(after)), ("how", how)):
+        (fake / name).write_text(text)
+    steps = stretch(tmp_path, kind, GPU, 0, until=2)
+    if kind == "two processes":
+        there = [path.name for path in fake.glob("[0-9]*") if path.read_text().strip() == "checkpointed"]
+        assert len(there) == (1 if fails == "checkpointed" else 2)
+    steps += stretch(tmp_path, kind, GPU, steps[-1])
     assert steps == [*range(1, TARGET + 1)]
     first, second = starts(tmp_path)
     assert first != second
-    assert gone(first)
+    children = tmp_path / "checkpoints/000000/children"
+    assert all(map(gone, (first, *map(int, children.read_text().split()[:1] if children.exists() else ()))))
 
 
 @pytest.mark.parametrize("where", ["another device", "another process"])

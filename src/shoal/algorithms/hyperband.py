@@ -24,6 +24,9 @@ class Hyperband(BracketedAlgorithm):
             floor(log_eta(R)) + 1 brackets, 1 is plain successive halving.
         group_by: Parameters by which the configurations of each bracket are ordered, so that those which can be fused
             into one array follow each other. The set of configurations does not change.
+        skip_last: Rungs that each bracket leaves out at its end (HFTA, Table 11: last rounds to skip). The trials on
+            its last remaining rung are complete, after `max_epochs` / `eta`^skip_last epochs, and brackets of no more
+            rungs than that do not begin. The last rungs train few trials for long, so they fuse least.
 
     Raises:
         AlgorithmError: a setting is not an integer, or out of range.
@@ -33,6 +36,7 @@ class Hyperband(BracketedAlgorithm):
     eta: int = 3
     brackets: int | None = None
     group_by: Sequence[str] = ()
+    skip_last: int = 0
 
     def __post_init__(self) -> None:
         check_integer("eta", self.eta, least=2)
@@ -41,14 +45,18 @@ class Hyperband(BracketedAlgorithm):
             raise AlgorithmError(
                 f"`max_epochs` must be at least eta, {self.eta}, or there is nothing to halve; got {self.max_epochs}"
             )
+        check_integer("skip_last", self.skip_last, least=0)
+        deepest, given = deepest_bracket(self.max_epochs, self.eta), f"max_epochs={self.max_epochs} and eta={self.eta}"
+        if self.skip_last > deepest:
+            raise AlgorithmError(
+                f"`skip_last` must be at most {deepest} for {given}, or no rung is left; got {self.skip_last}"
+            )
         if self.brackets is not None:
             check_integer("brackets", self.brackets)
-            most = deepest_bracket(self.max_epochs, self.eta) + 1
+            most = deepest + 1 - self.skip_last
             if self.brackets > most:
-                raise AlgorithmError(
-                    f"`brackets` must be at most {most} for max_epochs={self.max_epochs} and eta={self.eta}, "
-                    f"got {self.brackets}"
-                )
+                skipped = f", skip_last={self.skip_last}" if self.skip_last else ""
+                raise AlgorithmError(f"`brackets` must be at most {most} for {given}{skipped}, got {self.brackets}")
         check_trials(repr(self), sum(rungs(self.max_epochs, self.eta, s)[0].trials for s in self._depths()))
 
     def brackets_for(self, problem: Problem) -> list[Bracket]:
@@ -56,7 +64,7 @@ class Hyperband(BracketedAlgorithm):
         brackets: list[Bracket] = []
         first = 0
         for s in self._depths():
-            table = rungs(self.max_epochs, self.eta, s)
+            table = rungs(self.max_epochs, self.eta, s)[: s + 1 - self.skip_last]
             numbers = range(first, first + table[0].trials)
             brackets.append(Bracket(f"bracket {s}", table, problem.random_trials(numbers), problem))
             first = numbers.stop
@@ -65,7 +73,7 @@ class Hyperband(BracketedAlgorithm):
     def _depths(self) -> range:
         """Number of halvings of each bracket, from the one with the most trials."""
         deepest = deepest_bracket(self.max_epochs, self.eta)
-        count = deepest + 1 if self.brackets is None else self.brackets
+        count = deepest + 1 - self.skip_last if self.brackets is None else self.brackets
         return range(deepest, deepest - count, -1)
 
 

@@ -208,6 +208,7 @@ def record_json(record: Record, current: str) -> dict[str, Any]:
                 for size, speeds in sorted(profile.share_speeds.items())
             },
             "crowding": {str(jobs): factor for jobs, factor in sorted(profile.crowding.items())},
+            "epoch_seconds": {str(size): seconds for size, seconds in sorted(profile.epoch_seconds.items())},
             "thread_gain": {
                 str(threads): {str(size): gain for size, gain in sorted(gains.items())}
                 for threads, gains in sorted(profile.thread_gain.items())

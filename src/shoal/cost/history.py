@@ -48,6 +48,8 @@ _RENAMED = {
 }
 """Table of version 0 -> statements that rename it and its columns."""
 _TASKS = "SELECT structure, data, batch_size, task, parameters FROM tasks"
+_BY_SIZE = ("step_seconds", "fuse_seconds", "fused_gain", "compiled_gain", "crowding", "epoch_seconds", "spreading")
+"""Fields of a profile from a size or a number to a figure."""
 _BUSY_SECONDS = 5.0
 """Longest wait for the lock of another process."""
 
@@ -323,10 +325,7 @@ def profile_from(text: str) -> Profile | None:
     """Return the profile of a JSON text; None if the text is damaged or has other fields. Sizes are strings in JSON."""
     try:
         fields: Mapping[str, Any] = json.loads(text)
-        by_size = {
-            name: {int(size): float(value) for size, value in fields.get(name, {}).items()}
-            for name in ("step_seconds", "fuse_seconds", "fused_gain", "compiled_gain", "crowding", "spreading")
-        }
+        by_size = {name: {int(size): float(value) for size, value in fields.get(name, {}).items()} for name in _BY_SIZE}
         by_threads = {
             int(threads): {int(size): float(value) for size, value in gains.items()}
             for threads, gains in fields.get("thread_gain", {}).items()

@@ -142,6 +142,24 @@ class ProfileStore:
         for kind, ratio in ratios.items():
             self._history.put_ratio(kind, ratio)
 
+    def observe_epoch_alone(self, key: FusionKey, kind: str, members: int, seconds: float) -> None:
+        """Keep the seconds of an epoch without oversubscription, with which a later study knows the speed of its jobs.
+
+        No plan depends on it, so it is none of the `changes`.
+
+        Args:
+            key: Key of an array.
+            kind: `Device.kind`.
+            members: B.
+            seconds: Least seconds of an epoch in this study.
+        """
+        if (profile := self.estimate(key, kind)) is None:
+            return
+        known = profile.epoch_seconds.get(members)
+        if known is None or abs(seconds - known) > MIN_RELATIVE_CHANGE * known:
+            profile = replace(profile, epoch_seconds={**profile.epoch_seconds, members: seconds})
+            self._history.put(key.structure, key.data, key.batch_size, kind, profile)
+
     def end(self, job: str) -> None:
         """Remove the peak memory of a finished job."""
         self._peaks.pop(job, None)
@@ -149,8 +167,9 @@ class ProfileStore:
     def _observe_profile(self, found: Profiled, job: Job, kind: str) -> None:
         """Replace a profile by that of a profile job, or extend it by the measurements of a training job.
 
-        Measurements that only training jobs make are kept: out-of-memory limits, crowding, and gains of compiling and
-        of threads. A profile job whose process was limited to a share of the device only adds its speed there.
+        Measurements that only training jobs make are kept: out-of-memory limits, crowding, seconds of epochs, and gains
+        of compiling and of threads. A profile job whose process was limited to a share of the device only adds its
+        speed there.
         """
         key, profile = found.key, found.profile
         if members := [member for array in job.arrays if array.key == key for member in array.members]:
@@ -173,7 +192,7 @@ class ProfileStore:
                 profile = replace(
                     profile, member_memory=memory, crowding=known.crowding, sample=sample, thread_gain=known.thread_gain
                 )
-                profile = replace(profile, share_speeds=known.share_speeds)
+                profile = replace(profile, share_speeds=known.share_speeds, epoch_seconds=known.epoch_seconds)
             else:
                 fused = self._updated_means((key, kind, "fused"), known.fused_gain, profile.fused_gain)
                 profile = replace(

@@ -17,7 +17,6 @@ The graph's inputs include the values that differ between steps: the batch, the 
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
-from threading import RLock
 from typing import Any
 
 import torch
@@ -26,9 +25,7 @@ from torch._guards import TracingContext, tracing
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.modules import module as all_modules
-from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from shoal.core.errors import FusionError
 from shoal.fuse.array import ModelArray
@@ -42,11 +39,9 @@ from shoal.fuse.slots import unalias_grad
 from shoal.fuse.stacked import NeedsMemberError, Stacked
 from shoal.fuse.transaction import refuse_changes
 from shoal.fuse.unfused_module import modules_of
+from shoal.fuse.watched_step import WatchedStep, frozen_hook, guarded_trace
 
 __all__ = ["CapturedStep"]
-
-_tracing = RLock()
-"""Lock for tracing: tracers replace methods of modules, and set a compiler flag, for all threads of the process."""
 
 
 class CapturedStep:
@@ -172,7 +167,7 @@ class CapturedStep:
             use_shared_directory()  # first, since torch sets the variable when tracing imports its compiler
         held, given = self._inputs(), self._given(leaves)
         example, on_gpu = [*held, *given], self._device.type == "cuda"
-        step = _Watched(self._step(leaves), len(held))
+        step = WatchedStep(self._step(leaves), len(held))
         try:
             first, second = (step.watch(_copies(example)) for _ in range(2))
             if first != second:  # a counter, or random numbers that are not torch's, would be constants
@@ -183,7 +178,7 @@ class CapturedStep:
                 with suppress(RuntimeError):  # a trace holds tensors that the loss makes of numbers, a graph does not
                     self._replay = _Replay(step, held, given)
                     return step
-            with _TraceGuard(), _compiling(), _one_fake_mode():
+            with guarded_trace(), _one_fake_mode():
                 graph = make_fx(step.fn, tracing_mode="real")(*_copies(example))
             function = self._compiled(graph, example) if compiling else graph
             if on_gpu:
@@ -273,17 +268,6 @@ class CapturedStep:
 
 
 @contextmanager
-def _compiling() -> Iterator[None]:
-    """Context manager in which `torch.compiler.is_compiling()` is true, as when torch exports or compiles user code."""
-    with _tracing:
-        before, torch.compiler._is_compiling_flag = torch.compiler._is_compiling_flag, True
-        try:
-            yield
-        finally:
-            torch.compiler._is_compiling_flag = before
-
-
-@contextmanager
 def _one_fake_mode() -> Iterator[None]:
     """Let `make_fx` use one fake mode for all shapes, since making one per shape takes most of the time of a trace."""
     with tracing(TracingContext(FakeTensorMode(allow_fallback_kernels=True))):
@@ -300,90 +284,6 @@ def _gather_weights(modules: Iterable[nn.Module]) -> None:
 def _identities(tensors: Sequence[Tensor]) -> list[tuple[int, bool]]:
     """Identify tensors such that replacing, freezing or unfreezing one is noticed."""
     return [(id(tensor), tensor.requires_grad) for tensor in tensors]
-
-
-class _Watched(TorchDispatchMode):
-    """A step that runs as traces do, and is watched: it is refused if a graph of it would freeze values.
-
-    Args:
-        fn: The step, a function of tensors.
-        keys: Index of the keys of random numbers among the tensors.
-    """
-
-    def __init__(self, fn: Callable[..., Tensor], keys: int) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.fn = fn
-        self.constants: list[Tensor] = []
-        """Tensors that the last run has read and not made."""
-        self.uses_keys = False
-        """Whether a run has drawn random numbers."""
-        self._calls: list[Any] = []
-        self._index = keys
-        self._keys: Tensor | None = None
-        self._made: set[int] = set()
-
-    def __call__(self, *tensors: Tensor) -> Tensor:
-        """Run the step.
-
-        Raises:
-            FusionError: The step reads values of tensors, has results whose shapes depend on values, or copies between
-                devices.
-        """
-        self._keys = tensors[self._index]
-        with _TraceGuard(), _compiling(), torch.enable_grad(), self:
-            return self.fn(*tensors)
-
-    def watch(self, tensors: Sequence[Tensor]) -> list[Any]:
-        """Run the step; return its functions, with the arguments in words except for tensors."""
-        self(*tensors)
-        calls, self._calls, self.constants, self._made, self._keys = self._calls, [], [], set(), None
-        return calls
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        """Run a function of the step."""
-        kwargs = kwargs or {}
-        if torch.Tag.data_dependent_output in func.tags:
-            raise FusionError(f"it reads values of a tensor by `{func}`")
-        if _shaped_by_values(func, args):
-            raise FusionError(f"the shape of what `{func}` returns depends on values")
-        result = func(*args, **kwargs)
-        given = pytree.tree_leaves((args, kwargs))
-        made = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, Tensor)]
-        read = [leaf for leaf in given if isinstance(leaf, Tensor)]
-        if _crosses_devices(func, [*read, *made]):
-            raise FusionError(f"`{func}` copies between devices; create tensors on the model's device")
-        self.uses_keys |= any(tensor is self._keys for tensor in read)
-        self.constants += [tensor for tensor in read if _memory(tensor) not in self._made]
-        self._made.update(map(_memory, made))
-        self._calls.append((func, repr([leaf.shape if isinstance(leaf, Tensor) else leaf for leaf in given])))
-        return result
-
-
-def _memory(tensor: Tensor) -> int:
-    address: int = tensor.untyped_storage()._cdata
-    return address
-
-
-def _shaped_by_values(func: Any, args: Sequence[Any]) -> bool:
-    """Whether the shape of a function's result depends on values, so that a graph would freeze it."""
-    if torch.Tag.dynamic_output_shape not in func.tags:
-        return False
-    if func is not torch.ops.aten.index.Tensor:
-        return True
-    return any(isinstance(each, Tensor) and each.dtype in (torch.bool, torch.uint8) for each in args[1])
-
-
-_COPIES = (torch.ops.aten._to_copy.default, torch.ops.aten.copy_.default, torch.ops.aten.copy.default)
-
-
-def _crosses_devices(func: Any, tensors: Sequence[Tensor]) -> bool:
-    """Whether a function copies between the CPU and a GPU, which a CUDA graph cannot record.
-
-    A number, a tensor of shape [], on the CPU among tensors on a GPU is an argument of the kernel.
-    """
-    return len({tensor.device.type for tensor in tensors if tensor.dim() or func in _COPIES}) > 1
 
 
 def _whole(leaf: Tensor) -> Tensor:
@@ -470,11 +370,6 @@ def _places(tensors: Sequence[Tensor]) -> list[int]:
     return [tensor.data_ptr() for tensor in tensors]
 
 
-_VALUES = (Tensor.tolist, Tensor.numpy, Tensor.__array__)
-_HOOKS = (Tensor.register_hook, Tensor.register_post_accumulate_grad_hook)
-_NODE = Tensor.grad_fn.__get__  # type: ignore[union-attr]
-
-
 def _hooked(modules: Iterable[nn.Module], parameters: Iterable[Tensor]) -> bool:
     """Whether autograd calls user code in the backward pass.
 
@@ -498,25 +393,4 @@ def _refuse_hooks(modules: Iterable[nn.Module], parameters: Iterable[Tensor]) ->
         FusionError: The step has a hook in the backward pass.
     """
     if _hooked(modules, parameters):
-        raise _frozen_hook()
-
-
-class _TraceGuard(TorchFunctionMode):
-    """Refuses to read values out of tensors or to register autograd hooks, which tracers would silently freeze."""
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        """Check a torch function of the step, and run it."""
-        if func in _VALUES:
-            raise FusionError(f"it reads values of a tensor by `{func.__name__}`")
-        if func in _HOOKS:
-            raise _frozen_hook()
-        result = func(*args, **(kwargs or {}))
-        if func == _NODE and result is not None and not isinstance(args[0], Stacked):
-            raise _frozen_hook()  # user code adds a hook to a node; nodes of `Stacked` are read by Shoal
-        return result
-
-
-def _frozen_hook() -> FusionError:
-    return FusionError("the step has a hook in the backward pass, which a trace would call only once; remove the hook")
+        raise frozen_hook()

@@ -4,7 +4,7 @@ import math
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
@@ -12,17 +12,20 @@ from shoal.core.job import Purpose
 from shoal.core.objective import Objective
 from shoal.core.space import flatten
 from shoal.core.trial import TrialState
-from shoal.journal.rows import DeviceRow, JobRow, Reservation, Run, TrialRow
+from shoal.journal.rows import DeviceRow, JobRow, Reservation, Run, Telemetry, TrialRow
 from shoal.journal.statistics import StudyStatistics
 from shoal.journal.view import JournalView
 from shoal.reporting.ranking import ranked
 from shoal.reporting.snapshot import Snapshot, snapshot
 from shoal.reporting.text import key_text, leaf_text
 
-__all__ = ["SHARES", "Bar", "Elapsed", "Overview", "Usage", "job_bars", "overview", "structure_names"]
+__all__ = ["SHARES", "TELEMETRY", "Bar", "Elapsed", "Overview", "Usage", "job_bars", "overview", "structure_names"]
 
 SHARES = "used: share of the time with a job on the device; reserved: mean share of its compute that jobs reserved"
 """Explanation of the two shares of a device."""
+
+TELEMETRY = "kernels: mean share of the time with a kernel on the GPU; in use: most bytes at a time, by any program"
+"""Explanation of what was measured on GPUs."""
 
 _MAX_BEST = 10
 """Most trials among the best."""
@@ -87,6 +90,8 @@ class Usage:
         seconds: Seconds by the purpose of its jobs; concurrent jobs share them evenly.
         jobs: Number of jobs that began on it.
         failed: Number of these jobs that failed.
+        kernels: Mean fraction of the time with a running kernel, by NVML; None if it was not measured.
+        memory: Most bytes in use at a time, by any program; None if they were not measured.
     """
 
     device: DeviceRow
@@ -95,6 +100,8 @@ class Usage:
     seconds: Mapping[Purpose, float]
     jobs: int
     failed: int
+    kernels: float | None = None
+    memory: int | None = None
 
 
 @dataclass(frozen=True)
@@ -143,7 +150,7 @@ def overview(journal: JournalView, now: float) -> Overview:
     bars = job_bars(journal, elapsed)
     goals, rows = journal.objectives, journal.trials()
     valued = [row for row in ranked(rows, goals) if row.objective is not None]
-    reservations = journal.reservations()
+    reservations, telemetry = journal.reservations(), journal.telemetry()
     return Overview(
         name=journal.directory.resolve().name,
         objectives=goals,
@@ -152,7 +159,11 @@ def overview(journal: JournalView, now: float) -> Overview:
         bars=tuple(bars),
         curve=tuple(_improvements(statistics.values(), goals[0], elapsed)),
         usage=tuple(
-            _usage(device, [bar for bar in bars if bar.job.device == device.name], reservations, elapsed)
+            replace(
+                _usage(device, [bar for bar in bars if bar.job.device == device.name], reservations, elapsed),
+                kernels=_kernels([row for row in telemetry if row.device == device.name], elapsed),
+                memory=max((x.memory for x in telemetry if x.device == device.name and x.memory), default=None),
+            )
             for device in journal.devices(all_runs=True)
         ),
         best=tuple(row for row in valued if row.state is not TrialState.FAILED)[:_MAX_BEST],
@@ -216,6 +227,18 @@ def _usage(
         jobs=len(bars),
         failed=sum(bar.job.failed for bar in bars),
     )
+
+
+def _kernels(rows: Sequence[Telemetry], elapsed: Elapsed) -> float | None:
+    """Return the mean fraction of the time with a running kernel, where it was measured; None if it never was."""
+    moments = [*(elapsed(row.time) for row in rows), elapsed.total]
+    measured = [
+        (end - begin, row.utilisation / 100)
+        for row, (begin, end) in zip(rows, pairwise(moments), strict=True)
+        if row.utilisation is not None and end > begin
+    ]
+    seconds = sum(length for length, _ in measured)
+    return sum(length * fraction for length, fraction in measured) / seconds if seconds else None
 
 
 def _accumulate(sums: _UsageSums, active: Mapping[str, tuple[JobRow, float]], seconds: float) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from shoal.core.errors import ShoalError
 from shoal.core.job import Purpose
 from shoal.reporting.failures import cause_text, failing_json, failing_text
-from shoal.reporting.overview import SHARES, Overview, Usage
+from shoal.reporting.overview import SHARES, TELEMETRY, Overview, Usage
 from shoal.reporting.text import (
     best_text,
     config_text,
@@ -70,7 +70,7 @@ def page(study: Overview, picture: bytes) -> str:
         _section("Edits of the task", [task_edit_text(edit) for edit in study.state.edits]),
         _section("Best trials", _best(study)),
         _section("Devices", _devices(study)),
-        f"<p>{_text(SHARES)}</p>" if study.usage else "",
+        f"<p>{_text(f'{SHARES}; {TELEMETRY}' if _has_telemetry(study) else SHARES)}</p>" if study.usage else "",
         _section("Tried again", [failing_text(each) for each in study.state.failing]),
         _section("Jobs that failed", _failures(study)),
         _section("Trials that failed for good", _failed_trials(study)),
@@ -92,6 +92,8 @@ def overview_json(study: Overview) -> dict[str, Any]:
                 "kind": usage.device.kind,
                 "busy": usage.busy,
                 "occupancy": usage.occupancy,
+                "kernels": usage.kernels,
+                "memory_in_use": usage.memory,
                 "seconds": {str(purpose): seconds for purpose, seconds in usage.seconds.items()},
                 "jobs": usage.jobs,
                 "failed": usage.failed,
@@ -151,6 +153,7 @@ def _best(study: Overview) -> str:
 
 
 def _devices(study: Overview) -> str:
+    measured = _has_telemetry(study)
     rows = [
         (
             usage.device.name,
@@ -158,6 +161,7 @@ def _devices(study: Overview) -> str:
             bytes_text(usage.device.memory),
             f"{usage.busy:.0%}",
             f"{usage.occupancy:.0%}",
+            *(_telemetry(usage) if measured else ()),
             _by_purpose(usage.seconds),
             usage.jobs,
             usage.failed,
@@ -165,8 +169,21 @@ def _devices(study: Overview) -> str:
         )
         for usage in study.usage
     ]
-    head = ("device", "kind", "memory", "used", "reserved", "device time", "jobs", "failed", "now")
+    columns = ("kernels", "in use") if measured else ()
+    head = ("device", "kind", "memory", "used", "reserved", *columns, "device time", "jobs", "failed", "now")
     return _table(head, rows)
+
+
+def _has_telemetry(study: Overview) -> bool:
+    """Return whether the use of a device was measured, as that of GPUs is."""
+    return any(usage.kernels is not None or usage.memory is not None for usage in study.usage)
+
+
+def _telemetry(usage: Usage) -> tuple[str, str]:
+    return (
+        "–" if usage.kernels is None else f"{usage.kernels:.0%}",
+        "–" if usage.memory is None else bytes_text(usage.memory),
+    )
 
 
 def _health(usage: Usage, runs: bool) -> str:

@@ -64,7 +64,7 @@ class ExpectedFinish(TimeSharing):
       the second half of the run time.
 
     This is shortest remaining processing time first, which minimises the mean time to the goal on one device if the
-    times are known (Schrage 1968). A job with a loss that is not finite never reaches the goal.
+    times are known (Schrage 1968). A job whose newest turn had no finite loss is not expected to reach the goal.
 
     Args:
         quantum: Seconds of a turn.
@@ -131,7 +131,8 @@ class ExpectedFinish(TimeSharing):
 
 
 def trend(quanta: Sequence[TurnStats], remaining: float) -> Trend | None:
-    """Return the trend of a job from its quanta; None if one of the losses used is not finite.
+    """Return the trend of a job from its quanta; None if the newest has no finite loss. Earlier ones without one are
+    left out.
 
     Args:
         quanta: Quanta of the job, at least one.
@@ -139,14 +140,15 @@ def trend(quanta: Sequence[TurnStats], remaining: float) -> Trend | None:
     """
     times = list(accumulate(quantum.seconds for quantum in quanta))
     ran = max(times[-1], _MIN_SECONDS)
-    start = quanta[0].highest
     level = middle_loss(quanta[-1])
-    index = bisect_right(times, ran / 2) - 1
-    if index >= 0:
-        earlier, earlier_loss = times[index], middle_loss(quanta[index])
-    else:
-        earlier, earlier_loss = times[0] / quanta[0].steps, start
-    if not (isfinite(start) and isfinite(level) and isfinite(earlier_loss)):
+    if not isfinite(level):
         return None
+    known = [(time, each) for time, each in zip(times, quanta, strict=True) if isfinite(middle_loss(each))]
+    first_end, first = known[0]
+    index = bisect_right([time for time, _ in known], ran / 2) - 1
+    if index >= 0:
+        earlier, earlier_loss = known[index][0], middle_loss(known[index][1])
+    else:
+        earlier, earlier_loss = first_end - first.seconds + first.seconds / first.steps, first.highest
     slope = max(0.0, earlier_loss - level) / log(ran / earlier) if 0 < earlier < ran else 0.0
-    return Trend(start, level, slope, ran, remaining)
+    return Trend(first.highest, level, slope, ran, remaining)

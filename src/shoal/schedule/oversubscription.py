@@ -4,6 +4,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from math import isfinite
 from statistics import fmean
+from types import MappingProxyType
 
 from shoal.core.device import Cluster, Device
 from shoal.core.errors import PolicyError
@@ -81,8 +82,10 @@ class _HillClimb:
 class OversubscriptionTuner:
     """Finds the ratio of each kind of device by hill climbing, while jobs run.
 
-    It begins at 1, whatever earlier studies found: the speed alone of a job is measured only while no more is reserved
-    than the device has. A study that began above 1 would observe nothing, and could not take the ratio back.
+    A kind begins with the ratio that earlier studies found, else at 1. Above 1 the speed of a job can be observed only
+    if its time alone is known, which is measured while no more is reserved than the device has. So a kind that began
+    above 1 begins again at 1, by `forget`, with the first job whose time alone is unknown, or is not what the history
+    says; else a ratio that is too large for the jobs of this study would stay.
 
     A job of demand c that runs at a fraction v of its speed alone receives c · v of compute. Committed compute that the
     device has is delivered; beyond it, one more job slows the others, gradually on real devices, until the delivered
@@ -102,6 +105,7 @@ class OversubscriptionTuner:
 
     Args:
         kinds: Kinds of devices to tune; observations of other kinds are ignored; None: all kinds.
+        known: Ratio of each kind to begin with, such as those that earlier studies found; 1 for other kinds.
         fixed: Ratio of all devices, which no observation changes; None: ratios are tuned.
     """
 
@@ -109,9 +113,12 @@ class OversubscriptionTuner:
         self,
         *,
         kinds: Collection[str] | None = None,
+        known: Mapping[str, float] = MappingProxyType({}),
         fixed: float | None = None,
     ) -> None:
         self._kinds = kinds if fixed is None else ()
+        self._known = {kind: min(max(1.0, ratio), MAX_RATIO) for kind, ratio in known.items()}
+        self._known_before = frozenset(self._known)
         self._fixed = fixed
         self._climbs: dict[str, _HillClimb] = {}
 
@@ -124,15 +131,20 @@ class OversubscriptionTuner:
     def best_ratios(self) -> Mapping[str, float]:
         """Device kind -> best ratio so far, for the kinds with a full window of observations.
 
-        In contrast to `ratios`, no ratio is among them that is only being tried.
+        In contrast to `ratios`, no ratio is among them that is only being tried. A kind with a ratio of earlier studies
+        is among them once its own is settled, so that a short study of other jobs does not replace it.
         """
-        return {kind: climb.best.ratio for kind, climb in self._climbs.items() if climb.best is not None}
+        return {
+            kind: climb.best.ratio
+            for kind, climb in self._climbs.items()
+            if climb.best is not None and (climb.settled or kind not in self._known_before)
+        }
 
     def ratio(self, kind: str) -> float:
-        """Return the current ratio of a kind; 1 without observations."""
+        """Return the current ratio of a kind; without observations the known one, or 1."""
         if self._fixed is not None:
             return self._fixed
-        return self._climbs[kind].ratio if kind in self._climbs else 1.0
+        return self._climbs[kind].ratio if kind in self._climbs else self._known.get(kind, 1.0)
 
     def settled(self, kind: str) -> bool:
         """Return whether the ratio of a kind is settled."""
@@ -141,6 +153,11 @@ class OversubscriptionTuner:
     def tunes(self, kind: str) -> bool:
         """Return whether the ratio of a kind is tuned."""
         return self._kinds is None or kind in self._kinds
+
+    def forget(self, kind: str) -> None:
+        """Begin again at 1 for a kind that began with the ratio of earlier studies."""
+        if self._known.pop(kind, None) is not None:
+            self._climbs.pop(kind, None)
 
     def apply(self, cluster: Cluster) -> Cluster:
         """Return the cluster with the current ratio on every device of a tuned kind."""

@@ -22,7 +22,7 @@ MIN_EPOCHS = 2
 """Number of epochs per measurement. The shortest counts, because other programs may have disturbed one of them."""
 
 SLACK = 0.1
-"""Largest relative difference between a share and an equal part of a device."""
+"""Largest relative difference between a share and an equal part of a device, and between epochs that count as equal."""
 
 _ArrayClass = tuple[FusionKey, int, str]
 """Key, number of members and kind of device of an array: arrays with equal values take equal time when alone."""
@@ -96,7 +96,9 @@ class InterferenceTracker:
     trials in one of them, or of the ratio. So epochs with a start or a compilation do not count, and jobs of one or two
     epochs are never measured. A device is observed once each of its jobs has an epoch that counts. A job's speed is the
     least seconds of an epoch of as many members of its key, on a device without oversubscription, divided by its
-    seconds now. A device is not observed while this speed is unknown for one of its jobs.
+    seconds now. These least seconds are of this study, else of earlier ones, from the profile. A device is not observed
+    while this speed is unknown for one of its jobs. The first job whose speed cannot be known above a ratio of 1, or
+    with an epoch shorter than the history has it alone, ends the use of the ratio of earlier studies.
 
     On every kind of device, epochs beside other jobs are compared with epochs alone, for Fluid's α and c. As in a
     simulation, the tuner gets no observation of a device while no trial waits, while the device holds more than a
@@ -111,6 +113,7 @@ class InterferenceTracker:
         self._by_device: dict[str, _Colocation] = {}
         self._colocation_of: dict[str, _Colocation] = {}
         self._alone: dict[_ArrayClass, float] = {}
+        self._outdated: set[_ArrayClass] = set()
         self._single: dict[_ArrayClass, float] = {}
 
     def cluster(self, cluster: Cluster) -> Cluster:
@@ -137,6 +140,19 @@ class InterferenceTracker:
             colocation.colocated_jobs[job.id].job = job
             colocation.change()
 
+    def epoch_alone(self, job: str) -> tuple[int, float] | None:
+        """Number of members of a job, and the least seconds of their epoch without oversubscription in this study.
+
+        None if they were not measured, or if the job has several arrays.
+        """
+        if (colocation := self._colocation_of.get(job)) is None:
+            return None
+        colocated = colocation.colocated_jobs[job]
+        if len(colocated.job.arrays) != 1:
+            return None
+        seconds = self._alone.get(_array_class(colocated, colocation.device.kind))
+        return None if seconds is None else (len(colocated.trials), seconds)
+
     def epoch(self, event: Reported, has_waiting: Callable[[], bool]) -> EpochTimes | None:
         """Measure an epoch that members of a job have finished together.
 
@@ -151,19 +167,23 @@ class InterferenceTracker:
         if (colocation := self._colocation_of.get(event.job)) is None or not event.reports:
             return None
         colocated = colocation.colocated_jobs[event.job]
+        kind = colocation.device.kind
         if len(colocated.job.arrays) != 1:  # arrays of one job take turns
+            self._tuner.forget(kind)
             return None
         trials = frozenset(report.trial for report in event.reports)
         if trials != colocated.trials:  # the job has just started, or has lost members
             colocated.trials = trials
             colocation.change()
+        if _has_share(colocated.job) or self._seconds_alone(colocated, kind) is None:
+            self._tuner.forget(kind)
         if not colocated.reported:
             colocated.reported = True
             return None
         seconds = sum(report.seconds for report in event.reports)
         if not 0 < seconds < inf:
             return None
-        if self._tuner.tunes(colocation.device.kind) and (reserved := colocation.reserved()) is not None:
+        if self._tuner.tunes(kind) and (reserved := colocation.reserved()) is not None:
             self._count_for_tuner(colocation, colocated, seconds, reserved, has_waiting)
         if len({report.epoch for report in event.reports}) > 1:
             return None
@@ -203,8 +223,23 @@ class InterferenceTracker:
         array_class = _array_class(colocated, kind)
         if reserved <= 1 + _ROUNDING:
             self._alone[array_class] = min(seconds, self._alone.get(array_class, seconds))
-        if array_class in self._alone and (demand := _demand(array)) is not None:
-            colocated.speed = demand, self._alone[array_class] / seconds
+        alone, demand = self._seconds_alone(colocated, kind), _demand(array)
+        if array_class not in self._alone and alone is not None and seconds < (1 - SLACK) * alone:
+            self._tuner.forget(kind)  # no job is faster than alone, so epochs were longer in earlier studies
+            self._outdated.add(array_class)
+            alone = None
+        if alone is not None and demand is not None:
+            colocated.speed = demand, alone / seconds
+
+    def _seconds_alone(self, colocated: _ColocatedJob, kind: str) -> float | None:
+        """Least seconds of an epoch without oversubscription: in this study, else in earlier ones; None if unknown."""
+        array_class = _array_class(colocated, kind)
+        if array_class in self._alone:
+            return self._alone[array_class]
+        (array,) = colocated.job.arrays
+        if array.profile is None or array_class in self._outdated:
+            return None
+        return array.profile.epoch_seconds.get(len(colocated.trials))
 
     def _report_to_tuner(
         self,

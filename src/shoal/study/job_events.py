@@ -60,6 +60,8 @@ def handle_reports(state: StudyState, event: Reported, now: float) -> None:
     seen = state.interference.epoch(event, state.trials.has_waiting)
     if seen is not None and event.job not in state.lent:
         state.profiles.observe(seen, job, device)
+    if (alone := state.interference.epoch_alone(event.job)) is not None:
+        state.profiles.observe_epoch_alone(job.arrays[0].key, device.kind, *alone)
     state.profiles.observe_ratios(state.config.tuner.best_ratios)
 
 

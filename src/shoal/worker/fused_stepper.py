@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 from shoal.core.demand import Profile
 from shoal.core.errors import FusionError
 from shoal.core.trial import step_seed
-from shoal.cost.estimate import fused_gain
+from shoal.cost.estimate import MIN_STEPS_TO_CAPTURE, fused_gain
 from shoal.data.tracked_config import MembersConfig
 from shoal.fuse.api import fuse, stack
 from shoal.fuse.array import ModelArray
@@ -264,12 +264,18 @@ class AdaptiveStep:
         return self._step.way in (None, "compiled") or (self._compiling is not None and self._compiling.waits)
 
     def _ways(self) -> tuple[StepMode, ...]:
-        """Return the modes to try: only the faster one of eager and plain, if the profile shows which one is faster."""
+        """Return the modes to try: those that can pay off in the remaining steps.
+
+        Of eager and plain, it is only the faster one if the profile shows which one is faster.
+        """
         known = self._profile if self._members > 1 else None
         gain = None if known is None else fused_gain(known, self._members)
-        if gain is None:
-            return ("eager", "plain", "captured", "compiled")
-        return ("eager" if gain >= 1 else "plain", "captured", "compiled")
+        uncaptured: tuple[StepMode, ...] = ("eager", "plain")
+        if gain is not None:
+            uncaptured = ("eager",) if gain >= 1 else ("plain",)
+        if self._compiling is not None and self._compiling.steps < MIN_STEPS_TO_CAPTURE:
+            return (*uncaptured, "compiled")
+        return (*uncaptured, "captured", "compiled")
 
     def step(self, batch: Any) -> Tensor:
         """Take one step of the array; return the losses, [B], detached."""

@@ -1,0 +1,149 @@
+"""Watches runs of a training step before a graph of it is made, and refuses what a graph would freeze."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from threading import RLock
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from shoal.core.errors import FusionError
+from shoal.fuse.stacked import Stacked
+
+__all__ = ["WatchedStep", "frozen_hook", "guarded_trace"]
+
+_tracing = RLock()
+"""Lock for tracing: tracers replace methods of modules, and set a compiler flag, for all threads of the process."""
+
+
+class WatchedStep(TorchDispatchMode):
+    """A step that runs as traces do, and is watched: it is refused if a graph of it would freeze values.
+
+    Args:
+        fn: The step, a function of tensors.
+        keys: Index of the keys of random numbers among the tensors.
+    """
+
+    def __init__(self, fn: Callable[..., Tensor], keys: int) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.fn = fn
+        self.constants: list[Tensor] = []
+        """Tensors that the last run has read and not made."""
+        self.uses_keys = False
+        """Whether a run has drawn random numbers."""
+        self._calls: list[Any] = []
+        self._index = keys
+        self._keys: Tensor | None = None
+        self._made: set[int] = set()
+
+    def __call__(self, *tensors: Tensor) -> Tensor:
+        """Run the step.
+
+        Raises:
+            FusionError: The step reads values of tensors, has results whose shapes depend on values, or copies between
+                devices.
+        """
+        self._keys = tensors[self._index]
+        with guarded_trace(), torch.enable_grad(), self:
+            return self.fn(*tensors)
+
+    def watch(self, tensors: Sequence[Tensor]) -> list[Any]:
+        """Run the step; return its functions, with the arguments in words except for tensors."""
+        self(*tensors)
+        calls, self._calls, self.constants, self._made, self._keys = self._calls, [], [], set(), None
+        return calls
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run a function of the step."""
+        kwargs = kwargs or {}
+        if torch.Tag.data_dependent_output in func.tags:
+            raise FusionError(f"it reads values of a tensor by `{func}`")
+        if _shaped_by_values(func, args):
+            raise FusionError(f"the shape of what `{func}` returns depends on values")
+        result = func(*args, **kwargs)
+        given = pytree.tree_leaves((args, kwargs))
+        made = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, Tensor)]
+        read = [leaf for leaf in given if isinstance(leaf, Tensor)]
+        if _crosses_devices(func, [*read, *made]):
+            raise FusionError(f"`{func}` copies between devices; create tensors on the model's device")
+        self.uses_keys |= any(tensor is self._keys for tensor in read)
+        self.constants += [tensor for tensor in read if _memory(tensor) not in self._made]
+        self._made.update(map(_memory, made))
+        self._calls.append((func, repr([leaf.shape if isinstance(leaf, Tensor) else leaf for leaf in given])))
+        return result
+
+
+def _memory(tensor: Tensor) -> int:
+    address: int = tensor.untyped_storage()._cdata
+    return address
+
+
+def _shaped_by_values(func: Any, args: Sequence[Any]) -> bool:
+    """Whether the shape of a function's result depends on values, so that a graph would freeze it."""
+    if torch.Tag.dynamic_output_shape not in func.tags:
+        return False
+    if func is not torch.ops.aten.index.Tensor:
+        return True
+    return any(isinstance(each, Tensor) and each.dtype in (torch.bool, torch.uint8) for each in args[1])
+
+
+_COPIES = (torch.ops.aten._to_copy.default, torch.ops.aten.copy_.default, torch.ops.aten.copy.default)
+
+
+def _crosses_devices(func: Any, tensors: Sequence[Tensor]) -> bool:
+    """Whether a function copies between the CPU and a GPU, which a CUDA graph cannot record.
+
+    A number, a tensor of shape [], on the CPU among tensors on a GPU is an argument of the kernel.
+    """
+    return len({tensor.device.type for tensor in tensors if tensor.dim() or func in _COPIES}) > 1
+
+
+@contextmanager
+def guarded_trace() -> Iterator[None]:
+    """Context manager for a run that is traced, watched or recorded; see `_TraceGuard` and `_compiling`."""
+    with _TraceGuard(), _compiling():
+        yield
+
+
+@contextmanager
+def _compiling() -> Iterator[None]:
+    """Context manager in which `torch.compiler.is_compiling()` is true, as when torch exports or compiles user code."""
+    with _tracing:
+        before, torch.compiler._is_compiling_flag = torch.compiler._is_compiling_flag, True
+        try:
+            yield
+        finally:
+            torch.compiler._is_compiling_flag = before
+
+
+_VALUES = (Tensor.tolist, Tensor.numpy, Tensor.__array__)
+_HOOKS = (Tensor.register_hook, Tensor.register_post_accumulate_grad_hook)
+_NODE = Tensor.grad_fn.__get__  # type: ignore[union-attr]
+
+
+class _TraceGuard(TorchFunctionMode):
+    """Refuses to read values out of tensors or to register autograd hooks, which tracers would silently freeze."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Check a torch function of the step, and run it."""
+        if func in _VALUES:
+            raise FusionError(f"it reads values of a tensor by `{func.__name__}`")
+        if func in _HOOKS:
+            raise frozen_hook()
+        result = func(*args, **(kwargs or {}))
+        if func == _NODE and result is not None and not isinstance(args[0], Stacked):
+            raise frozen_hook()  # user code adds a hook to a node; nodes of `Stacked` are read by Shoal
+        return result
+
+
+def frozen_hook() -> FusionError:
+    """Return the error for a hook in the backward pass."""
+    return FusionError("the step has a hook in the backward pass, which a trace would call only once; remove the hook")
