@@ -65,6 +65,16 @@ class StudyStatistics:
         )
         return done, done + open_
 
+    def trained(self) -> list[tuple[str, int, int, float]]:
+        """(Id of a job, number of a trial, reported epochs, their seconds) for each trial that a job trained.
+
+        The seconds are the trial's share of those of its array.
+        """
+        return self._tables.rows(
+            "SELECT job, trial, count(DISTINCT epoch) AS epochs, sum(seconds) AS seconds FROM reports "
+            "WHERE job <> '' GROUP BY job, trial"
+        )
+
     def epochs_lost(self) -> int:
         """Number of requested epochs that failed trials have not trained."""
         rows = self._tables.rows("SELECT sum(max(target - epoch, 0)) FROM trials WHERE state = ?", TrialState.FAILED)
