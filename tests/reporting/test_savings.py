@@ -1,9 +1,10 @@
-"""What fusing and packing saved: the reported seconds of the epochs against what was measured of one member."""
+"""What fusing and packing saved: the reported seconds of the epochs, times the measured speed-up of arrays."""
 
 import math
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from timeline_samples import Clock, machines, training, trial
@@ -20,7 +21,7 @@ from shoal.reporting.snapshot import snapshot
 
 KIND = "NVIDIA H200"
 PROFILE = Profile({1: 0.1, 4: 0.2}, 10, 0, 0, 0, 1.0, 1.0)
-"""An epoch of one member takes a second."""
+"""Four members train twice as fast at once."""
 
 
 @pytest.fixture
@@ -64,17 +65,20 @@ def test_an_array_is_compared_with_its_members_one_by_one(journal: Journal, cloc
     journal.record_job_end("0", "finished", failed=False)
     train(journal, "a", 4, 0.25)
     found = savings(journal, keys(a=4), history)
-    assert found == Savings(epochs=8, together=2.0, alone=pytest.approx(8.0), packed=0.0, measuring=0.5)
-    assert found.saved == pytest.approx(5.5)
+    assert found == Savings(epochs=8, together=2.0, alone=pytest.approx(4.0), packed=0.0, measuring=0.5)
+    assert found.saved == pytest.approx(1.5)
 
 
-def test_a_pack_saves_what_its_relative_time_says(journal: Journal, history: History) -> None:
+def test_a_pack_saves_what_its_relative_time_says(journal: Journal, clock: Clock, history: History) -> None:
     history.put_relative_time(("a x 32", "b x 32"), KIND, 0.8)
-    train(journal, "ab", 2, 0.8)
+    journal.record_job_start(training("1", [0, 1], "ab"), "cuda:0")
+    for number, epoch in ((0, 1), (1, 1), (0, 2), (1, 2)):
+        clock.now += 1.0
+        journal.record_reports("1", [Report(number, epoch, {"accuracy": 0.5}, 0.8)])
     found = savings(journal, keys(a=1, b=1), history)
     assert found is not None
     assert (found.together, found.alone) == (pytest.approx(3.2), pytest.approx(4.0))
-    assert found.packed == pytest.approx(3.2 * (1 / 0.8 - 1))
+    assert found.packed == pytest.approx(0.8)
 
 
 @pytest.mark.parametrize(
@@ -93,6 +97,26 @@ def test_nothing_is_said_of_what_was_not_grouped_or_measured(
 ) -> None:
     train(journal, structures, trials, 0.25)
     assert savings(journal, known, history) is None
+
+
+@pytest.mark.parametrize(
+    ("measured", "speedup"),
+    [
+        pytest.param({"step_seconds": {1: 0.1, 4: 0.1}}, 4.0, id="steps as short as one member's"),
+        pytest.param({"step_seconds": {1: 3.0, 4: 0.1}}, 4.0, id="one member was disturbed"),
+        pytest.param({"step_seconds": {1: 0.1, 4: 0.9}}, 1.0, id="an array takes plain steps where they are faster"),
+        pytest.param({"fused_gain": {4: 3.0}}, 3.0, id="timed in turns"),
+        pytest.param({"step_seconds": {1: 0.1}}, 1.0, id="one member alone was timed"),
+    ],
+)
+def test_the_speedup_is_that_which_was_measured(
+    measured: dict[str, Any], speedup: float, journal: Journal, history: History
+) -> None:
+    history.put("a", "d", 32, KIND, replace(PROFILE, **measured))
+    train(journal, "a", 4, 0.25)
+    found = savings(journal, keys(a=4), history)
+    assert found is not None
+    assert found.alone == pytest.approx(2.0 * speedup)
 
 
 def test_a_repeated_report_is_one_epoch(journal: Journal, history: History) -> None:

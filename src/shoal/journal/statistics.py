@@ -65,14 +65,15 @@ class StudyStatistics:
         )
         return done, done + open_
 
-    def trained(self) -> list[tuple[str, int, int, float]]:
-        """(Id of a job, number of a trial, reported epochs, their seconds) for each trial that a job trained.
+    def array_epochs(self) -> list[tuple[str, int, int, float]]:
+        """(Id of a job, one of its trials, number of trials, seconds) for each epoch that an array of the job trained.
 
-        The seconds are the trial's share of those of its array.
+        Trials that report the same epoch at the same time are an array. A repeated epoch is left out.
         """
         return self._tables.rows(
-            "SELECT job, trial, count(DISTINCT epoch) AS epochs, sum(seconds) AS seconds FROM reports "
-            "WHERE job <> '' GROUP BY job, trial"
+            "SELECT job, min(trial) AS trial, count(*), sum(seconds) AS seconds FROM reports "
+            "WHERE job <> '' AND NOT EXISTS (SELECT 1 FROM reports AS earlier WHERE earlier.trial = reports.trial "
+            "AND earlier.epoch = reports.epoch AND earlier.seq < reports.seq) GROUP BY job, time, epoch"
         )
 
     def epochs_lost(self) -> int:

@@ -8,7 +8,7 @@ from statistics import fmean
 from shoal.core.array import FusionKey
 from shoal.core.demand import Profile
 from shoal.core.job import Purpose
-from shoal.cost.estimate import fetching, seconds
+from shoal.cost.estimate import fused_gain, step_seconds
 from shoal.cost.history import History
 from shoal.journal.rows import JobRow
 from shoal.journal.statistics import StudyStatistics
@@ -24,8 +24,7 @@ class Savings:
     Args:
         epochs: Number of epochs of trials whose structure was measured; the others are in none of the sums.
         together: Seconds that these epochs took.
-        alone: Seconds that they would take with each trial alone on its device: by the least seconds of a step of one
-            member that were measured, so a lower bound.
+        alone: Seconds that they would take one trial at a time, by the measured speed-up of arrays of each size.
         packed: Seconds that jobs with several arrays saved by sharing a process, by the measured relative times of
             their structures. They are a part of `alone - together`.
         measuring: Seconds of the jobs that found fusion keys or profiled.
@@ -58,18 +57,19 @@ def savings(journal: JournalView, keys: Mapping[int, FusionKey], history: Histor
     kinds = {device.name: device.kind for device in journal.devices(all_runs=True)}
     epochs, together, alone, packed = 0, 0.0, 0.0, 0.0
     shared = False
-    for name, trial, count, took in StudyStatistics(journal).trained():
+    for name, trial, members, took in StudyStatistics(journal).array_epochs():
         job, key = jobs.get(name), keys.get(trial)
         if job is None or key is None or key.opaque:
             continue
         kind = kinds[job.device]
         profile = history.get(key.structure, key.data, key.batch_size, kind)
-        if profile is None or 1 not in profile.step_seconds:
+        if profile is None:
             continue
-        epochs += count
+        epochs += members
         together += took
-        alone += count * _epoch_seconds(profile)
-        packed += took * _pack_gain(job, history.relative_times(kind))
+        unpacked = took * (1 + _pack_gain(job, history.relative_times(kind)))
+        packed += unpacked - took
+        alone += unpacked * _speedup(profile, members)
         shared = shared or sum(map(len, job.members.values())) > 1
     if not shared:
         return None
@@ -79,13 +79,19 @@ def savings(journal: JournalView, keys: Mapping[int, FusionKey], history: Histor
     return Savings(epochs, together, alone, packed, measuring)
 
 
-def _epoch_seconds(profile: Profile) -> float:
-    """Return the seconds of an epoch of one member alone, with its validation and its samples."""
-    return seconds(profile, [1]) + fetching(profile, [1])
+def _speedup(profile: Profile, members: int) -> float:
+    """Return the speed-up of steps of an array over those of its members one after another, from 1 to their number.
+
+    A smaller one is that of plain steps, which an array takes where they are faster; a larger one was disturbed.
+    """
+    gain = fused_gain(profile, members)
+    if gain is None:
+        gain = members * step_seconds(profile, 1) / step_seconds(profile, members)
+    return min(max(gain, 1.0), float(members))
 
 
 def _pack_gain(job: JobRow, relative_times: Mapping[tuple[str, str], float]) -> float:
     """Return the time that packing saves a job, relative to the time that it takes; 0 if that was not measured."""
     pairs: Sequence[tuple[str, str]] = list(combinations(sorted(job.keys), 2))
     measured = [relative_times[pair] for pair in pairs if pair in relative_times]
-    return 1 / fmean(measured) - 1 if measured else 0.0
+    return max(0.0, 1 / fmean(measured) - 1) if measured else 0.0
