@@ -5,7 +5,6 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, redirect_stdout
 from functools import partial
-from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -46,6 +45,7 @@ from shoal.cli.options import (
     ratio,
 )
 from shoal.core.errors import ShoalError, StudyFailedError, StudyInterrupted, TaskChangedError
+from shoal.core.version import VERSION
 from shoal.integrations.registry import TRACKERS
 from shoal.journal.view import JournalView
 from shoal.paths import working_directory
@@ -62,7 +62,6 @@ def new_app() -> typer.Typer:
         epilog="Exit status: 0 done, 1 stopped or failed, 2 wrong usage. "
         "SHOAL_DEBUG=1 shows the traceback of an error.",
         no_args_is_help=True,
-        add_completion=False,
         pretty_exceptions_enable=False,
         rich_markup_mode="markdown",
         context_settings={"help_option_names": ["-h", "--help"]},
@@ -73,7 +72,7 @@ def new_app() -> typer.Typer:
 
 def _version(asked: bool) -> None:
     if asked:
-        typer.echo(f"shoal {metadata.version('shoal')}")
+        typer.echo(f"shoal {VERSION}")
         raise typer.Exit
 
 

@@ -147,6 +147,18 @@ _OPTIONAL: dict[str, tuple[_Test, str]] = {
         "devices, with those that were added and removed",
     ),
     "edits": (_list_of(_EDIT), "a list of edits of the task"),
+    "savings": (
+        _or_null(
+            _fields(
+                epochs=_is_integer,
+                together=_at_least(0),
+                alone=_at_least(0),
+                packed=is_number,
+                measuring=_at_least(0),
+            )
+        ),
+        "epochs and seconds, or null",
+    ),
     "stopped": (
         _or_null(_fields(text=_is_text, trials=_list_of(_is_integer), log=_is_text)),
         "the common failure of the first trials",

@@ -65,6 +65,17 @@ class StudyStatistics:
         )
         return done, done + open_
 
+    def array_epochs(self) -> list[tuple[str, int, int, float]]:
+        """(Id of a job, one of its trials, number of trials, seconds) for each epoch that an array of the job trained.
+
+        Trials that report the same epoch at the same time are an array. A repeated epoch is left out.
+        """
+        return self._tables.rows(
+            "SELECT job, min(trial) AS trial, count(*), sum(seconds) AS seconds FROM reports "
+            "WHERE job <> '' AND NOT EXISTS (SELECT 1 FROM reports AS earlier WHERE earlier.trial = reports.trial "
+            "AND earlier.epoch = reports.epoch AND earlier.seq < reports.seq) GROUP BY job, time, epoch"
+        )
+
     def epochs_lost(self) -> int:
         """Number of requested epochs that failed trials have not trained."""
         rows = self._tables.rows("SELECT sum(max(target - epoch, 0)) FROM trials WHERE state = ?", TrialState.FAILED)
