@@ -47,6 +47,7 @@ from shoal.journal.requests import pending_requests
 from shoal.journal.view import JournalView
 from shoal.journal.writer import Journal
 from shoal.opaque import RUNNER, TIME_LIMIT, Command, Opaque, opaque, source_files, structure
+from shoal.page.server import beside_study, check_page
 from shoal.paths import absolute, as_given, check_path
 from shoal.planner.grouping import Grouping
 from shoal.planner.packing.base import Packing
@@ -106,6 +107,7 @@ def tune(
     loss: str | None = None,
     callbacks: Sequence[Callback] = (),
     show_progress: bool = True,
+    page: bool = False,
 ) -> "Study":
     """Search a space for the configuration with which a task does best.
 
@@ -143,6 +145,8 @@ def tune(
         callbacks: Callbacks that another process calls with what is recorded, such as trackers; `resume` continues with
             them. See `shoal.Callback`.
         show_progress: Whether to show a table on a terminal, or a few lines elsewhere, on standard error.
+        page: Whether to serve the page of the study while it runs, in a process of its own; its address is printed on
+            standard error. `shoal page DIRECTORY` does so at any other time.
 
     Raises:
         StudyExistsError: the directory holds a study.
@@ -154,7 +158,8 @@ def tune(
     called = time.time()
     chosen: dict[str, Any] = {"policy": policy, "packing": packing, "devices": devices, "backend": backend}
     chosen |= {"sharing": sharing, "oversubscription": oversubscription, "directory": directory, "seed": seed}
-    chosen |= {"show_progress": show_progress, "objective": objective, "target": target} | _overrides
+    chosen |= {"show_progress": show_progress, "objective": objective, "target": target, "page": page}
+    chosen |= _overrides
     if _overrides.get("policy", "auto") != "auto" and "objective" not in _overrides:
         chosen["objective"] = None  # only the policy "auto" has one, and the command line names another
     space = space if isinstance(space, Space) else Space(space)
@@ -213,7 +218,10 @@ def tune(
         chosen["sharing"],
         chosen["oversubscription"],
         chosen["show_progress"],
+        chosen["page"],
     )
+    if options.page:
+        check_page()
     if training is not None:
         check_losses(options.policy, loss_metric(loss, objectives(metric, mode)))
     plan = pickled_algorithm(algorithm)
@@ -237,6 +245,7 @@ def resume(
     sharing: str | None = None,
     oversubscription: float | Literal["auto"] | None = None,
     show_progress: bool = True,
+    page: bool = False,
     accept_changes: bool = False,
 ) -> "Study":
     """Continue a study that was stopped or killed; one that has ended is just returned.
@@ -253,6 +262,7 @@ def resume(
         sharing: Sharing instead of the study's own.
         oversubscription: Oversubscription instead of the study's own.
         show_progress: As for `tune`.
+        page: As for `tune`.
         accept_changes: Whether to continue if files of the task were edited since the study last ran; the journal notes
             it.
 
@@ -283,6 +293,7 @@ def resume(
             sharing or spec["sharing"],
             spec.get("oversubscription", "auto") if oversubscription is None else oversubscription,
             show_progress,
+            page,
         )
         if spec["opaque"] and not ended:
             check_losses(options.policy, loss_metric(spec.get("loss"), journal.objectives), begun=True)
@@ -323,6 +334,7 @@ class _RunOptions:
     sharing: str
     oversubscription: float | Literal["auto"]
     show_progress: bool
+    page: bool
 
 
 def _run_options(
@@ -333,6 +345,7 @@ def _run_options(
     sharing: str,
     oversubscription: float | Literal["auto"],
     show_progress: bool,
+    page: bool,
 ) -> _RunOptions:
     """The options with names replaced by the objects that they stand for.
 
@@ -342,7 +355,7 @@ def _run_options(
     packs, found = make_packing(packing), backend_class(backend)
     check_sharing(sharing, fleet.found, processes=found.concurrent)
     check_oversubscription(oversubscription, processes=found.concurrent)
-    return _RunOptions(fleet, policy, packs, found, sharing, oversubscription, show_progress)
+    return _RunOptions(fleet, policy, packs, found, sharing, oversubscription, show_progress, page)
 
 
 def _describe_task(spec: dict[str, Any], task: object, training: Opaque | None, space: Space) -> bytes:
@@ -412,7 +425,7 @@ def _run(journal: Journal, algorithm: Algorithm, options: _RunOptions) -> "Study
         engine = Engine(journal, algorithm, config, display)
         engine.replay()
         try:
-            with following(journal), _interruptible(engine):
+            with beside_study(journal.directory, options.page), following(journal), _interruptible(engine):
                 engine.run()
         except ShoalError:
             raise
