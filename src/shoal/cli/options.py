@@ -22,20 +22,8 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 __all__ = [
-    *(
-        "AsJson",
-        "Backend",
-        "Devices",
-        "File",
-        "Oversubscription",
-        "Packing",
-        "Page",
-        "Policy",
-        "Program",
-        "Script",
-        "Sharing",
-    ),
-    *("StudyDirectory", "Trackers"),
+    *("AsJson", "Backend", "Devices", "File", "Oversubscription", "Packing", "Page", "Policy", "Program", "Script"),
+    *("Sharing", "StudyDirectory", "Trackers"),
     *("all_of", "device_list", "one_of", "print_json", "print_message", "print_request", "print_table", "ratio"),
 ]
 

@@ -30,12 +30,12 @@ Stamp = tuple[tuple[int, int], ...]
 
 
 def file_stamp(directory: Path) -> Stamp:
-    """Return a value that differs once the journal has been written: time and size of its files."""
+    """Return a value that differs once the journal has been written, or a request: times and sizes of their files."""
     found = []
-    for name in (FILE_NAME, f"{FILE_NAME}-wal"):
+    for name in (FILE_NAME, f"{FILE_NAME}-wal", "requests"):
         try:
             status = (directory / name).stat()
-        except OSError:  # the file is gone, which is a change, too
+        except OSError:  # it is not there, which is a change, too
             continue
         found.append((status.st_mtime_ns, status.st_size))
     return tuple(found)
