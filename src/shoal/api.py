@@ -47,7 +47,7 @@ from shoal.journal.requests import pending_requests
 from shoal.journal.view import JournalView
 from shoal.journal.writer import Journal
 from shoal.opaque import RUNNER, TIME_LIMIT, Command, Opaque, opaque, source_files, structure
-from shoal.page.server import beside_study, check_page
+from shoal.page.beside import beside_study, check_page
 from shoal.paths import absolute, as_given, check_path
 from shoal.planner.grouping import Grouping
 from shoal.planner.packing.base import Packing

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 import shoal
 from shoal.cli.app import app
-from shoal.page import server
+from shoal.page import beside
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def test_a_report_that_cannot_be_written_is_refused(study: Path, monkeypatch, op
 
 
 def test_without_its_packages_the_page_names_the_remedy_before_a_study_begins(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(server, "find_spec", lambda name: None)
+    monkeypatch.setattr(beside, "find_spec", lambda name: None)
     with pytest.raises(shoal.ShoalError, match=r"Install them with: pip install 'shoal\[page\]'"):
         shoal.tune(
             print,

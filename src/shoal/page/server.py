@@ -1,22 +1,20 @@
-"""The server of the page: its address, its start from the command line, and beside a study that `tune` runs."""
+"""The server of the page, and its address."""
 
 import asyncio
-import logging
 import os
 import secrets
 import socket
-import subprocess
 import sys
 import threading
 import webbrowser
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from importlib.util import find_spec
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shoal.core.errors import ShoalError
 from shoal.journal.view import JournalView
+from shoal.page.beside import check_page
 from shoal.page.studies import find_studies
 
 if TYPE_CHECKING:
@@ -24,25 +22,13 @@ if TYPE_CHECKING:
 
     from shoal.page.app import PageServer
 
-__all__ = ["beside_study", "check_page", "serve"]
-
-_log = logging.getLogger("shoal.page")
+__all__ = ["serve"]
 
 HOST = "127.0.0.1"
 NICE = 10
 """Looking at a study must not slow it."""
 _CHECK_SECONDS = 0.1
 """Time between two checks whether the server is to end, and whether the process of the study is still there."""
-
-
-def check_page() -> None:
-    """Refuse to show a page that could not be served.
-
-    Raises:
-        ShoalError: a package is missing.
-    """
-    if find_spec("starlette") is None or find_spec("uvicorn") is None:
-        raise ShoalError("the page needs starlette and uvicorn. Install them with: pip install 'shoal[page]'")
 
 
 def serve(
@@ -152,43 +138,3 @@ def _bound(port: int) -> socket.socket:
             f"port {port} of {HOST} cannot be used ({error}); name another one (--port), or none for a free one"
         ) from error
     return bound
-
-
-@contextmanager
-def beside_study(directory: Path, wanted: bool) -> Iterator[None]:
-    """Serve the page of a study in a process of its own, as long as the context lasts, and print its address.
-
-    Args:
-        directory: Directory of a study that this process runs.
-        wanted: Whether to serve it.
-    """
-    if not wanted:
-        yield
-        return
-    path = [entry or os.getcwd() for entry in sys.path]
-    process = subprocess.Popen(
-        [sys.executable, "-P", "-m", "shoal.page", str(directory), str(os.getpid())],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(path)},
-        start_new_session=True,  # a Ctrl-C is for the engine
-    )
-    assert process.stdin is not None
-    assert process.stdout is not None
-    with process.stdout:
-        address = process.stdout.readline().strip()
-        if address:
-            print(f"shoal: the page is at {address}", file=sys.stderr, flush=True)
-        else:
-            _log.warning("the page cannot be served (exit status %s); the study goes on without it", process.wait())
-        try:
-            yield
-        finally:
-            with suppress(BrokenPipeError), process.stdin:
-                process.stdin.write("\n")  # a closed pipe is not enough: a fork of this process may hold it, too
-            try:
-                process.wait(10.0)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
