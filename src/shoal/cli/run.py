@@ -30,6 +30,7 @@ from shoal.cli.options import (
     Devices,
     Oversubscription,
     Packing,
+    Page,
     Policy,
     Program,
     RayAddress,
@@ -107,6 +108,7 @@ def run(
     epochs: Epochs = None,
     time_limit: TimeLimit = None,
     loss: Loss = None,
+    page: Page = False,
     as_json: AsJson = False,
 ) -> None:
     """Run a Python file that calls shoal.tune; or, with --space, search the arguments of any program.
@@ -124,6 +126,8 @@ def run(
     given |= {"packing": packing, "backend": backend, "ray_address": ray_address, "sharing": sharing, "seed": seed}
     given |= {"objective": objective, "target": target, "oversubscription": ratio(oversubscription)}
     chosen = {name: value for name, value in given.items() if value is not None}
+    if page:
+        chosen["page"] = True
     if tracker:
         chosen["trackers"] = [TRACKERS[name]() for name in tracker]
     if as_json:
@@ -153,6 +157,7 @@ def resume(
     accept_changes: Annotated[
         bool, typer.Option("--accept-changes", help="Go on with an edited task; the journal notes it.")
     ] = False,
+    page: Page = False,
     as_json: AsJson = False,
 ) -> None:
     """Go on with a study that was stopped or killed, or that has failed trials to try again (shoal trial retry).
@@ -174,6 +179,7 @@ def resume(
             sharing=sharing,
             oversubscription=ratio(oversubscription),
             show_progress=not as_json,
+            page=page,
         )
         try:
             go_on(accept_changes=accept_changes)

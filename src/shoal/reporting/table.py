@@ -283,6 +283,7 @@ def _intervention_json(each: Intervention) -> dict[str, Any]:
     """Return a request of a user as plain values."""
     return {
         "time": each.time,
+        "user": each.user,
         "verb": each.verb,
         "trials": list(each.trials),
         "devices": list(each.devices),
