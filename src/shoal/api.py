@@ -32,7 +32,7 @@ from shoal.backends.registry import backend_class
 from shoal.callbacks.base import Callback
 from shoal.callbacks.follower import callbacks_text, following
 from shoal.cluster.temporary import remove_abandoned
-from shoal.core.errors import JournalError, ShoalError, TaskChangedError
+from shoal.core.errors import ShoalError, TaskChangedError
 from shoal.core.job import WorkerContext
 from shoal.core.objective import loss_metric, objectives
 from shoal.core.space import Space
@@ -40,9 +40,8 @@ from shoal.core.trial import Config, derive_seed
 from shoal.core.version import VERSION
 from shoal.cost.history import History, environment
 from shoal.dry_run.request import DryRunRequest, capture_request
-from shoal.journal.check import check_study
+from shoal.journal.check import check_not_paused, check_study
 from shoal.journal.requests import pending_requests
-from shoal.journal.view import JournalView
 from shoal.journal.writer import Journal
 from shoal.opaque import RUNNER, TIME_LIMIT, Command, Opaque, opaque, source_files, structure
 from shoal.page.beside import beside_study, check_page
@@ -284,7 +283,7 @@ def resume(
     called = time.time()
     check_path(directory)
     directory = absolute(directory)
-    _check_not_paused(directory)
+    check_not_paused(directory)
     with closing(Journal.open(directory)) as journal:
         check_study(journal)
         spec = journal.study
@@ -449,20 +448,6 @@ def _run(journal: Journal, algorithm: Algorithm, options: _RunOptions) -> "Study
     from shoal.results import Study  # what it needs to show results is not needed before
 
     return Study(journal.directory)
-
-
-def _check_not_paused(directory: Path) -> None:
-    """Refuse to resume a study that is paused in a running process.
-
-    Raises:
-        JournalError: names the process and the command that lets the study go on.
-    """
-    with JournalView.read(directory) as now:
-        if now.study.get("paused") and (pid := now.writer()) is not None:
-            raise JournalError(
-                f"the study in {directory} is paused, and process {pid} runs it; let it go on with: "
-                f"{command('study resume', now.directory)}"
-            )
 
 
 def _edits(journal: Journal, accepted: bool) -> list[Edit]:

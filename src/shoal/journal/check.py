@@ -4,12 +4,15 @@ import math
 import re
 import reprlib
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+from shoal.core.errors import JournalError
 from shoal.core.space import is_number
 from shoal.journal.view import JournalView
+from shoal.remedy import command
 
-__all__ = ["check_optional_values", "check_study"]
+__all__ = ["check_not_paused", "check_optional_values", "check_study"]
 
 _Test = Callable[[Any], bool]
 
@@ -28,6 +31,20 @@ def check_study(journal: JournalView) -> None:
     _ = journal.space
     for name in ("task", "algorithm"):
         journal.blob(name)
+
+
+def check_not_paused(directory: Path) -> None:
+    """Refuse to resume a study that is paused in a running process.
+
+    Raises:
+        JournalError: names the process and the command that lets the study go on.
+    """
+    with JournalView.read(directory) as now:
+        if now.study.get("paused") and (pid := now.writer()) is not None:
+            raise JournalError(
+                f"the study in {directory} is paused, and process {pid} runs it; let it go on with: "
+                f"{command('study resume', now.directory)}"
+            )
 
 
 def check_optional_values(journal: JournalView) -> None:
