@@ -6,11 +6,11 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 BENCHMARKS := search_vs_peers fusion scheduling simulated_makespan groups auto time_sharing algorithms packing placement \
-	engine_overhead start regret simulation_fuzz simulated_scale lora trackers searches demo
+	engine_overhead start regret simulation_fuzz simulated_scale lora trackers searches page demo
 TWO_AT_A_TIME := --no-print-directory --jobs 2 $(if $(filter output-sync,$(.FEATURES)),--output-sync)
 
-.PHONY: demo test test-thorough test-steps test-thorough-steps format lint types tests tests-thorough benchmarks-quick \
-	benchmarks-thorough gpu shape clean
+.PHONY: demo test test-thorough test-steps test-thorough-steps format lint types docs tests tests-thorough benchmarks-quick \
+	benchmarks-thorough gpu wheel shape clean
 
 demo: $(READY)  ## search hyper-parameters of two models on handwritten digits, then the same by two plain ways
 	$(BIN)/python benchmarks/demo.py
@@ -23,11 +23,11 @@ test test-thorough: $(READY)
 test: LIMIT = ; it is to take at most 8 on two cores, which is not checked, as machines differ
 
 test-steps:
-	$(MAKE) $(TWO_AT_A_TIME) lint types benchmarks-quick
+	$(MAKE) $(TWO_AT_A_TIME) lint types docs benchmarks-quick
 	$(MAKE) --no-print-directory tests
 
 test-thorough-steps:
-	$(MAKE) $(TWO_AT_A_TIME) lint types benchmarks-quick benchmarks-thorough
+	$(MAKE) $(TWO_AT_A_TIME) lint types docs benchmarks-quick benchmarks-thorough
 	$(MAKE) --no-print-directory tests-thorough
 
 lint: $(READY)
@@ -36,6 +36,10 @@ lint: $(READY)
 
 types: $(READY)
 	$(BIN)/mypy
+
+# A warning fails it: a link that leads nowhere, a docstring that is no proper markup, a page that no menu names.
+docs: $(READY)  ## the documentation site, in build/docs
+	$(BIN)/sphinx-build --fail-on-warning --keep-going --quiet docs build/docs
 
 # A process for each core; one that has nothing left to do takes tests over from another.
 tests tests-thorough: $(READY)
@@ -64,6 +68,9 @@ gpu:  ## tests and benchmarks that need an NVIDIA GPU, in at most 40 minutes; wi
 format: $(READY)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+wheel: $(READY)  ## what is released, in dist
+	$(BIN)/pip wheel --quiet --no-deps --wheel-dir dist .
 
 shape:  ## files, lines, names and lengths of src/shoal against their limits; fails while any is missed
 	$(PYTHON) tools/shape.py

@@ -1,6 +1,7 @@
 """The commands as a user calls them: processes with real files, real signals and exit statuses."""
 
 import json
+import os
 import signal
 import sqlite3
 import subprocess
@@ -110,6 +111,15 @@ def test_help_lists_the_commands_and_version_is_a_line():
     listing = CliRunner().invoke(app, ["--help"]).stdout
     assert all(f" {command} " in listing for command in ("run", "resume", "status", "report", "trials", "history"))
     assert CliRunner().invoke(app, ["--version"]).stdout == "shoal 0.1.0\n"
+
+
+def test_a_shell_completes_commands():
+    code = "import sys; sys.argv[0] = 'shoal'; from shoal.cli import main; main()"
+    asked = {"_SHOAL_COMPLETE": "complete_bash", "COMP_WORDS": "shoal s", "COMP_CWORD": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, **asked}, capture_output=True, text=True, timeout=60
+    )
+    assert sorted(done.stdout.split()) == ["simulate", "status", "study"]
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ ORDER = [
     *("task", "opaque", "trainable", "fuse", "data", "reproduce", "worker", "pack"),
     *("schedule", "planner", "dry_run"),
     *("backends", "journal", "callbacks", "reporting", "study", "simulate", "integrations"),
-    *("arguments", "results", "api", "cli"),
+    *("arguments", "results", "page", "api", "cli"),
 ]
 """Packages from the bottom up: a module imports only from its own package and from those before it."""
 

@@ -32,7 +32,7 @@ from shoal.backends.registry import backend_class
 from shoal.callbacks.base import Callback
 from shoal.callbacks.follower import callbacks_text, following
 from shoal.cluster.temporary import remove_abandoned
-from shoal.core.errors import JournalError, ShoalError, TaskChangedError
+from shoal.core.errors import ShoalError, TaskChangedError
 from shoal.core.job import WorkerContext
 from shoal.core.objective import loss_metric, objectives
 from shoal.core.space import Space
@@ -40,11 +40,11 @@ from shoal.core.trial import Config, derive_seed
 from shoal.core.version import VERSION
 from shoal.cost.history import History, environment
 from shoal.dry_run.request import DryRunRequest, capture_request
-from shoal.journal.check import check_study
+from shoal.journal.check import check_not_paused, check_study
 from shoal.journal.requests import pending_requests
-from shoal.journal.view import JournalView
 from shoal.journal.writer import Journal
 from shoal.opaque import RUNNER, TIME_LIMIT, Command, Opaque, opaque, source_files, structure
+from shoal.page.beside import beside_study, check_page
 from shoal.paths import absolute, as_given, check_path
 from shoal.planner.grouping import Grouping
 from shoal.planner.packing.base import Packing
@@ -105,6 +105,7 @@ def tune(
     loss: str | None = None,
     callbacks: Sequence[Callback] = (),
     show_progress: bool = True,
+    page: bool = False,
 ) -> "Study":
     """Search a space for the configuration with which a task does best.
 
@@ -146,6 +147,8 @@ def tune(
         callbacks: Callbacks that another process calls with what is recorded, such as trackers; `resume` continues with
             them. See `shoal.Callback`.
         show_progress: Whether to show a table on a terminal, or a few lines elsewhere, on standard error.
+        page: Whether to serve the page of the study while it runs, in a process of its own; its address is printed on
+            standard error. `shoal page DIRECTORY` does so at any other time.
 
     Raises:
         StudyExistsError: the directory holds a study.
@@ -157,7 +160,7 @@ def tune(
     called = time.time()
     chosen: dict[str, Any] = {"policy": policy, "packing": packing, "devices": devices, "backend": backend}
     chosen |= {"sharing": sharing, "oversubscription": oversubscription, "directory": directory, "seed": seed}
-    chosen |= {"show_progress": show_progress, "objective": objective, "target": target}
+    chosen |= {"show_progress": show_progress, "objective": objective, "target": target, "page": page}
     chosen |= {"ray_address": ray_address} | _overrides
     if _overrides.get("policy", "auto") != "auto" and "objective" not in _overrides:
         chosen["objective"] = None  # only the policy "auto" has one, and the command line names another
@@ -220,7 +223,10 @@ def tune(
         chosen["sharing"],
         chosen["oversubscription"],
         chosen["show_progress"],
+        chosen["page"],
     )
+    if options.page:
+        check_page()
     if training is not None:
         check_losses(options.policy, loss_metric(loss, objectives(metric, mode)))
     plan = pickled_algorithm(algorithm)
@@ -245,6 +251,7 @@ def resume(
     sharing: str | None = None,
     oversubscription: float | Literal["auto"] | None = None,
     show_progress: bool = True,
+    page: bool = False,
     accept_changes: bool = False,
 ) -> "Study":
     """Continue a study that was stopped or killed; one that has ended is just returned.
@@ -262,6 +269,7 @@ def resume(
         sharing: Sharing instead of the study's own.
         oversubscription: Oversubscription instead of the study's own.
         show_progress: As for `tune`.
+        page: As for `tune`.
         accept_changes: Whether to continue if files of the task were edited since the study last ran; the journal notes
             it.
 
@@ -275,7 +283,7 @@ def resume(
     called = time.time()
     check_path(directory)
     directory = absolute(directory)
-    _check_not_paused(directory)
+    check_not_paused(directory)
     with closing(Journal.open(directory)) as journal:
         check_study(journal)
         spec = journal.study
@@ -294,6 +302,7 @@ def resume(
             sharing or spec["sharing"],
             spec.get("oversubscription", "auto") if oversubscription is None else oversubscription,
             show_progress,
+            page,
         )
         if spec["opaque"] and not ended:
             check_losses(options.policy, loss_metric(spec.get("loss"), journal.objectives), begun=True)
@@ -334,6 +343,7 @@ class _RunOptions:
     sharing: str
     oversubscription: float | Literal["auto"]
     show_progress: bool
+    page: bool
 
 
 def _run_options(
@@ -344,6 +354,7 @@ def _run_options(
     sharing: str,
     oversubscription: float | Literal["auto"],
     show_progress: bool,
+    page: bool,
 ) -> _RunOptions:
     """The options with names replaced by the objects that they stand for.
 
@@ -353,7 +364,7 @@ def _run_options(
     packs = make_packing(packing)
     check_sharing(sharing, fleet.found, processes=backend.concurrent)
     check_oversubscription(oversubscription, processes=backend.concurrent)
-    return _RunOptions(fleet, policy, packs, backend, sharing, oversubscription, show_progress)
+    return _RunOptions(fleet, policy, packs, backend, sharing, oversubscription, show_progress, page)
 
 
 def _describe_task(spec: dict[str, Any], task: object, training: Opaque | None, space: Space) -> bytes:
@@ -425,7 +436,7 @@ def _run(journal: Journal, algorithm: Algorithm, options: _RunOptions) -> "Study
         engine = Engine(journal, algorithm, config, display)
         engine.replay()
         try:
-            with following(journal), _interruptible(engine):
+            with beside_study(journal.directory, options.page), following(journal), _interruptible(engine):
                 engine.run()
         except ShoalError:
             raise
@@ -437,20 +448,6 @@ def _run(journal: Journal, algorithm: Algorithm, options: _RunOptions) -> "Study
     from shoal.results import Study  # what it needs to show results is not needed before
 
     return Study(journal.directory)
-
-
-def _check_not_paused(directory: Path) -> None:
-    """Refuse to resume a study that is paused in a running process.
-
-    Raises:
-        JournalError: names the process and the command that lets the study go on.
-    """
-    with JournalView.read(directory) as now:
-        if now.study.get("paused") and (pid := now.writer()) is not None:
-            raise JournalError(
-                f"the study in {directory} is paused, and process {pid} runs it; let it go on with: "
-                f"{command('study resume', now.directory)}"
-            )
 
 
 def _edits(journal: Journal, accepted: bool) -> list[Edit]:

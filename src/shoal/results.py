@@ -2,6 +2,7 @@
 
 import logging
 import sys
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,8 @@ from shoal.journal.view import JournalView
 from shoal.paths import absolute, check_path
 from shoal.reporting.grid import StudyGrid, study_grid
 from shoal.reporting.optuna_study import mirror, optuna_study
+from shoal.reporting.overview import overview
+from shoal.reporting.page import notebook_html
 from shoal.reporting.ranking import front, ranked, why_no_best
 from shoal.reporting.rerun import Rerun, find_rerun
 from shoal.reporting.table import dataframe
@@ -417,6 +420,11 @@ class Study:
 
     def __repr__(self) -> str:
         return f"Study({str(self.directory)!r})"
+
+    def _repr_html_(self) -> str:
+        """Return the study for a notebook: its state, the best value over time, and the best trials."""
+        with self._journal() as journal:
+            return notebook_html(overview(journal, time.time()))
 
     def _journal(self) -> JournalView:
         return JournalView.read(self.directory)

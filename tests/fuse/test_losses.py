@@ -168,10 +168,24 @@ def in_all_ways(loss: Loss, model: nn.Module, x: Tensor) -> list[Tensor]:
         return [loss(model.net(x), targets, r) for targets in (SHARED, model.targets) for r in REDUCTIONS]
 
 
+def works_in_torch(loss: Loss) -> bool:
+    """Whether torch itself computes gradients: before 2.12 not of `mse_loss` with targets of another dtype."""
+    model = Of(None, net=nn.Linear(4, 3).double(), targets=Targets())
+    try:
+        sum(found.sum() for found in in_all_ways(loss, model, X)).backward()
+    except RuntimeError as error:
+        if "Found dtype" in str(error):
+            return False
+        raise
+    return True
+
+
 @pytest.mark.parametrize("members", [1, 2, 5, 10])
 @pytest.mark.parametrize("name", ROWS)
 def test_loss_of_rows(name: str, members: int) -> None:
     make = lambda: Of(None, net=nn.Linear(4, 3), targets=Targets())  # noqa: E731
+    if not works_in_torch(ROWS[name]):
+        pytest.skip("this torch has no backward pass for it")
     apart = name == "triplet, own distance"  # a function of torch's calls one that closes over the members' own
     check(make, X, fn=partial(in_all_ways, ROWS[name]), members=members, steps=1, apart=apart)
 

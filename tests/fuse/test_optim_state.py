@@ -178,6 +178,8 @@ def test_neighbours_are_fused_again_without_a_copy(make: Make, keep: list[int]) 
 @cases
 def test_a_group_of_its_own_is_begun_later(make: Make) -> None:
     """A parameter that joins when the others have a state already begins as in torch."""
+    if not _begins_in_torch(make):
+        pytest.skip("this torch's own optimizer has no state for it")
     twins = Twins(lambda model, b: _narrowed(make(model, b)), 3)
     twins.step(2)
     for optimizers, models in ((twins.own, twins.array.members), (twins.optimizers, twins.alone)):
@@ -185,6 +187,20 @@ def test_a_group_of_its_own_is_begun_later(make: Make) -> None:
             optimizer.add_param_group({"params": [model.scale]})
     twins.step(2)
     twins.check()
+
+
+def _begins_in_torch(make: Make) -> bool:
+    """Before 2.12, Adagrad makes all state in its constructor."""
+    model = Net(torch.float64)
+    optimizer = _narrowed(make(model, 0))
+    optimizer.add_param_group({"params": [model.scale]})
+    for param in model.parameters():
+        param.grad = torch.ones_like(param)
+    try:
+        optimizer.step()
+    except KeyError:
+        return False
+    return True
 
 
 def _narrowed(optimizer: Any) -> Any:

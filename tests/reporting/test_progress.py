@@ -10,6 +10,7 @@ from shoal.core.cause import causes
 from shoal.core.job import Purpose
 from shoal.core.trial import TrialState
 from shoal.reporting.progress import LineProgress, LiveProgress, SilentProgress, progress
+from shoal.reporting.savings import Savings
 from shoal.reporting.snapshot import Best, DeviceUse, Failing, JobUse
 
 
@@ -119,15 +120,62 @@ def test_of_several_metrics_a_change_of_the_front_is_news(study, pipe):
     study.changes |= {"metric": ("accuracy", "latency"), "mode": ("max", "min")}
     one, two = Best(7, {"lr": 0.1}, (0.5, 2.0)), Best(8, {"lr": 0.2}, (0.4, 1.0))
     with LineProgress(study.take, pipe, study.clock) as line:
-        for second, front in [(0, ()), (20, (one,)), (40, (one,)), (60, (one, two))]:
+        for second, front in [(0, ()), (20, (one,)), (40, (one,)), (50, (one, two))]:
             study.now = float(second)
             study.changes["front"] = front
             line.update()
         first = "best so far: accuracy 0.5 latency 2 by trial 7 with lr=0.1"
         assert lines(pipe)[2:] == [
             f"shoal: 0:00:20 {first}",
-            f"shoal: 0:01:00 {first}, and 1 more that nothing dominates",
+            f"shoal: 0:00:50 {first}, and 1 more that nothing dominates",
         ]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        pytest.param(
+            {},
+            "25 of 100 epochs, 0:03:04 left; cpu:0 95%, cpu:1 0% reserved; 15 trials waiting: 12 of them: its model is "
+            "being measured",
+            id="all",
+        ),
+        pytest.param(
+            {"waiting": {"": [3]}, "devices": (DeviceUse(device("cpu:0")),)},
+            "25 of 100 epochs, 0:03:04 left; cpu:0 0% reserved; 1 trial waiting: for a place in a job",
+            id="one reason",
+        ),
+        pytest.param(
+            {
+                "waiting": {},
+                "devices": tuple(
+                    DeviceUse(device(f"cpu:{slot}"), (JobUse("1", Purpose.TRAIN, 8, 0.5),) * (slot % 2))
+                    for slot in range(8)
+                ),
+            },
+            "25 of 100 epochs, 0:03:04 left; 8 devices, 25% reserved",
+            id="many devices",
+        ),
+        pytest.param({"waiting": {}, "devices": (), "paused": True}, "25 of 100 epochs", id="paused"),
+    ],
+)
+def test_a_pipe_gets_a_line_each_minute(study, pipe, changes, words):
+    study.changes |= changes
+    with LineProgress(study.take, pipe, study.clock) as line:
+        for second in range(150):
+            study.now = float(second)
+            line.update()
+        assert [text for text in lines(pipe) if "25 of 100" in text] == [
+            f"shoal: 0:01:00 {words}",
+            f"shoal: 0:02:00 {words}",
+        ]
+
+
+def test_the_last_line_says_what_was_saved(study, pipe):
+    study.changes["savings"] = Savings(640, 95.0, 412.0, 0.0, 8.0)
+    with LineProgress(study.take, pipe, study.clock):
+        pass
+    assert lines(pipe)[-1].startswith("shoal: saved: 0:05:09 of device time: 640 epochs took 0:01:35")
 
 
 def test_a_pipe_waits_for_the_first_trials_and_looks_once_a_second(study, pipe):
@@ -151,6 +199,8 @@ def test_silence(study, capfd):
 def test_the_display_suits_where_it_goes(study, terminal, pipe, capfd):
     assert isinstance(progress(study.take, console=terminal), LiveProgress)
     assert isinstance(progress(study.take, console=pipe), LineProgress)
+    dumb = Console(file=io.StringIO(), force_terminal=True, _environ={"TERM": "dumb"})
+    assert isinstance(progress(study.take, console=dumb), LineProgress), "it cannot move its cursor"
     with progress(study.take) as line:
         line.update()
     out, err = capfd.readouterr()

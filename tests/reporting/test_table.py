@@ -16,6 +16,7 @@ from shoal.core.objective import objectives
 from shoal.core.trial import Trial, TrialState
 from shoal.reporting.failures import cause_lines, failing_json, failing_text
 from shoal.reporting.ranking import ranked
+from shoal.reporting.savings import Savings
 from shoal.reporting.snapshot import Best, DeviceUse, Failing, JobUse, TaskEdit
 from shoal.reporting.table import best_table, snapshot_json, status_table, trial_json, trials_table
 from shoal.reporting.text import (
@@ -30,8 +31,8 @@ from shoal.reporting.text import (
 )
 
 
-def rendered(table):
-    console = Console(width=100, record=True, file=io.StringIO())
+def rendered(table, width=100):
+    console = Console(width=width, record=True, file=io.StringIO())
     console.print(table)
     return [line.rstrip() for line in console.export_text().splitlines()]
 
@@ -160,6 +161,38 @@ def test_status():
         "cpu:0    cpu/1, 95% of it and 120 MB of 8.0 GB reserved: job-00012 trains 8 trials",
         "cpu:1    cpu/1, idle",
     ]
+
+
+@pytest.mark.parametrize(
+    ("found", "line"),
+    [
+        pytest.param(
+            Savings(640, 95.0, 412.0, 0.0, 8.0),
+            "saved    0:05:09 of device time: 640 epochs took 0:01:35, one trial at a time 0:06:52;",
+            id="fused",
+        ),
+        pytest.param(
+            Savings(640, 95.0, 412.0, 12.0, 8.0),
+            "saved    0:05:09 of device time, 0:00:12 of it by packing",
+            id="packed",
+        ),
+        pytest.param(Savings(64, 95.0, 90.0, 0.0, 8.0), "saved    nothing of device time: 64 epochs", id="nothing"),
+    ],
+)
+def test_status_says_what_fusing_and_packing_saved(found, line):
+    shown = rendered(status_table(snapshot(savings=found)))
+    assert [text for text in shown if text.startswith(line)] != []
+    assert snapshot_json(snapshot(savings=found))["savings"]["saved"] == found.saved
+
+
+@pytest.mark.parametrize("width", [80, 100, 200])
+def test_the_progress_is_one_line_at_any_width(width):
+    many = snapshot(epochs_done=60_000, totals=Totals(1000, 123_456, 234_567), elapsed=12_345.6, seconds_left=123_456.7)
+    first, second, *_ = rendered(status_table(many), width)
+    assert first.startswith("epochs   ━")
+    assert first.endswith(" 60000 of 123456 to 234567  3:25:46 elapsed, at least 34:17:37 left")
+    assert second.startswith("trials")
+    assert len(first) <= min(width, 9 + 30 + 2 + 67)
 
 
 def test_jobs_that_share_a_device_stand_below_its_name():
@@ -453,6 +486,7 @@ def test_snapshot_json_is_strict_and_complete():
         "stopped": None,
         "causes": [],
         "note": "",
+        "savings": None,
         "edits": [],
         "failing": [],
         "unmeasured": [],

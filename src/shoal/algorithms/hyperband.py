@@ -14,7 +14,7 @@ __all__ = ["Hyperband", "deepest_bracket", "rungs"]
 class Hyperband(BracketedAlgorithm):
     """Runs successive halving at every trade-off between many trials and long ones (Li et al. 2018, Algorithm 1).
 
-    Bracket s begins with many trials, trained about `max_epochs` / `eta`^s epochs; the best of each rung, about one in
+    Bracket s begins with many trials, trained about `max_epochs / eta^s` epochs; the best of each rung, about one in
     `eta`, continue from their checkpoints, and the last reach `max_epochs`. Every bracket costs about the same.
 
     Args:
@@ -25,7 +25,7 @@ class Hyperband(BracketedAlgorithm):
         group_by: Parameters by which the configurations of each bracket are ordered, so that those which can be fused
             into one array follow each other. The set of configurations does not change.
         skip_last: Rungs that each bracket leaves out at its end (HFTA, Table 11: last rounds to skip). The trials on
-            its last remaining rung are complete, after `max_epochs` / `eta`^skip_last epochs, and brackets of no more
+            its last remaining rung are complete, after `max_epochs / eta^skip_last` epochs, and brackets of no more
             rungs than that do not begin. The last rungs train few trials for long, so they fuse least.
 
     Raises:

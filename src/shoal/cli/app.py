@@ -10,6 +10,7 @@ from shoal.cli.export import export
 from shoal.cli.history import history_app
 from shoal.cli.interventions import devices_app, policy, study_app, trial_app
 from shoal.cli.options import AsJson, StudyDirectory, print_json, print_message, print_table
+from shoal.cli.page import page
 from shoal.cli.profile import profile
 from shoal.cli.report import report, rerun
 from shoal.cli.run import new_app, resume, run
@@ -33,6 +34,7 @@ app = new_app()
 app.command()(run)
 app.command()(profile)
 app.add_typer(devices_app, name="devices")
+app.command()(page)
 app.command()(report)
 app.command()(export)
 app.command()(rerun)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 __all__ = [
-    *("AsJson", "Backend", "Devices", "File", "Oversubscription", "Packing", "Policy", "Program", "RayAddress"),
+    *("AsJson", "Backend", "Devices", "File", "Oversubscription", "Packing", "Page", "Policy", "Program", "RayAddress"),
     *("Script", "Sharing", "StudyDirectory", "Trackers"),
     *("all_of", "device_list", "one_of", "print_json", "print_message", "print_request", "print_table", "ratio"),
 ]
@@ -128,6 +128,7 @@ Trackers = Annotated[
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+Page = Annotated[bool, typer.Option("--page", help="Serve the page of the study while it runs; see shoal page.")]
 
 
 def print_table(text: "RenderableType") -> None:

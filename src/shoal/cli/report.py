@@ -13,6 +13,7 @@ from shoal.cli.options import AsJson, Devices, StudyDirectory, device_list, prin
 from shoal.cluster.temporary import TemporaryFolder
 from shoal.core.errors import ShoalError
 from shoal.journal.view import JournalView
+from shoal.page.frozen import write_frozen_page
 from shoal.paths import working_directory
 from shoal.reporting.accounting import accounting, accounting_json, accounting_table
 from shoal.reporting.drawing import PICTURES, check_drawing
@@ -32,6 +33,9 @@ def report(
     output: Annotated[
         Path | None, typer.Option(dir_okay=False, help="One file: a page (.html), or the timeline (.png or .svg).")
     ] = None,
+    html: Annotated[
+        Path | None, typer.Option(dir_okay=False, help="One file with the views of shoal page as they are now (.html).")
+    ] = None,
     spent: Annotated[
         bool, typer.Option("--accounting", help="Print what each second of the devices was spent on; draw nothing.")
     ] = False,
@@ -44,9 +48,20 @@ def report(
     below the working directory. Works on a running study, too. With --json the report is printed, and drawn only with
     --output.
 
+    With --html one file is written instead that opens in any browser without a server: the views of shoal page with
+    the study as it is now, to be attached to a ticket or a paper. It needs no matplotlib.
+
     With --accounting a table is printed instead: seconds of all devices from the call of the study to its last event,
     by what they were spent on. They sum to the running time of the study times the number of its devices.
     """
+    if html is not None:
+        if spent or output is not None:
+            raise ShoalError("--html writes a file of its own; leave --output and --accounting out")
+        write_frozen_page(directory, html)
+        if as_json:
+            print_json({"directory": str(directory), "files": [str(html)]})
+        print_message(f"written: {html}")
+        return
     if spent and output is not None:
         raise ShoalError("--accounting draws nothing, so there is nothing for --output to name; leave one of them out")
     if spent:

@@ -5,7 +5,6 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, redirect_stdout
 from functools import partial
-from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -31,6 +30,7 @@ from shoal.cli.options import (
     Devices,
     Oversubscription,
     Packing,
+    Page,
     Policy,
     Program,
     RayAddress,
@@ -46,6 +46,7 @@ from shoal.cli.options import (
     ratio,
 )
 from shoal.core.errors import ShoalError, StudyFailedError, StudyInterrupted, TaskChangedError
+from shoal.core.version import VERSION
 from shoal.integrations.registry import TRACKERS
 from shoal.journal.view import JournalView
 from shoal.paths import working_directory
@@ -62,7 +63,6 @@ def new_app() -> typer.Typer:
         epilog="Exit status: 0 done, 1 stopped or failed, 2 wrong usage. "
         "SHOAL_DEBUG=1 shows the traceback of an error.",
         no_args_is_help=True,
-        add_completion=False,
         pretty_exceptions_enable=False,
         rich_markup_mode="markdown",
         context_settings={"help_option_names": ["-h", "--help"]},
@@ -73,7 +73,7 @@ def new_app() -> typer.Typer:
 
 def _version(asked: bool) -> None:
     if asked:
-        typer.echo(f"shoal {metadata.version('shoal')}")
+        typer.echo(f"shoal {VERSION}")
         raise typer.Exit
 
 
@@ -108,6 +108,7 @@ def run(
     epochs: Epochs = None,
     time_limit: TimeLimit = None,
     loss: Loss = None,
+    page: Page = False,
     as_json: AsJson = False,
 ) -> None:
     """Run a Python file that calls shoal.tune; or, with --space, search the arguments of any program.
@@ -125,6 +126,8 @@ def run(
     given |= {"packing": packing, "backend": backend, "ray_address": ray_address, "sharing": sharing, "seed": seed}
     given |= {"objective": objective, "target": target, "oversubscription": ratio(oversubscription)}
     chosen = {name: value for name, value in given.items() if value is not None}
+    if page:
+        chosen["page"] = True
     if tracker:
         chosen["trackers"] = [TRACKERS[name]() for name in tracker]
     if as_json:
@@ -154,6 +157,7 @@ def resume(
     accept_changes: Annotated[
         bool, typer.Option("--accept-changes", help="Go on with an edited task; the journal notes it.")
     ] = False,
+    page: Page = False,
     as_json: AsJson = False,
 ) -> None:
     """Go on with a study that was stopped or killed, or that has failed trials to try again (shoal trial retry).
@@ -175,6 +179,7 @@ def resume(
             sharing=sharing,
             oversubscription=ratio(oversubscription),
             show_progress=not as_json,
+            page=page,
         )
         try:
             go_on(accept_changes=accept_changes)

@@ -63,7 +63,7 @@ NOT_TRIAL_FAILURES = frozenset({Outcome.FINISHED, Outcome.STOPPED, Outcome.LOST,
 
 @dataclass(frozen=True)
 class TurnStats:
-    """Training losses of a job in one turn on its device (Hermes: L_j(i)).
+    """Training losses of a job in one turn on its device (Hermes: `L_j(i)`).
 
     Losses that are missing or not finite do not count. A turn in which no loss counts has infinite losses.
 
@@ -71,7 +71,7 @@ class TurnStats:
         highest: Highest training loss.
         lowest: Lowest training loss.
         last: Newest training loss.
-        steps: Number of losses, |L_j(i)|.
+        steps: Number of losses, `|L_j(i)|`.
         seconds: Duration of the turn.
     """
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-__all__ = ["Request", "Verb"]
+__all__ = ["Request", "Verb", "requester"]
 
 Verb = Literal[
     "add devices",
@@ -39,3 +39,12 @@ class Request:
     devices: tuple[str, ...] = ()
     trials: tuple[int, ...] = ()
     arguments: Mapping[str, Any] = field(default_factory=dict)
+
+
+def requester(name: str) -> str:
+    """Login name of the user who wrote a request; "" if its name does not hold it, as in older studies.
+
+    Args:
+        name: Name of the request: time, random digits and user, joined by "-".
+    """
+    return name.split("-", 2)[2] if name.count("-") >= 2 else ""

@@ -194,7 +194,7 @@ class ModelArray(nn.Module):
         return ((slot.path, slot.data, slot.member_tensors) for slot in self.state.stacked_slots())
 
     def shared_parameters(self) -> Iterator[tuple[str, Tensor, list[Tensor]]]:
-        """Yield the path of every frozen parameter that is stored once, its tensor [*shape], and the members' own."""
+        """Yield the path of every frozen parameter that is stored once, its tensor `[*shape]`, and the members' own."""
         return ((slot.path, slot.data, slot.member_tensors) for slot in self.state.slots if slot.shared)
 
     def unfused_parameters(self) -> Iterator[tuple[str, int, nn.Parameter]]:

@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 
 from shoal.core.errors import FusionError
 from shoal.fuse.dispatch import dispatch
-from shoal.fuse.patches import install_patches, remove_patches
+from shoal.fuse.patches import begun_checkpoints, close_checkpoints, install_patches, remove_patches
 from shoal.fuse.randomness import RandomSource, active_source, use_source
 from shoal.fuse.rows import members_without_grad, record_row_grad
 from shoal.fuse.rules.attention import multi_head_without_overrides
@@ -54,11 +54,13 @@ class FunctionInterceptor(TorchFunctionMode):
 
     def __enter__(self) -> Self:
         install_patches()
+        self._begun_checkpoints = begun_checkpoints()
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)  # type: ignore[no-untyped-call]
+        close_checkpoints(self._begun_checkpoints)
         remove_patches()
 
     def __torch_function__(

@@ -5,10 +5,10 @@ If two threads overlap, the last one to leave would restore a list that contains
 """
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from threading import Lock
+from threading import Lock, local
 from typing import Any
 
 import torch.nn.functional as F
@@ -20,7 +20,7 @@ from torch.utils.checkpoint import CheckpointFunction
 from shoal.core.errors import FusionError
 from shoal.fuse.randomness import active_source
 
-__all__ = ["HiddenWarning", "install_patches", "remove_patches"]
+__all__ = ["HiddenWarning", "begun_checkpoints", "close_checkpoints", "install_patches", "remove_patches"]
 
 _lock = Lock()
 _runs = 0
@@ -28,6 +28,16 @@ _runs = 0
 
 _flatten = nn.RNNBase.flatten_parameters
 _checkpointed = checkpoint._checkpoint_without_reentrant_generator
+
+
+class _Checkpoints(local):
+    """Checkpointed parts that runs of this thread began."""
+
+    def __init__(self) -> None:
+        self.begun: list[Generator[None, None, None]] = []
+
+
+_checkpoints = _Checkpoints()
 
 
 def install_patches() -> None:
@@ -75,7 +85,26 @@ def _checkpoint_without_rng_state(fn: Any, preserve_rng_state: bool = True, *arg
 
     The states are not needed, since `RandomSource.next` refuses random functions in a checkpointed part.
     """
-    return _checkpointed(fn, preserve_rng_state and active_source() is None, *args, **kwargs)
+    part = _checkpointed(fn, preserve_rng_state and active_source() is None, *args, **kwargs)
+    if active_source() is not None:
+        _checkpoints.begun.append(part)
+    return part
+
+
+def begun_checkpoints() -> int:
+    """The number of checkpointed parts that runs of this thread have begun so far."""
+    return len(_checkpoints.begun)
+
+
+def close_checkpoints(number: int) -> None:
+    """Close the checkpointed parts that this thread began after the first `number`.
+
+    Before 2.13, torch does not end a part that is left by an exception: its hooks of saved tensors stay in effect for
+    as long as the traceback lives, so the next run would appear to be under a checkpoint.
+    """
+    for part in reversed(_checkpoints.begun[number:]):
+        part.close()
+    del _checkpoints.begun[number:]
 
 
 def _pass_on_weight(public: Callable[..., Any], relevant: Sequence[Any], *args: Any, **kwargs: Any) -> Any:

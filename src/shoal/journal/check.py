@@ -4,12 +4,15 @@ import math
 import re
 import reprlib
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+from shoal.core.errors import JournalError
 from shoal.core.space import is_number
 from shoal.journal.view import JournalView
+from shoal.remedy import command
 
-__all__ = ["check_optional_values", "check_study"]
+__all__ = ["check_not_paused", "check_optional_values", "check_study"]
 
 _Test = Callable[[Any], bool]
 
@@ -28,6 +31,20 @@ def check_study(journal: JournalView) -> None:
     _ = journal.space
     for name in ("task", "algorithm"):
         journal.blob(name)
+
+
+def check_not_paused(directory: Path) -> None:
+    """Refuse to resume a study that is paused in a running process.
+
+    Raises:
+        JournalError: names the process and the command that lets the study go on.
+    """
+    with JournalView.read(directory) as now:
+        if now.study.get("paused") and (pid := now.writer()) is not None:
+            raise JournalError(
+                f"the study in {directory} is paused, and process {pid} runs it; let it go on with: "
+                f"{command('study resume', now.directory)}"
+            )
 
 
 def check_optional_values(journal: JournalView) -> None:
@@ -147,6 +164,18 @@ _OPTIONAL: dict[str, tuple[_Test, str]] = {
         "devices, with those that were added and removed",
     ),
     "edits": (_list_of(_EDIT), "a list of edits of the task"),
+    "savings": (
+        _or_null(
+            _fields(
+                epochs=_is_integer,
+                together=_at_least(0),
+                alone=_at_least(0),
+                packed=is_number,
+                measuring=_at_least(0),
+            )
+        ),
+        "epochs and seconds, or null",
+    ),
     "stopped": (
         _or_null(_fields(text=_is_text, trials=_list_of(_is_integer), log=_is_text)),
         "the common failure of the first trials",

@@ -5,6 +5,7 @@ Python constructor that rejects it.
 """
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 from shoal.core.activity import Activity
@@ -17,7 +18,7 @@ from shoal.journal.rows import Intervention, JobRow, Reservation, TrialRow
 
 __all__ = [
     *("encode", "storable"),
-    *("intervention_of", "job_row", "metrics_of", "proposal_of", "report_of", "trial_row"),
+    *("intervention_of", "job_row", "metric_values", "metrics_of", "proposal_of", "report_of", "trial_row"),
 ]
 
 
@@ -127,6 +128,17 @@ def _object(text: str) -> dict[str, Any]:
 def metrics_of(text: str) -> dict[str, float]:
     """Decode metrics: name -> value."""
     return _numbers(text, "metric")
+
+
+def metric_values(texts: Sequence[str], name: str) -> list[float | None]:
+    """Decode the metrics of several reports at once: the value of one metric in each, None where it is missing."""
+    values = [metrics.get(name) for metrics in json.loads(f"[{','.join(texts)}]")]
+    if len(values) != len(texts):
+        raise ValueError("a text is not one JSON object")
+    for value in values:
+        if value is not None and not is_number(value):
+            raise ValueError(f"the metric {name!r} is {value!r}")
+    return values
 
 
 def _numbers(text: str, what: str) -> dict[str, float]:

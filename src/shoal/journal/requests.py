@@ -1,12 +1,14 @@
 """Request files, by which users change a study, whether or not a process runs it.
 
 A journal has one writer, so other processes write requests to `<directory>/requests/<name>.request`. The engine reads
-them in every turn of its loop. A name contains the time and is never used again. A request stays until a process runs
-the study and records the result in the journal, under the request's name.
+them in every turn of its loop. A name contains the time and the user, and is never used again. A request stays until a
+process runs the study and records the result in the journal, under the request's name.
 """
 
+import getpass
 import json
 import os
+import re
 import secrets
 import time
 from collections.abc import Mapping, Sequence
@@ -54,7 +56,7 @@ def write_request(
             f"the study in {directory} cannot take a request, because {written} cannot be written; ask its owner for "
             "the request, or for permission to write there"
         )
-    name = f"{time.time_ns():020d}-{secrets.token_hex(4)}"
+    name = f"{time.time_ns():020d}-{secrets.token_hex(4)}-{_user()}"
     partial = folder / f"{name}.partial"
     content = {"verb": verb, "devices": devices, "trials": trials, "given": dict(arguments)}
     with translate_errors(directory):
@@ -88,3 +90,12 @@ def pending_requests(directory: Path) -> list[Request]:
                 devices, trials = (tuple(content.get(key, ())) for key in ("devices", "trials"))
                 requests.append(Request(Path(name).stem, content["verb"], devices, trials, content.get("given", {})))
     return requests
+
+
+def _user() -> str:
+    """Login name of this process's user, in characters of a file name; its number if it has none."""
+    try:
+        name = getpass.getuser()
+    except (KeyError, OSError):  # a container may run under a number without a name
+        name = f"uid {os.getuid()}"
+    return re.sub(r"[^\w.@+-]", "_", name)[:64]

@@ -8,6 +8,7 @@ from shoal.core.cause import cause_of, log_of
 from shoal.core.command import Intervened
 from shoal.core.event import NOT_TRIAL_FAILURES, Outcome, TurnStats
 from shoal.core.job import Purpose
+from shoal.core.request import requester
 from shoal.core.trial import Config, Trial, TrialState
 
 __all__ = [
@@ -130,6 +131,11 @@ class Intervention(Intervened):
     """A user's request that was carried out or refused, with the time of that, in seconds since 1970."""
 
     time: float
+
+    @property
+    def user(self) -> str:
+        """Login name of the user who made the request; "" if the journal does not hold it."""
+        return requester(self.request)
 
 
 @dataclass(frozen=True)

@@ -37,6 +37,9 @@ __all__ = ["JournalTables", "JournalView"]
 
 _T = TypeVar("_T")
 
+_STREAMED = 10_000
+"""Rows that are read at once."""
+
 _TRIAL = (
     "SELECT number, config, seed, data_seed, origin, start, state, reason, epoch, target, failures, device, job, "
     "seconds, metrics, best, objective FROM trials"
@@ -103,16 +106,24 @@ class JournalTables:
         Raises:
             JournalError: a column holds a value of the wrong type.
         """
+        return list(self.stream(sql, *values))
+
+    def stream(self, sql: str, *values: object) -> Iterator[tuple[Any, ...]]:
+        """Yield the rows of `rows` as they are read, for tables that are larger than memory should hold."""
         with translate_errors(self.directory):
             cursor = self.connection.execute(sql, values)
-            rows = cursor.fetchall()
         names = [column for column, *_ in cursor.description or ()]
         kinds = [(column, _KINDS[name]) for column, name in enumerate(names) if name in _KINDS]
-        for row in rows:
-            for column, kind in kinds:
-                if not isinstance(row[column], kind):
-                    raise self.damaged(f"`{names[column]}` is {row[column]!r} where `{names[0]}` is {row[0]!r}")
-        return rows
+        while True:
+            with translate_errors(self.directory):
+                rows = cursor.fetchmany(_STREAMED)
+            if not rows:
+                return
+            for row in rows:
+                for column, kind in kinds:
+                    if not isinstance(row[column], kind):
+                        raise self.damaged(f"`{names[column]}` is {row[column]!r} where `{names[0]}` is {row[0]!r}")
+                yield row
 
     def read(self, what: str, decode: Callable[[tuple[Any, ...]], _T], sql: str, *values: object) -> list[_T]:
         """All rows that a query returns, each as an object; see `decoded` for the arguments and the error."""
@@ -210,6 +221,28 @@ class JournalView:
             return self.tables.read("trial", trial_row, f"{_TRIAL} ORDER BY number")
         chosen = f"{_TRIAL} WHERE number IN (SELECT value FROM json_each(?)) ORDER BY number"
         return self.tables.read("trial", trial_row, chosen, json.dumps(list(numbers)))
+
+    def changed_trials(self, known: dict[int, int]) -> list[TrialRow]:
+        """The trials whose rows are new or have changed, by number; the others are not decoded.
+
+        Rows of trials that have ended are not even read again, since only a retry changes them, and it opens them.
+
+        Args:
+            known: Number of each trial -> hash of its row when this was called last, 0 once it has ended; updated.
+        """
+        ended = json.dumps([number for number, found in known.items() if not found])
+        rows = self.tables.rows(
+            f"{_TRIAL} WHERE state IN ({', '.join('?' * len(_OPEN))}) "
+            "OR number NOT IN (SELECT value FROM json_each(?)) ORDER BY number",
+            *(*_OPEN, ended),
+        )
+        changed = []
+        for row in rows:
+            if known.get(row[0]) != (found := hash(row) or 1):
+                trial = self.tables.decoded("trial", trial_row, row)
+                known[trial.number] = 0 if trial.state.final else found
+                changed.append(trial)
+        return changed
 
     def best(self) -> TrialRow | None:
         """The trial with the best last value of the study's metric, of those not FAILED; of equal trials the one with

@@ -182,7 +182,7 @@ def job_bars(journal: JournalView, elapsed: Elapsed) -> list[Bar]:
 
 
 def _improvements(
-    values: Sequence[tuple[float, float]], objective: Objective, elapsed: Elapsed
+    values: Iterable[tuple[float, float]], objective: Objective, elapsed: Elapsed
 ) -> list[tuple[float, float]]:
     best = math.inf
     found: list[tuple[float, float]] = []

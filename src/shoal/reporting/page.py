@@ -1,6 +1,7 @@
 """The report on a study as one self-contained HTML file, and the same as plain values."""
 
 import base64
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from pathlib import Path
@@ -25,7 +26,7 @@ from shoal.reporting.text import (
 )
 from shoal.schedule.ledger import bytes_text
 
-__all__ = ["overview_json", "page", "write_page"]
+__all__ = ["notebook_html", "overview_json", "page", "write_page"]
 
 _STYLE = """
 body { font: 15px/1.45 system-ui, sans-serif; margin: 2em auto; max-width: 78em; padding: 0 1em; color: #222; }
@@ -77,6 +78,30 @@ def page(study: Overview, picture: bytes) -> str:
         "</body>\n</html>\n",
     ]
     return "\n".join(part for part in parts if part)
+
+
+def notebook_html(study: Overview) -> str:
+    """Return the state of a study, the best value over time as a picture, and the best trials, for a notebook."""
+    return f"<div><b>{_text(study.name)}</b>\n{_summary_table(study)}\n{_curve(study)}\n{_best(study)}</div>"
+
+
+def _curve(study: Overview) -> str:
+    """Return the best value so far as SVG in the colour of the text, dark or light; "" without a value."""
+    points = [(time, value) for time, value in study.curve if math.isfinite(value)]
+    if not points:
+        return ""
+    low, high = (function(value for _, value in points) for function in (min, max))
+    across, down = 480 / study.elapsed.total, 90 / (high - low or 1.0)
+    steps = [(time * across, 95 - (value - low) * down) for time, value in points]
+    path = f"M{steps[0][0]:.1f} {steps[0][1]:.1f}" + "".join(f"H{x:.1f}V{y:.1f}" for x, y in steps[1:])
+    title = _text(
+        f"best {study.objectives[0].metric} so far, {number_text(points[0][1])} to {number_text(points[-1][1])}"
+    )
+    return (
+        f'<svg role="img" viewBox="0 0 480 100" width="480" height="100" style="max-width: 100%"><title>{title}</title>'
+        f'<path d="{path}H480" fill="none" stroke="currentColor" stroke-width="1.5"/></svg>\n'
+        f"<p><small>{title}</small></p>"
+    )
 
 
 def overview_json(study: Overview) -> dict[str, Any]:

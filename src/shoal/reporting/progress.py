@@ -16,12 +16,24 @@ from shoal.core.job import Purpose
 from shoal.core.objective import objectives
 from shoal.reporting.failures import cause_lines, failing_text, unmeasured_lines
 from shoal.reporting.snapshot import Best, Snapshot
-from shoal.reporting.text import best_text, duration_text, printable, states_text, trials_text
+from shoal.reporting.text import (
+    best_text,
+    duration_text,
+    epochs_text,
+    left_text,
+    printable,
+    savings_text,
+    states_text,
+    trials_text,
+)
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 __all__ = ["LineProgress", "LiveProgress", "Progress", "SilentProgress", "progress", "summary"]
+
+_MAX_DEVICES = 4
+"""Most devices whose use is shown one by one in a line."""
 
 _PHASES = {Purpose.SIGNATURE: "looking at the models of", Purpose.PROFILE: "measuring", Purpose.TRAIN: "training"}
 
@@ -137,12 +149,14 @@ class LineProgress(_ConsoleProgress):
     """Prints plain lines to a file or a pipe; for the arguments see the base class.
 
     It prints one line at the start, one for each kind of job when it first runs, one for a new best at most every ten
-    seconds, one for each new cause of failures, one for each note on the task, and one at the end.
+    seconds, one each minute for the time left, the use of the devices and the waiting trials, one for each new cause of
+    failures, one for each note on the task, and at the end one for the states and one for what fusing saved.
     """
 
     _PERIOD = 1.0
     _SOFT_WRAP = True
     _BEST_PERIOD = 10.0
+    _STATUS_PERIOD = 60.0
     _MAX_CAUSES = 10
 
     def __init__(
@@ -150,6 +164,7 @@ class LineProgress(_ConsoleProgress):
     ) -> None:
         super().__init__(take_snapshot, console, clock)
         self._best_due = clock()
+        self._status_due = clock() + self._STATUS_PERIOD
         self._best: float | None = None
         self._front: tuple[Best, ...] = ()
         self._started = False
@@ -177,6 +192,9 @@ class LineProgress(_ConsoleProgress):
         if now >= self._best_due and self._improved(snapshot):
             self._best_due = now + self._BEST_PERIOD
             self._print(f"{duration_text(snapshot.elapsed)} best so far: {best_text(snapshot)}")
+        if now >= self._status_due and self._started:
+            self._status_due = now + self._STATUS_PERIOD
+            self._print(f"{duration_text(snapshot.elapsed)} {_status_text(snapshot)}")
 
     def __enter__(self) -> Self:
         self.update()
@@ -187,6 +205,8 @@ class LineProgress(_ConsoleProgress):
         self._print_notes(snapshot)
         self._print_causes(snapshot)
         self._print(f"{duration_text(snapshot.elapsed)} {states_text(snapshot)}; best: {best_text(snapshot)}")
+        if snapshot.savings is not None:
+            self._print(f"saved: {savings_text(snapshot.savings, snapshot.unit)}")
 
     def _print_phases(self, snapshot: Snapshot) -> None:
         """Print each kind of job when it first runs."""
@@ -250,7 +270,8 @@ def progress(
     from rich.console import Console
 
     console = console or Console(stderr=True)
-    return LiveProgress(take_snapshot, console) if console.is_terminal else LineProgress(take_snapshot, console)
+    redraws = console.is_terminal and not console.is_dumb_terminal
+    return LiveProgress(take_snapshot, console) if redraws else LineProgress(take_snapshot, console)
 
 
 def summary(study: Mapping[str, Any], devices: Sequence[str], directory: Path, done: str = "") -> list[str]:
@@ -281,6 +302,23 @@ def summary(study: Mapping[str, Any], devices: Sequence[str], directory: Path, d
 def _totals_text(totals: Totals, unit: str) -> str:
     most = f" to {totals.most}" if totals.most > totals.least else ""
     return f"{trials_text(totals.trials)}, {totals.least}{most} {unit} in all"
+
+
+def _status_text(snapshot: Snapshot) -> str:
+    """Return epochs, time left, use of the devices and the most frequent waiting reason on a line."""
+    left = left_text(snapshot)
+    parts = [f"{epochs_text(snapshot)} {snapshot.unit}{left and f', {left}'}"]
+    uses = [use for use in snapshot.devices if use.device.healthy]
+    if len(uses) > _MAX_DEVICES:
+        parts.append(f"{len(uses)} devices, {sum(use.occupancy for use in uses) / len(uses):.0%} reserved")
+    elif uses:
+        parts.append(", ".join(f"{use.device.name} {use.occupancy:.0%}" for use in uses) + " reserved")
+    if snapshot.waiting:
+        reason, numbers = next(iter(snapshot.waiting.items()))
+        waiting = sum(map(len, snapshot.waiting.values()))
+        most = "" if len(numbers) == waiting else f"{len(numbers)} of them: "
+        parts.append(f"{trials_text(waiting)} waiting: {most}{reason or 'for a place in a job'}")
+    return "; ".join(parts)
 
 
 def _devices_text(snapshot: Snapshot) -> str:

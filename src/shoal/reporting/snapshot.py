@@ -13,6 +13,7 @@ from shoal.journal.rows import DeviceRow, Intervention, JobRow, TrialRow
 from shoal.journal.statistics import StudyStatistics
 from shoal.journal.view import JournalView
 from shoal.reporting.ranking import all_nan, front, ranked, values
+from shoal.reporting.savings import Savings
 
 __all__ = ["Best", "DeviceUse", "Failing", "JobUse", "Snapshot", "TaskEdit", "snapshot", "task_edits"]
 
@@ -145,6 +146,7 @@ class Snapshot:
         interventions: Requests of users with their outcomes, in order.
         held: Numbers of the open trials that a user has paused.
         paused: Whether a user has paused the whole study.
+        savings: Device time that fusing and packing saved, when the study last ended; None if nothing was fused.
     """
 
     metric: str | tuple[str, ...]
@@ -173,6 +175,7 @@ class Snapshot:
     interventions: tuple[Intervention, ...] = ()
     held: tuple[int, ...] = ()
     paused: bool = False
+    savings: Savings | None = None
 
     @property
     def all_paused(self) -> bool:
@@ -233,6 +236,7 @@ def snapshot(journal: JournalView, now: float, *, starting: bool = False) -> Sna
     objectives = journal.objectives
     several = len(objectives) > 1
     announced, stopped = journal.study.get("totals"), journal.study.get("stopped")
+    saved = journal.study.get("savings")
     with journal.tables.decoding("how much its algorithm asks for"):
         totals = None if announced is None else Totals(**announced)
     if totals is not None and (added := statistics.added())[0]:
@@ -265,6 +269,7 @@ def snapshot(journal: JournalView, now: float, *, starting: bool = False) -> Sna
         interventions=tuple(journal.interventions()),
         held=journal.paused_trials(),
         paused=journal.study.get("paused", False),
+        savings=None if saved is None else Savings(**saved),
     )
     waits = pid is None or found.paused or found.all_paused
     left = None if waits else _seconds_left(done - run.epochs, found.epochs_total - done, elapsed)

@@ -34,8 +34,10 @@ from shoal.reporting.text import (
     finite_or_none,
     intervention_text,
     leaf_text,
+    left_text,
     number_text,
     printable,
+    savings_text,
     state_name,
     state_text,
     states_text,
@@ -154,6 +156,8 @@ def status_table(snapshot: Snapshot) -> Table:
     _add_lines(table, "task", map(task_edit_text, snapshot.edits))
     _add_lines(table, "asked", map(intervention_text, snapshot.interventions[-_MAX_REQUESTS:]))
     _add_lines(table, "best", best_texts(snapshot))
+    if snapshot.savings is not None:
+        _add_lines(table, "saved", [savings_text(snapshot.savings, snapshot.unit)])
     for use in snapshot.devices:
         _add_lines(table, use.device.name, device_lines(use, snapshot.unit))
     return table
@@ -266,6 +270,7 @@ def snapshot_json(snapshot: Snapshot) -> dict[str, Any]:
         "failing": [failing_json(failing) for failing in snapshot.failing],
         "unmeasured": [cause_json(cause) for cause in snapshot.unmeasured],
         "devices": [device_json(use) for use in snapshot.devices],
+        "savings": snapshot.savings and {**asdict(snapshot.savings), "saved": snapshot.savings.saved},
     }
 
 
@@ -278,6 +283,7 @@ def _intervention_json(each: Intervention) -> dict[str, Any]:
     """Return a request of a user as plain values."""
     return {
         "time": each.time,
+        "user": each.user,
         "verb": each.verb,
         "trials": list(each.trials),
         "devices": list(each.devices),
@@ -327,13 +333,12 @@ def _numbered_trials(numbers: Sequence[int]) -> str:
 
 def _progress_row(snapshot: Snapshot) -> Table:
     table = Table.grid(padding=(0, 2))
-    bar = ProgressBar(max(snapshot.epochs_total, 1), snapshot.epochs_done, width=_BAR_WIDTH)
+    table.add_column(max_width=_BAR_WIDTH)  # shrinks where the line does not fit
+    table.add_column(no_wrap=True)
+    table.add_column(no_wrap=True)
+    bar = ProgressBar(max(snapshot.epochs_total, 1), snapshot.epochs_done)
     progress = epochs_text(snapshot)
-    qualifier = (
-        "at least " if snapshot.seconds_left is not None and snapshot.epochs_most > snapshot.epochs_total else ""
-    )
-    runs = snapshot.pid is not None and not (snapshot.finished or snapshot.paused or snapshot.all_paused)
-    left = f", {qualifier}{duration_text(snapshot.seconds_left)} left" if runs else ""
-    times = f"{duration_text(snapshot.elapsed)} elapsed{left}"
+    left = left_text(snapshot)
+    times = f"{duration_text(snapshot.elapsed)} elapsed{left and f', {left}'}"
     table.add_row(bar, progress, times)
     return table

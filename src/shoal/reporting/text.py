@@ -12,6 +12,7 @@ from shoal.core.request import Request
 from shoal.core.space import Space, flatten
 from shoal.core.trial import Config, TrialState
 from shoal.journal.rows import Intervention
+from shoal.reporting.savings import Savings
 from shoal.reporting.snapshot import Best, Snapshot, TaskEdit
 
 __all__ = [
@@ -25,12 +26,14 @@ __all__ = [
     "intervention_text",
     "key_text",
     "leaf_text",
+    "left_text",
     "number_text",
     "numbers_text",
     "printable",
     "rate_text",
     "request_text",
     "rounded",
+    "savings_text",
     "shortened",
     "state_name",
     "state_text",
@@ -156,6 +159,29 @@ def epochs_text(snapshot: Snapshot) -> str:
     """Return the epochs done of all epochs: "25 of 69"; if results decide how many there are, "25 of 184 to 1728"."""
     least, most = snapshot.epochs_total, snapshot.epochs_most
     return f"{snapshot.epochs_done} of {least}" + (f" to {most}" if most > least else "")
+
+
+def left_text(snapshot: Snapshot) -> str:
+    """Return the time left, "at least 0:03:04 left"; "" if the study is not running."""
+    if snapshot.pid is None or snapshot.finished or snapshot.paused or snapshot.all_paused:
+        return ""
+    grows = snapshot.seconds_left is not None and snapshot.epochs_most > snapshot.epochs_total
+    return f"{'at least ' if grows else ''}{duration_text(snapshot.seconds_left)} left"
+
+
+def savings_text(found: Savings, unit: str) -> str:
+    """Return what fusing and packing saved, and of what, on a line.
+
+    Args:
+        found: The device time of the epochs, together and alone.
+        unit: Unit of progress, see `Snapshot`.
+    """
+    gain = duration_text(found.saved) if found.saved >= 1 else "nothing"
+    packed = f", {duration_text(found.packed)} of it by packing" if found.packed >= 1 and found.saved >= 1 else ""
+    return (
+        f"{gain} of device time{packed}: {found.epochs} {unit} took {duration_text(found.together)}, one trial at a "
+        f"time {duration_text(found.alone)}; measuring took {duration_text(found.measuring)}"
+    )
 
 
 def states_text(snapshot: Snapshot) -> str:

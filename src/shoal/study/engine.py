@@ -2,6 +2,7 @@
 
 import os
 from collections import deque
+from dataclasses import asdict
 
 from shoal.algorithms.base import Algorithm
 from shoal.core.command import StartJob, Step
@@ -12,6 +13,7 @@ from shoal.journal.writer import Journal
 from shoal.remedy import command
 from shoal.reporting.failures import first_failed
 from shoal.reporting.progress import Progress
+from shoal.reporting.savings import savings
 from shoal.study.actuation import carry_out, commit
 from shoal.study.config import EngineConfig
 from shoal.study.core import StudyCore
@@ -66,6 +68,8 @@ class Engine:
                     error.add_note(f"while stopping: {'; '.join(unsaved)}; these trials go on from older checkpoints")
                 raise
             self._shut_down()
+            found = savings(self._journal, self._core.state.signatures.keys, self._core.state.config.history)
+            self._journal.put("savings", found and asdict(found))
         self._journal.put("finished", True)
 
     def interrupt(self) -> None:

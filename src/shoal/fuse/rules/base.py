@@ -62,7 +62,7 @@ class Rule:
         functions: Functions with `__torch_function__` overrides: torch's own, an operator (`torch.library.custom_op`),
             or a function decorated by `torch.overrides.wrap_torch_function`.
         lowerings: Name -> implementation of the function for all members, the default first. A lowering takes the
-            function's arguments, with tensors [B, *shape] in place of one member's tensors (for a shared tensor, an
+            function's arguments, with tensors `[B, *shape]` in place of one member's tensors (for a shared tensor, an
             expanded view), and returns the function's result with tensors [B, ...]. Each shape is measured once and
             runs by the fastest lowering; a loop over the members is always a candidate.
         input_layouts: Memory layouts that the lowerings accept. By default any, including views; with a single layout,

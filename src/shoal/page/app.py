@@ -1,0 +1,281 @@
+"""The routes of the page: its files, the studies as JSON, their changes as server-sent events, and requests."""
+
+import asyncio
+import hmac
+import json
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, suppress
+from functools import partial
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from shoal.core.errors import ShoalError
+from shoal.page.controls import carry_out
+from shoal.page.feed import Stamp, StudyFeed, file_stamp
+from shoal.page.files import page_files
+from shoal.page.guard import Guard
+from shoal.page.plain import json_text
+from shoal.page.studies import find_studies
+from shoal.page.views import curves_view, log_view, overview_view, summary_view, trial_view
+
+__all__ = ["LOGIN", "PageServer"]
+
+LOGIN = "/api/session"
+
+_LOOK_SECONDS = 0.5
+"""Time between two looks at a journal that somebody watches."""
+_LOOK_SHARE = 10
+"""Looks take at most one part in so many of the time, so that those at a large study do not slow it."""
+_VIEW_SHARE = 20
+"""As `_LOOK_SHARE`, for a view that takes seconds."""
+_ALIVE_SECONDS = 15.0
+"""Time after which a quiet stream sends a comment, so that a browser that is gone is noticed."""
+_MAX_STREAMS = 64
+"""Most streams at a time."""
+_MAX_CACHED = 64
+"""Most views that are kept."""
+
+
+class PageServer:
+    """The page of a study, or of a folder of studies.
+
+    Journals are read in two threads: one for what changes, one for views that may take seconds. A stream reads from the
+    memory of its feed whenever its browser has taken the last piece, so a browser that does not read holds up nothing.
+
+    Args:
+        root: Directory of a study, or a folder of studies.
+        token: Token that a browser must bring.
+        port: Port of the server.
+        hosts: Names under which it is reached.
+    """
+
+    def __init__(
+        self, root: Path, *, token: str, port: int, hosts: Collection[str] = ("127.0.0.1", "localhost")
+    ) -> None:
+        self._root, self._token, self._cookie = root, token, f"shoal-{port}"
+        self._files = page_files()
+        self._feeds: dict[str, StudyFeed] = {}
+        self._watched: dict[str, int] = {}
+        self._changed = asyncio.Condition()
+        self._ending = False
+        self._cache: dict[tuple[str, ...], tuple[Stamp, float, str]] = {}
+        self._looks = ThreadPoolExecutor(1, "shoal-page-looks")
+        self._views = ThreadPoolExecutor(1, "shoal-page-views")
+        guard = Middleware(
+            Guard,
+            token=token,
+            cookie=self._cookie,
+            hosts=frozenset(f"{host}:{port}" for host in hosts),
+            public=frozenset(["/", *(f"/{name}" for name in self._files)]),
+            login=LOGIN,
+        )
+        self.app = Starlette(routes=self._routes(), middleware=[guard], lifespan=self._running)
+
+    def _routes(self) -> list[Route]:
+        json_routes: Mapping[str, Callable[[Request], Awaitable[str]]] = {
+            "studies": self._studies,
+            "state": self._state,
+            "overview": self._overview,
+            "curves": self._curves,
+            "trial": self._trial,
+            "log": self._log,
+        }
+        return [
+            Route(LOGIN, self._login, methods=["POST"]),
+            Route("/api/request", self._request, methods=["POST"]),
+            Route("/api/events", self._events, methods=["GET"]),
+            *(
+                Route(f"/api/{name}", partial(_answer, text_of), methods=["GET"])
+                for name, text_of in json_routes.items()
+            ),
+            Route("/{name:path}", self._file, methods=["GET"]),
+        ]
+
+    @asynccontextmanager
+    async def _running(self, app: Starlette) -> AsyncIterator[None]:
+        task = asyncio.create_task(self._follow())
+        try:
+            yield
+        finally:
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
+            self._looks.shutdown(wait=False, cancel_futures=True)
+            self._views.shutdown(wait=False, cancel_futures=True)
+
+    async def _follow(self) -> None:
+        """Look at each study that a browser watches, and wake its streams."""
+        while True:
+            longest = 0.0
+            for name in [name for name, count in self._watched.items() if count]:
+                await self._look(self._feeds[name])
+                longest = max(longest, self._feeds[name].seconds)
+            await asyncio.sleep(max(_LOOK_SECONDS, _LOOK_SHARE * longest))
+
+    async def end_streams(self) -> None:
+        """Let all streams end, as a server waits for them before it ends."""
+        self._ending = True
+        async with self._changed:
+            self._changed.notify_all()
+
+    async def _look(self, feed: StudyFeed) -> None:
+        """Look at a journal, and wake the streams if there is something new."""
+        if await asyncio.get_running_loop().run_in_executor(self._looks, feed.look):
+            async with self._changed:
+                self._changed.notify_all()
+
+    async def _file(self, request: Request) -> Response:
+        found = self._files.get(request.path_params["name"] or "index.html")
+        if found is None:
+            return PlainTextResponse("there is nothing here", status_code=HTTPStatus.NOT_FOUND)
+        content, kind = found
+        return Response(content, media_type=kind)
+
+    async def _login(self, request: Request) -> Response:
+        with suppress(
+            ValueError, TypeError, LookupError, AttributeError, RecursionError
+        ):  # another body than an object with a text is no token
+            given = json.loads(await request.body())["token"]
+            if hmac.compare_digest(given.encode(), self._token.encode()):
+                response = Response(status_code=HTTPStatus.NO_CONTENT)
+                response.set_cookie(self._cookie, self._token, httponly=True, samesite="strict", path="/")
+                return response
+        return PlainTextResponse("this is not the token of this page", status_code=HTTPStatus.UNAUTHORIZED)
+
+    async def _request(self, request: Request) -> Response:
+        try:
+            directory = self._feed(request).directory
+            asked = json.loads(await request.body())
+            await asyncio.get_running_loop().run_in_executor(self._views, carry_out, directory, asked)
+        except ShoalError as error:
+            return PlainTextResponse(str(error), status_code=HTTPStatus.CONFLICT)
+        except (ValueError, RecursionError):  # no JSON, or nested too deeply
+            return PlainTextResponse("the body is not JSON", status_code=HTTPStatus.BAD_REQUEST)
+        return Response(status_code=HTTPStatus.ACCEPTED)
+
+    async def _events(self, request: Request) -> Response:
+        try:
+            feed = self._feed(request)
+        except ShoalError as error:
+            return PlainTextResponse(str(error), status_code=HTTPStatus.NOT_FOUND)
+        if sum(self._watched.values()) >= _MAX_STREAMS:
+            return PlainTextResponse("too many browsers", status_code=HTTPStatus.SERVICE_UNAVAILABLE)
+        position = request.headers.get("last-event-id") or request.query_params.get("position", "")
+        return StreamingResponse(self._stream(feed, position), media_type="text/event-stream")
+
+    async def _stream(self, feed: StudyFeed, position: str) -> AsyncIterator[str]:
+        self._watched[feed.name] = self._watched.get(feed.name, 0) + 1
+        try:
+            yield "retry: 1000\n\n"
+            while not self._ending:
+                if (news := feed.delta(position)) is not None:
+                    position, text = news
+                    yield f"id: {position}\ndata: {text}\n\n"
+                    continue
+                try:
+                    async with asyncio.timeout(_ALIVE_SECONDS), self._changed:
+                        await self._changed.wait_for(lambda: self._ending or feed.position != position)  # noqa: B023
+                except TimeoutError:
+                    yield ": alive\n\n"
+        finally:
+            self._watched[feed.name] -= 1
+
+    async def _studies(self, request: Request) -> str:
+        now = time.time()
+
+        def read() -> str:
+            found = find_studies(self._root)
+            shown = []
+            for name, directory in found.items():
+                text = self._cached(("studies", name), directory, partial(summary_view, directory, now), 5.0)
+                shown.append(f'{{"name":{json_text(name)},"study":{text}}}')
+            return f'{{"folder":{json_text(self._root.resolve().name)},"studies":[{",".join(shown)}]}}'
+
+        return await self._in_views(read)
+
+    async def _state(self, request: Request) -> str:
+        feed = self._feed(request)
+        await self._look(feed)
+        return feed.state()
+
+    async def _overview(self, request: Request) -> str:
+        feed = self._feed(request)
+        return await self._in_views(
+            lambda: self._cached(
+                ("overview", feed.name), feed.directory, lambda: overview_view(feed.directory, time.time()), 1.0
+            )
+        )
+
+    async def _curves(self, request: Request) -> str:
+        feed, metric = self._feed(request), request.query_params.get("metric", "")
+        return await self._in_views(
+            lambda: self._cached(
+                ("curves", feed.name, metric), feed.directory, lambda: curves_view(feed.directory, metric)
+            )
+        )
+
+    async def _trial(self, request: Request) -> str:
+        feed, number = self._feed(request), request.query_params.get("trial", "")
+        if not (number.isascii() and number.isdecimal() and len(number) < 16):
+            raise ShoalError("a trial is named by its number")
+        return await self._in_views(lambda: json_text(trial_view(feed.directory, int(number))))
+
+    async def _log(self, request: Request) -> str:
+        feed, job = self._feed(request), request.query_params.get("job", "")
+        return await self._in_views(lambda: json_text(log_view(feed.directory, job)))
+
+    async def _in_views(self, read: Callable[[], str]) -> str:
+        return await asyncio.get_running_loop().run_in_executor(self._views, read)
+
+    def _cached(self, key: tuple[str, ...], directory: Path, read: Callable[[], Any], seconds: float = 0.0) -> str:
+        """Return a view as JSON text; computed again if the journal has changed and the last one is old enough.
+
+        Args:
+            key: Name of the view, the study, and further arguments.
+            directory: Directory of the study.
+            read: Function that computes the view.
+            seconds: Least time between two computations, longer if one takes long; 0: none.
+        """
+        stamp, now = file_stamp(directory), time.monotonic()
+        if (kept := self._cache.get(key)) is not None:
+            known, until, text = kept
+            if known == stamp or now < until:
+                return text
+        text = json_text(read())
+        took = time.monotonic() - now
+        self._cache.pop(key, None)
+        self._cache[key] = (stamp, now + max(seconds, _VIEW_SHARE * took) if seconds else 0.0, text)
+        while len(self._cache) > _MAX_CACHED:
+            del self._cache[next(iter(self._cache))]
+        return text
+
+    def _feed(self, request: Request) -> StudyFeed:
+        """Return the feed of the study that a request names; a name is looked up, never joined to a path.
+
+        Raises:
+            ShoalError: there is no such study.
+        """
+        name = request.query_params.get("study", "")
+        if name not in self._feeds:
+            found = find_studies(self._root)
+            if name not in found:
+                raise ShoalError("there is no study of this name")
+            self._feeds[name] = StudyFeed(name, found[name])
+        return self._feeds[name]
+
+
+async def _answer(text_of: Callable[[Request], Awaitable[str]], request: Request) -> Response:
+    """Answer with JSON; an error of Shoal is answered with its text."""
+    try:
+        return Response(await text_of(request), media_type="application/json")
+    except ShoalError as error:
+        return PlainTextResponse(str(error), status_code=HTTPStatus.NOT_FOUND)

@@ -1,0 +1,73 @@
+"""The page of a study as one file that needs no server: the same views, with the study's data inside."""
+
+import re
+import time
+from pathlib import Path
+
+from shoal.core.errors import ShoalError
+from shoal.page.feed import StudyFeed
+from shoal.page.files import MODULES, page_files
+from shoal.page.plain import json_text
+from shoal.page.views import curves_view, overview_view
+
+__all__ = ["frozen_page", "write_frozen_page"]
+
+_POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:"
+"""The file may load nothing, and send nothing."""
+_IMPORT = re.compile(r"^import [^;]*;\n", re.MULTILINE)
+_EXPORT = re.compile(r"^export ", re.MULTILINE)
+_MAX_METRICS = 12
+"""Most metrics whose curves are in the file: those of the study, then the others by name."""
+
+
+def write_frozen_page(directory: Path, path: Path) -> None:
+    """Write the page of a study.
+
+    Args:
+        directory: Directory of the study.
+        path: File to write.
+
+    Raises:
+        JournalError: there is no study, or its journal cannot be read.
+        ShoalError: the file cannot be written.
+    """
+    text = frozen_page(directory, time.time())
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ShoalError(f"the report cannot be written: {error}") from error
+
+
+def frozen_page(directory: Path, now: float) -> str:
+    """Return the HTML of `write_frozen_page`.
+
+    Args:
+        directory: Directory of the study.
+        now: Seconds since 1970.
+    """
+    overview = json_text(overview_view(directory, now))
+    feed = StudyFeed(directory.resolve().name, directory, lambda: now)
+    feed.look()
+    curves = ",".join(
+        f"{json_text(name)}:{json_text(curves_view(directory, name))}" for name in feed.metrics()[:_MAX_METRICS]
+    )
+    data = f'{{"time":{now},"state":{feed.state()},"overview":{overview},"curves":{{{curves}}}}}'
+    files = {name: content.decode() for name, (content, kind) in page_files().items()}
+    modules = "\n".join(_EXPORT.sub("", _IMPORT.sub("", files[name])) for name in MODULES)
+    head = (
+        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">\n'
+        f"<style>{files['uPlot.min.css']}\n{files['style.css']}</style>\n"
+    )
+    scripts = (
+        f'<script type="application/json" id="frozen">{_inert(data)}</script>\n'
+        f"<script>{files['uPlot.iife.min.js']}</script>\n"
+        f'<script type="module">{modules}</script>\n'
+    )
+    before, rest = files["index.html"].split("<!-- files -->\n")
+    _, after = rest.split("<!-- end of files -->\n")
+    return before + head + after.replace("</body>", f"{scripts}</body>")
+
+
+def _inert(json: str) -> str:
+    """Return JSON text that cannot end the element that holds it; no character of it is markup."""
+    return json.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")

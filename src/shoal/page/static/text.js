@@ -1,0 +1,71 @@
+// Elements and texts. All text of a study becomes a text node, so none of it can be markup.
+
+export function el(tag, properties = {}, ...children) {
+  const element = document.createElement(tag);
+  fill(element, properties, children);
+  return element;
+}
+
+export function svg(tag, attributes = {}, ...children) {
+  const element = document.createElementNS("http://www.w3.org/2000/svg", tag);
+  fill(element, attributes, children);
+  return element;
+}
+
+function fill(element, properties, children) {
+  for (const [name, value] of Object.entries(properties)) {
+    if (value === null || value === undefined || value === false) continue;
+    if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
+    else if (name === "value" || name === "checked" || name === "disabled") element[name] = value;
+    else element.setAttribute(name, value === true ? "" : String(value));
+  }
+  element.append(...children.flat(3).filter((child) => child !== null && child !== undefined && child !== false));
+}
+
+export function width(element, percent) {
+  element.style.width = `${percent}%`; // by CSSOM: the policy of the page allows no style attributes
+  return element;
+}
+
+export function number(value) {
+  if (value === null || value === undefined) return "–";
+  if (typeof value !== "number") return typeof value === "string" ? value : JSON.stringify(value);
+  if (Number.isInteger(value)) return String(value);
+  const size = Math.abs(value);
+  return size >= 1e5 || size < 1e-3 ? value.toExponential(3).replace(/\.?0+e/, "e") : String(Number(value.toPrecision(4)));
+}
+
+export function percent(share) {
+  return `${Math.round(100 * share)} %`;
+}
+
+export function duration(seconds) {
+  const whole = Math.round(seconds);
+  const parts = [Math.floor(whole / 3600), Math.floor(whole / 60) % 60, whole % 60];
+  return `${parts[0]}:${String(parts[1]).padStart(2, "0")}:${String(parts[2]).padStart(2, "0")}`;
+}
+
+export function moment(seconds) {
+  const two = (value) => String(value).padStart(2, "0");
+  const date = new Date(1000 * seconds);
+  const day = `${date.getFullYear()}-${two(date.getMonth() + 1)}-${two(date.getDate())}`;
+  return `${day} ${two(date.getHours())}:${two(date.getMinutes())}:${two(date.getSeconds())}`;
+}
+
+export function numbers(list) {
+  const shown = list.slice(0, 12).join(", ");
+  return list.length > 12 ? `${shown}, … (${list.length})` : shown;
+}
+
+export function flatten(config, prefix = "", found = {}) {
+  for (const [name, value] of Object.entries(config)) {
+    const nested = value !== null && typeof value === "object" && !Array.isArray(value);
+    if (nested) flatten(value, `${prefix}${name}.`, found);
+    else found[prefix + name] = value;
+  }
+  return found;
+}
+
+export function plural(count, word) {
+  return `${count} ${word}${count === 1 ? "" : "s"}`;
+}

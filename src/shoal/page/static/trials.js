@@ -1,0 +1,114 @@
+// The table of trials: sorted, filtered, searched; requests for those that are chosen; as CSV.
+import { el, number } from "./text.js";
+import { frozen } from "./source.js";
+import { card, requestButton, say, stateBadge, trialLink } from "./parts.js";
+
+const PAGE = 100;
+
+export function trialsView(study) {
+  const view = { sort: "", falls: false, text: "", state: "", shown: PAGE, chosen: new Set() };
+  const place = el("div", { class: "scroll" }), count = el("span", { class: "quiet small" });
+  const more = el("button", { type: "button", onclick: () => { view.shown += 5 * PAGE; draw(); } }, "Show more");
+  const draw = () => {
+    const columns = columnsOf(study), rows = selected(study, view, columns);
+    const best = study.snapshot.best?.trial ?? null, front = new Set((study.snapshot.front ?? []).map((each) => each.trial));
+    const body = rows.slice(0, view.shown).map((row) => el("tr", { class: row.trial === best || front.has(row.trial) ? "best" : "" },
+      frozen ? null : el("td", {}, el("input", { type: "checkbox", "aria-label": `choose trial ${row.trial}`, checked: view.chosen.has(row.trial),
+        onchange: (event) => (event.target.checked ? view.chosen.add(row.trial) : view.chosen.delete(row.trial)) })),
+      columns.map((column) => cell(study, row, column))));
+    const focused = document.activeElement?.dataset?.sort;
+    place.replaceChildren(el("table", {}, el("thead", {}, el("tr", {}, frozen ? null : el("th", {}, ""), columns.map((column) => head(column, view, draw)))), el("tbody", {}, body)));
+    if (focused) place.querySelector(`[data-sort="${CSS.escape(focused)}"]`)?.focus();
+    count.textContent = `${rows.length} of ${study.trials.size} trials`;
+    more.hidden = rows.length <= view.shown;
+  };
+  const chosen = () => [...view.chosen].sort((one, other) => one - other);
+  const states = ["", "running", "pending", "paused", "complete", "stopped", "failed", "interrupted"];
+  const element = card("Trials", "",
+    el("div", { class: "row" },
+      el("input", { type: "search", placeholder: "Search values, reasons, devices", "aria-label": "Search", oninput: (event) => { view.text = event.target.value; draw(); } }),
+      el("label", {}, "state", el("select", { name: "state", onchange: (event) => { view.state = event.target.value; draw(); } },
+        states.map((state) => el("option", { value: state }, state === "pending" ? "waiting" : state || "all")))),
+      count, el("button", { type: "button", id: "csv", onclick: () => save(study, view) }, "CSV"),
+      ["pause", "resume", "stop", "retry"].map((verb) => requestButton(study, verb, chosen, verb === "stop" ? "danger" : ""))),
+    place, more);
+  return { element, update: draw };
+}
+
+// Columns: {key, title, kind, value(row)}.
+function columnsOf(study) {
+  const goals = study.snapshot.objectives.map((goal) => goal.metric);
+  const metric = (name) => ({ key: `metric.${name}`, title: name, kind: "number", value: (row) => row.metrics[name] });
+  return [
+    { key: "trial", title: "trial", kind: "number", value: (row) => row.trial },
+    { key: "state", title: "state", kind: "", value: (row) => row.state },
+    ...goals.map(metric),
+    ...goals.map((name) => ({ key: `best.${name}`, title: goals.length > 1 ? `best ${name}` : "best", kind: "number", value: (row) => row.best[name] })),
+    { key: "epochs", title: study.snapshot.unit, kind: "number", value: (row) => row.epochs },
+    { key: "seconds", title: "seconds", kind: "number", value: (row) => row.seconds },
+    ...study.parameters.map((name) => ({ key: `config.${name}`, title: name, kind: "number", value: (row) => row.flat[name] })),
+    ...study.metrics.filter((name) => !goals.includes(name)).map(metric),
+    { key: "device", title: "device", kind: "", value: (row) => row.device },
+    { key: "reason", title: "reason", kind: "text", value: (row) => row.reason },
+  ];
+}
+
+function cell(study, row, column) {
+  const value = column.value(row);
+  if (column.key === "trial") return el("td", { class: "number" }, trialLink(study, row.trial));
+  if (column.key === "state") return el("td", {}, stateBadge(value));
+  if (column.key === "seconds") return el("td", { class: "number" }, value.toFixed(1));
+  if (column.key === "reason") return el("td", { class: "line small quiet", title: value.slice(0, 1000) }, value.slice(0, 160));
+  return el("td", { class: column.kind }, value === undefined ? "–" : number(value));
+}
+
+function head(column, view, draw) {
+  const sorted = view.sort === column.key;
+  const sort = () => { view.falls = sorted ? !view.falls : false; view.sort = column.key; draw(); };
+  return el("th", { class: column.kind, scope: "col", "aria-sort": sorted ? (view.falls ? "descending" : "ascending") : null },
+    el("button", { type: "button", "data-sort": column.key, onclick: sort }, column.title));
+}
+
+function selected(study, view, columns) {
+  const text = view.text.trim().toLowerCase();
+  let rows = [...study.trials.values()];
+  if (view.state) rows = rows.filter((row) => row.state === view.state);
+  if (text) rows = rows.filter((row) => columns.some((column) => String(column.value(row) ?? "").toLowerCase().includes(text)));
+  if (!view.sort) {
+    const ranked = study.ranked(study.goal.metric), place = new Map(ranked.map((row, index) => [row.trial, index]));
+    const after = (row) => place.get(row.trial) ?? Infinity;
+    return rows.sort((one, other) => (after(one) === after(other) ? one.trial - other.trial : after(one) - after(other)));
+  }
+  const column = columns.find((each) => each.key === view.sort) ?? columns[0];
+  const sign = view.falls ? -1 : 1;
+  return rows.sort((one, other) => compare(column.value(one), column.value(other), sign) || one.trial - other.trial);
+}
+
+// Missing values come last in both directions.
+function compare(one, other, sign) {
+  const missing = (value) => value === undefined || value === null || value === "";
+  if (missing(one) || missing(other)) return missing(one) - missing(other);
+  if (typeof one === "number" && typeof other === "number") return sign * (one - other);
+  return sign * String(one).localeCompare(String(other));
+}
+
+// A value that a spreadsheet would take for a formula gets an apostrophe.
+function quoted(value) {
+  if (value === undefined || value === null) return "";
+  const text = typeof value === "object" ? JSON.stringify(value) : String(value);
+  const safe = typeof value === "string" && /^[=+\-@\t\r]/.test(text) ? `'${text}` : text;
+  return /[",\n\r]/.test(safe) ? `"${safe.replaceAll('"', '""')}"` : safe;
+}
+
+export function csv(study, view) {
+  const columns = columnsOf(study);
+  const lines = [columns.map((column) => quoted(column.key)), ...selected(study, view, columns).map((row) => columns.map((column) => quoted(column.value(row))))];
+  return `${lines.map((line) => line.join(",")).join("\r\n")}\r\n`;
+}
+
+function save(study, view) {
+  const link = el("a", { href: URL.createObjectURL(new Blob([csv(study, view)], { type: "text/csv" })), download: `${study.name.replaceAll("/", "-")}.csv` });
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 1000);
+  say("The trials that are shown are saved as CSV.");
+}

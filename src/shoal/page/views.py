@@ -1,0 +1,248 @@
+"""What the page shows of a study, as plain values: taken from `shoal.reporting`, which computes all figures."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from shoal.core.errors import ShoalError
+from shoal.core.job import log_path
+from shoal.core.request import requester
+from shoal.core.trial import Report, TrialState
+from shoal.journal.codec import metrics_of
+from shoal.journal.requests import pending_requests
+from shoal.journal.statistics import StudyStatistics
+from shoal.journal.view import JournalView
+from shoal.reporting.accounting import accounting, accounting_json
+from shoal.reporting.drawing import assign_lanes
+from shoal.reporting.fusion_gain import fusion_gain, measured_profiles
+from shoal.reporting.overview import Overview, overview
+from shoal.reporting.page import overview_json
+from shoal.reporting.snapshot import Snapshot, snapshot
+from shoal.reporting.table import snapshot_json
+from shoal.reporting.text import (
+    best_text,
+    duration_text,
+    epochs_text,
+    finite_or_none,
+    intervention_text,
+    request_text,
+    state_name,
+    states_text,
+)
+
+__all__ = ["curves_view", "log_view", "overview_view", "report_values", "snapshot_view", "summary_view", "trial_view"]
+
+MAX_POINTS = 60_000
+"""Most points of all curves of a metric; of longer curves every second, third ... epoch is sent."""
+_MAX_REQUESTS = 200
+"""Most requests of users that are shown, the newest."""
+_MAX_FAILURES = 200
+"""Most failed jobs that are shown, the newest."""
+_MAX_TEXT = 20_000
+"""Most characters of a traceback; the last ones."""
+_MAX_LOG = 64 * 1024
+"""Most bytes of a log; the last ones."""
+
+
+def snapshot_view(journal: JournalView, found: Snapshot) -> dict[str, Any]:
+    """Return the state of a study with the texts that `shoal status` has, and the requests of users.
+
+    Args:
+        journal: Journal of the study.
+        found: Its snapshot.
+    """
+    shown = snapshot_json(found)
+    requests = shown.pop("interventions")[-_MAX_REQUESTS:]
+    texts = [intervention_text(each) for each in found.interventions[-_MAX_REQUESTS:]]
+    waiting = {reason: {"count": len(some), "first": list(some[:12])} for reason, some in found.waiting.items()}
+    runs = found.pid is not None and not (found.finished or found.paused or found.all_paused)
+    return shown | {
+        "states": {state_name(state, found.pid is not None): count for state, count in found.states.items() if count},
+        "waiting": waiting,
+        "unit": found.unit,
+        "text": {
+            "states": states_text(found),
+            "epochs": epochs_text(found),
+            "elapsed": duration_text(found.elapsed),
+            "left": duration_text(found.seconds_left) if runs else "",
+            "best": best_text(found),
+        },
+        "requests": [each | {"said": text} for each, text in zip(requests, texts, strict=True)],
+        "pending": [
+            {"user": requester(each.name), "said": request_text(each)} for each in pending_requests(journal.directory)
+        ],
+        "ended": bool(journal.study.get("ended") or found.finished),
+    }
+
+
+def summary_view(directory: Path, now: float) -> dict[str, Any]:
+    """Return a study in a list of studies: its state in words, or why its journal cannot be read.
+
+    Args:
+        directory: Directory of the study.
+        now: Seconds since 1970.
+    """
+    try:
+        with JournalView.read(directory) as journal:
+            found = snapshot(journal, now)
+            return {
+                "runs": found.pid is not None,
+                "states": states_text(found),
+                "epochs": epochs_text(found),
+                "best": best_text(found),
+                "began": journal.runs()[0].started,
+            }
+    except ShoalError as error:
+        return {"error": str(error)}
+
+
+def report_values(report: Report, time: float) -> list[Any]:
+    """Return a report as [trial, epoch, seconds since 1970, metrics]; None for NaN and the infinities."""
+    return [report.trial, report.epoch, round(time, 3), {name: _shown(x) for name, x in report.metrics.items()}]
+
+
+def trial_view(directory: Path, number: int) -> dict[str, Any]:
+    """Return all reports of a trial.
+
+    Args:
+        directory: Directory of the study.
+        number: Number of the trial.
+    """
+    with JournalView.read(directory) as journal:
+        rows = journal.tables.rows("SELECT seq, time FROM reports WHERE trial = ? ORDER BY seq", number)
+        reports = journal.curve(number)
+    kept = [(report, time) for report, (_, time) in zip(reports, rows, strict=False) if report.metrics]
+    return {"trial": number, "reports": [report_values(report, time) for report, time in kept]}
+
+
+def curves_view(directory: Path, metric: str) -> dict[str, Any]:
+    """Return the values of a metric of all trials: number of the trial -> epochs, seconds since 1970, values.
+
+    Of more than `MAX_POINTS` reports only every `stride`-th epoch and the first one are read.
+
+    Args:
+        directory: Directory of the study.
+        metric: Name of a reported value.
+    """
+    curves: dict[int, tuple[list[int], list[float], list[float | None]]] = {}
+    with JournalView.read(directory) as journal:
+        ((count,),) = journal.tables.rows("SELECT count(*) FROM reports")
+        stride = max(1, math.ceil(count / MAX_POINTS))
+        rows = journal.tables.stream(
+            "SELECT trial, epoch, time, metrics FROM reports WHERE (epoch % ? = 0 OR epoch = 1) AND state <> ? "
+            "ORDER BY seq",
+            *(stride, TrialState.FAILED),
+        )
+        for trial, epoch, time, text in rows:
+            with journal.tables.decoding(f"a report of trial {trial}"):
+                values = metrics_of(text)
+            epochs, times, shown = curves.setdefault(trial, ([], [], []))
+            if metric in values and (not epochs or epoch > epochs[-1]):
+                epochs.append(epoch)
+                times.append(round(time, 1))
+                shown.append(_shown(values[metric]))
+    return {"metric": metric, "stride": stride, "curves": {str(trial): each for trial, each in curves.items()}}
+
+
+def overview_view(directory: Path, now: float) -> dict[str, Any]:
+    """Return what a study did with its devices: their use, all jobs, failures, time by activity, the gain of fusing.
+
+    Args:
+        directory: Directory of the study.
+        now: Seconds since 1970.
+    """
+    with JournalView.read(directory) as journal:
+        study = overview(journal, now)
+        spent = accounting_json(accounting(journal, now))
+        began = journal.runs()[0].started
+        reported = StudyStatistics(journal).epochs()[0]
+    try:
+        profiles = measured_profiles()
+    except ShoalError:  # the job history is another file of this user's, of which the study does not need to know
+        profiles = {}
+    return overview_json(study) | {
+        "began": began,
+        "total": study.elapsed.total,
+        "resumes": study.elapsed.resumes,
+        "epochs": reported,
+        "gain": asdict(fusion_gain(study.bars, study.usage, profiles)),
+        "accounting": spent,
+        "structures": list(dict.fromkeys(study.structures.values())),
+        "bars": _bars(study),
+        "failures": [
+            {
+                "job": job.id,
+                "device": job.device,
+                "trials": list(job.trials),
+                "seconds": study.elapsed(job.started),
+                "outcome": job.outcome,
+                "cause": job.cause,
+                "message": job.message[-_MAX_TEXT:],
+            }
+            for job in study.failures[-_MAX_FAILURES:]
+        ],
+        "failures_total": len(study.failures),
+    }
+
+
+def log_view(directory: Path, job: str) -> dict[str, Any]:
+    """Return the end of the log of a job; only a job of the journal has one.
+
+    Args:
+        directory: Directory of the study.
+        job: Id of the job.
+
+    Raises:
+        ShoalError: the study has no such job, or the job has no log.
+    """
+    with JournalView.read(directory) as journal:
+        known = journal.tables.rows("SELECT id FROM jobs WHERE id = ?", job)
+    path = log_path(directory, job)
+    # An id is text of the journal, so it is checked as a name of a file: a damaged journal must not open another one.
+    if not known or path.parent.resolve() != path.resolve().parent:
+        raise ShoalError(f"the study in {directory} has no job {job!r}")
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, 2)
+            file.seek(max(0, size - _MAX_LOG))
+            content = file.read(_MAX_LOG)
+    except OSError as error:
+        raise ShoalError(f"job {job} has no log that can be read ({error.strerror})") from error
+    return {"job": job, "cut": size > _MAX_LOG, "text": content.decode("utf-8", "replace")}
+
+
+def _bars(study: Overview) -> list[Mapping[str, Any]]:
+    """Return all jobs with the lane of each on its device."""
+    names = {name: index for index, name in enumerate(dict.fromkeys(study.structures.values()))}
+    found: list[Mapping[str, Any]] = []
+    for use in study.usage:
+        row = assign_lanes([bar for bar in study.bars if bar.job.device == use.device.name])
+        for lane, lanes, bar in row:
+            job = bar.job
+            arrays = {study.structures.get(key, key): list(trials) for key, trials in job.members.items()}
+            found.append(
+                {
+                    "job": job.id,
+                    "purpose": str(job.purpose),
+                    "device": job.device,
+                    "lane": lane,
+                    "lanes": lanes,
+                    "begin": round(bar.begin, 3),
+                    "end": round(bar.end, 3),
+                    "runs": job.ended is None,
+                    "outcome": job.outcome,
+                    "failed": job.failed,
+                    "trials": list(job.trials),
+                    "arrays": arrays,
+                    "structure": names.get(study.structures.get(job.keys[0], ""), -1) if job.keys else -1,
+                }
+            )
+    return found
+
+
+def _shown(value: float) -> float | None:
+    """Return a value to seven digits, which are more than a screen has pixels."""
+    finite = finite_or_none(value)
+    return None if finite is None else float(f"{finite:.7g}")

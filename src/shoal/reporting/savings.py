@@ -1,0 +1,97 @@
+"""Device time that fusing and packing saved a study, from its journal and what was measured of each structure."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from statistics import fmean
+
+from shoal.core.array import FusionKey
+from shoal.core.demand import Profile
+from shoal.core.job import Purpose
+from shoal.cost.estimate import fused_gain, step_seconds
+from shoal.cost.history import History
+from shoal.journal.rows import JobRow
+from shoal.journal.statistics import StudyStatistics
+from shoal.journal.view import JournalView
+
+__all__ = ["Savings", "savings"]
+
+
+@dataclass(frozen=True)
+class Savings:
+    """Device time of the epochs of a study, trained together and one trial at a time.
+
+    Args:
+        epochs: Number of epochs of trials whose structure was measured; the others are in none of the sums.
+        together: Seconds that these epochs took.
+        alone: Seconds that they would take one trial at a time, by the measured speed-up of arrays of each size.
+        packed: Seconds that jobs with several arrays saved by sharing a process, by the measured relative times of
+            their structures. They are a part of `alone - together`.
+        measuring: Seconds of the jobs that found fusion keys or profiled.
+    """
+
+    epochs: int
+    together: float
+    alone: float
+    packed: float
+    measuring: float
+
+    @property
+    def saved(self) -> float:
+        """Seconds saved, less those of measuring; negative if measuring cost more than it gained."""
+        return self.alone - self.together - self.measuring
+
+
+def savings(journal: JournalView, keys: Mapping[int, FusionKey], history: History) -> Savings | None:
+    """Compare the time of the reported epochs with that of the same epochs one trial at a time.
+
+    Args:
+        journal: Journal of the study, which may be running.
+        keys: Number of a trial -> its fusion key, as far as known.
+        history: What was measured of the keys.
+
+    Returns:
+        The comparison; None if no trials were fused or packed, or nothing of them was measured.
+    """
+    jobs = {job.id: job for job in journal.jobs()}
+    kinds = {device.name: device.kind for device in journal.devices(all_runs=True)}
+    epochs, together, alone, packed = 0, 0.0, 0.0, 0.0
+    shared = False
+    for name, trial, members, took in StudyStatistics(journal).array_epochs():
+        job, key = jobs.get(name), keys.get(trial)
+        if job is None or key is None or key.opaque:
+            continue
+        kind = kinds[job.device]
+        profile = history.get(key.structure, key.data, key.batch_size, kind)
+        if profile is None:
+            continue
+        epochs += members
+        together += took
+        unpacked = took * (1 + _pack_gain(job, history.relative_times(kind)))
+        packed += unpacked - took
+        alone += unpacked * _speedup(profile, members)
+        shared = shared or sum(map(len, job.members.values())) > 1
+    if not shared:
+        return None
+    measuring = sum(
+        job.ended - job.started for job in jobs.values() if job.purpose is not Purpose.TRAIN and job.ended is not None
+    )
+    return Savings(epochs, together, alone, packed, measuring)
+
+
+def _speedup(profile: Profile, members: int) -> float:
+    """Return the speed-up of steps of an array over those of its members one after another, from 1 to their number.
+
+    A smaller one is that of plain steps, which an array takes where they are faster; a larger one was disturbed.
+    """
+    gain = fused_gain(profile, members)
+    if gain is None:
+        gain = members * step_seconds(profile, 1) / step_seconds(profile, members)
+    return min(max(gain, 1.0), float(members))
+
+
+def _pack_gain(job: JobRow, relative_times: Mapping[tuple[str, str], float]) -> float:
+    """Return the time that packing saves a job, relative to the time that it takes; 0 if that was not measured."""
+    pairs: Sequence[tuple[str, str]] = list(combinations(sorted(job.keys), 2))
+    measured = [relative_times[pair] for pair in pairs if pair in relative_times]
+    return max(0.0, 1 / fmean(measured) - 1) if measured else 0.0

@@ -1,0 +1,133 @@
+"""Studies for the tests of the page."""
+
+import math
+import random
+import time
+from pathlib import Path
+
+from timeline_samples import GB, Clock, machines, training
+
+from shoal.core.array import Array, FusionKey, Member
+from shoal.core.command import Intervened
+from shoal.core.demand import Demand
+from shoal.core.job import Job
+from shoal.core.space import Space, choice, loguniform
+from shoal.core.trial import Budget, Report, Trial, TrialGroup, TrialState
+from shoal.journal.writer import Journal
+
+NASTY = "</script><script>alert(1)</script><img src=x onerror=alert(1)>\"'&\u2028"
+
+
+def nasty_study(directory: Path) -> None:
+    """A study whose values, reasons, logs and errors are markup."""
+    clock = Clock()
+    space = Space({"lr": loguniform(1e-6, 1.0)}).to_json()
+    study = {"metric": "accuracy", "mode": "max", "retries": 2, "space": space, "note": NASTY}
+    with Journal.create(directory, study, task=b"\x80", algorithm=b"\x80", clock=clock) as journal:
+        journal.record_devices(machines(1, NASTY))
+        trials = tuple(Trial(number, {"lr": NASTY, NASTY: float("nan")}, number, 0) for number in range(2))
+        journal.record_proposal(2, [TrialGroup(trials, Budget(3), NASTY)])
+        journal.record_waiting_reasons({1: NASTY})
+        clock.now += 1
+        journal.record_job_start(training("job-00001", [0]), "cuda:0")
+        journal.record_reports("job-00001", [Report(0, 1, {"accuracy": 0.5, NASTY: float("inf")}, 1.0)])
+        clock.now += 1
+        journal.record_job_end("job-00001", "raised", f"Traceback\nValueError: {NASTY}", failed=True)
+        journal.record_reports("", [Report(0, 1, state=TrialState.FAILED, reason=f"ValueError: {NASTY}")])
+    (directory / "logs").mkdir()
+    (directory / "logs" / "job-00001.log").write_text(f"printed {NASTY}\n")
+
+
+def lively_study(
+    directory: Path, trials: int = 48, epochs: int = 24, *, running: bool = True, seed: int = 3
+) -> Journal:
+    """The journal, open, of a study with curves, several devices, waiting and failed trials, and a user's requests.
+
+    Args:
+        directory: of the study.
+        trials: so many, in arrays of eight.
+        epochs: budget of each.
+        running: whether the last jobs have not ended.
+        seed: of all that is random.
+    """
+    chance, clock = random.Random(seed), Clock()
+    clock.now = time.time() - 260.0
+    space = Space({"lr": loguniform(1e-4, 1.0), "width": choice([64, 128, 256]), "batch_size": choice([32, 64])})
+    goals = {"metric": "accuracy", "mode": "max", "retries": 2, "space": space.to_json()}
+    totals = {"totals": {"trials": trials + 8, "least": (trials + 8) * epochs, "most": (trials + 8) * epochs}}
+    journal = Journal.create(directory, goals | totals, task=b"", algorithm=b"", clock=clock)
+    with journal.transaction():
+        journal.record_devices(machines(4, "NVIDIA H100"))
+        configs = [
+            {"lr": 10 ** chance.uniform(-4, 0), "width": chance.choice([64, 128, 256]), "batch_size": 32}
+            for _ in range(trials)
+        ]
+        proposed = tuple(Trial(number, config, number, 0) for number, config in enumerate(configs))
+        journal.record_proposal(trials, [TrialGroup(proposed, Budget(epochs))])
+        starts = range(0, trials, 8)
+        for turn, first in enumerate(starts):
+            clock.now += 3.0 if turn % 4 else 40.0
+            members = proposed[first : first + 8]
+            last = running and first + 32 > trials
+            if running and first + 8 >= trials:
+                journal.record_waiting_reasons({x.number: "waits for a free device: cuda:0 is busy" for x in members})
+                break
+            _train(
+                journal,
+                clock,
+                chance,
+                f"job-{turn + 1:05d}",
+                members,
+                f"cuda:{turn % 4}",
+                epochs // 2 if last else epochs,
+                last,
+            )
+        if running:
+            journal.record_intervention(Intervened("0001-ab-anna", "pause", (3,), (), "", ()))
+            journal.record_intervention(Intervened("0002-ab-ben", "stop", (), (), "", ("trial 2 is complete",)))
+    return journal
+
+
+def _train(
+    journal: Journal,
+    clock: Clock,
+    chance: random.Random,
+    name: str,
+    members: tuple[Trial, ...],
+    device: str,
+    epochs: int,
+    last: bool,
+) -> None:
+    """One job of an array; its second trial fails in the third job."""
+    keys = [(f"{0xA1B2C3D4E5F60718 + x.config['width']:016x}", x) for x in members]
+    arrays = {}
+    for key, trial in keys:
+        arrays.setdefault(key, []).append(Member(trial, 0, epochs))
+    made = tuple(Array(FusionKey(key, "d", 32), tuple(some)) for key, some in arrays.items())
+    journal.record_job_start(Job(name, made, demand=Demand(0.8, 40 * GB, 1.0, 60.0)), device)
+    begin = clock.now
+    good = {
+        x.number: 0.98 - 0.1 * abs(math.log10(x.config["lr"]) + 2) ** 1.5 - chance.uniform(0, 0.05) for x in members
+    }
+    fails = name == "job-00003"
+    for epoch in range(1, epochs + 1):
+        clock.now = begin + 2.5 * epoch
+        done = epoch == epochs and not last
+        reports = []
+        for x in members:
+            value = max(0.1, good[x.number] * (1 - math.exp(-epoch / 5)) + chance.gauss(0, 0.006))
+            state = TrialState.COMPLETE if done and not (fails and x is members[1]) else TrialState.RUNNING
+            reports.append(
+                Report(x.number, epoch, {"accuracy": value, "valid_loss": 2.4 * (1 - value) + 0.02}, 0.3, state)
+            )
+        journal.record_reports(name, reports)
+    if not last:
+        message = (
+            'Traceback (most recent call last):\n  File "task.py", line 12, in loss\nValueError: the loss is not finite'
+        )
+        journal.record_job_end(
+            name, "raised" if fails else "finished", f"{message}\nLog: logs/{name}.log" if fails else "", failed=fails
+        )
+        if fails:
+            journal.record_reports("", [Report(members[1].number, epochs, state=TrialState.FAILED, reason=message)])
+    clock.now = begin

@@ -1,0 +1,264 @@
+"""Each view and each control in a real browser, on a served study and in a report."""
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from page_studies import NASTY, lively_study, nasty_study
+from serving import served
+
+from shoal.core.trial import Report
+from shoal.journal.requests import pending_requests
+from shoal.page.frozen import write_frozen_page
+
+VIEWS = ["overview", "curves", "trials", "devices", "failures", "trial/33"]
+SEEN = {
+    "overview": [
+        "Best accuracy",
+        "Time left",
+        "Trials in a training job",
+        "waits for a free device",
+        "ben",
+        "trial 2 is complete",
+    ],
+    "curves": ["Learning curves", "against", "trial "],
+    "trials": ["48 of 48 trials", "batch_size", "running", "waiting"],
+    "devices": ["Timeline of devices", "cuda:3", "Use of devices", "What the time was spent on"],
+    "failures": ["the loss is not finite", "job-00003"],
+    "trial/33": ["Trial 33", "Configuration", "valid_loss", "job-00005"],
+}
+
+
+@contextmanager
+def opened(
+    browser: Any, address: str, *, width: int = 1280, dark: bool = False, javascript_faults: bool = False
+) -> Iterator[Any]:
+    """A tab at an address; what its console says is a failure."""
+    context = browser.new_context(
+        viewport={"width": width, "height": 900}, color_scheme="dark" if dark else "light", reduced_motion="reduce"
+    )
+    tab = context.new_page()
+    faults: list[str] = []
+    tab.on("console", lambda message: faults.append(message.text) if message.type in ("error", "warning") else None)
+    tab.on("pageerror", lambda error: faults.append(str(error)))
+    tab.on("dialog", lambda dialog: faults.append(f"a dialog: {dialog.message}"))
+    tab.goto(address)
+    ready(tab)
+    yield tab
+    assert javascript_faults or not faults, faults
+    context.close()
+
+
+def wait(tab: Any, expression: str) -> None:
+    """Wait until an expression is true; the policy of the page forbids playwright's own way."""
+    for _ in range(200):
+        if tab.evaluate(expression):
+            return
+        tab.wait_for_timeout(50)
+    pytest.fail(f"not so after ten seconds: {expression}\n{tab.inner_text('body')[:2000]}")
+
+
+def ready(tab: Any, view: str = "") -> None:
+    wait(tab, f"document.body.dataset.ready {f'=== {view!r}' if view else '!== undefined'}")
+
+
+def go(tab: Any, study: str, view: str) -> None:
+    tab.evaluate(f"location.hash = '#/{study}/{view}'")
+    tab.wait_for_timeout(50)
+    ready(tab, view.partition("/")[0])
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("studies")
+    with lively_study(folder / "study"):  # this process runs it
+        (folder / "study" / "logs").mkdir()
+        (folder / "study" / "logs" / "job-00005.log").write_text("said <b>this</b>\n")
+        with served(folder / "study") as page:
+            yield page
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("width", [1280, 390])
+def test_each_view_shows_the_study_in_both_widths_and_themes(
+    browser, page, pictures: Path, width: int, dark: bool
+) -> None:
+    with opened(browser, page.address, width=width, dark=dark) as tab:
+        assert "token" not in tab.url
+        for view in VIEWS:
+            go(tab, "study", view)
+            tab.wait_for_timeout(300)
+            text = tab.inner_text("body")
+            assert [each for each in SEEN[view] if each not in text] == []
+            assert tab.evaluate("document.documentElement.scrollWidth <= innerWidth"), (
+                f"{view} is wider than the window"
+            )
+            name = f"{view.replace('/', '-')}-{width}-{'dark' if dark else 'light'}.png"
+            tab.screenshot(path=pictures / name, full_page=True)
+
+
+def test_the_table_is_sorted_searched_filtered_and_saved(browser, page) -> None:
+    with opened(browser, page.address) as tab:
+        go(tab, "study", "trials")
+
+        def numbers() -> list[int]:
+            return [int(text) for text in tab.locator("tbody tr td:nth-child(2)").all_inner_texts()]
+
+        def values() -> list[float]:
+            texts = tab.locator("tbody tr td:nth-child(4)").all_inner_texts()
+            return [float(text) for text in texts if text != "–"]
+
+        assert values()[:30] == sorted(values()[:30], reverse=True)
+        tab.click("th button[data-sort='trial']")
+        assert numbers() == list(range(48))
+        tab.keyboard.press("Enter")  # the focus has stayed there
+        assert numbers() == list(range(47, -1, -1))
+        tab.select_option("select[name=state]", "failed")
+        assert numbers() == [17]
+        tab.select_option("select[name=state]", "")
+        tab.fill("input[type=search]", "cuda:3")
+        assert set(numbers()) == set(range(24, 32))
+        with tab.expect_download() as download:
+            tab.click("#csv")
+        lines = Path(download.value.path()).read_text().splitlines()
+        assert lines[0].startswith("trial,state,metric.accuracy,best.accuracy,epochs,seconds,config.lr")
+        assert len(lines) == 9
+
+
+def test_curves_of_every_metric_against_epochs_and_seconds(browser, page) -> None:
+    with opened(browser, page.address) as tab:
+        go(tab, "study", "curves")
+        for metric in ("valid_loss", "accuracy"):
+            tab.select_option("select[name=metric]", metric)
+            wait(
+                tab, f"document.querySelector('.chart').getAttribute('aria-label').startsWith('{metric} of 40 trials')"
+            )
+        tab.select_option("select[name=x]", "time")
+        tab.check("input[name=logY]")
+        tab.check("input[name=logX]")
+        assert tab.locator("canvas").count() == 1
+        image = "c.getContext('2d').getImageData(0, 0, c.width, c.height).data"
+        painted = f"(() => {{const c = document.querySelector('canvas'); return new Set({image}).size}})()"
+        assert tab.evaluate(painted) > 20
+
+
+CONTROLS = [
+    ("trial/33", "pause", "pause", (33,)),
+    ("trial/33", "stop", "stop", (33,)),
+    ("trial/17", "retry", "retry", (17,)),
+    ("failures", "retry", "retry", (17,)),
+    ("overview", "pause study", "pause study", ()),
+    ("overview", "end study", "end study", ()),
+]
+
+
+@pytest.mark.parametrize(("view", "button", "verb", "trials"), CONTROLS, ids=[f"{x[0]} {x[1]}" for x in CONTROLS])
+def test_a_control_asks_once_and_writes_its_request(browser, tmp_path: Path, view, button, verb, trials) -> None:
+    lively_study(tmp_path / "study").close()
+    with served(tmp_path / "study") as page, opened(browser, page.address) as tab:
+        go(tab, "study", view)
+        tab.locator(f"[data-verb='{button}']").first.click()
+        tab.click("dialog >> text=Cancel")
+        assert pending_requests(tmp_path / "study") == []
+        tab.locator(f"[data-verb='{button}']").first.click()
+        tab.click("#ask-yes")
+        tab.wait_for_selector("#said:not(:empty)")
+        assert [(each.verb, each.trials) for each in pending_requests(tmp_path / "study")] == [(verb, trials)]
+        go(tab, "study", "overview")
+        tab.wait_for_selector(".requests .badge >> text=to be done")
+
+
+def test_chosen_trials_are_paused_together_and_a_refusal_is_shown(browser, tmp_path: Path) -> None:
+    lively_study(tmp_path / "study").close()
+    with served(tmp_path / "study") as page, opened(browser, page.address, javascript_faults=True) as tab:
+        go(tab, "study", "trials")
+        for trial in (33, 35):
+            tab.check(f"input[aria-label='choose trial {trial}']")
+        for expected in ("Noted", "paused already"):
+            tab.click("[data-verb=pause]")
+            tab.click("#ask-yes")
+            wait(tab, f"document.getElementById('said').textContent.includes('{expected}')")
+        assert [each.trials for each in pending_requests(tmp_path / "study")] == [(33, 35)]
+
+
+def test_a_report_reaches_the_page_without_a_reload(browser, tmp_path: Path) -> None:
+    with (
+        lively_study(tmp_path / "study") as journal,
+        served(tmp_path / "study") as page,
+        opened(browser, page.address) as tab,
+    ):
+        go(tab, "study", "trials")
+        tab.fill("input[type=search]", "cuda:0")
+        journal.record_reports("job-00005", [Report(32, 13, {"accuracy": 0.987654}, 0.1)])
+        tab.wait_for_selector("tbody tr:first-child td:nth-child(4) >> text=0.9877")
+        go(tab, "study", "overview")
+        tab.wait_for_selector(".figure >> text=0.9877")
+
+
+def test_a_log_is_shown_as_text(browser, page) -> None:
+    with opened(browser, page.address) as tab:
+        go(tab, "study", "trial/33")
+        tab.click(".show-log")
+        tab.wait_for_selector("pre.log >> text=said <b>this</b>")
+
+
+def test_markup_of_a_study_is_inert_served_and_in_a_report(browser, tmp_path: Path) -> None:
+    nasty_study(tmp_path / "study")
+    write_frozen_page(tmp_path / "study", tmp_path / "report.html")
+    with served(tmp_path / "study") as page:
+        for address in (page.address, (tmp_path / "report.html").as_uri()):
+            with opened(browser, address) as tab:
+                for view in (*VIEWS[:-1], "trial/0"):
+                    go(tab, "study", view)
+                    assert tab.locator("img").count() == 0
+                assert NASTY[:20] in tab.inner_text("body")
+
+
+def test_a_report_is_one_file_with_all_views_that_asks_for_nothing(browser, tmp_path: Path, pictures: Path) -> None:
+    with lively_study(tmp_path / "study"):
+        write_frozen_page(tmp_path / "study", tmp_path / "report.html")
+    with opened(browser, (tmp_path / "report.html").as_uri()) as tab:
+        asked: list[str] = []
+        tab.on("request", lambda request: asked.append(request.url))
+        for view in VIEWS:
+            go(tab, "study", view)
+            tab.wait_for_timeout(200)
+            text = tab.inner_text("body")
+            assert [each for each in SEEN[view] if each not in text] == []
+            assert tab.locator("[data-verb]").count() == 0
+        assert asked == []
+        tab.screenshot(path=pictures / "report-trial.png", full_page=True)
+
+
+def test_without_a_token_the_page_says_what_to_do(browser, page) -> None:
+    with opened(browser, page.address.partition("#")[0], javascript_faults=True) as tab:
+        assert "open the whole address" in tab.inner_text("main")
+
+
+def test_all_is_reached_by_the_keyboard(browser, page) -> None:
+    with opened(browser, page.address) as tab:
+        names = []
+        for _ in range(12):
+            tab.keyboard.press("Tab")
+            names.append(tab.evaluate("document.activeElement.textContent.trim()"))
+        assert names[:8] == [
+            "To the content",
+            "Pause the study",
+            "End the study",
+            *("Overview", "Curves", "Trials", "Devices"),
+            names[7],
+        ]
+        assert re.match(r"Failures \(\d+\)", names[7])
+
+
+def test_a_folder_lists_its_studies(browser, tmp_path: Path) -> None:
+    for name in ("one", "group/two"):
+        lively_study(tmp_path / name, trials=16, running=False).close()
+    with served(tmp_path) as page, opened(browser, page.address) as tab:
+        tab.wait_for_selector("a >> text=group/two")
+        tab.click("a >> text=group/two")
+        ready(tab, "overview")
+        assert tab.inner_text("h1") == "group/two"

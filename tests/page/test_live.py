@@ -1,0 +1,178 @@
+"""A page beside a study that runs: its changes in order, requests, and what goes wrong meanwhile."""
+
+import getpass
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from page_studies import lively_study
+from serving import Page, served
+
+from shoal.core.errors import ShoalError
+from shoal.core.trial import Report
+from shoal.journal.requests import pending_requests
+from shoal.journal.schema import FILE_NAME
+from shoal.page.feed import StudyFeed
+from shoal.page.server import serve
+
+PROGRAM = """
+import sys, time
+import shoal
+
+def train(config):
+    for step in range(1, 2001):
+        time.sleep(0.02)
+        shoal.report({"loss": config["x"] / step}, step=step)
+
+if __name__ == "__main__":
+    shoal.tune(train, {"x": shoal.uniform(1.0, 2.0)}, metric="loss", mode="min", algorithm=shoal.Random(3, epochs=2000),
+               devices="cpu:1", directory=sys.argv[1], show_progress=False, page=True)
+"""
+
+
+def test_changes_come_in_order_and_each_once(tmp_path: Path) -> None:
+    with lively_study(tmp_path / "study") as journal, served(tmp_path) as page:
+        state = page.json("/api/state?study=study")
+        assert len(state["trials"]) == 48
+        one, other = (page.events("study", state["position"]) for _ in range(2))
+        position = state["position"]
+        for epoch in (13, 14):
+            journal.record_reports("job-00005", [Report(32, epoch, {"accuracy": 0.5 + epoch / 100}, 0.1)])
+            for events in (one, other):
+                event = events.until(lambda event: event["reports"])
+                assert [report[:2] for report in event["reports"]] == [[32, epoch]]
+                assert [trial["epochs"] for trial in event["trials"] if trial["trial"] == 32] == [epoch]
+            assert event["position"] != position
+            position = event["position"]
+        late = page.events("study", state["position"])  # one that was away gets both at once
+        assert [report[:2] for report in late.next()["reports"]] == [[32, 13], [32, 14]]
+        curves = page.json("/api/curves?study=study&metric=accuracy")["curves"]
+        assert curves["32"][0][-2:] == [13, 14]
+        assert len(page.json("/api/trial?study=study&trial=32")["reports"]) == 14
+        for events in (one, other, late):
+            events.close()
+
+
+@pytest.mark.parametrize("position", ["", "x", "0-0", "00000000-1", "{run}-99999", "{run}--1", "{run}-1²"])
+def test_a_position_that_is_not_known_loads_the_study_again(tmp_path: Path, position: str) -> None:
+    lively_study(tmp_path).close()
+    feed = StudyFeed("study", tmp_path)
+    feed.look()
+    found = feed.delta(position.format(run=feed.position.partition("-")[0]))
+    assert found == (feed.position, '{"reload":true}')
+    assert feed.delta(feed.position) is None
+
+
+def test_a_journal_that_is_damaged_or_deleted_is_told_of(tmp_path: Path) -> None:
+    lively_study(tmp_path / "study").close()
+    with served(tmp_path) as page:
+        state = page.json("/api/state?study=study")
+        events = page.events("study", state["position"])
+        for name in os.listdir(tmp_path / "study"):
+            if name.startswith(FILE_NAME):
+                (tmp_path / "study" / name).unlink()
+        assert "there is no study" in events.until(lambda event: event["error"])["error"]
+        (tmp_path / "study" / FILE_NAME).write_bytes(b"no database at all" * 1000)
+        assert "cannot be used" in events.until(lambda event: "there is no study" not in event["error"])["error"]
+        assert page.ask("GET", "/api/overview?study=study")[0] == 404
+        assert page.json("/api/studies")["studies"][0]["study"]["error"]
+        events.close()
+
+
+def test_a_browser_that_never_reads_holds_up_nothing(tmp_path: Path) -> None:
+    with lively_study(tmp_path / "study") as journal, served(tmp_path) as page:
+        state = page.json("/api/state?study=study")
+        with socket.create_connection(("127.0.0.1", page.port)) as deaf:
+            path = f"/api/events?study=study&position={state['position']}"
+            deaf.sendall(
+                f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1:{page.port}\r\nCookie: {page.cookie}\r\n\r\n".encode()
+            )
+            events = page.events("study", state["position"])
+            for epoch in range(13, 24):
+                journal.record_reports("job-00005", [Report(x, epoch, {"accuracy": 0.5}, 0.1) for x in range(32, 40)])
+                events.until(lambda event, epoch=epoch: any(report[1] == epoch for report in event["reports"]))
+            events.close()
+
+
+def test_a_study_that_runs_is_paused_resumed_and_ended_from_its_page(tmp_path: Path) -> None:
+    (tmp_path / "search.py").write_text(PROGRAM)
+    process = subprocess.Popen(
+        [sys.executable, "search.py", "study"], cwd=tmp_path, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    try:
+        assert process.stderr is not None
+        said = next(line for line in process.stderr if "the page is at" in line)
+        page = Page(re.search(r"http://\S+", said)[0], 0)
+        state = page.json("/api/state?study=study")
+        events = page.events("study", state["position"])
+        events.until(lambda event: event["reports"])
+        for verb, reached in (
+            ("pause study", lambda found: found["paused"]["study"]),
+            (
+                "resume study",
+                lambda found: not found["paused"]["study"] and found["requests"][-1]["verb"] == "resume study",
+            ),
+        ):
+            status, text, _ = page.ask("POST", "/api/request?study=study", body={"verb": verb})
+            assert status == 202, text
+            found = events.until(lambda event, reached=reached: reached(event["snapshot"]))["snapshot"]
+            assert (found["requests"][-1]["verb"], found["requests"][-1]["user"]) == (verb, getpass.getuser())
+        assert page.ask("POST", "/api/request?study=study", body={"verb": "pause", "trials": [2]})[0] == 202
+        events.until(lambda event: event["snapshot"]["paused"]["trials"] == [2])
+        events.close()
+        assert page.ask("POST", "/api/request?study=study", body={"verb": "pause", "trials": [2]})[0] == 409
+        assert page.ask("POST", "/api/request?study=study", body={"verb": "end study"})[0] == 202
+        process.communicate(timeout=60)
+        assert process.returncode == 0
+        with pytest.raises(ConnectionRefusedError):
+            page.ask("GET", "/")
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
+
+
+def test_the_page_ends_after_its_study_was_killed(tmp_path: Path) -> None:
+    (tmp_path / "search.py").write_text(PROGRAM)
+    process = subprocess.Popen([sys.executable, "search.py", "study"], cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    said = next(line for line in process.stderr if "the page is at" in line)
+    page = Page(re.search(r"http://\S+", said)[0], 0)
+    process.kill()
+    process.wait()
+    process.stderr.close()
+    for _ in range(200):
+        try:
+            page.ask("GET", "/")
+        except OSError:
+            return
+        time.sleep(0.1)
+    pytest.fail("the page is still there after 20 seconds")
+
+
+def test_a_request_to_a_study_without_a_process_is_kept(tmp_path: Path) -> None:
+    lively_study(tmp_path / "study").close()
+    with served(tmp_path / "study") as page:
+        assert page.ask("POST", "/api/request?study=study", body={"verb": "pause", "trials": [33]})[0] == 202
+        pending = page.json("/api/state?study=study")["snapshot"]["pending"]
+    assert pending == [{"user": getpass.getuser(), "said": "pause trial 33"}]
+    assert [(each.verb, each.trials) for each in pending_requests(tmp_path / "study")] == [("pause", (33,))]
+
+
+def test_what_cannot_be_served_is_refused_with_a_remedy(tmp_path: Path) -> None:
+    lively_study(tmp_path / "study").close()
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ShoalError, match="there is no study in"):
+        serve(tmp_path / "empty", announce=print)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(ShoalError, match=f"port {port} of 127.0.0.1 cannot be used .*--port"):
+            serve(tmp_path, port=port, announce=print)

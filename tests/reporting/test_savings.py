@@ -1,0 +1,162 @@
+"""What fusing and packing saved: the reported seconds of the epochs, times the measured speed-up of arrays."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from timeline_samples import Clock, machines, training, trial
+
+import shoal
+from shoal.core.array import FusionKey
+from shoal.core.demand import Profile
+from shoal.core.job import Purpose
+from shoal.core.trial import Budget, Report, TrialGroup
+from shoal.cost.history import History
+from shoal.journal.writer import Journal
+from shoal.reporting.savings import Savings, savings
+from shoal.reporting.snapshot import snapshot
+
+KIND = "NVIDIA H200"
+PROFILE = Profile({1: 0.1, 4: 0.2}, 10, 0, 0, 0, 1.0, 1.0)
+"""Four members train twice as fast at once."""
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def journal(tmp_path: Path, clock: Clock) -> Iterator[Journal]:
+    study = {"metric": "accuracy", "mode": "max"}
+    with Journal.create(tmp_path / "study", study, task=b"", algorithm=b"", clock=clock) as journal:
+        journal.record_devices(machines(1))
+        journal.record_proposal(9, [TrialGroup(tuple(map(trial, range(8))), Budget(3))])
+        yield journal
+
+
+@pytest.fixture
+def history() -> History:
+    known = History("")
+    for structure in "ab":
+        known.put(structure, "d", 32, KIND, PROFILE)
+    return known
+
+
+def keys(**structures: int) -> dict[int, FusionKey]:
+    """Fusion keys of the trials: so many of each structure."""
+    names = [name for name, count in structures.items() for _ in range(count)]
+    return {number: FusionKey(name, "d", 32) for number, name in enumerate(names)}
+
+
+def train(journal: Journal, structures: str, trials: int, seconds: float) -> None:
+    """A job whose trials report two epochs each, of so many seconds of their share."""
+    journal.record_job_start(training("1", list(range(trials)), structures), "cuda:0")
+    for epoch in (1, 2):
+        journal.record_reports("1", [Report(number, epoch, {"accuracy": 0.5}, seconds) for number in range(trials)])
+
+
+def test_an_array_is_compared_with_its_members_one_by_one(journal: Journal, clock: Clock, history: History) -> None:
+    journal.record_job_start(replace(training("0", [0]), purpose=Purpose.PROFILE), "cuda:0")
+    clock.now += 0.5
+    journal.record_job_end("0", "finished", failed=False)
+    train(journal, "a", 4, 0.25)
+    found = savings(journal, keys(a=4), history)
+    assert found == Savings(epochs=8, together=2.0, alone=pytest.approx(4.0), packed=0.0, measuring=0.5)
+    assert found.saved == pytest.approx(1.5)
+
+
+def test_a_pack_saves_what_its_relative_time_says(journal: Journal, clock: Clock, history: History) -> None:
+    history.put_relative_time(("a x 32", "b x 32"), KIND, 0.8)
+    journal.record_job_start(training("1", [0, 1], "ab"), "cuda:0")
+    for number, epoch in ((0, 1), (1, 1), (0, 2), (1, 2)):
+        clock.now += 1.0
+        journal.record_reports("1", [Report(number, epoch, {"accuracy": 0.5}, 0.8)])
+    found = savings(journal, keys(a=1, b=1), history)
+    assert found is not None
+    assert (found.together, found.alone) == (pytest.approx(3.2), pytest.approx(4.0))
+    assert found.packed == pytest.approx(0.8)
+
+
+@pytest.mark.parametrize(
+    ("structures", "trials", "known"),
+    [
+        pytest.param("a", 1, keys(a=1), id="a trial alone"),
+        pytest.param("a", 4, {}, id="keys of an earlier run"),
+        pytest.param("c", 4, keys(c=4), id="never measured"),
+        pytest.param(
+            "a", 4, {number: replace(key, opaque=True) for number, key in keys(a=4).items()}, id="a user's program"
+        ),
+    ],
+)
+def test_nothing_is_said_of_what_was_not_grouped_or_measured(
+    structures: str, trials: int, known: dict[int, FusionKey], journal: Journal, history: History
+) -> None:
+    train(journal, structures, trials, 0.25)
+    assert savings(journal, known, history) is None
+
+
+@pytest.mark.parametrize(
+    ("measured", "speedup"),
+    [
+        pytest.param({"step_seconds": {1: 0.1, 4: 0.1}}, 4.0, id="steps as short as one member's"),
+        pytest.param({"step_seconds": {1: 3.0, 4: 0.1}}, 4.0, id="one member was disturbed"),
+        pytest.param({"step_seconds": {1: 0.1, 4: 0.9}}, 1.0, id="an array takes plain steps where they are faster"),
+        pytest.param({"fused_gain": {4: 3.0}}, 3.0, id="timed in turns"),
+        pytest.param({"step_seconds": {1: 0.1}}, 1.0, id="one member alone was timed"),
+    ],
+)
+def test_the_speedup_is_that_which_was_measured(
+    measured: dict[str, Any], speedup: float, journal: Journal, history: History
+) -> None:
+    history.put("a", "d", 32, KIND, replace(PROFILE, **measured))
+    train(journal, "a", 4, 0.25)
+    found = savings(journal, keys(a=4), history)
+    assert found is not None
+    assert found.alone == pytest.approx(2.0 * speedup)
+
+
+def test_a_repeated_report_is_one_epoch(journal: Journal, history: History) -> None:
+    train(journal, "a", 2, 0.25)
+    journal.record_reports("1", [Report(0, 2, {"accuracy": 0.5}, 0.0)])
+    found = savings(journal, keys(a=2), history)
+    assert found is not None
+    assert found.epochs == 4
+
+
+def test_a_study_that_has_ended_keeps_it(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+
+    class Line(shoal.Task):
+        def data(self, config):
+            x = torch.linspace(-1, 1, 64).unsqueeze(1)
+            return (both := torch.utils.data.TensorDataset(x, x)), both
+
+        def model(self, config):
+            return torch.nn.Linear(1, 1)
+
+        def optimizer(self, model, config):
+            return torch.optim.SGD(model.parameters(), lr=config["lr"])
+
+        def loss(self, model, batch):
+            return (model(batch[0]) - batch[1]).square().mean()
+
+    study = shoal.tune(
+        Line(),
+        {"lr": shoal.loguniform(1e-3, 1e-1)},
+        metric="valid_loss",
+        mode="min",
+        algorithm=shoal.Random(8, epochs=4),
+        directory=tmp_path / "study",
+        backend="inline",
+        devices="cpu:1",
+        show_progress=False,
+    )
+    with study._journal() as journal:
+        found = snapshot(journal, 0.0).savings
+    assert found is not None
+    assert 0 < found.epochs <= 32
+    assert all(math.isfinite(value) and value > 0 for value in (found.together, found.alone, found.measuring))

@@ -1,0 +1,97 @@
+"""The documentation site names all that is public. `make docs` checks that it builds and that links lead somewhere."""
+
+import ast
+import re
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from typer.main import get_command
+
+import shoal
+from shoal import algorithms, backends, callbacks, pack, reproduce, schedule, testing
+from shoal.cli.app import app
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+REFERENCE = "\n".join(path.read_text() for path in (DOCS / "reference").glob("*.md"))
+DIRECTIVE = re.compile(r"^\.\. (currentmodule|auto\w+):: ([\w.]+)((?:\n   :[\w-]+:.*)*)", re.MULTILINE)
+
+
+def documented() -> Iterator[str]:
+    """Full names in the reference: those of directives, and all of a module whose members are listed."""
+    within = ""
+    for directive, name, options in DIRECTIVE.findall(REFERENCE):
+        if directive == "currentmodule":
+            within = name
+        elif directive == "automodule":
+            yield from () if ":no-members:" in options else (f"{name}.*",)
+        else:
+            yield name if name.startswith("shoal.") else f"{within}.{name}"
+
+
+DOCUMENTED = list(documented())
+
+
+@pytest.mark.parametrize(
+    ("module", "elsewhere"),
+    [
+        pytest.param(shoal, {"fuse": "shoal.fuse.fuse", "Callback": "shoal.callbacks.Callback"}, id="shoal"),
+        pytest.param(
+            algorithms, {name: f"shoal.{name}" for name in shoal.__all__} | {"ALGORITHMS": ""}, id="algorithms"
+        ),
+        pytest.param(backends, {}, id="back ends"),
+        pytest.param(callbacks, {}, id="callbacks"),
+        pytest.param(shoal.fuse, {name: f"shoal.{name}" for name in shoal.__all__ if name != "fuse"}, id="fuse"),
+        pytest.param(pack, {}, id="pack"),
+        pytest.param(reproduce, {name: f"shoal.{name}" for name in shoal.__all__} | {"Seeded": ""}, id="reproduce"),
+        pytest.param(schedule, {}, id="schedule"),
+        pytest.param(testing, {}, id="testing"),
+    ],
+)
+def test_every_public_name_is_in_the_reference(module, elsewhere):
+    home = module.__name__
+    if f"{home}.*" in DOCUMENTED:
+        return
+    names = {name: elsewhere.get(name, f"{home}.{name}") for name in module.__all__}
+    assert {name for name, place in names.items() if place and place not in DOCUMENTED} == set()
+
+
+def test_every_public_name_of_integrations_is_in_the_reference():
+    """Read, not imported: their libraries are optional."""
+    missing = []
+    for path in (ROOT / "src/shoal/integrations").glob("*.py"):
+        if not re.search(rf"shoal\.integrations\.{path.stem}\.", REFERENCE):
+            continue
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
+                names = [f"shoal.integrations.{path.stem}.{name}" for name in ast.literal_eval(node.value)]
+                missing += [name for name in names if name not in DOCUMENTED]
+    assert missing == []
+
+
+def test_nothing_is_documented_twice():
+    assert sorted(name for name in set(DOCUMENTED) if DOCUMENTED.count(name) > 1) == []
+
+
+def test_every_command_is_on_the_page_of_the_command_line():
+    page = (DOCS / "command_line.md").read_text()
+    named = re.findall(r"^\| `shoal (\w+)", page, re.MULTILINE)
+    assert sorted(named) == sorted(get_command(app).commands), "docs/command_line.md has a row for each command"
+
+
+def test_the_first_search_has_a_task_of_few_lines():
+    code = re.findall(r"```python\n(.*?)```", (DOCS / "first_search.md").read_text(), re.DOTALL)[0]
+    task, search = code.split("study = ")
+    assert len([line for line in task.splitlines() if line.strip()]) <= 12
+    assert len(search.splitlines()) <= 4
+
+
+def test_the_changelog_has_the_version_and_the_pythons_that_the_project_has():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    text = (ROOT / "CHANGELOG.md").read_text()
+    assert f"## {project['version']}\n" in text
+    prefix = "Programming Language :: Python :: 3."
+    versions = [line.removeprefix(prefix) for line in project["classifiers"] if line.startswith(prefix)]
+    assert f"Python 3.{versions[0]} to 3.{versions[-1]}" in text
