@@ -155,7 +155,7 @@ class Agent:
         if joined.fault:
             return NodeEnded(joined.fault, failed=True)
         monitor = NvmlMonitor(joined.cluster)
-        state, due = None, self._clock()
+        starting, due = False, self._clock()
         with closing(self._make(self._setup.worker_context)) as backend:
             while self._carry_out_commands(backend):
                 if (silence := self._clock() - self._last_call) > self._setup.lease:
@@ -163,12 +163,9 @@ class Agent:
                 events = backend.poll(_POLL_SECONDS if self._running else 0.0)
                 self._running.difference_update(event.job for event in events if isinstance(event, Ended))
                 self._send(*events)
-                if self._clock() >= due or (state is not None and state.starting and not backend.starting):
-                    due = self._clock() + _STATE_SECONDS
-                    seen = self._look(backend, monitor, joined.cluster)
-                    if seen != state:
-                        self._send(seen)
-                    state = seen
+                if self._clock() >= due or starting != backend.starting:
+                    starting, due = backend.starting, self._clock() + _STATE_SECONDS
+                    self._send(self._look(backend, monitor, joined.cluster))
         return NodeEnded("its agent was closed")
 
     def _join(self) -> NodeJoined:
