@@ -54,6 +54,7 @@ benchmarks-thorough: $(READY)
 	$(BIN)/python benchmarks/time_sharing.py --bins 20
 	$(BIN)/python benchmarks/time_sharing.py --live --quick
 	$(BIN)/python benchmarks/groups.py --seeds 3
+	$(BIN)/python benchmarks/groups.py --live --quick
 
 # With the Python of .venv where there is one, else with PYTHON: a machine with a GPU has torch and often no network.
 gpu:  ## tests and benchmarks that need an NVIDIA GPU, in at most 40 minutes; without a GPU it says so
