@@ -75,7 +75,7 @@ def test_a_demand_in_words() -> None:
     ],
 )
 def test_what_a_mix_lacks_is_said(mix: str, one: float, by_trial: float, missed: list[str]) -> None:
-    assert mixes.judged({mix: {ONE_JOB: one, BY_TRIAL: by_trial, "auto": 1.0}}) == missed
+    assert mixes.judged({mix: {ONE_JOB: one, BY_TRIAL: by_trial}}) == missed
 
 
 @pytest.mark.parametrize("name", MIXES)

@@ -7,9 +7,8 @@
 - program     the same as "input", as a plain PyTorch program that reports: its demand is measured from outside
 
 "by trial" is the policy `water_filling`: how many jobs share a slot (Fluid's c) follows from their measured demand, and
-where only one fits by demand, from a trial of two (Fluid, section 4.2.2). "auto" is the default policy, which tries no
-job beside another. The tuner of oversubscription is none of the rows, since it leaves CPU slots alone. Nothing is fused
-or packed, and each study has a job history of its own, empty at first.
+where only one fits by demand, from a trial of two (Fluid, section 4.2.2). The tuner of oversubscription is no row, since
+it leaves CPU slots alone. Nothing is fused or packed, and each study has a job history of its own, empty at first.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -43,15 +42,15 @@ PIXELS = 16
 WIDTH = 2048
 """Of the wide perceptron: its first layer has 6.3 million weights, 25 MB, which no cache of a core holds."""
 BATCHES = {"arithmetic": 32, "memory": 4, "input": 16}
-SAMPLES = {"arithmetic": 1000, "memory": 64, "input": 200}
-VALID = {"arithmetic": 200, "memory": 32, "input": 50}
+SAMPLES = {"arithmetic": 320, "memory": 32, "input": 200}
+VALID = {"arithmetic": 64, "memory": 32, "input": 50}
 SECONDS = 1e-3
 """Wait for a sample from storage."""
-JOBS, EPOCHS = 12, 12
+JOBS, EPOCHS = 12, 10
 """Of a mix, and of each job: long enough for a trial, which needs five epochs."""
 
 BY_TRIAL = "by trial"
-POLICIES = {ONE_JOB: Row("fifo"), BY_TRIAL: Row("water_filling"), "auto": Row("auto")}
+POLICIES = {ONE_JOB: Row("fifo"), BY_TRIAL: Row("water_filling")}
 LEAST, LEAST_OF_INPUT = 0.97, 1.3
 """Asked of sharing found by trial, relative to one job per slot: in each mix, and where all jobs wait for input."""
 
@@ -170,9 +169,9 @@ def measured(names: Sequence[str], devices: str, rounds: int, folder: Path, *, q
         devices: Slots, as of `shoal.tune`.
         rounds: Number of rounds.
         folder: Folder of the studies.
-        quick: Whether to train next to nothing, under two of the policies.
+        quick: Whether to train next to nothing.
     """
-    policies = list(POLICIES)[: 2 if quick else None]
+    policies = list(POLICIES)
     found: dict[str, dict[str, list[Run]]] = {}
     for name in names:
         runs = found[name] = {policy: [] for policy in policies}
