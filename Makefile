@@ -60,6 +60,7 @@ benchmarks-thorough: $(READY)
 	$(BIN)/python benchmarks/groups.py --seeds 3
 	$(BIN)/python benchmarks/nodes.py --quick
 	$(BIN)/python benchmarks/nodes_chaos.py --quick
+	$(BIN)/python benchmarks/groups.py --live --quick
 
 # With the Python of .venv where there is one, else with PYTHON: a machine with a GPU has torch and often no network.
 gpu:  ## tests and benchmarks that need an NVIDIA GPU, in at most 40 minutes; without a GPU it says so

@@ -10,6 +10,11 @@ take 1.59 times as long each, eight devices are 5.2 times as fast as one. "dear"
 bounds: 2.2 times as long, 3.8 times as fast. Starting a trial and resizing it cost 2 s.
 
     python benchmarks/groups.py [--seeds 20] [--quick]
+    python benchmarks/groups.py --live [--slots 2] [--rounds 1] [--trainings ...] [--searches ...] [--quick]
+
+With `--live`, real trainings are searched on CPU slots instead; see `groups_live.py`.
+
+The last line is one JSON object; the exit status is 1 if a figure is missed.
 """
 
 import argparse
@@ -22,6 +27,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 
+from groups_live import SEARCHES as SEARCHES_LIVE
+from groups_live import TRAININGS, compare
+
 from shoal.algorithms.base import Algorithm, Problem
 from shoal.core.device import Cluster, Device, Node
 from shoal.core.trial import Budget, Decision, Report, Trial, TrialGroup, TrialState, derive_seed
@@ -31,10 +39,12 @@ from shoal.planner.packing.registry import make_packing
 from shoal.schedule import make_policy
 from shoal.simulate.curves import PowerLawCurves
 from shoal.simulate.run import Simulation
+from shoal.simulate.scenario import DATA
 from shoal.simulate.slowdown import SLOWDOWNS
 from shoal.simulate.tables import profile
 from shoal.simulate.workload import SimulatedModel, SimulatedWorkload, TrialSource
 
+ROOT = Path(__file__).parents[1]
 ASKED = 1.6
 """Least speed-up over first in, first out: the mean over seeds, of each search, with the middling overheads."""
 
@@ -168,12 +178,9 @@ def makespan(policy: str, search: Halving, overheads: Scaling, seed: int) -> flo
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--seeds", type=int, default=20, help="draws of trials' times and of who is promoted")
-    parser.add_argument("--quick", action="store_true", help="one seed of the small searches")
-    options = parser.parse_args()
-    if options.seeds < 1:
-        parser.error(f"--seeds must be at least 1, got {options.seeds}")
+    options = arguments()
+    if options.live:
+        return compare(options)
     seeds = range(1 if options.quick else options.seeds)
     figures: dict[str, dict[str, float]] = {}
     print(f"{'search':28} {'overheads':15} {'fifo':>9} {'water_filling':>14} {'speed-up':>9} {'least':>6}")
@@ -197,6 +204,28 @@ def main() -> int:
     ]
     print(json.dumps({"speed_up": figures, "asked": ASKED, "seeds": len(seeds), "missed": missed}))
     return 1 if missed else 0
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--seeds", type=int, default=20, help="draws of trials' times and of who is promoted")
+    parser.add_argument(
+        "--quick", action="store_true", help="one seed of the small searches; with --live judges nothing"
+    )
+    live = parser.add_argument_group("real trainings")
+    live.add_argument("--live", action="store_true", help="real trainings on CPU slots instead of simulated ones")
+    live.add_argument("--data", type=Path, default=ROOT / DATA, help="folder of MNIST; digits where it is missing")
+    live.add_argument("--slots", type=int, default=2, help="CPU slots")
+    live.add_argument("--rounds", type=int, default=1)
+    live.add_argument("--trainings", nargs="+", choices=TRAININGS)
+    live.add_argument("--searches", nargs="+", choices=SEARCHES_LIVE, default=list(SEARCHES_LIVE))
+    options = parser.parse_args()
+    for name in ("seeds", "slots", "rounds"):
+        if getattr(options, name) < 1:
+            parser.error(f"--{name} must be at least 1, got {getattr(options, name)}")
+    options.rounds = 1 if options.quick else options.rounds
+    options.trainings = options.trainings or TRAININGS[: 2 if options.quick else None]  # programs begin slowly
+    return options
 
 
 if __name__ == "__main__":

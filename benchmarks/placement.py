@@ -11,11 +11,14 @@ CIFAR-10. Without a GPU models, pictures and training sets are so small that a j
 - fusion + packing     everything: policy "auto", packing "cost", sharing "auto"
 - second study         the same again, with the job history of the row before; all other rows measure models anew
 - dispatch             500 starts of jobs that do nothing: what lies between two jobs of a slot
+- mixes                on CPU slots: trainings bound by arithmetic, by memory or by input (slow storage), and mixes of
+                       these, with sharing found by trial and with one job per slot; see `placed/mixes.py`
 
 Rows take turns, in another order each round; figures are medians. The last line is one JSON object; the exit status is
 1 if a figure is missed.
 
     python benchmarks/placement.py [--devices cpu:2] [--jobs 96] [--rounds 1] [--rows ...] [--quick]
+    python benchmarks/placement.py --mixes "input" "arithmetic + input" [--devices cpu:2] [--rounds 1]
 """
 
 import argparse
@@ -27,22 +30,24 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from statistics import fmean, median, quantiles
 from typing import Any
 
 import torch
 from packs.pictures import look_for_data
+from placed import mixes
 from placed.dispatch import gaps
 from placed.figures import Figures, middle
-from placed.jobs import FULL, QUICK, SMALL, Pictures
+from placed.jobs import FULL, QUICK, SMALL, Pictures, space
 from placed.ours import FUSION_AND_PACKING, ONE_JOB, PACKED, SECOND, rows, study
 from placed.plain import plain_processes
 
 from shoal.cluster.discover import discover
 from shoal.core.errors import ShoalError
 
-PLAIN, DISPATCH = "plain processes", "dispatch"
+PLAIN, DISPATCH, MIXES = "plain processes", "dispatch", "mixes"
 LEAST = 0.97
 """Of the speed of one job per slot, for every row on CPU slots."""
 LEAST_ON_GPU = {"packing": 2.8, "fusion and packing": 6.0}
@@ -61,7 +66,7 @@ def main() -> int:
     print(machine(options), flush=True)
     figures: dict[str, Any] = {}
     missed: list[str] = []
-    if options.rows != [DISPATCH]:
+    if not {DISPATCH, MIXES}.issuperset(options.rows):
         print(f"{sizes.jobs} jobs: {', '.join(sizes.models)}; batches of {', '.join(map(str, sizes.batch_sizes))}; "
               f"{sizes.rates} learning rates; {sizes.epochs} epochs of {sizes.samples} pictures of {sizes.pixels} x "
               f"{sizes.pixels}, {sizes.valid} to validate; median of {options.rounds}")  # fmt: skip
@@ -71,6 +76,8 @@ def main() -> int:
         missed += judged({name: row.makespan for name, row in taken.items()}, options.gpu)
     if DISPATCH in options.rows:
         figures[DISPATCH] = dispatched(options, missed)
+    if MIXES in options.rows:
+        figures[MIXES] = mixed(options, missed)
     missed = [] if options.quick else missed
     print(json.dumps({**figures, "missed": missed}))
     return 1 if missed else 0
@@ -85,16 +92,20 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--epochs", type=int, help="of each job")
     parser.add_argument("--batch-sizes", nargs="*", type=int, help="others than HyperSack's")
     parser.add_argument("--rows", nargs="*", help="some of them, by name")
-    parser.add_argument("--quick", action="store_true", help="4 jobs of 24 pictures, 10 starts; judges nothing")
+    parser.add_argument("--mixes", nargs="+", choices=mixes.MIXES, metavar="MIX", help="of the row mixes, alone")
+    parser.add_argument("--quick", action="store_true", help="4 jobs of 24 pictures, 10 starts, a mix; judges nothing")
     options = parser.parse_args()
     look_for_data(parser, quick=options.quick)
     options.gpu = not options.devices.startswith("cpu")
-    known = [PLAIN, *rows(options.gpu), DISPATCH]
-    options.rows = options.rows or [name for name in known if not (options.quick and name in ALIKE)]
+    known = [PLAIN, *rows(options.gpu), DISPATCH, *([] if options.gpu else [MIXES])]
+    options.rows = options.rows or (
+        [MIXES] if options.mixes else [name for name in known if not (options.quick and name in ALIKE)]
+    )
     if unknown := [name for name in options.rows if name not in known]:
         parser.error(f"--rows: there is no {unknown[0]!r} on {options.devices}; there are {', '.join(known)}")
     if SECOND in options.rows and FUSION_AND_PACKING not in options.rows:
         parser.error(f"--rows: {SECOND!r} goes on with the history of {FUSION_AND_PACKING!r}; name that too")
+    options.mixes = options.mixes or (mixes.QUICK if options.quick else list(mixes.MIXES))
     try:
         sizes = FULL if options.gpu else SMALL
         sizes = replace(sizes, batch_sizes=tuple(options.batch_sizes or sizes.batch_sizes))
@@ -122,6 +133,8 @@ def measured(options: argparse.Namespace, missed: list[str]) -> dict[str, Figure
     names = [name for name in (PLAIN, *asked) if name in options.rows]
     runs: dict[str, list[Figures]] = {name: [] for name in names}
     leading = [name for name in names if name != SECOND]
+    sizes = options.sizes
+    shoal_study = partial(study, task=task, space=space(sizes), epochs=sizes.epochs, devices=options.devices)
     with tempfile.TemporaryDirectory() as place:
         for turn in range(options.rounds):
             print(f"round {turn + 1} of {options.rounds}:", end="", flush=True)
@@ -134,7 +147,7 @@ def measured(options: argparse.Namespace, missed: list[str]) -> dict[str, Figure
                         run = (
                             plain_processes(task, discover(options.devices))
                             if row == PLAIN
-                            else study(asked[row], task, options.devices, folder / row, cache)
+                            else shoal_study(asked[row], directory=folder / row, cache=cache)
                         )
                     except ShoalError as error:
                         missed.append(f"{row}: {error}")
@@ -193,6 +206,17 @@ def dispatched(options: argparse.Namespace, missed: list[str]) -> dict[str, floa
         missed.append(f"dispatch: {1e3 * fmean(overhead):.1f} ms a start, asked {1e3 * MOST_SECONDS:.0f} ms")
     kinds = {"median": median(overhead), "mean": fmean(overhead), "p99": last_percent(overhead)}
     return {name: round(1e3 * seconds, 3) for name, seconds in kinds.items()}
+
+
+def mixed(options: argparse.Namespace, missed: list[str]) -> dict[str, dict[str, float]]:
+    """Median seconds of each mix and policy."""
+    with tempfile.TemporaryDirectory() as folder:
+        found = mixes.measured(options.mixes, options.devices, options.rounds, Path(folder), quick=options.quick)
+    print(f"\nmixes: median of {options.rounds}; machine's load {os.getloadavg()[0]:.1f}")
+    mixes.table(found, discover(options.devices))
+    seconds = mixes.makespans(found)
+    missed += mixes.judged(seconds)
+    return {name: {policy: round(each, 3) for policy, each in runs.items()} for name, runs in seconds.items()}
 
 
 def last_percent(values: Sequence[float]) -> float:

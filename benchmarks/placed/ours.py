@@ -2,14 +2,14 @@
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 import shoal
 from placed.figures import Figures
-from placed.jobs import Pictures, space
 from shoal.core.job import Purpose
 from shoal.core.trial import TrialState
 from shoal.journal.statistics import StudyStatistics
@@ -52,12 +52,22 @@ def rows(gpu: bool) -> Mapping[str, Row]:
     }
 
 
-def study(row: Row, task: Pictures, devices: str, directory: Path, cache: Path) -> Figures:
+def study(
+    row: Row,
+    task: shoal.Task | Callable[[Any], None],
+    space: Mapping[str, Any],
+    epochs: int,
+    devices: str,
+    directory: Path,
+    cache: Path,
+) -> Figures:
     """All jobs as a study.
 
     Args:
         row: says how.
-        task: what to train.
+        task: what to train, or a program that trains.
+        space: all jobs as a search space.
+        epochs: of each job.
         devices: as of `shoal.tune`.
         directory: of the study.
         cache: of the job history and of what fusion has found out; there may be none yet.
@@ -66,10 +76,10 @@ def study(row: Row, task: Pictures, devices: str, directory: Path, cache: Path) 
     began = time.perf_counter()
     shoal.tune(
         task,
-        space(task.sizes),
+        space,
         metric="valid_loss",
         mode="min",
-        algorithm=shoal.Grid(epochs=task.sizes.epochs),
+        algorithm=shoal.Grid(epochs=epochs),
         policy=row.policy,
         packing=row.packing,
         fuse=row.fuse,
