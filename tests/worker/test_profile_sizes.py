@@ -2,6 +2,7 @@
 
 import time
 from math import inf
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from shoal.core.array import Array, FusionKey, Member
 from shoal.core.trial import Trial
 from shoal.data.datasets import DataSets
 from shoal.task import Task
-from shoal.worker.profile import FREE_SECONDS, MEASURING_SHARE, STEPS_PER_MEMBER, _utilisation, measure
+from shoal.worker.profile import FREE_SECONDS, MEASURING_SHARE, STEPS_PER_MEMBER, _Iteration, _utilisation, measure
 
 CPU = torch.device("cpu")
 EPOCH_STEPS = 2
@@ -162,3 +163,23 @@ def test_the_load_of_a_gpu_is_the_mean_over_the_steps_of_the_largest_size(monkey
 def test_the_compute_in_use(device: str, loads: list[float], compute: float) -> None:
     cores = 0.5 * torch.get_num_threads()
     assert _utilisation(torch.device(device), cores, loads) == pytest.approx(compute)
+
+
+ITERATIONS = {
+    "samples that stay in memory are not waited for": ("kept", "cpu", 0.03, 0.01, 1.0, 1.0),
+    "waiting for input leaves the device idle": ("window", "cpu", 0.03, 0.0, 0.25, 0.25),
+    "fetching that computes does not": ("batch", "cpu", 0.03, 0.03, 0.25, 1.0),
+    "a GPU computes meanwhile": ("batch", "cuda", 0.005, 0.005, 1.0, 1.5),
+    "it waits for what takes longer": ("batch", "cuda", 0.04, 0.0, 0.25, 0.25),
+}
+
+
+@pytest.mark.parametrize(("sharing", "device", "fetch", "cpu", "busy", "cores"), ITERATIONS.values(), ids=ITERATIONS)
+def test_use_is_averaged_over_iterations(
+    sharing: str, device: str, fetch: float, cpu: float, busy: float, cores: float
+) -> None:
+    train: Any = SimpleNamespace(sharing=sharing, fetched=80, fetch_seconds=10 * fetch, fetch_cpu_seconds=10 * cpu)
+    iteration = _Iteration.of(train, 8, 0.01, torch.device(device))
+    assert iteration.fetch_seconds == pytest.approx(fetch)
+    assert iteration.busy == pytest.approx(busy)
+    assert iteration.average(1.0) == pytest.approx(cores)

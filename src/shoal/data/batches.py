@@ -128,6 +128,11 @@ class Batches:
         return self._fetcher.seconds
 
     @property
+    def fetch_cpu_seconds(self) -> float:
+        """CPU time of fetching, in seconds."""
+        return self._fetcher.cpu_seconds
+
+    @property
     def sharing(self) -> Sharing:
         """Method by which iterators share samples. Before the first batch, a few samples are fetched to choose it."""
         if self._resident is not None:

@@ -45,6 +45,8 @@ class Fetcher:
         """Number of samples fetched, except by `probe`."""
         self.seconds = 0.0
         """Wall time of fetching these samples, in seconds; with loader processes, of waiting for them."""
+        self.cpu_seconds = 0.0
+        """CPU time of fetching them; with loader processes, which compute meanwhile, the wall time."""
 
     @property
     def prefetch_limit(self) -> int:
@@ -58,7 +60,9 @@ class Fetcher:
         assert self._processes is not None
         began = time.perf_counter()
         indices, value = self._processes.get(wanted, upcoming)
-        self.seconds += time.perf_counter() - began
+        waited = time.perf_counter() - began
+        self.seconds += waited
+        self.cpu_seconds += waited
         self.fetched += len(indices)
         return indices, value
 
@@ -84,12 +88,13 @@ class Fetcher:
         if self._processes is not None:
             received: list[Any] = self._fetch_once_in_workers(indices, random_samples=True)
             return received
-        began = time.perf_counter()
+        began, cpu = time.perf_counter(), time.process_time()
         if isinstance(self._dataset, IterableReader):
             samples = self._dataset.read(list(indices))
         else:
             samples = [self._dataset[i] for i in indices]
         self.seconds += time.perf_counter() - began
+        self.cpu_seconds += time.process_time() - cpu
         self.fetched += len(samples)
         return samples
 
@@ -131,7 +136,7 @@ class Fetcher:
             The samples, fetched in a row. Whether they equal the samples that were fetched one by one before, each
             copied immediately.
         """
-        before = self.fetched, self.seconds
+        before = self.fetched, self.seconds, self.cpu_seconds
         try:
             if self._processes is not None:
                 found: tuple[list[Any], bool] = self._fetch_once_in_workers(indices, check_repeatable=True)
@@ -140,4 +145,4 @@ class Fetcher:
             samples = self.fetch_deterministic(indices)
             return samples, all(map(samples_equal, one_by_one, samples))
         finally:
-            self.fetched, self.seconds = before
+            self.fetched, self.seconds, self.cpu_seconds = before

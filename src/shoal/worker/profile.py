@@ -105,18 +105,20 @@ def measure(
         fuse_seconds[1] = bench.time_build()  # now that all code is loaded
         restart_seconds, mixing = bench.time_mixed_epochs(largest)
         fuse_seconds[largest] = max(0.0, restart_seconds - timed.seconds[largest])
+    iteration = _Iteration.of(train, bench.plan.samples(0, 0), timed.seconds[largest], device)
+    cores = iteration.average(timed.cores)
     return Profile(
         step_seconds=timed.seconds,
         epoch_steps=bench.plan.epoch_steps,
         validation_steps=valid.steps(bench.plan.settings.eval_batch_size),
         base_memory=base + pending_bytes,
         member_memory=max((_memory_used(device) - base) // largest + timed.extra_state, 4 * timed.weights),
-        compute=_utilisation(device, timed.cores, timed.loads),
-        cores=timed.cores,
+        compute=_utilisation(device, cores, [iteration.busy * load for load in timed.loads]),
+        cores=cores,
         fuse_seconds=fuse_seconds,
         mixing=None if mixing is None else mixing / timed.seconds[largest],
         fused_gain=timed.gains,
-        fetch_seconds=train.fetch_seconds / max(1, train.fetched) * bench.plan.samples(0, 0),
+        fetch_seconds=iteration.fetch_seconds,
         sharing=train.sharing,
         sample=len(array.members),
         pending=int(array.pending) if timed.too_expensive else None,
@@ -191,6 +193,37 @@ class _ArrayBenchmark:
         except MixedEpochsError:
             return restart_seconds, None
         return restart_seconds, min(seconds[1:])
+
+
+@dataclass(frozen=True)
+class _Iteration:
+    """An iteration of training: a step, and the fetching of a batch where each epoch fetches its samples anew.
+
+    HyperSack averages the use of a device over iterations (Sampler). A GPU computes while samples are fetched.
+
+    Args:
+        fetch_seconds: Wall time of fetching a batch.
+        busy: Fraction of the iteration in which the step runs.
+        fetching: CPU seconds of fetching per second of the iteration.
+    """
+
+    fetch_seconds: float
+    busy: float
+    fetching: float
+
+    @classmethod
+    def of(cls, train: Batches, samples: int, step: float, device: torch.device) -> "_Iteration":
+        """Return the iteration with a step of so many seconds and a batch of so many samples."""
+        batch = samples / max(1, train.fetched)
+        fetch = batch * train.fetch_seconds
+        if train.sharing in ("resident", "kept"):
+            return cls(fetch, 1.0, 0.0)
+        wall = max(step, fetch) if device.type == "cuda" else step + fetch
+        return cls(fetch, step / wall, batch * train.fetch_cpu_seconds / wall)
+
+    def average(self, cores: float) -> float:
+        """Return the CPU seconds per second of the iteration, given those of the step."""
+        return cores * self.busy + self.fetching
 
 
 @dataclass(frozen=True)
