@@ -133,7 +133,8 @@ def tune(
         sharing: How jobs share a GPU: with NVIDIA's MPS ("mps"), without it ("plain"), or with MPS if possible
             ("auto").
         oversubscription: Factor by which jobs may reserve more compute than a device has, at least 1; "auto" finds the
-            factor of each kind of GPU, starting from what earlier studies of the same models found, else from 1.
+            factor of each kind of GPU. It starts from what earlier studies found, and again from 1 once a job reports
+            that they have not measured alone.
         directory: Directory of the study; by default a new one below `runs`.
         seed: Seed of everything that is random.
         data_seed: Seed of the order of samples, shared by all trials so that they can share batches; "trial" gives each

@@ -17,7 +17,7 @@ from shoal.core.job import Job, JobUpdate
 from shoal.data.datasets import DataSets
 from shoal.worker import thread_choice
 from shoal.worker.control import JobControl
-from shoal.worker.fused_stepper import AdaptiveStep
+from shoal.worker.fused_stepper import FusedStepper
 from shoal.worker.signature_builder import SignatureBuilder
 from shoal.worker.train import Trainer
 from shoal.worker.worker_state import TrialCache, WorkerState
@@ -98,6 +98,6 @@ def test_no_more_threads_than_the_user_allows(
 def test_steps_that_are_compiled_keep_their_threads(
     tmp_path: Path, threads: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(AdaptiveStep, "may_be_compiled", True)
+    monkeypatch.setattr(FusedStepper, "needs_own_threads", True)  # as long as plain steps are not faster
     trained(tmp_path, {1: JobUpdate(cores=2)})
     assert threads == []

@@ -12,7 +12,7 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, LinearLR, OneC
 
 import shoal
 from shoal.core.array import Member
-from shoal.core.errors import TaskError
+from shoal.core.errors import CheckpointError, TaskError
 from shoal.core.trial import Origin, Trial
 from shoal.data.loader import epoch_order
 from shoal.fuse.generators import seed_all
@@ -153,6 +153,14 @@ def test_a_trial_that_takes_over_weights_has_the_schedule_of_its_own_steps(tmp_p
     found = load_newest(tmp_path, 2)
     assert found is not None
     assert found.optimizer["param_groups"][0]["lr"] == pytest.approx(0.05 / (1 + 3 * STEPS))
+
+
+def test_a_trial_that_takes_over_weights_never_begins_with_new_ones(tmp_path: Path) -> None:
+    """A network file system may not show the copied checkpoint yet."""
+    follower = Trial(2, {"lr": 0.05, "number": 2}, seed=5, data_seed=7, origin=Origin(0, 2))
+    with pytest.raises(CheckpointError, match=r"trial 2 goes on from trial 0 at epoch 2, and .* no intact checkpoint"):
+        work(ByStep(), tmp_path, [Member(follower, 2, 3)])
+    assert load_newest(tmp_path, 2) is None
 
 
 class Plateau(ByStep):

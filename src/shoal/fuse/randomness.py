@@ -173,9 +173,13 @@ def no_new_hashes() -> Iterator[None]:
         RuntimeError: Masks of so many shapes were made that one was not known.
     """
     before = _index_hash.cache_info().misses
-    yield
-    if _index_hash.cache_info().misses != before:
-        _index_hash.cache_clear()
+    try:
+        yield
+    finally:
+        made = _index_hash.cache_info().misses != before
+        if made:
+            _index_hash.cache_clear()
+    if made:
         raise RuntimeError("random numbers of too many shapes are drawn in one step")
 
 

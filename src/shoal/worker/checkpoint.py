@@ -109,7 +109,7 @@ def load_newest(directory: Path, trial: int) -> Checkpoint | None:
     for path in checkpoint_files(directory, trial):
         try:
             return _read(path, trial)
-        except CheckpointError as damage:
+        except (CheckpointError, FileNotFoundError) as damage:  # a newer one has taken the place of a missing file
             _log.warning("%s; the checkpoint before it is used", damage)
     return None
 

@@ -23,6 +23,7 @@ from shoal.fuse.loss_scale import LossScale
 from shoal.pickling import original_or_loaded, why_not_loaded
 from shoal.task import Task, call, check_interval
 from shoal.worker.checkpoint import Checkpoint, load_newest, mismatch_message, save
+from shoal.worker.checkpoint_paths import checkpoint_directory
 from shoal.worker.failures import user_traceback
 from shoal.worker.step_settings import StepSettings
 
@@ -156,9 +157,16 @@ class TrialRuntime:
 
         Raises:
             UnusableTaskError: The model or the optimizer does not fit the trial's own checkpoint.
+            CheckpointError: The trial begins with the checkpoint of another one, and none is there.
         """
         state = load_newest(directory, self.trial.number)
         if state is None:
+            if (origin := self.trial.origin) is not None:
+                raise CheckpointError(
+                    f"trial {self.trial.number} goes on from trial {origin.trial} at epoch {origin.epoch}, and "
+                    f"{checkpoint_directory(directory, self.trial.number)} has no intact checkpoint; on a network file "
+                    "system it may not be visible yet, and the job is tried again"
+                )
             return
         for optimizer in optimizers_in(self.optimizer):  # else schedulers warn that they step before the optimizer
             optimizer._opt_called = True  # type: ignore[attr-defined]
