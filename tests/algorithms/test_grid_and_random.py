@@ -69,7 +69,7 @@ def test_an_algorithm_serves_one_study_but_a_copy_serves_another():
     fresh = copy.deepcopy(algorithm)
     bind(algorithm)
     with pytest.raises(
-        AlgorithmError, match=r"Hyperband\(max_epochs=9, eta=3, brackets=None, group_by=\(\), skip_last=0\) serves another study"
+        AlgorithmError, match=r"Hyperband\(max_epochs=9, eta=3, .*, group_by=\(\), skip_last=0\) serves another study"
     ):
         bind(algorithm)
     bind(fresh)
