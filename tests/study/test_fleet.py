@@ -274,5 +274,22 @@ def test_all_devices_of_a_node_that_is_new_are_new(setting: str, now: tuple[str,
     assert fleet.used == [device.name for _, device in nodes("ash", "beech")] + new
 
 
+def test_a_node_with_slots_alone_is_not_new_in_a_study_of_gpus() -> None:
+    slots = Cluster((Node("head", 8, (Device("head/cpu:0", "cpu/1", GB),)),))
+    assert Fleet(nodes("ash")).new_in(slots) == []
+    assert Fleet(slots).new_in(Cluster((Node("oak", 8, (Device("oak/cpu:0", "cpu/1", GB),)),))) == ["oak/cpu:0"]
+
+
+def test_a_study_on_nodes_takes_back_what_was_removed_and_nothing_else() -> None:
+    fleet = Fleet(nodes("ash"), ["ash/cpu:0", "ash/cuda:0"])
+    fleet.remove(["ash/cuda:0"])
+    fleet.add(["ash/cuda:0"], find)
+    for name in ("ash/cuda:1", "cuda:1"):
+        with pytest.raises(
+            DeviceError, match=f"'{name}' cannot be added: a study on nodes .* shoal resume DIR --devices"
+        ):
+            fleet.add([name], find)
+
+
 def test_a_study_of_named_devices_of_nodes_takes_no_others() -> None:
     assert not Fleet(nodes("ash"), ["ash/cuda:0"]).grows

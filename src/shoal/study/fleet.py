@@ -164,17 +164,19 @@ class Fleet:
     def new_in(self, discovered: Cluster) -> list[str]:
         """Names of healthy devices of nodes that the study does not have, and of healthy new GPUs of the others.
 
-        While a GPU of a node is missing, those after it have other names, so none of the node counts as new.
+        While a GPU of a node is missing, those after it have other names, so none of the node counts as new. A node
+        that has CPU slots alone is not new in a study of other devices.
 
         Args:
             discovered: All devices that the setting stands for.
         """
         known = {node.name: node for node in self._found.nodes}
+        slots = all(device.is_cpu for _, device in self._found)
         names: list[str] = []
         for node in discovered.nodes:
             if node.name in known:
                 names += self._new_gpus(known[node.name], node)
-            else:
+            elif slots or not all(device.is_cpu for device in node.devices):
                 names += [device.name for device in node.devices if device.healthy]
         return names
 
@@ -267,8 +269,14 @@ def _find_new(new: Sequence[str], known: Sequence[str], find: Finder) -> Cluster
         find: Finder of devices.
 
     Raises:
-        DeviceError: a device does not exist, or is a CPU slot; the number of CPU slots is fixed when a study starts.
+        DeviceError: a device does not exist, the study runs on several nodes, or the device is a CPU slot; the number
+            of CPU slots is fixed when a study starts.
     """
+    if any("/" in name for name in known):
+        raise DeviceError(
+            f"device {new[0]!r} cannot be added: a study on nodes of a cluster takes back only devices that were "
+            "removed from it; stop the study, then: shoal resume DIR --devices ..."
+        )
     for name in new:
         if name.partition(":")[0] in ("auto", "cpu"):
             raise DeviceError(
@@ -277,8 +285,7 @@ def _find_new(new: Sequence[str], known: Sequence[str], find: Finder) -> Cluster
                 "DIR --devices cpu:N"
             )
     find(new)  # a wrong name raises here, so that the error does not list the study's own devices
-    others = [] if any("/" in name for name in new) else [name for name in known if not name.startswith("cpu:")]
-    found = find([*others, *new])  # agents divide the cores of their nodes
+    found = find([*(name for name in known if not name.startswith("cpu:")), *new])
     return found.select(lambda device: device.name not in known)
 
 
