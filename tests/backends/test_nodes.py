@@ -1,9 +1,11 @@
 """Nodes that are processes of this machine: the contract of back ends, and what happens when a node is lost."""
 
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -159,34 +161,145 @@ def another_directory(setup: AgentSetup) -> AgentSetup:
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("devices", "change", "message"),
     [
         pytest.param(
+            "auto",
             another_directory,
-            "the directory .*elsewhere of the study is not shared by all nodes: node ash has a directory of that name "
-            r"without the engine's file agents/\w+; choose one on a file system that all nodes mount",
+            "node ash cannot be used: the directory .*elsewhere of the study is not shared by all nodes: node ash "
+            r"has a directory of that name without the engine's file agents/\w+; choose one on a file system",
             id="not shared",
         ),
         pytest.param(
-            lambda setup: replace(setup, run="0123456789ab"),
-            r"node ash has an agent of an earlier run \(0123456789ab, process \d+\); end that process, or wait 15 s",
-            id="earlier run",
+            ["ash/xpu:7"],
+            lambda setup: setup,
+            "node ash cannot be used: device 'xpu:7' is not there; this machine has",
+            id="no such device",
         ),
     ],
 )
-def test_a_node_that_a_study_cannot_begin_with_is_an_error(
-    change: Callable[[AgentSetup], AgentSetup], message: str, tmp_path: Path
+def test_a_node_that_a_study_cannot_begin_with_is_an_error_once(
+    devices: str | list[str], change: Callable[[AgentSetup], AgentSetup], message: str, tmp_path: Path
+) -> None:
+    """Then the study can stop, as its jobs end."""
+
+    class Changed(PipeNodes):
+        def make_carrier(self, setup: AgentSetup) -> PipeCarrier:
+            return PipeCarrier(change(setup))
+
+    with closing(Changed(context(tmp_path, devices), names=["ash"])) as backend:
+        backend.start(scripted_job("one"), ASH)
+        with pytest.raises(BackendError, match=message):
+            poll_for_a_minute(backend)
+        assert end_of(backend, "one").outcome is Outcome.LOST
+
+
+def test_a_faulty_node_is_no_error_once_another_has_joined(tmp_path: Path) -> None:
+    class Changed(PipeNodes):
+        def make_carrier(self, setup: AgentSetup) -> PipeCarrier:
+            carrier = Partitionable(another_directory(setup) if setup.node == "ash" else setup)
+            carrier.cut = setup.node == "ash"
+            return carrier
+
+    with scripted(Changed, tmp_path, scripts.waits) as backend:
+        assert isinstance(backend, Changed)
+        backend.start(scripted_job("two"), BEECH)
+        while not backend.poll(1.0):
+            pass
+        backend.start(scripted_job("one"), ASH)
+        late = backend.carriers["ash"]
+        assert isinstance(late, Partitionable)
+        late.cut = False
+        assert "is not shared by all nodes" in end_of(backend, "one").message
+        backend.stop("two")
+        assert end_of(backend, "two").outcome is Outcome.STOPPED
+
+
+def test_a_node_without_the_devices_is_left_out_of_a_setting_for_all_nodes(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Changed(PipeNodes):
         def make_carrier(self, setup: AgentSetup) -> PipeCarrier:
-            carrier = PipeCarrier(change(setup))
-            carrier._run = change(setup).run
+            return PipeCarrier(replace(setup, devices=["xpu:7"]) if setup.node == "ash" else setup)
+
+    with scripted(Changed, tmp_path, scripts.returns) as backend:
+        assert isinstance(backend, Changed)
+        while "ash" in backend._links or "beech" not in backend._inventories:
+            assert backend.poll(0.1) == []
+        assert not [record for record in caplog.records if record.name == "shoal.backends"]
+        assert "node ash is gone: device 'xpu:7' is not there" in backend.condition(ASH).reason
+        assert {device.node for _, device in backend.find("auto")} == {"beech"}
+        backend.start(scripted_job("two"), BEECH)
+        assert end_of(backend, "two").outcome is Outcome.FINISHED
+
+
+class Dying(PipeNodes):
+    """A node that gets another agent after each that has died; all but the `living` are killed as they start."""
+
+    nodes_return = True
+    living: Sequence[int] = ()
+    started = 0
+
+    def __init__(self, worker_context: WorkerContext) -> None:
+        super().__init__(worker_context, names=["ash"])
+
+    def make_carrier(self, setup: AgentSetup) -> PipeCarrier:
+        carrier = PipeCarrier(setup)
+        if self.started not in self.living:
+            carrier.process.kill()
+        self.started += 1
+        return carrier
+
+    def look_for_nodes(self) -> None:
+        if self.usable("ash"):
+            self.carriers["ash"] = self.make_carrier(self.setup("ash"))
+            self.add_node("ash", self.carriers["ash"])
+
+
+def test_an_agent_that_dies_again_and_again_is_not_replaced_for_ever(tmp_path: Path) -> None:
+    with (
+        scripted(Dying, tmp_path, scripts.returns) as backend,
+        pytest.raises(
+            BackendError, match="ash: 5 of its agents ended without a finished job in between, the last one: "
+        ),
+    ):
+        poll_for_a_minute(backend)
+
+
+def test_a_job_that_finishes_ends_the_count_of_deaths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Dying, "living", (4, 8))
+    with scripted(Dying, tmp_path, scripts.returns) as backend:
+        assert isinstance(backend, Dying)
+        for job in ("one", "two"):
+            while "ash" not in backend._inventories:
+                assert backend.poll(0.1) == []
+            backend.start(scripted_job(job), ASH)
+            assert end_of(backend, job).outcome is Outcome.FINISHED
+            if job == "one":
+                backend.carriers["ash"].process.kill()
+                while "ash" in backend._inventories:
+                    assert backend.poll(0.1) == []
+        assert backend.started == 9
+
+
+def test_an_agent_that_has_not_started_is_not_waited_for(tmp_path: Path) -> None:
+    class Stopped(PipeCarrier):
+        def end(self) -> None:
+            raise AssertionError("it would be waited for")
+
+    class Starting(PipeNodes):
+        def make_carrier(self, setup: AgentSetup) -> PipeCarrier:
+            carrier = Stopped(setup)
+            carrier.process.send_signal(signal.SIGSTOP)
             return carrier
 
-    backend = Changed(WorkerContext(tmp_path, b"", runner="shoal.testing.backends:follow"), names=["ash"])
-    with pytest.raises(BackendError, match=message):
-        poll_for_a_minute(backend)
+    backend = Starting(context(tmp_path), names=["ash"])
     backend.close()
+    assert backend.carriers["ash"].process.returncode == -signal.SIGKILL
+
+
+def context(directory: Path, devices: str | Sequence[str] = "auto") -> WorkerContext:
+    return WorkerContext(directory, b"", runner="shoal.testing.backends:follow", devices=devices)
 
 
 def poll_for_a_minute(backend: Backend) -> None:

@@ -1,6 +1,7 @@
 """Nodes without processes: what each node has, what a link delivers, and what an agent does; clocks are invented."""
 
 import queue
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -9,7 +10,15 @@ import pytest
 
 from shoal.backends.base import Backend, Ended, Event, Outcome, Reported, WorkerContext
 from shoal.backends.nodes.agent import Agent
-from shoal.backends.nodes.inventory import NodeInventory, cluster_of, devices_on, version_fault, versions
+from shoal.backends.nodes.inventory import (
+    NodeInventory,
+    check_nodes,
+    cluster_of,
+    devices_on,
+    first_gpus,
+    version_fault,
+    versions,
+)
 from shoal.backends.nodes.link import Carrier, NodeGone, NodeLink, NodeUnreachable
 from shoal.backends.nodes.messages import (
     AgentCommand,
@@ -20,7 +29,8 @@ from shoal.backends.nodes.messages import (
     NodeJoined,
     NodeState,
 )
-from shoal.backends.nodes.probe import agent_probe_fault, engine_probe_fault, write_probe
+from shoal.backends.nodes.probe import agent_probe_fault, write_probe
+from shoal.backends.nodes.ray import is_address_of
 from shoal.core.command import KillJob, StartJob, StopJob
 from shoal.core.device import Cluster, Device, Node
 from shoal.core.errors import DeviceError
@@ -50,6 +60,52 @@ def inventory(*names: str, reason: str = "") -> NodeInventory:
 )
 def test_a_node_is_asked_for_its_part_of_the_setting(devices: str | list[str], on_ash: str | list[str]) -> None:
     assert devices_on("ash", devices) == on_ash
+
+
+def test_a_slot_without_a_number_and_a_node_that_is_not_there_are_errors_with_a_remedy() -> None:
+    with pytest.raises(
+        DeviceError, match="device 'ash/cpu:x' is not understood; the CPU slots of a node are 'ash/cpu:0'"
+    ):
+        devices_on("ash", "ash/cpu:x")
+    with pytest.raises(DeviceError, match="'asch/cuda:0' is of no node of the cluster, whose nodes are: ash, beech"):
+        check_nodes(["beech", "ash"], ["ash/cuda:0", "asch/cuda:0"])
+    check_nodes(["ash"], ["ash/cuda:0"])
+    check_nodes(["ash"], "cuda")
+
+
+@pytest.mark.parametrize(
+    ("there", "gpus", "left", "cores"),
+    [
+        pytest.param(["cuda:0", "cuda:1", "cuda:2", "cuda:3"], 2, ["cuda:0", "cuda:1"], 4, id="fewer than there are"),
+        pytest.param(["cuda:2", "cuda:3"], 1, ["cuda:2"], 8, id="the first of those requested"),
+        pytest.param(["cuda:0"], 4, ["cuda:0"], 1, id="more than there are"),
+        pytest.param(["cuda:0"], 0, [], 0, id="none"),
+        pytest.param(["cpu:0", "cpu:1"], 0, ["cpu:0", "cpu:1"], 1, id="slots are no GPUs"),
+    ],
+)
+def test_a_node_has_no_more_gpus_than_its_cluster_gives_away(
+    there: list[str], gpus: int, left: list[str], cores: int
+) -> None:
+    kept = list(first_gpus(inventory(*there).cluster, gpus))
+    assert [device.name for _, device in kept] == left
+    assert all(device.cores == cores for _, device in kept)
+
+
+@pytest.mark.parametrize(
+    ("address", "connected_by", "same"),
+    [
+        pytest.param(None, ("", ""), True, id="any"),
+        pytest.param("auto", ("", ""), True, id="the one that is there"),
+        pytest.param("10.0.0.1:6379", ("", ""), True, id="its own"),
+        pytest.param("head:6379", ("head:6379", "10.0.0.1:6379"), True, id="by which it was reached"),
+        pytest.param("head:6379", ("head:6379", "10.0.0.9:6379"), False, id="which reached another before"),
+        pytest.param("10.0.0.9:6379", ("head:6379", "10.0.0.1:6379"), False, id="another"),
+    ],
+)
+def test_an_address_stands_for_the_cluster_that_it_reached(
+    address: str | None, connected_by: tuple[str, str], same: bool
+) -> None:
+    assert is_address_of(address, "10.0.0.1:6379", connected_by) is same
 
 
 @pytest.mark.parametrize(
@@ -100,8 +156,7 @@ def test_nodes_of_different_versions_are_refused_with_both_versions() -> None:
 def test_a_directory_that_is_not_shared_is_told_from_one_that_is(tmp_path: Path) -> None:
     write_probe(tmp_path / "here", "run")
     assert agent_probe_fault(tmp_path / "here", "ash", "run", 0.0) == ""
-    assert engine_probe_fault(tmp_path / "here", "ash", "run", 0.0) == ""
-    assert "what node beech writes there does not appear" in engine_probe_fault(tmp_path / "here", "beech", "run", 0.0)
+    assert {path.name for path in (tmp_path / "here" / "agents").iterdir()} == {"run", "run-ash"}
     (tmp_path / "there").mkdir()
     assert "node ash has a directory of that name without" in agent_probe_fault(tmp_path / "there", "ash", "run", 0.0)
     fault = agent_probe_fault(tmp_path / "nowhere", "ash", "run", 0.0)
@@ -148,7 +203,7 @@ class Clock:
         return self.now
 
 
-JOINED = NodeJoined("run", "ash", 1, Cluster(()), {})
+JOINED = NodeJoined(Cluster(()), {})
 
 
 def reported(number: int) -> Reported:
@@ -211,6 +266,50 @@ def test_a_node_is_given_up_only_when_its_lease_is_over(joined: bool, monkeypatc
     assert (len(carrier.acknowledged) < 20) is joined
 
 
+class Commanded(Script):
+    """Sends a command at the end of each fetch, after 10 s, and notes the time of its posts."""
+
+    link: NodeLink | None = None
+
+    def __init__(self, *answers: MessageBatch | Exception, clock: Clock) -> None:
+        super().__init__(*answers, clock=clock)
+        self.times: list[float] = []
+
+    def post(self, first: int, commands: Sequence[AgentCommand]) -> None:
+        assert self.clock is not None
+        self.times.append(self.clock.now)
+
+    def fetch(self, acknowledged: int, timeout: float) -> MessageBatch:
+        try:
+            return super().fetch(acknowledged, timeout)
+        finally:
+            assert self.clock is not None
+            self.clock.now += 10.0
+            if self.link is not None:
+                self.link.send(StopJob("a"))
+
+
+def test_commands_do_not_renew_the_lease_of_a_node_that_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shoal.backends.nodes.link._RETRY_SECONDS", 0.005)
+    clock = Clock()
+    carrier = Commanded(MessageBatch(1, (JOINED,), 0), *[NodeUnreachable("no answer")] * 400, clock=clock)
+    inbox: queue.SimpleQueue[tuple[NodeLink, AgentMessage]] = queue.SimpleQueue()
+    carrier.link = link = NodeLink("ash", carrier, inbox, lease=200.0, clock=clock)
+    while not link._silent:
+        time.sleep(0.001)
+    posted = len(carrier.times)
+    assert posted > 0
+    link.send(StopJob("b"))
+    assert len(carrier.times) == posted
+    last = carrier.times[-1]
+    clock.step = 1.0
+    assert inbox.get(timeout=30.0)[1] == JOINED
+    assert isinstance(inbox.get(timeout=30.0)[1], NodeEnded)
+    assert clock.now > last + 200.0
+    assert len(carrier.times) == posted
+    link.close()
+
+
 class Recorder(Backend):
     """A back end that notes its calls, and delivers the events that it is given."""
 
@@ -248,7 +347,7 @@ MADE: list[Recorder] = []
 
 def agent(directory: Path, clock: Clock, devices: str = "cpu:1") -> Agent:
     write_probe(directory, "run")
-    setup = AgentSetup("run", "ash", WorkerContext(directory, b""), devices, None, 15.0, "run")
+    setup = AgentSetup("ash", WorkerContext(directory, b""), devices, None, None, 15.0, "run")
     return Agent(setup, Recorder, clock)
 
 
@@ -256,18 +355,17 @@ def fetched(agent: Agent, until: type[AgentMessage]) -> list[AgentMessage]:
     """All messages so far, with one of this type among them."""
     found: list[AgentMessage] = []
     while not any(isinstance(message, until) for message in found):
-        found = list(agent.fetch("run", 0, 1.0).messages)
+        found = list(agent.fetch(0, 1.0).messages)
     return found
 
 
 def test_an_agent_carries_out_each_command_once_and_none_after_a_gap(tmp_path: Path) -> None:
     here = agent(tmp_path, Clock())
     start, stop, kill = StartJob(scripted_job("a"), CPU), StopJob("a"), KillJob("a")
-    here.post("run", 1, [start])
-    here.post("run", 3, [kill])
-    here.post("run", 1, [start, stop])
-    here.post("an earlier run", 3, [stop])
-    here.post("run", 3, [kill])
+    here.post(1, [start])
+    here.post(3, [kill])
+    here.post(1, [start, stop])
+    here.post(3, [kill])
     joined, *_ = found = fetched(here, Ended)
     assert isinstance(joined, NodeJoined)
     assert [device.name for _, device in joined.cluster] == ["cpu:0"]
@@ -275,28 +373,20 @@ def test_an_agent_carries_out_each_command_once_and_none_after_a_gap(tmp_path: P
     assert NodeState in map(type, found)
     assert here.close()
     assert MADE[-1].calls == [("start", "a", "cpu:0"), ("stop", "a"), ("kill", "a"), "close"]
-    assert here.fetch("run", 0, 0.0).messages[-1] == NodeEnded("its agent was closed")
+    assert here.fetch(0, 0.0).messages[-1] == NodeEnded("its agent was closed")
 
 
 def test_an_agent_without_calls_for_its_lease_ends_its_jobs(tmp_path: Path) -> None:
     clock = Clock()
     here = agent(tmp_path, clock)
-    here.post("run", 1, [StartJob(scripted_job("a"), CPU)])
+    here.post(1, [StartJob(scripted_job("a"), CPU)])
     fetched(here, NodeState)
     clock.now += 16.0
     here._thread.join(30.0)
     assert MADE[-1].calls[-1] == "close"
-    assert here.fetch("run", 0, 0.0).messages[-1] == NodeEnded(
+    assert here.fetch(0, 0.0).messages[-1] == NodeEnded(
         "its agent had no call from the engine for 16 s, and ended its jobs"
     )
-
-
-def test_an_agent_of_another_run_says_so(tmp_path: Path) -> None:
-    here = agent(tmp_path, Clock())
-    (end,) = here.fetch("another", 0, 0.0).messages
-    assert isinstance(end, NodeEnded)
-    assert "its agent serves run run of the study" in end.reason
-    assert here.close()
 
 
 def test_an_agent_without_the_devices_says_which_are_missing(tmp_path: Path) -> None:

@@ -40,14 +40,14 @@ class Idle(Backend):
 class Direct(Carrier):
     """Calls an agent of this process."""
 
-    def __init__(self, run: str, agent: Agent) -> None:
-        self.run, self.agent = run, agent
+    def __init__(self, agent: Agent) -> None:
+        self.agent = agent
 
     def post(self, first: int, commands: Sequence[AgentCommand]) -> None:
-        self.agent.post(self.run, first, commands)
+        self.agent.post(first, commands)
 
     def fetch(self, acknowledged: int, timeout: float) -> MessageBatch:
-        return self.agent.fetch(self.run, acknowledged, timeout)
+        return self.agent.fetch(acknowledged, timeout)
 
     def end(self) -> None:
         self.agent.close(0.0)
@@ -59,7 +59,7 @@ class Direct(Carrier):
 class OneNode(Nodes):
     def __init__(self, worker_context: WorkerContext) -> None:
         super().__init__(worker_context)
-        self.add_node("ash", Direct(self.run_id, Agent(self.setup("ash"), Idle)))
+        self.add_node("ash", Direct(Agent(self.setup("ash"), Idle)))
 
     def look_for_nodes(self) -> None: ...
 

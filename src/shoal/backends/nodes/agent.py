@@ -84,16 +84,13 @@ class Agent:
         self._thread = threading.Thread(target=self._run, name="shoal-agent", daemon=True)
         self._thread.start()
 
-    def post(self, run: str, first: int, commands: Sequence[AgentCommand]) -> None:
+    def post(self, first: int, commands: Sequence[AgentCommand]) -> None:
         """Take commands; those that were taken before, and those after a gap, are ignored.
 
         Args:
-            run: Id of the run of the caller; commands of another run are ignored.
             first: Number of the first command.
             commands: Commands with consecutive numbers.
         """
-        if run != self._setup.run:
-            return
         with self._changed:
             self._last_call = self._clock()
             for number, command in enumerate(commands, first):
@@ -101,20 +98,13 @@ class Agent:
                     self._received = number
                     self._commands.put(command)
 
-    def fetch(self, run: str, acknowledged: int, timeout: float) -> MessageBatch:
+    def fetch(self, acknowledged: int, timeout: float) -> MessageBatch:
         """Return the messages after an acknowledged one; wait up to `timeout` seconds for the first.
 
         Args:
-            run: Id of the run of the caller; another run gets the reason why this agent does not serve it.
             acknowledged: Number of the last message that the engine has, 0 for none.
             timeout: In seconds.
         """
-        if run != self._setup.run:
-            reason = (
-                f"its agent serves run {self._setup.run} of the study in {self._setup.worker_context.directory}, which "
-                f"is over, and not run {run}; it ends by itself after {self._setup.lease:g} s without its engine"
-            )
-            return MessageBatch(acknowledged + 1, (NodeEnded(reason),), 0)
         with self._changed:
             self._last_call = self._clock()
             while self._outbox and self._first <= acknowledged:
@@ -171,10 +161,10 @@ class Agent:
     def _join(self) -> NodeJoined:
         setup = self._setup
         remove_abandoned()
-        found = take_node_inventory(devices_on(setup.node, setup.devices), setup.cores)
+        found = take_node_inventory(devices_on(setup.node, setup.devices), setup.cores, setup.gpus)
         directory = setup.worker_context.directory
         fault = found.absence_reason or agent_probe_fault(directory, setup.node, setup.probe, setup.probe_seconds)
-        return NodeJoined(setup.run, setup.node, os.getpid(), found.cluster, found.versions, fault)
+        return NodeJoined(found.cluster, found.versions, fault)
 
     def _carry_out_commands(self, backend: Backend) -> bool:
         """Carry out all commands that are there; wait for one while no job runs. Return False if the agent is to end.

@@ -7,14 +7,15 @@ import sys
 import time
 import uuid
 from abc import abstractmethod
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from shoal.backends.base import Backend, Ended, Event, Outcome, WorkerContext
-from shoal.backends.nodes.inventory import NodeInventory, cluster_of, version_fault
+from shoal.backends.nodes.inventory import NodeInventory, cluster_of, names_nodes, version_fault
 from shoal.backends.nodes.link import LEASE_SECONDS, Carrier, NodeLink
 from shoal.backends.nodes.messages import AgentCommand, AgentMessage, AgentSetup, NodeEnded, NodeJoined, NodeState
-from shoal.backends.nodes.probe import engine_probe_fault, remove_probes, write_probe
+from shoal.backends.nodes.probe import remove_probes, write_probe
 from shoal.cluster.monitor import Condition
 from shoal.core.command import KillJob, ReleaseDevice, StartJob, StopJob, UpdateJob
 from shoal.core.device import Cluster, Device
@@ -27,6 +28,8 @@ _log = logging.getLogger("shoal.backends")
 
 _JOIN_SECONDS = 30.0
 """Seconds after which the devices of a node without an agent are not expected any more to be there soon."""
+_MOST_DEATHS = 5
+"""Deaths of a node's agents, without a finished job in between, after which the node gets no other one."""
 
 
 class Nodes(Backend):
@@ -52,7 +55,7 @@ class Nodes(Backend):
     def __init__(self, worker_context: WorkerContext, lease: float = LEASE_SECONDS) -> None:
         super().__init__(worker_context)
         self.run_id = uuid.uuid4().hex[:12]
-        """Id of this run of the engine, which its agents know."""
+        """Id of this run of the engine, in the names of its files."""
         self._lease = lease
         self._inbox: queue.SimpleQueue[tuple[NodeLink, AgentMessage]] = queue.SimpleQueue()
         self._links: dict[str, NodeLink] = {}
@@ -61,6 +64,7 @@ class Nodes(Backend):
         self._states: dict[str, NodeState] = {}
         self._lost: dict[str, str] = {}  # node -> reason
         self._failed: set[str] = set()  # nodes that get no other agent
+        self._deaths: Counter[str] = Counter()  # node -> ends of its agents since its last finished job
         self._needed: set[str] = set()  # nodes that the study began with and that have not joined
         self._polled = False
         self._nodes: dict[str, str] = {}  # running job -> its node
@@ -76,23 +80,24 @@ class Nodes(Backend):
         """Return why the agent of a node has not started yet."""
         return "its agent has not started yet"
 
-    def setup(self, node: str, cores: int | None = None) -> AgentSetup:
+    def setup(self, node: str, cores: int | None = None, gpus: int | None = None) -> AgentSetup:
         """Return the settings of a node's agent.
 
         Args:
             node: Name of the node.
             cores: Number of CPU cores that the study may use there; None: all.
+            gpus: Number of GPUs, likewise.
         """
         try:
             here = os.getcwd()
         except FileNotFoundError:
             here = ""
         return AgentSetup(
-            run=self.run_id,
             node=node,
             worker_context=replace(self.worker_context, fork=False),
             devices=self.worker_context.devices,
             cores=cores,
+            gpus=gpus,
             lease=self._lease,
             probe=self.run_id,
             path=[path or here for path in sys.path],
@@ -189,7 +194,8 @@ class Nodes(Backend):
         """Return the events since the last call; wait up to `timeout` seconds for the first.
 
         Raises:
-            BackendError: A node that the study began with cannot be used, or no node can run jobs any more.
+            BackendError: A node that the study began with cannot be used and none has joined, or no node can run jobs
+                any more.
         """
         deadline = time.monotonic() + timeout
         self._polled = True
@@ -243,51 +249,59 @@ class Nodes(Backend):
             case _ if message.job in self._nodes:
                 if isinstance(message, Ended):
                     del self._nodes[message.job]
+                    if message.outcome is Outcome.FINISHED:
+                        del self._deaths[link.node]
                 self._events.append(message)
 
     def _join(self, link: NodeLink, joined: NodeJoined) -> None:
-        """Take in a node, if it serves this run, has the same versions and shares the directory.
+        """Take in a node if it has the same versions, the directory and devices of the study; else lose it.
 
         Raises:
-            BackendError: It does not, and the study began with it.
+            BackendError: As `_lose`.
         """
         node = link.node
-        fault = version_fault(node, joined.versions) or joined.fault
-        if joined.run != self.run_id:
-            fault = (
-                f"node {node} has an agent of an earlier run ({joined.run}, process {joined.pid}); end that process, "
-                f"or wait {self._lease:g} s until it ends by itself, and resume the study"
-            )
-        fault = fault or engine_probe_fault(self.worker_context.directory, node, self.run_id)
-        if fault:
-            if node in self._needed:
-                raise BackendError(fault)
-            self._lose(link, NodeEnded(fault, failed=True))
+        if wrong := version_fault(node, joined.versions):
+            self._lose(link, NodeEnded(wrong, failed=True))
+            return
+        if joined.fault:
+            self._lose(link, NodeEnded(joined.fault, failed=True), absent=not joined.cluster.nodes)
             return
         self._needed.discard(node)
         self._lost.pop(node, None)
         self._inventories[node] = NodeInventory(joined.cluster, "", joined.versions)
 
-    def _lose(self, link: NodeLink, end: NodeEnded) -> None:
+    def _lose(self, link: NodeLink, end: NodeEnded, *, absent: bool = False) -> None:
         """End the jobs of a node whose agent has ended.
 
+        Args:
+            link: Link to the agent.
+            end: Its last message.
+            absent: Whether the node has no device of the study; only devices that name it must be there.
+
         Raises:
-            BackendError: The study began with the node, whose agent cannot start.
+            BackendError: The study began with the node, which cannot be used, and no node has joined. The other nodes
+                are not an error after that, so that the study can stop.
         """
-        node = link.node
-        if end.failed and node in self._needed:
-            raise BackendError(f"node {node} cannot be used: {end.reason}")
+        node, reason = link.node, end.reason
+        self._deaths[node] += 1
+        if not end.failed and self._deaths[node] >= _MOST_DEATHS:
+            reason = f"{_MOST_DEATHS} of its agents ended without a finished job in between, the last one: {reason}"
         link.close()
         del self._links[node]
         self._states.pop(node, None)
         self._inventories.pop(node, None)
-        self._lost[node] = end.reason
-        if end.failed:
+        self._lost[node] = reason
+        if end.failed or self._deaths[node] >= _MOST_DEATHS:
             self._failed.add(node)
-        _log.warning("node %s is gone: %s", node, end.reason)
         for job in [job for job, place in self._nodes.items() if place == node]:
             del self._nodes[job]
             self._events.append(self._lost_end(job, node))
+        quiet = absent and not names_nodes(self.worker_context.devices)
+        if end.failed and node in self._needed and not quiet and not self._inventories:
+            self._needed.clear()
+            raise BackendError(f"node {node} cannot be used: {reason}")
+        self._needed.discard(node)
+        _log.log(logging.INFO if quiet else logging.WARNING, "node %s is gone: %s", node, reason)
 
     def _lost_end(self, job: str, node: str) -> Ended:
         reason = self._lost.get(node, "it has no agent")

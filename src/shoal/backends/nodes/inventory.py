@@ -1,7 +1,7 @@
 """The devices and versions of nodes, and the cluster that they are together."""
 
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import metadata
 
@@ -11,7 +11,18 @@ from shoal.core.device import Cluster, Device, Node
 from shoal.core.errors import DeviceError
 from shoal.core.version import VERSION
 
-__all__ = ["NodeInventory", "cluster_of", "devices_on", "on_node", "take_node_inventory", "version_fault", "versions"]
+__all__ = [
+    "NodeInventory",
+    "check_nodes",
+    "cluster_of",
+    "devices_on",
+    "first_gpus",
+    "names_nodes",
+    "on_node",
+    "take_node_inventory",
+    "version_fault",
+    "versions",
+]
 
 
 @dataclass(frozen=True)
@@ -52,19 +63,44 @@ def version_fault(node: str, found: Mapping[str, str]) -> str:
     )
 
 
-def take_node_inventory(devices: str | Sequence[str], cores: int | None) -> NodeInventory:
+def take_node_inventory(devices: str | Sequence[str], cores: int | None, gpus: int | None = None) -> NodeInventory:
     """Find devices of this node. The kind of a CPU slot names the model of the CPU, too: "cpu/2 AMD EPYC 7763".
 
     Args:
         devices: As for `discover`.
         cores: Number of CPU cores that the study may use here; None: all.
+        gpus: Number of GPUs that the study may use here, of those requested the first ones; None: all.
     """
     try:
         found = discover(devices, ThisMachine(most_cores=cores))
     except DeviceError as error:
         return NodeInventory(Cluster(()), str(error), versions())
+    if gpus is not None:
+        found = first_gpus(found, gpus)
+    if not found.nodes:
+        return NodeInventory(
+            found, "the cluster may give away none of its GPUs; see `ray start --num-gpus`", versions()
+        )
     model = cpu_model()
     return NodeInventory(found.map(lambda x: _with_model(x, model)), "", versions())
+
+
+def names_nodes(devices: str | Sequence[str]) -> bool:
+    """Return whether a study's setting names devices of nodes, as in "ash/cuda:0"."""
+    return any("/" in name for name in ([devices] if isinstance(devices, str) else devices))
+
+
+def check_nodes(nodes: Collection[str], devices: str | Sequence[str]) -> None:
+    """Check that the devices of a setting are of nodes that are there.
+
+    Raises:
+        DeviceError: A node is not; the error names those that are.
+    """
+    for name in [devices] if isinstance(devices, str) else devices:
+        node, slash, _ = name.partition("/")
+        if slash and node not in nodes:
+            there = ", ".join(sorted(nodes)) or "none"
+            raise DeviceError(f"device {name!r} is of no node of the cluster, whose nodes are: {there}")
 
 
 def devices_on(node: str, devices: str | Sequence[str]) -> str | Sequence[str]:
@@ -77,13 +113,21 @@ def devices_on(node: str, devices: str | Sequence[str]) -> str | Sequence[str]:
 
     Returns:
         A setting of `discover`; an empty list if the node has no part in it.
+
+    Raises:
+        DeviceError: A CPU slot has no number.
     """
-    names = [devices] if isinstance(devices, str) else list(devices)
-    if not any("/" in name for name in names):
+    if not names_nodes(devices):
         return devices
+    names = [devices] if isinstance(devices, str) else list(devices)
     mine = [name.partition("/")[2] for name in names if name.partition("/")[0] == node]
-    slots = [name for name in mine if name.startswith("cpu:")]
-    return f"cpu:{max(int(name.removeprefix('cpu:')) for name in slots) + 1}" if slots else mine
+    slots = [name.removeprefix("cpu:") for name in mine if name.startswith("cpu:")]
+    if wrong := [slot for slot in slots if not slot.isdecimal()]:
+        raise DeviceError(
+            f"device '{node}/cpu:{wrong[0]}' is not understood; the CPU slots of a node are '{node}/cpu:0', "
+            f"'{node}/cpu:1' and so on"
+        )
+    return f"cpu:{max(map(int, slots)) + 1}" if slots else mine
 
 
 def on_node(device: Device, node: str) -> Device:
@@ -124,6 +168,21 @@ def cluster_of(found: Mapping[str, NodeInventory], devices: str | Sequence[str])
     if not nodes:
         raise DeviceError(f"no node has devices={devices!r}{_reasons(found)}")
     return Cluster(tuple(nodes))
+
+
+def first_gpus(cluster: Cluster, gpus: int) -> Cluster:
+    """Return a node's devices without the GPUs after the first ones, and its cores divided among those that are left.
+
+    Args:
+        cluster: Devices of one node.
+        gpus: Number of GPUs that are left.
+    """
+    left = [device.name for _, device in cluster if device.is_cuda][:gpus]
+    kept = cluster.select(lambda device: not device.is_cuda or device.name in left)
+    if kept == cluster or not kept.nodes:
+        return kept
+    (node,) = kept.nodes
+    return kept.map(lambda device: replace(device, cores=max(1, int(node.cores) // len(node.devices))))
 
 
 def _with_model(device: Device, model: str) -> Device:

@@ -68,7 +68,7 @@ class Carrier(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Wait some seconds for the effect of `end`, then end the agent's process in any way. May be called twice."""
+        """End the agent's process in any way; after `end` wait some seconds for its effect. May be called twice."""
 
 
 class NodeLink:
@@ -105,15 +105,16 @@ class NodeLink:
         self._unconfirmed: list[AgentCommand] = []
         self._confirmed = 0  # number of the last command that the agent has confirmed
         self._posted = clock()
+        self._silent = False  # it falls silent, so no call may renew the agent's lease
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"shoal-{node}", daemon=True)
         self._thread.start()
 
     def send(self, command: AgentCommand) -> None:
-        """Send a command and return at once; commands wait until the agent has started."""
+        """Send a command and return at once; commands wait until the agent has started. A silent link sends none."""
         with self._lock:
             self._unconfirmed.append(command)
-            if self.joined is not None:
+            if self.joined is not None and not self._silent:
                 self._posted = self._clock()
                 self._carrier.post(self._confirmed + len(self._unconfirmed), [command])
 
@@ -127,9 +128,10 @@ class NodeLink:
             return True
 
     def end(self) -> None:
-        """Ask the agent to end, and return at once."""
+        """Ask the agent to end, and return at once; `close` ends one that has not started."""
         self._closed.set()
-        self._carrier.end()
+        if self.joined is not None:
+            self._carrier.end()
 
     def close(self) -> None:
         """End the agent and the link. May be called twice."""
@@ -157,8 +159,7 @@ class NodeLink:
                 if self.joined is None:  # it has not started so far: no job runs there, and no lease
                     answered = self._clock()
                 elif self._clock() > answered + self._lease:
-                    while self._clock() < called + self._lease + _MARGIN_SECONDS and not self._closed.is_set():
-                        self._closed.wait(_RETRY_SECONDS)
+                    self._be_silent(called)
                     silence = self._clock() - answered
                     self._put(NodeEnded(f"its agent could not be reached for {silence:.0f} s: {error}"))
                     return
@@ -172,6 +173,14 @@ class NodeLink:
                 if isinstance(message, NodeEnded):
                     return
             self._confirm(batch.received)
+
+    def _be_silent(self, called: float) -> None:
+        """Wait until the lease is over that the last call has renewed, a fetch or a command; no other call is made."""
+        with self._lock:
+            self._silent = True
+            over = max(called, self._posted) + self._lease + _MARGIN_SECONDS
+        while self._clock() < over and not self._closed.is_set():
+            self._closed.wait(_RETRY_SECONDS)
 
     def _put(self, message: AgentMessage) -> None:
         if isinstance(message, NodeJoined):

@@ -25,11 +25,11 @@ class AgentSetup:
     """What an agent is started with.
 
     Args:
-        run: Id of the run of the engine; an agent serves no other.
         node: Name of the node in the cluster.
         worker_context: Context of the workers of the study.
         devices: Devices that the study may use there, as in `shoal.cluster.discover`.
         cores: Number of CPU cores that the cluster lets the study use there; None: all.
+        gpus: Number of GPUs that the cluster lets the study use there; None: all.
         lease: Seconds without a call of the engine after which the agent ends its jobs.
         probe: Name of a file that the engine has written below `agents` in the study's directory.
         probe_seconds: Longest wait for that file.
@@ -39,11 +39,11 @@ class AgentSetup:
         threads: `OMP_NUM_THREADS` of the engine; None if it is not set there.
     """
 
-    run: str
     node: str
     worker_context: WorkerContext
     devices: str | Sequence[str]
     cores: int | None
+    gpus: int | None
     lease: float
     probe: str
     probe_seconds: float = PROBE_SECONDS
@@ -58,17 +58,11 @@ class NodeJoined:
     """An agent has started.
 
     Args:
-        run: Id of the run that it serves.
-        node: Name of its node.
-        pid: Id of its process on the node.
-        cluster: Devices of the node, with their names there.
+        cluster: Devices of the node, with their names there; without any if it has none of the study's.
         versions: Versions of Python, torch and Shoal on the node.
         fault: Reason why the node cannot be used; "" if it can.
     """
 
-    run: str
-    node: str
-    pid: int
     cluster: Cluster
     versions: Mapping[str, str]
     fault: str = ""

@@ -63,7 +63,6 @@ class PipeCarrier(Carrier):
     """
 
     def __init__(self, setup: AgentSetup) -> None:
-        self._run = setup.run
         self._commands, their_commands = Pipe()
         self._messages, their_messages = Pipe()
         self._waits = False  # for an answer
@@ -84,13 +83,13 @@ class PipeCarrier(Carrier):
     def post(self, first: int, commands: Sequence[AgentCommand]) -> None:
         """Send the commands."""
         with suppress(OSError):  # the process has ended, as `fetch` notices
-            self._commands.send((self._run, first, list(commands)))
+            self._commands.send((first, list(commands)))
 
     def fetch(self, acknowledged: int, timeout: float) -> MessageBatch:
         """Send the call and wait for the answer; an answer that is late is waited for again."""
         try:
             if not self._waits:
-                self._messages.send((self._run, acknowledged, timeout))
+                self._messages.send((acknowledged, timeout))
                 self._waits = True
             if not self._messages.poll(timeout + _ANSWER_SECONDS):
                 raise NodeUnreachable("no answer")
@@ -105,13 +104,13 @@ class PipeCarrier(Carrier):
         self._commands.close()
 
     def close(self) -> None:
-        """Wait for the end of the process, or kill it."""
+        """Wait for the end of the process if it was asked to end, then kill it."""
+        if self._commands.closed:
+            with suppress(subprocess.TimeoutExpired):
+                self.process.wait(_CLOSE_SECONDS)
         self._commands.close()
-        try:
-            self.process.wait(_CLOSE_SECONDS)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
+        self.process.kill()
+        self.process.wait()
 
 
 def main() -> None:

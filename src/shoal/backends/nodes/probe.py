@@ -1,10 +1,10 @@
-"""Checks that all nodes share the directory of a study: the engine and each agent look for a file of the other."""
+"""Checks that all nodes share the directory of a study: each agent looks for the engine's file and writes beside it."""
 
 import os
 import time
 from pathlib import Path
 
-__all__ = ["PROBE_SECONDS", "agent_probe_fault", "engine_probe_fault", "remove_probes", "write_probe"]
+__all__ = ["PROBE_SECONDS", "agent_probe_fault", "remove_probes", "write_probe"]
 
 PROBE_SECONDS = 30.0
 """Longest wait for a file of another machine; NFS shows new files after up to this time."""
@@ -12,7 +12,7 @@ _PAUSE_SECONDS = 0.2
 
 
 def write_probe(directory: Path, name: str) -> None:
-    """Write a file that the other side looks for.
+    """Write the file of the engine or of an agent.
 
     Args:
         directory: Directory of the study.
@@ -30,7 +30,10 @@ def write_probe(directory: Path, name: str) -> None:
 
 
 def agent_probe_fault(directory: Path, node: str, probe: str, seconds: float = PROBE_SECONDS) -> str:
-    """Look on a node for the engine's file, and write one for the engine; return a fault in words, or "".
+    """Look on a node for the engine's file, and write one beside it; return a fault in words, or "".
+
+    A run's file has a name of its own, so a node that has it has the engine's directory, and the engine sees what the
+    node writes there.
 
     Args:
         directory: Directory of the study.
@@ -48,13 +51,6 @@ def agent_probe_fault(directory: Path, node: str, probe: str, seconds: float = P
     except OSError as error:
         return f"node {node} cannot write to the directory {directory} of the study: {error}; let its user write there"
     return ""
-
-
-def engine_probe_fault(directory: Path, node: str, probe: str, seconds: float = PROBE_SECONDS) -> str:
-    """Look for the file that a node has written; return a fault in words, or ""."""
-    if _appears(directory / "agents" / f"{probe}-{node}", seconds):
-        return ""
-    return _not_shared(directory, f"what node {node} writes there does not appear on the engine's machine")
 
 
 def remove_probes(directory: Path, probe: str) -> None:

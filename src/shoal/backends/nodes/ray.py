@@ -9,18 +9,18 @@ from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from itertools import chain, count
-from typing import Any
+from typing import Any, ClassVar
 
 from shoal.backends.base import WorkerContext
 from shoal.backends.nodes.agent import Agent, enter
 from shoal.backends.nodes.backend import Nodes
-from shoal.backends.nodes.inventory import NodeInventory, cluster_of, devices_on, take_node_inventory
+from shoal.backends.nodes.inventory import NodeInventory, check_nodes, cluster_of, devices_on, take_node_inventory
 from shoal.backends.nodes.link import LEASE_SECONDS, Carrier, NodeGone, NodeUnreachable
 from shoal.backends.nodes.messages import AgentCommand, AgentSetup, MessageBatch
 from shoal.core.device import Cluster
 from shoal.core.errors import BackendError
 
-__all__ = ["Ray"]
+__all__ = ["Ray", "is_address_of"]
 
 _log = logging.getLogger("shoal.backends")
 
@@ -43,13 +43,13 @@ class RayAgent:
         enter(setup)
         self._agent = Agent(setup)
 
-    def post(self, run: str, first: int, commands: Sequence[AgentCommand]) -> None:
+    def post(self, first: int, commands: Sequence[AgentCommand]) -> None:
         """As `Agent.post`."""
-        self._agent.post(run, first, commands)
+        self._agent.post(first, commands)
 
-    def fetch(self, run: str, acknowledged: int, timeout: float) -> MessageBatch:
+    def fetch(self, acknowledged: int, timeout: float) -> MessageBatch:
         """As `Agent.fetch`."""
-        return self._agent.fetch(run, acknowledged, timeout)
+        return self._agent.fetch(acknowledged, timeout)
 
     def close(self) -> None:
         """End all jobs."""
@@ -89,11 +89,15 @@ class Ray(Nodes):
 
     nodes_return = True
 
+    _connected_by: ClassVar[tuple[str, str]] = ("", "")
+    """The address that this process connected by, and the cluster's own."""
+
     def __init__(self, worker_context: WorkerContext, lease: float = LEASE_SECONDS) -> None:
         self.connect(None)
         super().__init__(worker_context, lease)
         self._ids: dict[str, str] = {}  # node with an agent -> Ray's id of the node
         self._watched = float("-inf")
+        self._free: Mapping[str, Mapping[str, float]] | None = None  # id of a node -> free resources; None: not known
         self.look_for_nodes()
 
     @classmethod
@@ -115,7 +119,7 @@ class Ray(Nodes):
 
         if ray.is_initialized():
             connected = ray.get_runtime_context().gcs_address
-            if address not in (None, "auto", connected):
+            if not is_address_of(address, connected, cls._connected_by):
                 raise BackendError(
                     f"this process is connected to the Ray cluster at {connected!r}, so it cannot use {address!r}; "
                     "call ray.shutdown() first"
@@ -129,13 +133,14 @@ class Ray(Nodes):
             raise BackendError(
                 f"no connection to the Ray cluster at {address or 'this machine'!r}: {error}; look at: ray status"
             ) from error
+        cls._connected_by = (address or "", ray.get_runtime_context().gcs_address)
 
     @classmethod
     def discover(cls, devices: str | Sequence[str]) -> Cluster:
         """Find devices on all nodes of the cluster.
 
         Raises:
-            DeviceError: No node has a requested device, or the versions of nodes differ.
+            DeviceError: No node has a requested device, a node is not there, or the versions of nodes differ.
             BackendError: A node cannot run Shoal.
         """
         cls.connect(None)
@@ -145,10 +150,12 @@ class Ray(Nodes):
         task = ray.remote(num_cpus=0, max_retries=0)(_inventory)
         threads = os.environ.get("OMP_NUM_THREADS")
         answers: dict[str, Any] = {}
-        for node in _nodes({}):
+        nodes = _nodes({})
+        check_nodes([node.name for node in nodes], devices)
+        for node in nodes:
             if (setting := devices_on(node.name, devices)) != []:
-                where = OnNode(node.id, soft=False)
-                answers[node.name] = task.options(scheduling_strategy=where).remote(setting, node.cpus or None, threads)
+                here = task.options(scheduling_strategy=OnNode(node.id, soft=False))
+                answers[node.name] = here.remote(setting, node.cpus or None, node.gpus, threads)
         found: dict[str, NodeInventory] = {}
         for name, answer in answers.items():
             try:
@@ -161,21 +168,21 @@ class Ray(Nodes):
         """Start agents on nodes that have none, at most every few seconds."""
         if time.monotonic() < self._watched + _WATCH_SECONDS:
             return
-        self._watched = time.monotonic()
+        self._watched, self._free = time.monotonic(), None
         for node in _nodes(self._ids):
             if self.usable(node.name) and devices_on(node.name, self.worker_context.devices) != []:
                 self._ids[node.name] = node.id
-                self.add_node(node.name, _RayCarrier(self.setup(node.name, node.cpus or None), node))
+                self.add_node(node.name, _RayCarrier(self.setup(node.name, node.cpus or None, node.gpus), node))
 
     def waiting_reason(self, node: str) -> str:
         """Return what Ray has free on a node; an agent needs all of it."""
-        import ray
-
-        state: Any = ray._private.state
-        free = state.available_resources_per_node().get(self._ids.get(node, ""), {})
+        if self._free is None:
+            self._free = _free_resources()
+        free = self._free.get(self._ids.get(node, ""))
+        text = "" if free is None else f"; free are {free.get('CPU', 0):g} CPUs and {free.get('GPU', 0):g} GPUs"
         return (
-            "Ray has not started its agent, which needs all CPUs and GPUs that Ray has there; free are "
-            f"{free.get('CPU', 0):g} CPUs and {free.get('GPU', 0):g} GPUs; `ray list actors` shows who holds the others"
+            f"Ray has not started its agent, which needs all CPUs and GPUs that Ray has there{text}; `ray list actors` "
+            "shows who holds the others"
         )
 
 
@@ -193,7 +200,6 @@ class _RayCarrier(Carrier):
         import ray
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy as OnNode
 
-        self._run = setup.run
         remote: Any = ray.remote
         actor = remote(concurrency_groups={"commands": 1, "messages": 1})(RayAgent)
         self._actor = actor.options(
@@ -206,14 +212,14 @@ class _RayCarrier(Carrier):
 
     def post(self, first: int, commands: Sequence[AgentCommand]) -> None:
         """Call the actor; Ray keeps the call until it is connected."""
-        self._post.remote(self._run, first, list(commands))
+        self._post.remote(first, list(commands))
 
     def fetch(self, acknowledged: int, timeout: float) -> MessageBatch:
         """Call the actor; an answer that is late is waited for again, and not called for twice."""
         import ray
 
         if self._answer is None:
-            self._answer = self._fetch.remote(self._run, acknowledged, timeout)
+            self._answer = self._fetch.remote(acknowledged, timeout)
         try:
             batch: MessageBatch = ray.get(self._answer, timeout=timeout + _ANSWER_SECONDS)
         except ray.exceptions.GetTimeoutError as error:
@@ -241,12 +247,37 @@ class _RayCarrier(Carrier):
         ray.kill(self._actor)
 
 
-def _inventory(devices: str | Sequence[str], cores: int | None, threads: str | None) -> NodeInventory:
+def is_address_of(address: str | None, connected: str, connected_by: tuple[str, str]) -> bool:
+    """Return whether an address that a user gives stands for the cluster that this process is connected to.
+
+    Args:
+        address: As for `Ray.connect`.
+        connected: Address of the cluster, as Ray says.
+        connected_by: The address that the process connected by, and that of its cluster then; another one may have
+            been connected to in between.
+    """
+    return address in (None, "auto", connected) or (address, connected) == connected_by
+
+
+def _free_resources() -> Mapping[str, Mapping[str, float]]:
+    """Return what is free on each node by its id; nothing if Ray, of which this is no public function, fails."""
+    import ray
+
+    try:
+        state: Any = ray._private.state
+        free: Mapping[str, Mapping[str, float]] = state.available_resources_per_node()
+    except (AttributeError, RuntimeError, ray.exceptions.RayError) as error:
+        _log.info("Ray does not say what is free: %s", error)
+        return {}
+    return free
+
+
+def _inventory(devices: str | Sequence[str], cores: int | None, gpus: int, threads: str | None) -> NodeInventory:
     """Take the inventory of the node on which this task runs; Ray has set the number of threads of its process."""
     os.environ.pop("OMP_NUM_THREADS", None)
     if threads is not None:
         os.environ["OMP_NUM_THREADS"] = threads
-    return take_node_inventory(devices, cores)
+    return take_node_inventory(devices, cores, gpus)
 
 
 def _nodes(known: Mapping[str, str]) -> list[_RayNode]:
