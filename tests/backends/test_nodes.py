@@ -154,6 +154,19 @@ def hold_a_job(directory: str) -> None:
         time.sleep(60.0)
 
 
+def late(setup: AgentSetup, node: str) -> Partitionable:
+    """The carrier of a node; if it is this one, nothing is heard of it until it `arrives`."""
+    carrier = Partitionable(setup)
+    carrier.cut = setup.node == node
+    return carrier
+
+
+def arrives(backend: PipeNodes, node: str) -> None:
+    carrier = backend.carriers[node]
+    assert isinstance(carrier, Partitionable)
+    carrier.cut = False
+
+
 def another_directory(setup: AgentSetup) -> AgentSetup:
     directory = setup.worker_context.directory.with_name("elsewhere")
     directory.mkdir(exist_ok=True)
@@ -181,25 +194,26 @@ def another_directory(setup: AgentSetup) -> AgentSetup:
 def test_a_node_that_a_study_cannot_begin_with_is_an_error_once(
     devices: str | list[str], change: Callable[[AgentSetup], AgentSetup], message: str, tmp_path: Path
 ) -> None:
-    """Then the study can stop, as its jobs end."""
+    """Then the study can stop, as its jobs end, whatever else is faulty."""
 
     class Changed(PipeNodes):
         def make_carrier(self, setup: AgentSetup) -> PipeCarrier:
-            return PipeCarrier(change(setup))
+            return late(change(setup), "beech")
 
-    with closing(Changed(context(tmp_path, devices), names=["ash"])) as backend:
+    with closing(Changed(context(tmp_path, devices))) as backend:
         backend.start(scripted_job("one"), ASH)
+        backend.start(scripted_job("two"), BEECH)
         with pytest.raises(BackendError, match=message):
             poll_for_a_minute(backend)
-        assert end_of(backend, "one").outcome is Outcome.LOST
+        arrives(backend, "beech")
+        ends = events_until_ended(backend, ["one", "two"])
+        assert all(isinstance(end, Ended) and end.outcome is Outcome.LOST for (end,) in ends.values())
 
 
 def test_a_faulty_node_is_no_error_once_another_has_joined(tmp_path: Path) -> None:
     class Changed(PipeNodes):
         def make_carrier(self, setup: AgentSetup) -> PipeCarrier:
-            carrier = Partitionable(another_directory(setup) if setup.node == "ash" else setup)
-            carrier.cut = setup.node == "ash"
-            return carrier
+            return late(another_directory(setup) if setup.node == "ash" else setup, "ash")
 
     with scripted(Changed, tmp_path, scripts.waits) as backend:
         assert isinstance(backend, Changed)
@@ -207,9 +221,7 @@ def test_a_faulty_node_is_no_error_once_another_has_joined(tmp_path: Path) -> No
         while not backend.poll(1.0):
             pass
         backend.start(scripted_job("one"), ASH)
-        late = backend.carriers["ash"]
-        assert isinstance(late, Partitionable)
-        late.cut = False
+        arrives(backend, "ash")
         assert "is not shared by all nodes" in end_of(backend, "one").message
         backend.stop("two")
         assert end_of(backend, "two").outcome is Outcome.STOPPED
@@ -220,11 +232,14 @@ def test_a_node_without_the_devices_is_left_out_of_a_setting_for_all_nodes(
 ) -> None:
     class Changed(PipeNodes):
         def make_carrier(self, setup: AgentSetup) -> PipeCarrier:
-            return PipeCarrier(replace(setup, devices=["xpu:7"]) if setup.node == "ash" else setup)
+            return late(replace(setup, devices=["xpu:7"]) if setup.node == "ash" else setup, "beech")
 
     with scripted(Changed, tmp_path, scripts.returns) as backend:
         assert isinstance(backend, Changed)
-        while "ash" in backend._links or "beech" not in backend._inventories:
+        while "ash" in backend._links:
+            assert backend.poll(0.1) == []
+        arrives(backend, "beech")
+        while "beech" not in backend._inventories:
             assert backend.poll(0.1) == []
         assert not [record for record in caplog.records if record.name == "shoal.backends"]
         assert "node ash is gone: device 'xpu:7' is not there" in backend.condition(ASH).reason
