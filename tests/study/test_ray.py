@@ -194,7 +194,7 @@ def test_a_node_that_is_new_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     directory = tmp_path / "study"
     with clustered("ash") as cluster, ThreadPoolExecutor(1) as threads:  # only a main thread can add a node
         alone = {"packing": "none", "policy": "fifo"}
-        study = threads.submit(search, directory, 2 * EPOCHS, backend="ray", devices="cpu:1", **alone)
+        study = threads.submit(search, directory, 6 * EPOCHS, backend="ray", devices="cpu:1", **alone)
         when(lambda: running_on(directory, "ash"), lambda: None).join()
         cluster.add_node(num_cpus=1, node_name="beech")
         assert {str(row.state) for row in study.result().trials} == {"complete"}
