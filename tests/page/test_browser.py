@@ -232,6 +232,27 @@ def test_a_change_takes_neither_the_focus_nor_the_place_in_the_window(browser, t
         tab.wait_for_selector("tbody tr:first-child td:nth-child(4) >> text=0.9912", state="attached")
 
 
+def test_a_hidden_tab_follows_nothing_and_catches_up_when_it_is_seen(browser, tmp_path: Path) -> None:
+    turn = "Object.defineProperty(document, 'hidden', {value: %s, configurable: true}); " + (
+        "document.dispatchEvent(new Event('visibilitychange'))"
+    )
+    with (
+        lively_study(tmp_path / "study") as journal,
+        served(tmp_path / "study") as page,
+        opened(browser, page.address) as tab,
+    ):
+        go(tab, "study", "trials")
+        tab.evaluate(turn % "true")
+        events = page.events("study", page.json("/api/state?study=study")["position"])
+        journal.record_reports("job-00005", [Report(32, 13, {"accuracy": 0.987654}, 0.1)])
+        events.until(lambda event: event["reports"])
+        tab.wait_for_timeout(800)
+        assert "0.9877" not in tab.inner_text("main")
+        tab.evaluate(turn % "false")
+        tab.wait_for_selector("tbody tr:first-child td:nth-child(4) >> text=0.9877")
+        events.close()
+
+
 def test_an_open_traceback_stays_open(browser, tmp_path: Path) -> None:
     with (
         lively_study(tmp_path / "study") as journal,
