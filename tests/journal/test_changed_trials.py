@@ -28,6 +28,12 @@ def test_each_change_of_a_trial_is_returned_once(tmp_path) -> None:
         journal.record_intervention(Intervened("r", "retry", (1,)))
         journal.requeue_failed([1])
         assert changed(journal) == [(1, "pending")]
+        journal.record_reports("2", [report(1, 2, state=TrialState.FAILED)])
+        assert changed(journal) == [(1, "failed")]
+        journal.record_intervention(Intervened("s", "retry", (1,)))
+        journal.requeue_failed([1])
+        journal.record_reports("3", [report(1, 3, state=TrialState.FAILED)])  # between two calls
+        assert changed(journal) == [(1, "failed")]
         journal.record_proposal(1, [group([2], 3)])  # a number between those that are known and those that users add
         assert changed(journal) == [(2, "pending")]
         assert journal.changed_trials({}) == journal.trials()

@@ -1,4 +1,4 @@
-"""A real browser for the tests of the page: Debian's chromium, driven by playwright."""
+"""What the tests of the page need: its packages, and a real browser, Debian's chromium, driven by playwright."""
 
 import os
 import shutil
@@ -7,6 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+
+def pytest_pycollect_makemodule() -> None:
+    """Skip the whole folder without the packages of the page."""
+    for name in ("starlette", "uvicorn"):
+        pytest.importorskip(name, reason=f"{name} is not installed: pip install '.[page]'")
 
 
 @pytest.fixture(scope="session")

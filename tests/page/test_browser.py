@@ -1,6 +1,7 @@
 """Each view and each control in a real browser, on a served study and in a report."""
 
 import re
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -34,9 +35,15 @@ SEEN = {
 
 @contextmanager
 def opened(
-    browser: Any, address: str, *, width: int = 1280, dark: bool = False, javascript_faults: bool = False
+    browser: Any,
+    address: str,
+    *,
+    width: int = 1280,
+    dark: bool = False,
+    javascript_faults: bool = False,
+    asked: list[str] | None = None,
 ) -> Iterator[Any]:
-    """A tab at an address; what its console says is a failure."""
+    """A tab at an address; what its console says is a failure; `asked` gets the addresses that it loads."""
     context = browser.new_context(
         viewport={"width": width, "height": 900}, color_scheme="dark" if dark else "light", reduced_motion="reduce"
     )
@@ -45,6 +52,8 @@ def opened(
     tab.on("console", lambda message: faults.append(message.text) if message.type in ("error", "warning") else None)
     tab.on("pageerror", lambda error: faults.append(str(error)))
     tab.on("dialog", lambda dialog: faults.append(f"a dialog: {dialog.message}"))
+    if asked is not None:
+        tab.on("request", lambda request: asked.append(request.url))
     tab.goto(address)
     ready(tab)
     yield tab
@@ -175,12 +184,15 @@ def test_chosen_trials_are_paused_together_and_a_refusal_is_shown(browser, tmp_p
     lively_study(tmp_path / "study").close()
     with served(tmp_path / "study") as page, opened(browser, page.address, javascript_faults=True) as tab:
         go(tab, "study", "trials")
-        for trial in (33, 35):
-            tab.check(f"input[aria-label='choose trial {trial}']")
         for expected in ("Noted", "paused already"):
+            for trial in (0, 33, 35):  # trial 0 has ended
+                tab.check(f"input[aria-label='choose trial {trial}']")
             tab.click("[data-verb=pause]")
+            assert "33, 35" in tab.inner_text("#ask-title")
             tab.click("#ask-yes")
             wait(tab, f"document.getElementById('said').textContent.includes('{expected}')")
+            chosen = tab.locator("tbody input:checked").count()
+            assert chosen == (0 if expected == "Noted" else 3)
         assert [each.trials for each in pending_requests(tmp_path / "study")] == [(33, 35)]
 
 
@@ -196,6 +208,72 @@ def test_a_report_reaches_the_page_without_a_reload(browser, tmp_path: Path) -> 
         tab.wait_for_selector("tbody tr:first-child td:nth-child(4) >> text=0.9877")
         go(tab, "study", "overview")
         tab.wait_for_selector(".figure >> text=0.9877")
+
+
+def test_a_change_takes_neither_the_focus_nor_the_place_in_the_window(browser, tmp_path: Path) -> None:
+    with (
+        lively_study(tmp_path / "study") as journal,
+        served(tmp_path / "study") as page,
+        opened(browser, page.address) as tab,
+    ):
+        go(tab, "study", "trials")
+        tab.focus("[data-verb='pause study']")
+        tab.evaluate("scrollTo(0, 400)")
+        journal.record_reports("job-00005", [Report(32, 13, {"accuracy": 0.987654}, 0.1)])
+        tab.wait_for_selector("tbody tr:first-child td:nth-child(4) >> text=0.9877", state="attached")
+        tab.wait_for_timeout(600)  # the head is drawn at its own pace
+        assert tab.evaluate("scrollY") == 400
+        assert tab.evaluate("document.activeElement.dataset.verb") == "pause study"
+        tab.focus("input[aria-label='choose trial 32']")
+        journal.record_reports("job-00005", [Report(32, 14, {"accuracy": 0.9912}, 0.1)])
+        tab.wait_for_timeout(1500)
+        assert tab.evaluate("document.activeElement.ariaLabel") == "choose trial 32"
+        tab.focus("[data-verb='pause study']")  # the table shows then what it has missed
+        tab.wait_for_selector("tbody tr:first-child td:nth-child(4) >> text=0.9912", state="attached")
+
+
+def test_a_hidden_tab_follows_nothing_and_catches_up_when_it_is_seen(browser, tmp_path: Path) -> None:
+    turn = "Object.defineProperty(document, 'hidden', {value: %s, configurable: true}); " + (
+        "document.dispatchEvent(new Event('visibilitychange'))"
+    )
+    with (
+        lively_study(tmp_path / "study") as journal,
+        served(tmp_path / "study") as page,
+        opened(browser, page.address) as tab,
+    ):
+        go(tab, "study", "trials")
+        tab.evaluate(turn % "true")
+        events = page.events("study", page.json("/api/state?study=study")["position"])
+        journal.record_reports("job-00005", [Report(32, 13, {"accuracy": 0.987654}, 0.1)])
+        events.until(lambda event: event["reports"])
+        tab.wait_for_timeout(800)
+        assert "0.9877" not in tab.inner_text("main")
+        tab.evaluate(turn % "false")
+        tab.wait_for_selector("tbody tr:first-child td:nth-child(4) >> text=0.9877")
+        events.close()
+
+
+def test_an_open_traceback_stays_open(browser, tmp_path: Path) -> None:
+    with (
+        lively_study(tmp_path / "study") as journal,
+        served(tmp_path / "study") as page,
+        opened(browser, page.address) as tab,
+    ):
+        go(tab, "study", "failures")
+        tab.locator("summary").first.click()
+        with tab.expect_response(lambda answer: "/api/overview" in answer.url):
+            journal.record_reports("job-00005", [Report(32, 13, {"accuracy": 0.9}, 0.1)])
+        tab.wait_for_timeout(300)
+        assert tab.locator("details[open]").count() == 1
+
+
+def test_a_study_that_was_begun_again_replaces_the_old_one(browser, tmp_path: Path) -> None:
+    lively_study(tmp_path / "study").close()
+    with served(tmp_path / "study") as page, opened(browser, page.address) as tab:
+        go(tab, "study", "trials")
+        shutil.rmtree(tmp_path / "study")
+        lively_study(tmp_path / "study", trials=16, running=False).close()
+        wait(tab, "document.body.innerText.includes('16 of 16 trials')")
 
 
 def test_a_log_is_shown_as_text(browser, page) -> None:
@@ -220,16 +298,15 @@ def test_markup_of_a_study_is_inert_served_and_in_a_report(browser, tmp_path: Pa
 def test_a_report_is_one_file_with_all_views_that_asks_for_nothing(browser, tmp_path: Path, pictures: Path) -> None:
     with lively_study(tmp_path / "study"):
         write_frozen_page(tmp_path / "study", tmp_path / "report.html")
-    with opened(browser, (tmp_path / "report.html").as_uri()) as tab:
-        asked: list[str] = []
-        tab.on("request", lambda request: asked.append(request.url))
+    address, asked = (tmp_path / "report.html").as_uri(), list[str]()
+    with opened(browser, address, asked=asked) as tab:
         for view in VIEWS:
             go(tab, "study", view)
             tab.wait_for_timeout(200)
             text = tab.inner_text("body")
             assert [each for each in SEEN[view] if each not in text] == []
             assert tab.locator("[data-verb]").count() == 0
-        assert asked == []
+        assert asked == [address]
         tab.screenshot(path=pictures / "report-trial.png", full_page=True)
 
 

@@ -1,10 +1,14 @@
 """A page beside a study that runs: its changes in order, requests, and what goes wrong meanwhile."""
 
-import getpass
+import itertools
+import json
 import os
+import pwd
 import re
+import shutil
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 import time
@@ -18,8 +22,13 @@ from shoal.core.errors import ShoalError
 from shoal.core.trial import Report
 from shoal.journal.requests import pending_requests
 from shoal.journal.schema import FILE_NAME
+from shoal.page.app import PageServer
 from shoal.page.feed import StudyFeed
 from shoal.page.server import serve
+from shoal.page.views import snapshot_view, summary_view
+from shoal.reporting.snapshot import snapshot
+
+USER = pwd.getpwuid(os.geteuid()).pw_name
 
 PROGRAM = """
 import sys, time
@@ -33,6 +42,22 @@ def train(config):
 if __name__ == "__main__":
     shoal.tune(train, {"x": shoal.uniform(1.0, 2.0)}, metric="loss", mode="min", algorithm=shoal.Random(3, epochs=2000),
                devices="cpu:1", directory=sys.argv[1], show_progress=False, page=True)
+"""
+
+
+FAULTY = """
+import sys
+from pathlib import Path
+from shoal.page.feed import StudyFeed
+from shoal.page.server import serve
+
+def look(feed, own=StudyFeed.look):
+    if (feed.directory / "fault").exists():
+        raise RuntimeError("a fault of the page itself")
+    return own(feed)
+
+StudyFeed.look = look
+serve(Path(sys.argv[1]), announce=lambda address: print(address, flush=True))
 """
 
 
@@ -85,18 +110,93 @@ def test_a_journal_that_is_damaged_or_deleted_is_told_of(tmp_path: Path) -> None
         events.close()
 
 
+def test_a_study_that_was_begun_again_at_the_same_path_is_another_one(tmp_path: Path) -> None:
+    feed = StudyFeed("study", tmp_path / "study")
+    lively_study(tmp_path / "study").close()
+    feed.look()
+    position = feed.position
+    shutil.rmtree(tmp_path / "study")
+    lively_study(tmp_path / "study", trials=16, running=False).close()
+    assert feed.look()
+    assert feed.delta(position) == (feed.position, '{"reload":true}')
+    assert [trial["trial"] for trial in json.loads(feed.state())["trials"]] == list(range(16))
+
+
+def test_an_unexpected_error_ends_the_streams_and_the_server_with_its_traceback(tmp_path: Path) -> None:
+    lively_study(tmp_path / "study").close()
+    command = [sys.executable, "-c", FAULTY, str(tmp_path)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    page = Page(process.stdout.readline().strip(), process.pid)
+    events = page.events("study", page.json("/api/state?study=study")["position"])
+    (tmp_path / "study" / "fault").touch()
+    with pytest.raises(AssertionError, match="the stream has ended"):
+        events.next()
+    _, said = process.communicate(timeout=20)
+    events.close()
+    assert process.returncode == 1
+    assert "RuntimeError: a fault of the page itself" in said
+    assert "has ended by the error above" in said
+
+
+def test_a_journal_that_is_being_created_is_told_of_until_it_is_there(tmp_path: Path) -> None:
+    lively_study(tmp_path / "study").close()
+    feed = StudyFeed("study", tmp_path / "study")
+    with sqlite3.connect(tmp_path / "study" / FILE_NAME) as connection:
+        runs = connection.execute("SELECT * FROM runs").fetchall()
+        connection.execute("DELETE FROM runs")
+    connection.close()
+    assert feed.look()
+    assert "no process has run the study" in json.loads(feed.state())["error"]
+    assert "no process has run the study" in summary_view(tmp_path / "study", time.time())["error"]
+    with sqlite3.connect(tmp_path / "study" / FILE_NAME) as connection:
+        connection.executemany(f"INSERT INTO runs VALUES ({', '.join('?' * len(runs[0]))})", runs)
+    connection.close()
+    assert feed.look()
+    found = json.loads(feed.state())
+    assert (found["error"], len(found["trials"])) == ("", 48)
+
+
+def test_a_view_with_an_age_is_computed_again_though_no_file_has_changed(tmp_path: Path) -> None:
+    page, counts = PageServer(tmp_path, token="x", port=1), itertools.count()
+
+    def view(*key: str, seconds: float = 0.0) -> str:
+        return page._cached(key, tmp_path, lambda: next(counts), seconds)
+
+    first = view("studies", "one", seconds=1e-6)
+    assert any(view("studies", "one", seconds=1e-6) != first for _ in range(100_000))
+    assert view("curves", "one") == view("curves", "one")
+    kept = [view("studies", str(number), seconds=1e6) for number in range(200)]
+    for number in range(200):
+        view("curves", str(number))
+    assert [view("studies", str(number), seconds=1e6) for number in range(200)] == kept
+    assert sum(key[0] == "curves" for key in page._cache) == 64
+
+
+@pytest.mark.parametrize(("finished", "ended"), [(False, False), (True, True)])
+def test_a_study_whose_trials_have_all_ended_may_go_on(tmp_path: Path, finished: bool, ended: bool) -> None:
+    with lively_study(tmp_path, trials=16, running=False) as journal:
+        journal.put("finished", finished)
+        assert snapshot_view(journal, snapshot(journal, time.time()))["ended"] is ended
+
+
 def test_a_browser_that_never_reads_holds_up_nothing(tmp_path: Path) -> None:
     with lively_study(tmp_path / "study") as journal, served(tmp_path) as page:
         state = page.json("/api/state?study=study")
-        with socket.create_connection(("127.0.0.1", page.port)) as deaf:
+        with socket.socket() as deaf:
+            deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
+            deaf.connect(("127.0.0.1", page.port))
             path = f"/api/events?study=study&position={state['position']}"
             deaf.sendall(
                 f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1:{page.port}\r\nCookie: {page.cookie}\r\n\r\n".encode()
             )
             events = page.events("study", state["position"])
+            values, sent = {"accuracy": 0.5, "long" * 10_000: 1.0}, 0
             for epoch in range(13, 24):
-                journal.record_reports("job-00005", [Report(x, epoch, {"accuracy": 0.5}, 0.1) for x in range(32, 40)])
-                events.until(lambda event, epoch=epoch: any(report[1] == epoch for report in event["reports"]))
+                journal.record_reports("job-00005", [Report(x, epoch, values, 0.1) for x in range(32, 40)])
+                found = events.until(lambda event, epoch=epoch: any(report[1] == epoch for report in event["reports"]))
+                sent += len(json.dumps(found))
+            assert sent > 8_000_000  # the buffers of a connection hold less
             events.close()
 
 
@@ -122,7 +222,7 @@ def test_a_study_that_runs_is_paused_resumed_and_ended_from_its_page(tmp_path: P
             status, text, _ = page.ask("POST", "/api/request?study=study", body={"verb": verb})
             assert status == 202, text
             found = events.until(lambda event, reached=reached: reached(event["snapshot"]))["snapshot"]
-            assert (found["requests"][-1]["verb"], found["requests"][-1]["user"]) == (verb, getpass.getuser())
+            assert (found["requests"][-1]["verb"], found["requests"][-1]["user"]) == (verb, USER)
         assert page.ask("POST", "/api/request?study=study", body={"verb": "pause", "trials": [2]})[0] == 202
         events.until(lambda event: event["snapshot"]["paused"]["trials"] == [2])
         events.close()
@@ -161,7 +261,7 @@ def test_a_request_to_a_study_without_a_process_is_kept(tmp_path: Path) -> None:
     with served(tmp_path / "study") as page:
         assert page.ask("POST", "/api/request?study=study", body={"verb": "pause", "trials": [33]})[0] == 202
         pending = page.json("/api/state?study=study")["snapshot"]["pending"]
-    assert pending == [{"user": getpass.getuser(), "said": "pause trial 33"}]
+    assert pending == [{"user": USER, "said": "pause trial 33"}]
     assert [(each.verb, each.trials) for each in pending_requests(tmp_path / "study")] == [("pause", (33,))]
 
 

@@ -1,14 +1,18 @@
 """What the page refuses: every route and method without a token, foreign pages, paths, bodies; and what is inert."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
-from page_studies import NASTY, nasty_study
+from page_studies import NASTY, lively_study, nasty_study
 from serving import Page, served
+from timeline_samples import training
 
+from shoal.core.errors import ShoalError
 from shoal.page.files import MODULES
 from shoal.page.guard import MAX_BODY
+from shoal.page.views import log_view
 
 READS = ["studies", "state", "overview", "curves", "trial", "log", "events"]
 QUERY = "?study=nasty&metric=accuracy&trial=0&job=job-00001&position=x"
@@ -156,6 +160,34 @@ def test_a_study_is_looked_up_by_its_name(page: Page, route: str, name: str) -> 
 )
 def test_only_logs_of_jobs_are_shown(page: Page, job: str) -> None:
     assert page.ask("GET", f"/api/log?study=nasty&job={job}")[0] == 404
+
+
+LOGS = {
+    "../../secret": "above",
+    "{folder}/secret": "an absolute path",
+    "link": "a link to a file elsewhere",
+    "folder": "a folder",
+    "pipe": "a pipe",
+    "none": "no file",
+}
+
+
+@pytest.mark.parametrize("name", LOGS, ids=LOGS.values())
+def test_an_id_of_a_damaged_journal_opens_no_other_file(tmp_path: Path, name: str) -> None:
+    job = name.format(folder=tmp_path)
+    (tmp_path / "secret.log").write_text("secret")
+    with lively_study(tmp_path / "study") as journal:
+        journal.record_job_start(training(job, [47]), "cuda:3")
+        journal.record_job_start(training("own", [46]), "cuda:3")
+    logs = tmp_path / "study" / "logs"
+    logs.mkdir()
+    (logs / "own.log").write_text("printed")
+    (logs / "link.log").symlink_to(tmp_path / "secret.log")
+    (logs / "folder.log").mkdir()
+    os.mkfifo(logs / "pipe.log")
+    assert log_view(tmp_path / "study", "own")["text"] == "printed"
+    with pytest.raises(ShoalError, match="has no log in"):
+        log_view(tmp_path / "study", job)
 
 
 @pytest.mark.parametrize("trial", ["-1", "1e9", "x", "", "0;DROP TABLE trials", "9" * 30])

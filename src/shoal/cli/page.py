@@ -16,7 +16,6 @@ def page(
         Path, typer.Argument(metavar="DIR", exists=True, file_okay=False, help="A study, or a folder of studies.")
     ],
     port: Annotated[int, typer.Option(min=0, max=65535, help="Of 127.0.0.1; by default a free one.")] = 0,
-    opens: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
 ) -> None:
     """Show studies in a browser, while they run and afterwards; Ctrl-C ends it.
 
@@ -25,4 +24,4 @@ def page(
     machine can reach the page; from another one, forward the port with the same number: ssh -L PORT:127.0.0.1:PORT.
     Journals are only read, and no code of a study runs. shoal report DIR --html FILE writes the same views to a file.
     """
-    serve(directory, port=port, opens=opens, announce=lambda address: print_message(f"the page is at {address}"))
+    serve(directory, port=port, announce=lambda address: print_message(f"the page is at {address}"))

@@ -5,9 +5,9 @@ them in every turn of its loop. A name contains the time and the user, and is ne
 process runs the study and records the result in the journal, under the request's name.
 """
 
-import getpass
 import json
 import os
+import pwd
 import re
 import secrets
 import time
@@ -93,9 +93,13 @@ def pending_requests(directory: Path) -> list[Request]:
 
 
 def _user() -> str:
-    """Login name of this process's user, in characters of a file name; its number if it has none."""
+    """Login name of this process's user, in characters of a file name; its number if it has none.
+
+    The environment, which any user may set, does not decide it.
+    """
+    user = os.geteuid()
     try:
-        name = getpass.getuser()
-    except (KeyError, OSError):  # a container may run under a number without a name
-        name = f"uid {os.getuid()}"
+        name = pwd.getpwuid(user).pw_name
+    except KeyError:  # a container may run under a number without a name
+        name = f"uid {user}"
     return re.sub(r"[^\w.@+-]", "_", name)[:64]

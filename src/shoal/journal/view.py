@@ -225,10 +225,10 @@ class JournalView:
     def changed_trials(self, known: dict[int, int]) -> list[TrialRow]:
         """The trials whose rows are new or have changed, by number; the others are not decoded.
 
-        Rows of trials that have ended are not even read again, since only a retry changes them, and it opens them.
+        Rows of trials that are COMPLETE or STOPPED are not even read again, since nothing changes them.
 
         Args:
-            known: Number of each trial -> hash of its row when this was called last, 0 once it has ended; updated.
+            known: Number of each trial -> hash of its row when this was called last, 0 if that row is final; updated.
         """
         ended = json.dumps([number for number, found in known.items() if not found])
         rows = self.tables.rows(
@@ -240,7 +240,7 @@ class JournalView:
         for row in rows:
             if known.get(row[0]) != (found := hash(row) or 1):
                 trial = self.tables.decoded("trial", trial_row, row)
-                known[trial.number] = 0 if trial.state.final else found
+                known[trial.number] = found if trial.state in (*_OPEN, TrialState.FAILED) else 0
                 changed.append(trial)
         return changed
 

@@ -3,6 +3,7 @@
 import asyncio
 import hmac
 import json
+import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -31,6 +32,8 @@ __all__ = ["LOGIN", "PageServer"]
 
 LOGIN = "/api/session"
 
+_log = logging.getLogger("shoal.page")
+
 _LOOK_SECONDS = 0.5
 """Time between two looks at a journal that somebody watches."""
 _LOOK_SHARE = 10
@@ -42,7 +45,7 @@ _ALIVE_SECONDS = 15.0
 _MAX_STREAMS = 64
 """Most streams at a time."""
 _MAX_CACHED = 64
-"""Most views that are kept."""
+"""Most views that are kept, beside one of each study for the list of studies."""
 
 
 class PageServer:
@@ -56,6 +59,9 @@ class PageServer:
         token: Token that a browser must bring.
         port: Port of the server.
         hosts: Names under which it is reached.
+
+    Attributes:
+        failed: Whether an unexpected error has ended all updates; the server must end then.
     """
 
     def __init__(
@@ -67,6 +73,7 @@ class PageServer:
         self._watched: dict[str, int] = {}
         self._changed = asyncio.Condition()
         self._ending = False
+        self.failed = False
         self._cache: dict[tuple[str, ...], tuple[Stamp, float, str]] = {}
         self._looks = ThreadPoolExecutor(1, "shoal-page-looks")
         self._views = ThreadPoolExecutor(1, "shoal-page-views")
@@ -103,12 +110,12 @@ class PageServer:
     @asynccontextmanager
     async def _running(self, app: Starlette) -> AsyncIterator[None]:
         task = asyncio.create_task(self._follow())
+        task.add_done_callback(self._stopped_following)
         try:
             yield
         finally:
             task.cancel()
-            with suppress(asyncio.CancelledError):
-                await task
+            await asyncio.wait([task])
             self._looks.shutdown(wait=False, cancel_futures=True)
             self._views.shutdown(wait=False, cancel_futures=True)
 
@@ -120,6 +127,12 @@ class PageServer:
                 await self._look(self._feeds[name])
                 longest = max(longest, self._feeds[name].seconds)
             await asyncio.sleep(max(_LOOK_SECONDS, _LOOK_SHARE * longest))
+
+    def _stopped_following(self, task: asyncio.Task[None]) -> None:
+        """Log an unexpected error and let the server end, as browsers would wait for changes in vain."""
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _log.error("the page cannot follow its studies", exc_info=error)
+            self.failed = True
 
     async def end_streams(self) -> None:
         """Let all streams end, as a server waits for them before it ends."""
@@ -237,7 +250,9 @@ class PageServer:
         return await asyncio.get_running_loop().run_in_executor(self._views, read)
 
     def _cached(self, key: tuple[str, ...], directory: Path, read: Callable[[], Any], seconds: float = 0.0) -> str:
-        """Return a view as JSON text; computed again if the journal has changed and the last one is old enough.
+        """Return a view as JSON text, computed again once it is old, or has no age and the journal has changed.
+
+        An old view is computed again even if no file has changed, as the end of a killed process changes none.
 
         Args:
             key: Name of the view, the study, and further arguments.
@@ -248,14 +263,15 @@ class PageServer:
         stamp, now = file_stamp(directory), time.monotonic()
         if (kept := self._cache.get(key)) is not None:
             known, until, text = kept
-            if known == stamp or now < until:
+            if now < until or (known == stamp and not seconds):
                 return text
         text = json_text(read())
         took = time.monotonic() - now
         self._cache.pop(key, None)
         self._cache[key] = (stamp, now + max(seconds, _VIEW_SHARE * took) if seconds else 0.0, text)
-        while len(self._cache) > _MAX_CACHED:
-            del self._cache[next(iter(self._cache))]
+        views = [each for each in self._cache if each[0] != "studies"]
+        for old in views[: max(0, len(views) - _MAX_CACHED)]:
+            del self._cache[old]
         return text
 
     def _feed(self, request: Request) -> StudyFeed:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from shoal.core.errors import ShoalError
+from shoal.journal.rows import Run
 from shoal.journal.schema import FILE_NAME
 from shoal.journal.view import JournalView
 from shoal.page.plain import json_text
@@ -47,7 +48,8 @@ class StudyFeed:
     `look` runs in one thread. `state` and `delta` may be called from another at the same time.
 
     Each look that finds changes counts one up. A browser knows the count of what it has, its position, and gets all
-    later changes in one piece. A position is "RUN-COUNT", where RUN is new for each process of the page.
+    later changes in one piece. A position is "RUN-COUNT", where RUN is new for each process of the page, and for a new
+    study at the same path.
 
     Args:
         name: Name of the study.
@@ -61,12 +63,17 @@ class StudyFeed:
     def __init__(self, name: str, directory: Path, clock: Callable[[], float] = time.time) -> None:
         self.name, self.directory, self._clock = name, directory, clock
         self.seconds = 0.0
-        self._run = secrets.token_hex(4)
         self._lock = threading.Lock()
-        self._count = 0
-        self._oldest = 0  # positions before this one cannot be followed
         self._stamp: Stamp | None = None
         self._looked = -_LOOK_AGAIN_SECONDS
+        self._begin(None)
+
+    def _begin(self, first: Run | None) -> None:
+        """Forget all, and follow the study with this first run; an inode would not do, as a new file may get it."""
+        self._first = first
+        self._run = secrets.token_hex(4)
+        self._count = 0
+        self._oldest = 0  # positions before this one cannot be followed
         self._seq: int | None = None
         self._known: dict[int, int] = {}
         self._runs = False
@@ -98,6 +105,9 @@ class StudyFeed:
     def _read(self, now: float) -> bool:
         with JournalView.read(self.directory) as journal:
             found = snapshot(journal, now)
+            if (first := journal.runs()[0]) != self._first:
+                with self._lock:
+                    self._begin(first)
             runs = found.pid is not None
             if runs != self._runs:  # the state of a running trial has another name without a process
                 self._known, self._runs = {}, runs

@@ -17,7 +17,7 @@ _POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inl
 _IMPORT = re.compile(r"^import [^;]*;\n", re.MULTILINE)
 _EXPORT = re.compile(r"^export ", re.MULTILINE)
 _MAX_METRICS = 12
-"""Most metrics whose curves are in the file: those of the study, then the others by name."""
+"""Most metrics whose curves are in the file: those of the study first."""
 
 
 def write_frozen_page(directory: Path, path: Path) -> None:

@@ -6,7 +6,6 @@ import secrets
 import socket
 import sys
 import threading
-import webbrowser
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -35,7 +34,6 @@ def serve(
     root: Path,
     *,
     port: int = 0,
-    opens: bool = False,
     announce: Callable[[str], None],
     parent: int | None = None,
 ) -> None:
@@ -44,12 +42,11 @@ def serve(
     Args:
         root: Directory of a study, or a folder of studies.
         port: Port on 127.0.0.1; 0: a free one.
-        opens: Whether to open the address in a browser.
         announce: Function that is given the address with its token, once the server answers.
         parent: Process with whose end the server ends, or with a line on standard input.
 
     Raises:
-        ShoalError: a package is missing, the port is in use, or there is no study.
+        ShoalError: a package is missing, the port is in use, there is no study, or the page ended by a logged error.
     """
     check_page()
     _check_studies(root)
@@ -61,14 +58,10 @@ def serve(
     os.nice(NICE)
     page = PageServer(root, token=token, port=port)
     address = f"http://{HOST}:{port}/#token={token}"
-
-    def begun() -> None:
-        announce(address)
-        if opens:
-            webbrowser.open(address)
-
     with bound, suppress(KeyboardInterrupt):  # the usual end
-        asyncio.run(_serve(page, bound, begun, parent))
+        asyncio.run(_serve(page, bound, lambda: announce(address), parent))
+    if page.failed:
+        raise ShoalError(f"the page of {root} has ended by the error above; studies go on without it")
 
 
 async def _serve(page: "PageServer", bound: socket.socket, begun: Callable[[], None], parent: int | None) -> None:
@@ -82,7 +75,7 @@ async def _serve(page: "PageServer", bound: socket.socket, begun: Callable[[], N
         begun()
     while not task.done():
         await asyncio.wait([task], timeout=_CHECK_SECONDS)
-        server.should_exit |= parent is not None and os.getppid() != parent
+        server.should_exit |= page.failed or (parent is not None and os.getppid() != parent)
         if server.should_exit:
             await page.end_streams()
     task.result()

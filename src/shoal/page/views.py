@@ -73,8 +73,14 @@ def snapshot_view(journal: JournalView, found: Snapshot) -> dict[str, Any]:
         "pending": [
             {"user": requester(each.name), "said": request_text(each)} for each in pending_requests(journal.directory)
         ],
-        "ended": bool(journal.study.get("ended") or found.finished),
+        "ended": _has_ended(journal, found),
     }
+
+
+def _has_ended(journal: JournalView, found: Snapshot) -> bool:
+    """Whether the study has ended; the algorithm may propose more trials when all trials so far have ended."""
+    study = journal.study
+    return bool(study.get("finished", found.finished) or (found.pid is None and study.get("ended")))
 
 
 def summary_view(directory: Path, now: float) -> dict[str, Any]:
@@ -200,9 +206,11 @@ def log_view(directory: Path, job: str) -> dict[str, Any]:
     with JournalView.read(directory) as journal:
         known = journal.tables.rows("SELECT id FROM jobs WHERE id = ?", job)
     path = log_path(directory, job)
-    # An id is text of the journal, so it is checked as a name of a file: a damaged journal must not open another one.
-    if not known or path.parent.resolve() != path.resolve().parent:
+    if not known:
         raise ShoalError(f"the study in {directory} has no job {job!r}")
+    # An id is any text of the journal: a damaged journal must not open a file elsewhere, or wait for a pipe.
+    if path.resolve() != directory.resolve() / "logs" / path.name or not path.is_file():
+        raise ShoalError(f"job {job!r} has no log in {directory / 'logs'}")
     try:
         with path.open("rb") as file:
             size = file.seek(0, 2)

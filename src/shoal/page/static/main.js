@@ -1,5 +1,5 @@
 // The page: which study and which view the address names, and when they are drawn again.
-import { el, moment } from "./text.js";
+import { el, moment, refill } from "./text.js";
 import { frozen, loadStudies, signIn } from "./source.js";
 import { address, card, requestButton, table } from "./parts.js";
 import { Shown } from "./study.js";
@@ -26,25 +26,23 @@ function route() {
 function drawHead() {
   const found = study?.snapshot, head = document.getElementById("head");
   const home = studies.length > 1 ? el("a", { class: "home", href: "#/" }, "Studies") : el("span", { class: "home quiet" }, "Shoal");
-  if (!study) { head.replaceChildren(home); return; }
+  if (!study) { refill(head, home); return; }
   const state = found ? stateText(study) : "";
   const kind = state === "running" ? "good" : state === "paused" || state === "no process runs it" ? "wait" : "quiet";
   const controls = found && !found.ended && !frozen
     ? [requestButton(study, found.paused.study ? "resume study" : "pause study"), requestButton(study, "end study", null, "danger")] : [];
-  head.replaceChildren(...[home, el("h1", {}, study.name), state && el("span", { class: `badge ${kind}`, id: "state" }, state),
+  refill(head, ...[home, el("h1", {}, study.name), state && el("span", { class: `badge ${kind}`, id: "state" }, state),
     frozen && el("span", { class: "quiet small" }, `as of ${moment(frozen.time)}`),
     !study.linked && el("span", { class: "badge bad" }, "no connection to the page's process"),
     el("div", { class: "controls" }, controls)].filter(Boolean));
 }
 
 function drawTabs(kind) {
-  const tabs = document.getElementById("tabs");
   const links = study ? Object.entries(VIEWS).filter(([, [title]]) => title).map(([key, [title]]) => {
     const failed = key === "failures" ? study.snapshot?.states.failed : 0;
     return el("a", { href: address(study.name, key), "aria-current": key === kind ? "page" : null }, failed ? `${title} (${failed})` : title);
   }) : [];
-  tabs.replaceChildren(...links);
-  tabs.querySelector("[aria-current]")?.scrollIntoView({ block: "nearest", inline: "nearest" });
+  refill(document.getElementById("tabs"), ...links);
 }
 
 function fault(text) {
@@ -79,11 +77,17 @@ async function open() {
   const { name, kind, trial } = route(), main = document.getElementById("main");
   try {
     if (!studies.length || !name) studies = (await loadStudies()).studies;
+    if (turn !== opened) return;
     const wanted = name || route().name;
     if (study && study.name !== wanted) { study.close(); study = null; }
     if (!wanted) { drawHead(); drawTabs(""); main.replaceChildren(studies.length ? list() : el("p", {}, "There is no study here yet.")); document.body.dataset.ready = "list"; return; }
-    if (!study) { study = new Shown(wanted); await study.open(); }
-    if (turn !== opened) return;
+    if (!study) {
+      const found = new Shown(wanted);
+      await found.load();
+      if (turn !== opened) return;
+      study = found;
+      study.follow();
+    }
     study.listeners.clear();
     if (!study.snapshot) { drawHead(); main.replaceChildren(); fault(study.error); study.listeners.add(() => { if (study.snapshot) open(); }); return; }
     const shown = VIEWS[kind][1](study, trial);
@@ -91,6 +95,7 @@ async function open() {
     document.title = `${study.name} – Shoal`;
     drawHead();
     drawTabs(kind);
+    document.querySelector("#tabs [aria-current]")?.scrollIntoView({ block: "nearest", inline: "nearest" });
     main.replaceChildren(shown.element);
     fault(study.error);
     const heads = throttled(async () => { if (view === shown) { drawHead(); drawTabs(kind); fault(study.error); } }, FAST);
@@ -100,6 +105,7 @@ async function open() {
     await attempt(() => shown.update(new Set(study.trials.keys()), true));
     document.body.dataset.ready = kind;
   } catch (error) {
+    if (turn !== opened) return;
     main.replaceChildren();
     fault(error.message);
     document.body.dataset.ready = "error";

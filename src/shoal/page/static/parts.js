@@ -61,18 +61,20 @@ const QUESTIONS = {
   "end study": ["End the study", "All jobs save their trials. Open trials are stopped for good, and no trial is proposed again."],
 };
 
-// A button that asks once, and then sends the request; null in a report. `trials` returns the numbers now.
-export function requestButton(study, verb, trials, kind = "") {
+// A button that asks once, and then sends the request; null in a report. `trials` returns the numbers now, `done` is
+// called once the request is written.
+export function requestButton(study, verb, trials, kind = "", done = () => {}) {
   if (frozen) return null;
   const [title, consequence] = QUESTIONS[verb];
   return el("button", { type: "button", class: kind, "data-verb": verb, onclick: async () => {
     const chosen = trials ? trials() : null;
-    if (chosen && !chosen.length) return say("Choose at least one trial first.");
+    if (chosen && !chosen.length) return say(`Choose at least one trial that has ${verb === "retry" ? "failed" : "not ended"} first.`);
     const what = chosen ? `${title} ${plural(chosen.length, "trial")}: ${numbers(chosen)}?` : `${title}?`;
     if (!(await asks(what, consequence, title, verb))) return undefined;
     try {
       await request(study.name, chosen ? { verb, trials: chosen } : { verb });
       say(study.runs ? "Asked. It appears below Requests once it is done." : "Noted. It is done once a process runs the study.");
+      done();
     } catch (error) {
       say(error.message);
     }

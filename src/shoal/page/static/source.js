@@ -65,9 +65,16 @@ export async function request(study, body) {
 
 export function follow(study, position, onChange, onLink) {
   if (frozen) return () => {};
-  const stream = new EventSource(`/api/events?${new URLSearchParams({ study, position })}`);
-  stream.onopen = () => onLink(true);
-  stream.onerror = () => onLink(false);
-  stream.onmessage = (event) => onChange(JSON.parse(event.data));
-  return () => stream.close();
+  let stream = null;
+  const seen = () => {
+    stream?.close(); // a hidden tab must not hold one of the few connections that a browser has to a server
+    if (document.hidden) return;
+    stream = new EventSource(`/api/events?${new URLSearchParams({ study, position })}`);
+    stream.onopen = () => onLink(true);
+    stream.onerror = () => onLink(false);
+    stream.onmessage = (event) => { position = event.lastEventId; onChange(JSON.parse(event.data)); };
+  };
+  document.addEventListener("visibilitychange", seen);
+  seen();
+  return () => { document.removeEventListener("visibilitychange", seen); stream?.close(); };
 }

@@ -15,17 +15,23 @@ export class Shown {
     this.metrics = [];
     this.parameters = [];
     this.listeners = new Set();
+    this.closed = false;
     this.stop = () => {};
   }
 
-  async open() {
+  async load() {
     const state = await loadState(this.name);
     this.trials.clear();
+    this.position = state.position;
     this.apply(state);
-    this.stop = follow(this.name, state.position, (delta) => this.changed(delta), (linked) => this.link(linked));
+  }
+
+  follow() {
+    this.stop = follow(this.name, this.position, (delta) => this.changed(delta), (linked) => this.link(linked));
   }
 
   close() {
+    this.closed = true;
     this.stop();
     this.listeners.clear();
   }
@@ -33,8 +39,13 @@ export class Shown {
   async changed(delta) {
     if (delta.reload) {
       this.stop();
-      this.curves = null;
-      await this.open();
+      this.curves = this.overview = null; // perhaps another study at the same path
+      this.recent = [];
+      this.metrics = [];
+      this.parameters = [];
+      await this.load();
+      if (this.closed) return;
+      this.follow();
       this.tell(new Set(this.trials.keys()));
       return;
     }

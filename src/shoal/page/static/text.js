@@ -22,6 +22,13 @@ function fill(element, properties, children) {
   element.append(...children.flat(3).filter((child) => child !== null && child !== undefined && child !== false));
 }
 
+// Replaces children unless they look the same: a replaced button loses its focus, and a click that has begun.
+export function refill(place, ...children) {
+  const fresh = place.cloneNode(false);
+  fresh.append(...children);
+  if (!fresh.isEqualNode(place)) place.replaceChildren(...fresh.childNodes);
+}
+
 export function width(element, percent) {
   element.style.width = `${percent}%`; // by CSSOM: the policy of the page allows no style attributes
   return element;

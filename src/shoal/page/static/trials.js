@@ -9,7 +9,8 @@ export function trialsView(study) {
   const view = { sort: "", falls: false, text: "", state: "", shown: PAGE, chosen: new Set() };
   const place = el("div", { class: "scroll" }), count = el("span", { class: "quiet small" });
   const more = el("button", { type: "button", onclick: () => { view.shown += 5 * PAGE; draw(); } }, "Show more");
-  const draw = () => {
+  let missed = false;
+  const draw = (always = true) => {
     const columns = columnsOf(study), rows = selected(study, view, columns);
     const best = study.snapshot.best?.trial ?? null, front = new Set((study.snapshot.front ?? []).map((each) => each.trial));
     const body = rows.slice(0, view.shown).map((row) => el("tr", { class: row.trial === best || front.has(row.trial) ? "best" : "" },
@@ -17,12 +18,22 @@ export function trialsView(study) {
         onchange: (event) => (event.target.checked ? view.chosen.add(row.trial) : view.chosen.delete(row.trial)) })),
       columns.map((column) => cell(study, row, column))));
     const focused = document.activeElement?.dataset?.sort;
-    place.replaceChildren(el("table", {}, el("thead", {}, el("tr", {}, frozen ? null : el("th", {}, ""), columns.map((column) => head(column, view, draw)))), el("tbody", {}, body)));
+    const table = el("table", {}, el("thead", {}, el("tr", {}, frozen ? null : el("th", {}, ""), columns.map((column) => head(column, view, draw)))), el("tbody", {}, body));
+    if (always || !place.firstChild?.isEqualNode(table)) place.replaceChildren(table);
     if (focused) place.querySelector(`[data-sort="${CSS.escape(focused)}"]`)?.focus();
     count.textContent = `${rows.length} of ${study.trials.size} trials`;
     more.hidden = rows.length <= view.shown;
   };
-  const chosen = () => [...view.chosen].sort((one, other) => one - other);
+  // A row that is pressed, or has the focus, must not be replaced; what was missed is drawn afterwards.
+  const update = () => {
+    missed = place.matches(":active") || place.querySelector("tbody:focus-within") !== null;
+    if (!missed) draw(false);
+  };
+  const catchUp = () => setTimeout(() => { if (missed) update(); });
+  place.addEventListener("click", catchUp);
+  place.addEventListener("focusout", catchUp);
+  const chosen = (verb) => () => [...view.chosen].filter((trial) => fits(study.trials.get(trial)?.state, verb)).sort((one, other) => one - other);
+  const done = () => { view.chosen.clear(); draw(); };
   const states = ["", "running", "pending", "paused", "complete", "stopped", "failed", "interrupted"];
   const element = card("Trials", "",
     el("div", { class: "row" },
@@ -30,9 +41,14 @@ export function trialsView(study) {
       el("label", {}, "state", el("select", { name: "state", onchange: (event) => { view.state = event.target.value; draw(); } },
         states.map((state) => el("option", { value: state }, state === "pending" ? "waiting" : state || "all")))),
       count, el("button", { type: "button", id: "csv", onclick: () => save(study, view) }, "CSV"),
-      ["pause", "resume", "stop", "retry"].map((verb) => requestButton(study, verb, chosen, verb === "stop" ? "danger" : ""))),
+      ["pause", "resume", "stop", "retry"].map((verb) => requestButton(study, verb, chosen(verb), verb === "stop" ? "danger" : "", done))),
     place, more);
-  return { element, update: draw };
+  return { element, update };
+}
+
+// Whether a request makes sense for a trial in this state; undefined: there is no such trial.
+function fits(state, verb) {
+  return verb === "retry" ? state === "failed" : state !== undefined && !["complete", "stopped", "failed"].includes(state);
 }
 
 // Columns: {key, title, kind, value(row)}.

@@ -1,5 +1,5 @@
 // The views of a study. Each returns {element, update}; update is called with the numbers of the trials that changed.
-import { duration, el, moment, number, numbers, percent, plural } from "./text.js";
+import { duration, el, moment, number, numbers, percent, plural, refill } from "./text.js";
 import { frozen, loadLog, loadTrial } from "./source.js";
 import { address, card, legend, pairs, requestButton, requestsList, shares, stateBadge, table, trialLink } from "./parts.js";
 import { chart } from "./chart.js";
@@ -20,8 +20,8 @@ export function overviewView(study) {
   later.append(bestCard, gain);
   const lists = el("div", { class: "grid below-now" });
   const draw = () => {
-    now.replaceChildren(...summary(study));
-    lists.replaceChildren(...overviewLists(study));
+    refill(now, ...summary(study));
+    refill(lists, ...overviewLists(study));
   };
   const slow = async (fresh) => {
     gain.replaceChildren(el("h2", {}, "What is gained"), ...gains(await study.needOverview(fresh)));
@@ -127,6 +127,7 @@ export function devicesView(study) {
   let zoom = 1;
   const draw = () => {
     const overview = study.overview;
+    if (!overview) return;
     const buttons = [1, 4, 16].map((each) => el("button", { type: "button", "aria-pressed": String(each === zoom),
       onclick: () => { zoom = each; draw(); } }, `${each}×`));
     const used = overview.devices.map((use) => [use.device, use.kind, percent(use.busy), percent(use.occupancy), use.jobs, use.failed]);
@@ -168,7 +169,10 @@ export function failuresView(study) {
     ].filter(Boolean));
     for (const part of place.querySelectorAll(".card + .card")) part.classList.add("below");
   };
-  return { element: place, update: async (trials, first) => { await study.needOverview(!first); draw(); }, slow: true };
+  return { element: place, slow: true, update: async (trials, first) => {
+    await study.needOverview(!first);
+    if (!place.querySelector("details[open]")) draw(); // not below somebody who reads a traceback
+  } };
 }
 
 export function trialView(study, wanted) {
@@ -186,7 +190,7 @@ export function trialView(study, wanted) {
   return { element: place, slow: true, update: async (trials, first) => {
     const row = study.trials.get(trial);
     if (!row) { place.replaceChildren(card("", "", el("p", {}, `There is no trial ${wanted}.`))); return; }
-    head.replaceChildren(...trialHead(study, row));
+    refill(head, ...trialHead(study, row));
     values.replaceChildren(el("h2", {}, "Configuration"), pairs(Object.entries(row.flat).map(([name, value]) => [name, number(value)])),
       el("h3", {}, "Metrics"), table([["metric", "text"], ["last", "number"], ["best", "number"]],
         Object.keys(row.metrics).map((name) => [name, number(row.metrics[name]), number(row.best[name])])));
