@@ -162,7 +162,7 @@ def with_shoal(name: str, algorithm: Algorithm, seed: int, rows: int | None, bac
     )  # fmt: skip
     seconds = time.time() - began
     with JournalView.read(folder / "study") as journal:
-        reported = StudyStatistics(journal).values()
+        reported = list(StudyStatistics(journal).values())
     shutil.rmtree(folder)
     return seconds, [(at - began, accuracy) for at, accuracy in reported]
 

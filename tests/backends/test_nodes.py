@@ -18,7 +18,7 @@ from shoal.backends.nodes.link import NodeUnreachable
 from shoal.backends.nodes.messages import AgentSetup, MessageBatch
 from shoal.backends.nodes.pipes import PipeCarrier, PipeNodes
 from shoal.core.device import Device
-from shoal.core.errors import BackendError
+from shoal.core.errors import BackendError, DeviceError
 from shoal.testing.backends import BACKEND_CHECKS, Devices, MakeBackend, events_until_ended, scripted, scripted_job
 
 ASH, BEECH = DEVICES = (Device("ash/cpu:0", "cpu/1", 2**30), Device("beech/cpu:0", "cpu/1", 2**30))
@@ -244,6 +244,8 @@ def test_a_node_without_the_devices_is_left_out_of_a_setting_for_all_nodes(
         assert not [record for record in caplog.records if record.name == "shoal.backends"]
         assert "node ash is gone: device 'xpu:7' is not there" in backend.condition(ASH).reason
         assert {device.node for _, device in backend.find("auto")} == {"beech"}
+        with pytest.raises(DeviceError, match=r"beech/cuda:1 cannot be added: .* shoal resume DIR --devices"):
+            backend.find(["beech/cuda:1"])
         backend.start(scripted_job("two"), BEECH)
         assert end_of(backend, "two").outcome is Outcome.FINISHED
 

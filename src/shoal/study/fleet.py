@@ -269,14 +269,8 @@ def _find_new(new: Sequence[str], known: Sequence[str], find: Finder) -> Cluster
         find: Finder of devices.
 
     Raises:
-        DeviceError: a device does not exist, the study runs on several nodes, or the device is a CPU slot; the number
-            of CPU slots is fixed when a study starts.
+        DeviceError: a device does not exist, or it is a CPU slot; the number of CPU slots is fixed when a study starts.
     """
-    if any("/" in name for name in known):
-        raise DeviceError(
-            f"device {new[0]!r} cannot be added: a study on nodes of a cluster takes back only devices that were "
-            "removed from it; stop the study, then: shoal resume DIR --devices ..."
-        )
     for name in new:
         if name.partition(":")[0] in ("auto", "cpu"):
             raise DeviceError(

@@ -19,7 +19,7 @@ from shoal.backends.nodes.probe import remove_probes, write_probe
 from shoal.cluster.monitor import Condition
 from shoal.core.command import KillJob, ReleaseDevice, StartJob, StopJob, UpdateJob
 from shoal.core.device import Cluster, Device
-from shoal.core.errors import BackendError
+from shoal.core.errors import BackendError, DeviceError
 from shoal.core.job import Job, JobUpdate, log_path
 
 __all__ = ["Nodes", "NodesMonitor"]
@@ -169,7 +169,17 @@ class Nodes(Backend):
         return state is not None and device.local_name in state.limited
 
     def find(self, devices: str | Sequence[str]) -> Cluster:
-        """Find devices on the nodes whose agents have started."""
+        """Find the study's devices on the nodes whose agents have started.
+
+        Raises:
+            DeviceError: The devices are others than those that the agents look for, or there are none.
+        """
+        if devices != self.worker_context.devices:
+            added = devices if isinstance(devices, str) else ", ".join(devices)
+            raise DeviceError(
+                f"{added} cannot be added: a study on nodes of a cluster takes back only devices that were removed "
+                "from it; stop the study, then: shoal resume DIR --devices ..."
+            )
         return cluster_of(self._inventories, devices)
 
     def monitor(self, cluster: Cluster) -> "NodesMonitor":
