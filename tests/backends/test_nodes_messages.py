@@ -21,7 +21,6 @@ from shoal.backends.nodes.inventory import (
 )
 from shoal.backends.nodes.link import Carrier, NodeGone, NodeLink, NodeUnreachable
 from shoal.backends.nodes.messages import (
-    AgentCommand,
     AgentMessage,
     AgentSetup,
     MessageBatch,
@@ -31,7 +30,7 @@ from shoal.backends.nodes.messages import (
 )
 from shoal.backends.nodes.probe import agent_probe_fault, write_probe
 from shoal.backends.nodes.ray import is_address_of
-from shoal.core.command import KillJob, StartJob, StopJob
+from shoal.core.command import BackendCommand, KillJob, StartJob, StopJob
 from shoal.core.device import Cluster, Device, Node
 from shoal.core.errors import DeviceError
 from shoal.core.job import Job, JobUpdate
@@ -169,10 +168,10 @@ class Script(Carrier):
     def __init__(self, *answers: MessageBatch | Exception, clock: "Clock | None" = None) -> None:
         self.answers = list(answers)
         self.acknowledged: list[int] = []
-        self.posts: list[tuple[int, list[AgentCommand]]] = []
+        self.posts: list[tuple[int, list[BackendCommand]]] = []
         self.clock = clock
 
-    def post(self, first: int, commands: Sequence[AgentCommand]) -> None:
+    def post(self, first: int, commands: Sequence[BackendCommand]) -> None:
         self.posts.append((first, list(commands)))
 
     def fetch(self, acknowledged: int, timeout: float) -> MessageBatch:
@@ -210,7 +209,7 @@ def reported(number: int) -> Reported:
     return Reported(f"job-{number}", ())
 
 
-def messages(carrier: Carrier, *commands: AgentCommand, clock: Clock | None = None) -> list[AgentMessage]:
+def messages(carrier: Carrier, *commands: BackendCommand, clock: Clock | None = None) -> list[AgentMessage]:
     """All that a link delivers, until its node has ended."""
     inbox: queue.SimpleQueue[tuple[NodeLink, AgentMessage]] = queue.SimpleQueue()
     link = NodeLink("ash", carrier, inbox, lease=15.0, clock=clock or Clock())
@@ -275,7 +274,7 @@ class Commanded(Script):
         super().__init__(*answers, clock=clock)
         self.times: list[float] = []
 
-    def post(self, first: int, commands: Sequence[AgentCommand]) -> None:
+    def post(self, first: int, commands: Sequence[BackendCommand]) -> None:
         assert self.clock is not None
         self.times.append(self.clock.now)
 

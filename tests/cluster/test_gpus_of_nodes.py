@@ -14,7 +14,8 @@ from shoal.backends.base import Backend, Event, WorkerContext
 from shoal.backends.nodes.agent import Agent
 from shoal.backends.nodes.backend import Nodes
 from shoal.backends.nodes.link import Carrier
-from shoal.backends.nodes.messages import AgentCommand, MessageBatch
+from shoal.backends.nodes.messages import MessageBatch
+from shoal.core.command import BackendCommand
 from shoal.core.device import Device
 from shoal.core.job import Job, JobUpdate
 
@@ -43,7 +44,7 @@ class Direct(Carrier):
     def __init__(self, agent: Agent) -> None:
         self.agent = agent
 
-    def post(self, first: int, commands: Sequence[AgentCommand]) -> None:
+    def post(self, first: int, commands: Sequence[BackendCommand]) -> None:
         self.agent.post(first, commands)
 
     def fetch(self, acknowledged: int, timeout: float) -> MessageBatch:

@@ -8,6 +8,7 @@ from typing import ClassVar
 from shoal.cluster.discover import discover
 from shoal.cluster.monitor import Monitor
 from shoal.cluster.nvml import NvmlMonitor
+from shoal.core.command import BackendCommand, KillJob, ReleaseDevice, StartJob, StopJob, UpdateJob
 from shoal.core.device import Cluster, Device
 from shoal.core.errors import BackendError
 from shoal.core.event import (
@@ -156,6 +157,24 @@ class Backend(ABC):
     @abstractmethod
     def change(self, job: str, change: JobUpdate) -> None:
         """Remove members from a job, or add members. After the end of the job, do nothing."""
+
+    def carry_out(self, command: BackendCommand) -> None:
+        """Call the method that carries out a command of the engine.
+
+        Raises:
+            BackendError: A job cannot be started.
+        """
+        match command:
+            case StartJob():
+                self.start(command.job, command.device)
+            case UpdateJob():
+                self.change(command.job, command.update)
+            case StopJob():
+                self.stop(command.job)
+            case KillJob():
+                self.kill(command.job)
+            case ReleaseDevice():
+                self.release_device(command.device)
 
     def copy_checkpoint(self, directory: Path, trial: Trial) -> None:
         """Copy the checkpoint of the origin to a trial that begins as a copy, before the origin trains on.

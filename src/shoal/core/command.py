@@ -32,6 +32,7 @@ from shoal.core.trial import Decision, Report, Trial, TrialGroup
 
 __all__ = [
     "ArrayLeft",
+    "BackendCommand",
     "CloseRequest",
     "Command",
     "CopyCheckpoint",
@@ -115,7 +116,8 @@ class CloseRequest:
     request: str
 
 
-Command = StartJob | UpdateJob | StopJob | KillJob | ReleaseDevice | CopyCheckpoint | CloseRequest
+BackendCommand = StartJob | UpdateJob | StopJob | KillJob | ReleaseDevice
+Command = BackendCommand | CopyCheckpoint | CloseRequest
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What the page refuses before its own code runs: other hosts, origins, methods, bodies, and who has no token."""
+"""Refusals before any code of the page runs: of other hosts, origins, methods and bodies, and without the token."""
 
 import hmac
 from collections.abc import Collection

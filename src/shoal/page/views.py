@@ -1,4 +1,4 @@
-"""What the page shows of a study, as plain values: taken from `shoal.reporting`, which computes all figures."""
+"""The views of a study as plain values: taken from `shoal.reporting`, which computes all figures."""
 
 import math
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ from shoal.reporting.accounting import accounting, accounting_json
 from shoal.reporting.drawing import assign_lanes
 from shoal.reporting.fusion_gain import fusion_gain, measured_profiles
 from shoal.reporting.overview import Overview, overview
-from shoal.reporting.page import overview_json
+from shoal.reporting.page import failed_job_json, overview_json
 from shoal.reporting.snapshot import Snapshot, snapshot
 from shoal.reporting.table import snapshot_json
 from shoal.reporting.text import (
@@ -178,15 +178,7 @@ def overview_view(directory: Path, now: float) -> dict[str, Any]:
         "structures": list(dict.fromkeys(study.structures.values())),
         "bars": _bars(study),
         "failures": [
-            {
-                "job": job.id,
-                "device": job.device,
-                "trials": list(job.trials),
-                "seconds": study.elapsed(job.started),
-                "outcome": job.outcome,
-                "cause": job.cause,
-                "message": job.message[-_MAX_TEXT:],
-            }
+            failed_job_json(study, job) | {"message": job.message[-_MAX_TEXT:]}
             for job in study.failures[-_MAX_FAILURES:]
         ],
         "failures_total": len(study.failures),

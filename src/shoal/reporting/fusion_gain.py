@@ -1,4 +1,4 @@
-"""What fusing has saved in a study: its time on devices, and that of the same steps one trial after another."""
+"""The device time that fusing has saved in a study, relative to the same steps one trial after another."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

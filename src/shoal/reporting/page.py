@@ -9,6 +9,7 @@ from typing import Any
 
 from shoal.core.errors import ShoalError
 from shoal.core.job import Purpose
+from shoal.journal.rows import JobRow
 from shoal.reporting.failures import cause_text, failing_json, failing_text
 from shoal.reporting.overview import SHARES, TELEMETRY, Overview, Usage
 from shoal.reporting.text import (
@@ -26,7 +27,7 @@ from shoal.reporting.text import (
 )
 from shoal.schedule.ledger import bytes_text
 
-__all__ = ["notebook_html", "overview_json", "page", "write_page"]
+__all__ = ["failed_job_json", "notebook_html", "overview_json", "page", "write_page"]
 
 _STYLE = """
 body { font: 15px/1.45 system-ui, sans-serif; margin: 2em auto; max-width: 78em; padding: 0 1em; color: #222; }
@@ -104,6 +105,18 @@ def _curve(study: Overview) -> str:
     )
 
 
+def failed_job_json(study: Overview, job: JobRow) -> dict[str, Any]:
+    """Return a job that failed, as plain values, without its log and its message."""
+    return {
+        "job": job.id,
+        "device": job.device,
+        "trials": list(job.trials),
+        "seconds": study.elapsed(job.started),
+        "outcome": job.outcome,
+        "cause": job.cause,
+    }
+
+
 def overview_json(study: Overview) -> dict[str, Any]:
     """Return the page as plain values, without those of `snapshot_json`; None for NaN and the infinities."""
     return {
@@ -127,18 +140,7 @@ def overview_json(study: Overview) -> dict[str, Any]:
         ],
         "best": [row.number for row in study.best],
         "failing": [failing_json(failing) for failing in study.state.failing],
-        "failures": [
-            {
-                "job": job.id,
-                "device": job.device,
-                "trials": list(job.trials),
-                "seconds": study.elapsed(job.started),
-                "outcome": job.outcome,
-                "cause": job.cause,
-                "log": job.log or None,
-            }
-            for job in study.failures
-        ],
+        "failures": [failed_job_json(study, job) | {"log": job.log or None} for job in study.failures],
         "failed": [{"trial": row.number, "epoch": row.epoch, "reason": row.reason} for row in study.failed_trials],
     }
 

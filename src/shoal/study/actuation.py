@@ -18,21 +18,16 @@ from shoal.core.command import (
     JobKilled,
     JobLeaving,
     JobStarted,
-    KillJob,
     QuantumMeasured,
     Record,
-    ReleaseDevice,
     Requeued,
     ReservationsChanged,
-    StartJob,
-    StopJob,
     StoppedOnCommonFailure,
     StudyChanged,
     TelemetryMeasured,
     TrialAdded,
     TrialsReported,
     TrialsStopped,
-    UpdateJob,
     Waiting,
 )
 from shoal.core.errors import CheckpointError
@@ -119,16 +114,6 @@ def carry_out(command: Command, backend: Backend, directory: Path) -> TrialFaile
         StorageFullError: the disk has no room for a copy.
     """
     match command:
-        case StartJob():
-            backend.start(command.job, command.device)
-        case UpdateJob():
-            backend.change(command.job, command.update)
-        case StopJob():
-            backend.stop(command.job)
-        case KillJob():
-            backend.kill(command.job)
-        case ReleaseDevice():
-            backend.release_device(command.device)
         case CopyCheckpoint():
             try:
                 with translate_errors(directory):
@@ -137,4 +122,6 @@ def carry_out(command: Command, backend: Backend, directory: Path) -> TrialFaile
                 return TrialFailed(command.trial.number, str(error))
         case CloseRequest():
             delete_request(directory, command.request)
+        case _:
+            backend.carry_out(command)
     return None

@@ -14,7 +14,6 @@ from shoal.backends.base import Backend, Ended, WorkerContext
 from shoal.backends.local import Local
 from shoal.backends.nodes.inventory import devices_on, take_node_inventory
 from shoal.backends.nodes.messages import (
-    AgentCommand,
     AgentMessage,
     AgentSetup,
     MessageBatch,
@@ -25,7 +24,7 @@ from shoal.backends.nodes.messages import (
 from shoal.backends.nodes.probe import agent_probe_fault
 from shoal.cluster.nvml import NvmlMonitor
 from shoal.cluster.temporary import remove_abandoned
-from shoal.core.command import KillJob, ReleaseDevice, StartJob, StopJob, UpdateJob
+from shoal.core.command import BackendCommand, StartJob
 from shoal.core.device import Cluster
 from shoal.core.errors import BackendError
 
@@ -74,7 +73,7 @@ class Agent:
         self._setup = setup
         self._make = make
         self._clock = clock
-        self._commands: queue.SimpleQueue[AgentCommand | None] = queue.SimpleQueue()  # None: close
+        self._commands: queue.SimpleQueue[BackendCommand | None] = queue.SimpleQueue()  # None: close
         self._received = 0
         self._outbox: deque[AgentMessage] = deque()
         self._first = 1  # number of the first message of the outbox
@@ -84,7 +83,7 @@ class Agent:
         self._thread = threading.Thread(target=self._run, name="shoal-agent", daemon=True)
         self._thread.start()
 
-    def post(self, first: int, commands: Sequence[AgentCommand]) -> None:
+    def post(self, first: int, commands: Sequence[BackendCommand]) -> None:
         """Take commands; those that were taken before, and those after a gap, are ignored.
 
         Args:
@@ -175,20 +174,11 @@ class Agent:
         with suppress(queue.Empty):
             command = self._commands.get(timeout=_IDLE_SECONDS) if not self._running else self._commands.get_nowait()
             while True:
-                match command:
-                    case None:
-                        return False
-                    case StartJob():
-                        backend.start(command.job, command.device)
-                        self._running.add(command.job.id)
-                    case UpdateJob():
-                        backend.change(command.job, command.update)
-                    case StopJob():
-                        backend.stop(command.job)
-                    case KillJob():
-                        backend.kill(command.job)
-                    case ReleaseDevice():
-                        backend.release_device(command.device)
+                if command is None:
+                    return False
+                backend.carry_out(command)
+                if isinstance(command, StartJob):
+                    self._running.add(command.job.id)
                 command = self._commands.get_nowait()
         return True
 

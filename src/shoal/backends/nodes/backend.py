@@ -14,10 +14,10 @@ from dataclasses import replace
 from shoal.backends.base import Backend, Ended, Event, Outcome, WorkerContext
 from shoal.backends.nodes.inventory import NodeInventory, cluster_of, names_nodes, version_fault
 from shoal.backends.nodes.link import LEASE_SECONDS, Carrier, NodeLink
-from shoal.backends.nodes.messages import AgentCommand, AgentMessage, AgentSetup, NodeEnded, NodeJoined, NodeState
+from shoal.backends.nodes.messages import AgentMessage, AgentSetup, NodeEnded, NodeJoined, NodeState
 from shoal.backends.nodes.probe import remove_probes, write_probe
 from shoal.cluster.monitor import Condition
-from shoal.core.command import KillJob, ReleaseDevice, StartJob, StopJob, UpdateJob
+from shoal.core.command import BackendCommand, KillJob, ReleaseDevice, StartJob, StopJob, UpdateJob
 from shoal.core.device import Cluster, Device
 from shoal.core.errors import BackendError, DeviceError
 from shoal.core.job import Job, JobUpdate, log_path
@@ -233,7 +233,7 @@ class Nodes(Backend):
             self._links.popitem()[1].close()
         remove_probes(self.worker_context.directory, self.run_id)
 
-    def _send(self, job: str, command: AgentCommand) -> None:
+    def _send(self, job: str, command: BackendCommand) -> None:
         if job in self._nodes:
             self._links[self._nodes[job]].send(command)
 

@@ -27,7 +27,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class NodeInventory:
-    """What a node offers a study.
+    """The devices of a node that a study may use, and the versions there.
 
     Args:
         cluster: Devices with their names on the node; without any if it has none of the requested ones.

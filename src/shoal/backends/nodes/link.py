@@ -7,8 +7,8 @@ import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 
-from shoal.backends.nodes.messages import AgentCommand, AgentMessage, MessageBatch, NodeEnded, NodeJoined
-from shoal.core.command import StartJob
+from shoal.backends.nodes.messages import AgentMessage, MessageBatch, NodeEnded, NodeJoined
+from shoal.core.command import BackendCommand, StartJob
 
 __all__ = ["LEASE_SECONDS", "Carrier", "NodeGone", "NodeLink", "NodeUnreachable"]
 
@@ -50,7 +50,7 @@ class Carrier(ABC):
     """
 
     @abstractmethod
-    def post(self, first: int, commands: Sequence[AgentCommand]) -> None:
+    def post(self, first: int, commands: Sequence[BackendCommand]) -> None:
         """Call `Agent.post`, and return at once; the link notices by itself if that fails."""
 
     @abstractmethod
@@ -102,7 +102,7 @@ class NodeLink:
         self._lease = lease
         self._clock = clock
         self._lock = threading.Lock()
-        self._unconfirmed: list[AgentCommand] = []
+        self._unconfirmed: list[BackendCommand] = []
         self._confirmed = 0  # number of the last command that the agent has confirmed
         self._posted = clock()
         self._silent = False  # it falls silent, so no call may renew the agent's lease
@@ -110,7 +110,7 @@ class NodeLink:
         self._thread = threading.Thread(target=self._run, name=f"shoal-{node}", daemon=True)
         self._thread.start()
 
-    def send(self, command: AgentCommand) -> None:
+    def send(self, command: BackendCommand) -> None:
         """Send a command and return at once; commands wait until the agent has started. A silent link sends none."""
         with self._lock:
             self._unconfirmed.append(command)
@@ -203,6 +203,6 @@ class NodeLink:
             self._carrier.post(self._confirmed + 1, list(self._unconfirmed))
 
 
-def _job(command: AgentCommand) -> str | None:
+def _job(command: BackendCommand) -> str | None:
     job = getattr(command, "job", None)
     return job if isinstance(job, str) else None

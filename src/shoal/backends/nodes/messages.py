@@ -1,4 +1,4 @@
-"""What the engine and the agents of nodes send each other.
+"""Messages between the engine and the agents of nodes.
 
 The engine sends commands of the state machine (`StartJob`, `UpdateJob`, `StopJob`, `KillJob`, `ReleaseDevice`) with the
 names that devices have on their node. An agent sends one `NodeJoined`, then events of jobs and `NodeState`s, and one
@@ -10,19 +10,16 @@ from dataclasses import dataclass, field
 
 from shoal.backends.nodes.probe import PROBE_SECONDS
 from shoal.cluster.monitor import Condition
-from shoal.core.command import KillJob, ReleaseDevice, StartJob, StopJob, UpdateJob
 from shoal.core.device import Cluster
 from shoal.core.event import Event
 from shoal.core.job import WorkerContext
 
-__all__ = ["AgentCommand", "AgentMessage", "AgentSetup", "MessageBatch", "NodeEnded", "NodeJoined", "NodeState"]
-
-AgentCommand = StartJob | UpdateJob | StopJob | KillJob | ReleaseDevice
+__all__ = ["AgentMessage", "AgentSetup", "MessageBatch", "NodeEnded", "NodeJoined", "NodeState"]
 
 
 @dataclass(frozen=True)
 class AgentSetup:
-    """What an agent is started with.
+    """Settings of an agent.
 
     Args:
         node: Name of the node in the cluster.

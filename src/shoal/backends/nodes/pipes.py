@@ -15,7 +15,8 @@ from shoal.backends.launcher import describe_status
 from shoal.backends.nodes.agent import Agent, enter
 from shoal.backends.nodes.backend import Nodes
 from shoal.backends.nodes.link import LEASE_SECONDS, Carrier, NodeGone, NodeUnreachable
-from shoal.backends.nodes.messages import AgentCommand, AgentSetup, MessageBatch
+from shoal.backends.nodes.messages import AgentSetup, MessageBatch
+from shoal.core.command import BackendCommand
 
 __all__ = ["PipeCarrier", "PipeNodes", "main"]
 
@@ -80,7 +81,7 @@ class PipeCarrier(Carrier):
             )
         self._commands.send(setup)
 
-    def post(self, first: int, commands: Sequence[AgentCommand]) -> None:
+    def post(self, first: int, commands: Sequence[BackendCommand]) -> None:
         """Send the commands."""
         with suppress(OSError):  # the process has ended, as `fetch` notices
             self._commands.send((first, list(commands)))

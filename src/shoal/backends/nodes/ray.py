@@ -16,7 +16,8 @@ from shoal.backends.nodes.agent import Agent, enter
 from shoal.backends.nodes.backend import Nodes
 from shoal.backends.nodes.inventory import NodeInventory, check_nodes, cluster_of, devices_on, take_node_inventory
 from shoal.backends.nodes.link import LEASE_SECONDS, Carrier, NodeGone, NodeUnreachable
-from shoal.backends.nodes.messages import AgentCommand, AgentSetup, MessageBatch
+from shoal.backends.nodes.messages import AgentSetup, MessageBatch
+from shoal.core.command import BackendCommand
 from shoal.core.device import Cluster
 from shoal.core.errors import BackendError
 
@@ -43,7 +44,7 @@ class RayAgent:
         enter(setup)
         self._agent = Agent(setup)
 
-    def post(self, first: int, commands: Sequence[AgentCommand]) -> None:
+    def post(self, first: int, commands: Sequence[BackendCommand]) -> None:
         """As `Agent.post`."""
         self._agent.post(first, commands)
 
@@ -210,7 +211,7 @@ class _RayCarrier(Carrier):
         self._answer: Any = None  # of a fetch that has not come so far
         self._ended: Any = None
 
-    def post(self, first: int, commands: Sequence[AgentCommand]) -> None:
+    def post(self, first: int, commands: Sequence[BackendCommand]) -> None:
         """Call the actor; Ray keeps the call until it is connected."""
         self._post.remote(first, list(commands))
 
