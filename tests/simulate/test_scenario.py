@@ -454,7 +454,7 @@ def test_the_mixes_have_ten_times_the_work_on_ten_times_the_devices(name):
     devices = [sum(1 for _ in each.cluster) for each in scenarios]
     assert devices == [1000, 10_000]
     trials = [sum(len(x.structures) * getattr(x, "learning_rates", 1) for x in each.sources) for each in scenarios]
-    assert trials[1] == 10 * trials[0] >= 3 * devices[1]
+    assert trials[1] == 10 * trials[0] > devices[1]
 
 
 @needs_data
