@@ -74,7 +74,10 @@ class Setup:
 
 
 def main() -> None:
-    """Serve in a new process; the program's argument is the control socket's number."""
+    """Serve in a new process; the arguments are the control socket's number, the module path and a runner or ""."""
+    if sys.argv[3]:
+        with suppress(Exception):  # the study's own import fails again, with a log
+            _import(sys.argv[3])
     serve(socket.socket(fileno=int(sys.argv[1])))
     os._exit(0)  # no output is left to flush, and an orderly exit with torch takes a sixth of a second
 
@@ -148,9 +151,7 @@ class _Server:
         except OSError:  # the directory was removed or is not accessible; oneMKL cannot be loaded in such a directory
             os.chdir("/")
         sys.path_importer_cache.clear()  # relative directories were those of the last study
-        gc.disable()  # an import of torch allocates much and frees nothing: collections take a fifth of its time
-        resolve(study.worker_context.runner)
-        gc.enable()
+        _import(study.worker_context.runner)
         gc.freeze()  # objects alive now are not collected by workers, so their pages stay shared
         self._worker_context = study.worker_context
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # from now on only the closed control socket ends the server
@@ -222,6 +223,14 @@ class _Server:
         for pid in self._worker_numbers:
             os.waitpid(pid, 0)
         self._worker_numbers.clear()
+
+
+def _import(runner: str) -> None:
+    gc.disable()  # an import of torch allocates much and frees nothing: collections take a fifth of its time
+    try:
+        resolve(runner)
+    finally:
+        gc.enable()
 
 
 def _redirect_output(file: int) -> None:

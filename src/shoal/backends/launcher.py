@@ -14,14 +14,14 @@ from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing import Pipe
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from typing import IO
 
 from shoal.backends.base import WorkerContext
 from shoal.backends.caller_fork import ForkedProcess, prepare_fork
 from shoal.backends.forkserver import NOTICE, REQUEST, STUDY, Setup, serve
 
-__all__ = ["Exit", "ForkServer", "describe_status"]
+__all__ = ["Exit", "ForkServer", "begin_imports", "describe_status"]
 
 _log = logging.getLogger("shoal.backends")
 
@@ -61,13 +61,17 @@ class _Process:
         log: File for its output until it serves a study.
         forked: Whether it is a fork of this process. It serves one study only: for the next one this process may have
             other modules and objects.
+        runner: Runner that a new process imports before its first study; "" for none.
     """
 
-    def __init__(self, path: list[str], environment: dict[str, str], log: IO[bytes], forked: bool) -> None:
+    def __init__(
+        self, path: list[str], environment: dict[str, str], log: IO[bytes], forked: bool = False, runner: str = ""
+    ) -> None:
         self.path = path
         self.environment = environment
         self.inherited = _umask_and_affinity()
         self.forked = forked
+        self.runner = runner
         self.control, server_end = socket.socketpair()
         with server_end:
             start = self._fork if forked else self._spawn
@@ -85,7 +89,16 @@ class _Process:
 
     def _spawn(self, server_end: socket.socket, log: IO[bytes]) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
-            [sys.executable, "-P", "-u", "-c", _BOOTSTRAP, str(server_end.fileno()), json.dumps(self.path)],
+            [
+                sys.executable,
+                "-P",
+                "-u",
+                "-c",
+                _BOOTSTRAP,
+                str(server_end.fileno()),
+                json.dumps(self.path),
+                self.runner,
+            ],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
@@ -95,7 +108,13 @@ class _Process:
         )
 
     def end_study(self) -> bool:
-        """End the study of the server and all its workers; return whether the server can serve another study."""
+        """End the study of the server and all its workers; return whether the server can serve another study.
+
+        A server that has had no study so far is not asked, since it may import for a while.
+        """
+        if self.runner:
+            self.runner = ""
+            return not self.ended()
         try:
             self.control.settimeout(_GRACE_SECONDS)
             self.control.sendall(REQUEST.pack(STUDY))
@@ -107,6 +126,10 @@ class _Process:
         except OSError:  # the server has ended, or does not answer
             pass
         return False
+
+    def ended(self) -> bool:
+        """Return whether the process, which serves no study, has ended; else it sends nothing."""
+        return bool(wait([self.control], 0))
 
     def wait(self) -> int:
         """Wait for its end and return its exit status."""
@@ -224,7 +247,7 @@ def _stop_process(process: subprocess.Popen[bytes] | ForkedProcess, control: soc
 
 _PROCESSES: weakref.WeakSet[_Process] = weakref.WeakSet()
 _IDLE_PROCESSES: deque[_Process] = deque(maxlen=1)
-"""The process of the last study; a process that is pushed out of the queue ends."""
+"""The process of the last study, or of the next one; a process that is pushed out of the queue ends."""
 
 
 def _process(log: IO[bytes], may_fork: bool) -> _Process:
@@ -242,7 +265,21 @@ def _process(log: IO[bytes], may_fork: bool) -> _Process:
         if same_environment and idle.end_study():
             return idle
         idle.close()
-    return _Process(path, environment, log, forked=False)
+    return _Process(path, environment, log)
+
+
+def begin_imports(runner: str) -> None:
+    """Start the server process of the next study now, so that it imports while the study is planned.
+
+    Do nothing if an idle process is there.
+
+    Args:
+        runner: Runner of the next study, as in `WorkerContext`; for another one the time is lost.
+    """
+    if all(process.ended() for process in _IDLE_PROCESSES):
+        path = [entry or _working_directory() for entry in sys.path]
+        with open(os.devnull, "wb") as log:
+            _IDLE_PROCESSES.append(_Process(path, dict(os.environ), log, runner=runner))
 
 
 def _umask_and_affinity() -> tuple[object, ...]:
