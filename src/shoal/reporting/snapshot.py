@@ -161,7 +161,7 @@ class Snapshot:
     seconds_left: float | None
     devices: tuple[DeviceUse, ...]
     pid: int | None
-    host: str
+    host: str = ""
     front: tuple[Best, ...] = ()
     failing: tuple[Failing, ...] = ()
     totals: Totals | None = None
