@@ -27,6 +27,7 @@ single-threaded, since `fork` copies only the calling thread.
 
 import errno
 import gc
+import importlib
 import os
 import pickle
 import signal
@@ -74,10 +75,15 @@ class Setup:
 
 
 def main() -> None:
-    """Serve in a new process; the arguments are the control socket's number, the module path and a runner or ""."""
-    if sys.argv[3]:
+    """Serve in a new process; the arguments are the control socket's number, the module path, and a runner or "" with
+    the modules of libraries that are imported before the first study."""
+    runner, *libraries = sys.argv[3].split() or [""]
+    if runner:
         with suppress(Exception):  # the study's own import fails again, with a log
-            _import(sys.argv[3])
+            _import(runner)
+        for name in libraries:
+            with suppress(Exception):  # not installed here; a task that needs it says so
+                importlib.import_module(name)
     serve(socket.socket(fileno=int(sys.argv[1])))
     os._exit(0)  # no output is left to flush, and an orderly exit with torch takes a sixth of a second
 

@@ -11,6 +11,7 @@ import sys
 import tempfile
 import weakref
 from collections import deque
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing import Pipe
@@ -21,7 +22,7 @@ from shoal.backends.base import WorkerContext
 from shoal.backends.caller_fork import ForkedProcess, prepare_fork
 from shoal.backends.forkserver import NOTICE, REQUEST, STUDY, Setup, serve
 
-__all__ = ["Exit", "ForkServer", "begin_imports", "describe_status"]
+__all__ = ["Exit", "ForkServer", "begin_imports", "describe_status", "imported_libraries"]
 
 _log = logging.getLogger("shoal.backends")
 
@@ -31,6 +32,9 @@ _BOOTSTRAP = (
 )
 _GRACE_SECONDS = 10.0
 """Time in which a server must kill its workers; then the server is killed."""
+
+_LIBRARIES = frozenset({"numpy", "pandas", "scipy", "sklearn", "torchvision"})
+"""Libraries that take long to import, and whose import leaves no thread that a fork does not survive."""
 
 _ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(256 << 20)}
 """Settings of glibc. With its defaults glibc returns the memory of a step's tensors to the kernel after each step, and
@@ -61,17 +65,22 @@ class _Process:
         log: File for its output until it serves a study.
         forked: Whether it is a fork of this process. It serves one study only: for the next one this process may have
             other modules and objects.
-        runner: Runner that a new process imports before its first study; "" for none.
+        imports: Runner, and modules of libraries, that a new process imports before its first study.
     """
 
     def __init__(
-        self, path: list[str], environment: dict[str, str], log: IO[bytes], forked: bool = False, runner: str = ""
+        self,
+        path: list[str],
+        environment: dict[str, str],
+        log: IO[bytes],
+        forked: bool = False,
+        imports: Sequence[str] = (),
     ) -> None:
         self.path = path
         self.environment = environment
         self.inherited = _umask_and_affinity()
         self.forked = forked
-        self.runner = runner
+        self.imports = imports
         self.control, server_end = socket.socketpair()
         with server_end:
             start = self._fork if forked else self._spawn
@@ -97,7 +106,7 @@ class _Process:
                 _BOOTSTRAP,
                 str(server_end.fileno()),
                 json.dumps(self.path),
-                self.runner,
+                " ".join(self.imports),
             ],
             stdin=subprocess.DEVNULL,
             stdout=log,
@@ -112,8 +121,8 @@ class _Process:
 
         A server that has had no study so far is not asked, since it may import for a while.
         """
-        if self.runner:
-            self.runner = ""
+        if self.imports:
+            self.imports = ()
             return not self.ended()
         try:
             self.control.settimeout(_GRACE_SECONDS)
@@ -268,18 +277,25 @@ def _process(log: IO[bytes], may_fork: bool) -> _Process:
     return _Process(path, environment, log)
 
 
-def begin_imports(runner: str) -> None:
+def imported_libraries() -> list[str]:
+    """Return the modules of large libraries that this process has imported, and that its tasks may import; private
+    modules are imported by the others."""
+    return [name for name in sys.modules if name.partition(".")[0] in _LIBRARIES and "._" not in name]
+
+
+def begin_imports(runner: str, libraries: Sequence[str] = ()) -> None:
     """Start the server process of the next study now, so that it imports while the study is planned.
 
     Do nothing if an idle process is there.
 
     Args:
         runner: Runner of the next study, as in `WorkerContext`; for another one the time is lost.
+        libraries: Modules that the workers of the next study may need, so that not each of them imports them.
     """
     if all(process.ended() for process in _IDLE_PROCESSES):
         path = [entry or _working_directory() for entry in sys.path]
         with open(os.devnull, "wb") as log:
-            _IDLE_PROCESSES.append(_Process(path, dict(os.environ), log, runner=runner))
+            _IDLE_PROCESSES.append(_Process(path, dict(os.environ), log, imports=[runner, *libraries]))
 
 
 def _umask_and_affinity() -> tuple[object, ...]:

@@ -6,7 +6,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from shoal.backends.launcher import begin_imports
+from shoal.backends.launcher import begin_imports, imported_libraries
 from shoal.backends.nodes.agent import Agent
 from shoal.backends.nodes.inventory import NodeInventory, take_node_inventory
 from shoal.backends.nodes.link import Carrier, NodeGone, NodeUnreachable
@@ -55,11 +55,16 @@ class RayAgent:
         self._agents: dict[str, Agent] = {}  # id of a run -> its agent; at most one
 
     def inventory(
-        self, process: ProcessSettings, devices: str | Sequence[str], cores: int | None, gpus: int
+        self,
+        process: ProcessSettings,
+        libraries: Sequence[str],
+        devices: str | Sequence[str],
+        cores: int | None,
+        gpus: int,
     ) -> NodeInventory:
-        """Find the node's devices; meanwhile the server of its workers begins to import torch."""
+        """Find the node's devices; meanwhile the server of its workers imports torch, and libraries of the driver."""
         process.apply()
-        begin_imports(WorkerContext.runner)
+        begin_imports(WorkerContext.runner, libraries)
         return take_node_inventory(devices, cores, gpus)
 
     def begin(self, setup: AgentSetup) -> None:
@@ -122,10 +127,10 @@ class NodeActors:
         """
         import ray
 
-        process = ProcessSettings.of_this_process()
+        process, libraries = ProcessSettings.of_this_process(), imported_libraries()
 
         def ask(node: RayNode, actor: Any) -> tuple[Any, Any]:
-            return actor, actor.inventory.remote(process, settings[node], node.cpus or None, node.gpus)
+            return actor, actor.inventory.remote(process, libraries, settings[node], node.cpus or None, node.gpus)
 
         kept = {node for node in settings if self._key(node) in self._idle}
         asked = {node: ask(node, self.take(node)) for node in settings}
