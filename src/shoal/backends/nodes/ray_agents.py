@@ -145,7 +145,10 @@ class NodeActors:
                     actor, answer = ask(node, self._start(node))  # the kept one has died since the last study
                     found[node.name] = ray.get(answer, timeout=seconds)
             except ray.exceptions.RayError as error:
-                raise BackendError(f"node {node.name} of the Ray cluster cannot run Shoal: {_short(error)}") from error
+                raise BackendError(
+                    f"node {node.name} of the Ray cluster cannot run Shoal: {_short(error)}; all nodes need the same "
+                    "versions of Python, torch and Shoal"
+                ) from error
             self.give_back(node, actor)
         return found
 
