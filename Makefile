@@ -59,7 +59,7 @@ benchmarks-thorough: $(READY)
 	$(BIN)/python benchmarks/time_sharing.py --live --quick
 	$(BIN)/python benchmarks/groups.py --seeds 3
 	$(BIN)/python benchmarks/nodes.py --quick
-	$(BIN)/python benchmarks/nodes_chaos.py --quick
+	$(BIN)/python benchmarks/device_chaos.py --backend ray --quick
 	$(BIN)/python benchmarks/groups.py --live --quick
 
 # With the Python of .venv where there is one, else with PYTHON: a machine with a GPU has torch and often no network.

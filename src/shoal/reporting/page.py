@@ -9,6 +9,7 @@ from typing import Any
 
 from shoal.core.errors import ShoalError
 from shoal.core.job import Purpose
+from shoal.journal.lock import LockOwner
 from shoal.journal.rows import JobRow
 from shoal.reporting.failures import cause_text, failing_json, failing_text
 from shoal.reporting.overview import SHARES, TELEMETRY, Overview, Usage
@@ -148,7 +149,7 @@ def overview_json(study: Overview) -> dict[str, Any]:
 def _summary_table(study: Overview) -> str:
     state = study.state
     goals = ", ".join(f"{goal.metric} ({goal.mode})" for goal in study.objectives)
-    runner = "no process runs it" if state.pid is None else f"process {state.pid} runs it"
+    runner = "no process runs it" if state.pid is None else f"{LockOwner(state.pid, state.host)} runs it"
     remaining = "" if state.seconds_left is None else f", {duration_text(state.seconds_left)} left"
     return _table(
         (),

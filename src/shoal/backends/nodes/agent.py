@@ -2,7 +2,6 @@
 
 import os
 import queue
-import sys
 import threading
 import time
 import traceback
@@ -28,7 +27,7 @@ from shoal.core.command import BackendCommand, StartJob
 from shoal.core.device import Cluster
 from shoal.core.errors import BackendError
 
-__all__ = ["Agent", "enter"]
+__all__ = ["Agent"]
 
 _POLL_SECONDS = 0.005
 """Longest wait for events while jobs run; a command waits so long."""
@@ -36,17 +35,6 @@ _IDLE_SECONDS = 0.05
 """Longest wait for a command while no job runs."""
 _STATE_SECONDS = 3.0
 """Seconds between two looks at the devices."""
-
-
-def enter(setup: AgentSetup) -> None:
-    """Give this process the module path, arguments, working directory and number of threads of the engine."""
-    sys.path[:] = [*setup.path, *(path for path in sys.path if path not in setup.path)]
-    sys.argv[:] = setup.argv
-    with suppress(OSError):  # the node does not have the directory; no file of a study depends on it
-        os.chdir(setup.working_directory or "/")
-    os.environ.pop("OMP_NUM_THREADS", None)
-    if setup.threads is not None:
-        os.environ["OMP_NUM_THREADS"] = setup.threads
 
 
 class Agent:

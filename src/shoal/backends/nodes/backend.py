@@ -1,9 +1,7 @@
 """The back end of several nodes: it routes each job to the agent of its device's node."""
 
 import logging
-import os
 import queue
-import sys
 import time
 import uuid
 from abc import abstractmethod
@@ -14,7 +12,7 @@ from dataclasses import replace
 from shoal.backends.base import Backend, Ended, Event, Outcome, WorkerContext
 from shoal.backends.nodes.inventory import NodeInventory, cluster_of, names_nodes, version_fault
 from shoal.backends.nodes.link import LEASE_SECONDS, Carrier, NodeLink
-from shoal.backends.nodes.messages import AgentMessage, AgentSetup, NodeEnded, NodeJoined, NodeState
+from shoal.backends.nodes.messages import AgentMessage, AgentSetup, NodeEnded, NodeJoined, NodeState, ProcessSettings
 from shoal.backends.nodes.probe import remove_probes, write_probe
 from shoal.cluster.monitor import Condition
 from shoal.core.command import BackendCommand, KillJob, ReleaseDevice, StartJob, StopJob, UpdateJob
@@ -88,10 +86,6 @@ class Nodes(Backend):
             cores: Number of CPU cores that the study may use there; None: all.
             gpus: Number of GPUs, likewise.
         """
-        try:
-            here = os.getcwd()
-        except FileNotFoundError:
-            here = ""
         return AgentSetup(
             node=node,
             worker_context=replace(self.worker_context, fork=False),
@@ -100,10 +94,7 @@ class Nodes(Backend):
             gpus=gpus,
             lease=self._lease,
             probe=self.run_id,
-            path=[path or here for path in sys.path],
-            argv=list(sys.argv),
-            working_directory=here,
-            threads=os.environ.get("OMP_NUM_THREADS"),
+            process=ProcessSettings.of_this_process(),
         )
 
     def add_node(self, node: str, carrier: Carrier) -> None:

@@ -12,7 +12,7 @@ from multiprocessing.connection import Connection
 
 from shoal.backends.base import WorkerContext
 from shoal.backends.launcher import describe_status
-from shoal.backends.nodes.agent import Agent, enter
+from shoal.backends.nodes.agent import Agent
 from shoal.backends.nodes.backend import Nodes
 from shoal.backends.nodes.link import LEASE_SECONDS, Carrier, NodeGone, NodeUnreachable
 from shoal.backends.nodes.messages import AgentSetup, MessageBatch
@@ -72,7 +72,7 @@ class PipeCarrier(Carrier):
         descriptors = [their_commands.fileno(), their_messages.fileno()]
         with their_commands, their_messages, log.open("ab") as output:
             self.process = subprocess.Popen(
-                [sys.executable, "-P", "-u", "-c", _BOOTSTRAP, json.dumps(setup.path), *map(str, descriptors)],
+                [sys.executable, "-P", "-u", "-c", _BOOTSTRAP, json.dumps(setup.process.path), *map(str, descriptors)],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -118,7 +118,7 @@ def main() -> None:
     """Be the agent; the arguments of the program are the module path and the descriptors of the two pipes."""
     commands, messages = (Connection(int(descriptor)) for descriptor in sys.argv[2:4])
     setup: AgentSetup = commands.recv()
-    enter(setup)
+    setup.process.apply()
     agent = Agent(setup)
     threading.Thread(target=_answer, args=(messages, agent), name="shoal-messages", daemon=True).start()
     with suppress(EOFError, OSError):  # the engine has closed the pipe, or ended
