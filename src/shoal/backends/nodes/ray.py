@@ -94,7 +94,7 @@ class Ray(Nodes):
     """The address that this process connected by, and the cluster's own."""
 
     def __init__(self, worker_context: WorkerContext, lease: float = LEASE_SECONDS) -> None:
-        self.connect(None)
+        self.connect()
         super().__init__(worker_context, lease)
         self._ids: dict[str, str] = {}  # node with an agent -> Ray's id of the node
         self._watched = float("-inf")
@@ -102,16 +102,18 @@ class Ray(Nodes):
         self.look_for_nodes()
 
     @classmethod
-    def connect(cls, address: str | None) -> None:
+    def connect(cls, ray_address: str | None = None, sbatch: str | None = None) -> None:
         """Connect this process to a Ray cluster, unless it is connected.
 
         Args:
-            address: "10.0.0.1:6379" or "auto"; None: `$RAY_ADDRESS`, else a cluster that runs on this machine, else a
-                new one of this machine alone, which ends with this process.
+            ray_address: "10.0.0.1:6379" or "auto"; None: `$RAY_ADDRESS`, else a cluster that runs on this machine, else
+                a new one of this machine alone, which ends with this process.
+            sbatch: None.
 
         Raises:
             BackendError: Ray is not installed, or no cluster answers at the address.
         """
+        super().connect(sbatch=sbatch)
         if find_spec("ray") is None:
             raise BackendError(
                 "back end 'ray' needs Ray, which is not installed. Install it with: pip install 'shoal[ray]'"
@@ -120,13 +122,13 @@ class Ray(Nodes):
 
         if ray.is_initialized():
             connected = ray.get_runtime_context().gcs_address
-            if not is_address_of(address, connected, cls._connected_by):
+            if not is_address_of(ray_address, connected, cls._connected_by):
                 raise BackendError(
-                    f"this process is connected to the Ray cluster at {connected!r}, so it cannot use {address!r}; "
+                    f"this process is connected to the Ray cluster at {connected!r}, so it cannot use {ray_address!r}; "
                     "call ray.shutdown() first"
                 )
             return
-        address = address or os.environ.get("RAY_ADDRESS") or None
+        address = ray_address or os.environ.get("RAY_ADDRESS") or None
         _check_address(address)
         try:
             ray.init(address=address, log_to_driver=False, logging_level=logging.WARNING)
@@ -144,7 +146,7 @@ class Ray(Nodes):
             DeviceError: No node has a requested device, a node is not there, or the versions of nodes differ.
             BackendError: A node cannot run Shoal.
         """
-        cls.connect(None)
+        cls.connect()
         import ray
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy as OnNode
 
