@@ -67,7 +67,7 @@ def test_a_job_at_its_time_limit_is_saved_and_requeued_and_goes_on(
 
 def test_a_job_that_starts_again_names_its_directory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
-    with pytest.raises(shoal.ShoalError, match="Slurm has started this job again, .*; set `directory`"):
+    with pytest.raises(shoal.ShoalError, match=r"Slurm has started this job again, .*; set `directory`"):
         shoal.tune(tasks.Blobs(), {}, metric="valid_loss", mode="min", algorithm=shoal.Random(1, 1))
 
 
