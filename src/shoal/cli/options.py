@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     *("AsJson", "Backend", "Devices", "File", "Oversubscription", "Packing", "Page", "Policy", "Program", "RayAddress"),
-    *("Script", "Sharing", "StudyDirectory", "Trackers"),
+    *("Sbatch", "Script", "Sharing", "StudyDirectory", "Trackers"),
     *("all_of", "device_list", "one_of", "print_json", "print_message", "print_request", "print_table", "ratio"),
 ]
 
@@ -107,6 +107,14 @@ RayAddress = Annotated[
         "--ray-address",
         metavar="HOST:PORT",
         help="Address of the Ray cluster, for --backend ray; by default $RAY_ADDRESS, else that of this machine.",
+    ),
+]
+Sbatch = Annotated[
+    str | None,
+    typer.Option(
+        metavar="OPTIONS",
+        help="For --backend slurm: options of Slurm's sbatch for nodes that the study asks for one by one, such as "
+        "'--nodes=4 --time=4:00:00'; by default it runs on the nodes of the Slurm job that it is in.",
     ),
 ]
 Sharing = Annotated[

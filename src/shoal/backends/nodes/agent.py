@@ -1,7 +1,9 @@
 """The agent of a node: one thread that owns a local back end, and the two calls by which the engine reaches it."""
 
+import json
 import os
 import queue
+import sys
 import threading
 import time
 import traceback
@@ -27,7 +29,7 @@ from shoal.core.command import BackendCommand, StartJob
 from shoal.core.device import Cluster
 from shoal.core.errors import BackendError
 
-__all__ = ["Agent"]
+__all__ = ["Agent", "python_command"]
 
 _POLL_SECONDS = 0.005
 """Longest wait for events while jobs run; a command waits so long."""
@@ -35,6 +37,19 @@ _IDLE_SECONDS = 0.05
 """Longest wait for a command while no job runs."""
 _STATE_SECONDS = 3.0
 """Seconds between two looks at the devices."""
+
+
+def python_command(function: str, module: str, path: Sequence[str], *arguments: str) -> list[str]:
+    """Return the command of a process that calls a function of a module of Shoal, the same Shoal as the caller's.
+
+    Args:
+        function: Name of the function.
+        module: Name of its module, which is imported after the module path is set.
+        path: Module path.
+        arguments: Arguments from `sys.argv[2]` on.
+    """
+    code = f"import json, sys; sys.path[:] = json.loads(sys.argv[1]); from {module} import {function}; {function}()"
+    return [sys.executable, "-P", "-u", "-c", code, json.dumps(list(path)), *arguments]
 
 
 class Agent:

@@ -74,6 +74,10 @@ class Nodes(Backend):
     def look_for_nodes(self) -> None:
         """Call `add_node` for nodes that are new and without an agent. `poll` calls it; it must not wait."""
 
+    def is_over(self) -> bool:
+        """Return whether no agent will come, now that there is none."""
+        return not self.nodes_return or self._failed == self._lost.keys() != set()
+
     def waiting_reason(self, node: str) -> str:
         """Return why the agent of a node has not started yet."""
         return "its agent has not started yet"
@@ -207,7 +211,7 @@ class Nodes(Backend):
             if self._events:
                 events, self._events = self._events, []
                 return events
-            if not self._links and (not self.nodes_return or self._failed == self._lost.keys() != set()):
+            if not self._links and self.is_over():
                 losses = "; ".join(f"{node}: {reason}" for node, reason in self._lost.items())
                 raise BackendError(f"no node can run jobs any more: {losses}")
             if time.monotonic() >= deadline:

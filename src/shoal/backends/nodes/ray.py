@@ -53,7 +53,7 @@ class Ray(Nodes):
     """The actors that wait for the next study of this process."""
 
     def __init__(self, worker_context: WorkerContext, lease: float = LEASE_SECONDS) -> None:
-        self.connect(None)
+        self.connect()
         super().__init__(worker_context, lease)
         self._ids: dict[str, str] = {}  # node with an agent -> Ray's id of the node
         self._only_gpus = worker_context.devices == "auto" and _have_gpus(_nodes({}))
@@ -62,16 +62,18 @@ class Ray(Nodes):
         self.look_for_nodes()
 
     @classmethod
-    def connect(cls, address: str | None) -> None:
+    def connect(cls, ray_address: str | None = None, sbatch: str | None = None) -> None:
         """Connect this process to a Ray cluster, unless it is connected.
 
         Args:
-            address: "10.0.0.1:6379" or "auto"; None: `$RAY_ADDRESS`, else a cluster that runs on this machine, else a
-                new one of this machine alone, which ends with this process.
+            ray_address: "10.0.0.1:6379" or "auto"; None: `$RAY_ADDRESS`, else a cluster that runs on this machine, else
+                a new one of this machine alone, which ends with this process.
+            sbatch: None.
 
         Raises:
             BackendError: Ray is not installed, or no cluster answers at the address.
         """
+        super().connect(sbatch=sbatch)
         if find_spec("ray") is None:
             raise BackendError(
                 "back end 'ray' needs Ray, which is not installed. Install it with: pip install 'shoal[ray]'"
@@ -80,13 +82,13 @@ class Ray(Nodes):
 
         if ray.is_initialized():
             connected = ray.get_runtime_context().gcs_address
-            if not is_address_of(address, connected, cls._connected_by):
+            if not is_address_of(ray_address, connected, cls._connected_by):
                 raise BackendError(
-                    f"this process is connected to the Ray cluster at {connected!r}, so it cannot use {address!r}; "
+                    f"this process is connected to the Ray cluster at {connected!r}, so it cannot use {ray_address!r}; "
                     "call ray.shutdown() first"
                 )
             return
-        address = address or os.environ.get("RAY_ADDRESS") or None
+        address = ray_address or os.environ.get("RAY_ADDRESS") or None
         _check_address(address)
         try:
             ray.init(address=address, log_to_driver=False, logging_level=logging.WARNING)
@@ -104,7 +106,7 @@ class Ray(Nodes):
             DeviceError: No node has a requested device, a node is not there, or the versions of nodes differ.
             BackendError: A node cannot run Shoal.
         """
-        cls.connect(None)
+        cls.connect()
         nodes = _nodes({})
         check_nodes([node.name for node in nodes], devices)
         only_gpus = devices == "auto" and _have_gpus(nodes)
