@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any
 
@@ -10,15 +10,16 @@ from shoal.core.errors import ShoalError
 from shoal.core.job import log_path
 from shoal.core.request import requester
 from shoal.core.trial import Report, TrialState
+from shoal.cost.history import History, environment, history_path
 from shoal.journal.codec import metrics_of
 from shoal.journal.requests import pending_requests
 from shoal.journal.statistics import StudyStatistics
 from shoal.journal.view import JournalView
 from shoal.reporting.accounting import accounting, accounting_json
 from shoal.reporting.drawing import assign_lanes
-from shoal.reporting.fusion_gain import fusion_gain, measured_profiles
 from shoal.reporting.overview import Overview, overview
 from shoal.reporting.page import failed_job_json, overview_json
+from shoal.reporting.savings import savings
 from shoal.reporting.snapshot import Snapshot, snapshot
 from shoal.reporting.table import snapshot_json
 from shoal.reporting.text import (
@@ -28,6 +29,7 @@ from shoal.reporting.text import (
     finite_or_none,
     intervention_text,
     request_text,
+    savings_text,
     state_name,
     states_text,
 )
@@ -153,7 +155,8 @@ def curves_view(directory: Path, metric: str) -> dict[str, Any]:
 
 
 def overview_view(directory: Path, now: float) -> dict[str, Any]:
-    """Return what a study did with its devices: their use, all jobs, failures, time by activity, the gain of fusing.
+    """Return what a study did with its devices: their use, all jobs, failures, time by activity, and what fusing and
+    packing have saved so far.
 
     Args:
         directory: Directory of the study.
@@ -164,16 +167,13 @@ def overview_view(directory: Path, now: float) -> dict[str, Any]:
         spent = accounting_json(accounting(journal, now))
         began = journal.runs()[0].started
         reported = StudyStatistics(journal).epochs()[0]
-    try:
-        profiles = measured_profiles()
-    except ShoalError:  # the job history is another file of this user's, of which the study does not need to know
-        profiles = {}
+        saved = study.state.savings if _has_ended(journal, study.state) else savings(journal, _history())
     return overview_json(study) | {
         "began": began,
         "total": study.elapsed.total,
         "resumes": study.elapsed.resumes,
         "epochs": reported,
-        "gain": asdict(fusion_gain(study.bars, study.usage, profiles)),
+        "saved": saved and {"seconds": saved.saved, "said": savings_text(saved, study.state.unit)},
         "accounting": spent,
         "structures": list(dict.fromkeys(study.structures.values())),
         "bars": _bars(study),
@@ -183,6 +183,14 @@ def overview_view(directory: Path, now: float) -> dict[str, Any]:
         ],
         "failures_total": len(study.failures),
     }
+
+
+def _history() -> History:
+    """Return what this machine has measured; nothing without its file, or without torch, by whose version it is kept."""
+    try:
+        return History(environment=environment()) if history_path().exists() else History("")
+    except PackageNotFoundError:
+        return History("")
 
 
 def log_view(directory: Path, job: str) -> dict[str, Any]:

@@ -65,15 +65,13 @@ function bestSoFar(study) {
 }
 
 function gains(overview) {
-  const gain = overview.gain;
-  if (!gain.trained) return [el("p", { class: "quiet" }, "No training job has run yet.")];
-  const sure = gain.fused ? gain.measured / gain.fused : 0, packed = gain.packed / gain.trained;
+  const jobs = overview.bars.filter((bar) => bar.purpose === "train"), trained = jobs.reduce((sum, bar) => sum + bar.end - bar.begin, 0);
+  if (!trained) return [el("p", { class: "quiet" }, "No training job has run yet.")];
+  const together = jobs.reduce((sum, bar) => sum + bar.trials.length * (bar.end - bar.begin), 0) / trained, saved = overview.saved;
   return [
-    ...figure("Trials in a training job, on average", gain.trials_at_once.toFixed(1)),
-    ...figure("Device time saved by fusing, about", !gain.fused ? "–" : sure > 0.05 ? duration(Math.max(0, gain.saved)) : "not measured"),
-    el("p", { class: "small quiet" }, sure > 0.05 ? `by the speed-ups that this machine has measured, for ${percent(sure)} of ` +
-      `${duration(gain.fused)} of fused training` : `${duration(gain.fused)} of ${duration(gain.trained)} of training was fused`),
-    el("p", { class: "small quiet" }, `${percent(packed)} of the training time several arrays shared a process`),
+    ...figure("Trials in a training job, on average", together.toFixed(1)),
+    ...figure("Device time saved by fusing and packing, about", saved ? duration(Math.max(0, saved.seconds)) : "not known"),
+    el("p", { class: "small quiet" }, saved ? saved.said : "Trials that train alone, and models that were not measured, say nothing of it."),
   ];
 }
 
