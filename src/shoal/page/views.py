@@ -17,8 +17,7 @@ from shoal.journal.statistics import StudyStatistics
 from shoal.journal.view import JournalView
 from shoal.reporting.accounting import accounting, accounting_json
 from shoal.reporting.drawing import assign_lanes
-from shoal.reporting.overview import Overview, overview
-from shoal.reporting.page import failed_job_json, overview_json
+from shoal.reporting.overview import Overview, failed_job_json, overview, overview_json
 from shoal.reporting.savings import savings
 from shoal.reporting.snapshot import Snapshot, snapshot
 from shoal.reporting.table import snapshot_json
@@ -186,7 +185,7 @@ def overview_view(directory: Path, now: float) -> dict[str, Any]:
 
 
 def _history() -> History:
-    """Return what this machine has measured; nothing without its file, or without torch, by whose version it is kept."""
+    """Return what this machine has measured; nothing without its file or, as it is kept by its version, torch."""
     try:
         return History(environment=environment()) if history_path().exists() else History("")
     except PackageNotFoundError:
