@@ -15,7 +15,7 @@ from shoal.core.trial import Report
 from shoal.journal.requests import pending_requests
 from shoal.page.frozen import write_frozen_page
 
-VIEWS = ["overview", "curves", "trials", "devices", "failures", "trial/33"]
+VIEWS = ["overview", "curves", "space", "trials", "devices", "failures", "trial/33", "trial/45"]
 SEEN = {
     "overview": [
         "Best accuracy",
@@ -24,12 +24,16 @@ SEEN = {
         "waits for a free device",
         "ben",
         "trial 2 is complete",
+        "3 reasons such as",
+        "policy: auto",
     ],
+    "space": ["Parallel coordinates", "48 of 48 trials", "Grid of states", "Explained of the ranking"],
     "curves": ["Learning curves", "against", "trial "],
     "trials": ["48 of 48 trials", "batch_size", "running", "waiting"],
-    "devices": ["Timeline of devices", "cuda:3", "Use of devices", "What the time was spent on"],
+    "devices": ["Timeline of devices", "cuda:3", "Use of devices", "What the time was spent on", "not measured", "measured use"],
     "failures": ["the loss is not finite", "job-00003"],
-    "trial/33": ["Trial 33", "Configuration", "valid_loss", "job-00005"],
+    "trial/33": ["Trial 33", "Configuration", "valid_loss", "job-00005", "Checkpoints"],
+    "trial/45": ["It waits: needs 9.1 GB", "It has been in no job yet."],
 }
 
 
@@ -84,6 +88,10 @@ def go(tab: Any, study: str, view: str) -> None:
 def page(tmp_path_factory):
     folder = tmp_path_factory.mktemp("studies")
     with lively_study(folder / "study"):  # this process runs it
+        kept = folder / "study" / "checkpoints" / "000033"
+        kept.mkdir(parents=True)
+        (kept / "000012-000000-0123abcd.pt").write_bytes(b"x" * 123_456)
+        (kept / "000012-000007-0123abcd.pt").write_bytes(b"x" * 1000)
         (folder / "study" / "logs").mkdir()
         (folder / "study" / "logs" / "job-00005.log").write_text("said <b>this</b>\n")
         with served(folder / "study") as page:
@@ -289,7 +297,7 @@ def test_markup_of_a_study_is_inert_served_and_in_a_report(browser, tmp_path: Pa
     with served(tmp_path / "study") as page:
         for address in (page.address, (tmp_path / "report.html").as_uri()):
             with opened(browser, address) as tab:
-                for view in (*VIEWS[:-1], "trial/0"):
+                for view in (*VIEWS[:-2], "trial/0"):
                     go(tab, "study", view)
                     assert tab.locator("img").count() == 0
                 assert NASTY[:20] in tab.inner_text("body")
@@ -321,14 +329,14 @@ def test_all_is_reached_by_the_keyboard(browser, page) -> None:
         for _ in range(12):
             tab.keyboard.press("Tab")
             names.append(tab.evaluate("document.activeElement.textContent.trim()"))
-        assert names[:8] == [
+        assert names[:9] == [
             "To the content",
             "Pause the study",
             "End the study",
-            *("Overview", "Curves", "Trials", "Devices"),
-            names[7],
+            *("Overview", "Curves", "Space", "Trials", "Devices"),
+            names[8],
         ]
-        assert re.match(r"Failures \(\d+\)", names[7])
+        assert re.match(r"Failures \(\d+\)", names[8])
 
 
 def test_a_folder_lists_its_studies(browser, tmp_path: Path) -> None:

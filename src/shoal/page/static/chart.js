@@ -16,7 +16,7 @@ function axis(label, across) {
 }
 
 // Least and greatest value to show: all of the best curves, and of the others all but the farthest fiftieth on each side.
-function bounds(curves, best, logarithmic) {
+export function bounds(curves, best, logarithmic) {
   const usable = (value) => typeof value === "number" && (!logarithmic || value > 0);
   const own = best.flatMap(([, values]) => values.filter(usable));
   const all = [];
