@@ -290,7 +290,7 @@ def _telemetry(study: Overview, device: DeviceRow, rows: Sequence[Telemetry]) ->
     """
     width = study.elapsed.total / _MAX_MEASURED
     found: dict[int, list[Telemetry]] = {}
-    own = [row for row in rows if row.device == device.name]
+    own = sorted((row for row in rows if row.device == device.name), key=lambda row: row.time)
     for row in own:
         moment = study.elapsed(row.time)
         found.setdefault(int(moment / width) if len(own) > _MAX_MEASURED else len(found), []).append(row)

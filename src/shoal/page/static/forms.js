@@ -114,8 +114,8 @@ export function policyButton(study) {
 
 export function addDeviceButton(study) {
   return formButton(study, "Add a device", "Add", () => {
-    const field = input("device", "", "such as cuda:1 or cpu:1");
-    return { content: el("div", { class: "form" }, el("p", {}, "Trials that wait are placed on it, too. It may be one that was removed."), field.element),
+    const field = input("device", "", "such as cuda:1; of CPU slots only one that was removed");
+    return { content: el("div", { class: "form" }, el("p", {}, "Trials that wait are placed on it, too."), field.element),
       body: () => (field.value() ? { verb: "add devices", devices: field.value().split(/[\s,]+/) } : "Name a device.") };
   });
 }

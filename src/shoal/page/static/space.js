@@ -81,7 +81,7 @@ function drawParallel(study, chosen, plot, picked, redraw) {
   const focused = document.activeElement?.dataset?.axis;
   const picture = svg("svg", { class: "parallel", width: across, height: TOP + HIGH + BELOW, role: "group",
     "aria-label": `${plural(inside.length, "trial")} of ${trials.length} by ${axes.map((axis) => axis.name).join(", ")}` },
-    lines, axes.map((axis, index) => drawnAxis(axis, x[index], y, chosen, redraw)));
+    lines, axes.map((axis, index) => drawnAxis(axis, x[index], y, chosen, redraw, index === axes.length - 1)));
   const scrolled = plot.scrollLeft;
   plot.replaceChildren(picture);
   plot.dataset.wide = String(plot.clientWidth);
@@ -93,7 +93,7 @@ function drawParallel(study, chosen, plot, picked, redraw) {
       best.map((trial) => [trialLink(study, trial.trial), number(trial.metrics[chosen.metric]), ...names.map((name) => (name in trial.flat ? number(trial.flat[name]) : "–"))])) : "");
 }
 
-function drawnAxis(axis, x, y, chosen, redraw) {
+function drawnAxis(axis, x, y, chosen, redraw, last) {
   const brush = chosen.brushes.get(axis.name), name = axis.name.length > 14 ? `${axis.name.slice(0, 13)}…` : axis.name;
   const set = (low, high) => { chosen.brushes.set(axis.name, [Math.max(0, Math.min(low, high)), Math.min(1, Math.max(low, high))]); redraw(); };
   const release = () => { chosen.brushes.delete(axis.name); redraw(); };
@@ -119,8 +119,8 @@ function drawnAxis(axis, x, y, chosen, redraw) {
   return svg("g", {},
     svg("line", { class: "axis", x1: x, x2: x, y1: TOP, y2: TOP + HIGH }),
     svg("text", { class: "name", x, y: 14, "text-anchor": "middle" }, svg("title", {}, axis.name), axis.note ? `${name} (${axis.note})` : name),
-    axis.marks.map(([place, text]) => [svg("line", { class: "axis", x1: x - 4, x2: x, y1: y(place), y2: y(place) }),
-      svg("text", { class: "mark", x: x - 7, y: y(place) + 4, "text-anchor": "end" }, text.length > 9 ? `${text.slice(0, 8)}…` : text)]),
+    axis.marks.map(([place, text]) => [svg("line", { class: "axis", x1: last ? x + 4 : x - 4, x2: x, y1: y(place), y2: y(place) }),
+      svg("text", { class: "mark", x: last ? x + 7 : x - 7, y: y(place) + 4, "text-anchor": last ? "start" : "end" }, text.length > 9 ? `${text.slice(0, 8)}…` : text)]),
     svg("rect", { class: "brush", x: x - 7, width: 14, y: brush ? y(brush[1]) : TOP, height: brush ? (brush[1] - brush[0]) * HIGH : 0 }), box);
 }
 

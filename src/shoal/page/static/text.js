@@ -65,7 +65,7 @@ export function moment(seconds) {
 }
 
 export function numbers(list) {
-  const shown = list.slice(0, 12).join(", ");
+  const shown = [...list].sort((one, other) => one - other).slice(0, 12).join(", ");
   return list.length > 12 ? `${shown}, … (${list.length})` : shown;
 }
 

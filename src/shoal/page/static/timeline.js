@@ -41,8 +41,8 @@ function timeAxis(scale, total, top, across, left) {
   const marks = [];
   for (let at = 0; at <= total; at += step) {
     const x = left + at * scale;
-    marks.push(svg("line", { x1: x, x2: x, y1: 0, y2: top, stroke: "var(--line)" }),
-      svg("text", { x: x + 2, y: top + 16 }, duration(at)));
+    marks.push(svg("line", { x1: x, x2: x, y1: 0, y2: top, stroke: "var(--line)" }));
+    if (x + 50 < left + across) marks.push(svg("text", { x: x + 2, y: top + 16 }, duration(at)));
   }
   return marks;
 }
@@ -66,7 +66,7 @@ function utilisation(overview, device, left, top, inner) {
   const filled = kernels.map((run) => `${run.d}V${bottom}H${run.from.toFixed(1)}Z`).join("");
   const said = `${device.device}: ${kernels.length ? `a kernel ran for ${Math.round(100 * (device.kernels ?? 0))} % of the time` : "kernels were not measured"}; ` +
     (device.memory_in_use ? `at most ${bytes(device.memory_in_use)} in use` : "memory was not measured");
-  return [svg("rect", { class: "lane", x: left, y: top, width: inner, height: STRIP }), svg("text", { x: 0, y: top + 15 }, "measured use"),
+  return [svg("rect", { class: "lane", x: left, y: top, width: inner, height: STRIP }), svg("text", { x: 0, y: top + 15 }, "measured"),
     svg("path", { class: "kernels", d: filled }, svg("title", {}, said)),
     svg("path", { class: "memory", d: steps(2).map((run) => run.d).join("") }, svg("title", {}, said))];
 }

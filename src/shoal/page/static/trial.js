@@ -23,8 +23,8 @@ export function trialView(study, wanted) {
     if (!row) { place.replaceChildren(card("", "", el("p", {}, `There is no trial ${wanted}.`))); return; }
     refill(head, ...trialHead(study, row, () => checkpoints ?? []));
     values.replaceChildren(el("h2", {}, "Configuration"), pairs(Object.entries(row.flat).map(([name, value]) => [name, number(value)])),
-      el("h3", {}, "Metrics"), table([["metric", "text"], ["last", "number"], ["best", "number"]],
-        Object.keys(row.metrics).map((name) => [name, number(row.metrics[name]), number(row.best[name])])));
+      el("h3", {}, "Metrics"), Object.keys(row.metrics).length ? table([["metric", "text"], ["last", "number"], ["best", "number"]],
+        Object.keys(row.metrics).map((name) => [name, number(row.metrics[name]), number(row.best[name])])) : el("p", { class: "quiet" }, "No value yet."));
     const overview = await study.needOverview(!first);
     jobs.replaceChildren(el("h2", {}, "Jobs and devices"), ...trialJobs(study, overview, trial, log), log);
     if (first || trials.has(trial)) ({ reports, checkpoints } = await loadTrial(study.name, trial));
@@ -57,7 +57,7 @@ function whyNow(study, row, held) {
 function checkpointTable(study, checkpoints) {
   if (checkpoints === null) return el("p", { class: "quiet" }, "A report has none; shoal page shows them.");
   if (!checkpoints.length) return el("p", { class: "quiet" }, "It has none now.");
-  return table([["after", ""], ["size", "number"], ["saved", ""], ["path in the study's directory", "text"]], checkpoints.map((each) => [
+  return table([["after", "whole"], ["size", "number"], ["saved", "whole"], ["path in the study's directory", "text"]], checkpoints.map((each) => [
     each.step ? `${each.epoch} ${study.snapshot.unit} and ${plural(each.step, "step")}` : `${each.epoch} ${study.snapshot.unit}`, bytes(each.bytes), moment(each.time), each.path]));
 }
 
@@ -81,6 +81,6 @@ function trialJobs(study, overview, trial, log) {
   };
   const rows = bars.map((bar) => [bar.job, bar.purpose, bar.device, numbers(bar.trials), duration(bar.begin), duration(bar.end - bar.begin),
     bar.runs ? "runs" : bar.outcome, ...(frozen ? [] : [el("button", { type: "button", class: "show-log", onclick: show(bar.job) }, "log")])]);
-  const columns = [["job", ""], ["purpose", ""], ["device", ""], ["with trials", "text"], ["begin", "number"], ["time", "number"], ["outcome", ""], ["", ""]];
+  const columns = [["job", "whole"], ["purpose", "whole"], ["device", "whole"], ["with trials", "text"], ["begin", "number"], ["time", "number"], ["outcome", ""], ["", ""]];
   return [rows.length ? table(columns.slice(0, frozen ? 7 : 8), rows) : el("p", { class: "quiet" }, "It has been in no job yet.")];
 }

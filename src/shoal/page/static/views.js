@@ -79,10 +79,10 @@ function gains(overview) {
 function overviewLists(study) {
   const found = study.snapshot;
   const waiting = waitingGroups(study);
-  const devices = found.devices.map((device) => [device.device, device.kind,
+  const devices = found.devices.map((device) => [device.device, ...(frozen || found.ended ? [] : [drainButton(study, device)]), device.kind,
     device.healthy ? (device.jobs.length ? "in use" : "idle") : `not in use (${device.reason})`, percent(device.occupancy),
-    device.jobs.map((job) => `${job.job}: ${plural(job.members, "trial")}`).join(", ") || "–", ...(frozen ? [] : [found.ended ? "" : drainButton(study, device)])]);
-  const columns = [["device", ""], ["kind", ""], ["state", ""], ["reserved", "number"], ["jobs", "text"], ...(frozen ? [] : [["", ""]])];
+    device.jobs.map((job) => `${job.job}: ${plural(job.members, "trial")}`).join(", ") || "–"]);
+  const columns = [["device", "whole"], ...(frozen || found.ended ? [] : [["", ""]]), ["kind", ""], ["state", ""], ["reserved", "number"], ["jobs", "text"]];
   return [
     waiting.length > 0 && card("Waiting", "half", el("ul", { class: "plain small", id: "waiting" }, waiting)),
     (devices.length > 0 || !found.ended) && card("Devices now", "half",
@@ -103,8 +103,8 @@ function waitingGroups(study) {
     const key = reason.replace(/\d+(\.\d+)?/g, "#");
     groups.set(key, [...(groups.get(key) ?? []), [reason || "waits for a place in a job", some]]);
   }
-  const which = (some) => [some.first.map((trial, place) => [place ? ", " : "", trialLink(study, trial)]), some.count > some.first.length ? ", …" : ""];
-  const line = ([reason, some]) => [`${plural(some.count, "trial")} (`, which(some), "): ", el("span", { class: "quiet" }, reason)];
+  const which = (some) => [...some.first.flatMap((trial, place) => [place ? ", " : "", trialLink(study, trial)]), some.count > some.first.length ? ", …" : ""];
+  const line = ([reason, some]) => [`${plural(some.count, "trial")} (`, ...which(some), "): ", el("span", { class: "quiet" }, reason)];
   const count = (group) => group.reduce((sum, [, some]) => sum + some.count, 0);
   return [...groups.values()].sort((one, other) => count(other) - count(one)).map((group) => (group.length === 1 ? el("li", {}, line(group[0]))
     : el("li", {}, el("details", {}, el("summary", {}, `${plural(count(group), "trial")}, ${group.length} reasons such as: `, el("span", { class: "quiet" }, group[0][0])),
