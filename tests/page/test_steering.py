@@ -22,28 +22,19 @@ from shoal.journal.view import JournalView
 USER = pwd.getpwuid(os.geteuid()).pw_name
 SEARCH = """
 import sys, time
-import torch
 import shoal
 
-class Line(shoal.Task):
-    def data(self, config):
-        x = torch.linspace(-1, 1, 8).unsqueeze(1)
-        return (both := torch.utils.data.TensorDataset(x, x)), both
-
-    def model(self, config):
-        return torch.nn.Linear(1, 1)
-
-    def optimizer(self, model, config):
-        return torch.optim.SGD(model.parameters(), lr=config["lr"])
-
-    def loss(self, model, batch):
-        time.sleep(0.02)
-        return (model(batch[0]) - batch[1]).square().mean()
+def train(config):
+    file = shoal.checkpoint() / "step"
+    done = int(file.read_text()) if file.exists() else 0
+    for step in range(done + 1, 100001):
+        time.sleep(0.05)
+        file.write_text(str(step))
+        shoal.report({"loss": 1 / step, "began": done}, step=step)
 
 if __name__ == "__main__":
-    shoal.tune(Line(), {"lr": shoal.loguniform(1e-4, 1e-1), "batch_size": 8}, metric="valid_loss", mode="min",
-               algorithm=shoal.Random(2, epochs=100000), devices="cpu:2", fuse=False,
-               directory="study"%s)
+    shoal.tune(train, {"lr": shoal.loguniform(1e-4, 1e-1), "batch_size": 8}, metric="loss", mode="min",
+               algorithm=shoal.Random(2, epochs=100000), devices="cpu:2", directory="study"%s)
 """
 
 
@@ -150,6 +141,7 @@ def test_a_study_that_runs_is_steered_from_its_page(browser, tmp_path: Path) -> 
         trials[added + 1].trial.origin.trial,
         trials[added + 1].trial.origin.epoch,
     ) == (*(0.001, added, 2),)
+    assert [trials[number].metrics["began"] for number in (added, added + 1, added + 2)] == [0, 2, 0]
     assert (trials[added + 2].config["lr"], trials[added + 2].trial.origin) == (0.01, None)
     assert text.count(USER) >= 9
     for said in (
