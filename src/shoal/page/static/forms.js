@@ -4,12 +4,12 @@ import { frozen } from "./source.js";
 import { asks, say, submit } from "./parts.js";
 
 // A button that opens a dialog; `fill` returns its content and a function that returns the request, or a text on what is wrong.
-function formButton(study, title, action, fill, kind = "") {
+function formButton(study, title, action, fill, like = "") {
   if (frozen) return null;
-  return el("button", { type: "button", class: kind, "data-form": title, onclick: async () => {
+  return el("button", { type: "button", "data-form": title, onclick: async () => {
     await study.needSpace().catch(() => null); // without it a form has no hints
     const { content, body } = fill();
-    if (!(await asks(title, content, action))) return;
+    if (!(await asks(`${title}${like}`, content, action))) return;
     const wanted = body();
     if (typeof wanted === "string") say(wanted);
     else await submit(study, wanted);
@@ -83,7 +83,7 @@ export function cloneButton(study, row, checkpoints) {
       return wanted === null ? `Name a whole number of ${study.snapshot.unit} of at least 1.`
         : { verb: "clone", trial: row.trial, changes, epochs: wanted, anew: anew.value(), outside: outside.value() };
     } };
-  });
+  }, ` trial ${row.trial}`);
 }
 
 export function addButton(study) {
