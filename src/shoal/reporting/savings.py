@@ -56,6 +56,8 @@ def savings(journal: JournalView, history: History) -> Savings | None:
     jobs = {job.id: job for job in journal.jobs()}
     kinds = {device.name: device.kind for device in journal.devices(all_runs=True)}
     profiles = _profiles_by_steps(history)
+    if not any((structure, kinds[job.device]) in profiles for job in jobs.values() for structure in job.members):
+        return None  # before the epochs are read, of which there may be a million
     structures = {
         (job.id, trial): structure
         for job in jobs.values()
