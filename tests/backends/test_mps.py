@@ -4,12 +4,12 @@ import json
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import mps_fakes as fakes
 import psutil
 import pytest
+from processes import gone
 
 from shoal.cluster.mps import COMMAND, MpsDaemon, default_directory
 from shoal.cluster.mps_limits import can_share, pinned_limit
@@ -32,15 +32,6 @@ def daemon(place: Path, command: str, patience: float = 10.0) -> MpsDaemon:
 
 def pid_of(each: MpsDaemon) -> int:
     return int((each.directory.pipe / "nvidia-cuda-mps-control.pid").read_text())
-
-
-def gone(pid: int, seconds: float = 5.0) -> bool:
-    deadline = time.monotonic() + seconds
-    while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.01)
-    return True
 
 
 def as_a_killed_engine_leaves_it(each: MpsDaemon) -> None:

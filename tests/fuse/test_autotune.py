@@ -5,7 +5,6 @@ import logging
 import multiprocessing
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -27,6 +26,21 @@ from shoal.fuse.tuning_cache import TuningCache
 X = torch.ones(3, 2, dtype=torch.float64)
 
 
+class Clock:
+    """The clock by which lowerings are timed here: only what `takes` time does, so no other program disturbs."""
+
+    seconds = 0.0
+
+
+def takes(milliseconds: float) -> None:
+    Clock.seconds += milliseconds / 1e3
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shoal.fuse.autotune._now", lambda device: Clock.seconds)
+
+
 class Ways(dict[str, Callable[[Tensor], Tensor]]):
     """Ways of doubling a tensor, each of which takes some milliseconds; remembers which of them ran."""
 
@@ -37,7 +51,7 @@ class Ways(dict[str, Callable[[Tensor], Tensor]]):
     def _way(self, name: str, wait: float) -> Callable[[Tensor], Tensor]:
         def way(x: Tensor) -> Tensor:
             self.ran.append(name)
-            time.sleep(wait / 1e3)
+            takes(wait)
             return x * 2
 
         return way
@@ -117,12 +131,12 @@ def test_the_backward_pass_counts() -> None:
 
         @staticmethod
         def backward(ctx: Any, grad: Tensor) -> Tensor:
-            time.sleep(0.01)
+            takes(10)
             return grad * 2
 
     ways: dict[str, Callable[[Tensor], Tensor]] = {
         "forward": lambda x: SlowBackward.apply(x),
-        "both": lambda x: (time.sleep(0.003), x * 2)[1],
+        "both": lambda x: (takes(3), x * 2)[1],
     }
     leaf = X.clone().requires_grad_()
     assert fastest("double", ways, [leaf]).grad_fn.name() == "MulBackward0"
@@ -264,7 +278,7 @@ def test_measuring_is_not_seen() -> None:
 
     def noisy(x: Tensor) -> Tensor:
         torch.rand(3)
-        time.sleep(0.001)  # it is never the fastest, whose draws would be seen
+        takes(1)  # it is never the fastest, whose draws would be seen
         return torch.relu(x)
 
     leaf = X.clone().requires_grad_()

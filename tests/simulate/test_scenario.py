@@ -405,6 +405,7 @@ def test_what_takes_no_time_has_figures(tmp_path):
 
 
 SCENARIOS = sorted((ROOT / "scenarios").glob("*.toml"))
+LARGE = ("large", "gavel_1k", "gavel_10k", "alibaba_1k", "alibaba_10k")  # benchmarks/clusters.py and scheduling.py
 LONG = ("mixed_day", "sp4", "sp4_4", "sp4_8", "sp4_h100")
 
 
@@ -414,7 +415,7 @@ LONG = ("mixed_day", "sp4", "sp4_4", "sp4_8", "sp4_h100")
     [
         pytest.param(path, id=path.stem, marks=[pytest.mark.thorough] * (path.stem in LONG))
         for path in SCENARIOS
-        if path.stem != "large"
+        if path.stem not in LARGE
     ],
 )
 def test_every_scenario_runs_to_its_end(path):
@@ -445,6 +446,15 @@ def test_the_large_one_says_what_it_promises():
     content = tomllib.loads((ROOT / "scenarios/large.toml").read_text())
     assert content["jobs"][0]["count"] == 100_000
     assert content["nodes"][0]["count"] * content["nodes"][0]["devices"] == 10_000
+
+
+@pytest.mark.parametrize("name", ["gavel", "alibaba"])
+def test_the_mixes_have_ten_times_the_work_on_ten_times_the_devices(name):
+    scenarios = [load(ROOT / f"scenarios/{name}_{size}.toml") for size in ("1k", "10k")]
+    devices = [sum(1 for _ in each.cluster) for each in scenarios]
+    assert devices == [1000, 10_000]
+    trials = [sum(len(x.structures) * getattr(x, "learning_rates", 1) for x in each.sources) for each in scenarios]
+    assert trials[1] == 10 * trials[0] > devices[1]
 
 
 @needs_data

@@ -145,7 +145,8 @@ class VirtualJob:
     @property
     def compute_demand(self) -> float:
         """Compute that it needs: the maximum of its arrays, as they take turns."""
-        return max((compute(array.profile) for array in self.job.arrays if array.profile is not None), default=1.0)
+        known = ((array.profile, len(array.members)) for array in self.job.arrays if array.profile is not None)
+        return max((compute(profile, members) for profile, members in known), default=1.0)
 
     @property
     def share(self) -> float | None:

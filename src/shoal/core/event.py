@@ -23,6 +23,7 @@ __all__ = [
     "RelativeTimeMeasured",
     "Reported",
     "SignaturesFound",
+    "TeamMeasured",
     "TurnStats",
 ]
 
@@ -166,6 +167,25 @@ class RelativeTimeMeasured:
 
 
 @dataclass(frozen=True)
+class TeamMeasured:
+    """Measured seconds of a training step of an array by its number of devices.
+
+    Args:
+        job: Id of the job.
+        key: Key of the array.
+        members: Number of members.
+        seconds: Number of devices -> median seconds of a step; 1 is among them.
+        note: Reason why the steps of the array cannot be divided between devices; "" if they can.
+    """
+
+    job: str
+    key: FusionKey
+    members: int
+    seconds: Mapping[int, float]
+    note: str = ""
+
+
+@dataclass(frozen=True)
 class MemoryMeasured:
     """Measured memory of a training job.
 
@@ -247,6 +267,7 @@ Event = (
     | Profiled
     | RelativeTimeMeasured
     | MemoryMeasured
+    | TeamMeasured
     | ArrayFailed
     | MembersLeft
     | Heartbeat

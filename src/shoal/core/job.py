@@ -20,6 +20,8 @@ class Purpose(StrEnum):
     """Builds the models of its members and finds their fusion keys."""
     PROFILE = "profile"
     """Measures a few iterations at several sizes, and keeps no training."""
+    ASSIST = "assist"
+    """Computes gradients for another job on a further device, and has no training of its own."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,7 @@ class Job:
         resumes: Id of the suspended job that it continues; "" of a new job.
         helpers: Names of further devices that it uses exclusively.
         limit: Largest part of the compute of its device that its process may use, by MPS; None: all of it.
+        assists: Id of the job for which a job with the purpose `ASSIST` computes gradients; "" of other jobs.
     """
 
     id: str
@@ -43,6 +46,7 @@ class Job:
     resumes: str = ""
     helpers: tuple[str, ...] = ()
     limit: float | None = None
+    assists: str = ""
 
     @property
     def members(self) -> tuple[Member, ...]:
@@ -62,6 +66,8 @@ class JobUpdate:
         cores: CPU cores that the job may use as threads from the next step on: those of its slot, and those of idle
             slots that it borrows. None: as before.
         keep_process: Whether a job of a user's program keeps its process when it stops next, if it can.
+        team: Ids of the jobs that are to compute gradients for it, from the first step at which they are ready. None:
+            as before.
     """
 
     leave: frozenset[int] = frozenset()
@@ -69,6 +75,7 @@ class JobUpdate:
     find_signatures: tuple[Trial, ...] = ()
     cores: int | None = None
     keep_process: bool = False
+    team: frozenset[str] | None = None
 
 
 @dataclass(frozen=True)

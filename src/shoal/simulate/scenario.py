@@ -1,5 +1,6 @@
 """A scenario: a cluster, the studies and jobs on it, and its changes, loaded from a TOML file."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from math import inf
@@ -18,7 +19,16 @@ from shoal.simulate.reader import Limits, Table, read_toml
 from shoal.simulate.result import SimulationResult
 from shoal.simulate.run import ClusterEvent, Simulation
 from shoal.simulate.slowdown import SLOWDOWNS
-from shoal.simulate.tables import EventTable, JobTable, ModelTable, NodeTable, StudyTable, read_events, read_nodes
+from shoal.simulate.tables import (
+    EventTable,
+    FailureTable,
+    JobTable,
+    ModelTable,
+    NodeTable,
+    StudyTable,
+    read_events,
+    read_nodes,
+)
 from shoal.simulate.workload import SimulatedWorkload, TrialSource
 
 __all__ = ["DATA", "Scenario", "ScenarioTable", "load"]
@@ -65,6 +75,7 @@ class ScenarioTable(_Settings, Table):
     studies: tuple[StudyTable, ...] = ()
     jobs: tuple[JobTable, ...] = ()
     events: tuple[EventTable, ...] = ()
+    failures: FailureTable | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +86,7 @@ class Scenario(_Settings):
         name: Name of the file.
         cluster: Devices at the start.
         sources: Sources of the trials.
-        events: Changes of the cluster.
+        events: Changes of the cluster, with the failures that were drawn.
         data: Folder of the measured tables.
         tuned: Kinds of devices whose oversubscription a tuner finds during a simulation.
     """
@@ -126,6 +137,8 @@ def load(path: Path, data: Path = DATA, seed: int | None = None) -> Scenario:
     used_names: set[str] = set()
     cluster = Cluster(read_nodes(file.nodes, used_names))
     events = read_events(file.events, cluster, used_names)
+    if file.failures is not None:
+        events += tuple(file.failures.events(cluster, seed))
     all_nodes = [*file.nodes, *(nodes for event in file.events for nodes in event.add)]
     tuned = list(dict.fromkeys(each.kind for each in all_nodes if each.oversubscription == "tuned"))
     for each in all_nodes:
@@ -141,8 +154,10 @@ def load(path: Path, data: Path = DATA, seed: int | None = None) -> Scenario:
             if entry.name in {other.name for other in entries[:index]}:
                 raise entry.error("name", f"there is another {entry.name!r}; each needs a name of its own")
     models = {each.name: each.structures(kinds, data) for each in file.models}
-    sources: list[TrialSource] = [each.search(models, data, seed) for each in studies]
+    sources: list[TrialSource] = [search for each in studies for search in each.searches(models, data, seed)]
     sources += [each.jobs(kinds, seed) for each in jobs]
+    if repeated := [name for name, times in Counter(each.name for each in sources).items() if times > 1]:
+        raise file.error("studies", f"two studies or jobs are called {repeated[0]!r}; each needs a name of its own")
     if not sources:
         raise file.error("studies", "there is nothing to do; describe it under [[studies]] or [[jobs]]")
     try:

@@ -102,19 +102,26 @@ def shares(structures: Mapping[str, SimulatedModel], data: Path) -> SlowDown:
 
     Jobs on one device divide its compute in proportion to their demands. Each gets at most what it can use, and at most
     the share that the policy gave it (with MPS: an upper bound). The curves are of an A100; on other devices the same
-    shape is assumed.
+    shape is assumed. They are of lone trials: an array of several slows down in proportion below its demand.
     """
     curves = read_curves(data)
     curve_of = {name: _curve_of(curves, structure) for name, structure in structures.items()}
 
     def speeds(device: Device, jobs: Sequence[VirtualJob]) -> Sequence[float]:
-        curves_of_jobs = [curve_of[_structure(job)] for job in jobs]
+        curves_of_jobs = [
+            _proportional(job.compute_demand) if len(job.job.members) > 1 else curve_of[_structure(job)] for job in jobs
+        ]
         given_shares = [1.0 if job.share is None else job.share / device.compute for job in jobs]
         bounds = [min(curve.saturation, share) for curve, share in zip(curves_of_jobs, given_shares, strict=True)]
         parts = divide_in_proportion([job.compute_demand for job in jobs], bounds)
         return [curve.speed(fraction) for curve, fraction in zip(curves_of_jobs, parts, strict=True)]
 
     return speeds
+
+
+def _proportional(demand: float) -> Curve:
+    """Return the curve of a job that loses speed in proportion to what its share lacks of its demand."""
+    return Curve(((max(demand, 1e-6), 1.0), (1.0, 1.0)), memory=0, utilisation=demand)
 
 
 def demands(structures: Mapping[str, SimulatedModel], data: Path) -> SlowDown:

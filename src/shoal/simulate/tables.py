@@ -1,11 +1,12 @@
 """The tables of a scenario file: nodes, models, studies, jobs, events; docs/simulate.md describes their keys."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from inspect import signature
 from itertools import count
 from pathlib import Path
 from random import Random
+from types import MappingProxyType
 from typing import Annotated, Any
 
 from shoal.algorithms.registry import ALGORITHMS
@@ -24,9 +25,21 @@ from shoal.simulate.slowdown import read_curves
 from shoal.simulate.workload import ListedJobs, SimulatedModel, SimulatedStudy
 from shoal.toml_file import unknown_name_text
 
-__all__ = ["EventTable", "JobTable", "ModelTable", "NodeTable", "StudyTable", "profile", "read_events", "read_nodes"]
+__all__ = [
+    "EventTable",
+    "FailureTable",
+    "JobTable",
+    "ModelTable",
+    "NodeTable",
+    "StudyTable",
+    "profile",
+    "read_events",
+    "read_nodes",
+]
 
 GB = 10**9
+DAY = 86_400
+"""Seconds of a day."""
 MAX_COUNT = 10**6
 """Limit of devices, jobs or epochs of one table."""
 _UNLIMITED_CORES = 10**6
@@ -81,7 +94,14 @@ def _devices_by_name(node: Node) -> dict[str, tuple[str, ...]]:
     return {node.name: names, **{name: (name,) for name in names}}
 
 
-def profile(seconds: float, compute: float, memory: int, cores: float, fused: Mapping[int, float]) -> Profile:
+def profile(
+    seconds: float,
+    compute: float,
+    memory: int,
+    cores: float,
+    fused: Mapping[int, float],
+    fused_compute: Mapping[int, float] = MappingProxyType({}),
+) -> Profile:
     """Make the profile of a structure from the costs of one trial.
 
     Args:
@@ -90,10 +110,21 @@ def profile(seconds: float, compute: float, memory: int, cores: float, fused: Ma
         memory: Memory, in bytes.
         cores: Number of CPU cores.
         fused: Time of an epoch of an array as a multiple of that of one trial, by number of members.
+        fused_compute: Fraction of a device that an array needs, by number of members; by default that of one trial.
     """
+    fractions = {1: compute, **fused_compute} if fused_compute else {}
     steps = {1: seconds, **{members: seconds * factor for members, factor in fused.items()}}
     return Profile(
-        steps, 1, 0, base_memory=0, member_memory=memory, compute=compute, cores=cores, mixing=1.0, sample=MAX_COUNT
+        steps,
+        1,
+        0,
+        base_memory=0,
+        member_memory=memory,
+        compute=compute,
+        cores=cores,
+        mixing=1.0,
+        share_speeds={members: {fraction: 1.0} for members, fraction in fractions.items()},
+        sample=MAX_COUNT,
     )
 
 
@@ -110,7 +141,7 @@ class ModelTable(Table):
     Either `epoch_seconds`, `compute` and `memory_gb`, each one number or one for each batch size. Or `workloads`, a row
     of `a100_mig_slices.csv` for each batch size, and `samples`, the length of an epoch: its compute is the measured SM
     utilisation alone, which HyperSack's sampler records. Or `profile`, the name of a measured profile. `kinds` are the
-    speeds of devices, `fused` the times of arrays.
+    speeds of devices, `fused` the times of arrays, `fused_compute` their fractions of a device, by number of members.
     """
 
     name: str
@@ -124,6 +155,7 @@ class ModelTable(Table):
     profile: str | None = None
     kinds: Mapping[str, Positive] = field(default_factory=dict)
     fused: Mapping[str, Positive] = field(default_factory=dict)
+    fused_compute: Mapping[str, Fraction] = field(default_factory=dict)
 
     def structures(self, kinds: Sequence[str], data: Path) -> list[SimulatedModel]:
         """Return a structure for each batch size, on a cluster of these kinds of devices.
@@ -134,8 +166,7 @@ class ModelTable(Table):
         """
         if self.profile is not None:
             return self._measured_structures(self.profile, kinds)
-        if wrong := [key for key in self.fused if not (key.isdecimal() and 2 <= int(key) <= MAX_COUNT)]:
-            raise self.error("fused", f"`fused` must name numbers of members from 2 to {MAX_COUNT:,}, got {wrong[0]!r}")
+        fused, fused_compute = (self._per_members(key) for key in ("fused", "fused_compute"))
         _check_kinds(self, self.kinds, kinds)
         workloads = self._per_batch_size("workloads", [""])
         curves = read_curves(data) if self.workloads else {}
@@ -148,15 +179,22 @@ class ModelTable(Table):
         compute = self._per_batch_size("compute", [row.utilisation for row in rows])
         memory = self._per_batch_size("memory_gb", [row.memory / GB for row in rows])
         cores = self._per_batch_size("cores", [1.0])
-        fused = {int(members): factor for members, factor in self.fused.items()}
         structures = []
         for i, size in enumerate(self.batch_sizes):
-            base_profile = profile(seconds[i], compute[i], int(memory[i] * GB), cores[i], fused)
+            base_profile = profile(seconds[i], compute[i], int(memory[i] * GB), cores[i], fused, fused_compute)
             profiles = {
                 kind: _scaled_profile(base_profile, 1 / self.kinds.get(kind, 1.0)) for kind in self.kinds or kinds
             }
             structures.append(SimulatedModel(f"{self.name} x {size}", profiles, workloads[i]))
         return structures
+
+    def _per_members(self, key: str) -> dict[int, float]:
+        """Return the values of a key by number of members."""
+        values: Mapping[str, float] = getattr(self, key)
+        for name in values:
+            if not (name.isdecimal() and 2 <= int(name) <= MAX_COUNT):
+                raise self.error(key, f"`{key}` must name numbers of members from 2 to {MAX_COUNT:,}, got {name!r}")
+        return {int(name): value for name, value in values.items()}
 
     def _per_batch_size(self, key: str, default: Sequence[Any]) -> Sequence[Any]:
         """Return the values of a key for all batch sizes, by default those computed from other keys."""
@@ -206,6 +244,34 @@ def _check_kinds(table: Table, named: Iterable[str], kinds: Sequence[str]) -> No
 
 
 @dataclass(frozen=True, kw_only=True)
+class Range(Table):
+    """A range from which an amount is drawn uniformly."""
+
+    low: Amount
+    high: Amount
+
+
+@dataclass(frozen=True, kw_only=True)
+class FractionRange(Range):
+    """A range of fractions of a device."""
+
+    low: Fraction
+    high: Fraction
+
+
+RandomFraction = FractionRange | tuple[Fraction, ...]
+RandomAmount = Range | tuple[Amount, ...]
+
+
+def _draw(amount: RandomAmount, rng: Random) -> float:
+    if isinstance(amount, Range):
+        if amount.low > amount.high:
+            raise amount.error("high", f"`high` must be at least `low`, {amount.low:g}, got {amount.high:g}")
+        return rng.uniform(amount.low, amount.high)
+    return amount[0] if len(amount) == 1 else rng.choice(amount)
+
+
+@dataclass(frozen=True, kw_only=True)
 class _CostTable(Table):
     """Costs of all jobs of a study, or of one [[jobs]]."""
 
@@ -239,18 +305,24 @@ class CurvesTable(Table):
 
 @dataclass(frozen=True, kw_only=True)
 class StudyTable(_CostTable):
-    """[[studies]]: searches; with `epochs` a grid of every model, batch size and learning rate."""
+    """[[studies]]: `count` searches; with `epochs` a grid of every model, batch size and learning rate.
+
+    The epochs and the arrival of each search are drawn if several are given.
+    """
 
     name: str = ""
+    count: Count = 1
     models: tuple[str, ...] = ()
     learning_rates: Count = 1
-    epochs: Count | None = None
+    epochs: tuple[Count, ...] | None = None
     algorithm: Mapping[str, Setting] | None = None
     curves: CurvesTable | None = None
-    arrival: Amount = 0.0
+    arrival: RandomAmount = (0.0,)
 
-    def search(self, models: Mapping[str, Sequence[SimulatedModel]], data: Path, seed: int) -> SimulatedStudy:
-        """Return the search over the models of this study, with the seed of the scenario."""
+    def searches(
+        self, models: Mapping[str, Sequence[SimulatedModel]], data: Path, seed: int
+    ) -> Iterator[SimulatedStudy]:
+        """Yield the searches over the models of this study, with the seed of the scenario."""
         chosen = self.models or tuple(models)
         for model in chosen:
             if model not in models:
@@ -258,30 +330,35 @@ class StudyTable(_CostTable):
         if len(set(chosen)) < len(chosen) or not chosen:
             raise self.error("models", f"a study needs a model, and each once, got {', '.join(chosen) or 'none'}")
         structures = [structure for model in chosen for structure in models[model]]
-        own_seed = derive_seed(seed, "study", self.name)
-        name, settings = self._settings()
+        for number in range(self.count):
+            name = f"{self.name} {number}" if self.count > 1 else self.name
+            yield self._search(name, structures, data, derive_seed(seed, "study", name))
+
+    def _search(self, study: str, structures: Sequence[SimulatedModel], data: Path, seed: int) -> SimulatedStudy:
+        """Return the search of this name over the structures, with a seed of its own."""
+        rng = Random(derive_seed(seed, "draws"))
+        name, settings = self._settings(rng)
         trials, epochs = settings.get("n", len(structures) * self.learning_rates), settings.get("epochs", 1)
-        if trials * epochs > 10 * MAX_COUNT:
-            total = f"{trials:,} trials of {epochs:,} epochs are {trials * epochs:,} epochs in all"
+        if self.count * trials * epochs > 10 * MAX_COUNT:
+            of_all = f"{self.count} times " if self.count > 1 else ""
+            total = f"{of_all}{trials:,} trials of {epochs:,} epochs are {self.count * trials * epochs:,} epochs in all"
             raise self.error("learning_rates", f"{total}; at most {10 * MAX_COUNT:,} can be simulated")
         curves: Curves = PowerLawCurves()
         if self.curves is not None:
             try:
-                curves = RecordedCurves(
-                    read_task(data, self.curves.task), own_seed, settings.get("n"), self.curves.good
-                )
+                curves = RecordedCurves(read_task(data, self.curves.task), seed, settings.get("n"), self.curves.good)
             except ScenarioError as error:
                 raise self.error("curves", str(error)) from error
-        names = [self.with_costs(each, f"{self.name}: {each.name}") for each in structures]
-        return SimulatedStudy(
-            self.name, names, self.learning_rates, (name, settings), (self.arrival,), curves, own_seed
-        )
+        own_structures = [self.with_costs(each, f"{study}: {each.name}") for each in structures]
+        arrivals = (_draw(self.arrival, rng),)
+        return SimulatedStudy(study, own_structures, self.learning_rates, (name, settings), arrivals, curves, seed)
 
-    def _settings(self) -> tuple[str, dict[str, Any]]:
-        """Return the name and the settings of the algorithm."""
+    def _settings(self, rng: Random) -> tuple[str, dict[str, Any]]:
+        """Return the name and the settings of the algorithm of one search."""
         if (self.algorithm is None) == (self.epochs is None):
             raise self.error("epochs", "give either `epochs`, for a grid, or `algorithm = { name = ... }`")
-        settings: dict[str, Any] = {**(self.algorithm or {"name": "grid", "epochs": self.epochs})}
+        grid = {"name": "grid", "epochs": rng.choice(self.epochs)} if self.epochs else {}
+        settings: dict[str, Any] = {**(self.algorithm or grid)}
         name, place = settings.pop("name", None), self.place / "algorithm"
         if name is None:
             raise place.error("`name` is missing in `algorithm`")
@@ -295,26 +372,6 @@ class StudyTable(_CostTable):
         except (AlgorithmError, TypeError) as error:
             raise place.error(f"algorithm {name!r} cannot be made: {error}") from error
         return name, settings
-
-
-@dataclass(frozen=True, kw_only=True)
-class Range(Table):
-    """A range from which an amount is drawn uniformly."""
-
-    low: Amount
-    high: Amount
-
-
-@dataclass(frozen=True, kw_only=True)
-class FractionRange(Range):
-    """A range of fractions of a device."""
-
-    low: Fraction
-    high: Fraction
-
-
-RandomFraction = FractionRange | tuple[Fraction, ...]
-RandomAmount = Range | tuple[Amount, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -351,14 +408,6 @@ class JobTable(_CostTable):
         return ListedJobs(self.name, structures, arrivals, self.group, epochs=self.epochs)
 
 
-def _draw(amount: RandomAmount, rng: Random) -> float:
-    if isinstance(amount, Range):
-        if amount.low > amount.high:
-            raise amount.error("high", f"`high` must be at least `low`, {amount.low:g}, got {amount.high:g}")
-        return rng.uniform(amount.low, amount.high)
-    return amount[0] if len(amount) == 1 else rng.choice(amount)
-
-
 @dataclass(frozen=True, kw_only=True)
 class EventTable(Table):
     """[[events]]: names of nodes or devices that fail, are restored or removed, and added nodes."""
@@ -391,3 +440,29 @@ def read_events(tables: Iterable[EventTable], cluster: Cluster, used_names: set[
         devices |= {name: own for node in event.added for name, own in _devices_by_name(node).items()}
         events.append(event)
     return tuple(events)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FailureTable(Table):
+    """[failures]: each node that is there at the start fails at random for so many `days`, and is repaired each time.
+
+    The times between failures are exponential, as of a Poisson process, and drawn from the seed of the scenario.
+    """
+
+    per_thousand_node_days: Positive
+    repair_seconds: Amount
+    days: Annotated[float, Limits(0, 10_000)]
+
+    def events(self, cluster: Cluster, seed: int) -> list[ClusterEvent]:
+        """Return the failures and repairs of the nodes of a cluster."""
+        mean_seconds = 1000 * DAY / self.per_thousand_node_days
+        events: list[ClusterEvent] = []
+        for node in cluster.nodes:
+            rng = Random(derive_seed(seed, "failures", node.name))
+            devices = tuple(device.name for device in node.devices)
+            at = rng.expovariate(1 / mean_seconds)
+            while at < self.days * DAY:
+                repaired = at + self.repair_seconds
+                events += [ClusterEvent(at, failed=devices), ClusterEvent(repaired, restored=devices)]
+                at = repaired + rng.expovariate(1 / mean_seconds)
+        return events
