@@ -140,11 +140,17 @@ Page = Annotated[bool, typer.Option("--page", help="Serve the page of the study 
 
 
 def print_table(text: "RenderableType") -> None:
-    """Print a rich renderable at the width of the terminal."""
+    """Print a rich renderable at the width of the terminal; in a file or a pipe its lines end with their text."""
     from rich.console import Console  # not needed by `shoal run`
 
-    console = Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH)
-    console.print(text)
+    if sys.stdout.isatty():
+        Console().print(text)
+        return
+    console = Console(width=_PIPE_WIDTH)
+    with console.capture() as captured:
+        console.print(text)
+    for line in captured.get().splitlines():
+        typer.echo(line.rstrip())
 
 
 def print_json(value: object) -> None:
