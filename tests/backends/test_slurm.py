@@ -99,7 +99,7 @@ def test_a_batch_job_has_its_options_and_is_one_node(slurm: FakeCluster, tmp_pat
     Slurm.connect(sbatch="--nodes=3 --partition=main --comment='of two words'")
     with closing(with_nodes(context(tmp_path))) as backend:
         assert {job["state"] for job in slurm.jobs().values()} == {"RUNNING", "PENDING"}
-        assert [device.name for _, device in backend.find("auto")] == ["ash/cpu:0", "beech/cpu:0"]
+        assert sorted(device.name for _, device in backend.find("auto")) == ["ash/cpu:0", "beech/cpu:0"]
     test, *calls = slurm.calls("sbatch")
     given = ["--job-name=shoal", "--nodes=3", "--partition=main", "--comment=of two words", "--nodes=1"]
     assert test == [*given, "--test-only", "--wrap=true"]
