@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from shoal.backends.base import Ended, Event, Outcome
-from shoal.backends.virtual import Virtual, VirtualJob
+from shoal.backends.virtual import Virtual
+from shoal.backends.virtual_job import VirtualJob
 from shoal.cluster.monitor import Condition, DeviceProcess
 from shoal.core.device import Cluster, Device
 from shoal.core.errors import BackendError, StorageFullError
@@ -212,7 +213,7 @@ class FaultyBackend(Virtual):
     def release_device(self, device: str) -> None:
         """Free a device, on which no job may run."""
         with self._faults.kill_points():
-            if busy := [name for name, job in self.jobs.items() if device in (job.device.name, *job.job.helpers)]:
+            if busy := [name for name, job in self.jobs.items() if device == job.device.name]:
                 raise InvariantViolation(f"{device} is freed, and {busy[0]} runs there")
             super().release_device(device)
 

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from shoal.backends.virtual import VirtualJob
+from shoal.backends.virtual_job import VirtualJob
 from shoal.core.job import Purpose
 from shoal.core.trial import FIRST_ADDED, Decision, TrialState
 from shoal.journal.audit import overcommitments
