@@ -315,7 +315,7 @@ class Virtual(Backend):
             case Purpose.PROFILE:
                 for array in job.job.arrays:
                     yield PROFILE_SECONDS, False
-                    profile = self._workload.profile(array.key, job.device.kind)
+                    profile = replace(self._workload.profile(array.key, job.device.kind), spreading={})
                     self._pending.append(base.Profiled(name, array.key, profile))
             case Purpose.TRAIN:
                 yield from self._train(job)

@@ -28,6 +28,7 @@ FAULTS = {
     "interrupt": 0.005,
     "start refused": 0.05,
     "crash": 0.03,
+    "helper crashes": 0.1,
     "out of memory": 0.03,
     "hang": 0.02,
     "array fails": 0.03,
@@ -253,6 +254,8 @@ class FaultyBackend(Virtual):
         working = [job for job in self.jobs.values() if not job.hangs]
         if working and faults.occurs("crash"):
             self.fail(self._random_job(working), Outcome.CRASHED, f"signal {len(faults.occurrences)}")
+        elif (helpers := [job for job in working if job.job.assists]) and faults.occurs("helper crashes"):
+            self.fail(self._random_job(helpers), Outcome.CRASHED, "signal 9")
         elif working and faults.occurs("disk full, of a job"):
             self.fail(self._random_job(working), Outcome.STORAGE_FULL, "the disk is full because of a simulated fault")
         elif working and faults.occurs("hang"):
