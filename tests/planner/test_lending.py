@@ -39,7 +39,9 @@ CASES = {
     "jobs that measure borrow nothing": ([(train("profile", purpose=Purpose.PROFILE), HERE[0])], HERE[1:], {}),
     "nor do programs": ([(PROGRAM, HERE[0])], HERE[1:], {}),
     "nor jobs on several devices": (
-        [(train("wide"), HERE[0]), (train("helper", purpose=Purpose.ASSIST, assists="wide"), HERE[1])], HERE[2:], {}
+        [(train("wide"), HERE[0]), (train("helper", purpose=Purpose.ASSIST, assists="wide"), HERE[1])],
+        HERE[2:],
+        {},
     ),
 }
 

@@ -184,15 +184,16 @@ def random_study(seed: int) -> RandomStudy:
 
 def _algorithm(rng: random.Random) -> tuple[Callable[[], Algorithm], bool]:
     """Return a factory of an algorithm, and whether it searches a grid."""
-    n, epochs = rng.randint(2, 10), rng.choice([1, 2, 3, 4, 12, 12])
+    n, epochs = rng.randint(2, 10), rng.randint(1, 4)
+    many = rng.choice([epochs, 12])  # enough to try a job on several devices
     factories: Sequence[Callable[[], Algorithm]] = [
-        lambda: Grid(epochs),
-        lambda: Random(n, epochs),
+        lambda: Grid(many),
+        lambda: Random(n, many),
         lambda: SuccessiveHalving(max(n, 3), 3 * epochs, eta=3),
         lambda: Hyperband(3 + epochs, eta=3),
         lambda: ASHA(n, 3 + epochs, eta=2, concurrency=4),
         lambda: Median(n, epochs + 1, least=2, concurrency=4),
-        lambda: PBT(max(n, 3), epochs + 1, truncation=0.4, explored=["x"]),
+        lambda: PBT(max(n, 3), many + 1, truncation=0.4, explored=["x"]),
         lambda: SyncBOHB(3 + epochs, eta=3),
         lambda: BOHB(3 + epochs, eta=3),
         lambda: OptunaSearch(n, epochs, concurrency=4),
