@@ -56,8 +56,8 @@ class Auto(Policy):
        wait, and the mean wait is longer than a switch takes. The value of a trial shows in its losses, which the
        estimate does not include; so turns need only keep the devices as busy as the better of the other two plans.
     4. Filling up (Fluid): a device that no job needs after that goes to a running job, where a device more was measured
-       to pay, or was not measured yet; see `fill_up_idle`. Once jobs wait, running jobs are seen on their first devices
-       only, so that the others are for the waiting ones.
+       to pay, or was not measured yet; see `fill_up_idle`. While jobs wait, running jobs count as being on their first
+       devices only: they give the others back where a waiting job is placed.
 
     Plans are compared by their `PlanEstimate`, from measured demands, scalings and costs of moves; the time to a target
     or to good trials is judged by mean completion. A plan that moves jobs must gain more than the moves cost. The first
@@ -93,14 +93,14 @@ class Auto(Policy):
         """Decide what to do at `now` (seconds)."""
         if self.is_large(len(jobs), cluster):
             return self.large_scale_policy.plan(jobs, cluster, now)
-        if all(job.state is JobState.RUNNING for job in jobs):
-            return fill_up_idle(self._divided(jobs, cluster, now), jobs, cluster)
-        plan = self._divided([on_first_device(job) for job in jobs], cluster, now)
-        return fill_up_idle(give_back(plan, jobs, cluster), jobs, cluster)
+        return fill_up_idle(self._divided(jobs, cluster, now), jobs, cluster)
 
     def _divided(self, jobs: Sequence[JobView], cluster: Cluster, now: float) -> Plan:
         """Return the best plan of sharing, growing and taking turns."""
-        best = SpaceSharing(largest_first=self.objective == "makespan").plan(jobs, cluster, now)
+        waits = any(job.state is not JobState.RUNNING for job in jobs)
+        seen = [on_first_device(job) for job in jobs] if waits else jobs
+        sharing = SpaceSharing(largest_first=self.objective == "makespan")
+        best = give_back(sharing.plan(seen, cluster, now), jobs, cluster)
         turns = self._time_sharing(jobs)
         oversubscribed = any(device.capacity > device.compute for _, device in cluster)
         grows = any(_has_measured_scaling(job, oversubscribed=oversubscribed) for job in jobs)
@@ -108,7 +108,8 @@ class Auto(Policy):
             return best
         expected = plan_estimate(best, jobs, cluster)
         if grows:
-            grown = WaterFilling().plan([_on_one_cpu_slot(job) for job in jobs], cluster, now)
+            widths = WaterFilling().plan([_on_one_cpu_slot(job) for job in seen], cluster, now)
+            grown = give_back(widths, jobs, cluster)
             grown_estimate = plan_estimate(grown, jobs, cluster)
             if self._value(grown_estimate) < self._value(expected):
                 best, expected = grown, grown_estimate

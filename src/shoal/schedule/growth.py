@@ -11,8 +11,9 @@ __all__ = ["fill_up_idle", "give_back", "grow", "on_first_device"]
 
 
 def on_first_device(job: JobView) -> JobView:
-    """Return the view of a running job without its further devices, which it can give back."""
-    return replace(job, devices=job.devices[:1]) if job.preemptible and len(job.devices) > 1 else job
+    """Return the view of a running job that stays where it is, but can give back its further devices."""
+    beyond = job.preemptible and len(job.devices) > 1
+    return replace(job, devices=job.devices[:1], preemptible=False) if beyond else job
 
 
 def give_back(plan: Plan, jobs: Sequence[JobView], cluster: Cluster) -> Plan:
