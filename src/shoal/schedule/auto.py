@@ -98,7 +98,7 @@ class Auto(Policy):
     def _divided(self, jobs: Sequence[JobView], cluster: Cluster, now: float) -> Plan:
         """Return the best plan of sharing, growing and taking turns."""
         waits = any(job.state is not JobState.RUNNING for job in jobs)
-        seen = [on_first_device(job) for job in jobs] if waits else jobs
+        seen = [on_first_device(job, cluster) for job in jobs] if waits else jobs
         sharing = SpaceSharing(largest_first=self.objective == "makespan")
         best = give_back(sharing.plan(seen, cluster, now), jobs, cluster)
         turns = self._time_sharing(jobs)

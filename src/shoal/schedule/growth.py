@@ -7,13 +7,23 @@ from shoal.core.device import Cluster
 from shoal.schedule.base import Action, JobState, JobView, Plan, Resize, Stop, Suspend
 from shoal.schedule.device_strips import DeviceStrips, StripPlacement
 
-__all__ = ["fill_up_idle", "give_back", "grow", "on_first_device"]
+__all__ = ["fill_up_idle", "give_back", "grow", "narrowed", "on_first_device"]
 
 
-def on_first_device(job: JobView) -> JobView:
-    """Return the view of a running job that stays where it is, but can give back its further devices."""
-    beyond = job.preemptible and len(job.devices) > 1
-    return replace(job, devices=job.devices[:1], preemptible=False) if beyond else job
+def narrowed(job: JobView, devices: int, cluster: Cluster) -> JobView:
+    """Return the view of a job on its first devices only, if it can give back the others."""
+    if len(job.devices) <= devices or not job.preemptible or job.devices[0] not in cluster.places:
+        return job
+    home = cluster.device(job.devices[0])
+    if not home.healthy or job.demand[home.kind].compute > home.capacity:
+        return job
+    return replace(job, devices=job.devices[:devices])
+
+
+def on_first_device(job: JobView, cluster: Cluster) -> JobView:
+    """Return the view of a running job that stays where it is, without the further devices that it can give back."""
+    narrow = narrowed(job, 1, cluster)
+    return job if narrow is job else replace(narrow, preemptible=False)
 
 
 def give_back(plan: Plan, jobs: Sequence[JobView], cluster: Cluster) -> Plan:
@@ -30,7 +40,7 @@ def give_back(plan: Plan, jobs: Sequence[JobView], cluster: Cluster) -> Plan:
     acting = {action.job for action in plan.actions}
     given_back: list[Action] = []
     for job in jobs:
-        if job.id not in acting and on_first_device(job) is not job:
+        if job.id not in acting and on_first_device(job, cluster) is not job:
             home, *others = job.devices
             kept = [x for x in others if x in cluster.places and cluster.places[x][0].name not in nodes]
             kept = [] if home in taken else kept  # a job of several devices has each to itself

@@ -11,7 +11,7 @@ from shoal.core.device import Cluster, Device, Node
 from shoal.cost.scaling import Scaling
 from shoal.schedule.base import Action, JobState, JobView, Plan, Policy, Resize, Resume, Start, Suspend
 from shoal.schedule.device_strips import DeviceStrips, StripPlacement
-from shoal.schedule.growth import grow
+from shoal.schedule.growth import grow, narrowed
 from shoal.schedule.ledger import ROUNDING, Refusals
 
 __all__ = ["WaterFilling", "due_widths", "fill_up"]
@@ -45,7 +45,7 @@ class WaterFilling(Policy):
         usable = {job.id: _usable(job, cluster) for job in jobs}
         as_they_are = jobs
         if any(job.state is not JobState.RUNNING and usable[job.id] for job in jobs):
-            jobs = [_without_trial(job) for job in jobs]
+            jobs = [narrowed(job, job.scaling.devices, cluster) for job in jobs]  # without devices on trial
         layout = DeviceStrips(cluster, jobs)
         seconds = {
             job.id: min((job.demand[device.kind].seconds for device in usable[job.id]), default=0.0) for job in jobs
@@ -344,12 +344,6 @@ def _groups(jobs: Sequence[JobView]) -> list[list[JobView]]:
         key = tuple(sorted(job.demand)) if job.group is None else job.group
         groups.setdefault(key, []).append(job)
     return list(groups.values())
-
-
-def _without_trial(job: JobView) -> JobView:
-    """Return the view of a job without the device that it is tried on."""
-    beyond = job.preemptible and len(job.devices) > job.scaling.devices
-    return replace(job, devices=job.devices[: job.scaling.devices]) if beyond else job
 
 
 def _may_move(job: JobView, layout: DeviceStrips) -> bool:
