@@ -251,6 +251,7 @@ class Leader:
         self.backend: Local | None = None
         self.names: list[str] = []
         self.killed: set[str] = set()
+        self.outcomes: dict[str, Ended] = {}
         self.sizes: list[int] = []
         """Number of processes that computed the gradients, for each step."""
 
@@ -273,9 +274,11 @@ class Leader:
     def signal(self, helper: str, number: int) -> None:
         """Send a signal to the process of a helper, which will not be waited for."""
         assert self.backend is not None
-        (pid,) = [worker.pid for worker in self.backend._workers.values() if worker.job == helper]
+        (worker,) = [worker for worker in self.backend._workers.values() if worker.job == helper]
+        while not worker.pid:
+            self._poll()
         self.killed.add(helper)
-        os.kill(pid, number)
+        os.kill(worker.pid, number)
 
     def train(self, members: Iterable[Member], steps: Mapping[int, Action] | None = None) -> list[Event]:
         """Train members; return the events.
@@ -300,7 +303,7 @@ class Leader:
             try:
                 return list(trainer.run())
             finally:
-                self.outcomes = self._end()
+                self._end()
 
     def _await_helpers(self, team: TeamLeader) -> None:
         """Wait until all wanted helpers are in the team, or ready."""
@@ -315,18 +318,17 @@ class Leader:
             time.sleep(0.002)
         team._looked = 0.0
 
-    def _end(self) -> dict[str, Ended]:
-        """Return how the helpers have ended, after they have."""
-        if self.backend is None:
-            return {}
-        ended: dict[str, Ended] = {}
+    def _poll(self) -> None:
+        assert self.backend is not None
+        self.outcomes |= {each.job: each for each in self.backend.poll(0.05) if isinstance(each, Ended)}
+
+    def _end(self) -> None:
+        """Wait for the ends of all helpers."""
         deadline = time.monotonic() + 20
-        while set(self.names) - ended.keys() and time.monotonic() < deadline:
-            for event in self.backend.poll(0.1):
-                if isinstance(event, Ended):
-                    ended[event.job] = event
-        self.backend.close()
-        return ended
+        while self.backend is not None and set(self.names) - self.outcomes.keys() and time.monotonic() < deadline:
+            self._poll()
+        if self.backend is not None:
+            self.backend.close()
 
     def weights(self, number: int) -> dict[str, Tensor]:
         """Final weights and buffers of a trial."""
