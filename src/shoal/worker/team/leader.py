@@ -112,8 +112,11 @@ class TeamLeader:
         if losses is None:
             began = self._clock()
             losses = alone()
+            seconds = self._clock() - began
             if settled:
-                self._times.add(1, self._clock() - began)
+                self._times.add(1, seconds)
+            else:
+                self._times.add_estimate(seconds)
         elif self._check_seconds:
             self._times.add_estimate(self._clock() - began - self._check_seconds)
         else:
