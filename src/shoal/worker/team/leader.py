@@ -43,8 +43,8 @@ LOOK_SECONDS = 0.05
 """Interval at which a leader looks for helpers that are ready."""
 PEER_SECONDS, PEER_STEPS = 30.0, 20
 """Seconds, and steps of the leader alone, after which a silent helper is lost; the longer time counts."""
-CHECKED_STEPS = 2
-"""Number of steps of each new team whose gradients the leader also computes alone, to compare them."""
+CHECKED_STEPS = 1
+"""Number of first steps of each new team whose gradients the leader also computes alone, to compare them."""
 
 
 class TeamLeader:
