@@ -20,7 +20,12 @@ from shoal.reporting.text import (
 
 __all__ = ["notebook_html"]
 
-_PURPOSE_WORDS = {Purpose.TRAIN: "training", Purpose.SIGNATURE: "looking at models", Purpose.PROFILE: "measuring"}
+_PURPOSE_WORDS = {
+    Purpose.TRAIN: "training",
+    Purpose.SIGNATURE: "looking at models",
+    Purpose.PROFILE: "measuring",
+    Purpose.ASSIST: "helping jobs of other devices",
+}
 
 
 def notebook_html(study: Overview) -> str:

@@ -83,7 +83,9 @@ def savings(journal: JournalView, history: History) -> Savings | None:
     if not shared:
         return None
     measuring = sum(
-        job.ended - job.started for job in jobs.values() if job.purpose is not Purpose.TRAIN and job.ended is not None
+        job.ended - job.started
+        for job in jobs.values()
+        if job.purpose in (Purpose.SIGNATURE, Purpose.PROFILE) and job.ended is not None
     )
     return Savings(epochs, together, alone, packed, measuring)
 
