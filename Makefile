@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 BENCHMARKS := search_vs_peers fusion scheduling simulated_makespan groups auto time_sharing algorithms packing placement \
-	engine_overhead start regret simulation_fuzz simulated_scale lora trackers searches page demo teams
+	engine_overhead start regret simulation_fuzz simulated_scale lora trackers searches page demo
 TWO_AT_A_TIME := --no-print-directory --jobs 2 $(if $(filter output-sync,$(.FEATURES)),--output-sync)
 
 .PHONY: demo test test-thorough test-steps test-thorough-steps format lint types docs tests tests-thorough benchmarks-quick \
