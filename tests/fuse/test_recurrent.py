@@ -14,7 +14,9 @@ from twins import Of, build, check, close, skip_if_torch_cannot_run
 
 from shoal.fuse import autotune
 from shoal.fuse.api import fuse
+from shoal.fuse.optim.fused import fuse_optimizers
 from shoal.fuse.rules.recurrent import RULES
+from shoal.fuse.step import TrainingStep
 
 torch.manual_seed(7)
 SEQUENCE = torch.randn(5, 3, 4, dtype=torch.float64)
@@ -343,3 +345,38 @@ def test_a_wrong_size_is_told_in_the_words_of_one_member() -> None:
     cells = fuse(build(lambda: nn.LSTMCell(4, 3), 2), range(2))
     with pytest.raises(RuntimeError, match=r"input has inconsistent input_size: got 5 expected 4"):
         cells(torch.zeros(3, 5, dtype=torch.float64))
+
+
+class WithDropout(nn.Module):
+    """Two layers with dropout between them, which run member by member where one member trains alone."""
+
+    def __init__(self, layer: type[nn.RNNBase]) -> None:
+        super().__init__()
+        self.layer = layer(4, 3, 2, dropout=0.3)  # type: ignore[arg-type, call-arg]
+
+    def forward(self, x: Tensor) -> Tensor:
+        out, _ = self.layer(x)
+        return out[-1].square().sum()
+
+
+@pytest.mark.parametrize("layer", [nn.LSTM, nn.GRU, nn.RNN])
+def test_a_clipped_step_with_dropout_is_the_same_for_a_member_alone(layer: type[nn.RNNBase]) -> None:
+    """The gradients of the two biases are one sum; memory that they shared would be scaled twice."""
+
+    def trained(members: list[int]) -> list[list[Tensor]]:
+        models = []
+        for member in members:
+            torch.manual_seed(member)
+            models.append(WithDropout(layer).double())
+        array = fuse(models, [10 + member for member in members])
+        optimizer = fuse_optimizers([torch.optim.SGD(model.parameters(), 0.1) for model in models], array)
+        step = TrainingStep(array, optimizer, lambda model, x: model(x), ("eager", "plain"), max_norm=0.01)
+        for tick in range(3):
+            array.ticks = (tick,) * len(members)
+            step(SEQUENCE)
+        return [list(model.parameters()) for model in array.unfuse()]
+
+    together = trained([0, 1, 2])
+    for member in range(3):
+        for own, one in zip(trained([member])[0], together[member], strict=True):
+            assert torch.allclose(own, one, rtol=1e-9, atol=1e-12)

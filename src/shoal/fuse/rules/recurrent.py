@@ -107,7 +107,8 @@ def _cell_input(cell: _RecurrentCell, x: Tensor, weights: _Weights) -> Tensor:
     """The input part of the gates: [B, N, I] -> [B, N, G*H]."""
     bias = weights.input_bias
     if bias is not None and weights.hidden_bias is not None and cell.sums_biases:
-        bias = bias + weights.hidden_bias
+        # Times one, so that the two have gradients of their own memory, which clipping in place would else scale twice.
+        bias = bias + weights.hidden_bias * 1
     return batched_linear(x, weights.input, bias)
 
 
