@@ -44,7 +44,7 @@ def suspend(tracker, one, now, left=(1, 2)):
 
 def test_a_job_is_preemptible_from_its_first_report_to_a_preemption_request():
     tracker = JobTracker()
-    tracker.begin(job(), ("cpu/1:0",), None, 10.0)
+    tracker.begin(job(), "cpu/1:0", None, 10.0)
     assert not seen(tracker, job(), 11.0).preemptible
     tracker.on_report(told(), 12.0)
     assert seen(tracker, job(), 12.0).preemptible
@@ -52,7 +52,7 @@ def test_a_job_is_preemptible_from_its_first_report_to_a_preemption_request():
     assert not seen(tracker, job(), 13.0).preemptible
     assert tracker.leaving == {"job-1": AWAY}
     suspend(tracker, job(), 14.0)
-    tracker.begin(job("job-2", resumes="job-1"), ("cpu/1:1",), None, 20.0)
+    tracker.begin(job("job-2", resumes="job-1"), "cpu/1:1", None, 20.0)
     assert not seen(tracker, job("job-2"), 21.0).preemptible, "each stretch leads further"
 
 
@@ -60,7 +60,7 @@ def test_a_job_is_preemptible_from_its_first_report_to_a_preemption_request():
 def test_signature_and_profile_jobs_are_not_preemptible(purpose):
     tracker = JobTracker()
     one = Job("job-1", job().arrays, purpose)
-    tracker.begin(one, ("cpu/1:0",), None, 0.0)
+    tracker.begin(one, "cpu/1:0", None, 0.0)
     tracker.on_report(told(), 1.0)
     assert not seen(tracker, one, 2.0).preemptible
 
@@ -68,7 +68,7 @@ def test_signature_and_profile_jobs_are_not_preemptible(purpose):
 def test_times_and_losses_add_up_over_suspensions():
     tracker = JobTracker()
     tracker.split_waiting([(member(1), A), (member(2), A)], 3.0)
-    tracker.begin(job(), ("cpu/1:0",), 0.5, 10.0)
+    tracker.begin(job(), "cpu/1:0", 0.5, 10.0)
     tracker.on_report(told("job-1", 5.0, 4.0), 12.0)
     tracker.on_report(told("job-1", 4.5, 3.0), 13.0)
     view = seen(tracker, job(), 14.0)
@@ -79,7 +79,7 @@ def test_times_and_losses_add_up_over_suspensions():
     assert (view.state, view.devices, view.share) == (JobState.SUSPENDED, (), None)
     assert (view.since, view.ran, view.home, view.quanta, view.best) == (15.0, 5.0, "cpu/1:0", (first,), 3.0)
     again = job("job-2", resumes="job-1")
-    tracker.begin(again, ("cpu/1:1",), None, 20.0)
+    tracker.begin(again, "cpu/1:1", None, 20.0)
     tracker.on_report(told("job-2", 2.0), 23.0)
     tracker.end_turn("job-2", 24.0)
     view = seen(tracker, again, 25.0)
@@ -90,7 +90,7 @@ def test_times_and_losses_add_up_over_suspensions():
 
 def test_a_turn_without_a_loss_goes_on():
     tracker = JobTracker()
-    tracker.begin(job(), ("cpu/1:0",), None, 0.0)
+    tracker.begin(job(), "cpu/1:0", None, 0.0)
     tracker.end_turn("job-1", 1.0)
     assert seen(tracker, job(), 1.0).turn_since is None
     tracker.on_report(told("job-1", 3.0), 1.5)
@@ -107,7 +107,7 @@ def test_a_turn_without_a_loss_goes_on():
 def test_what_comes_between_a_turn_and_the_departure_counts_in_the_next_turn():
     """So that the losses by which the policy decided are those that are recorded."""
     tracker = JobTracker()
-    tracker.begin(job(), ("cpu/1:0",), None, 0.0)
+    tracker.begin(job(), "cpu/1:0", None, 0.0)
     tracker.on_report(told("job-1", 3.0), 1.0)
     tracker.end_turn("job-1", 10.0)
     tracker.request_preemption("job-1", AWAY, 10.0)
@@ -116,7 +116,7 @@ def test_what_comes_between_a_turn_and_the_departure_counts_in_the_next_turn():
     view = tracker.suspended_view(job(), NEED)
     assert (view.quanta, view.preemptions) == ((losses(3.0),), 1)
     again = job("job-2", resumes="job-1")
-    tracker.begin(again, ("cpu/1:0",), None, 20.0)
+    tracker.begin(again, "cpu/1:0", None, 20.0)
     tracker.on_report(told("job-2", 1.0), 21.0)
     tracker.end_turn("job-2", 30.0)
     assert seen(tracker, again, 30.0).quanta == (losses(3.0), losses(2.0, 1.0, seconds=2.0))
@@ -160,16 +160,16 @@ def test_a_job_that_ran_under_an_earlier_engine_leaves_its_losses_to_a_job_of_th
     assert tracker.waiting_view("w", NEED, whole, 1.0).quanta == (losses(3.0),)
     assert tracker.waiting_view("w", NEED, part, 1.0).quanta == ()
     profiled = replace(job("job-8"), purpose=Purpose.PROFILE)
-    tracker.begin(profiled, ("cpu/1:0",), None, 1.0)
+    tracker.begin(profiled, "cpu/1:0", None, 1.0)
     assert seen(tracker, profiled, 1.0).quanta == (), "only a training job inherits them"
-    tracker.begin(job("job-9"), ("cpu/1:0",), None, 2.0)
+    tracker.begin(job("job-9"), "cpu/1:0", None, 2.0)
     view = seen(tracker, job("job-9"), 3.0)
     assert (view.state, view.quanta, view.preemptions, view.ran) == (JobState.RUNNING, (losses(3.0),), 2, 8.0)
 
 
 def test_a_nonfinite_loss_is_not_the_best():
     tracker = JobTracker()
-    tracker.begin(job(), ("cpu/1:0",), None, 0.0)
+    tracker.begin(job(), "cpu/1:0", None, 0.0)
     tracker.on_report(told("job-1", float("inf")), 1.0)
     tracker.end_turn("job-1", 2.0)
     assert seen(tracker, job(), 2.0).best is None
@@ -178,9 +178,9 @@ def test_a_nonfinite_loss_is_not_the_best():
 def test_the_cost_of_a_switch_is_measured_up_to_the_first_step():
     tracker = JobTracker()
     assumed = tracker.switch_seconds
-    tracker.begin(job(), ("cpu/1:0",), None, 0.0)
+    tracker.begin(job(), "cpu/1:0", None, 0.0)
     suspend(tracker, job(), 5.0)
-    tracker.begin(job("job-2", resumes="job-1"), ("cpu/1:0",), None, 7.0)
+    tracker.begin(job("job-2", resumes="job-1"), "cpu/1:0", None, 7.0)
     assert tracker.switch_seconds == assumed
     tracker.on_report(told("job-2", 1.0, seconds=2.0), 9.5)
     assert tracker.switch_seconds == 0.25 + 0.5
@@ -200,7 +200,7 @@ def test_the_cost_of_a_switch_is_measured_up_to_the_first_step():
 )
 def test_only_a_stopped_job_with_an_open_request_is_suspended(outcome, leave, ends):
     tracker = JobTracker()
-    tracker.begin(job(), ("cpu/1:0",), None, 0.0)
+    tracker.begin(job(), "cpu/1:0", None, 0.0)
     if leave is not None:
         tracker.request_preemption("job-1", leave, 1.0)
     assert tracker.outcome(Ended("job-1", outcome)) is ends
@@ -211,7 +211,7 @@ def test_only_a_stopped_job_with_an_open_request_is_suspended(outcome, leave, en
 
 def test_split_waiting_separates_members_of_suspended_jobs():
     tracker = JobTracker()
-    tracker.begin(job(), ("cpu/1:0",), None, 0.0)
+    tracker.begin(job(), "cpu/1:0", None, 0.0)
     suspend(tracker, job(), 1.0)
     there = [(member(1, start=4), A), (member(2), A), (member(3), B)]
     free, suspended = tracker.split_waiting(there, 2.0)
@@ -225,7 +225,7 @@ def test_split_waiting_separates_members_of_suspended_jobs():
 
 def test_finished_trials_leave_a_suspended_job():
     tracker = JobTracker()
-    tracker.begin(job(), ("cpu/1:0",), None, 0.0)
+    tracker.begin(job(), "cpu/1:0", None, 0.0)
     suspend(tracker, job(), 1.0, left=(2,))
     _, suspended = tracker.split_waiting([(member(2), A)], 2.0)
     assert suspended == [job("job-1", member(2))]
@@ -233,7 +233,7 @@ def test_finished_trials_leave_a_suspended_job():
 
 def test_trials_of_a_dissolved_job_wait_individually():
     tracker = JobTracker()
-    tracker.begin(job(), ("cpu/1:0",), None, 0.0)
+    tracker.begin(job(), "cpu/1:0", None, 0.0)
     suspend(tracker, job(), 1.0)
     tracker.dissolve("job-1")
     there = [(member(1), A), (member(2), A)]

@@ -38,7 +38,11 @@ CASES = {
     ),
     "jobs that measure borrow nothing": ([(train("profile", purpose=Purpose.PROFILE), HERE[0])], HERE[1:], {}),
     "nor do programs": ([(PROGRAM, HERE[0])], HERE[1:], {}),
-    "nor jobs on several devices": ([(train("wide", helpers=(HERE[1].name,)), HERE[0])], HERE[2:], {}),
+    "nor jobs on several devices": (
+        [(train("wide"), HERE[0]), (train("helper", purpose=Purpose.ASSIST, assists="wide"), HERE[1])],
+        HERE[2:],
+        {},
+    ),
 }
 
 

@@ -204,7 +204,7 @@ DYNAMIC = {
     "nobody waits: who has too many gives some to who has too few": (
         [trial("a", 5, on=names(0, 1, 2)), trial("b", 40, on=names(3))],
         gpus(4),
-        [Resize("a", names(0)), Resize("b", names(1, 2, 3))],
+        [Resize("a", names(0)), Resize("b", names(3, 1, 2))],
     ),
     "not if that costs more device time than it saves": (
         [trial("a", 5, SLOW, on=names(0, 1, 2)), trial("b", 40, SLOW, on=names(3))],

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulate_samples import GB, cluster, simulation, structure
 
-from shoal.backends.virtual import STOP_SECONDS, Virtual
+from shoal.backends.virtual import START_SECONDS, STOP_SECONDS, Virtual
 from shoal.core.device import Cluster, Device, Node
 from shoal.core.errors import PolicyError
 from shoal.core.job import Purpose
@@ -101,9 +101,9 @@ CASES = {
         },
         [12.5],
     ),
-    "two devices: an epoch takes 0.6 of that on one": (
+    "two devices: an epoch takes 0.6 of that on one, once the helper takes part": (
         {"given": WIDE, "epochs": 10, "where": TWO, "policy": Scripted({0: start("n0/0", "n0/1")})},
-        [6],
+        [START_SECONDS + 0.6 * (10 - START_SECONDS)],
     ),
     "an idle slot lends its core to the last job, whose steps gain half by it": (
         {"given": THREADED[:2], "where": SLOTS},

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulate_samples import DEVICE, REAL, needs_data, structure, tables
 
-from shoal.backends.virtual import VirtualJob
+from shoal.backends.virtual_job import VirtualJob
 from shoal.core.array import Array, FusionKey, Member
 from shoal.core.demand import Demand
 from shoal.core.errors import ScenarioError

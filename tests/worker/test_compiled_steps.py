@@ -17,8 +17,8 @@ from shoal.fuse.api import fuse
 from shoal.fuse.array import ModelArray
 from shoal.fuse.compile_cache import CompileRecord
 from shoal.fuse.optim.fused import FusedOptimizer, fuse_optimizers
+from shoal.worker.adaptive_step import AdaptiveStep
 from shoal.worker.compile_decision import RETRY_SECONDS, CompileDecision
-from shoal.worker.fused_stepper import AdaptiveStep
 
 X = torch.randn(4, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
 KNOWN = Profile({1: 1.0, 2: 1.0}, 10, 3, 0, 0, 1.0, 1.0, compiled_gain={2: 1e6}, compile_seconds=1e-6)

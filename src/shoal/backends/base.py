@@ -23,6 +23,7 @@ from shoal.core.event import (
     RelativeTimeMeasured,
     Reported,
     SignaturesFound,
+    TeamMeasured,
 )
 from shoal.core.job import Job, JobUpdate, WorkerContext
 from shoal.core.trial import Trial
@@ -44,6 +45,7 @@ __all__ = [
     "Reported",
     "Runner",
     "SignaturesFound",
+    "TeamMeasured",
     "WorkerContext",
 ]
 

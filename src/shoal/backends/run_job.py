@@ -14,7 +14,12 @@ from shoal.worker.failures import record_failure
 
 __all__ = ["resolve", "run_job"]
 
-_USUAL = {Purpose.TRAIN: Activity.STEPS, Purpose.SIGNATURE: Activity.SIGNATURE, Purpose.PROFILE: Activity.PROFILE}
+_USUAL = {
+    Purpose.TRAIN: Activity.STEPS,
+    Purpose.SIGNATURE: Activity.SIGNATURE,
+    Purpose.PROFILE: Activity.PROFILE,
+    Purpose.ASSIST: Activity.STEPS,
+}
 """Activity of a job that does none of the others."""
 
 

@@ -2,8 +2,8 @@
 
 import heapq
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from itertools import count
 from math import inf
 from pathlib import Path
@@ -11,19 +11,17 @@ from typing import Protocol
 
 from shoal.backends import base
 from shoal.backends.base import Backend, Event, Outcome, WorkerContext
-from shoal.core.array import Array, FusionKey, Member, remove_members
+from shoal.backends.virtual_job import Timeline, VirtualArray, VirtualJob
+from shoal.core.array import FusionKey, remove_members
 from shoal.core.demand import Profile
 from shoal.core.device import Device
 from shoal.core.errors import BackendError, CheckpointError
 from shoal.core.event import TurnStats
 from shoal.core.job import Job, JobUpdate, Purpose
 from shoal.core.trial import Report, Trial, TrialState
-from shoal.cost.estimate import compute, seconds, thread_gain
+from shoal.cost.estimate import seconds, thread_gain, time_on
 
-__all__ = ["START_SECONDS", "SlowDown", "Virtual", "VirtualJob", "Workload", "proportional_speeds"]
-
-_Timeline = Iterator[tuple[float, bool]]
-"""Steps of a job: seconds until its next events, alone on its device, and whether other jobs slow it down meanwhile."""
+__all__ = ["START_SECONDS", "SlowDown", "Virtual", "Workload", "proportional_speeds"]
 
 START_SECONDS = 0.1
 """Time from the start of a process to its first action."""
@@ -63,104 +61,8 @@ class Workload(Protocol):
         return START_SECONDS
 
 
-@dataclass(eq=False)
-class _VirtualArray:
-    """An array in a job.
-
-    Args:
-        key: Key of its members.
-        profile: Profile of the key on the device of the job.
-        members: Members by number of their trials.
-        epochs: Finished epochs of each member.
-    """
-
-    key: FusionKey
-    profile: Profile
-    members: dict[int, Member] = field(default_factory=dict)
-    epochs: dict[int, int] = field(default_factory=dict)
-
-
-@dataclass(eq=False)
-class VirtualJob:
-    """A job on a device; read-only for all but `Virtual`.
-
-    Args:
-        job: The job as it was started.
-        device: Its device; the job itself names its helpers.
-        lanes: Its arrays, which take turns; the first one is next.
-        joining: Arrays that join at the end of the epoch.
-        last_checkpoint: Time of its last checkpoint, in seconds of the virtual clock.
-        hangs: Whether it makes no progress any more and never ends.
-        timeline: Its remaining steps.
-        entry: Number of its valid entry in the heap; entries with other numbers are void.
-        remaining: Seconds until its next events at `updated`, alone on its device.
-        updated: Time at which `remaining` was computed.
-        uses_compute: Whether other jobs on its device slow it down meanwhile.
-        epoch_rest: Seconds of its epoch that remain after its next events.
-        speed: Its speed as a fraction of that alone on one device.
-        cores: CPU cores that it may use; 0: those of its device.
-    """
-
-    job: Job
-    device: Device
-    lanes: deque[_VirtualArray] = field(default_factory=deque)
-    joining: list[Array] = field(default_factory=list)
-    last_checkpoint: float = 0.0
-    hangs: bool = False
-    timeline: _Timeline = field(default_factory=lambda: iter(()))
-    entry: int = -1
-    remaining: float = inf
-    updated: float = 0.0
-    uses_compute: bool = False
-    epoch_rest: float = 0.0
-    speed: float = 1.0
-    cores: int = 0
-
-    @property
-    def trials(self) -> set[int]:
-        """Numbers of the trials in its arrays and of the joining ones."""
-        joining = (member.trial.number for array in self.joining for member in array.members)
-        return {number for lane in self.lanes for number in lane.members}.union(joining)
-
-    def epochs(self, trials: Collection[int]) -> dict[int, int]:
-        """Return the finished epochs by number, of the given trials in its arrays."""
-        return {number: lane.epochs[number] for lane in self.lanes for number in lane.members.keys() & trials}
-
-    def progress(self, now: float) -> dict[int, float]:
-        """Return the finished part of the epoch for each member of the array in training; {} outside epochs."""
-        lane = self.lanes[-1] if self.uses_compute and self.lanes else None
-        epoch_seconds = seconds(lane.profile, [1] * len(lane.members)) if lane is not None and lane.members else 0.0
-        if lane is None or epoch_seconds <= 0:
-            return {}
-        remaining = self.remaining - (now - self.updated) * self.speed + self.epoch_rest
-        return dict.fromkeys(lane.members, max(0.0, 1 - remaining / epoch_seconds))
-
-    @property
-    def memory(self) -> int:
-        """Bytes of the device that its arrays use in one process."""
-        arrays = [lane for lane in self.lanes if lane.members]
-        base = max((lane.profile.base_memory for lane in arrays), default=0)
-        return base + sum(len(lane.members) * lane.profile.member_memory for lane in arrays)
-
-    @property
-    def compute_demand(self) -> float:
-        """Compute that it needs: the maximum of its arrays, as they take turns."""
-        known = ((array.profile, len(array.members)) for array in self.job.arrays if array.profile is not None)
-        return max((compute(profile, members) for profile, members in known), default=1.0)
-
-    @property
-    def share(self) -> float | None:
-        """Compute that the policy gave it; None if that is what it needs (see `JobView.share`)."""
-        reserved = self.job.demand
-        return (
-            None if reserved is None or abs(reserved.compute - self.compute_demand) < _TOLERANCE else reserved.compute
-        )
-
-
 SlowDown = Callable[[Device, Sequence[VirtualJob]], Sequence[float]]
 """Returns the speeds of all jobs that train on a device, in their order, as fractions of their speeds alone on it."""
-
-_TOLERANCE = 1e-6
 
 
 def proportional_speeds(device: Device, jobs: Sequence[VirtualJob]) -> Sequence[float]:
@@ -262,6 +164,9 @@ class Virtual(Backend):
         if change.cores is not None:
             virtual_job.cores = change.cores
             self._update_speeds(virtual_job.device)
+        if change.team is not None:
+            virtual_job.team = change.team
+            self._update_speeds(virtual_job.device)
         virtual_job.joining += change.join
         if change.find_signatures:
             self._pending.append(
@@ -312,8 +217,8 @@ class Virtual(Backend):
     def close(self) -> None:
         """End all jobs at once, without events."""
         self._closed = True
-        for job in list(self.jobs.values()):
-            self._end(job)
+        while self.jobs:
+            self._end(next(iter(self.jobs.values())))
         self._pending.clear()
         self._heap.clear()
 
@@ -357,9 +262,10 @@ class Virtual(Backend):
         """Set the speeds of all jobs on a device, from now on."""
         if not (jobs := list(self._training.get(device.name, {}).values())):
             return
-        spans_devices = len(jobs) == 1 and jobs[0].job.helpers
-        speeds = [_multi_device_speed(jobs[0])] if spans_devices else self._slowdown(device, jobs)
-        speeds = [speed * _thread_gain(job) for job, speed in zip(jobs, speeds, strict=True)]
+        speeds = [
+            speed * _thread_gain(job) * self._team_gain(job)
+            for job, speed in zip(jobs, self._slowdown(device, jobs), strict=True)
+        ]
         for job, speed in zip(jobs, speeds, strict=True):
             if speed == job.speed:
                 continue
@@ -368,13 +274,35 @@ class Virtual(Backend):
                 job.remaining, job.updated = max(0.0, job.remaining - (self.now - job.updated) * old_speed), self.now
                 self._push_step(job)
 
+    def _devices(self, job: VirtualJob) -> int:
+        """Return the number of devices that a training job trains on: its own and those of its team."""
+        return 1 + sum(name in self.jobs and self.jobs[name].is_ready for name in job.team)
+
+    def _team_gain(self, job: VirtualJob) -> float:
+        """Return the speed of a job on its devices as a multiple of that on one: the least of its arrays."""
+        devices = self._devices(job)
+        return min((1 / time_on(lane.profile, devices) for lane in job.lanes if lane.members), default=1.0)
+
+    def _set_ready(self, helper: VirtualJob, is_ready: bool) -> None:
+        """Let a helper take part in the steps of its leader from now on, or not any more."""
+        helper.is_ready = is_ready
+        leader = self.jobs.get(helper.job.assists)
+        if leader is not None:
+            self._update_speeds(leader.device)
+
     def _end(self, job: VirtualJob) -> None:
         job.entry = -1
         del self.jobs[job.job.id]
         if self._training.get(job.device.name, {}).pop(job.job.id, None) is not None:
             self._update_speeds(job.device)
+            helpers = [helper for name in sorted(job.team) if (helper := self.jobs.get(name)) and not helper.hangs]
+            for helper in helpers:
+                self._end(helper)
+                self._pending.append(base.Ended(helper.job.id, Outcome.FINISHED))
+        elif job.job.assists:
+            self._set_ready(job, False)
 
-    def _job_timeline(self, job: VirtualJob) -> _Timeline:
+    def _job_timeline(self, job: VirtualJob) -> Timeline:
         """Yield the steps of a job from its start to its end."""
         name = job.job.id
         starts = self._workload.start_seconds(job.job) if job.job.purpose is Purpose.TRAIN else START_SECONDS
@@ -387,22 +315,27 @@ class Virtual(Backend):
             case Purpose.PROFILE:
                 for array in job.job.arrays:
                     yield PROFILE_SECONDS, False
-                    profile = self._workload.profile(array.key, job.device.kind)
+                    profile = replace(self._workload.profile(array.key, job.device.kind), spreading={})
                     self._pending.append(base.Profiled(name, array.key, profile))
             case Purpose.TRAIN:
                 yield from self._train(job)
+            case Purpose.ASSIST:
+                self._set_ready(job, True)
+                while job.job.assists in self.jobs:
+                    self._pending.append(base.Heartbeat(name, settled=True))
+                    yield self._beat_seconds, False
         if name in self.jobs:
             self._end(job)
             self._pending.append(base.Ended(name, Outcome.FINISHED))
 
-    def _stop_timeline(self, job: VirtualJob) -> _Timeline:
+    def _stop_timeline(self, job: VirtualJob) -> Timeline:
         """Yield the steps of a job that is stopped."""
         yield STOP_SECONDS, False
         self._checkpoints.update(job.epochs(job.trials))
         self._end(job)
         self._pending.append(base.Ended(job.job.id, Outcome.STOPPED))
 
-    def _train(self, job: VirtualJob) -> _Timeline:
+    def _train(self, job: VirtualJob) -> Timeline:
         """Yield the steps of a training job: epochs of its arrays in turn, until no member is left."""
         self._admit_joining(job)
         self._pending.append(base.Heartbeat(job.job.id, settled=True))
@@ -413,6 +346,7 @@ class Virtual(Backend):
             start, finished = self.now, min(self._partial_epochs.pop(number, 0.0) for number in lane.members)
             duration = seconds(lane.profile, [1] * len(lane.members)) * (1 - finished)
             yield from self._work(job, duration, settled=True)
+            self._measure_team(job, lane)
             self._end_epoch(job, lane, self.now - start)
             if job.job.id not in self.jobs:
                 return
@@ -425,7 +359,16 @@ class Virtual(Backend):
                     self._pending.append(base.RelativeTimeMeasured(job.job.id, tuple(members), 1.0))
             self._admit_joining(job)
 
-    def _work(self, job: VirtualJob, duration: float, *, settled: bool) -> _Timeline:
+    def _measure_team(self, job: VirtualJob, lane: VirtualArray) -> None:
+        """Report the time of a step on the devices of a job, once for each number."""
+        devices = self._devices(job)
+        if devices > 1 and lane.members and (lane.key, devices) not in job.measured:
+            job.measured.add((lane.key, devices))
+            step = lane.profile.step_seconds[min(lane.profile.step_seconds)]
+            times = {1: step, devices: step * time_on(lane.profile, devices)}
+            self._pending.append(base.TeamMeasured(job.job.id, lane.key, len(lane.members), times))
+
+    def _work(self, job: VirtualJob, duration: float, *, settled: bool) -> Timeline:
         """Yield the steps of work of `duration` seconds, with heartbeats."""
         while duration > self._beat_seconds:
             duration -= self._beat_seconds
@@ -435,7 +378,7 @@ class Virtual(Backend):
         job.epoch_rest = 0.0
         yield duration, True
 
-    def _end_epoch(self, job: VirtualJob, lane: _VirtualArray, elapsed: float) -> None:
+    def _end_epoch(self, job: VirtualJob, lane: VirtualArray, elapsed: float) -> None:
         """Report an epoch of the members of an array, or let the array fail."""
         members = list(lane.members.items())
         trials = {number: member.trial for number, member in members}
@@ -469,7 +412,7 @@ class Virtual(Backend):
             lane = next((lane for lane in job.lanes if lane.key == array.key and not array.separate), None)
             if lane is None:
                 key = self._workload.key(array.members[0].trial)  # the array of the study may have no key
-                lane = _VirtualArray(array.key, self._workload.profile(key, job.device.kind))
+                lane = VirtualArray(array.key, self._workload.profile(key, job.device.kind))
                 job.lanes.append(lane)
             for member in array.members:
                 number, trial = member.trial.number, member.trial
@@ -483,12 +426,8 @@ class Virtual(Backend):
                 if epoch < member.target:
                     lane.members[number], lane.epochs[number] = member, epoch
         job.lanes = deque(lane for lane in job.lanes if lane.members)
-
-
-def _multi_device_speed(job: VirtualJob) -> float:
-    """Return the speed of a job on several devices as a multiple of that on one, from its profiles."""
-    devices = 1 + len(job.job.helpers)
-    return min(1 / array.profile.spreading[devices] for array in job.job.arrays if array.profile is not None)
+        if job.team:
+            self._update_speeds(job.device)
 
 
 def _thread_gain(job: VirtualJob) -> float:

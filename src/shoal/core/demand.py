@@ -73,8 +73,8 @@ class Profile:
         crowding: Jobs on a device -> slowdown of an epoch of this key among them, compared with alone.
         epoch_seconds: Members -> least seconds of an epoch on a device whose jobs reserved no more compute than it has.
             Empty if not measured, as on kinds whose oversubscription is not tuned.
-        spreading: Devices -> duration of an epoch on all of them, relative to one device; for each number up to the
-            most that a job may have. Empty if not measured: a job may have one device.
+        spreading: Devices -> duration of a step on all of them, relative to one device. 1 for two devices says that
+            steps cannot be divided. The least number that was not measured may be tried, if all below have paid.
         fetch_seconds: Seconds to fetch and prepare the samples of a batch that are not in memory.
         sharing: Sharing of the fetched samples.
         sample: Number of members for which it was measured; it does not extrapolate to much larger arrays.

@@ -34,7 +34,6 @@ class Job:
         purpose: Purpose of the job.
         demand: Reservation on its device; None if its demand is unknown.
         resumes: Id of the suspended job that it continues; "" of a new job.
-        helpers: Names of further devices that it uses exclusively.
         limit: Largest part of the compute of its device that its process may use, by MPS; None: all of it.
         assists: Id of the job for which a job with the purpose `ASSIST` computes gradients; "" of other jobs.
     """
@@ -44,7 +43,6 @@ class Job:
     purpose: Purpose = Purpose.TRAIN
     demand: Demand | None = None
     resumes: str = ""
-    helpers: tuple[str, ...] = ()
     limit: float | None = None
     assists: str = ""
 

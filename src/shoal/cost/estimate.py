@@ -28,6 +28,7 @@ __all__ = [
     "size_to_try",
     "step_seconds",
     "thread_gain",
+    "time_on",
 ]
 
 VALIDATION_COST = 1 / 3
@@ -156,6 +157,13 @@ def thread_gain(profile: Profile, threads: int, members: int) -> float | None:
     A measurement counts for sizes from half to twice its own.
     """
     return _of_similar_size(profile.thread_gain.get(threads, {}), members)
+
+
+def time_on(profile: Profile, devices: int) -> float:
+    """Return the time of a step on so many devices over that on one; beyond the measured ones no device saves time."""
+    if devices == 1 or not profile.spreading:
+        return 1.0
+    return profile.spreading.get(devices, profile.spreading[max(profile.spreading)])
 
 
 def merged_thread_gain(

@@ -38,6 +38,7 @@ class Scaling:
         sharing: c, largest number of jobs of this kind on one device; the least width is 1/c.
         trial: Whether one job more may be tried on one device, as c is 1 and no measurement of two speaks against it.
         devices: d, largest number of devices of a job.
+        grows: Whether a job may be tried on one device more than d, as no measurement of so many speaks against it.
         resize_seconds: ε, cost of a change of width.
     """
 
@@ -47,6 +48,7 @@ class Scaling:
     devices: int = 1
     resize_seconds: float = 0.0
     trial: bool = False
+    grows: bool = False
 
     def __post_init__(self) -> None:
         for name in ("alpha", "beta"):
@@ -64,6 +66,11 @@ class Scaling:
     def may_share(self) -> bool:
         """Whether a device may hold another job beside one of this kind."""
         return self.sharing > 1 or self.trial
+
+    @property
+    def max_devices(self) -> int:
+        """Largest number of devices of a job, one that is tried included."""
+        return self.devices + self.grows
 
     def factor(self, width: float) -> float:
         """Return h(w) / h(1); inf on overflow.
@@ -213,11 +220,18 @@ def shared_device_scaling(profile: Profile, expected: int) -> Scaling | None:
 
 
 def multi_device_scaling(profile: Profile, scaling: Scaling) -> Scaling:
-    """Return the scaling of a job, with its measured β and d on several devices."""
-    if not profile.spreading:
-        return scaling
-    measured = measured_scaling({1: (1.0,)}, {1: 1.0, **profile.spreading}, max_devices=max(profile.spreading))
-    return replace(scaling, beta=measured.beta, devices=measured.devices)
+    """Return the scaling of a job, with its measured β and d on several devices.
+
+    d is the last number of devices up to which each further one makes a step faster: a device that saves nothing is
+    given back, one that saves a little would else be idle. While every measured number has paid, one more may be tried.
+    """
+    times = {1: 1.0, **profile.spreading}
+    devices = 1
+    while times.get(devices + 1, inf) < times[devices]:
+        devices += 1
+    paying = {number: times[number] for number in range(1, devices + 1)}
+    beta = fit_beta(paying) if devices > 1 else Scaling.beta
+    return replace(scaling, beta=beta, devices=devices, grows=devices + 1 not in times)
 
 
 def _fit_base(logarithms: Mapping[int, float]) -> float:

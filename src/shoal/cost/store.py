@@ -18,7 +18,7 @@ from math import ceil, inf
 from shoal.core.array import Array, FusionKey
 from shoal.core.demand import Profile
 from shoal.core.device import Device
-from shoal.core.event import MemoryMeasured, Profiled, RelativeTimeMeasured
+from shoal.core.event import MemoryMeasured, Profiled, RelativeTimeMeasured, TeamMeasured
 from shoal.core.job import Job, Purpose
 from shoal.core.space import flatten
 from shoal.cost.estimate import fetching, merged_thread_gain, seconds, size_to_try
@@ -67,7 +67,7 @@ class OutOfMemoryObserved:
     arrays: tuple[Array, ...]
 
 
-Observation = Profiled | RelativeTimeMeasured | MemoryMeasured | EpochTimes | OutOfMemoryObserved
+Observation = Profiled | RelativeTimeMeasured | MemoryMeasured | TeamMeasured | EpochTimes | OutOfMemoryObserved
 
 
 class WeightedMeans:
@@ -132,6 +132,8 @@ class ProfileStore:
             case MemoryMeasured():
                 self._peaks[job.id] = observation.memory
                 self._observe_memory(observation, device)
+            case TeamMeasured():
+                self._observe_team(observation, device.kind)
             case EpochTimes():
                 self._observe_epochs(observation, job.arrays[0].key, device.kind)
             case OutOfMemoryObserved():
@@ -167,9 +169,9 @@ class ProfileStore:
     def _observe_profile(self, found: Profiled, job: Job, kind: str) -> None:
         """Replace a profile by that of a profile job, or extend it by the measurements of a training job.
 
-        Measurements that only training jobs make are kept: out-of-memory limits, crowding, seconds of epochs, and gains
-        of compiling and of threads. A profile job whose process was limited to a share of the device only adds its
-        speed there.
+        Measurements that only training jobs make are kept: out-of-memory limits, crowding, seconds of epochs, gains of
+        compiling and of threads, and times on several devices. A profile job whose process was limited to a share of
+        the device only adds its speed there.
         """
         key, profile = found.key, found.profile
         if members := [member for array in job.arrays if array.key == key for member in array.members]:
@@ -193,6 +195,7 @@ class ProfileStore:
                     profile, member_memory=memory, crowding=known.crowding, sample=sample, thread_gain=known.thread_gain
                 )
                 profile = replace(profile, share_speeds=known.share_speeds, epoch_seconds=known.epoch_seconds)
+                profile = replace(profile, spreading=profile.spreading or known.spreading)
             else:
                 fused = self._updated_means((key, kind, "fused"), known.fused_gain, profile.fused_gain)
                 profile = replace(
@@ -215,6 +218,17 @@ class ProfileStore:
                 relative_time = self._means.observe((pair, kind), known.get(pair), found.relative_time)
                 self._history.put_relative_time(pair, kind, relative_time)
         self.changes += 1
+
+    def _observe_team(self, found: TeamMeasured, kind: str) -> None:
+        """Update the times on several devices; steps that cannot be divided take as long on two devices as on one."""
+        if (profile := self.estimate(found.key, kind)) is None:
+            return
+        relative = {devices: step / found.seconds[1] for devices, step in found.seconds.items() if devices > 1}
+        if found.note:
+            spreading = {2: 1.0}
+        else:
+            spreading = self._updated_means((found.key, kind, "devices"), profile.spreading, relative)
+        self._put_if_changed(found.key, kind, profile, replace(profile, spreading=spreading))
 
     def _observe_epochs(self, observation: EpochTimes, key: FusionKey, kind: str) -> None:
         """Update the step times by epochs of a job alone on its device, or the crowding by epochs of a shared device.

@@ -17,6 +17,7 @@ from shoal.fuse.generators import forked_rng
 from shoal.fuse.patches import HiddenWarning
 from shoal.fuse.randomness import active_source, current_source
 from shoal.fuse.rules.table import RULES
+from shoal.fuse.shard import IndivisibleStepError, active_shard
 from shoal.fuse.side_effects import HIDDEN_WRITES, draws_random, updates_statistics, written_arguments
 from shoal.fuse.stacked import (
     NeedsMemberError,
@@ -205,6 +206,8 @@ def _run_seeded(func: Any, calls: list[tuple[Any, Any]], leaves: list[Any], draw
         leaves: Arguments, stacked or shared.
         drawing: Whether each member draws; None if all do.
     """
+    if active_shard() is not None:
+        raise IndivisibleStepError(f"{_name(func)} draws random numbers, of which a part of the batch cannot be drawn")
     devices = sorted({leaf.device.index for leaf in leaves if isinstance(leaf, Tensor) and leaf.is_cuda})
     if not devices and torch.cuda.is_initialized():  # type: ignore[no-untyped-call] # its generator is seeded, too
         devices = [torch.cuda.current_device()]

@@ -16,7 +16,14 @@ from torch.utils import _pytree as pytree
 from shoal.core.errors import FusionError
 from shoal.fuse.array_state import EVERY_FUNCTION, ArrayState
 from shoal.fuse.member_changes import user_attributes
-from shoal.fuse.per_member import error_location, function_identity, refuse_outer_grad, run_each_member
+from shoal.fuse.per_member import (
+    describe_function,
+    error_location,
+    function_identity,
+    refuse_outer_grad,
+    run_each_member,
+)
+from shoal.fuse.shard import IndivisibleStepError, active_shard
 from shoal.fuse.slots import Slot
 from shoal.fuse.stacked import NeedsMemberError, SharedWriteError, Stacked, events, refuse_custom_autograd
 from shoal.fuse.transaction import Transaction
@@ -56,7 +63,8 @@ class MapRunner:
         keys = self._state.next_keys()
         key = (function_identity(fn), training)
         by_member = self._state.by_member
-        if len(self._state.members) == 1 or key in by_member or EVERY_FUNCTION in by_member:
+        divided = active_shard() is not None  # only a run at once knows of shards
+        if (len(self._state.members) == 1 and not divided) or key in by_member or EVERY_FUNCTION in by_member:
             return self._run_each(fn, keys, batch)
         if key not in self._ran:
             return self._run_first_time(fn, key, keys, batch)
@@ -93,6 +101,8 @@ class MapRunner:
                     slot.uniform = False
             else:
                 break
+        if active_shard() is not None:
+            raise IndivisibleStepError(f"{reason}, so it must run member by member")
         self._state.by_member.add(key)
         if key not in _logged:
             _logged.add(key)
@@ -127,6 +137,8 @@ class MapRunner:
 
     def _run_each(self, fn: Callable[..., Any], keys: Callable[[], list[int]], batch: tuple[Any, ...]) -> Any:
         """Run a function on one member after another; their parameters are rows of the stacked ones."""
+        if active_shard() is not None:
+            raise IndivisibleStepError(f"{describe_function(fn)} must run member by member")
         state = self._state
         state.sync_before_member_runs()
         several = len(state.members) > 1

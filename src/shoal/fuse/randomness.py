@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import lru_cache
+from math import prod
 
 import torch
 import torch.utils.checkpoint
@@ -17,6 +18,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode
 
 from shoal.core.errors import FusionError
+from shoal.fuse.shard import recorded_shard
 
 __all__ = [
     "RandomSource",
@@ -136,12 +138,13 @@ def keep_mask(keys: Tensor, shape: Sequence[int], drop: Tensor | float, device: 
         device: Device of the mask.
 
     Returns:
-        Mask, bool [B, *shape].
+        Mask, bool [B, *shape]; in a step of several processes, the rows of this process of the mask of the whole batch.
     """
-    numel = 1
-    for size in shape:
-        numel *= size
-    index = _index_hash(numel, device).view(1, *shape)
+    shard = recorded_shard()
+    whole, axis, first = (tuple(shape), 0, 0) if shard is None else shard.mask_rows(tuple(shape))
+    index = _index_hash(prod(whole), device).view(1, *whole)
+    if whole != tuple(shape):
+        index = index.narrow(axis + 1, first, shape[axis])
     key = keys.to(device, torch.int32).view(-1, *[1] * len(shape))
     word = _times_(index ^ key, _MULTIPLY[0])
     word ^= word >> 15

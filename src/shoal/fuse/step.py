@@ -34,9 +34,10 @@ from shoal.fuse.micro_batches import micro_batches, total, weighted
 from shoal.fuse.optim.fused import FusedOptimizer
 from shoal.fuse.per_member import MemberRunner, member_batch
 from shoal.fuse.scaler import GradScaler
+from shoal.fuse.shard import Shard, use_shard
 from shoal.fuse.stacked import Stacked
 
-__all__ = ["StepMode", "TrainingStep"]
+__all__ = ["StepMode", "TrainingStep", "backward"]
 
 _log = logging.getLogger("shoal.fuse")
 
@@ -110,7 +111,7 @@ class TrainingStep:
         self.way: StepMode | None = None
         self.compile_seconds = 0.0
         """Seconds spent on capturing and compiling."""
-        self._array = array
+        self.array = self._array = array
         self._optimizer = optimizer
         self._loss = loss
         self._device = next((p.device for p in array.parameters()), torch.device("cpu"))
@@ -134,6 +135,11 @@ class TrainingStep:
     def seconds(self) -> dict[StepMode, float]:
         """Seconds of the shortest step in each timed way."""
         return self._race.seconds
+
+    @property
+    def scales(self) -> tuple[float, ...]:
+        """Loss scales of the members; empty if there are none."""
+        return tuple(scale.scale for scale in self._scaler.scales)
 
     @property
     def compiled(self) -> bool:
@@ -221,19 +227,29 @@ class TrainingStep:
             self._plain.drop()
         return self._runs[way](batch)
 
-    def _eager(self, batch: Any) -> Tensor:
+    def gradients(self, batch: Any, shards: Sequence[Shard] = ()) -> Tensor:
+        """Compute the gradients of all members at once, without an update; returns the detached losses, [B].
+
+        Args:
+            batch: Batch, shared or stacked.
+            shards: See `backward`.
+        """
+        self._plain.drop()
         self._optimizer.zero_grad()
-        taken = []
-        for part, weight in micro_batches(batch):
-            losses = weighted(_one_for_each(self._array.map(self._loss, part), len(self._array)), weight)
-            self._scaler.scale(losses).sum().backward()  # type: ignore[no-untyped-call]
-            taken.append(losses.detach())
+        return backward(self._array, self._loss, self._scaler, batch, shards)
+
+    def update(self) -> None:
+        """Unscale and clip the gradients, and step the optimizers, after `gradients`."""
         self._scaler.unscale_(self._optimizer)
         if self._limits is not None:
             clip_grad_norm_(self._array, self._limits)
         self._scaler.step(self._optimizer)
         self._scaler.update()
-        return total(taken)
+
+    def _eager(self, batch: Any) -> Tensor:
+        losses = self.gradients(batch)
+        self.update()
+        return losses
 
     def _captured(self, step: CapturedStep, batch: Any) -> Tensor:
         if step.fits(batch):
@@ -248,6 +264,30 @@ class TrainingStep:
     def __str__(self) -> str:
         times = ", ".join(f"{way} {seconds * 1e3:.3g} ms" for way, seconds in self.seconds.items())
         return f"{self.way} ({times})"
+
+
+def backward(
+    array: ModelArray, loss: Callable[..., Any], scaler: GradScaler, batch: Any, shards: Sequence[Shard] = ()
+) -> Tensor:
+    """Add the scaled gradients of a step to those of the array; returns the detached losses, [B].
+
+    Args:
+        array: Array of the models.
+        loss: Loss function as for `ModelArray.map`.
+        scaler: Loss scales of the array's members.
+        batch: Batch, or `MicroBatches`.
+        shards: The part of the whole batch that each (micro-)batch is, if several processes compute the gradients.
+
+    Raises:
+        FusionError: As for `TrainingStep`.
+    """
+    taken = []
+    for number, (part, weight) in enumerate(micro_batches(batch)):
+        with use_shard(shards[number] if shards else None):
+            losses = weighted(_one_for_each(array.map(loss, part), len(array)), weight)
+            scaler.scale(losses).sum().backward()  # type: ignore[no-untyped-call]
+        taken.append(losses.detach())
+    return total(taken)
 
 
 def _shapes(batch: Any) -> list[Any]:

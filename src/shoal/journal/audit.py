@@ -1,4 +1,4 @@
-"""Audit of reservations: finds every moment at which a study reserved more than its devices have."""
+"""Audit of a journal: moments at which a study reserved more than its devices have, and jobs on several devices."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -8,10 +8,11 @@ from typing import Literal
 
 from shoal.core.device import Cluster
 from shoal.core.errors import JournalError
+from shoal.core.job import Purpose
 from shoal.journal.rows import Reservation
 from shoal.journal.view import JournalView
 
-__all__ = ["Overcommitment", "overcommitments"]
+__all__ = ["Overcommitment", "faults_of_teams", "overcommitments"]
 
 _SLACK = 1e-9
 """Relative excess over a limit that is attributed to floating-point rounding."""
@@ -92,3 +93,33 @@ def _swept(
         if total > limit * (1 + _SLACK) and total > before:
             yield Overcommitment(place, what, time, total, limit, tuple(held))
         before = total
+
+
+def faults_of_teams(journal: JournalView) -> list[str]:
+    """Return a text for each helper that never ended, or that shared a device.
+
+    A helper assists a training job on another device, and has its own device to itself.
+
+    Args:
+        journal: Journal of a study that has ended.
+    """
+    jobs = {job.id: job for job in journal.jobs()}
+    faults: list[str] = []
+    for helper in (job for job in jobs.values() if job.purpose is Purpose.ASSIST):
+        leader = jobs.get(helper.assists)
+        if leader is None or leader.purpose is not Purpose.TRAIN or leader.device == helper.device:
+            faults.append(
+                f"{helper.id} on {helper.device} assists {helper.assists!r}, no training job of another device"
+            )
+        if helper.ended is None:
+            faults.append(f"{helper.id} on {helper.device} has not ended")
+            continue
+        faults += (
+            f"{helper.id} and {other.id} were on {helper.device} at the same time"
+            for other in jobs.values()
+            if other.device == helper.device
+            and other is not helper
+            and other.started < helper.ended
+            and (other.ended is None or helper.started < other.ended)
+        )
+    return faults

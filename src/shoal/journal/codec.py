@@ -88,7 +88,8 @@ def trial_row(row: tuple[Any, ...]) -> TrialRow:
 
 def job_row(row: tuple[Any, ...]) -> JobRow:
     """Decode a row of the table jobs with the trials that joined it and its last reservation."""
-    job, purpose, device, text, started, ended, outcome, message, of_keys, activities, resumes, joined, *rest = row
+    job, purpose, device, text, started, ended, outcome, message, of_keys, activities, resumes, assists, *more = row
+    joined, *rest = more
     trials, keys, reservation = json.loads(text), json.loads(of_keys), rest
     if not all(isinstance(key, str) for key in keys):
         raise ValueError(f"the keys {of_keys}")
@@ -108,6 +109,7 @@ def job_row(row: tuple[Any, ...]) -> JobRow:
         reservation=None if reservation[0] is None else Reservation(*reservation),
         members={key: tuple(dict.fromkeys(x)) for key, x in keys.items()} if isinstance(keys, dict) else {},
         resumes=resumes,
+        assists=assists,
         activities={Activity(name): seconds for name, seconds in _numbers(activities, "activity").items()},
     )
 

@@ -144,7 +144,7 @@ class JobRow:
 
     Args:
         id: Id, unique in the study.
-        purpose: Purpose: training, finding signatures or profiling.
+        purpose: Purpose: training, finding signatures, profiling or assisting.
         device: Name of its device.
         trials: Numbers of its members.
         started: Start, in seconds since 1970.
@@ -158,6 +158,7 @@ class JobRow:
         activities: Seconds by activity; empty while it runs, if it could not report them, and in a journal of an older
             version.
         resumes: Id of the suspended job that it continues, or "".
+        assists: Id of the job for which it computes gradients on a further device, or "".
     """
 
     id: str
@@ -173,6 +174,7 @@ class JobRow:
     members: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     activities: Mapping[Activity, float] = field(default_factory=dict)
     resumes: str = ""
+    assists: str = ""
 
     @property
     def failed(self) -> bool:

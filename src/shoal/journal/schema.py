@@ -29,7 +29,7 @@ __all__ = [
 ]
 
 FILE_NAME = "journal.sqlite"
-VERSION = 9
+VERSION = 10
 _BUSY_SECONDS = 10.0
 _COPIES = 20
 _COPY_PAUSE_SECONDS = 0.05
@@ -80,12 +80,12 @@ _SCHEMA = (
     # A job as it was started. `keys` is a JSON object: key of an array -> numbers of its trials; in old journals a list
     # of keys. `kill_reason` is the outcome after a kill, with its reason: "hung: showed no progress ...".
     # `activities` is a JSON object: activity -> seconds; empty for a job that did not report them. `resumes` is the id
-    # of the suspended job that it continues, or "".
+    # of the suspended job that it continues, or ""; `assists` that of the job for which it computes gradients, or "".
     """CREATE TABLE jobs (
         id TEXT PRIMARY KEY, purpose TEXT NOT NULL, device TEXT NOT NULL, trials TEXT NOT NULL, started REAL NOT NULL,
         ended REAL, outcome TEXT NOT NULL DEFAULT '', message TEXT NOT NULL DEFAULT '', keys TEXT NOT NULL,
         kill_reason TEXT NOT NULL DEFAULT '', activities TEXT NOT NULL DEFAULT '{}',
-        resumes TEXT NOT NULL DEFAULT '')""",
+        resumes TEXT NOT NULL DEFAULT '', assists TEXT NOT NULL DEFAULT '')""",
     *_JOINS,
     # Reservations of a job from a point in time on, NULL where unknown; the first is from its start.
     "CREATE TABLE reservations (job TEXT NOT NULL, time REAL NOT NULL, compute REAL, memory INTEGER, cores REAL)",
@@ -167,6 +167,7 @@ _MIGRATIONS: Mapping[int, Sequence[str | Callable[[sqlite3.Connection], None]]] 
         f"""UPDATE jobs SET activities = replace(activities, '"{old}":', '"{new}":')"""
         for old, new in (("survey", "signature"), ("races", "autotune"))
     ),
+    9: ("ALTER TABLE jobs ADD COLUMN assists TEXT NOT NULL DEFAULT ''",),
 }
 """Version -> statements, and functions of the connection, that make the next version of it."""
 

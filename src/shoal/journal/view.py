@@ -46,7 +46,7 @@ _TRIAL = (
 )
 _REPORT = "SELECT seq, trial, epoch, metrics, seconds, state, reason FROM reports"
 _JOB = (
-    "SELECT id, purpose, device, trials, started, ended, outcome, message, keys, activities, resumes, "
+    "SELECT id, purpose, device, trials, started, ended, outcome, message, keys, activities, resumes, assists, "
     "(SELECT json_group_array(json_array(key, trial)) FROM (SELECT key, trial FROM joins WHERE job = id "
     "ORDER BY joins.rowid)) AS joined, "
     "time, compute, memory, cores "
@@ -72,6 +72,7 @@ _TEXT = (
     "verb",
     "activities",
     "resumes",
+    "assists",
 )
 _KINDS: dict[str, tuple[type, ...]] = {
     **dict.fromkeys((*_WHOLE, "free"), (int,)),

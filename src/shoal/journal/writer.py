@@ -195,8 +195,8 @@ class Journal(LockedJournal):
         now = self._clock()
         with self.transaction():
             self.tables.rows(
-                "INSERT INTO jobs (id, purpose, device, trials, started, message, keys, resumes) "
-                "VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+                "INSERT INTO jobs (id, purpose, device, trials, started, message, keys, resumes, assists) "
+                "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 job.id,
                 job.purpose,
                 device,
@@ -205,6 +205,7 @@ class Journal(LockedJournal):
                 f"goes on with {job.resumes}" if job.resumes else "",
                 json.dumps(_trials_by_key(job.arrays) if job.purpose is Purpose.TRAIN else {}),
                 job.resumes,
+                job.assists,
             )
             self._insert_reservations(now, {job.id: job.demand})
             if job.purpose is Purpose.TRAIN:

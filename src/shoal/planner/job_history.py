@@ -88,7 +88,7 @@ class JobHistory:
     Args:
         arrived: Time at which its first trial began to wait.
         since: Time at which the job entered its current state.
-        devices: Current or last devices. The queue of the job belongs to the first one.
+        device: Current or last device, without those of helpers. The queue of the job belongs to it.
         share: Share of the compute of its device, or None.
         ran: Seconds on devices before the last start.
         quanta: Statistics of the finished turns.
@@ -98,12 +98,13 @@ class JobHistory:
         has_reported: Whether the job has reported since its last start.
         preemption_requested_at: Time of the last request to leave its device.
         switch: Seconds that the last departure from its device took.
+        may_grow: Whether it may get further devices since its last start.
         cached_summary: The job of the last view, and the summary of its members.
     """
 
     arrived: float
     since: float
-    devices: tuple[str, ...]
+    device: str
     share: float | None = None
     ran: float = 0.0
     quanta: tuple[TurnStats, ...] = ()
@@ -113,6 +114,7 @@ class JobHistory:
     has_reported: bool = False
     preemption_requested_at: float = 0.0
     switch: float | None = None
+    may_grow: bool = True
     cached_summary: tuple[Job, MemberSummary] | None = None
 
     @classmethod
@@ -126,7 +128,7 @@ class JobHistory:
         return cls(
             now - job.age,
             now - job.waited,
-            (job.device,),
+            job.device,
             ran=job.ran,
             quanta=job.quanta,
             preemptions=job.preemptions,
@@ -145,7 +147,7 @@ class JobHistory:
             "since": self.since,
             "quanta": self.quanta,
             "preemptions": self.preemptions,
-            "home": self.devices[0],
+            "home": self.device,
         }
 
 

@@ -1,5 +1,6 @@
 """Runtime history of each job across suspensions, and the suspended jobs."""
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
@@ -11,7 +12,7 @@ from shoal.core.array import Array, FusionKey, Member, remove_members
 from shoal.core.command import QuantumMeasured
 from shoal.core.demand import Demand
 from shoal.core.device import Device
-from shoal.core.event import Ended, Outcome, Reported
+from shoal.core.event import NOT_TRIAL_FAILURES, Ended, Outcome, Reported
 from shoal.core.job import Job, Purpose
 from shoal.core.trial import TrialGroup
 from shoal.cost.estimate import fetching, seconds
@@ -29,8 +30,11 @@ _MIN_SECONDS = 1e-9
 """Least seconds of a quantum, so that a rate is finite."""
 
 TRIAL_EPOCHS = 5
-"""Epochs that a job must have left to be tried beside another one. Its start, and the epochs that are measured, must
-fit."""
+"""Epochs that a job must have left to be tried beside another one, or on one device more. Its start, and the epochs
+that are measured, must fit."""
+
+MAX_HELPER_FAILURES = 3
+"""Failures of helpers of a key on a kind of device after which no job of the key gets another one there."""
 
 MAX_SWITCHES = 101
 """Number of recent switches. Their median is the cost of a switch."""
@@ -57,10 +61,14 @@ class _ProfileEstimates:
 
     Args:
         profiles: Profile of a key on a kind of device, or None.
+        teams: Whether a job may have several devices.
     """
 
-    def __init__(self, profiles: Profiles) -> None:
+    def __init__(self, profiles: Profiles, teams: bool) -> None:
         self._profiles = profiles
+        self._teams = teams
+        self.helper_failures = Counter[tuple[FusionKey, str]]()
+        """Number of failed helpers by key and kind of device."""
         self._scalings: dict[object, Scaling] = {}  # one per kind of job, within one turn of planning
 
     def clear(self) -> None:
@@ -90,13 +98,23 @@ class _ProfileEstimates:
                 )
         return max(ends)
 
-    def scaling(self, demand: Mapping[str, Demand], arrays: Sequence[Array], switch_seconds: float) -> Scaling:
-        """Return the scaling of a job, measured or by its demand, on the kind of device that scales worst."""
+    def scaling(
+        self, demand: Mapping[str, Demand], arrays: Sequence[Array], switch_seconds: float, on_several: bool = False
+    ) -> Scaling:
+        """Return the scaling of a job, measured or by its demand, on the kind of device that scales worst.
+
+        Args:
+            demand: Demand by kind of device.
+            arrays: Arrays of the job.
+            switch_seconds: ε.
+            on_several: Whether the job is on several devices, and so goes on with a trial however soon it ends.
+        """
         lasts = len(arrays) == 1 and min(arrays[0].epochs, default=0) >= TRIAL_EPOCHS
         cache_key = (
             arrays[0].key if len(arrays) == 1 else None,
             tuple([(kind, d.compute) for kind, d in demand.items()]),
             lasts,
+            on_several,
         )
         if cache_key in self._scalings:
             return self._scalings[cache_key]
@@ -107,10 +125,16 @@ class _ProfileEstimates:
             measured = None if known is None else shared_device_scaling(known, expected)
             trial = expected == 1 and lasts and known is not None
             scaling = measured or Scaling(1.0, sharing=expected, trial=trial)
-            found.append(scaling if known is None else multi_device_scaling(known, scaling))
+            if known is not None and self._may_have_team(arrays[0].key, kind):
+                scaling = multi_device_scaling(known, scaling)
+                scaling = replace(scaling, grows=scaling.grows and (lasts or on_several))
+            found.append(scaling)
         worst = min(found, key=lambda scaling: (scaling.sharing, -scaling.alpha), default=Scaling(1.0))
         self._scalings[cache_key] = replace(worst, resize_seconds=switch_seconds)
         return self._scalings[cache_key]
+
+    def _may_have_team(self, key: FusionKey, kind: str) -> bool:
+        return self._teams and not key.opaque and self.helper_failures[key, kind] < MAX_HELPER_FAILURES
 
 
 class JobTracker:
@@ -128,16 +152,17 @@ class JobTracker:
 
     Args:
         profiles: Profile of a key on a kind of device, or None.
+        teams: Whether a job may have several devices.
     """
 
-    def __init__(self, profiles: Profiles = lambda key, kind: None) -> None:
+    def __init__(self, profiles: Profiles = lambda key, kind: None, *, teams: bool = False) -> None:
         self.changes = 0
         """Number of changes: preemption requests, departures, dissolved jobs, and jobs that have become preemptible."""
         self.leaving: dict[str, PreemptionRequest] = {}
         """Open preemption requests by job id."""
         self.switch_seconds = SWITCH_SECONDS
         """Seconds that suspending and resuming a job cost: request to departure, plus start to first step."""
-        self._estimates = _ProfileEstimates(profiles)
+        self._estimates = _ProfileEstimates(profiles, teams)
         self._running: dict[str, JobHistory] = {}
         self._suspended: dict[str, tuple[Job, JobHistory]] = {}
         self._earlier: list[EarlierJob] = []  # suspended jobs of an earlier engine whose trials do not wait yet
@@ -203,28 +228,24 @@ class JobTracker:
         self._arrived = {m.trial.number: self._arrived.get(m.trial.number, now) for m, _ in free}
         return free, [job for job, _ in self._suspended.values()]
 
-    def begin(self, job: Job, devices: tuple[str, ...], share: float | None, now: float) -> None:
-        """Record that a job starts on devices."""
+    def begin(self, job: Job, device: str, share: float | None, now: float) -> None:
+        """Record that a job starts on a device."""
         if job.resumes:
             _, history = self._suspended.pop(job.resumes)
         else:
             trials = frozenset(member.trial.number for member in job.members)
             earlier = self._interrupted.pop(trials, None) if job.purpose is Purpose.TRAIN else None
             arrived = self.arrived(job.members, now)
-            history = JobHistory(arrived, now, devices) if earlier is None else JobHistory.restored(earlier, now)
+            history = JobHistory(arrived, now, device) if earlier is None else JobHistory.restored(earlier, now)
         history.since, history.turn_since = now, None
-        history.devices, history.share, history.has_reported = devices, share, False
+        history.device, history.share, history.has_reported, history.may_grow = device, share, False, True
         self._running[job.id] = history
 
     def register_running(self, running: Iterable[tuple[Job, Device]], now: float) -> None:
         """Register running jobs; an unregistered job begins now."""
         for job, device in running:
             if job.id not in self._running:
-                self.begin(job, (device.name, *job.helpers), None, now)
-
-    def devices(self, job: str) -> tuple[str, ...]:
-        """Return the devices of a running job."""
-        return self._running[job].devices
+                self.begin(job, device.name, None, now)
 
     def set_share(self, job: str, share: float | None) -> None:
         """Record the new share of a running job."""
@@ -252,6 +273,17 @@ class JobTracker:
         if not history.has_reported:
             history.has_reported = True
             self.changes += 1  # the job is preemptible from now on
+
+    def end_helper(self, helper: Job, device: Device, outcome: Outcome) -> None:
+        """Record that a helper has ended unasked, so that jobs do not get one helper after the other in vain.
+
+        If it has finished, it could not take part, and its leader gets no other one.
+        """
+        leader = self._running.get(helper.assists)
+        if outcome not in NOT_TRIAL_FAILURES:
+            self._estimates.helper_failures[helper.arrays[0].key, device.kind] += 1
+        elif outcome is Outcome.FINISHED and leader is not None:
+            leader.may_grow = False
 
     def end_turn(self, job: str, now: float) -> None:
         """End the turn of a running job and begin another; a turn without a loss goes on."""
@@ -297,31 +329,38 @@ class JobTracker:
         """Return the time at which the first of these members began to wait."""
         return min((self._arrived.get(member.trial.number, now) for member in members), default=now)
 
-    def running_view(self, job: Job, device: Device, demand: Demand, now: float) -> JobView:
+    def running_view(
+        self, job: Job, device: Device, demand: Demand, now: float, further: Sequence[str] = ()
+    ) -> JobView:
         """Return the view of a running job for policies.
 
-        A signature or profile job is not preemptible. A training job is preemptible after its first report, so it makes
-        progress between two suspensions.
+        Only a training job is preemptible, and only after its first report, so it makes progress between two
+        suspensions.
 
         Args:
             job: The job with its current members.
-            device: Device of the job; the helpers of the job are its further devices.
+            device: Device of the job.
             demand: Demand on this device.
             now: Time in seconds.
+            further: Names of the devices of its helpers.
         """
         history, demands = self._running[job.id], {device.kind: demand}
-        return JobView(
+        view = JobView(
             job.id,
             demands,
             JobState.RUNNING,
-            (device.name, *job.helpers),
+            (device.name, *further),
             share=history.share,
             turn_since=history.turn_since,
             ran=history.ran + now - history.since,
             preemptible=job.purpose is Purpose.TRAIN and history.has_reported and job.id not in self.leaving,
             **history.view_fields,
-            **self._view_fields(demands, job.arrays, history.summary(job, self.group)),
+            **self._view_fields(demands, job.arrays, history.summary(job, self.group), on_several=bool(further)),
         )
+        if not history.may_grow:
+            scaling = replace(view.scaling, devices=min(view.scaling.devices, len(view.devices)), grows=False)
+            view = replace(view, scaling=scaling)
+        return view
 
     def suspended_view(self, job: Job, demand: Mapping[str, Demand]) -> JobView:
         """Return the view of a suspended job for policies."""
@@ -343,7 +382,12 @@ class JobTracker:
         return sorted(views, key=lambda view: histories[view.id].arrived if view.id in histories else view.since)
 
     def _view_fields(
-        self, demand: Mapping[str, Demand], arrays: Sequence[Array], known: MemberSummary | None = None
+        self,
+        demand: Mapping[str, Demand],
+        arrays: Sequence[Array],
+        known: MemberSummary | None = None,
+        *,
+        on_several: bool = False,
     ) -> dict[str, Any]:
         """Return the fields of a view that depend on its arrays, whose summary may be known, and on the study."""
         summary = known or MemberSummary.of(arrays, self.group)
@@ -352,7 +396,7 @@ class JobTracker:
             "critical_path": self._estimates.critical_path(summary.with_follow_up, demand, arrays),
             "budget": summary.budget,
             "epoch": summary.epoch,
-            "scaling": self._estimates.scaling(demand, arrays, self.switch_seconds),
+            "scaling": self._estimates.scaling(demand, arrays, self.switch_seconds, on_several),
             "switch_seconds": self.switch_seconds,
             "best": self._best,
         }

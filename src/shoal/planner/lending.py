@@ -11,7 +11,7 @@ __all__ = ["lent_cores"]
 
 
 def lent_cores(running: Sequence[tuple[Job, Device]], idle: Sequence[Device], cluster: Cluster) -> dict[str, int]:
-    """Divide the cores of idle CPU slots among the training jobs of their machine.
+    """Divide the cores of idle CPU slots among the training jobs of their machine that have one device.
 
     One slot after another goes to the job that is expected to end last if all its cores help in full; among equals, to
     the one with the fewest cores.
@@ -25,12 +25,17 @@ def lent_cores(running: Sequence[tuple[Job, Device]], idle: Sequence[Device], cl
         Id of each job that gets cores -> its cores, including those of its own slot.
     """
     cores: dict[str, int] = {}
+    on_several = {job.assists for job, _ in running}
     for slot in idle:
         node = cluster.places[slot.name][0] if slot.is_cpu else None
         borrowers = {
             job.id: (_seconds_left(job), cores.get(job.id, device.cores))
             for job, device in running
-            if node is not None and device.is_cpu and _may_borrow(job) and cluster.places[device.name][0] is node
+            if node is not None
+            and device.is_cpu
+            and _may_borrow(job)
+            and cluster.places[device.name][0] is node
+            and job.id not in on_several
         }
         if borrowers:
             last = max(borrowers, key=lambda job: (borrowers[job][0] / borrowers[job][1], -borrowers[job][1]))
@@ -39,8 +44,8 @@ def lent_cores(running: Sequence[tuple[Job, Device]], idle: Sequence[Device], cl
 
 
 def _may_borrow(job: Job) -> bool:
-    """Return whether a job trains arrays on one device; programs get their number of threads when they start."""
-    return job.purpose is Purpose.TRAIN and not job.helpers and not any(array.key.opaque for array in job.arrays)
+    """Return whether a job trains arrays; programs get their number of threads when they start."""
+    return job.purpose is Purpose.TRAIN and not any(array.key.opaque for array in job.arrays)
 
 
 def _seconds_left(job: Job) -> float:

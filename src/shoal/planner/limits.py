@@ -72,7 +72,7 @@ def jobs_to_restart(
 
 def _jobs_on(held: _Placed, placed: _Placed) -> Counter[str]:
     """Return the number of jobs on each device, by its name."""
-    return Counter(name for job, device in (*held, *placed) for name in (device.name, *job.helpers))
+    return Counter(device.name for _, device in (*held, *placed))
 
 
 def _reserved(job: Job, device: Device) -> float | None:

@@ -1,6 +1,6 @@
 """The planner: one turn of planning, from trials to arrays to jobs to devices."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -33,7 +33,8 @@ class Placement:
     """The result of a turn of planning: the jobs to start, and the reasons why other trials wait.
 
     Args:
-        starts: Jobs to start, with their devices. The trials of a profile job are a sample and still wait.
+        starts: Jobs to start, with their devices; helpers follow their leaders. The trials of a profile job are a
+            sample and still wait.
         refusals: Number of the trial -> reason, for every waiting trial that is in no training job of `starts` and
             joins no running job.
         joins: Id of a running job -> arrays that join it.
@@ -165,10 +166,11 @@ class Planner:
         profiling = self._profile_jobs(waiting, keyed, running, planning)
         held = [*running, *profiling]
         self.tracker.register_running(held, now)
-        views = [self._running_view(job, device, planning, now) for job, device in held]
+        views, dismissed = self._running_views(held, planning, now)
         ready = [(member, key) for member, key in keyed if planning.ready(member, key)]
         groups = self._groups(ready, views, planning, alone, limits) if ready else []
-        draft = self._run_policy(views, suspended, groups, planning, now)
+        draft = self._run_policy(views, suspended, groups, held, planning, now)
+        draft.preemptions |= dismissed
         self._limit_shares(draft, held, views, now)
         joins = self._joins(held, draft, planning, unshared) if self._elastic and draft.refused else {}
         unmeasured = _measuring_reasons(keyed, held, planning) if len(ready) < len(keyed) else {}
@@ -187,13 +189,39 @@ class Planner:
                 draft.preemptions[name] = leave
                 self.tracker.request_preemption(name, leave, now)
 
-    def _running_view(self, job: Job, device: Device, planning: PlanningContext, now: float) -> JobView:
+    def _running_views(
+        self, held: Sequence[tuple[Job, Device]], planning: PlanningContext, now: float
+    ) -> tuple[list[JobView], dict[str, PreemptionRequest]]:
+        """Return the views of all jobs that hold devices, and requests to helpers that do not make steps faster.
+
+        A helper is one more device of its leader. A helper that is about to leave has a view of its own until then.
+        """
+        teams = _teams(held, self.tracker.leaving)
+        views: list[JobView] = []
+        dismissed: dict[str, PreemptionRequest] = {}
+        for job, device in held:
+            if job.purpose is Purpose.ASSIST:
+                continue
+            helpers = teams.get(job.id, {})
+            view = self._running_view(job, device, tuple(helpers), planning, now)
+            for name in view.devices[view.scaling.max_devices :]:
+                reason = f"steps of {job.id} are not faster on {len(view.devices)} devices"
+                dismissed[helpers[name]] = PreemptionRequest(False, reason)
+                self.tracker.request_preemption(helpers[name], dismissed[helpers[name]], now)
+            views.append(replace(view, devices=view.devices[: view.scaling.max_devices]))
+        in_team = {helper for team in teams.values() for helper in team.values()} - dismissed.keys()
+        leaving = [each for each in held if each[0].purpose is Purpose.ASSIST and each[0].id not in in_team]
+        return [*views, *(self._running_view(job, device, (), planning, now) for job, device in leaving)], dismissed
+
+    def _running_view(
+        self, job: Job, device: Device, further: tuple[str, ...], planning: PlanningContext, now: float
+    ) -> JobView:
         """Return the view of a running job, whose turn ends if it has lasted as long as the policy says."""
         demand = planning.running_demand(job, device)
-        view = self.tracker.running_view(job, device, demand, now)
+        view = self.tracker.running_view(job, device, demand, now, further)
         if view.preemptible and self._policy.turn_is_over(view, now):
             self.tracker.end_turn(job.id, now)
-            view = self.tracker.running_view(job, device, demand, now)
+            view = self.tracker.running_view(job, device, demand, now, further)
         return view
 
     def _with_family_keys(
@@ -278,6 +306,7 @@ class Planner:
         running: Sequence[JobView],
         suspended: Sequence[Job],
         groups: Sequence[tuple[Array, ...]],
+        held: Sequence[tuple[Job, Device]],
         planning: PlanningContext,
         now: float,
     ) -> _Draft:
@@ -297,7 +326,7 @@ class Planner:
         feasible_part = feasible(plan, views, planning.cluster, self.tracker.leaving)
         draft = _Draft(wake=inf if plan.wake is None else plan.wake)
         for action in feasible_part.actions:
-            self._apply(action, candidates, planning, draft, now)
+            self._apply(action, candidates, held, planning, draft, now)
         reasons = {refusal.job: refusal.reason for refusal in plan.refusals} | feasible_part.deferred
         for name, reason in reasons.items():
             arrays = candidates.get(name, ())  # empty for a job that holds a device: its trials do not wait
@@ -311,6 +340,7 @@ class Planner:
         self,
         action: Action,
         candidates: Mapping[str, tuple[Array, ...]],
+        held: Sequence[tuple[Job, Device]],
         planning: PlanningContext,
         draft: _Draft,
         now: float,
@@ -326,9 +356,10 @@ class Planner:
                 )
                 resumes = action.job if isinstance(action, Resume) else ""
                 demand = planning.demand(arrays, device, action.share)
-                job = Job(self._new_id(), known, demand=demand, resumes=resumes, helpers=action.devices[1:])
-                self.tracker.begin(job, action.devices, action.share, now)
+                job = Job(self._new_id(), known, demand=demand, resumes=resumes)
+                self.tracker.begin(job, device.name, action.share, now)
                 draft.placed.append((job, device))
+                self._add_helpers(job, action.devices[1:], planning, draft, now)
             case Suspend():
                 draft.preemptions[action.job] = PreemptionRequest(True, "suspended by the policy", keeps_process=True)
             case Stop() if action.job in candidates:
@@ -338,14 +369,51 @@ class Planner:
                 draft.wake = now  # they may start at once
             case Stop():
                 draft.preemptions[action.job] = PreemptionRequest(False, f"stopped by the policy: {action.reason}")
-            case Resize() if action.devices == self.tracker.devices(action.job):
+            case Resize() if (leader := _job_at(action.devices[0], action.job, held)) is not None:
                 self.tracker.set_share(action.job, action.share)
                 draft.shares[action.job] = action.share
+                helpers = _teams(held, self.tracker.leaving).get(leader.id, {})
+                for name in helpers.keys() - set(action.devices):
+                    leave = PreemptionRequest(False, f"{leader.id} goes on without {name}")
+                    draft.preemptions[helpers[name]] = leave
+                    self.tracker.request_preemption(helpers[name], leave, now)
+                self._add_helpers(leader, [x for x in action.devices[1:] if x not in helpers], planning, draft, now)
             case Resize():
                 where = " and ".join(action.devices)
                 draft.preemptions[action.job] = PreemptionRequest(True, f"suspended by the policy, to move to {where}")
         if action.job in draft.preemptions:
             self.tracker.request_preemption(action.job, draft.preemptions[action.job], now)
+
+    def _add_helpers(
+        self, leader: Job, names: Sequence[str], planning: PlanningContext, draft: _Draft, now: float
+    ) -> None:
+        """Add a helper of a job on each of these devices."""
+        for name in names:
+            device = planning.cluster.device(name)
+            demand = planning.demand(leader.arrays, device, None)
+            helper = Job(self._new_id(), leader.arrays, Purpose.ASSIST, demand=demand, assists=leader.id)
+            self.tracker.begin(helper, name, None, now)
+            draft.placed.append((helper, device))
+
+
+def _teams(held: Sequence[tuple[Job, Device]], leaving: Container[str]) -> dict[str, dict[str, str]]:
+    """Return id of each running job on several devices -> name of each further device -> id of the helper there.
+
+    Args:
+        held: Jobs that hold devices, oldest first.
+        leaving: Ids of jobs with an open request to leave.
+    """
+    leaders = {job.id for job, _ in held if job.id not in leaving}
+    teams: dict[str, dict[str, str]] = {}
+    for job, device in held:
+        if job.assists in leaders and job.id not in leaving:
+            teams.setdefault(job.assists, {})[device.name] = job.id
+    return teams
+
+
+def _job_at(device: str, name: str, held: Sequence[tuple[Job, Device]]) -> Job | None:
+    """Return the job of this name if this is its device; else None."""
+    return next((job for job, its_device in held if job.id == name and its_device.name == device), None)
 
 
 def _refusal_reasons(refused: Sequence[tuple[Array, str]], joins: Mapping[str, tuple[Array, ...]]) -> dict[int, str]:

@@ -86,7 +86,7 @@ class PlanningContext:
             if job.purpose is Purpose.PROFILE
             for array in job.arrays
         }
-        held = {name for job, device in running for name in (device.name, *job.helpers)}
+        held = {device.name for _, device in running}
         idle = [device for device in self.devices if device.name not in held]
         samples = [
             Array(
@@ -166,12 +166,12 @@ class PlanningContext:
     def running_demand(self, job: Job, device: Device) -> Demand:
         """Return the demand of a running job, by the epochs that its members have left.
 
-        A profile job takes the whole device, since other jobs would distort its measurements. A job without members is
-        about to end, but still holds its memory.
+        A profile job takes the whole device, since other jobs would distort its measurements; so does a helper, which
+        would delay its leader. A job without members is about to end, but still holds its memory.
         """
         if job.purpose is Purpose.PROFILE:
             return _whole_device(device)
-        if not job.arrays and job.demand is not None:
+        if (job.purpose is Purpose.ASSIST or not job.arrays) and job.demand is not None:
             return replace(_whole_device(device), memory=job.demand.memory, cores=job.demand.cores)
         return self._demand(job.arrays, device)
 

@@ -17,7 +17,12 @@ from shoal.schedule.ledger import bytes_text
 
 __all__ = ["device_json", "device_lines", "devices_json", "devices_table"]
 
-_PURPOSE_VERBS = {Purpose.SIGNATURE: "looks at", Purpose.PROFILE: "measures", Purpose.TRAIN: "trains"}
+_PURPOSE_VERBS = {
+    Purpose.SIGNATURE: "looks at",
+    Purpose.PROFILE: "measures",
+    Purpose.TRAIN: "trains",
+    Purpose.ASSIST: "helps {} with",
+}
 _MAX_JOBS = 8
 """Most jobs shown for a device, one line each, the oldest first."""
 
@@ -57,6 +62,7 @@ def device_json(use: DeviceUse) -> dict[str, Any]:
                 "memory": job.memory,
                 "cores": job.cores,
                 "epochs_per_second": job.rate,
+                "assists": job.assists or None,
             }
             for job in use.jobs
         ],
@@ -120,7 +126,8 @@ def _state(use: DeviceUse) -> str:
 
 def _job_text(job: JobUse, unit: str) -> str:
     rate = "" if job.rate is None else f", {rate_text(job.rate, unit)}"
-    return f"{job.job} {_PURPOSE_VERBS[job.purpose]} {trials_text(job.members)}{rate}"
+    verb = _PURPOSE_VERBS[job.purpose].format(job.assists)
+    return f"{job.job} {verb} {trials_text(job.members)}{rate}"
 
 
 def _inventory_device_json(device: Device, gpu: Gpu | None) -> dict[str, Any]:

@@ -38,7 +38,12 @@ td.number, th.number { text-align: right; font-variant-numeric: tabular-nums; }
 td.wide { overflow-wrap: anywhere; } pre { white-space: pre-wrap; margin: 0; font-size: 0.9em; }
 img { max-width: 100%; }
 """
-_PURPOSE_WORDS = {Purpose.TRAIN: "training", Purpose.SIGNATURE: "looking at models", Purpose.PROFILE: "measuring"}
+_PURPOSE_WORDS = {
+    Purpose.TRAIN: "training",
+    Purpose.SIGNATURE: "looking at models",
+    Purpose.PROFILE: "measuring",
+    Purpose.ASSIST: "helping jobs of other devices",
+}
 _MAX_FAILURES = 200
 """Most failed jobs, and failed trials, that are listed."""
 

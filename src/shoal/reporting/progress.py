@@ -35,7 +35,12 @@ __all__ = ["LineProgress", "LiveProgress", "Progress", "SilentProgress", "progre
 _MAX_DEVICES = 4
 """Most devices whose use is shown one by one in a line."""
 
-_PHASES = {Purpose.SIGNATURE: "looking at the models of", Purpose.PROFILE: "measuring", Purpose.TRAIN: "training"}
+_PHASES = {
+    Purpose.SIGNATURE: "looking at the models of",
+    Purpose.PROFILE: "measuring",
+    Purpose.TRAIN: "training",
+    Purpose.ASSIST: "training on several devices:",
+}
 
 
 class Progress(ABC):

@@ -74,7 +74,9 @@ def savings(journal: JournalView, keys: Mapping[int, FusionKey], history: Histor
     if not shared:
         return None
     measuring = sum(
-        job.ended - job.started for job in jobs.values() if job.purpose is not Purpose.TRAIN and job.ended is not None
+        job.ended - job.started
+        for job in jobs.values()
+        if job.purpose in (Purpose.SIGNATURE, Purpose.PROFILE) and job.ended is not None
     )
     return Savings(epochs, together, alone, packed, measuring)
 

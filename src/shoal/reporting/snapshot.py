@@ -39,6 +39,7 @@ class JobUse:
         memory: Reserved bytes.
         cores: Reserved CPU cores of the node.
         rate: Recent epochs, or reports, per second of all its trials together.
+        assists: Id of the job for which it computes gradients, or "".
     """
 
     job: str
@@ -48,6 +49,7 @@ class JobUse:
     memory: int | None = None
     cores: float | None = None
     rate: float | None = None
+    assists: str = ""
 
 
 @dataclass(frozen=True)
@@ -308,5 +310,7 @@ def _devices(journal: JournalView) -> tuple[DeviceUse, ...]:
         known = (
             (None, None, None) if reservation is None else (reservation.compute, reservation.memory, reservation.cores)
         )
-        uses.setdefault(job.device, []).append(JobUse(job.id, job.purpose, count, *known, rates.get(job.id)))
+        uses.setdefault(job.device, []).append(
+            JobUse(job.id, job.purpose, count, *known, rates.get(job.id), job.assists)
+        )
     return tuple(DeviceUse(device, tuple(uses.get(device.name, ()))) for device in journal.devices())

@@ -36,7 +36,11 @@ _MAX_VALUES = 4
 _MAX_STRUCTURES = 3
 """Most structures without a colour of their own that are named."""
 _FAILED = "#cc3311"
-_PURPOSES = {Purpose.SIGNATURE: ("looks at models", "#dddddd"), Purpose.PROFILE: ("measures", "#b4b4b4")}
+_PURPOSES = {
+    Purpose.SIGNATURE: ("looks at models", "#dddddd"),
+    Purpose.PROFILE: ("measures", "#b4b4b4"),
+    Purpose.ASSIST: ("helps a job on another device", "#ddcc77"),
+}
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """The automatic policy: shares devices, takes turns, or spreads jobs, whichever is expected to be best."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, final
 
 from shoal.core.demand import Demand
@@ -10,6 +10,7 @@ from shoal.core.errors import PolicyError
 from shoal.schedule.base import Changes, JobState, JobView, Plan, Policy, Resume, Session, Start
 from shoal.schedule.bin_packing import DeviceOrder, JobOrder
 from shoal.schedule.expected_finish import ExpectedFinish
+from shoal.schedule.growth import fill_up_idle, give_back, on_first_device
 from shoal.schedule.knapsack import WFD, Knapsack
 from shoal.schedule.ledger import ROUNDING, Capacity, Ledger, Refusals, start_or_resume
 from shoal.schedule.plan_estimate import PlanEstimate, plan_estimate
@@ -54,6 +55,9 @@ class Auto(Policy):
     3. Taking turns (Hermes): the time-sharing policy, if the objective is the time to a target or to good trials, jobs
        wait, and the mean wait is longer than a switch takes. The value of a trial shows in its losses, which the
        estimate does not include; so turns need only keep the devices as busy as the better of the other two plans.
+    4. Filling up (Fluid): a device that no job needs after that goes to a running job, where a device more was measured
+       to pay, or was not measured yet; see `fill_up_idle`. While jobs wait, running jobs count as being on their first
+       devices only: they give the others back where a waiting job is placed.
 
     Plans are compared by their `PlanEstimate`, from measured demands, scalings and costs of moves; the time to a target
     or to good trials is judged by mean completion. A plan that moves jobs must gain more than the moves cost. The first
@@ -89,7 +93,14 @@ class Auto(Policy):
         """Decide what to do at `now` (seconds)."""
         if self.is_large(len(jobs), cluster):
             return self.large_scale_policy.plan(jobs, cluster, now)
-        best = SpaceSharing(largest_first=self.objective == "makespan").plan(jobs, cluster, now)
+        return fill_up_idle(self._divided(jobs, cluster, now), jobs, cluster)
+
+    def _divided(self, jobs: Sequence[JobView], cluster: Cluster, now: float) -> Plan:
+        """Return the best plan of sharing, growing and taking turns."""
+        waits = any(job.state is not JobState.RUNNING for job in jobs)
+        seen = [on_first_device(job, cluster) for job in jobs] if waits else jobs
+        sharing = SpaceSharing(largest_first=self.objective == "makespan")
+        best = give_back(sharing.plan(seen, cluster, now), jobs, cluster)
         turns = self._time_sharing(jobs)
         oversubscribed = any(device.capacity > device.compute for _, device in cluster)
         grows = any(_has_measured_scaling(job, oversubscribed=oversubscribed) for job in jobs)
@@ -97,7 +108,8 @@ class Auto(Policy):
             return best
         expected = plan_estimate(best, jobs, cluster)
         if grows:
-            grown = WaterFilling().plan(jobs, cluster, now)
+            widths = WaterFilling().plan([_on_one_cpu_slot(job) for job in seen], cluster, now)
+            grown = give_back(widths, jobs, cluster)
             grown_estimate = plan_estimate(grown, jobs, cluster)
             if self._value(grown_estimate) < self._value(expected):
                 best, expected = grown, grown_estimate
@@ -162,6 +174,14 @@ def _has_measured_scaling(job: JobView, *, oversubscribed: bool) -> bool:
     sharing = job.scaling.sharing
     exceeds_device = sharing * max((ask.compute for ask in job.demand.values()), default=0.0) > 1 + ROUNDING
     return sharing > 1 and (job.scaling.alpha > 1 or exceeds_device)
+
+
+def _on_one_cpu_slot(job: JobView) -> JobView:
+    """Return the view of a job that `WaterFilling` neither grows nor shrinks if it can only run on CPU slots."""
+    if job.scaling.max_devices == 1 or not all(kind.startswith("cpu/") for kind in job.demand):
+        return job
+    scaling = replace(job.scaling, devices=max(1, len(job.devices)), grows=False)
+    return replace(job, scaling=scaling, preemptible=job.preemptible and len(job.devices) == 1)
 
 
 _ResourceKey = tuple[tuple[str, float, int, float], ...]

@@ -52,7 +52,7 @@ class JobView:
         id: Id of the job, unique in the study.
         demand: Device kind -> demand of the job there, with its remaining `seconds`. It cannot run on other kinds.
         state: Waiting, running or suspended.
-        devices: Names of its devices; empty unless it runs.
+        devices: Names of its devices, first the one that holds its state; empty unless it runs.
         share: Compute of the job on its device, in units of `Demand.compute`; None: as in its demand.
         since: Time at which it entered its state: arrival, start or resumption, suspension.
         turn_since: Start of the current turn of a running job, which is the time of the plan if a turn has just ended;
@@ -143,7 +143,11 @@ class Resume:
 
 @dataclass(frozen=True)
 class Resize:
-    """Continue a running job with these devices and this share; fields as in `Start`."""
+    """Continue a running job with these devices and this share; fields as in `Start`.
+
+    A job that keeps its first device trains on meanwhile; it gets and gives back the others between two steps. With
+    another first device it is moved: suspended, and resumed there.
+    """
 
     job: str
     devices: tuple[str, ...]
@@ -208,7 +212,8 @@ class Policy(ABC):
     they run, and are not preemptible.
 
     A live job leaves its device at its next step. Until then its view is running and not preemptible, and a job that
-    the plan placed on the same device is left to the next plan. A moved job is suspended first.
+    the plan placed on the same device is left to the next plan. A moved job is suspended first. A device that a job of
+    several gives back has a view of its own until it is free.
 
     A policy is a pure function of the arguments of `plan`: no clock, no I/O, no state between calls, no randomness but
     a seed given to its constructor. The simulator calls the same object as the engine, with a virtual `now`.
@@ -217,8 +222,8 @@ class Policy(ABC):
 
     - Start names a waiting job, Resume a suspended one, Suspend and Resize a running one, Stop a running or suspended
       one; Suspend, Resize and Stop only a job that is `preemptible`.
-    - Devices exist, are healthy, and of a kind in the job's demand. A job gets at most `Scaling.devices` of them, and a
-      share only if its `Scaling.may_share`. A job on several devices has each to itself, and no share.
+    - Devices exist, are healthy, and of a kind in the job's demand. A job gets at most `Scaling.max_devices` of them,
+      and a share only if its `Scaling.may_share`. A job on several devices has each to itself, and no share.
     - The compute that jobs hold on a device sums to at most `Device.capacity`, their memory to at most `Device.memory`
       bytes, the cores of all jobs on a node to at most `Node.cores`.
     - Every job that holds no device after the plan has exactly one `Refusal`.

@@ -78,8 +78,8 @@ def _view_after(action: Action, job: JobView, devices_by_name: _DevicePlaces) ->
 def _check_width(action: Start | Resume | Resize, job: JobView) -> None:
     if not action.devices or len(set(action.devices)) < len(action.devices):
         raise PolicyError(f"{action} must name at least one device, and none twice")
-    if len(action.devices) > job.scaling.devices:
-        raise PolicyError(f"{action} names {len(action.devices)} devices; the job may use {job.scaling.devices}")
+    if len(action.devices) > job.scaling.max_devices:
+        raise PolicyError(f"{action} names {len(action.devices)} devices; the job may use {job.scaling.max_devices}")
     if action.share is None:
         return
     if len(action.devices) > 1:
@@ -180,8 +180,9 @@ class FeasiblePlan:
 def feasible(plan: Plan, jobs: Sequence[JobView], cluster: Cluster, leaving: Collection[str]) -> FeasiblePlan:
     """Split a plan into actions that are feasible at once and jobs that must wait.
 
-    A live job leaves its device only at its next step, and keeps its resources until then. So a job that is to get
+    A live job leaves a device only at its next step, and keeps its resources until then. So a job that is to get
     these resources waits for the next plan, which is made once they are free; no device or node is ever overfull.
+    A job that keeps its first device is not moved, but gives back others and gets further ones.
 
     Args:
         plan: A legal plan.
@@ -196,26 +197,31 @@ def feasible(plan: Plan, jobs: Sequence[JobView], cluster: Cluster, leaving: Col
     deferred: dict[str, str] = {}
     for action in plan.actions:
         before = views[action.job]
-        if isinstance(action, (Suspend, Stop)) or not _keeps_devices(action, before):
+        if isinstance(action, (Suspend, Stop)) or _moves(action, before):
             vacating.update(dict.fromkeys(before.devices, before.id))
             actions.append(action)
             continue
-        after = replace(before, state=JobState.RUNNING, devices=action.devices, share=action.share)
-        if before.state is not JobState.RUNNING and (name := next(filter(vacating.get, action.devices), None)):
-            deferred[action.job] = f"waits until {vacating[name]} has left {name}"
+        given_back = tuple(x for x in before.devices if x not in action.devices and x in cluster.places)
+        holds = (*action.devices, *given_back)
+        after = replace(before, state=JobState.RUNNING, devices=holds, share=action.share)
+        if name := next(filter(vacating.get, [x for x in action.devices if x not in before.devices]), None):
+            if before.state is not JobState.RUNNING:
+                deferred[action.job] = f"waits until {vacating[name]} has left {name}"
             continue
         held.remove(before)
         held.add(after)
-        if excess_text := next(filter(None, map(held.excess_text, action.devices)), ""):
+        if excess_text := next(filter(None, map(held.excess_text, holds)), ""):
             held.remove(after)
             held.add(before)
             if before.state is not JobState.RUNNING:
                 deferred[action.job] = f"waits until others have left their devices: {excess_text}"
             continue
+        views[action.job] = after
+        vacating.update(dict.fromkeys(given_back, before.id))
         actions.append(action)
     return FeasiblePlan(tuple(actions), deferred)
 
 
-def _keeps_devices(action: Start | Resume | Resize, job: JobView) -> bool:
-    """Return whether the action leaves a running job on its devices; a job that moves must leave them first."""
-    return not isinstance(action, Resize) or action.devices == job.devices
+def _moves(action: Start | Resume | Resize, job: JobView) -> bool:
+    """Return whether the action takes a running job from its first device, which it must leave before."""
+    return isinstance(action, Resize) and action.devices[0] != job.devices[0]

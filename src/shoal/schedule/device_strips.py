@@ -130,8 +130,10 @@ class DeviceStrips:
     def whole_devices(self, job: JobView, max_devices: int, preferred: Sequence[str] = ()) -> StripPlacement | None:
         """Return at most `max_devices` idle devices of one kind on which the job ends soonest; None if it fits on none.
 
-        Devices in `preferred` come first, then devices of the node with most idle ones, so that few nodes are used.
+        Devices in `preferred` come first, in their order, then devices of the node with most idle ones, so that few
+        nodes are used. So a running job keeps its first device where it can, and need not be moved.
         """
+        rank = {name: position - len(preferred) for position, name in enumerate(preferred)}
         fitting: dict[str, dict[str, list[str]]] = {}
         for name in self.idle_devices():
             kind = self._kind[name]
@@ -142,10 +144,11 @@ class DeviceStrips:
             cores = job.demand[kind].cores
             groups: list[list[str]] = []
             for node, names in nodes.items():
-                names.sort(key=lambda name: name not in preferred)
+                names.sort(key=lambda name: rank.get(name, 0))
                 groups.append(names[: int((self._cores[node] + ROUNDING) / cores)] if cores > 0 else names)
-            groups.sort(key=lambda names: (-sum(name in preferred for name in names), -len(names)))
-            chosen = sorted([name for names in groups for name in names][:max_devices], key=self._position.__getitem__)
+            groups.sort(key=lambda names: (min((rank.get(name, 0) for name in names), default=0), -len(names)))
+            chosen = [name for names in groups for name in names][:max_devices]
+            chosen.sort(key=lambda name: rank.get(name, self._position[name]))
             places.append(StripPlacement(tuple(chosen), float(len(chosen))))
         return min(places, key=lambda place: self.seconds(job, place), default=None)
 

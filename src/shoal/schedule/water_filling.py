@@ -11,6 +11,7 @@ from shoal.core.device import Cluster, Device, Node
 from shoal.cost.scaling import Scaling
 from shoal.schedule.base import Action, JobState, JobView, Plan, Policy, Resize, Resume, Start, Suspend
 from shoal.schedule.device_strips import DeviceStrips, StripPlacement
+from shoal.schedule.growth import grow, narrowed
 from shoal.schedule.ledger import ROUNDING, Refusals
 
 __all__ = ["WaterFilling", "due_widths", "fill_up"]
@@ -28,6 +29,8 @@ class WaterFilling(Policy):
     4. If jobs still wait, and their c is 1 without a measurement, one of them is tried beside a running job on half a
        device (`Scaling.trial`). The measured times of both then decide c (section 4.2.2).
     5. The rest of a shared device is divided among its jobs.
+    6. If no job waits, one running job is tried on one idle device more than was measured (`Scaling.grows`). The
+       measured time of its steps then decides d; once jobs wait, it gives the device back.
 
     A width below 1 is a share of a device, with at most c shares per device; a width from 1 on is whole devices of one
     kind, which the job has to itself. So a job with c = d = 1 gets a device of its own, and devices are not
@@ -39,8 +42,11 @@ class WaterFilling(Policy):
 
     def plan(self, jobs: Sequence[JobView], cluster: Cluster, now: float) -> Plan:
         """Decide what to do at `now` (seconds)."""
-        layout = DeviceStrips(cluster, jobs)
         usable = {job.id: _usable(job, cluster) for job in jobs}
+        as_they_are = jobs
+        if any(job.state is not JobState.RUNNING and usable[job.id] for job in jobs):
+            jobs = [narrowed(job, job.scaling.devices, cluster) for job in jobs]  # without devices on trial
+        layout = DeviceStrips(cluster, jobs)
         seconds = {
             job.id: min((job.demand[device.kind].seconds for device in usable[job.id]), default=0.0) for job in jobs
         }
@@ -62,11 +68,13 @@ class WaterFilling(Policy):
             names = dict.fromkeys(device.name for job in (*movable, *left) for device in usable[job.id])
             _resize(layout, movable, left, seconds, _devices(layout, movable, names))
             _try_sharing(layout, movable, left)
-        _divide_rest(
-            layout, {job.id: job for job in jobs if job.id in layout.places and _may_move(job, layout)}, before
-        )
+        placed = {job.id: job for job in jobs if job.id in layout.places and _may_move(job, layout)}
+        _divide_rest(layout, placed, before)
+        if all(job.id in layout.places for job in waiting):
+            grow(layout, list(placed.values()))
         suspensions = [Suspend(job.id) for job in every if job.id in suspended]
-        actions = (*suspensions, *_actions(jobs, DeviceStrips(cluster, jobs), layout))
+        now_on = DeviceStrips(cluster, [job for job in as_they_are if job.id not in suspended])
+        actions = (*suspensions, *_actions(jobs, now_on, layout))
         return Plan(actions, _refusals(every, actions, cluster))
 
 

@@ -128,6 +128,7 @@ class Simulation:
                 fuse=fuse,
                 replan_seconds=inf,
                 key=workload.key if measured else None,
+                teams=True,
             )
         )
         self._conditions: dict[str, Condition] = {}
@@ -224,10 +225,10 @@ class Simulation:
             case command.Decided():
                 for decision in record.decisions:
                     self._end(decision.trial, now)
-            case command.JobStarted(job=Job(purpose=Purpose.TRAIN)):
+            case command.JobStarted(job=Job(purpose=Purpose.TRAIN | Purpose.ASSIST)):
                 self._running[record.job.id] = record, now
             case command.JobEnded() if record.job in self._running:
-                result.switches += record.outcome is not End.FINISHED
+                result.switches += record.outcome is not End.FINISHED and not self._running[record.job][0].job.assists
                 self._end_interval(record.job, now)
             case command.DevicesChanged():
                 result.clusters.append((now, record.cluster))
@@ -239,13 +240,12 @@ class Simulation:
             self._result.completion[name] = now
 
     def _end_interval(self, job: str, now: float) -> None:
-        """Note that a job has left its devices."""
+        """Note that a job has left its device."""
         started, began = self._running.pop(job)
         members, demand = started.job.members, started.job.demand
         label = self._workload.label(members[0].trial.number)
-        for device in (started.device, *started.job.helpers):
-            compute = 1.0 if demand is None or started.job.helpers else demand.compute
-            self._result.intervals.append(Interval(label, len(members), device, began, now, compute))
+        compute = 1.0 if demand is None or started.job.assists else demand.compute
+        self._result.intervals.append(Interval(label, len(members), started.device, began, now, compute))
 
 
 class _TimedPolicy(Policy):

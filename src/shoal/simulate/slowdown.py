@@ -7,7 +7,8 @@ from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 
-from shoal.backends.virtual import SlowDown, VirtualJob
+from shoal.backends.virtual import SlowDown
+from shoal.backends.virtual_job import VirtualJob
 from shoal.core.device import Device
 from shoal.core.errors import ScenarioError
 from shoal.cost.scaling import Scaling

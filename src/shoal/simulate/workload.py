@@ -14,6 +14,7 @@ from shoal.core.demand import Profile
 from shoal.core.job import Job
 from shoal.core.space import Space, choice
 from shoal.core.trial import Budget, Decision, Report, Trial, TrialGroup, TrialState, derive_seed
+from shoal.cost.estimate import time_on
 from shoal.simulate.curves import Curves, PowerLawCurves
 
 __all__ = ["ListedJobs", "SimulatedModel", "SimulatedStudy", "SimulatedWorkload", "TrialSource"]
@@ -213,9 +214,14 @@ class SimulatedWorkload(Algorithm, Workload):
         return self._keys[self.source(trial.number).structure(trial).name]
 
     def profile(self, key: FusionKey, kind: str) -> Profile:
-        """Return the cost from the scenario; on a kind without one, more memory than any device has."""
+        """Return the cost from the scenario; on a kind without one, more memory than any device has.
+
+        A device more than the scenario has times for saves nothing, which is known as well.
+        """
         profiles = self.keys[key].profiles
-        return profiles.get(kind) or replace(next(iter(profiles.values())), member_memory=_EXCESSIVE_MEMORY)
+        profile = profiles.get(kind) or replace(next(iter(profiles.values())), member_memory=_EXCESSIVE_MEMORY)
+        most = max(profile.spreading, default=1)
+        return replace(profile, spreading={**profile.spreading, most + 1: time_on(profile, most)})
 
     def report(self, trial: Trial, epoch: int) -> Report:
         """Return a report with the last loss of the epoch."""

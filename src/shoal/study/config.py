@@ -88,6 +88,7 @@ class EngineConfig:
             key=partial(opaque_key, self.structure) if self.structure else None,
             elastic=self.backend.elastic,
             limits_shares=self.backend.limits_shares,
+            teams=self.backend.concurrent and self.backend.elastic and not self.structure,
             jobs=len(journal.jobs()),
             loss=(loss := loss_metric(journal.study.get("loss"), journal.objectives)),
             find_policy=partial(self._find_policy, journal.study.get("objective", "makespan"), loss),

@@ -14,6 +14,7 @@ from shoal.core.event import (
     RelativeTimeMeasured,
     Reported,
     SignaturesFound,
+    TeamMeasured,
 )
 from shoal.core.event import Event as JobEvent
 from shoal.core.request import Request
@@ -34,6 +35,7 @@ from shoal.study.job_events import (
 )
 from shoal.study.planning import ask_algorithm, check_progress, find_signatures, lend_cores, place
 from shoal.study.state import CoreConfig, StudyState
+from shoal.study.teams import update_teams
 from shoal.study.trials import TrialRecord, completed_without_algorithm
 
 __all__ = ["MOST_NOTES", "StudyCore"]
@@ -154,6 +156,7 @@ def _handle(state: StudyState, event: Event, now: float) -> None:
             observe(state, "", [state.trials[event.trial].failed(event.reason)])
         case _:
             _on_job_event(state, devices.with_true_outcome(event, state.running), now)
+    update_teams(state, now)
 
 
 def _add_note(state: StudyState, note: str) -> None:
@@ -182,6 +185,9 @@ def _on_job_event(state: StudyState, event: JobEvent, now: float) -> None:
             record_measurement(state, event)
             if isinstance(event, Profiled):
                 _add_note(state, event.note)
+        case TeamMeasured():
+            record_measurement(state, event)
+            _add_note(state, event.note and f"a job has one device, since its steps cannot be divided: {event.note}")
         case ArrayFailed():
             fail_array(state, event)
         case MembersLeft():
@@ -207,7 +213,7 @@ def _handle_during_shutdown(state: StudyState, event: Event, now: float) -> None
 
 def _handle_job_during_shutdown(state: StudyState, event: JobEvent) -> None:
     match event:
-        case Profiled() | RelativeTimeMeasured():
+        case Profiled() | RelativeTimeMeasured() | TeamMeasured():
             record_measurement(state, event)
         case ArrayFailed():
             state.step.record(ArrayLeft(event.job, event.trials, event.message, failed=False))

@@ -1,6 +1,7 @@
 """Monitoring of a study's devices, and removal of jobs from lost or removed devices."""
 
 from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from shoal.core.command import (
 from shoal.core.device import Cluster, Device
 from shoal.core.errors import DeviceError
 from shoal.core.event import Ended, Event, Outcome
-from shoal.core.job import Job, log_path
+from shoal.core.job import Job, Purpose, log_path
 from shoal.study.fleet import Finder, Fleet
 from shoal.study.hangs import HangDetector
 
@@ -108,17 +109,22 @@ class DeviceTracker:
         unusable = self.fleet.unusable
         busy: set[str] = set()
         for job, (held, device) in running.items():
-            devices = (device.name, *held.helpers)
-            busy.update(devices)
-            if unusable.isdisjoint(devices):
+            busy.add(device.name)
+            if device.name not in unusable:
                 continue
-            if lost := next(filter(self.fleet.is_lost, devices), ""):
-                self._kill(job, Outcome.LOST, f"{lost} {self.fleet.cluster.device(lost).note}", step)
+            if self.fleet.is_lost(device.name):
+                self._kill(job, Outcome.LOST, f"{device.name} {self.fleet.cluster.device(device.name).note}", step)
             elif job not in self._stopped:
                 self._stopped.add(job)
-                step.command(StopJob(job))
+                if held.purpose is not Purpose.ASSIST:  # `update_teams` stops it once its leader goes on without it
+                    step.command(StopJob(job))
         step.command(*map(ReleaseDevice, sorted(unusable - busy - self._released)))
         self._released = set(unusable - busy)
+
+    @property
+    def ending(self) -> AbstractSet[str]:
+        """Ids of the running jobs that were stopped or killed."""
+        return self._stopped | self._killed.keys()
 
     def forget_kills(self) -> None:
         """Clear the record of kills, which a full disk may have prevented; the next `end_lost_jobs` repeats them."""

@@ -26,6 +26,7 @@ from shoal.core.event import (
     Profiled,
     RelativeTimeMeasured,
     Reported,
+    TeamMeasured,
     TurnStats,
 )
 from shoal.core.job import Job, JobUpdate, Purpose
@@ -35,6 +36,7 @@ from shoal.cost.store import OutOfMemoryObserved
 from shoal.remedy import command, resume_remedy
 from shoal.study.retries import FailureContext
 from shoal.study.state import StudyState
+from shoal.study.teams import end_helper
 from shoal.study.trials import TrialTable, completed_without_algorithm
 
 __all__ = [
@@ -174,7 +176,9 @@ def _decide(state: StudyState, report: Report) -> list[Decision]:
     return [x for x in state.config.algorithm.observe(report) if x.trial not in state.trials.without_algorithm]
 
 
-def record_measurement(state: StudyState, found: Profiled | RelativeTimeMeasured | MemoryMeasured) -> None:
+def record_measurement(
+    state: StudyState, found: Profiled | RelativeTimeMeasured | MemoryMeasured | TeamMeasured
+) -> None:
     """Handle a measurement of a job."""
     job, device = state.running[found.job]
     state.profiles.observe(found, job, device)
@@ -186,6 +190,9 @@ def record_measurement(state: StudyState, found: Profiled | RelativeTimeMeasured
 def end_job(state: StudyState, ended: Ended, now: float) -> None:
     """Handle the end of a job; its trials below their targets wait again."""
     job, device = state.running.end(ended.job)
+    if job.purpose is Purpose.ASSIST:
+        end_helper(state, job, device, ended, now)
+        return
     state.interference.end(job.id)
     error = _fatal_error(state, ended, job.purpose, job.members)
     failed = ended.outcome not in NOT_TRIAL_FAILURES and error is None

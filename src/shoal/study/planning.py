@@ -123,6 +123,8 @@ def place(state: StudyState, now: float) -> None:
     state.last_plan, state.last_plan_time = None if placement.starts or placement.joins else version, now
     for job, leave in placement.preemptions.items():
         state.step.record(JobLeaving(job, leave.reason))
+        if state.running[job][0].purpose is Purpose.ASSIST:
+            continue  # `update_teams` stops it once its leader is told to go on without it
         if leave.keeps_process and any(array.key.opaque for array in state.running[job][0].arrays):
             state.step.command(UpdateJob(job, JobUpdate(keep_process=True)))
         state.step.command(StopJob(job))
@@ -212,8 +214,10 @@ def _start(state: StudyState, starts: Iterable[tuple[Job, Device]]) -> None:
         state.step.record(JobStarted(job, device.name))
         state.step.command(StartJob(job, device))
         state.running.begin(job, device)
-        state.interference.begin(job, device)
         state.config.devices.begin(job)
+        if job.purpose is Purpose.ASSIST:
+            continue
+        state.interference.begin(job, device)
         if job.purpose is Purpose.TRAIN:
             state.trials.begin(job.id, job.members)
 

@@ -63,6 +63,7 @@ class CoreConfig:
         loss: Reported value that policies take as the loss of a function or command; None if there is none.
         find_policy: Function from a name to a policy; PolicyError if there is none. The default has no policies.
         limits_shares: Whether the processes of jobs on a device are limited to `Job.limit`.
+        teams: Whether a job may have several devices, which takes jobs that run at once and receive changes.
     """
 
     directory: Path
@@ -83,14 +84,20 @@ class CoreConfig:
     loss: str | None = None
     find_policy: Callable[[str], Policy] = _no_other
     limits_shares: Callable[[Device], bool] = lambda device: False
+    teams: bool = False
 
 
 class RunningJobs(Mapping[str, tuple[Job, Device]]):
-    """Id of each job that holds a device -> the job and the device, oldest first."""
+    """Id of each job that holds a device -> the job and the device, oldest first.
+
+    A job on several devices is a leader on the first one, and a helper (`Purpose.ASSIST`) on each of the others.
+    """
 
     def __init__(self) -> None:
         self.changes = 0
         """Number of starts and ends of jobs."""
+        self.helpers: dict[str, set[str]] = {}
+        """Id of a job, which may have ended -> ids of the running jobs that assist it."""
         self._all: dict[str, tuple[Job, Device]] = {}
         self._on: Counter[str] = Counter()
 
@@ -106,7 +113,9 @@ class RunningJobs(Mapping[str, tuple[Job, Device]]):
     def begin(self, job: Job, device: Device) -> None:
         """Add a job that starts on a device."""
         self._all[job.id] = (job, device)
-        self._on.update((device.name, *job.helpers))
+        self._on[device.name] += 1
+        if job.assists:
+            self.helpers.setdefault(job.assists, set()).add(job.id)
         self.changes += 1
 
     def change(self, job: Job) -> None:
@@ -115,13 +124,17 @@ class RunningJobs(Mapping[str, tuple[Job, Device]]):
 
     def end(self, job: str) -> tuple[Job, Device]:
         """Remove a job that has left its device."""
-        ended = self._all.pop(job)
-        self._on.subtract((ended[1].name, *ended[0].helpers))
+        ended, device = self._all.pop(job)
+        self._on[device.name] -= 1
+        if ended.assists:
+            self.helpers[ended.assists].remove(job)
+            if not self.helpers[ended.assists]:
+                del self.helpers[ended.assists]
         self.changes += 1
-        return ended
+        return ended, device
 
     def on(self, device: str) -> int:
-        """Number of jobs that hold a device, as their device or as a helper."""
+        """Number of jobs that hold a device."""
         return self._on[device]
 
 
@@ -151,6 +164,8 @@ class StudyState:
         target_reached: Number of the trial that has reached the target of the study; None before.
         shutdown: The event that shuts down the study; None before.
         lent: Id of each job that borrows cores of idle CPU slots -> all cores that it may use.
+        teams: Id of each job on several devices -> ids of the helpers that it was told to train with.
+        dismissed: Ids of the running helpers that were asked to stop.
         stopped: Common cause of failure of the first trials, which ends the study; None before.
         requests: Names of the user requests that were carried out or refused.
         unsaved_jobs: Texts on the jobs that could not save their trials during shutdown.
@@ -163,7 +178,7 @@ class StudyState:
         self.running = RunningJobs()
         self.signatures = SignatureRegistry({device.kind for _, device in self.fleet.found})
         self.profiles = ProfileStore(config.history, config.study.get("task", ""))
-        self.tracker = JobTracker(self.profiles.estimate)
+        self.tracker = JobTracker(self.profiles.estimate, teams=config.teams)
         self.planner = self.make_planner(self.new_id, self.tracker)
         self.interference = InterferenceTracker(config.tuner)
         self.retries = RetryPolicy(self.trials, config.retries)
@@ -175,6 +190,8 @@ class StudyState:
         self.shutdown: Shutdown | None = None
         self.stopped: Cause | None = None
         self.lent: dict[str, int] = {}
+        self.teams: dict[str, frozenset[str]] = {}
+        self.dismissed: set[str] = set()
         self.requests: set[str] = set()
         self.unsaved_jobs: list[str] = []
         self._jobs = config.jobs
@@ -193,6 +210,10 @@ class StudyState:
     def on_hold(self) -> bool:
         """Whether no job may run because of a user's request."""
         return self.paused or (self.end_requested and not self.ended)
+
+    def is_leaving(self, job: str) -> bool:
+        """Whether a running job was asked to leave its device, or is to be killed."""
+        return job in self.tracker.leaving or job in self.config.devices.ending
 
     def idle(self) -> list[Device]:
         """Healthy devices without a job."""

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from shoal.backends.base import Ended, Event, Outcome
-from shoal.backends.virtual import Virtual, VirtualJob
+from shoal.backends.virtual import Virtual
+from shoal.backends.virtual_job import VirtualJob
 from shoal.cluster.monitor import Condition, DeviceProcess
 from shoal.core.device import Cluster, Device
 from shoal.core.errors import BackendError, StorageFullError
@@ -27,6 +28,7 @@ FAULTS = {
     "interrupt": 0.005,
     "start refused": 0.05,
     "crash": 0.03,
+    "helper crashes": 0.1,
     "out of memory": 0.03,
     "hang": 0.02,
     "array fails": 0.03,
@@ -212,7 +214,7 @@ class FaultyBackend(Virtual):
     def release_device(self, device: str) -> None:
         """Free a device, on which no job may run."""
         with self._faults.kill_points():
-            if busy := [name for name, job in self.jobs.items() if device in (job.device.name, *job.job.helpers)]:
+            if busy := [name for name, job in self.jobs.items() if device == job.device.name]:
                 raise InvariantViolation(f"{device} is freed, and {busy[0]} runs there")
             super().release_device(device)
 
@@ -252,6 +254,8 @@ class FaultyBackend(Virtual):
         working = [job for job in self.jobs.values() if not job.hangs]
         if working and faults.occurs("crash"):
             self.fail(self._random_job(working), Outcome.CRASHED, f"signal {len(faults.occurrences)}")
+        elif (helpers := [job for job in working if job.job.assists]) and faults.occurs("helper crashes"):
+            self.fail(self._random_job(helpers), Outcome.CRASHED, "signal 9")
         elif working and faults.occurs("disk full, of a job"):
             self.fail(self._random_job(working), Outcome.STORAGE_FULL, "the disk is full because of a simulated fault")
         elif working and faults.occurs("hang"):

@@ -3,10 +3,10 @@
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from shoal.backends.virtual import VirtualJob
+from shoal.backends.virtual_job import VirtualJob
 from shoal.core.job import Purpose
 from shoal.core.trial import FIRST_ADDED, Decision, TrialState
-from shoal.journal.audit import overcommitments
+from shoal.journal.audit import faults_of_teams, overcommitments
 from shoal.journal.view import JournalView
 from shoal.study.event import Due, Event
 from shoal.study.recovery import replay
@@ -40,6 +40,7 @@ def check_step(state: StudyState, event: Event, jobs: Mapping[str, VirtualJob], 
             else f"job {job} runs, but the state machine does not know it"
         )
     _check_devices(state, jobs)
+    _check_teams(state)
     if state.shutdown is not None:
         return
     for record in state.trials:
@@ -84,6 +85,25 @@ def _check_devices(state: StudyState, jobs: Mapping[str, VirtualJob]) -> None:
             raise InvariantViolation(f"{node.name} has {idle} idle cores, and {lent} are lent")
 
 
+def _check_teams(state: StudyState) -> None:
+    """A helper has its device to itself, and assists a running job on another device until it is asked to leave."""
+    for job, device in state.running.values():
+        if job.purpose is not Purpose.ASSIST:
+            continue
+        if state.running.on(device.name) > 1:
+            raise InvariantViolation(f"{job.id} shares {device.name} with another job")
+        if state.shutdown is not None or state.is_leaving(job.id):
+            continue
+        leader, home = state.running.get(job.assists, (None, None))
+        if leader is None or home == device:
+            raise InvariantViolation(f"{job.id} on {device.name} assists {job.assists}, which is on {home}")
+        if job.id not in state.teams.get(job.assists, ()):
+            raise InvariantViolation(f"{job.assists} does not know that {job.id} assists it")
+    for leader_id, team in state.teams.items() if state.shutdown is None else ():
+        if lost := team - state.running.keys():
+            raise InvariantViolation(f"{leader_id} is to train with {min(lost)}, which has ended")
+
+
 def check_end(journal: JournalView, study: RandomStudy, requests: Collection[str]) -> Mapping[int, Any]:
     """Check the invariants at the end of a study.
 
@@ -110,6 +130,8 @@ def check_end(journal: JournalView, study: RandomStudy, requests: Collection[str
     unknown = {
         job for job, reservations in journal.reservations().items() if reservations and reservations[0].cores is None
     }
+    if faults := faults_of_teams(journal):
+        raise InvariantViolation(faults[0])
     if violations := [x for x in overcommitments(journal, study.cluster) if not unknown & set(x.jobs)]:
         raise InvariantViolation(str(violations[0]))
     _check_decisions(journal, study)

@@ -35,6 +35,8 @@ UNLIMITED_RETRIES = 100
 _MB = 2**20
 POLICY_NAMES = sorted(POLICIES)
 """Policies of random studies."""
+GROWING = ["auto", "water_filling"] * 3
+"""Policies that give jobs several devices, which random studies have more often."""
 
 
 @dataclass(frozen=True)
@@ -171,7 +173,7 @@ def random_study(seed: int) -> RandomStudy:
         seed,
         algorithm,
         _cluster(rng, kinds),
-        rng.choice(POLICY_NAMES),
+        rng.choice([*POLICY_NAMES, *GROWING]),
         RandomWorkload(seed, profiles, failure_period=rng.choice([0, 0, 5, 10]), last_failing_epoch=3),
         fuse=rng.random() < 0.85,
         checkpoint_seconds=rng.choice([0.0, 0.5, 5.0]),
@@ -183,14 +185,15 @@ def random_study(seed: int) -> RandomStudy:
 def _algorithm(rng: random.Random) -> tuple[Callable[[], Algorithm], bool]:
     """Return a factory of an algorithm, and whether it searches a grid."""
     n, epochs = rng.randint(2, 10), rng.randint(1, 4)
+    many = rng.choice([epochs, 12])  # enough to try a job on several devices
     factories: Sequence[Callable[[], Algorithm]] = [
-        lambda: Grid(epochs),
-        lambda: Random(n, epochs),
+        lambda: Grid(many),
+        lambda: Random(n, many),
         lambda: SuccessiveHalving(max(n, 3), 3 * epochs, eta=3),
         lambda: Hyperband(3 + epochs, eta=3),
         lambda: ASHA(n, 3 + epochs, eta=2, concurrency=4),
         lambda: Median(n, epochs + 1, least=2, concurrency=4),
-        lambda: PBT(max(n, 3), epochs + 1, truncation=0.4, explored=["x"]),
+        lambda: PBT(max(n, 3), many + 1, truncation=0.4, explored=["x"]),
         lambda: SyncBOHB(3 + epochs, eta=3),
         lambda: BOHB(3 + epochs, eta=3),
         lambda: OptunaSearch(n, epochs, concurrency=4),
@@ -202,10 +205,11 @@ def _algorithm(rng: random.Random) -> tuple[Callable[[], Algorithm], bool]:
 def _profile(rng: random.Random, width: int, kind: str) -> Profile:
     """Return the profile of a structure on a kind of device."""
     step = rng.uniform(0.02, 0.1) * width * (0.5 if kind == "large" else 1.0)
+    epoch_steps = rng.choice([rng.randint(2, 10), rng.randint(40, 100)])
     gain = rng.choice([1.0, 4.0, 12.0])  # of 16 members at once
     return Profile(
         {1: step, 16: 16 * step / gain},
-        epoch_steps=rng.randint(2, 10),
+        epoch_steps=epoch_steps,
         validation_steps=1,
         base_memory=rng.randint(0, 100) * _MB,
         member_memory=rng.randint(10, 100) * _MB * width,
@@ -213,6 +217,7 @@ def _profile(rng: random.Random, width: int, kind: str) -> Profile:
         cores=rng.choice([0.5, 1.0]),
         mixing=rng.choice([None, 1.0, 1.5]),
         thread_gain={2: {1: 1.25}, 3: {1: 1.5}},
+        spreading=rng.choice([{2: 0.6}, {2: 0.6, 3: 0.5}, {2: 0.6, 3: 0.9}, {2: 1.2}]),
         sharing=rng.choice(["resident", "resident", "kept", "batch"]),
         fetch_seconds=0.0,
     )

@@ -23,7 +23,13 @@ _KINDS = ("small", "large", "cpu/2")
 _BATCH_SIZES = (20, 25, 40)
 _AXES: Mapping[str, Sequence[object]] = {"batch_size": _BATCH_SIZES, "size": ("small", "medium", "large")}
 _RELATIVE_TIMES = (0.5, 0.9, 1.0, 1.1, 2.0)
-_SCALINGS = (Scaling(), Scaling(alpha=1.2, sharing=4), Scaling(1.5, 1.1, sharing=2, devices=3, resize_seconds=2.0))
+_SCALINGS = (
+    Scaling(),
+    Scaling(alpha=1.2, sharing=4),
+    Scaling(1.5, 1.1, sharing=2, devices=3, resize_seconds=2.0),
+    Scaling(grows=True),
+    Scaling(devices=2, grows=True, resize_seconds=1.0),
+)
 
 
 # Strategies are made once: making and validating them for each job took longer than all else in the suite.
@@ -105,7 +111,7 @@ def _started_jobs(draw: st.DrawFn, jobs: Sequence[JobView], cluster: Cluster) ->
         usable = [device.name for device in devices if device.kind in job.demand]
         if not usable:
             continue
-        max_devices = min(job.scaling.devices, len(usable))
+        max_devices = min(job.scaling.max_devices, len(usable))
         names = tuple(draw(st.lists(st.sampled_from(usable), min_size=1, max_size=max_devices, unique=True)))
         share = draw(st.sampled_from((None, 0.25, 1.0))) if len(names) == 1 else None
         home = names[0] if len(names) == 1 else None

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,6 +26,7 @@ from shoal.worker.fused_stepper import make_stepper
 from shoal.worker.loss_tracker import LossTracker
 from shoal.worker.step_plan import StepPlan
 from shoal.worker.stepper import MixedEpochsError, Stepper, StepRefusedError, refusal_note
+from shoal.worker.team.leader import TeamLeader
 from shoal.worker.thread_choice import ThreadChoice
 from shoal.worker.trial_runtime import TrialRuntime
 from shoal.worker.weight_average import averaged, update_averages
@@ -76,6 +78,8 @@ class ArrayTrainer:
         """Events for the engine; the owner of the trainer removes them."""
         self.join_wait = 0.0
         """Seconds to wait for trials to join, after some have left and others continue."""
+        self.team: TeamLeader | None = None
+        """Helpers that compute a part of the gradients; None without helpers."""
         self._job = job
         self._state = worker_state
         self._heartbeat = heartbeat
@@ -267,6 +271,19 @@ class ArrayTrainer:
             self._losses.flush()
 
     def _take_step(self, stepper: Stepper, batches: Sequence[Any], ticks: Sequence[int], epoch_steps: int) -> Tensor:
+        """Take a step, with the helpers that are ready."""
+        if self.team is None:
+            return self._take_step_alone(stepper, batches, ticks, epoch_steps)
+        self._threads.use_own()
+        alone = partial(self._take_step_alone, stepper, batches, ticks, epoch_steps)
+        losses = self.team.train_step(self.key, stepper, batches, ticks, alone)
+        self.events += self.team.events
+        self.team.events.clear()
+        return losses
+
+    def _take_step_alone(
+        self, stepper: Stepper, batches: Sequence[Any], ticks: Sequence[int], epoch_steps: int
+    ) -> Tensor:
         """Take a step; the fastest mode is found with the threads of the slot, then the fastest number of threads."""
         if not stepper.settled:
             self._threads.use_own()

@@ -2,11 +2,10 @@
 
 import copy
 import logging
-import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial, update_wrapper
 from math import inf
 from typing import Any
@@ -18,7 +17,6 @@ from torch.utils import _pytree as pytree
 from shoal.core.demand import Profile
 from shoal.core.errors import FusionError
 from shoal.core.trial import step_seed
-from shoal.cost.estimate import MIN_STEPS_TO_CAPTURE, fused_gain
 from shoal.data.tracked_config import MembersConfig
 from shoal.fuse.api import fuse, stack
 from shoal.fuse.array import ModelArray
@@ -29,15 +27,15 @@ from shoal.fuse.optim.fused import FusedOptimizer, fuse_optimizers
 from shoal.fuse.optim.table import has_unmodified_step
 from shoal.fuse.scaler import GradScaler
 from shoal.fuse.stacked import NeedsMemberError, Stacked, events
-from shoal.fuse.step import StepMode, TrainingStep
 from shoal.fuse.transaction import Transaction
 from shoal.task import Task, call, size_of, takes_config
+from shoal.worker.adaptive_step import AdaptiveStep
 from shoal.worker.compile_decision import CompileDecision
 from shoal.worker.metrics import Precision, ValidationMetrics, task_loss, validation_values
-from shoal.worker.stepper import MixedEpochsError, PlainStepper, Stepper, StepRefusedError
+from shoal.worker.stepper import MixedEpochsError, PlainStepper, Stepper, StepRefusedError, TeamGradients
 from shoal.worker.trial_runtime import TrialRuntime, check_scalar, optimizers_in
 
-__all__ = ["AdaptiveStep", "CustomStep", "FusedStepper", "make_stepper"]
+__all__ = ["CustomStep", "FusedStepper", "make_stepper"]
 
 _log = logging.getLogger("shoal.worker")
 
@@ -71,6 +69,20 @@ class FusedStepper(Stepper):
         self.runtimes = list(runtimes)
         for runtime in runtimes:  # former members of another array still share its memory
             unshare_small(runtime.model)
+        self._profile, self._compiling = profile, compiling
+        self._fused_before = fused_before
+        self._new_profile: Profile | None = None
+        self._gain: float | None = None
+        self._fuse()
+
+    def _fuse(self) -> None:
+        """Make an array of the trials.
+
+        Raises:
+            FusionError: The trials cannot be an array.
+        """
+        task, runtimes = self._task, self.runtimes
+        self._plain: PlainStepper | None = None
         self._array = fuse([x.model for x in runtimes], [x.trial.seed for x in runtimes], strict=False)
         self._one_by_one = self._array.partial or any(map(_has_custom_step, runtimes))
         self._steps: AdaptiveStep | CustomStep
@@ -80,15 +92,12 @@ class FusedStepper(Stepper):
             optimizer = fuse_optimizers([x.optimizer for x in runtimes], self._array)
             loss = update_wrapper(partial(task_loss, task, runtimes[0].autocast), task.loss)
             scaler = GradScaler.of(self._array, _loss_scales(runtimes))
+            limits = _max_norms(runtimes)
             self._steps = AdaptiveStep(
-                self._array, optimizer, loss, profile, compiling, max_norm=_max_norms(runtimes), scaler=scaler
+                self._array, optimizer, loss, self._profile, self._compiling, max_norm=limits, scaler=scaler
             )
         measure = partial(_validate_batch, task, runtimes[0].autocast, self._array.members)
         self._validate_batch = update_wrapper(measure, task.metrics)
-        self._fused_before = fused_before
-        self._plain: PlainStepper | None = None
-        self._new_profile: Profile | None = None
-        self._gain: float | None = None
 
     @property
     def new_profile(self) -> Profile | None:
@@ -118,11 +127,7 @@ class FusedStepper(Stepper):
         """Take one step: fused, or in plain PyTorch if that was faster or the first step could not be fused."""
         if self._plain is not None:
             return self._plain.train_step(batches, ticks)
-        mixed = _epochs_differ(self.runtimes)
-        try:
-            batch = stack(batches) if mixed else batches[0]
-        except FusionError as reason:
-            raise MixedEpochsError(reason) from reason
+        mixed, batch = self._mixed_batch(batches)
         self._array.ticks = tuple(ticks)
         before = None if self._fused_before else self._transaction()
         self._fused_before = True
@@ -143,6 +148,44 @@ class FusedStepper(Stepper):
         if isinstance(self._steps, AdaptiveStep) and self._steps.plain:
             self._switch_to_plain(keep_shared=True)
         return losses
+
+    @property
+    def indivisible(self) -> str:
+        """As for `Stepper`."""
+        if type(self._task).step is not Task.step:
+            return "the task overrides `step`"
+        if self._plain is None and self._array.partial:
+            return "the models differ in a part that runs member by member"
+        return self.refusal
+
+    def team_step(self, gradients: TeamGradients, batches: Sequence[Any], ticks: Sequence[int]) -> Tensor | None:
+        """As for `Stepper`; the first step is taken without helpers."""
+        if not self._fused_before:
+            return None
+        if self._plain is not None:
+            self._fuse()
+        mixed, batch = self._mixed_batch(batches)
+        self._array.ticks = tuple(ticks)
+        try:
+            return self._steps.team_step(
+                gradients, batch, self.runtimes[0].settings.precision, partial(self._checked_draws, ticks, mixed)
+            )
+        except FusionError as error:
+            if mixed:
+                raise MixedEpochsError(error, corrupted=True) from error
+            raise StepRefusedError(str(error)) from error
+
+    def _mixed_batch(self, batches: Sequence[Any]) -> tuple[bool, Any]:
+        """Whether the trials are at different epochs, and the batch of the array.
+
+        Raises:
+            MixedEpochsError: The batches of different epochs cannot be stacked.
+        """
+        mixed = _epochs_differ(self.runtimes)
+        try:
+            return mixed, stack(batches) if mixed else batches[0]
+        except FusionError as reason:
+            raise MixedEpochsError(reason) from reason
 
     def _switch_to_plain(self, keep_shared: bool) -> PlainStepper:
         """Drop the array and train in plain PyTorch; `keep_shared` as for `PlainStepper`."""
@@ -205,119 +248,6 @@ class FusedStepper(Stepper):
                     found.add(metrics, outputs, size)
         self._array.train()
         return found.per_trial()
-
-
-class AdaptiveStep:
-    """Takes the training steps of an array in the mode (eager, plain, captured, compiled) that is fastest.
-
-    The first steps time the modes. The results go into the profile for the next array of the structure.
-
-    Args:
-        array: Models of the trials.
-        optimizer: Optimizer of the array.
-        loss: Loss function as for `ModelArray.map`.
-        profile: Profile of the structure, or None.
-        compiling: Decides when the step is compiled; None: never.
-        clock: Clock in seconds.
-        max_norm: Maximum gradient norm of each member, or None.
-        scaler: Loss scales of the members, or None.
-    """
-
-    def __init__(
-        self,
-        array: ModelArray,
-        optimizer: FusedOptimizer,
-        loss: Callable[..., Any],
-        profile: Profile | None,
-        compiling: CompileDecision | None,
-        clock: Callable[[], float] = time.perf_counter,
-        max_norm: Sequence[float] | None = None,
-        scaler: GradScaler | None = None,
-    ) -> None:
-        self._members = len(array)
-        self._profile = profile
-        self._compiling = compiling
-        ask = compiling or (lambda seconds: False)
-        self._step = TrainingStep(array, optimizer, loss, self._ways(), ask, clock, max_norm, scaler)
-        self.new_profile: Profile | None = None
-        """The profile with the measurements of the first steps; None if it has not changed."""
-
-    @property
-    def gain(self) -> float | None:
-        """Speed-up of fused steps over plain ones; None unless both were timed."""
-        seconds = self._step.seconds
-        return seconds["plain"] / seconds["eager"] if {"eager", "plain"} <= seconds.keys() else None
-
-    @property
-    def settled(self) -> bool:
-        """Whether the fastest mode was found."""
-        return self._step.way is not None
-
-    @property
-    def plain(self) -> bool:
-        """Whether the fastest mode is plain PyTorch, and remains so."""
-        return self._step.way == "plain" and not (self._compiling and self._compiling.waits)
-
-    @property
-    def may_be_compiled(self) -> bool:
-        """Whether the fastest mode is the compiled one, or may still become it."""
-        return self._step.way in (None, "compiled") or (self._compiling is not None and self._compiling.waits)
-
-    def _ways(self) -> tuple[StepMode, ...]:
-        """Return the modes to try: those that can pay off in the remaining steps.
-
-        Of eager and plain, it is only the faster one if the profile shows which one is faster.
-        """
-        known = self._profile if self._members > 1 else None
-        gain = None if known is None else fused_gain(known, self._members)
-        uncaptured: tuple[StepMode, ...] = ("eager", "plain")
-        if gain is not None:
-            uncaptured = ("eager",) if gain >= 1 else ("plain",)
-        if self._compiling is not None and self._compiling.steps < MIN_STEPS_TO_CAPTURE:
-            return (*uncaptured, "compiled")
-        return (*uncaptured, "captured", "compiled")
-
-    def step(self, batch: Any) -> Tensor:
-        """Take one step of the array; return the losses, [B], detached."""
-        if self._compiling is not None:
-            self._compiling.steps -= 1
-            if self._compiling.may_retry():
-                self._step.reconsider_compiling()
-        if self.settled:
-            return self._step(batch)
-        try:
-            losses = self._step(batch)
-        finally:
-            if self._compiling is not None:
-                self._compiling.end(compiled=self._step.compiled)
-        if self.settled and self._profile is not None:
-            self._record_measurements(self.new_profile or self._profile)
-        return losses
-
-    def _record_measurements(self, profile: Profile) -> None:
-        """Set `new_profile` to the profile with the times measured here.
-
-        The step time is added only if this size is larger than all measured ones. The gain of compiling is 1 if the
-        step cannot be compiled or the compiled step is slower, so that no other array tries again. A reload that took
-        as long as compiling did not find the code, and says nothing about reloads.
-        """
-        found = profile
-        uncompiled = [seconds for way, seconds in self._step.seconds.items() if way != "compiled"]
-        if self._members > max(found.step_seconds) and uncompiled:
-            found = replace(found, step_seconds={**found.step_seconds, self._members: min(uncompiled)})
-        if self.gain is not None:
-            found = replace(found, fused_gain={**found.fused_gain, self._members: self.gain})
-        if self._step.compile_seconds and self._compiling is not None:
-            plain = min(seconds for way, seconds in self._step.seconds.items() if way != "compiled")
-            gain = plain / self._step.seconds["compiled"] if self._step.way == "compiled" else 1.0
-            gains = {**found.compiled_gain, self._members: gain}
-            found = replace(found, compiled_gain=gains)
-            if not self._compiling.reloads:
-                found = replace(found, compile_seconds=self._step.compile_seconds)
-            elif self._step.compile_seconds < (found.compile_seconds or inf):
-                found = replace(found, reload_seconds=self._step.compile_seconds)
-        if found is not profile:
-            self.new_profile = found
 
 
 class CustomStep:

@@ -1,6 +1,7 @@
 """Runs a job in a worker process; its contract is `shoal.backends.base.Runner`."""
 
 import os
+import socket
 import sys
 from collections.abc import Callable, Iterator
 from functools import lru_cache, wraps
@@ -28,6 +29,7 @@ from shoal.task import Task
 from shoal.worker.control import JobControl
 from shoal.worker.profile import FREE_SECONDS, measure
 from shoal.worker.signature_builder import SignatureBuilder
+from shoal.worker.team.helper import assist
 from shoal.worker.train import Trainer
 from shoal.worker.worker_state import TrialCache, WorkerState
 
@@ -42,7 +44,7 @@ again."""
 
 
 def run(job: Job, device: Device, worker_context: WorkerContext, control: JobControl) -> Iterator[Event]:
-    """Find signatures, profile or train, depending on the job's purpose."""
+    """Find signatures, profile, train or assist another job, depending on the job's purpose."""
     control.beat(settled=False)
     with during(Activity.START):
         worker_state, signature_builder = prepare(device, worker_context)
@@ -63,7 +65,11 @@ def run(job: Job, device: Device, worker_context: WorkerContext, control: JobCon
                 profile = measure(task, sets, array, torch_device, device.memory, free_seconds, notes.append)
                 yield Profiled(job.id, array.key, profile, "".join(notes), _compute_limit())
         case Purpose.TRAIN:
-            yield from Trainer(job, worker_state, signature_builder, control, worker_context.checkpoint_seconds).run()
+            seconds = worker_context.checkpoint_seconds
+            host = socket.gethostname() if device.node else "127.0.0.1"
+            yield from Trainer(job, worker_state, signature_builder, control, seconds, host).run()
+        case Purpose.ASSIST:
+            assist(job, worker_state, control)
 
 
 def retrain(task: bytes, trial: Trial, epochs: int, device: Device) -> list[Report]:

@@ -1,9 +1,10 @@
 """Steppers, which train and validate several trials: the base class, and the implementation in plain PyTorch."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from collections.abc import Set as AbstractSet
-from typing import Any
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -16,11 +17,12 @@ from shoal.fuse.generators import seed_all
 from shoal.fuse.micro_batches import micro_batches, total, weighted
 from shoal.fuse.optim.unfused_step import UnfusedStep
 from shoal.fuse.per_member import MemberRunner, member_batch
+from shoal.fuse.step import TrainingStep
 from shoal.task import Task, call, size_of, takes_config
 from shoal.worker.metrics import ValidationMetrics, task_loss, validation_values
 from shoal.worker.trial_runtime import TrialRuntime, check_scalar
 
-__all__ = ["MixedEpochsError", "PlainStepper", "StepRefusedError", "Stepper", "refusal_note"]
+__all__ = ["MixedEpochsError", "PlainStepper", "StepRefusedError", "Stepper", "TeamGradients", "refusal_note"]
 
 
 class MixedEpochsError(Exception):
@@ -59,6 +61,15 @@ def refusal_note(trial: int, refusal: str) -> str:
         refusal: `Stepper.refusal`.
     """
     return refusal and f"trial {trial}: its structure cannot be one array, and trains in plain PyTorch: {refusal}"
+
+
+class TeamGradients(Protocol):
+    """Computes the gradients of a step together with helpers; see `shoal.worker.team.leader.TeamLeader.gradients`."""
+
+    def __call__(
+        self, step: TrainingStep, batch: Any, precision: str, context: Callable[[], AbstractContextManager[None]]
+    ) -> Tensor | None:
+        """Return the losses, [B], or None if there are no helpers."""
 
 
 class Stepper(ABC):
@@ -108,6 +119,24 @@ class Stepper(ABC):
             MixedEpochsError: The trials are at different epochs and therefore cannot be one array.
             StepRefusedError: The stepper cannot train these trials.
         """
+
+    @property
+    def indivisible(self) -> str:
+        """Reason why helpers cannot compute gradients of these trials; "" if none is known."""
+        return self.refusal or "the trials train in plain PyTorch"
+
+    def team_step(self, gradients: "TeamGradients", batches: Sequence[Any], ticks: Sequence[int]) -> Tensor | None:
+        """As `train_step`, but helpers compute a part of the gradients, for steppers that are not `indivisible`.
+
+        Args:
+            gradients: See `TeamGradients`.
+            batches: As for `train_step`.
+            ticks: As for `train_step`.
+
+        Returns:
+            The losses, shape [B]; None, with nothing changed, if the step must be taken without helpers.
+        """
+        return None
 
     @abstractmethod
     def validate(self, batches: Iterable[Any]) -> list[dict[str, float]]:

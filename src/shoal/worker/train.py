@@ -19,6 +19,7 @@ from shoal.worker.failures import outcome_of, record_failure
 from shoal.worker.lane_scheduler import LaneFailure, LaneScheduler
 from shoal.worker.memory import MemoryTracker, release_cached_memory
 from shoal.worker.signature_builder import SignatureBuilder
+from shoal.worker.team.leader import TeamLeader
 from shoal.worker.thread_choice import ThreadChoice
 from shoal.worker.worker_state import WorkerState
 
@@ -39,6 +40,7 @@ class Trainer:
         signature_builder: Signature builder of the task, for requests.
         control: Requests to the job, polled after every step. On a request to stop, all trials are saved.
         checkpoint_seconds: Maximum wall time between two checkpoints.
+        host: Address at which jobs that assist this one reach its process.
     """
 
     def __init__(
@@ -48,12 +50,15 @@ class Trainer:
         signature_builder: SignatureBuilder,
         control: JobControl,
         checkpoint_seconds: float,
+        host: str = "127.0.0.1",
     ) -> None:
         self._job = job
         self._worker_state = worker_state
         self._signature_builder = signature_builder
         self._control = control
         self._checkpoint_seconds = checkpoint_seconds
+        self._host = host
+        self._team: TeamLeader | None = None
         self._saved = time.monotonic()
         self._threads = ThreadChoice(torch.get_num_threads())
         self._lanes: list[ArrayTrainer] = []
@@ -75,6 +80,9 @@ class Trainer:
             if outcome_of(error) is Outcome.OUT_OF_MEMORY:
                 yield from self._memory_events()
             raise
+        finally:
+            if self._team is not None:
+                self._team.close()
 
     def _train(self) -> Iterator[Event]:
         while True:
@@ -128,6 +136,8 @@ class Trainer:
         for change in self._control.changes():
             if change.cores is not None:
                 self._threads.allow(threads(change.cores))
+            if change.team is not None:
+                self._allow_helpers(change.team)
             if gone := frozenset[int]().union(*(lane.leave(change.leave) for lane in self._lanes)):
                 yield MembersLeft(self._job.id, gone)
             for array in change.join:
@@ -137,6 +147,13 @@ class Trainer:
                 with during(Activity.SIGNATURE):
                     found = self._signature_builder.find_keys(change.find_signatures, load=False)
                 yield SignaturesFound(self._job.id, *found)
+
+    def _allow_helpers(self, helpers: frozenset[str]) -> None:
+        """Let other jobs compute gradients from the next step on, while this job trains a single array."""
+        if self._team is None and helpers:
+            self._team = TeamLeader(self._job.id, self._worker_state.directory, self._host)
+        if self._team is not None:
+            self._team.allow(helpers)
 
     def _join(self, array: Array) -> None:
         """Add members to the lane of their key, or add a new lane."""
@@ -183,6 +200,8 @@ class Trainer:
             The lanes that raised, and the measured relative time of the pack, if it has changed.
         """
         lanes = [lane for lane in self._lanes if lane.ready]
+        for lane in self._lanes:
+            lane.team = self._team if len(self._lanes) == 1 else None
         failures = self._scheduler.round(lanes, self._interrupted)
         schedule, seconds = self._scheduler.schedule, self._scheduler.seconds
         if schedule is None or "turns" not in seconds:

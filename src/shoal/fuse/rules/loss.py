@@ -8,6 +8,7 @@ from torch import Tensor
 
 from shoal.fuse.rules.base import Rule, stacked_data
 from shoal.fuse.rules.elementwise import align
+from shoal.fuse.shard import active_shard
 from shoal.fuse.stacked import Stacked, member_count
 
 __all__ = ["RULES"]
@@ -104,7 +105,12 @@ def _class_loss(
         losses = losses.view(*x.shape[:2], *losses.shape[1:])
     if reduction == "mean" and not y.is_floating_point():
         exact = torch.promote_types(losses.dtype, torch.float32)  # a sum of half-precision numbers may overflow
-        mean = losses.flatten(1).sum(1, dtype=exact) / _weight_sum(y, weight, ignore_index, exact)
+        divisor = _weight_sum(y, weight, ignore_index, exact)
+        if (shard := active_shard()) is not None:
+            divisor = divisor.double()
+            shard.all_reduce(divisor)
+            divisor = (divisor * (shard.rows / shard.total)).to(exact)  # the mean is weighted by the shard's rows later
+        mean = losses.flatten(1).sum(1, dtype=exact) / divisor
         return Stacked(mean.to(losses.dtype))
     return Stacked(losses.squeeze(1) if unbatched and reduction == "none" else _reduce(losses, reduction))
 

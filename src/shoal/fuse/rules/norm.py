@@ -11,6 +11,8 @@ from torch import Tensor
 from shoal.fuse.autotune import fastest
 from shoal.fuse.rules.base import Layout, Rule, channel_major, merge_channels, split_channels, stacked_data
 from shoal.fuse.rules.channelwise import by_samples
+from shoal.fuse.rules.shard_batch_norm import shard_batch_norm
+from shoal.fuse.shard import active_shard
 from shoal.fuse.stacked import NeedsMemberError, Stacked, member_count
 
 __all__ = ["RULES"]
@@ -55,6 +57,15 @@ def _refuse_shared(name: str, *statistics: Any) -> None:
         raise NeedsMemberError(f"{name} updates statistics that all members share")
 
 
+def _batch_norm_of_all(
+    x: Tensor, mean: Any, var: Any, scale: Any, shift: Any, training: bool, rate: float, eps: float
+) -> Tensor:
+    """Batch norm of the channels of all members, [N, B*C, ...]."""
+    if training and (shard := active_shard()) is not None:
+        return shard_batch_norm(x, mean, var, scale, shift, rate, eps, shard)
+    return F.batch_norm(x, mean, var, scale, shift, training, rate, eps)
+
+
 def _batch_norm(
     func: Any,
     input: Any,
@@ -70,17 +81,15 @@ def _batch_norm(
         return NotImplemented
     if training:
         _refuse_shared("batch_norm", running_mean, running_var)
-        if input.numel() == input.shape[1]:
+        if input.numel() == input.shape[1] and active_shard() is None:
             raise ValueError(f"Expected more than 1 value per channel when training, got input size {input.shape}")
 
     def normalise(x: Tensor, mean: Any, var: Any, scale: Any, shift: Any) -> Tensor:
         if not training or not isinstance(momentum, Stacked) or mean is None:
             rate = 0.0 if isinstance(momentum, Stacked) else momentum
-            return F.batch_norm(x, mean, var, scale, shift, training, rate, eps)
+            return _batch_norm_of_all(x, mean, var, scale, shift, training, rate, eps)
         now = torch.zeros_like(mean), torch.zeros_like(var)
-        out = F.batch_norm(
-            x, *now, scale, shift, True, 1.0, eps
-        )  # with a momentum of 1, the statistics are the batch's
+        out = _batch_norm_of_all(x, *now, scale, shift, True, 1.0, eps)  # of momentum 1: statistics of the batch
         rates = torch.tensor(momentum.floats, dtype=mean.dtype, device=mean.device).unsqueeze(1)
         for running, of_batch in zip((mean, var), now, strict=True):
             running.view(len(rates), -1).lerp_(of_batch.view(len(rates), -1), rates)

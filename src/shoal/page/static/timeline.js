@@ -17,7 +17,7 @@ function layers(overview, bar, thickness) {
 
 function describe(bar) {
   const arrays = Object.entries(bar.arrays).map(([name, trials]) => `\n${name}: trials ${numbers(trials)}`).join("");
-  const doing = { train: "trains", signature: "looks at", profile: "measures" }[bar.purpose] ?? bar.purpose;
+  const doing = { train: "trains", signature: "looks at", profile: "measures", assist: "helps with" }[bar.purpose] ?? bar.purpose;
   const outcome = bar.runs ? "still runs" : bar.outcome;
   return `${bar.job} ${doing} trials ${numbers(bar.trials)}\n${duration(bar.begin)} to ${duration(bar.end)}, ${outcome}${arrays}`;
 }
@@ -85,6 +85,6 @@ export function timeline(overview, across, zoom) {
 export function timelineLegend(overview) {
   const entries = overview.structures.slice(0, 8).map((name, position) => [`f${position}`, name]);
   if (overview.structures.length > 8) entries.push(["f-other", `${overview.structures.length - 8} more structures`]);
-  if (overview.bars.some((bar) => bar.purpose !== "train")) entries.push(["f-measure", "looks at models, or measures"]);
+  if (overview.bars.some((bar) => bar.purpose !== "train")) entries.push(["f-measure", "looks at models, measures, or helps a job of another device"]);
   return entries;
 }

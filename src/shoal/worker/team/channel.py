@@ -1,0 +1,124 @@
+"""`Channel`: the collective operations of the processes of a team, by gloo."""
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from datetime import timedelta
+from threading import Event
+from typing import Any
+
+from torch import Tensor
+from torch.distributed import PrefixStore, ProcessGroupGloo, Store, Work
+
+__all__ = ["Channel", "PeerLostError"]
+
+CONNECT_SECONDS = 10.0
+"""Longest time that the processes take to connect to each other."""
+IDLE_SECONDS = 0.1
+"""Interval at which a waiting helper looks for requests."""
+
+
+class PeerLostError(Exception):
+    """Another process of the team ended, hangs, or has left. The channel cannot be used any more.
+
+    It is no `RuntimeError`, which would let a function of an array run in another way instead.
+    """
+
+
+class Channel:
+    """Connection of the processes of a team, of which rank 0 is the leader.
+
+    Tensors on a GPU are copied to host memory and back. NCCL, which would save the copies, needs several GPUs to be
+    tried on and is not used.
+
+    Args:
+        store: Store of the leader.
+        generation: Number of the team; each team of a leader has its own.
+        members: Ids of the jobs, in the order of their ranks.
+        rank: Rank of this process.
+        host: Name of the network interface's host to bind to, or an IP address.
+        seconds: Time after which an operation fails.
+
+    Raises:
+        PeerLostError: A process did not connect.
+    """
+
+    def __init__(
+        self, store: Store, generation: int, members: Sequence[str], rank: int, host: str, seconds: float
+    ) -> None:
+        self.members = tuple(members)
+        self.rank = rank
+        self.size = len(members)
+        options = ProcessGroupGloo._Options()
+        options._timeout = timedelta(seconds=CONNECT_SECONDS)
+        options._devices = [ProcessGroupGloo.create_device(hostname=host)]
+        try:
+            self._group = ProcessGroupGloo(PrefixStore(f"generation-{generation}", store), rank, self.size, options)
+        except RuntimeError as error:
+            raise PeerLostError(str(error)) from error
+        self._group._set_default_timeout(timedelta(seconds=seconds))
+
+    def broadcast(self, data: Tensor) -> None:
+        """Replace a tensor in host memory by the leader's."""
+        self._finish(lambda: self._group.broadcast(data, 0))
+
+    def await_broadcast(self, data: Tensor, idle: Callable[[], bool]) -> bool:
+        """As `broadcast` for a helper, which may wait for long.
+
+        Args:
+            data: Tensor to fill.
+            idle: Function called from time to time, which returns whether to go on waiting.
+
+        Returns:
+            Whether the tensor was filled.
+        """
+        arrived = Event()
+
+        def wait() -> Work:
+            work = self._group.broadcast(data, 0)
+            work.get_future().add_done_callback(lambda _: arrived.set())
+            while not arrived.wait(IDLE_SECONDS) and idle():
+                pass
+            return work
+
+        self._finish(wait, lambda: arrived.is_set())
+        return arrived.is_set()
+
+    def sum_to_leader(self, data: Tensor) -> None:
+        """Replace the leader's tensor in host memory by the sum over all processes; the others' are undefined then."""
+        self._finish(lambda: self._group.reduce(data, 0))
+
+    def all_reduce(self, data: Tensor) -> None:
+        """Replace a tensor by the sum over all processes."""
+        host = data.cpu()
+        self._finish(lambda: self._group.allreduce(host))
+        if host is not data:
+            data.copy_(host)
+
+    def send(self, data: Tensor, rank: int) -> Work:
+        """Start to send a tensor in host memory, which must not change before `finish`."""
+        return self._checked(lambda: self._group.send([data], rank, 0))
+
+    def receive(self, data: Tensor) -> None:
+        """Fill a tensor in host memory with what the leader sends."""
+        self._finish(lambda: self._group.recv([data], 0, 0))
+
+    def finish(self, work: Work) -> None:
+        """Wait for the end of an operation."""
+        self._finish(lambda: work)
+
+    def close(self) -> None:
+        """Close the connections; operations that other processes wait for fail."""
+        with suppress(RuntimeError):
+            self._group.abort()
+
+    def _finish(self, start: Callable[[], Work], ready: Callable[[], bool] = lambda: True) -> None:
+        work = self._checked(start)
+        if ready():
+            self._checked(work.wait)
+
+    def _checked(self, operation: Callable[[], Any]) -> Any:
+        try:
+            return operation()
+        except RuntimeError as error:
+            self.close()
+            raise PeerLostError(str(error)) from error

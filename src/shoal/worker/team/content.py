@@ -1,0 +1,65 @@
+"""`TrainedArray`: what a leader trains, as its helpers build it."""
+
+import zlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from shoal.core.array import Member
+
+__all__ = ["TrainedArray"]
+
+
+@dataclass(frozen=True)
+class TrainedArray:
+    """The members of an array, in its order, and what a helper must have built equally.
+
+    Args:
+        members: The members.
+        tensors: Name of each parameter and buffer -> its shape, type and whether it is trained, for each member;
+            of a frozen parameter, which is not sent, also a checksum.
+    """
+
+    members: tuple[Member, ...]
+    tensors: tuple[dict[str, tuple[Any, ...]], ...]
+
+    @classmethod
+    def of(cls, members: Iterable[Member], models: Iterable[nn.Module]) -> "TrainedArray":
+        """Describe an array by its members and their models."""
+        known: dict[int, int] = {}
+        return cls(tuple(members), tuple(_described(model, known) for model in models))
+
+    def difference(self, models: Sequence[nn.Module]) -> str:
+        """Why models of a helper are not those of the leader; "" if they are."""
+        known: dict[int, int] = {}
+        for member, model, described in zip(self.members, models, self.tensors, strict=True):
+            own = _described(model, known)
+            for name in sorted(own.keys() | described.keys()):
+                if own.get(name) != described.get(name):
+                    return (
+                        f"{name!r} of trial {member.trial.number} differs from what the task's `model` returns on "
+                        "another device for the same config and seed; a helper gets only parameters that are trained"
+                    )
+        return ""
+
+
+def _described(model: nn.Module, known: dict[int, int]) -> dict[str, tuple[Any, ...]]:
+    found: dict[str, tuple[Any, ...]] = {name: _kind(each) for name, each in model.named_buffers()}
+    for name, each in model.named_parameters():
+        found[name] = (*_kind(each), *(() if each.requires_grad else (_checksum(each, known),)))
+    return found
+
+
+def _kind(tensor: Tensor) -> tuple[Any, ...]:
+    return tuple(tensor.shape), str(tensor.dtype), tensor.requires_grad
+
+
+def _checksum(tensor: Tensor, known: dict[int, int]) -> int:
+    """Checksum of the values; members that share memory are summed once."""
+    if tensor.data_ptr() not in known:
+        content = tensor.detach().contiguous().cpu().flatten().view(torch.uint8)
+        known[tensor.data_ptr()] = zlib.crc32(memoryview(content.numpy()))
+    return known[tensor.data_ptr()]

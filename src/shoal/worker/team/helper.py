@@ -1,0 +1,176 @@
+"""Computes gradients for another job: the helper's side of a team, which keeps no state of the training."""
+
+import time
+from collections.abc import Callable, Mapping
+from functools import partial, update_wrapper
+from typing import Any
+
+from torch.utils import _pytree as pytree
+
+from shoal.core.array import Member
+from shoal.core.job import Job
+from shoal.core.trial import step_seed
+from shoal.fuse.api import fuse
+from shoal.fuse.frozen import is_worth_sharing, share_frozen
+from shoal.fuse.generators import seeded
+from shoal.fuse.micro_batches import MicroBatches
+from shoal.fuse.scaler import GradScaler
+from shoal.fuse.shard import IndivisibleStepError, MaskRows
+from shoal.fuse.step import backward
+from shoal.pickling import loaded
+from shoal.worker.checkpoint import load_newest
+from shoal.worker.control import JobControl
+from shoal.worker.metrics import task_loss
+from shoal.worker.team.channel import Channel, PeerLostError
+from shoal.worker.team.content import TrainedArray
+from shoal.worker.team.exchange import BatchLeaf, GradientSum, Header, SharedState, rebuilt, unpack
+from shoal.worker.team.rendezvous import HelperSide, address_path
+from shoal.worker.trial_runtime import TrialRuntime, build
+from shoal.worker.worker_state import WorkerState
+
+__all__ = ["assist"]
+
+IDLE_SECONDS = 10 * 24 * 3600.0
+"""Longest time that a helper waits for its leader, which may load data or validate."""
+POLL_SECONDS = 0.02
+"""Interval of looking for the address of the leader."""
+
+
+def assist(job: Job, state: WorkerState, control: JobControl) -> None:
+    """Compute gradients for the job that this one assists, until that job ends or needs it no more.
+
+    Args:
+        job: Job with the purpose ASSIST.
+        state: State of this process.
+        control: Requests to the job; a request to stop ends it between two steps.
+    """
+
+    def idle() -> bool:
+        control.beat(settled=True)
+        return not control.stopping()
+
+    path = address_path(state.directory, job.assists)
+    while not path.exists():
+        if not idle():
+            return
+        time.sleep(POLL_SECONDS)
+    try:
+        side = HelperSide(path, job.id, idle)
+        replica = None
+        while replica is None or replica.needed:
+            if (found := side.content()) is None:
+                return
+            version, content = found
+            if replica is None or replica.version != version:
+                replica = _Replica(state, version, loaded(content), {} if replica is None else replica.trials)
+                if replica.refusal:
+                    side.refuse(version, replica.refusal)
+            _take_part(side, replica, idle)
+    except PeerLostError:  # the leader has ended
+        return
+
+
+def _take_part(side: HelperSide, replica: "_Replica", idle: Callable[[], bool]) -> None:
+    """Be a member of teams, until something else is trained, a team breaks, or the helper is not needed.
+
+    Raises:
+        PeerLostError: The leader has ended.
+    """
+    side.announce(replica.version)
+    generation = side.await_call(replica.version)
+    while generation is not None and (members := side.answer(generation)) is not None:
+        try:
+            channel = Channel(side.store, generation, members, members.index(side.job), side.host, IDLE_SECONDS)
+        except PeerLostError:
+            return
+        try:
+            generation = replica.work(channel, idle, side.job)
+        except PeerLostError:
+            return
+        except IndivisibleStepError as reason:
+            side.refuse(replica.version, str(reason))
+            return
+        finally:
+            channel.close()
+
+
+class _Replica:
+    """The array of the leader, as this process has built it.
+
+    Args:
+        state: State of this process.
+        version: Version of what the leader trains.
+        content: What the leader trains.
+        trials: Trials of an earlier replica by number.
+    """
+
+    def __init__(
+        self, state: WorkerState, version: str, content: TrainedArray, trials: Mapping[int, TrialRuntime]
+    ) -> None:
+        self.version = version
+        self.needed = True
+        self._device = state.device
+        numbers = [member.trial.number for member in content.members]
+        self.trials = {
+            number: _known(trials.get(number), member) or _built(state, member)
+            for number, member in zip(numbers, content.members, strict=True)
+        }
+        self._runtimes = list(self.trials.values())
+        lead = self._runtimes[0]
+        for runtime in self._runtimes[1:]:
+            if is_worth_sharing(runtime.model):
+                share_frozen(lead.model, runtime.model)
+        self.refusal = content.difference([runtime.model for runtime in self._runtimes])
+        self._array = fuse([x.model for x in self._runtimes], [x.trial.seed for x in self._runtimes], strict=False)
+        self._loss = update_wrapper(partial(task_loss, state.task, lead.autocast), state.task.loss)
+        self._scales = [runtime.loss_scale for runtime in self._runtimes if runtime.loss_scale is not None]
+        self._scaler = GradScaler.of(self._array, self._scales)
+        self._state = SharedState(self._array)
+        self._sums = GradientSum(self._array)
+        self._form: Any = None
+        self._masks = MaskRows()
+
+    def work(self, channel: Channel, idle: Callable[[], bool], job: str) -> int | None:
+        """Take the steps of a team; return the number of the next team that the helper is to join, or None.
+
+        Raises:
+            PeerLostError: A process of the team ended.
+            IndivisibleStepError: The gradients of a step cannot be computed shard by shard.
+        """
+        while (header := self._state.receive(channel, idle)) is not None and header.generation is None:
+            self._step(channel, header)
+        self.needed = header is not None and job in header.stay
+        return header.generation if header is not None and self.needed else None
+
+    def _step(self, channel: Channel, header: Header) -> None:
+        if header.form:
+            self._form = loaded(header.form)
+        if header.masks is not None:
+            self._masks = MaskRows(header.masks)
+        form, rank = self._form, channel.rank
+        leaves = [leaf for leaf in pytree.tree_leaves(form) if isinstance(leaf, BatchLeaf)]
+        tensors = unpack(leaves, [rows[rank] for rows in header.rows], channel.receive)
+        parts = rebuilt(form, [tensor.to(self._device) for tensor in tensors])
+        shards, weights = header.shards(rank, channel, self._masks)
+        self._array.ticks = header.ticks
+        for scale, value in zip(self._scales, header.scales, strict=True):
+            scale.scale = value
+        for parameter in self._sums.parameters:
+            parameter.grad = None
+        seed = self._runtimes[0].trial.data_seed
+        with seeded([step_seed(seed, tick) for tick in header.ticks], self._device):
+            losses = backward(self._array, self._loss, self._scaler, MicroBatches(tuple(parts), weights), shards)
+        self._sums.collect(losses)
+        channel.sum_to_leader(self._sums.flat)
+
+
+def _known(runtime: TrialRuntime | None, member: Member) -> TrialRuntime | None:
+    return runtime if runtime is not None and runtime.trial == member.trial else None
+
+
+def _built(state: WorkerState, member: Member) -> TrialRuntime:
+    """Build a trial; if it began from another one, with the frozen parameters of its checkpoint."""
+    runtime = build(state.task, member, state.device)
+    if member.trial.origin is not None and (saved := load_newest(state.directory, member.trial.number)) is not None:
+        runtime.model.load_state_dict(saved.model)
+    return runtime
