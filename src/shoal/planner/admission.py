@@ -142,6 +142,10 @@ class _HostJob:
         compiled = profile.compile_seconds if max(profile.compiled_gain.values(), default=1) > 1 else 0.0
         return seconds(profile, present_epochs) + seconds(profile, new_epochs) - together - start - compiled
 
+    def end(self, index: int, profile: Profile, members: Sequence[Member]) -> float:
+        """Return the expected seconds until an array ends if members join it."""
+        return seconds(profile, [*self._arrays[index].epochs, *(member.epochs for member in members)])
+
     def join(self, index: int, profile: Profile, members: Sequence[Member]) -> None:
         """Add members to an array."""
         self._free.take(self.device.name, len(members) * profile.member_memory)
@@ -250,11 +254,13 @@ def admit(
 
 
 def _join_members(waiting: Sequence[Array], hosts: Sequence[_HostJob]) -> dict[str, tuple[Array, ...]]:
-    """Let members join arrays of their key, where the saving is largest.
+    """Let members join arrays of their key, where the saving is largest; on devices of several kinds, where they save
+    time and the array is expected to end first, since the same saving takes the most seconds on the slowest device.
 
     If a waiting array has a key that no host has, a member joins an array only if it ends no later than that array.
     """
     joins: dict[str, tuple[Array, ...]] = {}
+    several_kinds = len({host.device.kind for host in hosts}) > 1
     by_key: dict[FusionKey, list[tuple[_HostJob, int, Profile]]] = {}
     for host in hosts:
         for index, (array, profile) in enumerate(zip(host.job.arrays, host.profiles, strict=True)):
@@ -278,10 +284,15 @@ def _join_members(waiting: Sequence[Array], hosts: Sequence[_HostJob]) -> dict[s
                     else left[:free_slots]
                 )
             ]
-            if not options or (best := max(options, key=lambda offer: offer[0]))[0] <= 0:
+            options = [offer for offer in options if offer[0] > 0]
+            if not options:
                 cannot_join.add(epochs_key)
                 break
-            _, chosen, host, index, profile = best
+            _, chosen, host, index, profile = (
+                min(options, key=lambda offer: offer[2].end(offer[3], offer[4], offer[1]))
+                if several_kinds
+                else max(options, key=lambda offer: offer[0])
+            )
             host.join(index, profile, chosen)
             cannot_join.clear()
             joins[host.job.id] = (*joins.get(host.job.id, ()), Array(array.key, tuple(chosen), profile))
