@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 BENCHMARKS := search_vs_peers fusion scheduling simulated_makespan groups auto time_sharing algorithms packing placement \
-	engine_overhead start regret simulation_fuzz simulated_scale clusters lora trackers searches page demo
+	engine_overhead start regret simulation_fuzz simulated_scale clusters lora trackers searches page demo teams
 TWO_AT_A_TIME := --no-print-directory --jobs 2 $(if $(filter output-sync,$(.FEATURES)),--output-sync)
 
 .PHONY: demo test test-thorough test-steps test-thorough-steps format lint types docs tests tests-thorough benchmarks-quick \
@@ -59,7 +59,7 @@ benchmarks-thorough: $(READY)
 	$(BIN)/python benchmarks/time_sharing.py --live --quick
 	$(BIN)/python benchmarks/groups.py --seeds 3
 	$(BIN)/python benchmarks/nodes.py --quick
-	$(BIN)/python benchmarks/nodes_chaos.py --quick
+	$(BIN)/python benchmarks/device_chaos.py --backend ray --quick
 	$(BIN)/python benchmarks/groups.py --live --quick
 
 # With the Python of .venv where there is one, else with PYTHON: a machine with a GPU has torch and often no network.

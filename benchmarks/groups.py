@@ -224,7 +224,7 @@ def arguments() -> argparse.Namespace:
         if getattr(options, name) < 1:
             parser.error(f"--{name} must be at least 1, got {getattr(options, name)}")
     options.rounds = 1 if options.quick else options.rounds
-    options.trainings = options.trainings or TRAININGS[: 2 if options.quick else None]  # programs begin slowly
+    options.trainings = options.trainings or TRAININGS[: 2 if options.quick else 3]  # programs begin slowly
     return options
 
 

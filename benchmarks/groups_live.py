@@ -9,13 +9,16 @@ number of jobs on a slot, by measured demand or by trial. There are three traini
 - stored             the same, but each sample comes from slow storage, for which a `time.sleep` in its data set stands
                      (`search_tasks/stored.py`): bound by waiting for input, so that sharing a slot can help
 - stored, a program  the same as a plain PyTorch program that reports; its demand is measured from outside
+- on two nodes       a wide perceptron with batches of 500, whose steps can be divided, on the slots of two nodes, whose
+                     agents are processes of this machine; SHA and Hyperband, only if `--trainings` names it
 
 Both policies train the same trials to the same values, except that promotions of ASHA depend on the order of reports.
 Policies take turns, and the table shows medians over the rounds. Every search begins with what one epoch or two under
 `fifo` have measured of its training, and finds c by itself. "idle" is the part of the slots' time without a training.
 
-A job has one slot (d = 1) as long as no profile holds times on several: then what DynamicFluid does with slots that the
-last trials of a rung leave idle does not show. The last lines say so, and what was measured of jobs that shared a slot.
+d, the number of slots of a job, is found by trial: a job grows into a slot that the last trials of a rung leave idle,
+and gives it back if its steps are not faster; "helpers" counts both. Where slots are more than cores, they slow each
+other down. The last lines say what was measured of jobs that shared a slot, and of jobs on several.
 """
 
 import argparse
@@ -26,7 +29,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -34,14 +37,18 @@ from typing import Any
 
 import torch
 from placed.sharing import busy_seconds, demand_text, profiles, side_by_side, why_alone
+from search_tasks.divided import Divided
 from search_tasks.pictures import MNIST
 from search_tasks.stored import FromStorage, program
 
 import shoal
 from shoal.algorithms.base import Algorithm
+from shoal.backends.nodes.pipes import PipeNodes
+from shoal.backends.registry import BACKENDS
 from shoal.cluster.discover import discover
 from shoal.core.demand import Profile
 from shoal.core.device import Cluster
+from shoal.core.job import Purpose
 from shoal.cost.history import history_path
 from shoal.journal.view import JournalView
 
@@ -49,7 +56,10 @@ __all__ = ["SEARCHES", "TRAININGS", "Run", "compare", "other_values", "too_slow"
 
 WITHOUT, WITH = "fifo", "water_filling"
 IN_MEMORY, STORED, PROGRAM = "in memory", "stored", "stored, a program"
-TRAININGS = (IN_MEMORY, STORED, PROGRAM)
+NODES = "on two nodes"
+TRAININGS = (IN_MEMORY, STORED, PROGRAM, NODES)
+GROUPS = ("SHA", "Hyperband")
+"""Searches on two nodes."""
 SECONDS = 1e-3
 """Wait for a sample from storage."""
 LEAST, LEAST_OF_STORED = 0.95, 1.1
@@ -92,6 +102,20 @@ SEARCHES: Mapping[str, Search] = {
 }
 
 
+class TwoNodes(PipeNodes):
+    """Two nodes that are processes of this machine, each with all slots that a study asks for."""
+
+    @classmethod
+    def discover(cls, devices: str | Sequence[str]) -> Cluster:
+        (node,) = discover(devices).nodes
+        return Cluster(
+            tuple(
+                replace(node, name=name, devices=tuple(replace(x, name=f"{name}/{x.name}") for x in node.devices))
+                for name in ("ash", "beech")
+            )
+        )
+
+
 @dataclass(frozen=True)
 class Run:
     """A search under one policy.
@@ -101,6 +125,7 @@ class Run:
         idle: Part of the slots' time without a training.
         side_by_side: Largest number of jobs that a slot held at a time.
         suspensions: Number of times that a job was suspended.
+        helpers: Number of helpers that jobs had on further slots.
         best: Best accuracy.
         profile: What is known of the training after it.
     """
@@ -109,6 +134,7 @@ class Run:
     idle: float
     side_by_side: int
     suspensions: int
+    helpers: int
     best: float
     profile: Profile
 
@@ -121,11 +147,15 @@ class Setting:
         training: The task or the program.
         slots: Number of slots.
         folder: Folder of the studies.
+        batch_size: Samples of a batch.
+        backend: Back end of the studies; one of nodes has half of the slots on each of two nodes.
     """
 
     training: shoal.Task | Callable[[Any], None]
     slots: int
     folder: Path
+    batch_size: int = 16
+    backend: str = "local"
 
     def fill_history(self) -> None:
         """Measure the training under `fifo`, in the history with which all searches begin."""
@@ -141,8 +171,9 @@ class Setting:
         os.environ["SHOAL_CACHE"] = str(cache)
         began = time.time()
         study = shoal.tune(
-            self.training, {"lr": lr, "batch_size": 16}, metric="accuracy", mode="max",
-            algorithm=algorithm, policy=policy, fuse=False, packing="none", devices=f"cpu:{self.slots}",
+            self.training, {"lr": lr, "batch_size": self.batch_size}, metric="accuracy", mode="max",
+            algorithm=algorithm, policy=policy, fuse=False, packing="none", backend=self.backend,
+            devices=f"cpu:{self.slots if self.backend == 'local' else self.slots // 2}",
             directory=directory, show_progress=False,
         )  # fmt: skip
         seconds = time.time() - began
@@ -150,8 +181,10 @@ class Setting:
             jobs = journal.jobs()
         idle = 1 - busy_seconds(jobs) / (self.slots * seconds)
         suspensions = sum(job.outcome == "suspended" for job in jobs)
+        helpers = sum(job.purpose is Purpose.ASSIST for job in jobs)
         (profile,) = profiles(history_path()).values()  # all trials have one structure
-        return Run(seconds, idle, side_by_side(jobs), suspensions, study.best_trial.objective, profile)
+        trains = [job for job in jobs if job.purpose is not Purpose.ASSIST]
+        return Run(seconds, idle, side_by_side(trains), suspensions, helpers, study.best_trial.objective, profile)
 
 
 def compare(options: argparse.Namespace) -> int:
@@ -163,12 +196,18 @@ def compare(options: argparse.Namespace) -> int:
         f"{'MNIST' if mnist.is_file() else 'digits'}, median of {options.rounds}"
     )
     print(f"{'training':18} {'search':10} {'policy':14} {'s':>7} {'speed-up':>8} {'idle':>5} {'on a slot':>9} "
-          f"{'suspended':>9} {'accuracy':>8}")  # fmt: skip
+          f"{'suspended':>9} {'helpers':>7} {'accuracy':>8}")  # fmt: skip
     found: dict[tuple[str, str], Mapping[str, Sequence[Run]]] = {}
     for training in options.trainings:
-        searches = [name for name in options.searches if not options.quick or training == IN_MEMORY or name == "grid"]
+        searches = [
+            name for name in options.searches if not options.quick or training in (IN_MEMORY, NODES) or name == "grid"
+        ]
+        searches = [name for name in searches if training != NODES or name in GROUPS]
         with tempfile.TemporaryDirectory() as folder:
             setting = Setting(task_of(training, mnist, quick=options.quick), options.slots, Path(folder))
+            if training == NODES:
+                BACKENDS["two nodes"] = TwoNodes
+                setting = replace(setting, batch_size=500, backend="two nodes")
             setting.fill_history()
             for name in searches:
                 found[training, name] = measured(setting, name, options.rounds, quick=options.quick)
@@ -190,6 +229,8 @@ def task_of(training: str, mnist: Path, *, quick: bool) -> shoal.Task | Callable
     """Make the task or the program of one of `TRAININGS`."""
     if training == IN_MEMORY:
         return FromStorage(mnist, 200 if quick else 5000, 500, 0.0)
+    if training == NODES:
+        return Divided(mnist, 500 if quick else 5000, 500, 0.0)
     task = FromStorage(mnist, 20 if quick else 160, 10 if quick else 80, SECONDS)
     return partial(program, task) if training == PROGRAM else task
 
@@ -213,6 +254,7 @@ def show(training: str, search: str, runs: Mapping[str, Sequence[Run]]) -> None:
         print(
             f"{training:18} {search:10} {policy:14} {seconds:7.2f} {ratio:7.2f}x {idle:4.0f}% "
             f"{max(x.side_by_side for x in some):9} {median(x.suspensions for x in some):9.0f} "
+            f"{median(x.helpers for x in some):7.0f} "
             f"{median(x.best for x in some):8.4f}",
             flush=True,
         )
@@ -222,10 +264,12 @@ def learnt(training: str, runs: Sequence[Run], cluster: Cluster) -> str:
     """Return in words what was measured with Fluid's policy, and what it could not do."""
     profile = max((run.profile for run in runs), key=lambda profile: len(profile.crowding))
     words = [demand_text(profile)]
-    if training != IN_MEMORY and max(run.side_by_side for run in runs) < 2:
+    if training in (STORED, PROGRAM) and max(run.side_by_side for run in runs) < 2:
         words.append(f"NO JOB SHARED A SLOT, though all wait: {why_alone(profile, cluster) or 'nothing was tried'}")
-    if not profile.spreading:
-        words.append("no job had several slots (d = 1), so DynamicFluid grew none into idle ones")
+    times = [run.profile.spreading for run in runs if run.profile.spreading]
+    words += [f"a step on {n} slots took {time:.2f} of that on one" for each in times[-1:] for n, time in each.items()]
+    if not times:
+        words.append("no job was tried on several slots")
     return "; ".join(words)
 
 
@@ -238,7 +282,7 @@ def too_slow(ratios: Mapping[tuple[str, str], float]) -> list[str]:
     """Return what the speed-ups lack, by training and search."""
     missed = []
     for (training, search), ratio in ratios.items():
-        asked = LEAST if training == IN_MEMORY else LEAST_OF_STORED
+        asked = LEAST if training in (IN_MEMORY, NODES) else LEAST_OF_STORED
         if ratio < asked:
             missed.append(f"{training}, {search}: {ratio:.2f}x with Fluid's policy, asked {asked}x")
     return missed

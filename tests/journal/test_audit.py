@@ -8,7 +8,8 @@ from journal_samples import STUDY, group, job
 from shoal.core.demand import Demand
 from shoal.core.device import Cluster, Device, Node
 from shoal.core.errors import JournalError
-from shoal.journal.audit import Overcommitment, overcommitments
+from shoal.core.job import Purpose
+from shoal.journal.audit import Overcommitment, faults_of_teams, overcommitments
 from shoal.journal.writer import Journal
 
 GPUS = tuple(Device(f"cuda:{index}", "H200", 100) for index in range(2))
@@ -100,3 +101,56 @@ def test_a_device_that_never_was_is_named(journal):
     start("a", "cuda:9", 1)(journal)
     with pytest.raises(JournalError, match=r"a ran on cuda:9, which is not among the devices: cuda:0, cuda:1, cuda:2"):
         overcommitments(journal, CLUSTER)
+
+
+def helper(name, leader, device):
+    assisting = replace(job(name, [0]), purpose=Purpose.ASSIST, assists=leader)
+    return lambda journal: journal.record_job_start(assisting, device)
+
+
+TEAMS = {
+    "a helper on another device, which ends": (
+        [(1, start("a", "cuda:0", 1)), (1, helper("b", "a", "cuda:1")), (2, end("b")), (3, end("a"))],
+        [],
+    ),
+    "its device gets another job once it has ended": (
+        [(1, start("a", "cuda:0", 1)), (1, helper("b", "a", "cuda:1")), (2, end("b")), (2, start("c", "cuda:1", 1))],
+        [],
+    ),
+    "it never ended": (
+        [(1, start("a", "cuda:0", 1)), (1, helper("b", "a", "cuda:1")), (2, end("a"))],
+        ["b on cuda:1 has not ended"],
+    ),
+    "it shared its device": (
+        [(1, start("a", "cuda:0", 1)), (1, helper("b", "a", "cuda:1")), (2, start("c", "cuda:1", 1)), (3, end("b"))],
+        ["b and c were on cuda:1 at the same time"],
+    ),
+    "it assists nothing": (
+        [(1, helper("b", "a", "cuda:1")), (2, end("b"))],
+        ["b on cuda:1 assists 'a', no training job of another device"],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TEAMS)
+def test_helpers_end_and_have_their_devices_to_themselves(name, tmp_path):
+    changes, expected = TEAMS[name]
+    clock = Clock()
+    with Journal.create(tmp_path, STUDY, task=b"", algorithm=b"", clock=clock) as journal:
+        journal.record_proposal(1, [group([0], 3)])
+        for clock.now, change in changes:
+            change(journal)
+        assert faults_of_teams(journal) == expected
+
+
+def test_a_helper_ends_with_its_engine_and_changes_no_trial(tmp_path):
+    with Journal.create(tmp_path, STUDY, task=b"", algorithm=b"") as journal:
+        journal.record_proposal(1, [group([0], 3)])
+        start("a", "cuda:0", 1)(journal)
+        helper("b", "a", "cuda:1")(journal)
+        (trial,) = journal.trials()
+        assert (trial.job, trial.device) == ("a", "cuda:0")
+        journal.requeue_running()
+        found = {row.id: (row.purpose, row.assists, row.outcome, row.keys) for row in journal.jobs()}
+        assert found["b"] == (Purpose.ASSIST, "a", "orphaned", ())
+        assert [row.failures for row in journal.trials()] == [0]

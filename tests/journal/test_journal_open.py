@@ -53,7 +53,7 @@ def test_a_directory_without_a_study_is_named_and_left_alone(tmp_path, use):
 def test_another_schema_version_names_both(journal, use):
     journal.tables.rows("PRAGMA user_version = 99")
     journal.close()
-    with pytest.raises(JournalError, match=r"journal version 99, this Shoal reads versions 3 to 9"):
+    with pytest.raises(JournalError, match=r"journal version 99, this Shoal reads versions 3 to 10"):
         use(journal.directory)
 
 

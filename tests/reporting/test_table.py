@@ -468,6 +468,7 @@ def test_snapshot_json_is_strict_and_complete():
                         "memory": 120_000_000,
                         "cores": 1.0,
                         "epochs_per_second": None,
+                        "assists": None,
                     }
                 ],
             },

@@ -35,8 +35,8 @@ def runs(name, scaling, on, seconds=100.0, **changes):
     return replace(view, **changes)
 
 
-def waits(name, scaling=Scaling(), **amounts):
-    return replace(job(name, **{"compute": 1.0, "seconds": 10.0, **amounts}), scaling=scaling)
+def waits(name, **amounts):
+    return job(name, **{"compute": 1.0, "seconds": 10.0, **amounts})
 
 
 GPUS = cluster(gpu(0), gpu(1), gpu(2))

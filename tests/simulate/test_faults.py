@@ -9,7 +9,9 @@ sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 
 from simulation_fuzz import DELIBERATE, FAULTY, Deliberate, found_within
 
+from shoal.planner import job_tracker
 from shoal.study import planning, state
+from shoal.testing import random_studies
 from shoal.testing.faults import FAULTS
 from shoal.testing.simulation import simulate
 
@@ -28,6 +30,16 @@ def test_so_it_does_where_more_wait_than_are_planned_for_in_a_turn(seed: int, mo
     monkeypatch.setattr(planning, "TRIALS_PER_DEVICE", 1)
     found = simulate(seed)
     assert not found.violation, f"seed {seed}, with {dict(found.faults)}"
+
+
+@pytest.mark.parametrize("first", range(1000, 1020, 5))
+def test_so_it_does_where_jobs_grow_at_every_chance(first: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(random_studies, "POLICY_NAMES", [])
+    monkeypatch.setattr(job_tracker, "TRIAL_EPOCHS", 1)
+    monkeypatch.setattr(job_tracker, "SWITCH_SECONDS", 0.01)
+    for seed in range(first, first + 5):
+        found = simulate(seed)
+        assert not found.violation, f"seed {seed}, with {dict(found.faults)}"
 
 
 def test_a_seed_gives_the_same_study_and_the_same_faults(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Tasks whose arrays teams train, and runs of a leader in this process with helpers in processes of their own."""
 
+import os
 import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -10,7 +11,7 @@ import cloudpickle
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.data import TensorDataset
+from torch.utils.data import Subset, TensorDataset
 
 from shoal.backends.local import Local
 from shoal.core.array import Array, Member
@@ -95,7 +96,133 @@ class Convolutional(Perceptron):
         return F.cross_entropy(model(x), y, weight, ignore_index=2) + 0.1 * model(x).square().mean()
 
 
-TASKS: dict[str, Callable[[], Task]] = {"mlp": Perceptron, "cnn": Convolutional}
+class Recurrent(Perceptron):
+    """Two-layer LSTM with dropout between its layers; a sample is a sequence, and T is the first axis in the model."""
+
+    shape = (7, 5)
+
+    def model(self, config: Any) -> nn.Module:
+        return nn.ModuleDict({"lstm": nn.LSTM(5, 6, 2, dropout=0.3), "head": nn.Linear(6, 3)}).double()
+
+    def loss(self, model: nn.Module, batch: Any) -> Tensor:
+        x, y = batch
+        out, _ = model["lstm"](x.transpose(0, 1))  # type: ignore[index]
+        return F.cross_entropy(model["head"](out[-1]), y)  # type: ignore[index]
+
+
+class Adapted(Perceptron):
+    """Low-rank adapters over a frozen base that all trials share."""
+
+    def model(self, config: Any) -> nn.Module:
+        base = nn.Linear(5, 8)
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            torch.manual_seed(1)
+            base.weight.copy_(torch.randn(8, 5))
+            base.bias.zero_()
+        base.requires_grad_(False)
+        return nn.ModuleDict(
+            {"base": base, "down": nn.Linear(5, 2, bias=False), "up": nn.Linear(2, 8), "head": nn.Linear(8, 3)}
+        ).double()
+
+    def optimizer(self, model: nn.Module, config: Any) -> Any:
+        return torch.optim.Adam([each for each in model.parameters() if each.requires_grad], config["lr"])
+
+    def loss(self, model: Any, batch: Any) -> Tensor:
+        x, y = batch
+        hidden = F.dropout(model["base"](x) + model["up"](model["down"](x)), 0.2, model.training)
+        return F.cross_entropy(model["head"](hidden.tanh()), y)
+
+
+class Bert(Perceptron):
+    """Tiny BERT of transformers, with dropout in its attention, and labels of which some are ignored."""
+
+    def data(self, config: Any) -> tuple[Any, Any]:
+        generator = torch.Generator().manual_seed(0)
+        ids = torch.randint(3, 30, (SAMPLES + 6, 9), generator=generator)
+        mask = torch.arange(9) < torch.randint(4, 10, (SAMPLES + 6, 1), generator=generator)
+        labels = ids.where(mask & (torch.rand(ids.shape, generator=generator) < 0.5), -100)
+        labels[:, 0] = ids[:, 0]
+        sets = TensorDataset(ids, mask.long(), labels)
+        return Subset(sets, range(SAMPLES)), Subset(sets, range(SAMPLES, SAMPLES + 6))
+
+    def model(self, config: Any) -> nn.Module:
+        from transformers import BertConfig, BertForMaskedLM
+
+        sizes = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
+        return BertForMaskedLM(BertConfig(vocab_size=30, max_position_embeddings=16, **sizes)).double()
+
+    def loss(self, model: Any, batch: Any) -> Tensor:
+        ids, mask, labels = batch
+        loss: Tensor = model(input_ids=ids, attention_mask=mask, labels=labels).loss
+        return loss
+
+
+class InBatch(Perceptron):
+    """Has a loss with a mean over the features of the batch, which is not a mean over samples."""
+
+    def loss(self, model: nn.Module, batch: Any) -> Tensor:
+        x, y = batch
+        out = model(x)
+        return F.cross_entropy(out, y) + (out - out.mean(0)).square().mean()
+
+
+class Noisy(Perceptron):
+    """Adds noise from a function without a mask."""
+
+    def loss(self, model: nn.Module, batch: Any) -> Tensor:
+        x, y = batch
+        out = model(x)
+        return F.cross_entropy(out + 0.1 * torch.randn_like(out), y)
+
+
+class OwnStep(Perceptron):
+    """Overrides `step`."""
+
+    def clip_norm(self, config: Any) -> None:
+        return None
+
+    def step(self, model: nn.Module, batch: Any, optimizer: Any, *config: Any, **_: Any) -> Tensor:
+        optimizer.zero_grad()
+        loss = self.loss(model, batch)
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        return loss
+
+
+class OtherBase(Adapted):
+    """Has another frozen base in each process."""
+
+    def model(self, config: Any) -> nn.Module:
+        model: Any = super().model(config)
+        with torch.no_grad():
+            model["base"].bias.fill_(os.getpid())
+        return model
+
+
+class HalfPrecision(Convolutional):
+    """Trains under autocast."""
+
+    def precision(self, config: Any) -> str:
+        return "bf16-mixed"
+
+    def data(self, config: Any) -> tuple[Any, Any]:
+        return tuple(TensorDataset(x.tensors[0].float(), x.tensors[1]) for x in super().data(config))
+
+    def model(self, config: Any) -> nn.Module:
+        return super().model(config).float()
+
+    def loss(self, model: nn.Module, batch: Any) -> Tensor:
+        x, y = batch
+        return F.cross_entropy(model(x), y)
+
+
+TASKS: dict[str, Callable[[], Task]] = {
+    "mlp": Perceptron,
+    "cnn": Convolutional,
+    "lstm": Recurrent,
+    "lora": Adapted,
+    "bert": Bert,
+}
 
 
 def member(number: int, epochs: int) -> Member:
@@ -123,6 +250,8 @@ class Leader:
         self.control = JobControl(prompt=True)
         self.backend: Local | None = None
         self.names: list[str] = []
+        self.killed: set[str] = set()
+        self.outcomes: dict[str, Ended] = {}
         self.sizes: list[int] = []
         """Number of processes that computed the gradients, for each step."""
 
@@ -141,6 +270,15 @@ class Leader:
         """Ask for a team of these helpers; the next step but one waits until they are ready."""
         self._wanted = helpers
         self.control.change(JobUpdate(team=frozenset(helpers)))
+
+    def signal(self, helper: str, number: int) -> None:
+        """Send a signal to the process of a helper, which will not be waited for."""
+        assert self.backend is not None
+        (worker,) = [worker for worker in self.backend._workers.values() if worker.job == helper]
+        while not worker.pid:
+            self._poll()
+        self.killed.add(helper)
+        os.kill(worker.pid, number)
 
     def train(self, members: Iterable[Member], steps: Mapping[int, Action] | None = None) -> list[Event]:
         """Train members; return the events.
@@ -165,7 +303,7 @@ class Leader:
             try:
                 return list(trainer.run())
             finally:
-                self.outcomes = self.close()
+                self._end()
 
     def _await_helpers(self, team: TeamLeader) -> None:
         """Wait until all wanted helpers are in the team, or ready."""
@@ -173,25 +311,24 @@ class Leader:
         if team._key in team._refused:
             return
         present = set() if team._channel is None else set(team._channel.members)
-        while set(self._wanted) - present - set(team._side.ready(self._wanted)):
+        while set(self._wanted) - present - set(team._side.ready(self._wanted)) - self.killed:
             assert time.monotonic() < deadline, (self._wanted, present)
             if team._side.refusal():
                 break
             time.sleep(0.002)
         team._looked = 0.0
 
-    def close(self) -> dict[str, Ended]:
-        """Return how the helpers have ended, after they have."""
-        if self.backend is None:
-            return {}
-        ended: dict[str, Ended] = {}
+    def _poll(self) -> None:
+        assert self.backend is not None
+        self.outcomes |= {each.job: each for each in self.backend.poll(0.05) if isinstance(each, Ended)}
+
+    def _end(self) -> None:
+        """Wait for the ends of all helpers."""
         deadline = time.monotonic() + 20
-        while set(self.names) - ended.keys() and time.monotonic() < deadline:
-            for event in self.backend.poll(0.1):
-                if isinstance(event, Ended):
-                    ended[event.job] = event
-        self.backend.close()
-        return ended
+        while self.backend is not None and set(self.names) - self.outcomes.keys() and time.monotonic() < deadline:
+            self._poll()
+        if self.backend is not None:
+            self.backend.close()
 
     def weights(self, number: int) -> dict[str, Tensor]:
         """Final weights and buffers of a trial."""

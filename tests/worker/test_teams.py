@@ -1,28 +1,161 @@
 """Teams of processes compute the gradients of an array: every trial learns as it does on one device."""
 
+import signal
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
 import torch
-from team_samples import TASKS, Leader, member
+from team_samples import TASKS, HalfPrecision, InBatch, Leader, Noisy, OtherBase, OwnStep, Perceptron, member
 
-from shoal.core.event import Outcome, TeamMeasured
+from shoal.core.array import Member
+from shoal.core.event import Event, Outcome, TeamMeasured
+from shoal.core.job import JobUpdate
+from shoal.task import Task
+from shoal.worker.team import leader
 
 
-@pytest.mark.parametrize("task", sorted(TASKS))
-def test_weights_are_those_of_a_lone_training(task: str, tmp_path: Path) -> None:
-    members = [member(number, 6) for number in range(3)]
-    alone, led = Leader(TASKS[task](), tmp_path / "alone"), Leader(TASKS[task](), tmp_path / "led")
-    alone.train(members)
-    led.start("one", "two")
-    events = led.train(members, {2: lambda leader: leader.want("one", "two")})
-    assert set(led.sizes) == {1, 3}
+def check_equal(one: Leader, other: Leader, members: Iterable[Member], relative: float = 1e-9) -> None:
+    """Compare the final weights of trials."""
     for each in members:
-        torch.testing.assert_close(
-            led.weights(each.trial.number), alone.weights(each.trial.number), rtol=1e-9, atol=1e-12
-        )
-    assert {name: ended.outcome for name, ended in led.outcomes.items()} == {
-        "one": Outcome.FINISHED,
-        "two": Outcome.FINISHED,
-    }
-    print(led.sizes, [e for e in events if isinstance(e, TeamMeasured)])
+        number = each.trial.number
+        torch.testing.assert_close(one.weights(number), other.weights(number), rtol=relative, atol=1e-3 * relative)
+
+
+def alone(task: Task, directory: Path, members: Iterable[Member]) -> Leader:
+    """Train each member by itself."""
+    for each in members:
+        single = Leader(task, directory)
+        single.train([each])
+    return single
+
+
+def notes(events: Iterable[Event]) -> list[str]:
+    return [event.note for event in events if isinstance(event, TeamMeasured)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "task", ["cnn", *(pytest.param(name, marks=pytest.mark.thorough) for name in ("bert", "mlp", "lora"))]
+)
+def test_team_grows_and_shrinks_while_members_leave_and_join(task: str, tmp_path: Path) -> None:
+    members = [member(number, 3 if number == 2 else 6) for number in range(4)]
+    led = Leader(TASKS[task](), tmp_path / "led")
+    led.start("one", "two")
+
+    def swap(leader: Leader) -> None:
+        leader.control.change(JobUpdate(leave=frozenset({1}), join=(leader.array(members[3]),)))
+
+    def grow(leader: Leader) -> None:
+        leader.start("three", "four")
+        leader.want("two", "three", "four")
+
+    led.train(
+        members[:3],
+        {2: lambda leader: leader.want("one", "two"), 5: swap, 8: lambda leader: leader.want("two"), 10: grow},
+    )
+    assert list(dict.fromkeys(led.sizes)) == [1, 3, 2, 4]
+    assert {ended.outcome for ended in led.outcomes.values()} == {Outcome.FINISHED}
+    remaining = [members[0], members[2], members[3]]
+    check_equal(led, alone(TASKS[task](), tmp_path / "alone", remaining), remaining)
+
+
+@pytest.mark.parametrize(
+    ("task", "count"),
+    [
+        ("mlp", 1),
+        ("cnn", 1),
+        ("bert", 3),
+        ("lora", 3),
+        *(
+            pytest.param(*case, marks=pytest.mark.thorough)
+            for case in (("mlp", 3), ("cnn", 3), ("bert", 1), ("lora", 1))
+        ),
+    ],
+)
+def test_weights_are_those_of_a_lone_training(task: str, count: int, tmp_path: Path) -> None:
+    members = [member(number, 4) for number in range(count)]
+    led = Leader(TASKS[task](), tmp_path / "led")
+    led.start("one")
+    led.train(members, {2: lambda leader: leader.want("one")})
+    assert set(led.sizes) == {1, 2}
+    assert led.outcomes["one"].outcome is Outcome.FINISHED
+    check_equal(led, alone(TASKS[task](), tmp_path / "alone", members), members)
+
+
+def test_weights_of_an_lstm_are_those_of_the_array_on_one_device(tmp_path: Path) -> None:
+    members = [member(number, 4) for number in range(3)]
+    one, led = Leader(TASKS["lstm"](), tmp_path / "one"), Leader(TASKS["lstm"](), tmp_path / "led")
+    one.train(members)
+    led.start("one")
+    led.train(members, {2: lambda leader: leader.want("one")})
+    assert set(led.sizes) == {1, 2}
+    check_equal(led, one, members)
+
+
+def test_killed_helper_costs_its_step_only(tmp_path: Path) -> None:
+    members = [member(number, 4) for number in range(2)]
+    led = Leader(TASKS["cnn"](), tmp_path / "led")
+    led.start("one", "two")
+    led.train(
+        members,
+        {2: lambda leader: leader.want("one", "two"), 4: lambda leader: leader.signal("one", signal.SIGKILL)},
+    )
+    assert list(dict.fromkeys(led.sizes)) == [1, 3, 2], "the other helper goes on"
+    assert led.outcomes["one"].outcome is Outcome.CRASHED
+    assert led.outcomes["two"].outcome is Outcome.FINISHED
+    check_equal(led, alone(TASKS["cnn"](), tmp_path / "alone", members), members)
+
+
+def test_helper_that_hangs_counts_as_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leader, "PEER_SECONDS", 2.0)
+    members = [member(number, 4) for number in range(2)]
+    led = Leader(Perceptron(), tmp_path / "led")
+    led.start("one")
+    led.train(
+        members,
+        {
+            2: lambda leader: leader.want("one"),
+            6: lambda leader: leader.signal("one", signal.SIGSTOP),
+            9: lambda leader: leader.signal("one", signal.SIGKILL),
+        },
+    )
+    assert list(dict.fromkeys(led.sizes)) == [1, 2]
+    assert led.sizes[-4:] == [1] * 4
+    check_equal(led, alone(Perceptron(), tmp_path / "alone", members), members)
+
+
+@pytest.mark.parametrize(
+    ("task", "count", "reason"),
+    [
+        (InBatch, 2, "is not a mean over samples"),
+        (InBatch, 1, "is not a mean over samples"),
+        (Noisy, 2, "draws random numbers"),
+        (OwnStep, 2, "overrides `step`"),
+        (OtherBase, 2, "'base.bias' of trial 0 differs"),
+    ],
+)
+def test_steps_that_cannot_be_divided_are_refused_in_words(
+    task: Callable[[], Task], count: int, reason: str, tmp_path: Path
+) -> None:
+    members = [member(number, 4) for number in range(count)]
+    led = Leader(task(), tmp_path / "led")
+    led.start("one")
+    events = led.train(members, {2: lambda leader: leader.want("one")})
+    (note,) = notes(events)
+    assert reason in note
+    assert set(led.sizes) == {1}
+    (measured,) = [event for event in events if isinstance(event, TeamMeasured)]
+    assert measured.seconds.keys() == {1}
+    if task is not OtherBase:
+        check_equal(led, alone(task(), tmp_path / "alone", members), members)
+
+
+def test_small_batch_is_taken_alone_and_half_precision_is_divided(tmp_path: Path) -> None:
+    members = [member(number, 3) for number in range(2)]
+    led = Leader(HalfPrecision(), tmp_path / "led")
+    led.start("one")
+    events = led.train(members, {1: lambda leader: leader.want("one")})
+    assert set(notes(events)) <= {""}
+    assert set(led.sizes) == {1, 2}
+    check_equal(led, alone(HalfPrecision(), tmp_path / "alone", members), members, relative=0.1)

@@ -13,7 +13,7 @@ from shoal.core.array import Array, FusionKey, Member
 from shoal.core.demand import Profile
 from shoal.core.device import Device
 from shoal.core.errors import BackendError, StorageFullError, TaskError
-from shoal.core.job import Job, JobUpdate
+from shoal.core.job import Job, JobUpdate, Purpose
 from shoal.core.trial import Report, Trial
 from shoal.pickling import loaded
 from shoal.worker.control import JobControl
@@ -31,6 +31,7 @@ __all__ = [
     "check_same_job_twice",
     "check_stop",
     "check_stop_without_effect",
+    "check_team",
     "events_until_ended",
     "follow",
     "scripted",
@@ -205,6 +206,31 @@ def check_changes(make: MakeBackend, directory: Path, devices: Devices = DEVICES
         assert last == Ended("next", Outcome.STOPPED), f"a change for a job that had ended led to {last}"
 
 
+def check_team(make: MakeBackend, directory: Path, devices: Devices = DEVICES) -> None:
+    """A helper runs beside its leader, which learns its team; each of the two ends without the other."""
+    leader = scripted_job("leader")
+    helper = Job("helper", leader.arrays, Purpose.ASSIST, assists="leader")
+    with scripted(make, directory, _reports_team) as backend:
+        backend.start(leader, devices[0])
+        backend.start(helper, devices[1])
+        backend.change("leader", JobUpdate(team=frozenset({"helper"})))
+        seen = _first_events(backend, jobs=2)
+        received = {event.job: event.reports[0].metrics["team"] for event in seen if isinstance(event, Reported)}
+        assert received == {"leader": 1.0, "helper": -1.0}, f"the jobs saw teams of these sizes: {received}"
+        backend.change("leader", JobUpdate(team=frozenset()))
+        backend.stop("helper")
+        events: list[Event] = []
+        deadline = time.monotonic() + _TIMEOUT_SECONDS
+        while Ended("helper", Outcome.STOPPED) not in events:
+            assert time.monotonic() < deadline, f"a helper was stopped, the back end delivered {events}"
+            events += backend.poll(1.0)
+        backend.stop("leader")
+        events += events_until_ended(backend, ["leader"])["leader"]
+        sizes = [event.reports[0].metrics["team"] for event in events if isinstance(event, Reported)]
+        assert sizes == [0.0], f"a leader without a helper saw teams of these sizes: {sizes}"
+        assert events[-1] == Ended("leader", Outcome.STOPPED), f"a leader that was stopped ended with {events[-1]}"
+
+
 def check_same_job_twice(make: MakeBackend, directory: Path, devices: Devices = DEVICES) -> None:
     """A job cannot be started while it runs, but can be after it has ended."""
     with scripted(make, directory, _reports_until_stopped) as backend:
@@ -236,6 +262,7 @@ BACKEND_CHECKS: tuple[Callable[[MakeBackend, Path, Devices], None], ...] = (
     check_stop_without_effect,
     check_kill,
     check_changes,
+    check_team,
     check_same_job_twice,
     check_close,
 )
@@ -340,6 +367,17 @@ def _reports_changes(job: Job, device: Device, control: JobControl) -> Iterator[
             members = (member for array in change.join for member in array.members)
             reports += (Report(member.trial.number, _JOIN_EPOCH) for member in members)
         yield Reported(job.id, tuple(reports))
+
+
+def _reports_team(job: Job, device: Device, control: JobControl) -> Iterator[Event]:
+    """Report the size of each team that the job learns; a helper reports -1 once."""
+    if job.purpose is Purpose.ASSIST:
+        yield Reported(job.id, (Report(0, 1, {"team": -1.0}),))
+    while not control.stopping():
+        time.sleep(0.005)
+        for change in control.changes():
+            if change.team is not None:
+                yield Reported(job.id, (Report(0, 1, {"team": float(len(change.team))}),))
 
 
 class OutOfMemoryError(RuntimeError):

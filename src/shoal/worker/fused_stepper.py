@@ -164,10 +164,13 @@ class FusedStepper(Stepper):
             return None
         if self._plain is not None:
             self._fuse()
+        steps = self._steps
+        if not isinstance(steps, AdaptiveStep):
+            return None
         mixed, batch = self._mixed_batch(batches)
         self._array.ticks = tuple(ticks)
         try:
-            return self._steps.team_step(
+            return steps.team_step(
                 gradients, batch, self.runtimes[0].settings.precision, partial(self._checked_draws, ticks, mixed)
             )
         except FusionError as error:

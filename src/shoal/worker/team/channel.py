@@ -7,7 +7,7 @@ from threading import Event
 from typing import Any
 
 from torch import Tensor
-from torch.distributed import PrefixStore, ProcessGroupGloo, Store, Work
+from torch._C._distributed_c10d import PrefixStore, ProcessGroupGloo, Store, Work
 
 __all__ = ["Channel", "PeerLostError"]
 
@@ -48,11 +48,12 @@ class Channel:
         self.members = tuple(members)
         self.rank = rank
         self.size = len(members)
-        options = ProcessGroupGloo._Options()
+        gloo: Any = ProcessGroupGloo  # whose methods the stubs lack
+        options = gloo._Options()
         options._timeout = timedelta(seconds=CONNECT_SECONDS)
-        options._devices = [ProcessGroupGloo.create_device(hostname=host)]
+        options._devices = [gloo.create_device(hostname=host)]
         try:
-            self._group = ProcessGroupGloo(PrefixStore(f"generation-{generation}", store), rank, self.size, options)
+            self._group = gloo(PrefixStore(f"generation-{generation}", store), rank, self.size, options)
         except RuntimeError as error:
             raise PeerLostError(str(error)) from error
         self._group._set_default_timeout(timedelta(seconds=seconds))
@@ -74,7 +75,7 @@ class Channel:
         arrived = Event()
 
         def wait() -> Work:
-            work = self._group.broadcast(data, 0)
+            work: Work = self._group.broadcast(data, 0)
             work.get_future().add_done_callback(lambda _: arrived.set())
             while not arrived.wait(IDLE_SECONDS) and idle():
                 pass
@@ -96,7 +97,8 @@ class Channel:
 
     def send(self, data: Tensor, rank: int) -> Work:
         """Start to send a tensor in host memory, which must not change before `finish`."""
-        return self._checked(lambda: self._group.send([data], rank, 0))
+        work: Work = self._checked(lambda: self._group.send([data], rank, 0))
+        return work
 
     def receive(self, data: Tensor) -> None:
         """Fill a tensor in host memory with what the leader sends."""

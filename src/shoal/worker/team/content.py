@@ -61,5 +61,5 @@ def _checksum(tensor: Tensor, known: dict[int, int]) -> int:
     """Checksum of the values; members that share memory are summed once."""
     if tensor.data_ptr() not in known:
         content = tensor.detach().contiguous().cpu().flatten().view(torch.uint8)
-        known[tensor.data_ptr()] = zlib.crc32(memoryview(content.numpy()))
+        known[tensor.data_ptr()] = zlib.crc32(content.numpy().data)
     return known[tensor.data_ptr()]

@@ -132,7 +132,7 @@ class GradientSum:
             dtype = torch.promote_types(dtype, each.dtype)
         sizes = [each.numel() for each in self.parameters]
         self.flat = torch.zeros(sum(sizes) + len(array) + len(sizes), dtype=dtype)
-        *parts, self._losses, self._present = self.flat.split([*sizes, len(array), len(sizes)])
+        *parts, self._losses, self._present = torch.split(self.flat, [*sizes, len(array), len(sizes)])
         self._parts = [part.view(each.shape) for part, each in zip(parts, self.parameters, strict=True)]
 
     def collect(self, losses: Tensor) -> None:

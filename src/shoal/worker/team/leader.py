@@ -43,8 +43,8 @@ LOOK_SECONDS = 0.05
 """Interval at which a leader looks for helpers that are ready."""
 PEER_SECONDS, PEER_STEPS = 30.0, 20
 """Seconds, and steps of the leader alone, after which a silent helper is lost; the longer time counts."""
-CHECKED_STEPS = 2
-"""Number of steps of each new team whose gradients the leader also computes alone, to compare them."""
+CHECKED_STEPS = 1
+"""Number of first steps of each new team whose gradients the leader also computes alone, to compare them."""
 
 
 class TeamLeader:
@@ -112,8 +112,11 @@ class TeamLeader:
         if losses is None:
             began = self._clock()
             losses = alone()
+            seconds = self._clock() - began
             if settled:
-                self._times.add(1, self._clock() - began)
+                self._times.add(1, seconds)
+            else:
+                self._times.add_estimate(seconds)
         elif self._check_seconds:
             self._times.add_estimate(self._clock() - began - self._check_seconds)
         else:

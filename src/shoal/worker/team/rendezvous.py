@@ -18,7 +18,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from torch.distributed import PrefixStore, TCPStore
+from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from shoal.worker.team.channel import PeerLostError
 
@@ -63,15 +63,12 @@ class LeaderSide:
         self._called: dict[str, str] = {}
         self._path = address_path(directory, job)
         self._path.parent.mkdir(exist_ok=True)
-        partial = self._path.with_suffix(f".{os.getpid()}")
-        with open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
-            json.dump([host, port, secret], file)
-        partial.replace(self._path)
+        self._write([host, port, secret])
 
     def publish(self, content: bytes) -> None:
         """Tell what is trained from now on; helpers that were ready build it anew."""
         self._version += 1
-        self.store.set("content", content)
+        self.store.set("content", content)  # type: ignore[arg-type]  # the stubs lack bytes
         self.store.set("version", str(self._version))
 
     def ready(self, helpers: Iterable[str]) -> list[str]:
@@ -106,9 +103,15 @@ class LeaderSide:
         self.store.set(f"members/{self.generation}", json.dumps(members))
         return members
 
+    def _write(self, address: list[Any]) -> None:
+        partial = self._path.with_suffix(f".{os.getpid()}")
+        with open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+            json.dump(address, file)
+        partial.replace(self._path)
+
     def close(self) -> None:
-        """End the rendezvous; the store ends with this object."""
-        self._path.unlink(missing_ok=True)
+        """End the rendezvous, also for helpers that come later; the store ends with this object."""
+        self._write([])
         self.store.set("version", _ENDED)
 
 
@@ -129,7 +132,10 @@ class HelperSide:
         self._idle = idle
         self._announced = ""
         self._count = 0
-        self.host, port, secret = json.loads(path.read_text())
+        address = json.loads(path.read_text())
+        if not address:
+            raise PeerLostError("the leader has ended")
+        self.host, port, secret = address
         timeout = timedelta(seconds=10)
         self.store = PrefixStore(
             secret,

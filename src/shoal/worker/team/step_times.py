@@ -29,7 +29,7 @@ class StepTimes:
         self._seconds[size].append(seconds)
 
     def add_estimate(self, seconds: float) -> None:
-        """Add the time that a step would have taken on one device, in case none is taken."""
+        """Add the time of a step on one device that counts while no others are known."""
         self._estimates.append(seconds)
 
     def seconds(self, size: int) -> float | None:
