@@ -1,12 +1,19 @@
-"""A search on eight GPUs of two kinds on three nodes, to which everything happens that can, ends as if nothing had.
+"""A search on invented devices, or on nodes, to which everything happens that can, ends as if nothing had.
 
-The GPUs do not exist: NVML and the control program of MPS are fakes, and jobs train on the CPU. All else is real: the
-engine, its workers, what kills them. While a search of 200 trials goes on, at moments and places drawn by chance,
-workers are killed or stopped, arrays run out of memory, devices are lost and come back, MPS servers die, and the engine
-itself is killed and begun again. Its trials (config, state, epochs, every metric at every epoch) are then held against
-those of an undisturbed run, and all that its journal says was promised to jobs against what there was.
+`--backend local`: eight GPUs of two kinds on three nodes, which do not exist: NVML and the control program of MPS are
+fakes, and jobs train on the CPU. All else is real: the engine, its workers, what kills them. While a search of 200
+trials goes on, at moments and places drawn by chance, workers are killed or stopped, arrays run out of memory, devices
+are lost and come back, MPS servers die, and the engine itself is killed and begun again.
 
-    python benchmarks/device_chaos.py [--faults 30] [--trials 200] [--quick] [--seed 0]
+`--backend ray`: three nodes of `ray.cluster_utils.Cluster`, all on this machine, with a CPU slot each. Workers, agents
+and nodes are killed (another node of that name comes at once), and the engine is killed, or frozen for longer than the
+lease of the agents, which then end their jobs.
+
+Its trials (config, state, epochs, every metric at every epoch) are then held against those of an undisturbed run, which
+is a local one, every epoch has to be there, and no process may be left that has a file of the study open. On the
+invented GPUs all that the journal says was promised to jobs is held against what there was.
+
+    python benchmarks/device_chaos.py [--backend ray] [--faults 30] [--trials 200] [--quick] [--seed 0]
 """
 
 import argparse
@@ -18,13 +25,15 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-from chaos import differences, outcome
+from chaos import differences, missing, outcome
 from invented import machine, task
-from invented.faults import KINDS, Fault, Faults, LiveRun, left_behind
+from invented.faults import Fault, Faults, LiveRun, left_behind
 
 import shoal
 from shoal.backends.registry import BACKENDS
@@ -35,8 +44,12 @@ from shoal.journal.statistics import StudyStatistics
 from shoal.journal.view import JournalView
 
 TURN_SECONDS = 0.05
-PATIENCE_SECONDS = 240.0
+UNDISTURBED = "undisturbed"
+"""Name of the directory of the study that is left alone."""
+PATIENCE_SECONDS = {"local": 240.0, "ray": 600.0}
 """For one study."""
+LEFT_SECONDS = {"local": 10.0, "ray": 20.0}
+"""For processes to end after a study."""
 STUDIES_IN_VAIN = 5
 """With so many in a row in which none of the faults that are left finds anything to strike, none will."""
 LAST = 0.85
@@ -45,10 +58,18 @@ TIGHT = 0.75
 """With this part of the memory and cores too much would have been promised; else the devices were never full."""
 
 
-def engine(directory: Path, trials: int) -> None:
-    """Begin the study on the invented machine or go on with it, whatever was done before the last kill."""
-    sys.modules["pynvml"] = machine.InventedNvml()
-    BACKENDS["local"] = machine.InventedLocal
+def engine(directory: Path, backend: str, trials: int) -> None:
+    """Begin the study or go on with it, whatever was done before the last kill."""
+    where: dict[str, Any] = {"hang_seconds": 3.0}
+    if backend == "local":
+        sys.modules["pynvml"] = machine.InventedNvml()
+        BACKENDS["local"] = machine.InventedLocal
+    elif directory.name == UNDISTURBED:
+        where = {"devices": "cpu:2"}
+    else:
+        from invented.nodes import ADDRESS
+
+        where = {"devices": "cpu:1", "backend": "ray", "ray_address": os.environ[ADDRESS]}
     try:
         shoal.resume(directory, show_progress=False)
     except JournalError:
@@ -61,9 +82,22 @@ def engine(directory: Path, trials: int) -> None:
             directory=directory,
             retries=50,
             checkpoint_seconds=0.5,
-            hang_seconds=3.0,
             show_progress=False,
+            **where,
         )
+
+
+@contextmanager
+def faults_of(backend: str, folder: Path, draw: random.Random) -> Iterator[Faults]:
+    """What does faults to the studies of a back end, while its devices or nodes are there."""
+    if backend == "local":
+        machine.install(folder)
+        yield Faults(draw)
+        return
+    from invented.nodes import NodeFaults, three_nodes
+
+    with three_nodes() as cluster:
+        yield NodeFaults(draw, cluster)
 
 
 def undisturbed(directory: Path) -> int:
@@ -74,7 +108,9 @@ def undisturbed(directory: Path) -> int:
     return run.reports()
 
 
-def disturbed(directory: Path, kinds: Sequence[str], epochs: int, faults: Faults, draw: random.Random) -> list[str]:
+def disturbed(
+    directory: Path, kinds: Sequence[str], epochs: int, faults: Faults, draw: random.Random, patience: float
+) -> list[str]:
     """Run a study to its end with as many of these faults as come to pass; those that did not.
 
     Args:
@@ -83,6 +119,7 @@ def disturbed(directory: Path, kinds: Sequence[str], epochs: int, faults: Faults
         epochs: that the study reports in all; faults are due when it has reported so many.
         faults: does them.
         draw: decides when.
+        patience: seconds for the study.
     """
     due = sorted(draw.uniform(0.0, LAST * epochs) for _ in kinds)
     left = list(kinds)
@@ -91,8 +128,8 @@ def disturbed(directory: Path, kinds: Sequence[str], epochs: int, faults: Faults
     while not run.ended():
         faults.turn()
         time.sleep(TURN_SECONDS)
-        if time.monotonic() > began + PATIENCE_SECONDS:
-            raise SystemExit(f"the study goes on for more than {PATIENCE_SECONDS:g} s:\n{_waiting(directory)}")
+        if time.monotonic() > began + patience:
+            raise SystemExit(f"the study goes on for more than {patience:g} s:\n{_waiting(directory)}")
         if not left or run.reports() < due[len(kinds) - len(left)]:
             continue
         if faults.strike(left[0], run):
@@ -128,10 +165,10 @@ def promised_too_much(directory: Path, part: float = 1.0) -> list[str]:
         return list(map(str, overcommitments(journal, Cluster(tuple(nodes)))))
 
 
-def table(happened: Sequence[Fault], wrong: Mapping[Path, set[int]]) -> None:
+def table(kinds: Sequence[str], happened: Sequence[Fault], wrong: Mapping[Path, set[int]]) -> None:
     """Print what happened, to how many trials, how many of them recovered, and how the jobs that it struck ended."""
     print(f"\n{'fault':16} {'times':>6} {'trials':>7} {'recovered':>10}  jobs ended as")
-    for kind in KINDS:
+    for kind in kinds:
         mine = [fault for fault in happened if fault.kind == kind]
         affected = [(fault.study, trial) for fault in mine for trial in fault.trials]
         recovered = [trial for study, trial in affected if trial not in wrong[study]]
@@ -145,65 +182,82 @@ def table(happened: Sequence[Fault], wrong: Mapping[Path, set[int]]) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--backend", choices=sorted(PATIENCE_SECONDS), default="local")
     parser.add_argument("--faults", type=int, default=30)
     parser.add_argument("--trials", type=int, default=200)
-    parser.add_argument("--quick", action="store_true", help="40 trials, 6 faults")
+    parser.add_argument("--quick", action="store_true", help="40 trials, one fault of each kind")
     parser.add_argument("--seed", type=int, default=0, help="of the moments and places")
     parser.add_argument("--keep", action="store_true", help="leave the studies where they are")
     parser.add_argument("--study", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    trials, count = (40, 6) if options.quick else (options.trials, options.faults)
     if options.study is not None:
-        engine(options.study, int(os.environ["INVENTED_TRIALS"]))
+        engine(options.study, os.environ["INVENTED_BACKEND"], int(os.environ["INVENTED_TRIALS"]))
         return 0
     folder = Path(tempfile.mkdtemp(prefix="chaos-", dir="/tmp"))
+    trials = 40 if options.quick else options.trials
     os.environ |= {
         "SHOAL_CACHE": str(folder / "cache"),
+        "INVENTED_BACKEND": options.backend,
         "INVENTED_TRIALS": str(trials),
         task.SHORTAGE: str(folder / "shortage"),
     }
-    machine.install(folder)
     draw = random.Random(options.seed)
     began = time.monotonic()
-    epochs = undisturbed(folder / "undisturbed")
-    wanted = outcome(folder / "undisturbed")
-    print(f"{trials} trials of {epochs} epochs in all take {time.monotonic() - began:.0f} s undisturbed", flush=True)
-    print(f"{'seconds':>7}  {'fault':16} trials")
-    faults = Faults(draw)
-    left = [list(KINDS)[number % len(KINDS)] for number in range(count)]
-    draw.shuffle(left)
-    studies: list[Path] = []
-    orphans: list[str] = []
-    in_vain = 0
-    while left:
-        studies.append(folder / f"study-{len(studies) + 1}")
-        due, left = left, disturbed(studies[-1], left, epochs, faults, draw)
-        in_vain = in_vain + 1 if len(left) == len(due) else 0
-        if in_vain == STUDIES_IN_VAIN:
-            raise SystemExit(
-                f"in {in_vain} studies on end there was nothing for {', '.join(sorted(set(left)))} to strike"
-            )
-        orphans += left_behind(folder, PATIENCE_SECONDS / 24)
+    with faults_of(options.backend, folder, draw) as faults:
+        epochs = undisturbed(folder / UNDISTURBED)
+        wanted = outcome(folder / UNDISTURBED)
+        print(
+            f"{trials} trials of {epochs} epochs in all take {time.monotonic() - began:.0f} s undisturbed", flush=True
+        )
+        print(f"{'seconds':>7}  {'fault':16} trials")
+        kinds = list(faults.kinds)
+        left = [kinds[number % len(kinds)] for number in range(len(kinds) if options.quick else options.faults)]
+        draw.shuffle(left)
+        studies, orphans = struck(folder, options.backend, left, epochs, faults, draw)
     wrong = {study: differences(wanted, outcome(study)) for study in studies}
-    table(faults.happened, {study: {int(text.split()[1].rstrip(":")) for text in wrong[study]} for study in studies})
-    figures = {
+    wrong_trials = {study: {int(text.split()[1].rstrip(":")) for text in wrong[study]} for study in studies}
+    table(kinds, faults.happened, wrong_trials)
+    figures: dict[str, Any] = {
+        "backend": options.backend,
         "trials": trials,
         "faults": dict(Counter(fault.kind for fault in faults.happened)),
         "studies": len(studies),
         "differences": [text for study in studies for text in wrong[study]],
-        "promised_too_much": [text for study in studies for text in promised_too_much(study)],
-        "promised_tightly": any(promised_too_much(study, TIGHT) for study in studies),
+        "missing": [text for study in studies for text in missing(study)],
         "left_behind": orphans,
         "seconds": round(time.monotonic() - began, 1),
     }
-    missed = [name for name in ("differences", "promised_too_much", "left_behind") if figures[name]]
-    missed += [] if figures["promised_tightly"] else ["promised_tightly"]
+    missed = [name for name in ("differences", "missing", "left_behind") if figures[name]]
+    if options.backend == "local":
+        figures["promised_too_much"] = [text for study in studies for text in promised_too_much(study)]
+        figures["promised_tightly"] = any(promised_too_much(study, TIGHT) for study in studies)
+        missed += ["promised_too_much"] if figures["promised_too_much"] else []
+        missed += [] if figures["promised_tightly"] else ["promised_tightly"]
     if options.keep:
         print(folder)
     else:
         shutil.rmtree(folder)
     print(json.dumps({**figures, "missed": missed}))
     return 1 if missed else 0
+
+
+def struck(
+    folder: Path, backend: str, left: list[str], epochs: int, faults: Faults, draw: random.Random
+) -> tuple[list[Path], list[str]]:
+    """Do these faults to as many studies as that takes; the studies, and the processes that they have left behind."""
+    studies: list[Path] = []
+    orphans: list[str] = []
+    in_vain = 0
+    while left:
+        studies.append(folder / f"study-{len(studies) + 1}")
+        due, left = left, disturbed(studies[-1], left, epochs, faults, draw, PATIENCE_SECONDS[backend])
+        in_vain = in_vain + 1 if len(left) == len(due) else 0
+        if in_vain == STUDIES_IN_VAIN:
+            raise SystemExit(
+                f"in {in_vain} studies on end there was nothing for {', '.join(sorted(set(left)))} to strike"
+            )
+        orphans += left_behind(folder, LEFT_SECONDS[backend])
+    return studies, orphans
 
 
 if __name__ == "__main__":

@@ -167,7 +167,7 @@ class Run:
     def run(self) -> None:
         members = tuple(Member(Trial(n, {"lr": 0.01 * (n + 1)}, n, 0), 0, 1) for n in range(MEMBERS))
         array = Array(self._builder.key(members[0].trial), members)
-        self._backend = Local(WorkerContext(self._directory, cloudpickle.dumps(self._task)))
+        self._backend = Local(WorkerContext(self._directory, cloudpickle.dumps(self._task), fork=False))
         self._backend.start(Job("helper", (array,), Purpose.ASSIST, assists="leader"), Device("cpu:1", "cpu", 2**30))
         trainer = Trainer(Job("leader", (array,)), self._state, self._builder, self._control, 1e9)
         with patch.object(ArrayTrainer, "_take_step", self._observed(ArrayTrainer._take_step)):
@@ -267,4 +267,6 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    import teams  # the processes import the task from this module, not from `__main__`
+
+    sys.exit(teams.main())

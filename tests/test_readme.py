@@ -18,8 +18,10 @@ BLOCKS = [
 @pytest.fixture(scope="module")
 def warm() -> Iterator[Warm]:
     process = Warm(
-        "-W", "error", "-W", "ignore:`isinstance(treespec, LeafSpec)`:FutureWarning"
-    )  # of Lightning's own code
+        *("-W", "error"),
+        *("-W", "ignore:`isinstance(treespec, LeafSpec)`:FutureWarning"),  # of Lightning's own code
+        *("-W", "ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"),  # of peft's
+    )
     yield process
     process.close()
 

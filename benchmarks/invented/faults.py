@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, ClassVar
 
 import psutil
 from chaos import Run
@@ -20,7 +21,7 @@ from shoal.core.job import Purpose
 from shoal.core.trial import TrialState
 from shoal.journal.view import JournalView
 
-__all__ = ["KINDS", "Fault", "Faults", "LiveRun", "left_behind"]
+__all__ = ["Fault", "Faults", "LiveRun", "left_behind"]
 
 LOST_SECONDS = (0.5, 6.0)
 """For how long; the devices are looked at every three seconds."""
@@ -37,7 +38,7 @@ class Fault:
     """One that happened.
 
     Args:
-        kind: a key of `KINDS`.
+        kind: a key of `Faults.kinds`.
         study: directory of the one that it happened to.
         jobs: ids of the training jobs that it struck.
         trials: numbers of those that they trained then.
@@ -119,9 +120,9 @@ class Faults:
         self._hurt: dict[str, psutil.Process] = {}
 
     def strike(self, kind: str, run: LiveRun) -> bool:
-        """Do one of `KINDS` to a run; whether there was anything to do it to."""
+        """Do one of `kinds` to a run; whether there was anything to do it to."""
         jobs = run.jobs()
-        struck = KINDS[kind](self, run)
+        struck = self.kinds[kind](self, run)
         if struck is None:
             return False
         jobs = run.jobs() | jobs  # one may have begun since
@@ -200,6 +201,16 @@ class Faults:
         run.kill("engine")
         return struck
 
+    kinds: ClassVar[dict[str, Callable[[Any, LiveRun], frozenset[str] | None]]] = {
+        "worker killed": _worker_is_killed,
+        "worker hangs": _worker_hangs,
+        "out of memory": _memory_runs_out,
+        "device lost": _device_is_lost,
+        "MPS dies": _mps_dies,
+        "engine killed": _engine_is_killed,
+    }
+    """By name; each says which training jobs it struck, or None if there was nothing to strike."""
+
 
 def _is_sound(process: psutil.Process) -> bool:
     with suppress(psutil.NoSuchProcess):
@@ -224,17 +235,6 @@ def _mps(device: Device) -> Iterator[psutil.Process]:
         daemon = psutil.Process(int((machine.pipe(device) / f"{COMMAND}.pid").read_text()))
         if servers := daemon.children():
             yield from (daemon, *servers)
-
-
-KINDS: dict[str, Callable[[Faults, LiveRun], frozenset[str] | None]] = {
-    "worker killed": Faults._worker_is_killed,
-    "worker hangs": Faults._worker_hangs,
-    "out of memory": Faults._memory_runs_out,
-    "device lost": Faults._device_is_lost,
-    "MPS dies": Faults._mps_dies,
-    "engine killed": Faults._engine_is_killed,
-}
-"""By name; each says which training jobs it struck, or None if there was nothing to strike."""
 
 
 def left_behind(place: Path, seconds: float) -> list[str]:

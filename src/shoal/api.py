@@ -2,9 +2,7 @@
 
 import logging
 import pickle
-import signal
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
@@ -28,6 +26,7 @@ from shoal.arguments import (
 )
 from shoal.backends.base import Backend
 from shoal.backends.gpu_sharing import check_sharing
+from shoal.backends.nodes.slurm_commands import restarted
 from shoal.backends.registry import backend_class
 from shoal.callbacks.base import Callback
 from shoal.callbacks.follower import callbacks_text, following
@@ -42,6 +41,7 @@ from shoal.cost.history import History, environment
 from shoal.dry_run.request import DryRunRequest, capture_request
 from shoal.journal.check import check_not_paused, check_study
 from shoal.journal.requests import pending_requests
+from shoal.journal.schema import FILE_NAME
 from shoal.journal.writer import Journal
 from shoal.opaque import RUNNER, TIME_LIMIT, Command, Opaque, opaque, source_files, structure
 from shoal.page.beside import beside_study, check_page
@@ -62,6 +62,7 @@ from shoal.study.config import EngineConfig
 from shoal.study.engine import Engine
 from shoal.study.fleet import Fleet
 from shoal.study.hangs import HANG_SECONDS, check_hang_seconds
+from shoal.study.interrupts import interruptible
 
 if TYPE_CHECKING:
     from shoal.results import Study
@@ -93,6 +94,7 @@ def tune(
     devices: str | Sequence[str] = "auto",
     backend: str = "local",
     ray_address: str | None = None,
+    sbatch: str | None = None,
     sharing: str = "auto",
     oversubscription: float | Literal["auto"] = "auto",
     directory: Path | str | None = None,
@@ -126,16 +128,19 @@ def tune(
         fuse: Whether trials of one structure are trained as one model.
         devices: "auto" (all GPUs, else all cores), "cpu:2", "cuda", "mig", ["cuda:0", "mig:1"]; see `discover`. On
             several nodes, what each of them has, or ["ash/cuda:0", "beech/cuda:1"].
-        backend: "local" (a process per job), "inline" (in this one), or "ray" (on all nodes of a Ray cluster; the
-            directory must be one that they share).
+        backend: "local" (a process per job), "inline" (in this one), "ray" (on all nodes of a Ray cluster), or "slurm";
+            several nodes must share the directory.
         ray_address: Address of the Ray cluster, "10.0.0.1:6379"; by default `$RAY_ADDRESS`, else the one that runs on
             this machine, else a new one of this machine alone.
+        sbatch: Options of Slurm's `sbatch` for nodes that the study asks for one by one, "--nodes=4 --time=4:00:00";
+            by default it runs on the nodes of the Slurm job that it is in.
         sharing: How jobs share a GPU: with NVIDIA's MPS ("mps"), without it ("plain"), or with MPS if possible
             ("auto").
         oversubscription: Factor by which jobs may reserve more compute than a device has, at least 1; "auto" finds the
             factor of each kind of GPU. It starts from what earlier studies found, and again from 1 once a job reports
             that they have not measured alone.
-        directory: Directory of the study; by default a new one below `runs`.
+        directory: Directory of the study; by default a new one below `runs`. In a job that Slurm has started again, a
+            study that is there is resumed.
         seed: Seed of everything that is random.
         data_seed: Seed of the order of samples, shared by all trials so that they can share batches; "trial" gives each
             trial its own, and so an array of its own.
@@ -162,7 +167,7 @@ def tune(
     chosen: dict[str, Any] = {"policy": policy, "packing": packing, "devices": devices, "backend": backend}
     chosen |= {"sharing": sharing, "oversubscription": oversubscription, "directory": directory, "seed": seed}
     chosen |= {"show_progress": show_progress, "objective": objective, "target": target, "page": page}
-    chosen |= {"ray_address": ray_address} | _overrides
+    chosen |= {"ray_address": ray_address, "sbatch": sbatch} | _overrides
     if _overrides.get("policy", "auto") != "auto" and "objective" not in _overrides:
         chosen["objective"] = None  # only the policy "auto" has one, and the command line names another
     space = space if isinstance(space, Space) else Space(space)
@@ -183,6 +188,7 @@ def tune(
         "devices": chosen["devices"],
         "backend": chosen["backend"],
         "ray_address": chosen["ray_address"],
+        "sbatch": chosen["sbatch"],
         "sharing": chosen["sharing"],
         "oversubscription": chosen["oversubscription"],
         "seed": chosen["seed"],
@@ -210,12 +216,17 @@ def tune(
     metrics = 1 if isinstance(spec["metric"], str) else len(spec["metric"])
     check_objective_of_study(chosen["policy"], chosen["objective"], chosen["target"], metrics)
     place = absolute(chosen["directory"] or _new_directory(str(spec["task"])))
+    if restarted():
+        if chosen["directory"] is None:
+            raise ShoalError("Slurm has started this job again, and its study has no name to go on by; set `directory`")
+        if (place / FILE_NAME).exists():
+            return resume(place, show_progress=chosen["show_progress"], page=chosen["page"])
     check_integer("retries", retries, least=0)
     check_hang_seconds(hang_seconds)
     if loss is not None and training is None:
         raise ShoalError("`loss` names a reported value of a function or command; a Task has its own `loss`")
     where = backend_class(chosen["backend"])
-    where.connect(chosen["ray_address"])
+    where.connect(chosen["ray_address"], chosen["sbatch"])
     options = _run_options(
         Fleet(where.discover(chosen["devices"]), chosen["devices"]),
         make_policy(chosen["policy"], spec["objective"]),
@@ -249,6 +260,7 @@ def resume(
     devices: str | Sequence[str] | None = None,
     backend: str | None = None,
     ray_address: str | None = None,
+    sbatch: str | None = None,
     sharing: str | None = None,
     oversubscription: float | Literal["auto"] | None = None,
     show_progress: bool = True,
@@ -267,6 +279,7 @@ def resume(
         devices: Devices instead of the study's own, as they were last changed by `shoal devices`.
         backend: Back end instead of the study's own.
         ray_address: Address of a Ray cluster instead of the study's own.
+        sbatch: Options of `sbatch` instead of the study's own.
         sharing: Sharing instead of the study's own.
         oversubscription: Oversubscription instead of the study's own.
         show_progress: As for `tune`.
@@ -294,7 +307,8 @@ def resume(
         search = load_algorithm(journal.blob("algorithm"), spec, journal.space)
         record = {"devices": spec["devices"], "added": [], "removed": []} | spec.get("fleet", {})
         where = backend_class(backend or spec["backend"])
-        where.connect(ray_address or (spec.get("ray_address") if where is backend_class(spec["backend"]) else None))
+        own = spec if where is backend_class(spec["backend"]) else {}
+        where.connect(ray_address or own.get("ray_address"), sbatch or own.get("sbatch"))
         options = _run_options(
             Fleet(where.discover(devices), devices) if devices else Fleet.from_record(record, where.discover),
             make_policy(policy or load_strategy(spec["policy"]), spec.get("objective", "makespan")),
@@ -437,7 +451,7 @@ def _run(journal: Journal, algorithm: Algorithm, options: _RunOptions) -> "Study
         engine = Engine(journal, algorithm, config, display)
         engine.replay()
         try:
-            with beside_study(journal.directory, options.page), following(journal), _interruptible(engine):
+            with beside_study(journal.directory, options.page), following(journal), interruptible(engine.interrupt):
                 engine.run()
         except ShoalError:
             raise
@@ -467,28 +481,6 @@ def _edits(journal: Journal, accepted: bool) -> list[Edit]:
             "Python: accept_changes=True)"
         )
     return found
-
-
-@contextmanager
-def _interruptible(engine: Engine) -> Iterator[None]:
-    """The first Ctrl-C or SIGTERM lets the engine save and stop; the second has its usual effect."""
-    if threading.current_thread() is not threading.main_thread():  # signals need the main thread
-        yield
-        return
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-
-    def first(number: int, frame: object) -> None:
-        for each, handler in before.items():
-            signal.signal(each, handler)
-        engine.interrupt()
-
-    for number in before:
-        signal.signal(number, first)
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _new_directory(name: str) -> Path:

@@ -454,7 +454,7 @@ def test_generation_in_evaluation_is_refused(tmp_path: Path) -> None:
 
 def documented() -> dict[str, list[str]]:
     """Kind of each row of the table of arguments in the guide -> names of its fields."""
-    guide = (Path(__file__).parents[2] / "docs" / "migrate.md").read_text()
+    guide = (Path(__file__).parents[2] / "docs" / "trainer.md").read_text()
     rows = re.findall(r"^\| arguments (.+?) \| (.+) \|$", guide, re.MULTILINE)
     names = [field.name for field in fields(TrainingArguments)]
     found = {}

@@ -1,6 +1,7 @@
 """Beginning a study, going on with it, and every directory in which that is impossible."""
 
 import os
+import platform
 import shutil
 import signal
 import sqlite3
@@ -14,7 +15,7 @@ from journal_samples import STUDY, create, group, report
 
 from shoal.cluster.temporary import remove_abandoned
 from shoal.core.errors import JournalError, StudyExistsError
-from shoal.journal.lock import lock_owner
+from shoal.journal.lock import LockOwner, lock_owner
 from shoal.journal.writer import Journal
 
 
@@ -155,7 +156,7 @@ def test_a_child_that_outlives_its_engine_does_not_keep_the_study(start, tmp_pat
     with engine:
         child = int(engine.stdout.readline())
         try:
-            assert lock_owner(tmp_path / "study") == engine.pid
+            assert lock_owner(tmp_path / "study") == LockOwner(engine.pid, platform.node())
             engine.kill()
             engine.wait()
             os.kill(child, 0)
@@ -168,11 +169,11 @@ def test_a_child_that_outlives_its_engine_does_not_keep_the_study(start, tmp_pat
 
 def test_readers_know_whether_the_study_is_run(journal):
     with Journal.read(journal.directory) as view:
-        assert view.writer() == os.getpid()
+        assert view.writer() == LockOwner(os.getpid(), platform.node())
         journal.close()
         assert view.writer() is None
         with Journal.open(journal.directory) as again:
-            assert view.writer() == again.writer() == os.getpid()
+            assert view.writer() == again.writer() == LockOwner(os.getpid(), platform.node())
 
 
 def test_a_reader_opens_beside_the_writer_in_another_process(journal):

@@ -83,7 +83,7 @@ def test_it_is_read_and_left_as_it_is(begun):
 def test_commands_that_look_at_it_show_all_of_its_trials(begun, command, tmp_path):
     before = version(begun)
     page = tmp_path / "page.html"
-    told = ["--output", str(page)] if command == "report" else ["--json"]
+    told = ["--html", str(page)] if command == "report" else ["--json"]
     done = CliRunner().invoke(app, [command, str(begun), *told])
     assert done.exit_code == 0, done.output
     count = sum(STATES[before].values())

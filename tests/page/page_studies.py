@@ -70,7 +70,9 @@ def lively_study(
             members = proposed[first : first + 8]
             last = running and first + 32 > trials
             if running and first + 8 >= trials:
-                journal.record_waiting_reasons({x.number: "waits for a free device: cuda:0 is busy" for x in members})
+                reasons = ["waits for a free device: cuda:0 is busy"] * 5
+                reasons += [f"needs {size} GB, cuda:1 has 4.2 GB free" for size in (9.1, 9.3, 11.0)]
+                journal.record_waiting_reasons({x.number: why for x, why in zip(members, reasons, strict=True)})
                 break
             _train(
                 journal,
@@ -112,6 +114,8 @@ def _train(
     fails = name == "job-00003"
     for epoch in range(1, epochs + 1):
         clock.now = begin + 2.5 * epoch
+        if device != "cuda:3":
+            journal.record_telemetry({device: (chance.randint(40, 95), (30 + epoch) * GB)})
         done = epoch == epochs and not last
         reports = []
         for x in members:

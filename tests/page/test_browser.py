@@ -2,20 +2,18 @@
 
 import re
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 from page_studies import NASTY, lively_study, nasty_study
 from serving import served
+from tabs import go, opened, ready, wait
 
 from shoal.core.trial import Report
 from shoal.journal.requests import pending_requests
 from shoal.page.frozen import write_frozen_page
 
-VIEWS = ["overview", "curves", "trials", "devices", "failures", "trial/33"]
+VIEWS = ["overview", "curves", "space", "trials", "devices", "failures", "trial/33", "trial/45"]
 SEEN = {
     "overview": [
         "Best accuracy",
@@ -24,66 +22,30 @@ SEEN = {
         "waits for a free device",
         "ben",
         "trial 2 is complete",
+        "3 reasons such as",
+        "policy: auto",
     ],
+    "space": ["Parallel coordinates", "48 of 48 trials", "Grid of states", "Explained of the ranking"],
     "curves": ["Learning curves", "against", "trial "],
     "trials": ["48 of 48 trials", "batch_size", "running", "waiting"],
-    "devices": ["Timeline of devices", "cuda:3", "Use of devices", "What the time was spent on"],
+    "devices": [
+        *("Timeline of devices", "cuda:3", "Use of devices", "What the time was spent on"),
+        *("not measured", "measured: a kernel runs"),
+    ],
     "failures": ["the loss is not finite", "job-00003"],
-    "trial/33": ["Trial 33", "Configuration", "valid_loss", "job-00005"],
+    "trial/33": ["Trial 33", "Configuration", "valid_loss", "job-00005", "Checkpoints"],
+    "trial/45": ["It waits: needs 9.1 GB", "It has been in no job yet."],
 }
-
-
-@contextmanager
-def opened(
-    browser: Any,
-    address: str,
-    *,
-    width: int = 1280,
-    dark: bool = False,
-    javascript_faults: bool = False,
-    asked: list[str] | None = None,
-) -> Iterator[Any]:
-    """A tab at an address; what its console says is a failure; `asked` gets the addresses that it loads."""
-    context = browser.new_context(
-        viewport={"width": width, "height": 900}, color_scheme="dark" if dark else "light", reduced_motion="reduce"
-    )
-    tab = context.new_page()
-    faults: list[str] = []
-    tab.on("console", lambda message: faults.append(message.text) if message.type in ("error", "warning") else None)
-    tab.on("pageerror", lambda error: faults.append(str(error)))
-    tab.on("dialog", lambda dialog: faults.append(f"a dialog: {dialog.message}"))
-    if asked is not None:
-        tab.on("request", lambda request: asked.append(request.url))
-    tab.goto(address)
-    ready(tab)
-    yield tab
-    assert javascript_faults or not faults, faults
-    context.close()
-
-
-def wait(tab: Any, expression: str) -> None:
-    """Wait until an expression is true; the policy of the page forbids playwright's own way."""
-    for _ in range(200):
-        if tab.evaluate(expression):
-            return
-        tab.wait_for_timeout(50)
-    pytest.fail(f"not so after ten seconds: {expression}\n{tab.inner_text('body')[:2000]}")
-
-
-def ready(tab: Any, view: str = "") -> None:
-    wait(tab, f"document.body.dataset.ready {f'=== {view!r}' if view else '!== undefined'}")
-
-
-def go(tab: Any, study: str, view: str) -> None:
-    tab.evaluate(f"location.hash = '#/{study}/{view}'")
-    tab.wait_for_timeout(50)
-    ready(tab, view.partition("/")[0])
 
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory):
     folder = tmp_path_factory.mktemp("studies")
     with lively_study(folder / "study"):  # this process runs it
+        kept = folder / "study" / "checkpoints" / "000033"
+        kept.mkdir(parents=True)
+        (kept / "000012-000000-0123abcd.pt").write_bytes(b"x" * 123_456)
+        (kept / "000012-000007-0123abcd.pt").write_bytes(b"x" * 1000)
         (folder / "study" / "logs").mkdir()
         (folder / "study" / "logs" / "job-00005.log").write_text("said <b>this</b>\n")
         with served(folder / "study") as page:
@@ -178,6 +140,120 @@ def test_a_control_asks_once_and_writes_its_request(browser, tmp_path: Path, vie
         assert [(each.verb, each.trials) for each in pending_requests(tmp_path / "study")] == [(verb, trials)]
         go(tab, "study", "overview")
         tab.wait_for_selector(".requests .badge >> text=to be done")
+
+
+FORMS = {
+    "clone from its weights": (
+        *("trial/33", "Clone", {"field-lr": "0.5", "field-train up to": "30"}, "from its weights"),
+        ("clone", {"config": {"lr": 0.5, "width": 128, "batch_size": 32}, "epochs": 30, "source": 33}),
+        {"trial": 33, "epoch": 12},
+    ),
+    "clone anew": (
+        *("trial/33", "Clone", {"field-width": "64"}, "anew"),
+        ("clone", {"config": {"lr": ..., "width": 64, "batch_size": 32}, "epochs": 24, "source": 33}),
+        None,
+    ),
+    "add": (
+        *("trials", "Add a trial", {"field-lr": "0.25", "field-width": "128", "field-train": "3"}, ""),
+        ("add trial", {"config": {"lr": 0.25, "width": 128, "batch_size": 32}, "epochs": 3}),
+        None,
+    ),
+    "add outside the space": (
+        *("trials", "Add a trial", {"field-lr": "7"}, "allow values outside the space"),
+        ("add trial", {"config": {"lr": 7, "width": 256, "batch_size": 32}, "epochs": 24, "outside": True}),
+        None,
+    ),
+    "policy": ("overview", "Change the policy", {"field-policy": "fifo"}, "", ("policy", {"policy": "fifo"}), None),
+}
+
+
+@pytest.mark.parametrize("case", FORMS.values(), ids=FORMS)
+def test_a_form_asks_once_and_writes_its_request(browser, tmp_path: Path, case) -> None:
+    view, button, values, choice, (verb, expected), origin = case
+    lively_study(tmp_path / "study").close()
+    kept = tmp_path / "study" / "checkpoints" / "000033"
+    kept.mkdir(parents=True)
+    (kept / "000012-000000-0123abcd.pt").touch()
+    with served(tmp_path / "study") as page, opened(browser, page.address) as tab:
+        go(tab, "study", view)
+        for answer in ("Cancel", None):
+            tab.click(f"[data-form='{button}']")
+            tab.wait_for_selector("dialog[open]")
+            for name, value in values.items():
+                field = tab.locator(f"dialog [name='{name}']")
+                (field.select_option if field.evaluate("x => x.tagName") == "SELECT" else field.fill)(value)
+            if choice:
+                tab.check(f"dialog label:has-text('{choice}') input")
+            tab.click(f"dialog >> text={answer}" if answer else "#ask-yes")
+            if answer:
+                assert pending_requests(tmp_path / "study") == []
+        tab.wait_for_selector("#said:not(:empty)")
+        (found,) = pending_requests(tmp_path / "study")
+        config = found.arguments.get("config", {})
+        known = {name: ... if expected["config"][name] is ... else value for name, value in config.items()}
+        shown = {name: known if name == "config" else found.arguments[name] for name in expected}
+        assert (found.verb, shown, found.arguments.get("origin")) == (verb, expected, origin)
+        go(tab, "study", "overview")
+        tab.wait_for_selector(".requests .badge >> text=to be done")
+
+
+def test_what_a_form_cannot_ask_is_said_and_not_sent(browser, tmp_path: Path) -> None:
+    lively_study(tmp_path / "study").close()
+    with served(tmp_path / "study") as page, opened(browser, page.address, javascript_faults=True) as tab:
+        go(tab, "study", "trials")
+        for field, value, said in (
+            ("field-train", "0", "whole number of epochs"),
+            ("field-lr", "7", "outside the space"),
+            ("field-lr", "much", "outside the space"),
+        ):
+            tab.click("[data-form='Add a trial']")
+            tab.fill(f"dialog [name='{field}']", value)
+            tab.click("#ask-yes")
+            wait(tab, f"document.getElementById('said').textContent.includes('{said}')")
+        go(tab, "study", "trial/45")
+        tab.click("[data-form=Clone]")
+        assert "begins anew" in tab.inner_text("dialog")
+        assert tab.locator("dialog label:has-text('from its weights') input").is_disabled()
+        tab.keyboard.press("Escape")
+        assert pending_requests(tmp_path / "study") == []
+
+
+def test_an_axis_is_brushed_by_pointer_and_by_keyboard(browser, page) -> None:
+    with opened(browser, page.address) as tab:
+        go(tab, "study", "space")
+        assert tab.inner_text("#picked") == "48 of 48 trials"
+        box = tab.locator("[data-axis=lr]").bounding_box()
+        tab.mouse.move(box["x"] + 14, box["y"] + 10)
+        tab.mouse.down()
+        tab.mouse.move(box["x"] + 14, box["y"] + box["height"] / 2)
+        tab.mouse.up()
+        text = tab.inner_text("#picked")
+        assert "between the marks" in text
+        assert 0 < int(text.split()[0]) < 48
+        assert all(
+            float(x) > 0.005 for x in tab.locator("main table").first.locator("td:nth-child(3)").all_inner_texts()
+        )
+        tab.click("#unbrush")
+        assert tab.inner_text("#picked") == "48 of 48 trials"
+        tab.focus("[data-axis=width]")
+        for _ in range(3):
+            tab.keyboard.press("ArrowUp")
+        widths = set(tab.locator("main table").first.locator("td:nth-child(4)").all_inner_texts())
+        assert "64" not in widths
+        tab.keyboard.press("Escape")
+        assert tab.inner_text("#picked") == "48 of 48 trials"
+        tab.select_option("select[name=metric]", "valid_loss")
+        assert "valid_loss" in tab.inner_text(".coordinates")
+
+
+def test_the_grid_counts_every_trial_once_by_any_two_axes(browser, page) -> None:
+    with opened(browser, page.address) as tab:
+        go(tab, "study", "space")
+        for across in ("batch_size", "width"):
+            tab.select_option("select[name=across]", across)
+            texts = tab.locator(".grid-of-states td .small").all_inner_texts()
+            assert sum(int(count) for text in texts for count in re.findall(r"(\d+) ", text)) == 48
+        assert tab.locator(".grid-of-states td a").count() > 5
 
 
 def test_chosen_trials_are_paused_together_and_a_refusal_is_shown(browser, tmp_path: Path) -> None:
@@ -289,7 +365,7 @@ def test_markup_of_a_study_is_inert_served_and_in_a_report(browser, tmp_path: Pa
     with served(tmp_path / "study") as page:
         for address in (page.address, (tmp_path / "report.html").as_uri()):
             with opened(browser, address) as tab:
-                for view in (*VIEWS[:-1], "trial/0"):
+                for view in (*VIEWS[:-2], "trial/0"):
                     go(tab, "study", view)
                     assert tab.locator("img").count() == 0
                 assert NASTY[:20] in tab.inner_text("body")
@@ -321,14 +397,14 @@ def test_all_is_reached_by_the_keyboard(browser, page) -> None:
         for _ in range(12):
             tab.keyboard.press("Tab")
             names.append(tab.evaluate("document.activeElement.textContent.trim()"))
-        assert names[:8] == [
+        assert names[:9] == [
             "To the content",
             "Pause the study",
             "End the study",
-            *("Overview", "Curves", "Trials", "Devices"),
-            names[7],
+            *("Overview", "Curves", "Space", "Trials", "Devices"),
+            names[8],
         ]
-        assert re.match(r"Failures \(\d+\)", names[7])
+        assert re.match(r"Failures \(\d+\)", names[8])
 
 
 def test_a_folder_lists_its_studies(browser, tmp_path: Path) -> None:

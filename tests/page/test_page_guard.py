@@ -3,6 +3,7 @@
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 from page_studies import NASTY, lively_study, nasty_study
@@ -10,11 +11,13 @@ from serving import Page, served
 from timeline_samples import training
 
 from shoal.core.errors import ShoalError
+from shoal.page.app import PageServer
+from shoal.page.controls import STUDY_VERBS, TRIAL_VERBS, VERBS
 from shoal.page.files import MODULES
 from shoal.page.guard import MAX_BODY
 from shoal.page.views import log_view
 
-READS = ["studies", "state", "overview", "curves", "trial", "log", "events"]
+READS = ["studies", "state", "overview", "curves", "space", "trial", "log", "events"]
 QUERY = "?study=nasty&metric=accuracy&trial=0&job=job-00001&position=x"
 ROUTES = [
     *(f"/api/{name}{QUERY}" for name in READS),
@@ -117,6 +120,50 @@ def test_bodies_are_checked(page: Page, method: str, body: bytes, status: int) -
     assert "Traceback" not in text
 
 
+WRONG = {
+    "clone": [
+        *({}, {"trial": "0"}, {"trial": True}, {"trial": 99}, {"trial": 0, "changes": []}, {"trial": 0, "epochs": 0}),
+        *(
+            {"trial": 0, "anew": 1},
+            {"trial": 0, "epochs": "9", "anew": True},
+            {"trial": 0, "epochs": True, "anew": True},
+        ),
+        {"trial": 0},  # it has no checkpoint
+        {"trial": 0, "anew": True, "changes": {"lr": {"deep": [{}]}}},
+        {"trial": 0, "anew": True, "changes": {"lr.deep.deeper": 1}},
+    ],
+    "add trial": [
+        *({}, {"config": {"lr": 0.1}}, {"config": [], "epochs": 1}, {"config": {"lr": 0.1}, "epochs": 10**10}),
+        *({"config": {}, "epochs": 1}, {"config": {"lr": 7}, "epochs": 1}, {"config": {"lr": None}, "epochs": 1}),
+        *({"config": {"lr": "0.1"}, "epochs": 1}, {"config": {"lr": [0.1]}, "epochs": 1}),
+        {"config": {"lr": 0.1, "__proto__": {}}, "epochs": 1},
+        {"config": {"lr": 0.1}, "epochs": 1, "outside": "yes"},
+    ],
+    "policy": [{}, {"policy": 1}, {"policy": ""}, {"policy": "none such"}, {"policy": ["fifo"]}],
+    "add devices": [{}, {"devices": []}, {"devices": "cpu:1"}, {"devices": [1]}, {"devices": [""]}],
+    "remove devices": [{}, {"devices": ["cuda:9"]}, {"devices": ["cuda:0"] * 1001}],
+}
+
+
+@pytest.mark.parametrize(
+    ("verb", "given"), [pytest.param(verb, each, id=f"{verb} {each}") for verb in WRONG for each in WRONG[verb]]
+)
+def test_requests_with_wrong_values_are_refused_in_words(page: Page, verb: str, given: dict[str, Any]) -> None:
+    status, text, _ = page.ask("POST", f"/api/request{QUERY}", body={"verb": verb} | given)
+    assert status == 409, text
+    assert "Traceback" not in text
+    assert page.json(f"/api/state{QUERY}")["snapshot"]["pending"] == []
+
+
+def test_the_table_of_requests_names_every_verb() -> None:
+    assert set(WRONG) | set(TRIAL_VERBS) | set(STUDY_VERBS) == set(VERBS)
+
+
+def test_every_route_of_the_server_is_in_the_table_of_attacks() -> None:
+    routes = {route.path for route in PageServer(Path(), token="x", port=1).app.routes}
+    assert routes - {"/{name:path}"} == {"/api/session", "/api/request", *(f"/api/{name}" for name in READS)}
+
+
 def test_a_body_of_unknown_length_is_refused(page: Page) -> None:
     headers = {"X-Shoal": "1", "Content-Type": "application/json", "Transfer-Encoding": "chunked"}
     assert page.ask("POST", f"/api/request{QUERY}", headers, body=iter([b"{}"]))[0] == 411
@@ -150,7 +197,7 @@ def test_no_path_leads_to_a_file_of_the_disk(page: Page, path: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["..", "../nasty", "/etc", "nasty/..", "nasty/", "./nasty", "NASTY", "", "%00"])
-@pytest.mark.parametrize("route", ["state", "overview", "curves", "trial", "log"])
+@pytest.mark.parametrize("route", [name for name in READS if name not in ("studies", "events")])
 def test_a_study_is_looked_up_by_its_name(page: Page, route: str, name: str) -> None:
     assert page.ask("GET", f"/api/{route}?study={name}&trial=0&metric=accuracy&job=x")[0] == 404
 

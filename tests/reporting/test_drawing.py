@@ -12,11 +12,8 @@ from shoal.simulate.result import Interval
 
 def test_a_drawing_that_could_not_be_drawn_is_refused_before(tmp_path, monkeypatch):
     check_drawing(tmp_path / "plot.SVG", "a plot", "simulate")
-    check_drawing(tmp_path / "page.html", "a report", "report", (".html", ".png"))
     with pytest.raises(ShoalError, match=r"a Gantt chart is a \.png or \.svg file, got chart.txt"):
         check_drawing((tmp_path / "chart.txt").relative_to(tmp_path), "a Gantt chart", "simulate")
-    with pytest.raises(ShoalError, match=r"a report is a \.html or \.png file, got .*page\.pdf"):
-        check_drawing(tmp_path / "page.pdf", "a report", "report", (".html", ".png"))
     with pytest.raises(ShoalError, match=r".*nowhere is not a writable folder"):
         check_drawing(tmp_path / "nowhere" / "plot.png", "a plot", "simulate")
     monkeypatch.setitem(sys.modules, "matplotlib", None)

@@ -12,8 +12,7 @@ from shoal.core.trial import Budget, Report, TrialGroup, TrialState
 from shoal.journal.rows import Run
 from shoal.journal.view import JournalView
 from shoal.journal.writer import Journal
-from shoal.reporting.overview import Elapsed, overview
-from shoal.reporting.page import overview_json, page
+from shoal.reporting.overview import Elapsed, overview, overview_json
 
 HALF = Demand(0.5, 10 * GB, 1.0, 10.0)
 
@@ -70,16 +69,11 @@ def test_what_was_measured_on_gpus_is_shown(journal, clock):
         (pytest.approx(0.35), 3 * GB),
         (None, GB),
     ]
-    text = page(seen, b"")
-    assert "<th>kernels</th>" in text
-    assert '<td class="wide">35%</td><td class="wide">3.0 GB</td>' in text
-    assert "by any program</p>" in text
 
 
-def test_no_column_says_nothing_where_no_gpu_was_measured(journal):
+def test_nothing_is_said_of_gpus_that_were_not_measured(journal):
     seen = overview(journal, 1060.0)
     assert {(each.kernels, each.memory) for each in seen.usage} == {(None, None)}
-    assert "kernels" not in page(seen, b"")
 
 
 def test_what_became_of_the_time_of_a_device(journal, clock):
@@ -133,45 +127,6 @@ def test_devices_that_only_an_earlier_run_had_are_told_of(journal, clock):
         seen = overview(again, 2001.0)
     assert [usage.device.name for usage in seen.usage] == ["cuda:1", "cuda:0"]
     assert (seen.bars[0].end, seen.elapsed.total, seen.failures) == (10.0, 11.0, [])
-
-
-def test_a_page_shows_every_name_as_it_is(journal, clock):
-    journal.record_job_start(training("1", [0, 1], demand=HALF), "cuda:0")
-    journal.record_reports("1", [Report(0, 1, {"accuracy": 0.5}, 1.0)])
-    clock.now += 90.0
-    journal.record_job_end("1", "raised", "Traceback\nValueError: <b>&\nLog: logs/1.log", failed=True)
-    journal.record_reports("", [Report(1, 0, state=TrialState.FAILED, reason="first line\n<second>\x1b[1m")])
-    seen = overview(journal, clock.now)
-    text = page(seen, b"a picture")
-    assert text.startswith("<!DOCTYPE html>")
-    assert "data:image/png;base64,YSBwaWN0dXJl" in text
-    for part in (
-        "<h1>a &lt;study&gt;</h1>",
-        '<td class="wide">raised: ValueError: &lt;b&gt;&amp;</td><td class="wide">logs/1.log</td>',
-        "<pre>first line\n&lt;second&gt;\\x1b[1m</pre>",
-        "trial 0 failed once (raised: ValueError: &lt;b&gt;&amp;), waits to be tried again alone (try 2 of 3)",
-        "accuracy (max)",
-        "training 0:01:30",
-        '<td class="wide">100.0 GB</td><td class="wide">100%</td><td class="wide">50%</td>',
-    ):
-        assert part in text
-    assert "<b>" not in text
-    assert "\x1b" not in text
-
-
-def test_a_page_of_a_study_without_failures_has_no_such_table(journal):
-    text = page(overview(journal, 1001.0), b"")
-    assert "<h2>Devices</h2>" in text
-    assert "failed for good" not in text
-    assert "Best trials" not in text
-
-
-def test_a_page_names_so_many_failures_and_counts_the_rest(tmp_path):
-    with pretend(tmp_path, devices=1, jobs=230, failing=1.0) as journal:
-        seen = overview(journal, 2000.0)
-    text = page(seen, b"")
-    assert text.count(">logs/job-") == 200
-    assert "<p>and 30 more</p>" in text
 
 
 def test_as_json(tmp_path):

@@ -10,7 +10,6 @@ import pytest
 from timeline_samples import Clock, machines, training, trial
 
 import shoal
-from shoal.core.array import FusionKey
 from shoal.core.demand import Profile
 from shoal.core.job import Purpose
 from shoal.core.trial import Budget, Report, TrialGroup
@@ -46,12 +45,6 @@ def history() -> History:
     return known
 
 
-def keys(**structures: int) -> dict[int, FusionKey]:
-    """Fusion keys of the trials: so many of each structure."""
-    names = [name for name, count in structures.items() for _ in range(count)]
-    return {number: FusionKey(name, "d", 32) for number, name in enumerate(names)}
-
-
 def train(journal: Journal, structures: str, trials: int, seconds: float) -> None:
     """A job whose trials report two epochs each, of so many seconds of their share."""
     journal.record_job_start(training("1", list(range(trials)), structures), "cuda:0")
@@ -64,7 +57,7 @@ def test_an_array_is_compared_with_its_members_one_by_one(journal: Journal, cloc
     clock.now += 0.5
     journal.record_job_end("0", "finished", failed=False)
     train(journal, "a", 4, 0.25)
-    found = savings(journal, keys(a=4), history)
+    found = savings(journal, history)
     assert found == Savings(epochs=8, together=2.0, alone=pytest.approx(4.0), packed=0.0, measuring=0.5)
     assert found.saved == pytest.approx(1.5)
 
@@ -75,28 +68,35 @@ def test_a_pack_saves_what_its_relative_time_says(journal: Journal, clock: Clock
     for number, epoch in ((0, 1), (1, 1), (0, 2), (1, 2)):
         clock.now += 1.0
         journal.record_reports("1", [Report(number, epoch, {"accuracy": 0.5}, 0.8)])
-    found = savings(journal, keys(a=1, b=1), history)
+    found = savings(journal, history)
     assert found is not None
     assert (found.together, found.alone) == (pytest.approx(3.2), pytest.approx(4.0))
     assert found.packed == pytest.approx(0.8)
 
 
 @pytest.mark.parametrize(
-    ("structures", "trials", "known"),
+    ("structures", "trials", "opaque"),
     [
-        pytest.param("a", 1, keys(a=1), id="a trial alone"),
-        pytest.param("a", 4, {}, id="keys of an earlier run"),
-        pytest.param("c", 4, keys(c=4), id="never measured"),
-        pytest.param(
-            "a", 4, {number: replace(key, opaque=True) for number, key in keys(a=4).items()}, id="a user's program"
-        ),
+        pytest.param("a", 1, False, id="a trial alone"),
+        pytest.param("c", 4, False, id="never measured"),
+        pytest.param("a", 4, True, id="a user's program"),
     ],
 )
 def test_nothing_is_said_of_what_was_not_grouped_or_measured(
-    structures: str, trials: int, known: dict[int, FusionKey], journal: Journal, history: History
+    structures: str, trials: int, opaque: bool, journal: Journal, history: History
 ) -> None:
+    journal.put("opaque", opaque)
     train(journal, structures, trials, 0.25)
-    assert savings(journal, known, history) is None
+    assert savings(journal, history) is None
+
+
+def test_a_trial_that_joined_a_job_counts_with_its_structure(journal: Journal, history: History) -> None:
+    journal.record_job_start(training("1", [0], "a"), "cuda:0")
+    journal.record_join("1", "cuda:0", training("2", [1], "a").arrays)
+    journal.record_reports("1", [Report(number, 1, {"accuracy": 0.5}, 0.25) for number in (0, 1)])
+    found = savings(journal, history)
+    assert found is not None
+    assert (found.epochs, found.together) == (2, 0.5)
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ def test_the_speedup_is_that_which_was_measured(
 ) -> None:
     history.put("a", "d", 32, KIND, replace(PROFILE, **measured))
     train(journal, "a", 4, 0.25)
-    found = savings(journal, keys(a=4), history)
+    found = savings(journal, history)
     assert found is not None
     assert found.alone == pytest.approx(2.0 * speedup)
 
@@ -122,7 +122,7 @@ def test_the_speedup_is_that_which_was_measured(
 def test_a_repeated_report_is_one_epoch(journal: Journal, history: History) -> None:
     train(journal, "a", 2, 0.25)
     journal.record_reports("1", [Report(0, 2, {"accuracy": 0.5}, 0.0)])
-    found = savings(journal, keys(a=2), history)
+    found = savings(journal, history)
     assert found is not None
     assert found.epochs == 4
 

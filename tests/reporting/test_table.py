@@ -434,6 +434,7 @@ def test_snapshot_json_is_strict_and_complete():
         "metric": "accuracy",
         "mode": "max",
         "pid": 4321,
+        "host": None,
         "finished": False,
         "interventions": [],
         "paused": {"study": False, "trials": []},

@@ -18,7 +18,7 @@ from plain import check_equal, curves
 from ray_engine import search
 
 import shoal
-from shoal.backends.base import Event, JobControl, Reported
+from shoal.backends.base import Ended, Event, JobControl, Reported
 from shoal.backends.nodes.ray import Ray
 from shoal.core.device import Device
 from shoal.core.errors import BackendError, DeviceError, JournalError
@@ -170,15 +170,27 @@ def test_jobs_of_a_node_that_dies_go_on_elsewhere(undisturbed: Path, tmp_path: P
     assert {str(row.state) for row in study.trials} == {"complete"}
 
 
+def agents() -> list[psutil.Process]:
+    found = []
+    for each in psutil.process_iter():
+        with suppress(psutil.NoSuchProcess):
+            if "ray::RayAgent" in " ".join(each.cmdline()):
+                found.append(each)
+    return found
+
+
+def kill_the_agents() -> int:
+    """Kill the processes of all agents; how many there were."""
+    killed = agents()
+    for each in killed:
+        each.kill()
+    psutil.wait_procs(killed, 10.0)
+    return len(killed)
+
+
 @pytest.mark.thorough
 def test_an_agent_that_is_killed_is_replaced(undisturbed: Path, tmp_path: Path, cluster: Cluster) -> None:
     directory = tmp_path / "study"
-
-    def kill_the_agents() -> None:
-        for each in psutil.process_iter():
-            with suppress(psutil.NoSuchProcess):
-                if "ray::RayAgent" in " ".join(each.cmdline()):
-                    each.kill()
 
     acting = when(lambda: running_on(directory, "ash"), kill_the_agents)
     search(directory, EPOCHS, backend="ray", devices="cpu:1")
@@ -248,13 +260,54 @@ def test_a_node_that_others_hold_is_said_to_be_waited_for(
         backend.start(scripted_job("two"), BEECH)
         events_until_ended(backend, ["one"])
         assert backend.condition(ASH).healthy
-        assert (
-            "its agent, which needs all CPUs and GPUs that Ray has there; free are 0 CPUs"
-            in backend.condition(BEECH).reason
-        )
+        reason = backend.condition(BEECH).reason
+        assert "all CPUs and GPUs that Ray has there; free are 0 CPUs and 0 GPUs; there are actor " in reason
+        assert "Holder of job " in reason
         ray.kill(holder)
         events_until_ended(backend, ["two"])
         assert backend.condition(BEECH).healthy
+
+
+def test_a_cluster_without_a_free_gpu_is_waited_for_and_no_agent_is_on_a_node_without_one(tmp_path: Path) -> None:
+    class Trainer:
+        def ready(self) -> bool:
+            return True
+
+    with clustered("ash") as cluster:
+        cluster.add_node(num_cpus=1, num_gpus=1, node_name="beech")  # a GPU that there is not: "auto" means CPU slots
+        holder = ray.remote(num_gpus=1)(Trainer).options(name="others").remote()
+        ray.get(holder.ready.remote())
+        assert {device.node for _, device in Ray.discover("auto")} == {"beech"}
+        with scripted(Ray, tmp_path, reports_at_once) as backend:
+            assert isinstance(backend, Ray)
+            assert not backend.usable("beech")
+            assert backend.usable("ash"), "a node without a GPU has an agent"
+            backend.start(scripted_job("one"), BEECH)
+            assert backend.poll(3.0) == []
+            reason = backend.waiting_reason("beech")
+            assert " CPUs and 0 GPUs; there are actor " in reason
+            assert "Trainer 'others' of job " in reason
+            ray.kill(holder)
+            assert [type(event) for event in events_until_ended(backend, ["one"])["one"]] == [Reported, Ended]
+            assert backend.usable("ash")
+
+
+@pytest.mark.usefixtures("cluster")
+def test_the_next_study_of_a_process_has_the_agents_of_the_last(tmp_path: Path) -> None:
+    found = []
+    for name in ("one", "two", "three"):
+        if name == "three":
+            assert kill_the_agents() >= 2
+        assert {device.node for _, device in Ray.discover("cpu:1")} == {"ash", "beech"}
+        with scripted(Ray, tmp_path / name, reports_at_once) as backend:
+            for job, device in (("one", ASH), ("two", BEECH)):
+                backend.start(scripted_job(job), device)
+            ends = events_until_ended(backend, ["one", "two"])
+        assert [str(each[-1].outcome) for each in ends.values() if isinstance(each[-1], Ended)] == ["finished"] * 2
+        found.append({each.pid for each in agents()})
+    first, second, third = found
+    assert first == second
+    assert not first & third
 
 
 def reports_at_once(job: Job, device: Device, control: JobControl) -> Iterator[Event]:

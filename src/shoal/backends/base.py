@@ -97,17 +97,19 @@ class Backend(ABC):
         self.worker_context = worker_context
 
     @classmethod
-    def connect(cls, address: str | None) -> None:
+    def connect(cls, ray_address: str | None = None, sbatch: str | None = None) -> None:
         """Connect this process to the cluster where jobs are to run; may be called again.
 
         Args:
-            address: Address of the cluster; None: the one that is there.
+            ray_address: Address of a Ray cluster; None: the one that is there.
+            sbatch: Options of Slurm's `sbatch` for the nodes to ask for; None: those that are there.
 
         Raises:
             BackendError: There is no such cluster, or the back end has none.
         """
-        if address is not None:
-            raise BackendError(f"`ray_address` is for backend='ray', got {address!r} with another back end")
+        for name, value, backend in (("ray_address", ray_address, "ray"), ("sbatch", sbatch, "slurm")):
+            if value is not None:
+                raise BackendError(f"`{name}` is for backend={backend!r}, got {value!r} with another back end")
 
     @classmethod
     def discover(cls, devices: str | Sequence[str]) -> Cluster:

@@ -27,6 +27,7 @@ single-threaded, since `fork` copies only the calling thread.
 
 import errno
 import gc
+import importlib
 import os
 import pickle
 import signal
@@ -74,7 +75,15 @@ class Setup:
 
 
 def main() -> None:
-    """Serve in a new process; the program's argument is the control socket's number."""
+    """Serve in a new process; the arguments are the control socket's number, the module path, and a runner or "" with
+    the modules of libraries that are imported before the first study."""
+    runner, *libraries = sys.argv[3].split() or [""]
+    if runner:
+        with suppress(Exception):  # the study's own import fails again, with a log
+            _import(runner)
+        for name in libraries:
+            with suppress(Exception):  # not installed here; a task that needs it says so
+                importlib.import_module(name)
     serve(socket.socket(fileno=int(sys.argv[1])))
     os._exit(0)  # no output is left to flush, and an orderly exit with torch takes a sixth of a second
 
@@ -148,9 +157,7 @@ class _Server:
         except OSError:  # the directory was removed or is not accessible; oneMKL cannot be loaded in such a directory
             os.chdir("/")
         sys.path_importer_cache.clear()  # relative directories were those of the last study
-        gc.disable()  # an import of torch allocates much and frees nothing: collections take a fifth of its time
-        resolve(study.worker_context.runner)
-        gc.enable()
+        _import(study.worker_context.runner)
         gc.freeze()  # objects alive now are not collected by workers, so their pages stay shared
         self._worker_context = study.worker_context
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # from now on only the closed control socket ends the server
@@ -222,6 +229,14 @@ class _Server:
         for pid in self._worker_numbers:
             os.waitpid(pid, 0)
         self._worker_numbers.clear()
+
+
+def _import(runner: str) -> None:
+    gc.disable()  # an import of torch allocates much and frees nothing: collections take a fifth of its time
+    try:
+        resolve(runner)
+    finally:
+        gc.enable()
 
 
 def _redirect_output(file: int) -> None:

@@ -11,17 +11,18 @@ import sys
 import tempfile
 import weakref
 from collections import deque
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing import Pipe
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from typing import IO
 
 from shoal.backends.base import WorkerContext
 from shoal.backends.caller_fork import ForkedProcess, prepare_fork
 from shoal.backends.forkserver import NOTICE, REQUEST, STUDY, Setup, serve
 
-__all__ = ["Exit", "ForkServer", "describe_status"]
+__all__ = ["Exit", "ForkServer", "begin_imports", "describe_status", "imported_libraries"]
 
 _log = logging.getLogger("shoal.backends")
 
@@ -31,6 +32,9 @@ _BOOTSTRAP = (
 )
 _GRACE_SECONDS = 10.0
 """Time in which a server must kill its workers; then the server is killed."""
+
+_LIBRARIES = frozenset({"numpy", "pandas", "scipy", "sklearn", "torchvision"})
+"""Libraries that take long to import, and whose import leaves no thread that a fork does not survive."""
 
 _ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(256 << 20)}
 """Settings of glibc. With its defaults glibc returns the memory of a step's tensors to the kernel after each step, and
@@ -61,13 +65,22 @@ class _Process:
         log: File for its output until it serves a study.
         forked: Whether it is a fork of this process. It serves one study only: for the next one this process may have
             other modules and objects.
+        imports: Runner, and modules of libraries, that a new process imports before its first study.
     """
 
-    def __init__(self, path: list[str], environment: dict[str, str], log: IO[bytes], forked: bool) -> None:
+    def __init__(
+        self,
+        path: list[str],
+        environment: dict[str, str],
+        log: IO[bytes],
+        forked: bool = False,
+        imports: Sequence[str] = (),
+    ) -> None:
         self.path = path
         self.environment = environment
         self.inherited = _umask_and_affinity()
         self.forked = forked
+        self.imports = imports
         self.control, server_end = socket.socketpair()
         with server_end:
             start = self._fork if forked else self._spawn
@@ -85,7 +98,16 @@ class _Process:
 
     def _spawn(self, server_end: socket.socket, log: IO[bytes]) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
-            [sys.executable, "-P", "-u", "-c", _BOOTSTRAP, str(server_end.fileno()), json.dumps(self.path)],
+            [
+                sys.executable,
+                "-P",
+                "-u",
+                "-c",
+                _BOOTSTRAP,
+                str(server_end.fileno()),
+                json.dumps(self.path),
+                " ".join(self.imports),
+            ],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
@@ -95,7 +117,13 @@ class _Process:
         )
 
     def end_study(self) -> bool:
-        """End the study of the server and all its workers; return whether the server can serve another study."""
+        """End the study of the server and all its workers; return whether the server can serve another study.
+
+        A server that has had no study so far is not asked, since it may import for a while.
+        """
+        if self.imports:
+            self.imports = ()
+            return not self.ended()
         try:
             self.control.settimeout(_GRACE_SECONDS)
             self.control.sendall(REQUEST.pack(STUDY))
@@ -107,6 +135,10 @@ class _Process:
         except OSError:  # the server has ended, or does not answer
             pass
         return False
+
+    def ended(self) -> bool:
+        """Return whether the process, which serves no study, has ended; else it sends nothing."""
+        return bool(wait([self.control], 0))
 
     def wait(self) -> int:
         """Wait for its end and return its exit status."""
@@ -224,7 +256,7 @@ def _stop_process(process: subprocess.Popen[bytes] | ForkedProcess, control: soc
 
 _PROCESSES: weakref.WeakSet[_Process] = weakref.WeakSet()
 _IDLE_PROCESSES: deque[_Process] = deque(maxlen=1)
-"""The process of the last study; a process that is pushed out of the queue ends."""
+"""The process of the last study, or of the next one; a process that is pushed out of the queue ends."""
 
 
 def _process(log: IO[bytes], may_fork: bool) -> _Process:
@@ -242,7 +274,28 @@ def _process(log: IO[bytes], may_fork: bool) -> _Process:
         if same_environment and idle.end_study():
             return idle
         idle.close()
-    return _Process(path, environment, log, forked=False)
+    return _Process(path, environment, log)
+
+
+def imported_libraries() -> list[str]:
+    """Return the modules of large libraries that this process has imported, and that its tasks may import; private
+    modules are imported by the others."""
+    return [name for name in sys.modules if name.partition(".")[0] in _LIBRARIES and "._" not in name]
+
+
+def begin_imports(runner: str, libraries: Sequence[str] = ()) -> None:
+    """Start the server process of the next study now, so that it imports while the study is planned.
+
+    Do nothing if an idle process is there.
+
+    Args:
+        runner: Runner of the next study, as in `WorkerContext`; for another one the time is lost.
+        libraries: Modules that the workers of the next study may need, so that not each of them imports them.
+    """
+    if all(process.ended() for process in _IDLE_PROCESSES):
+        path = [entry or _working_directory() for entry in sys.path]
+        with open(os.devnull, "wb") as log:
+            _IDLE_PROCESSES.append(_Process(path, dict(os.environ), log, imports=[runner, *libraries]))
 
 
 def _umask_and_affinity() -> tuple[object, ...]:

@@ -6,6 +6,7 @@ from shoal.backends.base import Backend
 from shoal.backends.inline import Inline
 from shoal.backends.local import Local
 from shoal.backends.nodes.ray import Ray
+from shoal.backends.nodes.slurm import Slurm
 from shoal.core.errors import BackendError
 
 __all__ = ["BACKENDS", "backend_class"]
@@ -14,6 +15,7 @@ BACKENDS: dict[str, type[Backend]] = {
     "inline": Inline,
     "local": Local,
     "ray": Ray,
+    "slurm": Slurm,
 }
 
 

@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import Callable, Sequence
+from io import TextIOWrapper
 
 from shoal.core.errors import ShoalError
 
@@ -10,7 +11,12 @@ __all__ = ["main"]
 
 
 def main() -> None:
-    """Run the command line of this process; print an error of Shoal as one line, with exit status 1."""
+    """Run the command line of this process; print an error of Shoal as one line, with exit status 1.
+
+    A character that standard output cannot encode, as in the C locale, becomes "?".
+    """
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
     if _shows_progress(sys.argv[1:]):
         print("shoal: starting", file=sys.stderr, flush=True)
     try:

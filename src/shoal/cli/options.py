@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     *("AsJson", "Backend", "Devices", "File", "Oversubscription", "Packing", "Page", "Policy", "Program", "RayAddress"),
-    *("Script", "Sharing", "StudyDirectory", "Trackers"),
+    *("Sbatch", "Script", "Sharing", "StudyDirectory", "Trackers"),
     *("all_of", "device_list", "one_of", "print_json", "print_message", "print_request", "print_table", "ratio"),
 ]
 
@@ -109,6 +109,14 @@ RayAddress = Annotated[
         help="Address of the Ray cluster, for --backend ray; by default $RAY_ADDRESS, else that of this machine.",
     ),
 ]
+Sbatch = Annotated[
+    str | None,
+    typer.Option(
+        metavar="OPTIONS",
+        help="For --backend slurm: options of Slurm's sbatch for nodes that the study asks for one by one, such as "
+        "'--nodes=4 --time=4:00:00'; by default it runs on the nodes of the Slurm job that it is in.",
+    ),
+]
 Sharing = Annotated[
     str | None, typer.Option(callback=one_of(SHARINGS), help=f"How jobs share a GPU: {', '.join(SHARINGS)}.")
 ]
@@ -132,11 +140,17 @@ Page = Annotated[bool, typer.Option("--page", help="Serve the page of the study 
 
 
 def print_table(text: "RenderableType") -> None:
-    """Print a rich renderable at the width of the terminal."""
+    """Print a rich renderable at the width of the terminal; in a file or a pipe its lines end with their text."""
     from rich.console import Console  # not needed by `shoal run`
 
-    console = Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH)
-    console.print(text)
+    if sys.stdout.isatty():
+        Console().print(text)
+        return
+    console = Console(width=_PIPE_WIDTH)
+    with console.capture() as captured:
+        console.print(text)
+    for line in captured.get().splitlines():
+        typer.echo(line.rstrip())
 
 
 def print_json(value: object) -> None:

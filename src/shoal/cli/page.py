@@ -19,9 +19,10 @@ def page(
 ) -> None:
     """Show studies in a browser, while they run and afterwards; Ctrl-C ends it.
 
-    The page has the state and the best trials, learning curves, all trials, the timeline of devices and failures, and
-    buttons to pause, resume, stop and retry. Whoever has the printed address with its token can press them. Only this
-    machine can reach the page; from another one, forward the port with the same number: ssh -L PORT:127.0.0.1:PORT.
-    Journals are only read, and no code of a study runs. shoal report DIR --html FILE writes the same views to a file.
+    The page has the state and the best trials, learning curves, the search space, all trials, the timeline of devices
+    and failures, and buttons for all that shoal trial, study, policy and devices can ask of a study. Whoever has the
+    printed address with its token can press them. Only this machine can reach the page; from another one, forward the
+    port with the same number: ssh -L PORT:127.0.0.1:PORT. Journals are only read, and no code of a study runs. shoal
+    report DIR --html FILE writes the same views to a file.
     """
     serve(directory, port=port, announce=lambda address: print_message(f"the page is at {address}"))

@@ -1,4 +1,4 @@
-"""`shoal report` writes the timeline of a study's devices and an HTML page; `shoal rerun` trains a trial again."""
+"""`shoal report` writes the page of a study and the timeline of its devices; `shoal rerun` trains a trial again."""
 
 import os
 import sys
@@ -10,29 +10,25 @@ from typing import Annotated
 import typer
 
 from shoal.cli.options import AsJson, Devices, StudyDirectory, device_list, print_json, print_message, print_table
-from shoal.cluster.temporary import TemporaryFolder
 from shoal.core.errors import ShoalError
 from shoal.journal.view import JournalView
 from shoal.page.frozen import write_frozen_page
 from shoal.paths import working_directory
 from shoal.reporting.accounting import accounting, accounting_json, accounting_table
-from shoal.reporting.drawing import PICTURES, check_drawing
-from shoal.reporting.overview import Overview, overview
-from shoal.reporting.page import overview_json, write_page
+from shoal.reporting.drawing import check_drawing
+from shoal.reporting.overview import overview, overview_json
 from shoal.reporting.rerun import find_rerun, rerun_json, rerun_notes, rerun_table
 from shoal.reporting.timeline import draw_timeline
 from shoal.results import Study
 
 __all__ = ["report", "rerun"]
 
-_DESCRIPTION = "a report"
+_DESCRIPTION = "a timeline"
 
 
 def report(
     directory: StudyDirectory,
-    output: Annotated[
-        Path | None, typer.Option(dir_okay=False, help="One file: a page (.html), or the timeline (.png or .svg).")
-    ] = None,
+    output: Annotated[Path | None, typer.Option(dir_okay=False, help="One file: the timeline (.png or .svg).")] = None,
     html: Annotated[
         Path | None, typer.Option(dir_okay=False, help="One file with the views of shoal page as they are now (.html).")
     ] = None,
@@ -43,45 +39,36 @@ def report(
 ) -> None:
     """Report what each device of a study did and when, the best trials, and failures with reasons.
 
-    Draws a timeline of every device: jobs as bars, with their trials, coloured by structure; above it the best value so
-    far. Without --output a page and the timeline are written below DIR/report or, without permission to write there,
-    below the working directory. Works on a running study, too. With --json the report is printed, and drawn only with
-    --output.
-
-    With --html one file is written instead that opens in any browser without a server: the views of shoal page with
-    the study as it is now, to be attached to a ticket or a paper. It needs no matplotlib.
+    Writes the views of shoal page with the study as it is now, one file that opens in any browser without a server, and
+    draws a timeline of every device: jobs as bars, with their trials, coloured by structure; above it the best value so
+    far. Both go below DIR/report or, without permission to write there, below the working directory. With --html the
+    page alone is written, which needs no matplotlib, and with --output the timeline alone. Works on a running study,
+    too. With --json the report is printed, and files are written only with --html or --output.
 
     With --accounting a table is printed instead: seconds of all devices from the call of the study to its last event,
     by what they were spent on. They sum to the running time of the study times the number of its devices.
     """
-    if html is not None:
-        if spent or output is not None:
-            raise ShoalError("--html writes a file of its own; leave --output and --accounting out")
-        write_frozen_page(directory, html)
-        if as_json:
-            print_json({"directory": str(directory), "files": [str(html)]})
-        print_message(f"written: {html}")
-        return
+    if html is not None and (spent or output is not None):
+        raise ShoalError("--html writes a file of its own; leave --output and --accounting out")
     if spent and output is not None:
         raise ShoalError("--accounting draws nothing, so there is nothing for --output to name; leave one of them out")
     if spent:
-        with JournalView.read(directory) as journal:
-            found = accounting(journal, time.time())
-        if as_json:
-            print_json({"directory": str(directory), **accounting_json(found)})
-        else:
-            print_table(accounting_table(found))
+        _print_accounting(directory, as_json)
         return
     if output is not None:
-        check_drawing(output, _DESCRIPTION, "report", (".html", *PICTURES))
-    with JournalView.read(directory) as journal:
-        study = overview(journal, time.time())
+        _check_output(output)
     written: list[Path] = []
-    if output is not None:
-        written = [_write(study, output)]
+    if html is not None:
+        write_frozen_page(directory, html)
+        written = [html]
+    elif output is not None:
+        _draw(directory, output)
+        written = [output]
     elif not as_json:
-        written = _write_all(study, _folder(directory))
+        written = _write_all(directory, _folder(directory))
     if as_json:
+        with JournalView.read(directory) as journal:
+            study = overview(journal, time.time())
         print_json({"directory": str(directory), **overview_json(study), "files": [str(path) for path in written]})
     for path in written:
         print_message(f"written: {path}")
@@ -122,15 +109,25 @@ def rerun(
     print_message(f"{len(done.found)} epochs on {done.device}")
 
 
-def _write(study: Overview, path: Path) -> Path:
-    if path.suffix.lower() in PICTURES:
-        draw_timeline(study, path)
-        return path
-    with TemporaryFolder() as temporary:
-        picture = temporary.path / "timeline.png"
-        draw_timeline(study, picture)
-        write_page(study, picture.read_bytes(), path)
-    return path
+def _print_accounting(directory: Path, as_json: bool) -> None:
+    with JournalView.read(directory) as journal:
+        found = accounting(journal, time.time())
+    if as_json:
+        print_json({"directory": str(directory), **accounting_json(found)})
+    else:
+        print_table(accounting_table(found))
+
+
+def _check_output(path: Path) -> None:
+    if path.suffix.lower() in (".html", ".htm"):
+        raise ShoalError(f"--output draws the timeline; write the page of the study with --html {path}")
+    check_drawing(path, _DESCRIPTION, "report")
+
+
+def _draw(directory: Path, path: Path) -> None:
+    with JournalView.read(directory) as journal:
+        study = overview(journal, time.time())
+    draw_timeline(study, path)
 
 
 def _folder(directory: Path) -> Path:
@@ -143,13 +140,15 @@ def _folder(directory: Path) -> Path:
     return other
 
 
-def _write_all(study: Overview, folder: Path) -> list[Path]:
+def _write_all(directory: Path, folder: Path) -> list[Path]:
     try:
         folder.mkdir(exist_ok=True)
     except OSError as error:
-        raise ShoalError(f"the report cannot be written: {error}; name another file with --output") from error
-    picture, page = folder / "timeline.png", folder / "report.html"
+        raise ShoalError(
+            f"the report cannot be written: {error}; name other files with --html and with --output"
+        ) from error
+    page, picture = folder / "report.html", folder / "timeline.png"
     check_drawing(picture, _DESCRIPTION, "report")
-    draw_timeline(study, picture)
-    write_page(study, picture.read_bytes(), page)
+    write_frozen_page(directory, page)
+    _draw(directory, picture)
     return [page, picture]

@@ -1,5 +1,7 @@
 """The commands that train: `shoal run` and `shoal resume`. They import nothing that only other commands need."""
 
+import os
+import signal
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -11,6 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from shoal import api
+from shoal.backends.nodes.slurm_commands import requeue
 from shoal.cli.command import (
     AlgorithmName,
     CommandRequest,
@@ -34,6 +37,7 @@ from shoal.cli.options import (
     Policy,
     Program,
     RayAddress,
+    Sbatch,
     SchedulingObjective,
     Script,
     Sharing,
@@ -96,6 +100,7 @@ def run(
     packing: Packing = None,
     backend: Backend = None,
     ray_address: RayAddress = None,
+    sbatch: Sbatch = None,
     sharing: Sharing = None,
     oversubscription: Oversubscription = None,
     tracker: Trackers = None,
@@ -123,7 +128,8 @@ def run(
             fault = "is a directory" if Path(file).is_dir() else "does not exist"
             raise typer.BadParameter(f"File {file!r} {fault}.", param_hint="FILE")
     given: dict[str, Any] = {"directory": directory, "devices": device_list(devices), "policy": policy}
-    given |= {"packing": packing, "backend": backend, "ray_address": ray_address, "sharing": sharing, "seed": seed}
+    given |= {"packing": packing, "backend": backend, "ray_address": ray_address, "sbatch": sbatch}
+    given |= {"sharing": sharing, "seed": seed}
     given |= {"objective": objective, "target": target, "oversubscription": ratio(oversubscription)}
     chosen = {name: value for name, value in given.items() if value is not None}
     if page:
@@ -152,6 +158,7 @@ def resume(
     packing: Packing = None,
     backend: Backend = None,
     ray_address: RayAddress = None,
+    sbatch: Sbatch = None,
     sharing: Sharing = None,
     oversubscription: Oversubscription = None,
     accept_changes: Annotated[
@@ -176,6 +183,7 @@ def resume(
             devices=device_list(devices),
             backend=backend,
             ray_address=ray_address,
+            sbatch=sbatch,
             sharing=sharing,
             oversubscription=ratio(oversubscription),
             show_progress=not as_json,
@@ -196,22 +204,35 @@ def resume(
 def _stoppable(directories: Sequence[Path], as_json: bool) -> Iterator[None]:
     """On a Ctrl-C within, print the command that resumes the last of these studies, and end the process.
 
-    With --json print the last study also then, and when its trials failed.
+    With --json print the last study also then, and when its trials failed. In a Slurm job, SIGUSR1 is a Ctrl-C, after
+    which Slurm puts the job back into its queue.
     """
+    at_limit: list[int] = []
+
+    def stop(number: int, frame: object) -> None:
+        if not at_limit:
+            at_limit.append(number)
+            signal.raise_signal(signal.SIGINT)
+
+    if "SLURM_JOB_ID" in os.environ:
+        signal.signal(signal.SIGUSR1, stop)
     try:
         yield
     except StudyFailedError:
         if as_json and directories:
             _print_study(directories[-1])
         raise
-    except (StudyInterrupted, KeyboardInterrupt) as stop:
-        saved = "; everything is saved" if isinstance(stop, StudyInterrupted) else ""
+    except (StudyInterrupted, KeyboardInterrupt) as interruption:
+        saved = "; everything is saved" if isinstance(interruption, StudyInterrupted) else ""
         print_message(f"stopped{saved}")
         if directories:
             print_message(f"go on with: {command('resume', directories[-1])}")
             if as_json:
                 _print_study(directories[-1])
-        raise typer.Exit(1) from stop
+        if at_limit:
+            requeue()
+            print_message("Slurm has put the job back into its queue")
+        raise typer.Exit(1) from interruption
 
 
 def _conclude(directory: Path, as_json: bool) -> None:

@@ -49,11 +49,19 @@ class FusionKey:
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A trial to be trained from epoch `start` to epoch `target`."""
+    """A trial to be trained from epoch `start` to epoch `target`.
+
+    Args:
+        trial: The trial.
+        start: Epochs that it has reported.
+        target: Epochs up to which it shall train.
+        checkpoint: Beginning of the name of the oldest checkpoint that it may go on from, as in `Report`; "" for any.
+    """
 
     trial: Trial
     start: int
     target: int
+    checkpoint: str = field(default="", compare=False)
 
     @property
     def epochs(self) -> int:

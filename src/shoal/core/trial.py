@@ -144,6 +144,8 @@ class Report:
         seconds: The trial's share of the wall time since its previous report.
         state: RUNNING while it trains on, PAUSED at its budget, FAILED after a failure.
         reason: Reason of the failure.
+        checkpoint: Beginning of the name of the trial's newest checkpoint, "000003-000120" after 3 epochs and 120
+            steps; "" if it has none. Later ones sort after it. It is not recorded.
     """
 
     trial: int
@@ -152,6 +154,7 @@ class Report:
     seconds: float = 0.0
     state: TrialState = TrialState.RUNNING
     reason: str = ""
+    checkpoint: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,7 +48,7 @@ class TrainerTask(Task):
     clipping, precision, label smoothing and `compute_metrics` are `Trainer`'s. Arguments that cannot be honoured are
     refused by name. Arguments that only concern logs, saved files, seeds and devices have no effect: these are the
     study's. `load_best_model_at_end` must name the metric of the study, whose models have the weights of the last
-    evaluation. docs/migrate.md places each argument.
+    evaluation. docs/trainer.md places each argument.
 
     Names of the config that are names of `TrainingArguments` (learning_rate, weight_decay, warmup_steps,
     per_device_train_batch_size, lr_scheduler_type ...) override `args` for the trial. `model_init` reads the others.

@@ -40,9 +40,9 @@ def check_not_paused(directory: Path) -> None:
         JournalError: names the process and the command that lets the study go on.
     """
     with JournalView.read(directory) as now:
-        if now.study.get("paused") and (pid := now.writer()) is not None:
+        if now.study.get("paused") and (owner := now.writer()) is not None:
             raise JournalError(
-                f"the study in {directory} is paused, and process {pid} runs it; let it go on with: "
+                f"the study in {directory} is paused, and {owner} runs it; let it go on with: "
                 f"{command('study resume', now.directory)}"
             )
 

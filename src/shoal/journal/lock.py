@@ -2,20 +2,43 @@
 
 import fcntl
 import os
+import platform
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 from shoal.cluster.process_lock import ProcessLock
 from shoal.core.errors import JournalError
 
-__all__ = ["WriterLock", "lock_owner"]
+__all__ = ["LockOwner", "WriterLock", "lock_owner"]
 
 _ATTEMPTS = 5
 _PAUSE_SECONDS = 0.02
 
 
+@dataclass(frozen=True)
+class LockOwner:
+    """The process that holds a writer's lock.
+
+    Args:
+        pid: Id of the process; 0 before it has written its name.
+        host: Name of its machine; "" if an older version of Shoal holds the lock, or before it has written its name.
+    """
+
+    pid: int
+    host: str = ""
+
+    @property
+    def is_here(self) -> bool:
+        """Whether it is a process of this machine, as far as is known."""
+        return self.host in ("", platform.node())
+
+    def __str__(self) -> str:
+        return f"process {self.pid}" if self.is_here else f"process {self.pid} on {self.host}"
+
+
 class WriterLock:
-    """An flock on `<directory>/journal.lock`, held from construction until `release`; the file names the process.
+    """An flock on `<directory>/journal.lock`, held from construction until `release`; the file names its owner.
 
     Args:
         directory: Directory of the study, which must exist.
@@ -44,25 +67,33 @@ class WriterLock:
             if attempt < _ATTEMPTS - 1:
                 time.sleep(_PAUSE_SECONDS)
         else:
-            pid = _pid(directory)
-            who = "this process has it open already" if pid == os.getpid() else f"another process ({pid}) is running it"
-            raise JournalError(
-                f"the study in {directory} has one writer at a time, and {who}; wait for its end or stop it"
-            )
-        name = f"{os.getpid()}\n".encode()
+            owner = _owner(directory)
+            if owner == LockOwner(os.getpid(), platform.node()):
+                who, remedy = "this process has it open already", "wait for its end or stop it"
+            elif owner.is_here:
+                who, remedy = f"another process ({owner.pid}) is running it", "wait for its end or stop it"
+            else:
+                who = f"{owner} is running it"
+                remedy = (
+                    "wait for its end or stop it there. If that machine is down, the file server frees the lock by "
+                    f"itself (NFS 4: after about 90 seconds); if it does not, delete {_path(directory)} once nothing "
+                    f"of the study runs on {owner.host}"
+                )
+            raise JournalError(f"the study in {directory} has one writer at a time, and {who}; {remedy}")
+        name = f"{platform.node()}:{os.getpid()}\n".encode()
         os.pwrite(self._lock.file, name, 0)
         os.ftruncate(self._lock.file, len(name))
 
 
-def lock_owner(directory: Path) -> int | None:
-    """Id of the process that runs the study; None if no process does."""
+def lock_owner(directory: Path) -> LockOwner | None:
+    """The process that runs the study; None if no process does."""
     try:
         with _path(directory).open() as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except FileNotFoundError:
         return None
     except BlockingIOError:
-        return _pid(directory)
+        return _owner(directory)
     return None
 
 
@@ -70,6 +101,6 @@ def _path(directory: Path) -> Path:
     return directory / "journal.lock"
 
 
-def _pid(directory: Path) -> int:
-    text = _path(directory).read_text().strip()
-    return int(text) if text else 0  # 0: the process has the lock but has not written its id yet
+def _owner(directory: Path) -> LockOwner:
+    host, _, pid = _path(directory).read_text().strip().rpartition(":")
+    return LockOwner(int(pid or 0), host)

@@ -14,6 +14,7 @@ from shoal.core.objective import objectives
 from shoal.journal.codec import encode
 from shoal.journal.lock import WriterLock
 from shoal.journal.schema import connect, create_tables, migrate, open_existing, translate_errors
+from shoal.journal.storage import set_journal_mode
 from shoal.journal.view import JournalView
 from shoal.paths import absolute
 
@@ -38,8 +39,7 @@ class LockedJournal(JournalView):
         super().__init__(directory, connection)
         self._lock = lock
         self._clock = clock
-        # In WAL mode with NORMAL a kill loses nothing; only a power failure may lose the last transactions.
-        self.tables.rows("PRAGMA synchronous = NORMAL")
+        set_journal_mode(directory, connection)
 
     @classmethod
     def create(

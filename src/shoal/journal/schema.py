@@ -12,8 +12,11 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Literal
 
+from shoal.cluster.file_system import network_file_system
 from shoal.cluster.temporary import TemporaryFolder
 from shoal.core.errors import JournalError, StorageFullError, StudyExistsError
+from shoal.journal.lock import lock_owner
+from shoal.journal.storage import is_in_wal_mode, set_journal_mode
 from shoal.remedy import command
 
 __all__ = [
@@ -207,9 +210,14 @@ def open_existing(directory: Path, *, write: bool) -> sqlite3.Connection:
                 f"the study in {directory} cannot be resumed, because this process may not write its journal; shoal "
                 "status only reads it, and a copy of the directory can be resumed"
             )
+        if wal := is_in_wal_mode(directory / FILE_NAME):
+            _check_readable_here(directory)
         with ExitStack() as undo:
-            connection = connect(directory, "rw" if write else "ro") if own else _in_memory_copy(directory)
+            # In another mode than WAL a reader has to be able to roll back what a kill has left half done.
+            connection = connect(directory, "ro" if wal and not write else "rw") if own else _in_memory_copy(directory)
             undo.callback(connection.close)
+            if not write:
+                connection.execute("PRAGMA query_only = ON")
             version = _version(connection)
             if version in _MIGRATIONS and not write:
                 connection = _in_memory_copy(directory)
@@ -224,6 +232,22 @@ def open_existing(directory: Path, *, write: bool) -> sqlite3.Connection:
         f"the study in {directory} was written with journal version {version}, this Shoal reads versions "
         f"{min(_MIGRATIONS)} to {VERSION}; use the version of Shoal that began it"
     )
+
+
+def _check_readable_here(directory: Path) -> None:
+    """Check that a journal in WAL mode is not being written on another machine.
+
+    Raises:
+        JournalError: it is; SQLite would read it wrong or damage it.
+    """
+    system = network_file_system(directory)
+    owner = lock_owner(directory) if system else None
+    if owner is not None and not owner.is_here:
+        raise JournalError(
+            f"the study in {directory} cannot be read here while {owner} runs it: its journal is in WAL mode, which "
+            f"machines cannot share over {system}; look at it on {owner.host}, or stop it and resume it, which changes "
+            "the mode"
+        )
 
 
 def migrate(connection: sqlite3.Connection) -> None:
@@ -261,7 +285,7 @@ def create_tables(
     ((tables,),) = connection.execute("SELECT count(*) FROM sqlite_master").fetchall()
     if tables:
         raise JournalError(f"{directory / FILE_NAME} is a database of something else; choose another directory")
-    connection.execute("PRAGMA journal_mode = WAL")
+    set_journal_mode(directory, connection)
     connection.execute("BEGIN IMMEDIATE")
     for statement in _SCHEMA:
         connection.execute(statement)
@@ -286,7 +310,7 @@ def _read_consistently(directory: Path) -> Mapping[Path, bytes]:
     Raises:
         JournalError: the two reads were different each time.
     """
-    paths = [directory / name for name in (FILE_NAME, f"{FILE_NAME}-wal")]
+    paths = [directory / name for name in (FILE_NAME, f"{FILE_NAME}-wal", f"{FILE_NAME}-journal")]
     for _ in range(_COPIES):
         first, second = ({path: path.read_bytes() for path in paths if _file_exists(path)} for _ in range(2))
         if first == second:

@@ -17,7 +17,7 @@ from shoal.core.objective import objectives
 from shoal.core.space import Space
 from shoal.core.trial import FIRST_ADDED, Report, TrialState
 from shoal.journal.codec import intervention_of, job_row, proposal_of, report_of, trial_row
-from shoal.journal.lock import lock_owner
+from shoal.journal.lock import LockOwner, lock_owner
 from shoal.journal.rows import (
     NOT_FAILED,
     DeviceRow,
@@ -453,8 +453,8 @@ class JournalView:
             )
         return runs
 
-    def writer(self) -> int | None:
-        """Id of the process that runs the study now; None if no process does."""
+    def writer(self) -> LockOwner | None:
+        """The process that runs the study now; None if no process does."""
         with require_read_permission(self.directory):
             return lock_owner(self.directory)
 

@@ -26,7 +26,7 @@ from shoal.page.files import page_files
 from shoal.page.guard import Guard
 from shoal.page.plain import json_text
 from shoal.page.studies import find_studies
-from shoal.page.views import curves_view, log_view, overview_view, summary_view, trial_view
+from shoal.page.views import curves_view, log_view, overview_view, space_view, summary_view, trial_view
 
 __all__ = ["LOGIN", "PageServer"]
 
@@ -93,6 +93,7 @@ class PageServer:
             "state": self._state,
             "overview": self._overview,
             "curves": self._curves,
+            "space": self._space,
             "trial": self._trial,
             "log": self._log,
         }
@@ -234,6 +235,12 @@ class PageServer:
             lambda: self._cached(
                 ("curves", feed.name, metric), feed.directory, lambda: curves_view(feed.directory, metric)
             )
+        )
+
+    async def _space(self, request: Request) -> str:
+        feed = self._feed(request)
+        return await self._in_views(
+            lambda: self._cached(("space", feed.name), feed.directory, lambda: space_view(feed.directory), 1.0)
         )
 
     async def _trial(self, request: Request) -> str:

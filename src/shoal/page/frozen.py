@@ -8,7 +8,7 @@ from shoal.core.errors import ShoalError
 from shoal.page.feed import StudyFeed
 from shoal.page.files import MODULES, page_files
 from shoal.page.plain import json_text
-from shoal.page.views import curves_view, overview_view
+from shoal.page.views import curves_view, overview_view, space_view
 
 __all__ = ["frozen_page", "write_frozen_page"]
 
@@ -45,13 +45,13 @@ def frozen_page(directory: Path, now: float) -> str:
         directory: Directory of the study.
         now: Seconds since 1970.
     """
-    overview = json_text(overview_view(directory, now))
+    overview, space = json_text(overview_view(directory, now)), json_text(space_view(directory))
     feed = StudyFeed(directory.resolve().name, directory, lambda: now)
     feed.look()
     curves = ",".join(
         f"{json_text(name)}:{json_text(curves_view(directory, name))}" for name in feed.metrics()[:_MAX_METRICS]
     )
-    data = f'{{"time":{now},"state":{feed.state()},"overview":{overview},"curves":{{{curves}}}}}'
+    data = f'{{"time":{now},"state":{feed.state()},"overview":{overview},"space":{space},"curves":{{{curves}}}}}'
     files = {name: content.decode() for name, (content, kind) in page_files().items()}
     modules = "\n".join(_EXPORT.sub("", _IMPORT.sub("", files[name])) for name in MODULES)
     head = (

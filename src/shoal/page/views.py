@@ -1,24 +1,27 @@
 """The views of a study as plain values: taken from `shoal.reporting`, which computes all figures."""
 
 import math
-from collections.abc import Mapping
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from shoal.core.errors import ShoalError
 from shoal.core.job import log_path
 from shoal.core.request import requester
 from shoal.core.trial import Report, TrialState
+from shoal.cost.history import History, environment, history_path
 from shoal.journal.codec import metrics_of
 from shoal.journal.requests import pending_requests
+from shoal.journal.rows import DeviceRow, Telemetry
 from shoal.journal.statistics import StudyStatistics
 from shoal.journal.view import JournalView
 from shoal.reporting.accounting import accounting, accounting_json
 from shoal.reporting.drawing import assign_lanes
-from shoal.reporting.fusion_gain import fusion_gain, measured_profiles
-from shoal.reporting.overview import Overview, overview
-from shoal.reporting.page import failed_job_json, overview_json
+from shoal.reporting.grid import grid_json, study_grid
+from shoal.reporting.overview import Overview, failed_job_json, overview, overview_json
+from shoal.reporting.savings import savings
 from shoal.reporting.snapshot import Snapshot, snapshot
 from shoal.reporting.table import snapshot_json
 from shoal.reporting.text import (
@@ -28,11 +31,23 @@ from shoal.reporting.text import (
     finite_or_none,
     intervention_text,
     request_text,
+    savings_text,
     state_name,
     states_text,
 )
+from shoal.schedule.registry import POLICIES
+from shoal.worker.checkpoint_paths import checkpoint_files, program_checkpoints
 
-__all__ = ["curves_view", "log_view", "overview_view", "report_values", "snapshot_view", "summary_view", "trial_view"]
+__all__ = [
+    "curves_view",
+    "log_view",
+    "overview_view",
+    "report_values",
+    "snapshot_view",
+    "space_view",
+    "summary_view",
+    "trial_view",
+]
 
 MAX_POINTS = 60_000
 """Most points of all curves of a metric; of longer curves every second, third ... epoch is sent."""
@@ -42,6 +57,8 @@ _MAX_FAILURES = 200
 """Most failed jobs that are shown, the newest."""
 _MAX_TEXT = 20_000
 """Most characters of a traceback; the last ones."""
+_MAX_MEASURED = 500
+"""Most points of the use of a GPU over time."""
 _MAX_LOG = 64 * 1024
 """Most bytes of a log; the last ones."""
 
@@ -58,6 +75,7 @@ def snapshot_view(journal: JournalView, found: Snapshot) -> dict[str, Any]:
     texts = [intervention_text(each) for each in found.interventions[-_MAX_REQUESTS:]]
     waiting = {reason: {"count": len(some), "first": list(some[:12])} for reason, some in found.waiting.items()}
     runs = found.pid is not None and not (found.finished or found.paused or found.all_paused)
+    policy = journal.study.get("policy", "auto")
     return shown | {
         "states": {state_name(state, found.pid is not None): count for state, count in found.states.items() if count},
         "waiting": waiting,
@@ -70,6 +88,7 @@ def snapshot_view(journal: JournalView, found: Snapshot) -> dict[str, Any]:
             "best": best_text(found),
         },
         "requests": [each | {"said": text} for each, text in zip(requests, texts, strict=True)],
+        "policy": {"now": policy if policy in POLICIES else "an object of the study's program", "all": list(POLICIES)},
         "pending": [
             {"user": requester(each.name), "said": request_text(each)} for each in pending_requests(journal.directory)
         ],
@@ -110,7 +129,7 @@ def report_values(report: Report, time: float) -> list[Any]:
 
 
 def trial_view(directory: Path, number: int) -> dict[str, Any]:
-    """Return all reports of a trial.
+    """Return all reports of a trial, and the checkpoints that it has now.
 
     Args:
         directory: Directory of the study.
@@ -120,7 +139,45 @@ def trial_view(directory: Path, number: int) -> dict[str, Any]:
         rows = journal.tables.rows("SELECT seq, time FROM reports WHERE trial = ? ORDER BY seq", number)
         reports = journal.curve(number)
     kept = [(report, time) for report, (_, time) in zip(reports, rows, strict=False) if report.metrics]
-    return {"trial": number, "reports": [report_values(report, time) for report, time in kept]}
+    return {
+        "trial": number,
+        "reports": [report_values(report, time) for report, time in kept],
+        "checkpoints": _checkpoints(directory, number),
+    }
+
+
+def _checkpoints(directory: Path, trial: int) -> list[dict[str, Any]]:
+    """Return the checkpoints of a trial, the newest first, with their bytes; some are directories."""
+    found = []
+    for path in [*checkpoint_files(directory, trial), *program_checkpoints(directory, trial)]:
+        epoch, step, *_ = path.name.split("-")
+        try:
+            files = [path] if path.is_file() else [each for each in path.rglob("*") if each.is_file()]
+            size = sum(each.lstat().st_size for each in files)
+            time = path.lstat().st_mtime
+        except OSError:  # a newer one has just taken its place
+            continue
+        shown = {"epoch": int(epoch), "step": int(step), "bytes": size, "time": time}
+        found.append(shown | {"path": str(path.relative_to(directory))})
+    return found
+
+
+def space_view(directory: Path) -> dict[str, Any]:
+    """Return the axes of the search space and the grid of its trials, and which axes explain most.
+
+    Args:
+        directory: Directory of the study.
+    """
+    with JournalView.read(directory) as journal:
+        grid = study_grid(journal.space, journal.trials(), journal.objectives[0])
+        runs = journal.writer() is not None
+    return grid_json(grid, runs=runs) | {
+        "mode": grid.mode,
+        "metric": grid.metric,
+        "main": list(grid.main_axes),
+        "log": [axis.name for axis in grid.axes if axis.log],
+        "explained": dict(grid.explained),
+    }
 
 
 def curves_view(directory: Path, metric: str) -> dict[str, Any]:
@@ -153,7 +210,8 @@ def curves_view(directory: Path, metric: str) -> dict[str, Any]:
 
 
 def overview_view(directory: Path, now: float) -> dict[str, Any]:
-    """Return what a study did with its devices: their use, all jobs, failures, time by activity, the gain of fusing.
+    """Return what a study did with its devices: their use, all jobs, failures, time by activity, what fusing and
+    packing have saved so far, and the measured use of GPUs.
 
     Args:
         directory: Directory of the study.
@@ -164,25 +222,32 @@ def overview_view(directory: Path, now: float) -> dict[str, Any]:
         spent = accounting_json(accounting(journal, now))
         began = journal.runs()[0].started
         reported = StudyStatistics(journal).epochs()[0]
-    try:
-        profiles = measured_profiles()
-    except ShoalError:  # the job history is another file of this user's, of which the study does not need to know
-        profiles = {}
+        telemetry = journal.telemetry()
+        saved = study.state.savings if _has_ended(journal, study.state) else savings(journal, _history())
     return overview_json(study) | {
         "began": began,
         "total": study.elapsed.total,
         "resumes": study.elapsed.resumes,
         "epochs": reported,
-        "gain": asdict(fusion_gain(study.bars, study.usage, profiles)),
+        "saved": saved and {"seconds": saved.saved, "said": savings_text(saved, study.state.unit)},
         "accounting": spent,
         "structures": list(dict.fromkeys(study.structures.values())),
         "bars": _bars(study),
+        "telemetry": {use.device.name: _telemetry(study, use.device, telemetry) for use in study.usage},
         "failures": [
             failed_job_json(study, job) | {"message": job.message[-_MAX_TEXT:]}
             for job in study.failures[-_MAX_FAILURES:]
         ],
         "failures_total": len(study.failures),
     }
+
+
+def _history() -> History:
+    """Return what this machine has measured; nothing without its file or, as it is kept by its version, torch."""
+    try:
+        return History(environment=environment()) if history_path().exists() else History("")
+    except PackageNotFoundError:
+        return History("")
 
 
 def log_view(directory: Path, job: str) -> dict[str, Any]:
@@ -211,6 +276,36 @@ def log_view(directory: Path, job: str) -> dict[str, Any]:
     except OSError as error:
         raise ShoalError(f"job {job} has no log that can be read ({error.strerror})") from error
     return {"job": job, "cut": size > _MAX_LOG, "text": content.decode("utf-8", "replace")}
+
+
+def _telemetry(study: Overview, device: DeviceRow, rows: Sequence[Telemetry]) -> list[tuple[float, Any, Any]]:
+    """Return what was measured of a GPU: seconds of running time from which on it counts, use, share of its memory.
+
+    Of many measurements, means over equal times are returned; None is unknown.
+
+    Args:
+        study: The study.
+        device: The GPU; of another device nothing was measured.
+        rows: Measurements of all devices.
+    """
+    width = study.elapsed.total / _MAX_MEASURED
+    found: dict[int, list[Telemetry]] = {}
+    own = sorted((row for row in rows if row.device == device.name), key=lambda row: row.time)
+    for row in own:
+        moment = study.elapsed(row.time)
+        found.setdefault(int(moment / width) if len(own) > _MAX_MEASURED else len(found), []).append(row)
+    return [
+        (
+            round(study.elapsed(some[0].time), 3),
+            _mean([row.utilisation / 100 for row in some if row.utilisation is not None]),
+            _mean([row.memory / device.memory for row in some if row.memory is not None and device.memory]),
+        )
+        for some in found.values()
+    ]
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return round(fmean(values), 3) if values else None
 
 
 def _bars(study: Overview) -> list[Mapping[str, Any]]:

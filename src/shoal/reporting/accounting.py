@@ -184,7 +184,8 @@ def _cut(intervals: Sequence[_Interval], begin: float, end: float) -> list[_Inte
 
 def accounting_table(found: Accounting) -> Table:
     """Return a row for each activity that took time: its seconds, its share of all devices' time, and its meaning."""
-    title = f"{rounded(found.wall, 4)} s of {len(found.devices)} devices"
+    count = len(found.devices)
+    title = f"{rounded(found.wall, 4)} s of {count} device{'' if count == 1 else 's'}"
     table = Table(box=None, pad_edge=False, header_style="bold", title=title, title_justify="left")
     table.add_column("activity", no_wrap=True)
     for name in ("seconds", "share"):

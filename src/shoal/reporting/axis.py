@@ -36,6 +36,7 @@ class Axis:
         edges: Edges of the bins, ascending, one more than there are bins; empty without bins. A bin holds its lower
             edge, and the last one both.
         chooser: Name of the choice that decides the parameter, and perhaps others; mostly the parameter itself.
+        log: Whether the bins are equally wide on a logarithmic scale.
     """
 
     name: str
@@ -43,6 +44,7 @@ class Axis:
     values: tuple[Any, ...]
     edges: tuple[float, ...]
     chooser: str
+    log: bool = False
 
     @cached_property
     def bins(self) -> range:
@@ -106,7 +108,8 @@ def _axis(name: str, leaf: Leaf) -> Axis:
     distinct = len({*texts}) == len(texts) and all(text and text.isprintable() for text in texts)
     labels = texts if distinct else list(points)
     edges, bins = _binned(ranges) if ranges else ((), [])
-    axis = Axis(name, (*labels, *bins), values, edges, leaf.choice_name)
+    log = bool(ranges) and all(each.log for each in ranges)
+    axis = Axis(name, (*labels, *bins), values, edges, leaf.choice_name, log)
     return axis.with_missing() if leaf.optional else axis
 
 

@@ -32,20 +32,19 @@ class TimeInterval(Protocol):
 S = TypeVar("S", bound=TimeInterval)
 
 
-def check_drawing(path: Path, what: str, extra: str, suffixes: Sequence[str] = PICTURES) -> None:
+def check_drawing(path: Path, what: str, extra: str) -> None:
     """Refuse a file that could not be drawn, before there is anything to draw.
 
     Args:
         path: File to draw.
         what: Name of the drawing, such as "a plot".
         extra: Extra of Shoal that installs matplotlib.
-        suffixes: Legal suffixes of the file.
 
     Raises:
         ShoalError: matplotlib is not installed, the suffix is another one, or the folder cannot be written to.
     """
-    if path.suffix.lower() not in suffixes:
-        raise ShoalError(f"{what} is a {' or '.join(suffixes)} file, got {path}")
+    if path.suffix.lower() not in PICTURES:
+        raise ShoalError(f"{what} is a {' or '.join(PICTURES)} file, got {path}")
     if not os.access(path.parent, os.W_OK):
         raise ShoalError(f"{path} cannot be written: {path.parent} is not a writable folder")
     if find_spec("matplotlib") is None:

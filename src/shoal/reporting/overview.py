@@ -15,17 +15,26 @@ from shoal.core.trial import TrialState
 from shoal.journal.rows import DeviceRow, JobRow, Reservation, Run, Telemetry, TrialRow
 from shoal.journal.statistics import StudyStatistics
 from shoal.journal.view import JournalView
+from shoal.reporting.failures import failing_json
 from shoal.reporting.ranking import ranked
 from shoal.reporting.snapshot import Snapshot, snapshot
-from shoal.reporting.text import key_text, leaf_text
+from shoal.reporting.text import finite_or_none, key_text, leaf_text
 
-__all__ = ["SHARES", "TELEMETRY", "Bar", "Elapsed", "Overview", "Usage", "job_bars", "overview", "structure_names"]
+__all__ = [
+    "SHARES",
+    "Bar",
+    "Elapsed",
+    "Overview",
+    "Usage",
+    "failed_job_json",
+    "job_bars",
+    "overview",
+    "overview_json",
+    "structure_names",
+]
 
 SHARES = "used: share of the time with a job on the device; reserved: mean share of its compute that jobs reserved"
 """Explanation of the two shares of a device."""
-
-TELEMETRY = "kernels: mean share of the time with a kernel on the GPU; in use: most bytes at a time, by any program"
-"""Explanation of what was measured on GPUs."""
 
 _MAX_BEST = 10
 """Most trials among the best."""
@@ -170,6 +179,46 @@ def overview(journal: JournalView, now: float) -> Overview:
         failed_trials=tuple(row for row in rows if row.state is TrialState.FAILED),
         structures=structure_names([bar.job for bar in bars], rows),
     )
+
+
+def failed_job_json(study: Overview, job: JobRow) -> dict[str, Any]:
+    """Return a job that failed, as plain values, without its log and its message."""
+    return {
+        "job": job.id,
+        "device": job.device,
+        "trials": list(job.trials),
+        "seconds": study.elapsed(job.started),
+        "outcome": job.outcome,
+        "cause": job.cause,
+    }
+
+
+def overview_json(study: Overview) -> dict[str, Any]:
+    """Return the report as plain values, without those of `snapshot_json`; None for NaN and the infinities."""
+    return {
+        "name": study.name,
+        "seconds": study.elapsed.total,
+        "jobs": len(study.bars),
+        "curve": [{"seconds": seconds, "value": finite_or_none(value)} for seconds, value in study.curve],
+        "devices": [
+            {
+                "device": usage.device.name,
+                "kind": usage.device.kind,
+                "busy": usage.busy,
+                "occupancy": usage.occupancy,
+                "kernels": usage.kernels,
+                "memory_in_use": usage.memory,
+                "seconds": {str(purpose): seconds for purpose, seconds in usage.seconds.items()},
+                "jobs": usage.jobs,
+                "failed": usage.failed,
+            }
+            for usage in study.usage
+        ],
+        "best": [row.number for row in study.best],
+        "failing": [failing_json(failing) for failing in study.state.failing],
+        "failures": [failed_job_json(study, job) | {"log": job.log or None} for job in study.failures],
+        "failed": [{"trial": row.number, "epoch": row.epoch, "reason": row.reason} for row in study.failed_trials],
+    }
 
 
 def job_bars(journal: JournalView, elapsed: Elapsed) -> list[Bar]:

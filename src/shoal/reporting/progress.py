@@ -1,4 +1,4 @@
-"""Progress of a running study on standard error: a live table, or lines in a file.
+"""Progress of a running study: a live table on a terminal or in a notebook, or lines in a file.
 
 Rich is imported where it is used, as the first worker starts meanwhile, and a silent study needs none of it.
 """
@@ -8,6 +8,7 @@ import time
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -30,7 +31,7 @@ from shoal.reporting.text import (
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["LineProgress", "LiveProgress", "Progress", "SilentProgress", "progress", "summary"]
+__all__ = ["LineProgress", "LiveProgress", "NotebookProgress", "Progress", "SilentProgress", "progress", "summary"]
 
 _MAX_DEVICES = 4
 """Most devices whose use is shown one by one in a line."""
@@ -148,6 +149,74 @@ class LiveProgress(_ConsoleProgress):
         from shoal.reporting.table import status_table
 
         self._live.update(status_table(self._take_snapshot()), refresh=True)
+
+
+class NotebookProgress(Progress):
+    """Redraws the table of `LiveProgress` in the output of a notebook's cell in place, at most twice a second.
+
+    Args:
+        take_snapshot: Function that makes a snapshot of the study.
+        display: `IPython.display.display`.
+        clock: Monotonic clock in seconds.
+    """
+
+    _PERIOD = 0.5
+    _WIDTH = 100
+
+    def __init__(
+        self,
+        take_snapshot: Callable[[], Snapshot],
+        display: Callable[..., Any],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._take_snapshot = take_snapshot
+        self._display = display
+        self._clock = clock
+        self._due = clock()
+        self._lines: list[str] = []
+        self._handle: Any = None
+        self._shown: dict[str, str] = {}
+
+    def print_lines(self, lines: Sequence[str]) -> None:
+        """Keep the lines; they stand above the table."""
+        self._lines += lines
+
+    def update(self) -> None:
+        """Redraw the table if it is due."""
+        if (now := self._clock()) >= self._due:
+            self._due = now + self._PERIOD
+            self._draw()
+
+    def __enter__(self) -> Self:
+        self.update()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._draw()
+
+    def _draw(self) -> None:
+        shown = self._bundle(self._take_snapshot())
+        if self._handle is None:
+            self._handle = self._display(shown, raw=True, display_id=True)
+        elif shown != self._shown:
+            self._handle.update(shown, raw=True)
+        self._shown = shown
+
+    def _bundle(self, snapshot: Snapshot) -> dict[str, str]:
+        """Return the output as MIME type -> text: HTML for a notebook, plain text where it is printed."""
+        from rich.console import Console
+        from rich.text import Text
+
+        from shoal.reporting.table import status_table
+
+        console = Console(file=StringIO(), record=True, width=self._WIDTH, force_terminal=True, force_jupyter=False)
+        for line in self._lines:
+            console.print(Text(printable(line), "dim"))
+        console.print(status_table(snapshot))
+        html = console.export_html(
+            inline_styles=True, clear=False, code_format="<pre style='line-height: 1.4; margin: 0'>{code}</pre>"
+        )
+        return {"text/html": html, "text/plain": console.export_text()}
 
 
 class LineProgress(_ConsoleProgress):
@@ -268,15 +337,29 @@ def progress(
     Args:
         take_snapshot: Function that makes a snapshot of the study.
         silent: Whether to show nothing, for output that a program reads.
-        console: Console to show it on; by default standard error.
+        console: Console to show it on; by default the output of the notebook's cell that runs the study, or else
+            standard error.
     """
     if silent:
         return SilentProgress()
+    if console is None and (display := _notebook_display()) is not None:
+        return NotebookProgress(take_snapshot, display)
     from rich.console import Console
 
     console = console or Console(stderr=True)
     redraws = console.is_terminal and not console.is_dumb_terminal
     return LiveProgress(take_snapshot, console) if redraws else LineProgress(take_snapshot, console)
+
+
+def _notebook_display() -> Callable[..., Any] | None:
+    """Return the function that displays in a notebook; None outside of one, as in IPython's terminal."""
+    ipython = sys.modules.get("IPython")
+    shell = None if ipython is None else ipython.get_ipython()
+    if getattr(shell, "kernel", None) is None:
+        return None
+    from IPython.display import display
+
+    return display
 
 
 def summary(study: Mapping[str, Any], devices: Sequence[str], directory: Path, done: str = "") -> list[str]:

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from itertools import combinations
 from statistics import fmean
 
-from shoal.core.array import FusionKey
 from shoal.core.demand import Profile
 from shoal.core.job import Purpose
 from shoal.cost.estimate import fused_gain, step_seconds
@@ -42,27 +41,37 @@ class Savings:
         return self.alone - self.together - self.measuring
 
 
-def savings(journal: JournalView, keys: Mapping[int, FusionKey], history: History) -> Savings | None:
+def savings(journal: JournalView, history: History) -> Savings | None:
     """Compare the time of the reported epochs with that of the same epochs one trial at a time.
 
     Args:
         journal: Journal of the study, which may be running.
-        keys: Number of a trial -> its fusion key, as far as known.
-        history: What was measured of the keys.
+        history: What was measured on the study's machine.
 
     Returns:
         The comparison; None if no trials were fused or packed, or nothing of them was measured.
     """
+    if journal.study.get("opaque"):  # programs are neither fused nor packed
+        return None
     jobs = {job.id: job for job in journal.jobs()}
     kinds = {device.name: device.kind for device in journal.devices(all_runs=True)}
+    profiles = _profiles_by_steps(history)
+    if not any((structure, kinds[job.device]) in profiles for job in jobs.values() for structure in job.members):
+        return None  # before the epochs are read, of which there may be a million
+    structures = {
+        (job.id, trial): structure
+        for job in jobs.values()
+        for structure, trials in job.members.items()
+        for trial in trials
+    }
     epochs, together, alone, packed = 0, 0.0, 0.0, 0.0
     shared = False
     for name, trial, members, took in StudyStatistics(journal).array_epochs():
-        job, key = jobs.get(name), keys.get(trial)
-        if job is None or key is None or key.opaque:
+        job = jobs.get(name)
+        if job is None:
             continue
         kind = kinds[job.device]
-        profile = history.get(key.structure, key.data, key.batch_size, kind)
+        profile = profiles.get((structures.get((name, trial), ""), kind))
         if profile is None:
             continue
         epochs += members
@@ -79,6 +88,11 @@ def savings(journal: JournalView, keys: Mapping[int, FusionKey], history: Histor
         if job.purpose in (Purpose.SIGNATURE, Purpose.PROFILE) and job.ended is not None
     )
     return Savings(epochs, together, alone, packed, measuring)
+
+
+def _profiles_by_steps(history: History) -> dict[tuple[str, str], Profile]:
+    """Return (`FusionKey.steps`, kind of device) -> a profile; the time of a step depends on no other part of a key."""
+    return {(f"{structure} x {size}", kind): found for (structure, _, size, kind), found in history.all().items()}
 
 
 def _speedup(profile: Profile, members: int) -> float:

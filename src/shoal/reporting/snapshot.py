@@ -132,6 +132,7 @@ class Snapshot:
             is paused.
         devices: Devices with their jobs; none if no process runs the study.
         pid: Process that runs the study; None without one.
+        host: Name of its machine, if that is another one; else "".
         front: Trials that no other dominates, for several metrics, by the first one.
         failing: Trials that have failed and are retried.
         totals: Trials and epochs that the algorithm announced, plus those that users added; None if unknown.
@@ -162,6 +163,7 @@ class Snapshot:
     seconds_left: float | None
     devices: tuple[DeviceUse, ...]
     pid: int | None
+    host: str = ""
     front: tuple[Best, ...] = ()
     failing: tuple[Failing, ...] = ()
     totals: Totals | None = None
@@ -232,8 +234,8 @@ def snapshot(journal: JournalView, now: float, *, starting: bool = False) -> Sna
     statistics = StudyStatistics(journal)
     done, asked = statistics.epochs()
     run = journal.runs()[-1]
-    pid = journal.writer()
-    last_time = now if pid is not None else max(statistics.last_moment() or run.started, run.started)
+    owner = journal.writer()
+    last_time = now if owner is not None else max(statistics.last_moment() or run.started, run.started)
     elapsed = max(last_time - run.started, 0.0)
     objectives = journal.objectives
     several = len(objectives) > 1
@@ -254,10 +256,11 @@ def snapshot(journal: JournalView, now: float, *, starting: bool = False) -> Sna
         epochs_asked=asked,
         elapsed=elapsed,
         seconds_left=None,
-        devices=_devices(journal) if pid is not None else (),
-        pid=pid,
+        devices=_devices(journal) if owner is not None else (),
+        pid=None if owner is None else owner.pid,
+        host="" if owner is None or owner.is_here else owner.host,
         front=_front(journal) if several else (),
-        failing=tuple(Failing(*x, journal.study.get("retries"), pid is not None) for x in journal.failures()),
+        failing=tuple(Failing(*x, journal.study.get("retries"), owner is not None) for x in journal.failures()),
         totals=totals,
         causes=causes(journal.failed()),
         edits=task_edits(journal.study),
@@ -273,7 +276,7 @@ def snapshot(journal: JournalView, now: float, *, starting: bool = False) -> Sna
         paused=journal.study.get("paused", False),
         savings=None if saved is None else Savings(**saved),
     )
-    waits = pid is None or found.paused or found.all_paused
+    waits = owner is None or found.paused or found.all_paused
     left = None if waits else _seconds_left(done - run.epochs, found.epochs_total - done, elapsed)
     return replace(found, seconds_left=left)
 

@@ -247,6 +247,7 @@ def snapshot_json(snapshot: Snapshot) -> dict[str, Any]:
         "metric": snapshot.metric,
         "mode": snapshot.mode,
         "pid": snapshot.pid,
+        "host": snapshot.host or None,
         "finished": snapshot.finished,
         "trials": {state_name(state, snapshot.pid is not None): count for state, count in snapshot.states.items()},
         "waiting": {

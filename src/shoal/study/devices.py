@@ -205,8 +205,8 @@ class DeviceWatch:
 
     def _discover(self) -> Cluster | None:
         """Return all devices that the study's setting stands for, if a search is due and finds new ones; else None."""
-        if not self._fleet.grows or self._clock() < self._discovery_due:
-            return None
+        if not self._fleet.grows or (self._fleet.found.nodes and self._clock() < self._discovery_due):
+            return None  # without any device, a search is due at each poll
         self._discovery_due = self._clock() + DISCOVERY_SECONDS
         try:
             discovered = self._find(self._fleet.setting)

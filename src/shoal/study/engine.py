@@ -68,7 +68,7 @@ class Engine:
                     error.add_note(f"while stopping: {'; '.join(unsaved)}; these trials go on from older checkpoints")
                 raise
             self._shut_down()
-            found = savings(self._journal, self._core.state.signatures.keys, self._core.state.config.history)
+            found = savings(self._journal, self._core.state.config.history)
             self._journal.put("savings", found and asdict(found))
         self._journal.put("finished", True)
 

@@ -71,10 +71,11 @@ class Fleet:
     def grows(self) -> bool:
         """Whether the study takes devices that are new.
 
-        Its setting stands for all GPUs and it has some, or its setting is about every node of several.
+        Its setting stands for all GPUs and it has some, or its setting is about every node of several, which may all be
+        still to come.
         """
         names = [self._devices] if isinstance(self._devices, str) else self._devices
-        if any(device.node for _, device in self._found):
+        if not self._found.nodes or any(device.node for _, device in self._found):
             return not any("/" in name for name in names)
         return any(name in _ALL_GPUS for name in names) and any(device.is_cuda for _, device in self._found)
 

@@ -32,6 +32,7 @@ class TrialRecord:
         last_cause: Epoch and cause of its last failure alone; None if it has not failed alone.
         reported_states: Epoch -> states with which it was reported, without FAILED.
         reason: Last recorded waiting reason; "" if it does not wait, or none was recorded.
+        checkpoint: Beginning of the name of its newest checkpoint that was reported, as in `Report`; "" if none was.
     """
 
     trial: Trial
@@ -44,6 +45,7 @@ class TrialRecord:
     last_cause: tuple[int, str] | None = None
     reported_states: dict[int, tuple[TrialState, ...]] = field(default_factory=dict)
     reason: str = ""
+    checkpoint: str = field(default="", compare=False)
     _member: Member | None = field(default=None, init=False, compare=False, repr=False)
 
     @property
@@ -60,8 +62,9 @@ class TrialRecord:
     def member(self) -> Member:
         """The trial as an array member, from its present epoch to its target."""
         member = self._member
-        if member is None or member.start != self.epoch or member.target != self.target:
-            member = self._member = Member(self.trial, self.epoch, self.target)
+        present = (self.epoch, self.target, self.checkpoint)
+        if member is None or (member.start, member.target, member.checkpoint) != present:
+            member = self._member = Member(self.trial, *present)
         return member
 
     def failed(self, reason: str) -> Report:
@@ -162,6 +165,7 @@ class TrialTable:
         if report.state is not TrialState.FAILED:
             record.reported_states[report.epoch] = (*seen, report.state)
         record.epoch = max(record.epoch, report.epoch)
+        record.checkpoint = max(record.checkpoint, report.checkpoint)
         self.move(record, report.state)
         if report.state is TrialState.PAUSED:
             self.clear_failures(record)

@@ -160,7 +160,7 @@ class ArrayMembers:
                     self._state.trial_cache.put(runtime)
             if report.state is not TrialState.RUNNING:
                 self._remove(runtime)
-            reports.append(report)
+            reports.append(dataclasses.replace(report, checkpoint=runtime.checkpoint))
         return reports
 
     def leave(self, numbers: AbstractSet[int]) -> set[int]:
@@ -210,4 +210,5 @@ class ArrayMembers:
 
 def _with_state(runtime: TrialRuntime, report: Report) -> Report:
     reached = report.epoch >= runtime.member.target
-    return dataclasses.replace(report, state=TrialState.PAUSED if reached else TrialState.RUNNING)
+    state = TrialState.PAUSED if reached else TrialState.RUNNING
+    return dataclasses.replace(report, state=state, checkpoint=runtime.checkpoint)

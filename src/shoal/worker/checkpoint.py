@@ -21,7 +21,13 @@ from torch.utils import _pytree as pytree
 
 from shoal.core.errors import CheckpointError
 from shoal.core.trial import Report
-from shoal.worker.checkpoint_paths import CHECKPOINT_NAME, checkpoint_directory, checkpoint_files
+from shoal.worker.checkpoint_paths import (
+    CHECKPOINT_NAME,
+    checkpoint_directory,
+    checkpoint_files,
+    checkpoint_stem,
+    wait_for_checkpoint,
+)
 
 __all__ = ["Checkpoint", "load_newest", "mismatch_message", "save"]
 
@@ -86,7 +92,9 @@ def save(directory: Path, checkpoint: Checkpoint) -> Path:
             written = _ChecksumWriter(file)
             torch.save(pytree.tree_map(_storable, content), written)  # type: ignore[arg-type]  # it only writes
             written.check()
-        path = target / f"{checkpoint.epoch:06d}-{checkpoint.step:06d}-{written.checksum:08x}.pt"
+            file.flush()
+            os.fsync(file.fileno())  # else a node that dies may leave a whole name on an empty file
+        path = target / f"{checkpoint_stem(checkpoint.epoch, checkpoint.step)}-{written.checksum:08x}.pt"
         partial.replace(path)
     except BaseException:
         partial.unlink(missing_ok=True)
@@ -99,13 +107,18 @@ def save(directory: Path, checkpoint: Checkpoint) -> Path:
     return path
 
 
-def load_newest(directory: Path, trial: int) -> Checkpoint | None:
+def load_newest(directory: Path, trial: int, oldest: str = "") -> Checkpoint | None:
     """Return the newest intact checkpoint of a trial, or None.
+
+    A network file system may show a file of another machine late, so there it is waited for.
 
     Args:
         directory: Directory of the study.
         trial: Number of the trial.
+        oldest: Beginning of the name of a checkpoint that was written, as in `Report`; "" if none is known.
     """
+    if oldest and not wait_for_checkpoint(directory, trial, oldest):
+        _log.warning("checkpoint %s of trial %d is not visible here; an older one is used", oldest, trial)
     for path in checkpoint_files(directory, trial):
         try:
             return _read(path, trial)

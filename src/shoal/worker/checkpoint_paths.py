@@ -7,8 +7,12 @@ program are directories, `checkpoints/<trial>/<epoch>-000000-files`.
 import os
 import re
 import shutil
+import time
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
+from shoal.cluster.file_system import network_file_system
 from shoal.core.errors import CheckpointError
 from shoal.core.trial import Trial
 
@@ -16,10 +20,16 @@ __all__ = [
     "CHECKPOINT_NAME",
     "checkpoint_directory",
     "checkpoint_files",
+    "checkpoint_stem",
     "copy_checkpoint",
     "program_checkpoints",
     "program_directory",
+    "wait_for_checkpoint",
 ]
+
+VISIBLE_SECONDS = 60.0
+"""Longest wait for a file of another machine; NFS shows it after 30 to 60 seconds."""
+_PAUSE_SECONDS = 0.5
 
 CHECKPOINT_NAME = re.compile(r"(\d{6})-(\d{6})-([0-9a-f]{8})\.pt")
 """Name of a checkpoint file: epochs finished, steps done of the next epoch, checksum."""
@@ -39,6 +49,39 @@ def checkpoint_files(directory: Path, trial: int) -> list[Path]:
     """Return a trial's checkpoint files, newest first."""
     found = checkpoint_directory(directory, trial).glob("*.pt")
     return sorted((path for path in found if CHECKPOINT_NAME.fullmatch(path.name)), reverse=True)
+
+
+def checkpoint_stem(epoch: int, step: int) -> str:
+    """Return the beginning of a checkpoint's name: epochs finished, and steps done of the next epoch."""
+    return f"{epoch:06d}-{step:06d}"
+
+
+def wait_for_checkpoint(
+    directory: Path,
+    trial: int,
+    oldest: str,
+    seconds: float = VISIBLE_SECONDS,
+    sleep: Callable[[float], None] = time.sleep,
+) -> bool:
+    """Return whether a trial has a checkpoint that is not older than another one; wait on a network file system.
+
+    Args:
+        directory: Directory of the study.
+        trial: Number of the trial.
+        oldest: Beginning of the name of that other one, as of `checkpoint_stem`.
+        seconds: Longest wait.
+        sleep: Function that waits.
+    """
+    deadline = time.monotonic() + seconds
+    while True:
+        files = checkpoint_files(directory, trial)
+        if files and files[0].name >= oldest:
+            return True
+        if time.monotonic() >= deadline or not network_file_system(directory):
+            return False
+        sleep(_PAUSE_SECONDS)
+        with suppress(OSError):  # listing the folder above makes the client of NFS look again
+            os.listdir(directory / "checkpoints")
 
 
 def program_checkpoints(directory: Path, trial: int) -> list[Path]:

@@ -23,7 +23,7 @@ from shoal.fuse.loss_scale import LossScale
 from shoal.pickling import original_or_loaded, why_not_loaded
 from shoal.task import Task, call, check_interval
 from shoal.worker.checkpoint import Checkpoint, load_newest, mismatch_message, save
-from shoal.worker.checkpoint_paths import checkpoint_directory
+from shoal.worker.checkpoint_paths import checkpoint_directory, checkpoint_stem
 from shoal.worker.failures import user_traceback
 from shoal.worker.step_settings import StepSettings
 
@@ -87,6 +87,11 @@ class TrialRuntime:
     def trial(self) -> Trial:
         """The trial in training."""
         return self.member.trial
+
+    @property
+    def checkpoint(self) -> str:
+        """Beginning of the name of the newest checkpoint, as in `Report`; "" before the first."""
+        return "" if self.saved == (0, 0) else checkpoint_stem(*self.saved)
 
     @property
     def autocast(self) -> Callable[[], AbstractContextManager[Any]]:
@@ -159,7 +164,7 @@ class TrialRuntime:
             UnusableTaskError: The model or the optimizer does not fit the trial's own checkpoint.
             CheckpointError: The trial begins with the checkpoint of another one, and none is there.
         """
-        state = load_newest(directory, self.trial.number)
+        state = load_newest(directory, self.trial.number, self.member.checkpoint)
         if state is None:
             if (origin := self.trial.origin) is not None:
                 raise CheckpointError(

@@ -1,5 +1,6 @@
 """The agent of a node: one thread that owns a local back end, and the two calls by which the engine reaches it."""
 
+import json
 import os
 import queue
 import sys
@@ -28,7 +29,7 @@ from shoal.core.command import BackendCommand, StartJob
 from shoal.core.device import Cluster
 from shoal.core.errors import BackendError
 
-__all__ = ["Agent", "enter"]
+__all__ = ["Agent", "python_command"]
 
 _POLL_SECONDS = 0.005
 """Longest wait for events while jobs run; a command waits so long."""
@@ -38,15 +39,17 @@ _STATE_SECONDS = 3.0
 """Seconds between two looks at the devices."""
 
 
-def enter(setup: AgentSetup) -> None:
-    """Give this process the module path, arguments, working directory and number of threads of the engine."""
-    sys.path[:] = [*setup.path, *(path for path in sys.path if path not in setup.path)]
-    sys.argv[:] = setup.argv
-    with suppress(OSError):  # the node does not have the directory; no file of a study depends on it
-        os.chdir(setup.working_directory or "/")
-    os.environ.pop("OMP_NUM_THREADS", None)
-    if setup.threads is not None:
-        os.environ["OMP_NUM_THREADS"] = setup.threads
+def python_command(function: str, module: str, path: Sequence[str], *arguments: str) -> list[str]:
+    """Return the command of a process that calls a function of a module of Shoal, the same Shoal as the caller's.
+
+    Args:
+        function: Name of the function.
+        module: Name of its module, which is imported after the module path is set.
+        path: Module path.
+        arguments: Arguments from `sys.argv[2]` on.
+    """
+    code = f"import json, sys; sys.path[:] = json.loads(sys.argv[1]); from {module} import {function}; {function}()"
+    return [sys.executable, "-P", "-u", "-c", code, json.dumps(list(path)), *arguments]
 
 
 class Agent:

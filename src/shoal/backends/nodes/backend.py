@@ -1,9 +1,7 @@
 """The back end of several nodes: it routes each job to the agent of its device's node."""
 
 import logging
-import os
 import queue
-import sys
 import time
 import uuid
 from abc import abstractmethod
@@ -14,7 +12,7 @@ from dataclasses import replace
 from shoal.backends.base import Backend, Ended, Event, Outcome, WorkerContext
 from shoal.backends.nodes.inventory import NodeInventory, cluster_of, names_nodes, version_fault
 from shoal.backends.nodes.link import LEASE_SECONDS, Carrier, NodeLink
-from shoal.backends.nodes.messages import AgentMessage, AgentSetup, NodeEnded, NodeJoined, NodeState
+from shoal.backends.nodes.messages import AgentMessage, AgentSetup, NodeEnded, NodeJoined, NodeState, ProcessSettings
 from shoal.backends.nodes.probe import remove_probes, write_probe
 from shoal.cluster.monitor import Condition
 from shoal.core.command import BackendCommand, KillJob, ReleaseDevice, StartJob, StopJob, UpdateJob
@@ -76,6 +74,10 @@ class Nodes(Backend):
     def look_for_nodes(self) -> None:
         """Call `add_node` for nodes that are new and without an agent. `poll` calls it; it must not wait."""
 
+    def is_over(self) -> bool:
+        """Return whether no agent will come, now that there is none."""
+        return not self.nodes_return or self._failed == self._lost.keys() != set()
+
     def waiting_reason(self, node: str) -> str:
         """Return why the agent of a node has not started yet."""
         return "its agent has not started yet"
@@ -88,10 +90,6 @@ class Nodes(Backend):
             cores: Number of CPU cores that the study may use there; None: all.
             gpus: Number of GPUs, likewise.
         """
-        try:
-            here = os.getcwd()
-        except FileNotFoundError:
-            here = ""
         return AgentSetup(
             node=node,
             worker_context=replace(self.worker_context, fork=False),
@@ -100,10 +98,7 @@ class Nodes(Backend):
             gpus=gpus,
             lease=self._lease,
             probe=self.run_id,
-            path=[path or here for path in sys.path],
-            argv=list(sys.argv),
-            working_directory=here,
-            threads=os.environ.get("OMP_NUM_THREADS"),
+            process=ProcessSettings.of_this_process(),
         )
 
     def add_node(self, node: str, carrier: Carrier) -> None:
@@ -216,7 +211,7 @@ class Nodes(Backend):
             if self._events:
                 events, self._events = self._events, []
                 return events
-            if not self._links and (not self.nodes_return or self._failed == self._lost.keys() != set()):
+            if not self._links and self.is_over():
                 losses = "; ".join(f"{node}: {reason}" for node, reason in self._lost.items())
                 raise BackendError(f"no node can run jobs any more: {losses}")
             if time.monotonic() >= deadline:

@@ -5,8 +5,12 @@ names that devices have on their node. An agent sends one `NodeJoined`, then eve
 `NodeEnded` as its last message.
 """
 
+import os
+import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import Self
 
 from shoal.backends.nodes.probe import PROBE_SECONDS
 from shoal.cluster.monitor import Condition
@@ -14,7 +18,52 @@ from shoal.core.device import Cluster
 from shoal.core.event import Event
 from shoal.core.job import WorkerContext
 
-__all__ = ["AgentMessage", "AgentSetup", "MessageBatch", "NodeEnded", "NodeJoined", "NodeState"]
+__all__ = [
+    "AgentMessage",
+    "AgentSetup",
+    "MessageBatch",
+    "NodeEnded",
+    "NodeJoined",
+    "NodeState",
+    "ProcessSettings",
+]
+
+
+@dataclass(frozen=True)
+class ProcessSettings:
+    """What an agent's process takes over from that of the engine.
+
+    Args:
+        path: Module search path.
+        argv: `sys.argv`.
+        directory: Working directory; "" if it was removed.
+        threads: `OMP_NUM_THREADS`; None if it is not set.
+    """
+
+    path: Sequence[str] = ()
+    argv: Sequence[str] = ()
+    directory: str = ""
+    threads: str | None = None
+
+    @classmethod
+    def of_this_process(cls) -> Self:
+        """Return the settings of this process."""
+        try:
+            here = os.getcwd()
+        except FileNotFoundError:
+            here = ""
+        path = [path or here for path in sys.path]
+        return cls(path, list(sys.argv), here, os.environ.get("OMP_NUM_THREADS"))
+
+    def apply(self) -> None:
+        """Give this process the settings."""
+        sys.path[:] = [*self.path, *(path for path in sys.path if path not in self.path)]
+        sys.argv[:] = self.argv
+        with suppress(OSError):  # the node does not have the directory; no file of a study depends on it
+            os.chdir(self.directory or "/")
+        os.environ.pop("OMP_NUM_THREADS", None)
+        if self.threads is not None:
+            os.environ["OMP_NUM_THREADS"] = self.threads
 
 
 @dataclass(frozen=True)
@@ -30,10 +79,7 @@ class AgentSetup:
         lease: Seconds without a call of the engine after which the agent ends its jobs.
         probe: Name of a file that the engine has written below `agents` in the study's directory.
         probe_seconds: Longest wait for that file.
-        path: Module search path of the engine.
-        argv: `sys.argv` of the engine.
-        working_directory: Working directory of the engine; "" if it was removed.
-        threads: `OMP_NUM_THREADS` of the engine; None if it is not set there.
+        process: Settings of the engine's process.
     """
 
     node: str
@@ -44,10 +90,7 @@ class AgentSetup:
     lease: float
     probe: str
     probe_seconds: float = PROBE_SECONDS
-    path: Sequence[str] = ()
-    argv: Sequence[str] = ()
-    working_directory: str = ""
-    threads: str | None = None
+    process: ProcessSettings = field(default_factory=ProcessSettings)
 
 
 @dataclass(frozen=True)

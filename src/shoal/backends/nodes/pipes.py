@@ -1,6 +1,5 @@
 """Nodes that are processes of this machine, for tests: each agent is a process, reached over two pipes."""
 
-import json
 import os
 import subprocess
 import sys
@@ -12,7 +11,7 @@ from multiprocessing.connection import Connection
 
 from shoal.backends.base import WorkerContext
 from shoal.backends.launcher import describe_status
-from shoal.backends.nodes.agent import Agent, enter
+from shoal.backends.nodes.agent import Agent, python_command
 from shoal.backends.nodes.backend import Nodes
 from shoal.backends.nodes.link import LEASE_SECONDS, Carrier, NodeGone, NodeUnreachable
 from shoal.backends.nodes.messages import AgentSetup, MessageBatch
@@ -20,10 +19,6 @@ from shoal.core.command import BackendCommand
 
 __all__ = ["PipeCarrier", "PipeNodes", "main"]
 
-# The module path is set before the import, so that the agent imports the same Shoal as the engine.
-_BOOTSTRAP = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from shoal.backends.nodes.pipes import main; main()"
-)
 _ANSWER_SECONDS = 2.0
 """Longest wait for the answer of an agent after its own time."""
 _CLOSE_SECONDS = 15.0
@@ -72,7 +67,7 @@ class PipeCarrier(Carrier):
         descriptors = [their_commands.fileno(), their_messages.fileno()]
         with their_commands, their_messages, log.open("ab") as output:
             self.process = subprocess.Popen(
-                [sys.executable, "-P", "-u", "-c", _BOOTSTRAP, json.dumps(setup.path), *map(str, descriptors)],
+                python_command("main", __name__, setup.process.path, *map(str, descriptors)),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -118,7 +113,7 @@ def main() -> None:
     """Be the agent; the arguments of the program are the module path and the descriptors of the two pipes."""
     commands, messages = (Connection(int(descriptor)) for descriptor in sys.argv[2:4])
     setup: AgentSetup = commands.recv()
-    enter(setup)
+    setup.process.apply()
     agent = Agent(setup)
     threading.Thread(target=_answer, args=(messages, agent), name="shoal-messages", daemon=True).start()
     with suppress(EOFError, OSError):  # the engine has closed the pipe, or ended

@@ -16,7 +16,7 @@ function axis(label, across) {
 }
 
 // Least and greatest value to show: all of the best curves, and of the others all but the farthest fiftieth on each side.
-function bounds(curves, best, logarithmic) {
+export function bounds(curves, best, logarithmic) {
   const usable = (value) => typeof value === "number" && (!logarithmic || value > 0);
   const own = best.flatMap(([, values]) => values.filter(usable));
   const all = [];
@@ -80,6 +80,7 @@ export function chart(height, read) {
     const names = shown.names.slice(0, BEST), dark = matchMedia("(prefers-color-scheme: dark)").matches;
     const steps = shown.step ? { paths: uPlot.paths.stepped({ align: 1 }) } : {};
     plot?.destroy();
+    place.replaceChildren();
     plot = new uPlot({
       width: Math.max(place.clientWidth, 200), height,
       legend: { show: names.length > 1, live: true },
@@ -99,6 +100,12 @@ export function chart(height, read) {
     shown = read();
     shown.best = shown.best.slice(0, BEST);
     place.setAttribute("aria-label", shown.describe);
+    if (!shown.curves.some(([times]) => times.length)) {
+      plot?.destroy();
+      plot = null;
+      place.replaceChildren(el("p", { class: "quiet" }, `No value of ${shown.yLabel} yet.`));
+      return;
+    }
     const dark = matchMedia("(prefers-color-scheme: dark)").matches;
     const now = JSON.stringify([shown.names.slice(0, BEST), shown.xLabel, shown.yLabel, shown.logX, shown.logY, dark, place.clientWidth]);
     if (!plot || now !== kind) build();

@@ -3,12 +3,15 @@ import { el, moment, refill } from "./text.js";
 import { frozen, loadStudies, signIn } from "./source.js";
 import { address, card, requestButton, table } from "./parts.js";
 import { Shown } from "./study.js";
-import { curvesView, devicesView, failuresView, overviewView, stateText, trialView } from "./views.js";
+import { spaceView } from "./space.js";
+import { trialView } from "./trial.js";
+import { curvesView, devicesView, failuresView, overviewView, stateText } from "./views.js";
 import { trialsView } from "./trials.js";
 
 const VIEWS = {
   overview: ["Overview", overviewView],
   curves: ["Curves", curvesView],
+  space: ["Space", spaceView],
   trials: ["Trials", trialsView],
   devices: ["Devices", devicesView],
   failures: ["Failures", failuresView],

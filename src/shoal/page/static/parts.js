@@ -70,25 +70,29 @@ export function requestButton(study, verb, trials, kind = "", done = () => {}) {
     const chosen = trials ? trials() : null;
     if (chosen && !chosen.length) return say(`Choose at least one trial that has ${verb === "retry" ? "failed" : "not ended"} first.`);
     const what = chosen ? `${title} ${plural(chosen.length, "trial")}: ${numbers(chosen)}?` : `${title}?`;
-    if (!(await asks(what, consequence, title, verb))) return undefined;
-    try {
-      await request(study.name, chosen ? { verb, trials: chosen } : { verb });
-      say(study.runs ? "Asked. It appears below Requests once it is done." : "Noted. It is done once a process runs the study.");
-      done();
-    } catch (error) {
-      say(error.message);
-    }
-    return undefined;
+    if (!(await asks(what, el("p", {}, consequence), title, verb === "stop" || verb === "end study"))) return undefined;
+    return submit(study, chosen ? { verb, trials: chosen } : { verb }, done);
   } }, title);
 }
 
-function asks(title, consequence, action, verb) {
+// Sends a request, and says what comes of it.
+export async function submit(study, body, done = () => {}) {
+  try {
+    await request(study.name, body);
+    say(study.runs ? "Asked. It appears below Requests once it is done." : "Noted. It is done once a process runs the study.");
+    done();
+  } catch (error) {
+    say(error.message);
+  }
+}
+
+// Asks a question in the dialog; whether it was answered with `action`.
+export function asks(title, content, action, danger = false) {
   const dialog = document.getElementById("ask");
   return new Promise((resolve) => {
     const answer = (value) => () => { dialog.close(value); };
-    const danger = verb === "stop" || verb === "end study";
     dialog.replaceChildren(
-      el("h2", { id: "ask-title" }, title), el("p", {}, consequence),
+      el("h2", { id: "ask-title" }, title), content,
       el("div", { class: "row" },
         el("button", { type: "button", onclick: answer("no") }, "Cancel"),
         el("button", { type: "button", class: danger ? "danger" : "main", id: "ask-yes", onclick: answer("yes") }, action)));

@@ -37,6 +37,10 @@ export async function loadOverview(study) {
   return frozen ? frozen.overview : get("overview", { study });
 }
 
+export async function loadSpace(study) {
+  return frozen ? frozen.space : get("space", { study });
+}
+
 export async function loadCurves(study, metric) {
   return frozen ? frozen.curves[metric] ?? { metric, stride: 1, curves: {} } : get("curves", { study, metric });
 }
@@ -51,7 +55,7 @@ export async function loadTrial(study, trial) {
       reports.get(epoch)[3][metric] = values[index];
     });
   }
-  return { trial, reports: [...reports.values()].sort((one, other) => one[1] - other[1]) };
+  return { trial, reports: [...reports.values()].sort((one, other) => one[1] - other[1]), checkpoints: null };
 }
 
 export async function loadLog(study, job) {

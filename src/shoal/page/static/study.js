@@ -1,6 +1,6 @@
 // The study that is shown: its trials, its state, the curves of one metric, and who is told of changes.
 import { flatten } from "./text.js";
-import { follow, loadCurves, loadOverview, loadState } from "./source.js";
+import { follow, loadCurves, loadOverview, loadSpace, loadState } from "./source.js";
 
 export class Shown {
   constructor(name) {
@@ -10,6 +10,7 @@ export class Shown {
     this.error = "";
     this.linked = true;
     this.overview = null;
+    this.space = null;
     this.curves = null;
     this.recent = []; // reports that came while curves were on their way
     this.metrics = [];
@@ -39,7 +40,7 @@ export class Shown {
   async changed(delta) {
     if (delta.reload) {
       this.stop();
-      this.curves = this.overview = null; // perhaps another study at the same path
+      this.curves = this.overview = this.space = null; // perhaps another study at the same path
       this.recent = [];
       this.metrics = [];
       this.parameters = [];
@@ -100,6 +101,11 @@ export class Shown {
   async needOverview(fresh = false) {
     if (fresh || !this.overview) this.overview = await loadOverview(this.name);
     return this.overview;
+  }
+
+  async needSpace(fresh = false) {
+    if (fresh || !this.space) this.space = await loadSpace(this.name);
+    return this.space;
   }
 
   get goal() {

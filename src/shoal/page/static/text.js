@@ -52,6 +52,11 @@ export function duration(seconds) {
   return `${parts[0]}:${String(parts[1]).padStart(2, "0")}:${String(parts[2]).padStart(2, "0")}`;
 }
 
+export function bytes(count) {
+  const units = ["B", "kB", "MB", "GB", "TB"], power = count < 1000 ? 0 : Math.min(units.length - 1, Math.floor(Math.log10(count) / 3));
+  return `${power ? (count / 1000 ** power).toPrecision(3) : count} ${units[power]}`;
+}
+
 export function moment(seconds) {
   const two = (value) => String(value).padStart(2, "0");
   const date = new Date(1000 * seconds);
@@ -60,7 +65,7 @@ export function moment(seconds) {
 }
 
 export function numbers(list) {
-  const shown = list.slice(0, 12).join(", ");
+  const shown = [...list].sort((one, other) => one - other).slice(0, 12).join(", ");
   return list.length > 12 ? `${shown}, … (${list.length})` : shown;
 }
 

@@ -1,7 +1,7 @@
 // The jobs of every device over time, as SVG.
-import { el, duration, numbers, svg } from "./text.js";
+import { bytes, el, duration, numbers, svg } from "./text.js";
 
-const LANE = 16, GAP = 10, FOOT = 26, NARROW = 600;
+const LANE = 16, GAP = 10, FOOT = 26, NARROW = 600, STRIP = 24;
 
 function kindOf(bar, structure) {
   if (bar.purpose !== "train") return "f-measure";
@@ -41,10 +41,34 @@ function timeAxis(scale, total, top, across, left) {
   const marks = [];
   for (let at = 0; at <= total; at += step) {
     const x = left + at * scale;
-    marks.push(svg("line", { x1: x, x2: x, y1: 0, y2: top, stroke: "var(--line)" }),
-      svg("text", { x: x + 2, y: top + 16 }, duration(at)));
+    marks.push(svg("line", { x1: x, x2: x, y1: 0, y2: top, stroke: "var(--line)" }));
+    if (x + 50 < left + across) marks.push(svg("text", { x: x + 2, y: top + 16 }, duration(at)));
   }
   return marks;
+}
+
+// The measured use of a GPU below its jobs: filled, the share of the time with a running kernel; the line, memory in use.
+function utilisation(overview, device, left, top, inner) {
+  const measured = overview.telemetry[device.device] ?? [], scale = inner / overview.total;
+  if (!measured.length) return [svg("text", { class: "unmeasured", x: left, y: top + 10 }, "use of the device: not measured")];
+  const steps = (place) => {
+    const runs = [];
+    measured.forEach((row, index) => {
+      if (row[place] === null) return;
+      const end = measured[index + 1]?.[0] ?? overview.total, y = top + STRIP * (1 - Math.min(row[place], 1));
+      const last = runs.at(-1), from = left + row[0] * scale, to = left + end * scale;
+      if (last && Math.abs(last.to - from) < 0.01) { last.d += `V${y.toFixed(1)}H${to.toFixed(1)}`; last.to = to; }
+      else runs.push({ from, to, d: `M${from.toFixed(1)} ${y.toFixed(1)}H${to.toFixed(1)}` });
+    });
+    return runs;
+  };
+  const bottom = top + STRIP, kernels = steps(1);
+  const filled = kernels.map((run) => `${run.d}V${bottom}H${run.from.toFixed(1)}Z`).join("");
+  const said = `${device.device}: ${kernels.length ? `a kernel ran for ${Math.round(100 * (device.kernels ?? 0))} % of the time` : "kernels were not measured"}; ` +
+    (device.memory_in_use ? `at most ${bytes(device.memory_in_use)} in use` : "memory was not measured");
+  return [svg("rect", { class: "lane", x: left, y: top, width: inner, height: STRIP }), svg("text", { x: 0, y: top + 15 }, "measured"),
+    svg("path", { class: "kernels", d: filled }, svg("title", {}, said)),
+    svg("path", { class: "memory", d: steps(2).map((run) => run.d).join("") }, svg("title", {}, said))];
 }
 
 export function timeline(overview, across, zoom) {
@@ -70,7 +94,8 @@ export function timeline(overview, across, zoom) {
         rows.push(svg("path", { class: "failed", d: `M${end - 4} ${middle - 4}l8 8m0 -8l-8 8` }, svg("title", {}, describe(bar))));
       }
     }
-    top += height + GAP;
+    rows.push(...utilisation(overview, device, left, top + height + 3, inner));
+    top += height + 3 + (overview.telemetry[device.device]?.length ? STRIP : 12) + GAP;
   }
   for (const at of overview.resumes) {
     const x = left + at * scale;
@@ -85,6 +110,7 @@ export function timeline(overview, across, zoom) {
 export function timelineLegend(overview) {
   const entries = overview.structures.slice(0, 8).map((name, position) => [`f${position}`, name]);
   if (overview.structures.length > 8) entries.push(["f-other", `${overview.structures.length - 8} more structures`]);
+  if (Object.values(overview.telemetry).some((rows) => rows.length)) entries.push(["f-kernels", "measured: a kernel runs"], ["f-memory", "measured: memory in use"]);
   if (overview.bars.some((bar) => bar.purpose !== "train")) entries.push(["f-measure", "looks at models, measures, or helps a job of another device"]);
   return entries;
 }

@@ -2,6 +2,7 @@
 import { el, number } from "./text.js";
 import { frozen } from "./source.js";
 import { card, requestButton, say, stateBadge, trialLink } from "./parts.js";
+import { addButton } from "./forms.js";
 
 const PAGE = 100;
 
@@ -41,7 +42,7 @@ export function trialsView(study) {
       el("label", {}, "state", el("select", { name: "state", onchange: (event) => { view.state = event.target.value; draw(); } },
         states.map((state) => el("option", { value: state }, state === "pending" ? "waiting" : state || "all")))),
       count, el("button", { type: "button", id: "csv", onclick: () => save(study, view) }, "CSV"),
-      ["pause", "resume", "stop", "retry"].map((verb) => requestButton(study, verb, chosen(verb), verb === "stop" ? "danger" : "", done))),
+      ["pause", "resume", "stop", "retry"].map((verb) => requestButton(study, verb, chosen(verb), verb === "stop" ? "danger" : "", done)), addButton(study)),
     place, more);
   return { element, update };
 }

@@ -1,8 +1,9 @@
 // The views of a study. Each returns {element, update}; update is called with the numbers of the trials that changed.
-import { duration, el, moment, number, numbers, percent, plural, refill } from "./text.js";
-import { frozen, loadLog, loadTrial } from "./source.js";
-import { address, card, legend, pairs, requestButton, requestsList, shares, stateBadge, table, trialLink } from "./parts.js";
+import { bytes, duration, el, moment, number, numbers, percent, plural, refill } from "./text.js";
+import { frozen } from "./source.js";
+import { card, legend, requestButton, requestsList, shares, table, trialLink } from "./parts.js";
 import { chart } from "./chart.js";
+import { addDeviceButton, drainButton, policyButton } from "./forms.js";
 import { timeline, timelineLegend } from "./timeline.js";
 
 const STATES = ["complete", "running", "pending", "paused", "stopped", "interrupted", "failed"];
@@ -65,33 +66,49 @@ function bestSoFar(study) {
 }
 
 function gains(overview) {
-  const gain = overview.gain;
-  if (!gain.trained) return [el("p", { class: "quiet" }, "No training job has run yet.")];
-  const sure = gain.fused ? gain.measured / gain.fused : 0, packed = gain.packed / gain.trained;
+  const jobs = overview.bars.filter((bar) => bar.purpose === "train"), trained = jobs.reduce((sum, bar) => sum + bar.end - bar.begin, 0);
+  if (!trained) return [el("p", { class: "quiet" }, "No training job has run yet.")];
+  const together = jobs.reduce((sum, bar) => sum + bar.trials.length * (bar.end - bar.begin), 0) / trained, saved = overview.saved;
   return [
-    ...figure("Trials in a training job, on average", gain.trials_at_once.toFixed(1)),
-    ...figure("Device time saved by fusing, about", !gain.fused ? "–" : sure > 0.05 ? duration(Math.max(0, gain.saved)) : "not measured"),
-    el("p", { class: "small quiet" }, sure > 0.05 ? `by the speed-ups that this machine has measured, for ${percent(sure)} of ` +
-      `${duration(gain.fused)} of fused training` : `${duration(gain.fused)} of ${duration(gain.trained)} of training was fused`),
-    el("p", { class: "small quiet" }, `${percent(packed)} of the training time several arrays shared a process`),
+    ...figure("Trials in a training job, on average", together.toFixed(1)),
+    ...figure("Device time saved by fusing and packing, about", saved ? duration(Math.max(0, saved.seconds)) : "not known"),
+    el("p", { class: "small quiet" }, saved ? saved.said : "Trials that train alone, and models that were not measured, say nothing of it."),
   ];
 }
 
 function overviewLists(study) {
   const found = study.snapshot;
-  const waiting = Object.entries(found.waiting);
-  const devices = found.devices.map((device) => [device.device, device.kind,
+  const waiting = waitingGroups(study);
+  const devices = found.devices.map((device) => [device.device, ...(frozen || found.ended ? [] : [drainButton(study, device)]), device.kind,
     device.healthy ? (device.jobs.length ? "in use" : "idle") : `not in use (${device.reason})`, percent(device.occupancy),
     device.jobs.map((job) => `${job.job}: ${plural(job.members, "trial")}`).join(", ") || "–"]);
+  const columns = [["device", "whole"], ...(frozen || found.ended ? [] : [["", ""]]), ["kind", ""], ["state", ""], ["reserved", "number"], ["jobs", "text"]];
   return [
-    waiting.length > 0 && card("Waiting", "half", el("ul", { class: "plain small" }, waiting.map(([reason, some]) =>
-      el("li", {}, `${plural(some.count, "trial")} (${some.first.join(", ")}${some.count > some.first.length ? ", …" : ""}): `,
-        el("span", { class: "quiet" }, reason || "waits for a place in a job"))))),
-    devices.length > 0 && card("Devices now", "half",
-      table([["device", ""], ["kind", ""], ["state", ""], ["reserved", "number"], ["jobs", "text"]], devices)),
+    waiting.length > 0 && card("Waiting", "half", el("ul", { class: "plain small", id: "waiting" }, waiting)),
+    (devices.length > 0 || !found.ended) && card("Devices now", "half",
+      el("div", { class: "row" }, el("span", { class: "quiet small" }, `policy: ${found.policy.now}`), !found.ended && [policyButton(study), addDeviceButton(study)]),
+      devices.length ? table(columns, devices) : el("p", { class: "quiet" }, "No process runs the study.")),
     card("Requests", "half", requestsList(study)),
     found.note && card("Notes", "half", el("pre", {}, found.note)),
+    found.edits.length > 0 && card("Edits of the task", "half", el("ul", { class: "plain small" }, found.edits.map((edit) => el("li", {},
+      el("span", { class: "quiet" }, `${moment(edit.time)}: `), Object.keys(edit.files).map((path) => path.split("/").at(-1)).join(", "),
+      ` edited; ${edit.open.length ? `${plural(edit.open.length, "trial")} had not ended, and those` : "trials"} from ${edit.next} on had not begun`)))),
   ].filter(Boolean);
+}
+
+// The reasons of waiting trials; those that differ in numbers alone are one group, with its reasons inside.
+function waitingGroups(study) {
+  const groups = new Map();
+  for (const [reason, some] of Object.entries(study.snapshot.waiting)) {
+    const key = reason.replace(/\d+(\.\d+)?/g, "#");
+    groups.set(key, [...(groups.get(key) ?? []), [reason || "waits for a place in a job", some]]);
+  }
+  const which = (some) => [...some.first.flatMap((trial, place) => [place ? ", " : "", trialLink(study, trial)]), some.count > some.first.length ? ", …" : ""];
+  const line = ([reason, some]) => [`${plural(some.count, "trial")} (`, ...which(some), "): ", el("span", { class: "quiet" }, reason)];
+  const count = (group) => group.reduce((sum, [, some]) => sum + some.count, 0);
+  return [...groups.values()].sort((one, other) => count(other) - count(one)).map((group) => (group.length === 1 ? el("li", {}, line(group[0]))
+    : el("li", {}, el("details", {}, el("summary", {}, `${plural(count(group), "trial")}, ${group.length} reasons such as: `, el("span", { class: "quiet" }, group[0][0])),
+      group.map((each) => el("p", {}, line(each)))))));
 }
 
 export function curvesView(study) {
@@ -130,7 +147,8 @@ export function devicesView(study) {
     if (!overview) return;
     const buttons = [1, 4, 16].map((each) => el("button", { type: "button", "aria-pressed": String(each === zoom),
       onclick: () => { zoom = each; draw(); } }, `${each}×`));
-    const used = overview.devices.map((use) => [use.device, use.kind, percent(use.busy), percent(use.occupancy), use.jobs, use.failed]);
+    const used = overview.devices.map((use) => [use.device, use.kind, percent(use.busy), percent(use.occupancy),
+      use.kernels === null ? "–" : percent(use.kernels), use.memory_in_use === null ? "–" : bytes(use.memory_in_use), use.jobs, use.failed]);
     const spent = Object.entries(overview.accounting.seconds).filter(([, seconds]) => seconds > 0.0005);
     const all = spent.reduce((sum, [, seconds]) => sum + seconds, 0) || 1;
     const old = place.querySelector(".scroll")?.scrollLeft ?? 0;
@@ -139,7 +157,8 @@ export function devicesView(study) {
         timeline(overview, Math.max((place.clientWidth || 900) - 40, 300), zoom), legend(timelineLegend(overview)),
         el("p", { class: "small quiet" }, "A bar of several colours: several arrays in one process. Cross: the job failed. Hold the pointer over a job for its trials.")),
       el("div", { class: "grid below-now" },
-        card("Use of devices", "half", table([["device", ""], ["kind", ""], ["used", "number"], ["reserved", "number"], ["jobs", "number"], ["failed", "number"]], used)),
+        card("Use of devices", "half", table([["device", ""], ["kind", ""], ["used", "number"], ["reserved", "number"], ["kernels", "number"], ["memory", "number"], ["jobs", "number"], ["failed", "number"]], used),
+          el("p", { class: "small quiet" }, "used: share of the time with a job; reserved: mean share of its compute that jobs reserved; kernels: measured share of the time with a kernel on the GPU; memory: most in use at a time, by any program")),
         card("What the time was spent on", "half", table([["activity", ""], ["seconds", "number"], ["share", "number"]],
           spent.sort((one, other) => other[1] - one[1]).map(([name, seconds]) => [name, seconds.toFixed(1), percent(seconds / all)]), `${duration(overview.accounting.wall_seconds)} of ${plural(overview.accounting.slots, "device")}`))));
     place.querySelector(".scroll").scrollLeft = old;
@@ -173,67 +192,4 @@ export function failuresView(study) {
     await study.needOverview(!first);
     if (!place.querySelector("details[open]")) draw(); // not below somebody who reads a traceback
   } };
-}
-
-export function trialView(study, wanted) {
-  const trial = Number(wanted), place = el("div", { class: "grid" });
-  const chosen = { metric: study.goal.metric, logY: false };
-  let reports = [];
-  const plot = chart(260, () => ownCurve(trial, reports, chosen, study));
-  const options = study.metrics.map((name) => el("option", { value: name, selected: name === chosen.metric }, name));
-  const curveCard = card("Curve", "wide",
-    el("div", { class: "row" }, el("label", {}, "metric", el("select", { onchange: (event) => { chosen.metric = event.target.value; plot.update(); } }, options)),
-      el("label", {}, el("input", { type: "checkbox", onchange: (event) => { chosen.logY = event.target.checked; plot.update(); } }), "log values")),
-    plot.place);
-  const head = card("", ""), values = card("", "third"), jobs = card("", ""), log = el("div", {});
-  place.append(head, curveCard, values, jobs);
-  return { element: place, slow: true, update: async (trials, first) => {
-    const row = study.trials.get(trial);
-    if (!row) { place.replaceChildren(card("", "", el("p", {}, `There is no trial ${wanted}.`))); return; }
-    refill(head, ...trialHead(study, row));
-    values.replaceChildren(el("h2", {}, "Configuration"), pairs(Object.entries(row.flat).map(([name, value]) => [name, number(value)])),
-      el("h3", {}, "Metrics"), table([["metric", "text"], ["last", "number"], ["best", "number"]],
-        Object.keys(row.metrics).map((name) => [name, number(row.metrics[name]), number(row.best[name])])));
-    const overview = await study.needOverview(!first);
-    jobs.replaceChildren(el("h2", {}, "Jobs and devices"), ...trialJobs(study, overview, trial, log), log);
-    if (first || trials.has(trial)) reports = (await loadTrial(study.name, trial)).reports;
-    plot.update();
-  } };
-}
-
-function trialHead(study, row) {
-  const open = ["pending", "running", "paused", "interrupted"].includes(row.state);
-  const held = study.snapshot.paused.trials.includes(row.trial);
-  const verbs = row.state === "failed" ? ["retry"] : open ? [held ? "resume" : "pause", "stop"] : [];
-  return [
-    el("div", { class: "row" }, el("h2", {}, `Trial ${row.trial}`), stateBadge(row.state),
-      el("span", { class: "quiet" }, `${row.epochs} of ${row.target} ${study.snapshot.unit}, ${number(row.seconds)} s of training`),
-      verbs.map((verb) => requestButton(study, verb, () => [row.trial], verb === "stop" ? "danger" : ""))),
-    row.origin && el("p", { class: "small" }, "began with the weights of trial ", trialLink(study, row.origin.trial), ` at epoch ${row.origin.epoch}`),
-    row.reason && (row.reason.includes("\n") ? el("pre", {}, row.reason) : el("p", { class: "quiet" }, row.reason)),
-  ].filter(Boolean);
-}
-
-function ownCurve(trial, reports, chosen, study) {
-  const usable = reports.filter((report) => chosen.metric in report[3]);
-  const pair = [usable.map((report) => report[1]), usable.map((report) => report[3][chosen.metric])];
-  return { curves: [pair], best: [pair], names: [`trial ${trial}`], xLabel: study.snapshot.unit, yLabel: chosen.metric, logY: chosen.logY,
-    describe: `${chosen.metric} of trial ${trial} over ${plural(usable.length, "report")}` };
-}
-
-function trialJobs(study, overview, trial, log) {
-  const bars = overview.bars.filter((bar) => bar.trials.includes(trial)).sort((one, other) => one.begin - other.begin);
-  const show = (job) => async () => {
-    log.replaceChildren(el("p", { class: "quiet" }, "Loading …"));
-    try {
-      const found = await loadLog(study.name, job);
-      log.replaceChildren(el("h3", {}, `Log of ${job}${found.cut ? ", its end" : ""}`), el("pre", { tabindex: 0, class: "log" }, found.text || "It is empty."));
-    } catch (error) {
-      log.replaceChildren(el("p", { class: "bad" }, error.message));
-    }
-  };
-  const rows = bars.map((bar) => [bar.job, bar.purpose, bar.device, numbers(bar.trials), duration(bar.begin), duration(bar.end - bar.begin),
-    bar.runs ? "runs" : bar.outcome, ...(frozen ? [] : [el("button", { type: "button", class: "show-log", onclick: show(bar.job) }, "log")])]);
-  const columns = [["job", ""], ["purpose", ""], ["device", ""], ["with trials", "text"], ["begin", "number"], ["time", "number"], ["outcome", ""], ["", ""]];
-  return [rows.length ? table(columns.slice(0, frozen ? 7 : 8), rows) : el("p", { class: "quiet" }, "It has been in no job yet.")];
 }

@@ -1,0 +1,86 @@
+// One trial: what it is, its curve, the jobs and devices that it has been on, its checkpoints, why it waits.
+import { bytes, duration, el, moment, number, numbers, plural, refill } from "./text.js";
+import { frozen, loadLog, loadTrial } from "./source.js";
+import { card, pairs, requestButton, stateBadge, table, trialLink } from "./parts.js";
+import { chart } from "./chart.js";
+import { cloneButton } from "./forms.js";
+
+export function trialView(study, wanted) {
+  const trial = Number(wanted), place = el("div", { class: "grid" });
+  const chosen = { metric: study.goal.metric, logY: false };
+  let reports = [];
+  const plot = chart(260, () => ownCurve(trial, reports, chosen, study));
+  const options = study.metrics.map((name) => el("option", { value: name, selected: name === chosen.metric }, name));
+  const curveCard = card("Curve", "wide",
+    el("div", { class: "row" }, el("label", {}, "metric", el("select", { onchange: (event) => { chosen.metric = event.target.value; plot.update(); } }, options)),
+      el("label", {}, el("input", { type: "checkbox", onchange: (event) => { chosen.logY = event.target.checked; plot.update(); } }), "log values")),
+    plot.place);
+  const head = card("", ""), values = card("", "third"), jobs = card("", ""), saved = card("", ""), log = el("div", {});
+  let checkpoints = [];
+  place.append(head, curveCard, values, jobs, saved);
+  return { element: place, slow: true, update: async (trials, first) => {
+    const row = study.trials.get(trial);
+    if (!row) { place.replaceChildren(card("", "", el("p", {}, `There is no trial ${wanted}.`))); return; }
+    refill(head, ...trialHead(study, row, () => checkpoints ?? []));
+    values.replaceChildren(el("h2", {}, "Configuration"), pairs(Object.entries(row.flat).map(([name, value]) => [name, number(value)])),
+      el("h3", {}, "Metrics"), Object.keys(row.metrics).length ? table([["metric", "text"], ["last", "number"], ["best", "number"]],
+        Object.keys(row.metrics).map((name) => [name, number(row.metrics[name]), number(row.best[name])])) : el("p", { class: "quiet" }, "No value yet."));
+    const overview = await study.needOverview(!first);
+    jobs.replaceChildren(el("h2", {}, "Jobs and devices"), ...trialJobs(study, overview, trial, log), log);
+    if (first || trials.has(trial)) ({ reports, checkpoints } = await loadTrial(study.name, trial));
+    refill(saved, el("h2", {}, "Checkpoints"), checkpointTable(study, checkpoints));
+    plot.update();
+  } };
+}
+
+function trialHead(study, row, checkpoints) {
+  const open = ["pending", "running", "paused", "interrupted"].includes(row.state);
+  const held = study.snapshot.paused.trials.includes(row.trial);
+  const verbs = row.state === "failed" ? ["retry"] : open ? [held ? "resume" : "pause", "stop"] : [];
+  return [
+    el("div", { class: "row" }, el("h2", {}, `Trial ${row.trial}`), stateBadge(row.state),
+      el("span", { class: "quiet" }, `${row.epochs} of ${row.target} ${study.snapshot.unit}, ${number(row.seconds)} s of training`),
+      verbs.map((verb) => requestButton(study, verb, () => [row.trial], verb === "stop" ? "danger" : "")), cloneButton(study, row, checkpoints)),
+    row.origin && el("p", { class: "small" }, "began with the weights of trial ", trialLink(study, row.origin.trial), ` at epoch ${row.origin.epoch}`),
+    ...whyNow(study, row, held),
+  ].filter(Boolean);
+}
+
+// Why a trial waits or has ended; and how many others wait for the same.
+function whyNow(study, row, held) {
+  if (row.state !== "pending") return [row.reason && (row.reason.includes("\n") ? el("pre", {}, row.reason) : el("p", { class: "quiet" }, row.reason))];
+  const why = study.snapshot.paused.study ? "the study is paused by a user" : held ? "paused by a user" : study.runs ? row.reason || "for a place in a job" : "no process runs the study";
+  const others = (study.snapshot.waiting[row.reason]?.count ?? 1) - 1;
+  return [el("p", { id: "why" }, el("b", {}, "It waits: "), why, others > 0 && el("span", { class: "quiet" }, `, as do ${plural(others, "other")}`))];
+}
+
+function checkpointTable(study, checkpoints) {
+  if (checkpoints === null) return el("p", { class: "quiet" }, "A report has none; shoal page shows them.");
+  if (!checkpoints.length) return el("p", { class: "quiet" }, "It has none now.");
+  return table([["after", "whole"], ["size", "number"], ["saved", "whole"], ["path in the study's directory", "text"]], checkpoints.map((each) => [
+    each.step ? `${each.epoch} ${study.snapshot.unit} and ${plural(each.step, "step")}` : `${each.epoch} ${study.snapshot.unit}`, bytes(each.bytes), moment(each.time), each.path]));
+}
+
+function ownCurve(trial, reports, chosen, study) {
+  const usable = reports.filter((report) => chosen.metric in report[3]);
+  const pair = [usable.map((report) => report[1]), usable.map((report) => report[3][chosen.metric])];
+  return { curves: [pair], best: [pair], names: [`trial ${trial}`], xLabel: study.snapshot.unit, yLabel: chosen.metric, logY: chosen.logY,
+    describe: `${chosen.metric} of trial ${trial} over ${plural(usable.length, "report")}` };
+}
+
+function trialJobs(study, overview, trial, log) {
+  const bars = overview.bars.filter((bar) => bar.trials.includes(trial)).sort((one, other) => one.begin - other.begin);
+  const show = (job) => async () => {
+    log.replaceChildren(el("p", { class: "quiet" }, "Loading …"));
+    try {
+      const found = await loadLog(study.name, job);
+      log.replaceChildren(el("h3", {}, `Log of ${job}${found.cut ? ", its end" : ""}`), el("pre", { tabindex: 0, class: "log" }, found.text || "It is empty."));
+    } catch (error) {
+      log.replaceChildren(el("p", { class: "bad" }, error.message));
+    }
+  };
+  const rows = bars.map((bar) => [bar.job, bar.purpose, bar.device, numbers(bar.trials), duration(bar.begin), duration(bar.end - bar.begin),
+    bar.runs ? "runs" : bar.outcome, ...(frozen ? [] : [el("button", { type: "button", class: "show-log", onclick: show(bar.job) }, "log")])]);
+  const columns = [["job", "whole"], ["purpose", "whole"], ["device", "whole"], ["with trials", "text"], ["begin", "number"], ["time", "number"], ["outcome", ""], ["", ""]];
+  return [rows.length ? table(columns.slice(0, frozen ? 7 : 8), rows) : el("p", { class: "quiet" }, "It has been in no job yet.")];
+}
