@@ -75,6 +75,32 @@ def test_remaining_members_join_the_next_best_array():
     assert {job: len(members) for job, members in joins.items()} == {"job": 2, "other": 2}
 
 
+TWICE_AS_SLOW = profile({1: 2.0, 16: 8.0})
+
+
+@pytest.mark.parametrize(
+    ("waiting", "on_fast", "expected"),
+    [
+        pytest.param([array(4)], 4, {"fast": 4}, id="the saving is larger on the slow device"),
+        pytest.param([array(4)], 12, {}, id="an array would last longer than the mean load of a job"),
+        pytest.param(
+            [array(4), Array(A, tuple(member(50 + index) for index in range(7)))],
+            4,
+            {"fast": 11},
+            id="more work allows longer arrays",
+        ),
+    ],
+)
+def test_members_join_the_array_that_ends_first_on_devices_of_several_kinds(waiting, on_fast, expected):
+    profiles = known(A={"fast": FUSES, "slow": TWICE_AS_SLOW})
+    pair = [
+        (host(on_fast, "fast")[0], Device("fast", "fast", 100 * GB)),
+        (host(4, "slow", first=200)[0], Device("slow", "slow", 100 * GB)),
+    ]
+    joins = joined(waiting, pair, room({"fast": 80 * GB, "slow": 80 * GB}), profiles)
+    assert {job: len(members) for job, members in joins.items()} == expected
+
+
 def test_hosts_of_one_device_share_its_memory():
     free = room({"cpu": 3 * GB})
     device = Device("cpu", "cpu/1", 100 * GB)

@@ -77,6 +77,13 @@ SIZES = {
     "the other device is busy for long": (waiting((A, 8)), known(A=FUSES), slots(2), {"cpu/1:0": 1e4}, [8]),
     "the other device is soon free": (waiting((A, 8)), known(A=FUSES), slots(2), {"cpu/1:0": 1.0}, [4, 4]),
     "all devices are busy for long": (waiting((A, 8)), known(A=FUSES), slots(2), {"cpu/1:0": 1e4, "cpu/1:1": 1e4}, [8]),
+    "a running job that ends last is no reason for a long array": (
+        waiting((A, 16)),
+        known(A=FUSES),
+        slots(4),
+        {f"cpu/1:{index}": 1.0 for index in range(3)} | {"cpu/1:3": 1e3},
+        [8, 8],
+    ),
     "memory limits the size": (waiting((A, 10)), known(A=FUSES), slots(1, memory=4), {}, [3, 3, 4]),
     "not even one fits": (waiting((A, 2)), known(A=FUSES), slots(1, memory=0), {}, [1, 1]),
     "the smaller device that can hold one limits the size": (

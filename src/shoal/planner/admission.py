@@ -1,6 +1,6 @@
 """Admission of waiting arrays to running jobs, where that is faster than waiting for a free device."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from math import inf
@@ -142,6 +142,10 @@ class _HostJob:
         compiled = profile.compile_seconds if max(profile.compiled_gain.values(), default=1) > 1 else 0.0
         return seconds(profile, present_epochs) + seconds(profile, new_epochs) - together - start - compiled
 
+    def end(self, index: int, profile: Profile, members: Sequence[Member]) -> float:
+        """Return the expected seconds until an array ends if members join it."""
+        return seconds(profile, [*self._arrays[index].epochs, *(member.epochs for member in members)])
+
     def join(self, index: int, profile: Profile, members: Sequence[Member]) -> None:
         """Add members to an array."""
         self._free.take(self.device.name, len(members) * profile.member_memory)
@@ -250,17 +254,20 @@ def admit(
 
 
 def _join_members(waiting: Sequence[Array], hosts: Sequence[_HostJob]) -> dict[str, tuple[Array, ...]]:
-    """Let members join arrays of their key, where the saving is largest.
+    """Let members join arrays of their key, where the saving is largest. On devices of several kinds, let them join
+    where they save time and the array is expected to end first, if it does so within the mean load of a job.
 
     If a waiting array has a key that no host has, a member joins an array only if it ends no later than that array.
     """
     joins: dict[str, tuple[Array, ...]] = {}
+    several_kinds = len({host.device.kind for host in hosts}) > 1
     by_key: dict[FusionKey, list[tuple[_HostJob, int, Profile]]] = {}
     for host in hosts:
         for index, (array, profile) in enumerate(zip(host.job.arrays, host.profiles, strict=True)):
             if host.is_open and profile is not None:
                 by_key.setdefault(array.key, []).append((host, index, profile))
     other_keys_wait = any(array.key not in by_key for array in waiting)
+    longest = _mean_load(waiting, by_key, len(hosts)) if several_kinds else inf
     cannot_join: set[tuple[FusionKey, tuple[int, ...]]] = set()  # members with these epochs join no array any more
     for array in waiting:
         left = sorted(array.members, key=lambda member: -member.epochs)  # the longest begins first
@@ -278,6 +285,10 @@ def _join_members(waiting: Sequence[Array], hosts: Sequence[_HostJob]) -> dict[s
                     else left[:free_slots]
                 )
             ]
+            if several_kinds:  # the greatest saving is on the slowest device: the earliest end counts
+                ends = [host.end(index, profile, chosen) for _, chosen, host, index, profile in options]
+                pairs = [(end, x) for end, x in zip(ends, options, strict=True) if end <= longest and x[0] > 0]
+                options = [min(pairs, key=lambda pair: pair[0])[1]] if pairs else []
             if not options or (best := max(options, key=lambda offer: offer[0]))[0] <= 0:
                 cannot_join.add(epochs_key)
                 break
@@ -287,6 +298,16 @@ def _join_members(waiting: Sequence[Array], hosts: Sequence[_HostJob]) -> dict[s
             joins[host.job.id] = (*joins.get(host.job.id, ()), Array(array.key, tuple(chosen), profile))
             left = [x for x in left if x not in chosen]
     return joins
+
+
+def _mean_load(
+    waiting: Sequence[Array], by_key: Mapping[FusionKey, Sequence[tuple[_HostJob, int, Profile]]], devices: int
+) -> float:
+    """Return the mean expected seconds of a job until its end, if the waiting arrays trained one after another."""
+    profiles = {key: {host.device.kind: each for host, _, each in options} for key, options in by_key.items()}
+    running = sum(host.end(index, each, ()) for options in by_key.values() for host, index, each in options)
+    coming = (min(seconds(each, x.epochs) for each in profiles[x.key].values()) for x in waiting if x.key in profiles)
+    return (running + sum(coming)) / devices
 
 
 def _add_arrays(

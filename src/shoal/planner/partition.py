@@ -290,7 +290,9 @@ class _ArraySplit:
 
 
 def _balance(groups: Sequence[_FusableGroup], loads: Sequence[float], idle: int) -> list[list[Array]]:
-    """Cut the groups until the devices are evenly loaded, and return the cut with the least makespan on the way."""
+    """Cut the groups until the devices are evenly loaded, and return the cut with the least makespan on the way. While
+    a running job ends last, no array is longer than the mean load of a device if a cut saves time.
+    """
     loads = sorted(loads)
     cuts = [_ArraySplit.of(group, group.min_arrays) for group in groups]
     best, best_makespan = list(cuts), _makespan(cuts, loads)
@@ -307,7 +309,9 @@ def _balance(groups: Sequence[_FusableGroup], loads: Sequence[float], idle: int)
             continue
         cuts[index] = finer
         makespan = _makespan(cuts, loads)
-        if count < idle or makespan < best_makespan:
+        # Where a running job ends last, no cut changes the makespan; that is no reason to leave an array as long.
+        too_long = makespan <= loads[-1] and max(cut.longest for cut in best) > mean_load
+        if count < idle or makespan < best_makespan or too_long:
             best, best_makespan = list(cuts), makespan
     return [cut.group.cut(cut.count) for cut in best]
 

@@ -1,18 +1,19 @@
 """The automatic policy: shares devices, takes turns, or spreads jobs, whichever is expected to be best."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, final
 
 from shoal.core.demand import Demand
-from shoal.core.device import Cluster
+from shoal.core.device import Cluster, Device
 from shoal.core.errors import PolicyError
 from shoal.schedule.base import Changes, JobState, JobView, Plan, Policy, Resume, Session, Start
 from shoal.schedule.bin_packing import DeviceOrder, JobOrder
+from shoal.schedule.completion_times import CompletionTimes
 from shoal.schedule.expected_finish import ExpectedFinish
 from shoal.schedule.growth import fill_up_idle, give_back, on_first_device
 from shoal.schedule.knapsack import WFD, Knapsack
-from shoal.schedule.ledger import ROUNDING, Capacity, Ledger, Refusals, start_or_resume
+from shoal.schedule.ledger import ROUNDING, Ledger, Refusals, start_or_resume
 from shoal.schedule.plan_estimate import PlanEstimate, plan_estimate
 from shoal.schedule.water_filling import WaterFilling
 
@@ -92,7 +93,7 @@ class Auto(Policy):
     def plan(self, jobs: Sequence[JobView], cluster: Cluster, now: float) -> Plan:
         """Decide what to do at `now` (seconds)."""
         if self.is_large(len(jobs), cluster):
-            return self.large_scale_policy.plan(jobs, cluster, now)
+            return self.large_scale_policy(cluster).plan(jobs, cluster, now)
         return fill_up_idle(self._divided(jobs, cluster, now), jobs, cluster)
 
     def _divided(self, jobs: Sequence[JobView], cluster: Cluster, now: float) -> Plan:
@@ -127,10 +128,12 @@ class Auto(Policy):
         """Begin with a cluster and no jobs."""
         return _AutoSession(self, cluster)
 
-    @property
-    def large_scale_policy(self) -> Knapsack:
-        """The policy for large numbers of jobs and devices."""
-        return WFD() if self.objective == "makespan" else _ShortestWorstFit()
+    def large_scale_policy(self, cluster: Cluster) -> Policy:
+        """Return the policy for large numbers of jobs and devices."""
+        largest_first = self.objective == "makespan"
+        if len({device.kind for _, device in cluster if device.healthy}) > 1:
+            return SpaceSharing(largest_first)
+        return WFD() if largest_first else _ShortestWorstFit()
 
     def is_large(self, jobs: int, cluster: Cluster) -> bool:
         """Return whether the number of jobs times devices is above the limit."""
@@ -197,9 +200,11 @@ class SpaceSharing(Policy):
       largest work goes first, so that small jobs even out the end (LPT; R. L. Graham, 1969); the critical path of a job
       replaces its work if it is longer (T. C. Hu, 1961). For the mean completion the smallest work goes first (W. E.
       Smith, 1956).
-    - The expected time on a device is seconds · max(1, committed / compute), where the committed compute includes the
-      demand of the job. The device with the most compute left wins a tie. So on devices of one kind this is worst fit;
-      of several kinds the fastest is shared until that costs as much as a slower one.
+    - The device with room is the one on which the job is expected to end first; see `CompletionTimes`. So on devices of
+      one kind this is worst fit; of several kinds the fastest is shared until that costs as much as a slower one.
+    - Of several kinds, a job waits for a busy device of a faster kind if it is expected to end clearly sooner there. It
+      has waited enough after as many seconds as it takes on the device with room: however wrong an estimate is, no job
+      waits longer than it would have run.
 
     Capacity, memory, cores, and running and suspended jobs are treated as by the knapsack policies.
 
@@ -211,26 +216,31 @@ class SpaceSharing(Policy):
 
     def plan(self, jobs: Sequence[JobView], cluster: Cluster, now: float) -> Plan:
         """Decide what to do at `now` (seconds)."""
-        ledger = Ledger(cluster, jobs)
-        kinds = {capacity.device.kind for capacity in ledger.capacities}
+        times = CompletionTimes(Ledger(cluster, jobs), jobs)
         waiting = [job for job in jobs if job.state is not JobState.RUNNING]
         demands = {id(job.demand): job.demand for job in waiting}
-        fastest = {key: _on_fastest_kind(demand, kinds) for key, demand in demands.items()}
+        fastest = {key: _on_fastest_kind(demand, times.kinds) for key, demand in demands.items()}
         resource_keys = {key: _resource_key(demand) for key, demand in demands.items()}
         unplaceable: set[_ResourceKey] = set()
         actions: list[Start | Resume] = []
+        waits: dict[str, str] = {}
         for job in sorted(waiting, key=lambda job: self._rank(job, *fastest[id(job.demand)])):
             resources = resource_keys[id(job.demand)]
-            if resources in unplaceable:
-                continue
-            capacities = [capacity for capacity in ledger.capacities if ledger.fits(job, capacity)]
-            if not capacities:
+            free = None if resources in unplaceable else times.first_free(job)
+            if free is None:
                 unplaceable.add(resources)
+                times.refuse(job.demand)
                 continue
-            capacity = min(capacities, key=lambda capacity: _expected(job.demand, capacity))
-            ledger.take(job, capacity)
-            actions.append(start_or_resume(job, capacity))
-        return Plan(tuple(actions), Refusals(len(waiting) - len(actions), lambda: jobs, actions, cluster))
+            has_waited_longer = now - job.since >= free.end
+            faster = None if has_waited_longer else times.first_faster(job, free)
+            if faster is None:
+                times.take(job, free.capacity)
+                actions.append(start_or_resume(job, free.capacity))
+            else:
+                times.reserve(job.demand, faster)
+                waits[job.id] = _wait_text(faster.capacity.device, free.capacity.device)
+        refused = len(waiting) - len(actions)
+        return Plan(tuple(actions), Refusals(refused, lambda: jobs, actions, cluster, waits=waits))
 
     def _rank(self, job: JobView, seconds: float, compute: float) -> float:
         """Return the sort key of a job."""
@@ -238,7 +248,7 @@ class SpaceSharing(Policy):
         return -max(work, job.critical_path) if self.largest_first else work
 
 
-def _on_fastest_kind(demand: Mapping[str, Demand], kinds: set[str]) -> tuple[float, float]:
+def _on_fastest_kind(demand: Mapping[str, Demand], kinds: Collection[str]) -> tuple[float, float]:
     """Return the seconds and compute on the fastest kind of device."""
     return min(((ask.seconds, ask.compute) for kind, ask in demand.items() if kind in kinds), default=(0.0, 0.0))
 
@@ -247,12 +257,10 @@ def _resource_key(demand: Mapping[str, Demand]) -> _ResourceKey:
     return tuple((kind, ask.compute, ask.memory, ask.cores) for kind, ask in demand.items())
 
 
-def _expected(demand: Mapping[str, Demand], capacity: Capacity) -> tuple[float, float, int]:
-    """Return the expected seconds of a job of this demand on a device, and tie-breakers."""
-    device, ask = capacity.device, demand[capacity.device.kind]
-    committed = device.capacity - capacity.compute + ask.compute
-    crowding = max(1.0, committed / device.compute) if device.compute > 0 else 1.0
-    return ask.seconds * crowding, -capacity.compute, capacity.position
+def _wait_text(faster: Device, free: Device) -> str:
+    return (
+        f"waits for {faster.name} ({faster.kind}), where it is expected to end sooner than on {free.name} ({free.kind})"
+    )
 
 
 class _AutoSession(Session):
@@ -269,10 +277,12 @@ class _AutoSession(Session):
         for name in changes.ended:
             del self._jobs[name]
         self._cluster = changes.cluster or self._cluster
+        if changes.cluster is not None:
+            self._large_session = None  # it depends on the kinds of devices
         if not self._policy.is_large(len(self._jobs), self._cluster):
             self._large_session = None
             return self._policy.plan(list(self._jobs.values()), self._cluster, now)
         if self._large_session is None:
-            self._large_session = self._policy.large_scale_policy.session(self._cluster)
+            self._large_session = self._policy.large_scale_policy(self._cluster).session(self._cluster)
             changes = Changes(tuple(self._jobs.values()))
         return self._large_session.plan(changes, now)

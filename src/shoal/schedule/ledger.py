@@ -1,8 +1,9 @@
 """Ledger of the remaining resources of a cluster while a plan is made, and the reasons of jobs that do not fit."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from types import MappingProxyType
 from typing import overload
 
 from shoal.core.device import Cluster, Device, Node
@@ -149,7 +150,7 @@ class Ledger:
 class Refusals(Sequence[Refusal]):
     """The refusals of all jobs that a plan leaves waiting or suspended, oldest first; computed on first access.
 
-    Jobs with the same demand object get the same reason.
+    Jobs with the same demand object get the same reason, unless the policy names another.
 
     Args:
         count: Number of refusals.
@@ -157,6 +158,7 @@ class Refusals(Sequence[Refusal]):
         actions: Actions of the plan, each of which starts or resumes a job on one device.
         cluster: Cluster given to the policy.
         exclusive: Whether a device holds one job at a time.
+        waits: Id of a job that fits somewhere now -> reason for which it waits.
     """
 
     def __init__(
@@ -167,7 +169,9 @@ class Refusals(Sequence[Refusal]):
         cluster: Cluster,
         *,
         exclusive: bool = False,
+        waits: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
+        self._waits = waits
         self._count = count
         self._jobs = jobs
         self._actions = actions
@@ -186,9 +190,9 @@ class Refusals(Sequence[Refusal]):
                 ledger.take(job, placed[job.id])
             elif job.state is not JobState.RUNNING:
                 waiting.append(job)
-        job_of_demand = {id(job.demand): job for job in waiting}
+        job_of_demand = {id(job.demand): job for job in waiting if job.id not in self._waits}
         reasons = {demand: ledger.refusal(job).reason for demand, job in job_of_demand.items()}
-        return tuple(Refusal(job.id, reasons[id(job.demand)]) for job in waiting)
+        return tuple(Refusal(job.id, self._waits.get(job.id) or reasons[id(job.demand)]) for job in waiting)
 
     @overload
     def __getitem__(self, index: int) -> Refusal: ...
