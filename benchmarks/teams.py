@@ -160,6 +160,7 @@ class Run:
         self.excess: dict[str, float] = {}
         self._control = JobControl(prompt=True)
         self._taken = 0
+        self._known = False  # whether the helper may know what is trained
         sets = DataSets(self._task, torch.device("cpu"))
         self._builder = SignatureBuilder(self._task, sets)
         self._state = WorkerState(self._task, sets, TrialCache(), torch.device("cpu"), directory)
@@ -190,8 +191,9 @@ class Run:
                     ended = [event for event in self._backend.poll(0.01) if isinstance(event, Ended)]
                     assert not ended, ended
                     assert not team._refused, team._times.note
-            if team is not None and since >= 0 and place < self._block and not after:
-                lane.team = None
+            if team is not None and (self._known if since < 0 else place < self._block and not after):
+                lane.team = None  # while warming up, the helper learns what is trained, and joins no step
+            self._known = team is not None
             killed = since == 2 * self._block * self._rounds + 1
             if killed:
                 os.kill(self._helper_pid(), signal.SIGKILL)
