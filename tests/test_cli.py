@@ -132,7 +132,7 @@ def test_a_shell_completes_commands():
         pytest.param(["run", __file__, "--lr", "1"], "--lr", id="option that is not ours"),
         pytest.param(["run", __file__, "--policy", "random"], "wfd", id="unknown policy"),
         pytest.param(["run", __file__, "--oversubscription", "half"], "not a number", id="ratio that is no number"),
-        pytest.param(["resume", ".", "--backend", "slurm"], "local", id="unknown back end"),
+        pytest.param(["resume", ".", "--backend", "pbs"], "local", id="unknown back end"),
         pytest.param(["run", __file__, "--seed", "x"], "--seed", id="seed is not a number"),
         pytest.param(["status", "missing"], "missing", id="directory does not exist"),
         pytest.param(["trials", ".", "--limit", "0"], "--limit", id="limit of none"),

@@ -467,6 +467,14 @@ def test_what_is_not_a_configuration_has_no_parameters(config):
         Space({"a": uniform(0, 1), "b": 1}).parameters(config)
 
 
+def test_a_whole_number_stands_for_the_equal_float():
+    """As JavaScript writes it; nothing else changes its type."""
+    space = Space({"f": choice([1.0, 2.5])})
+    assert space.parameters({"f": 1}) == space.parameters({"f": 1.0})
+    with pytest.raises(SpaceError):
+        Space({"n": choice([1, 2])}).parameters({"n": 1.0})
+
+
 PLACES = {
     Uniform(-2, 6): {0.0: -2.0, 0.25: 0.0, 1.0: 6.0},
     Uniform(3, 3): {0.5: 3.0},

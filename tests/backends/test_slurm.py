@@ -101,10 +101,10 @@ def test_a_batch_job_has_its_options_and_is_one_node(slurm: FakeCluster, tmp_pat
         assert {job["state"] for job in slurm.jobs().values()} == {"RUNNING", "PENDING"}
         assert sorted(device.name for _, device in backend.find("auto")) == ["ash/cpu:0", "beech/cpu:0"]
     test, *calls = slurm.calls("sbatch")
-    given = ["--job-name=shoal", "--nodes=3", "--partition=main", "--comment=of two words", "--nodes=1"]
-    assert test == [*given, "--test-only", "--wrap=true"]
+    own, given = ["--job-name=shoal", "--nodes=1"], ["--partition=main", "--comment=of two words"]
+    assert test == [*own, "--test-only", "--wrap=true", *given]
     log = tmp_path / "logs" / "agent-%j.log"
-    assert calls == [[*given, "--parsable", "--no-requeue", f"--output={log}", f"--error={log}"]] * 3
+    assert calls == [[*own, "--parsable", "--no-requeue", f"--output={log}", f"--error={log}", *given]] * 3
     assert sorted(job["state"] for job in slurm.jobs().values()) == ["CANCELLED", "COMPLETED", "COMPLETED"]
 
 
@@ -340,8 +340,10 @@ def test_a_node_that_takes_no_step_is_given_up_after_some_tries(allocation: Fake
             id="partition",
         ),
         pytest.param("--nodes=2-4", "--nodes among its options is their number.* got '--nodes=2-4'", id="range"),
+        pytest.param("-N 100000000", "at most 10000", id="too many"),
+        *[pytest.param(each, "there is no --array", id=each) for each in ("--arra=0-3", "-a1-4", "--wait", "--wrap=x")],
         pytest.param("-N 0", "--nodes among its options is their number.* got '-N 0'", id="none"),
-        pytest.param("--array=1-4", "there is no --array, got '--array=1-4'", id="array"),
+        pytest.param("--array=1-4", "there is no --array or .* got '--array=1-4'", id="array"),
         pytest.param("--comment='", "--sbatch takes options of sbatch, got .*No closing quotation", id="quote"),
     ],
 )

@@ -120,9 +120,12 @@ def test_a_lock_of_another_machine_says_so_and_how_to_recover(tmp_path, monkeypa
 
 @pytest.mark.parametrize(
     ("content", "owner"),
-    [("", LockOwner(0)), ("12\n", LockOwner(12)), ("ash:12\n", LockOwner(12, "ash")), ("a:b:3", LockOwner(3, "a:b"))],
+    [
+        *[("", LockOwner(0)), ("12\n", LockOwner(12)), ("ash:12\n", LockOwner(12, "ash"))],
+        *[("a:b:3", LockOwner(3, "a:b")), ("garbage", LockOwner(0)), ("ash:99\n45\n", LockOwner(0))],
+    ],
 )
-def test_a_lock_of_an_older_version_is_read(content, owner, tmp_path):
+def test_a_lock_of_an_older_version_is_read_and_one_that_names_no_process_is_no_error(content, owner, tmp_path):
     with create(tmp_path / "study"):
         (tmp_path / "study" / "journal.lock").write_text(content)
         assert lock_owner(tmp_path / "study") == owner

@@ -140,7 +140,15 @@ WRONG = {
         {"config": {"lr": 0.1}, "epochs": 1, "outside": "yes"},
     ],
     "policy": [{}, {"policy": 1}, {"policy": ""}, {"policy": "none such"}, {"policy": ["fifo"]}],
-    "add devices": [{}, {"devices": []}, {"devices": "cpu:1"}, {"devices": [1]}, {"devices": [""]}],
+    "add devices": [
+        {},
+        {"devices": []},
+        {"devices": "cpu:1"},
+        {"devices": [1]},
+        {"devices": [""]},
+        {"devices": ["\0"]},
+        {"devices": ["\ud800"]},
+    ],
     "remove devices": [{}, {"devices": ["cuda:9"]}, {"devices": ["cuda:0"] * 1001}],
 }
 

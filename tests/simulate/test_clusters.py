@@ -151,7 +151,9 @@ def test_a_wrong_part_of_a_device_is_refused(folder, keys, fault):
         scenario_of(folder, CLUSTER.replace("fused = {", f"{keys}\nfused = {{"))
 
 
-@pytest.mark.parametrize("wrong", ["per_thousand_node_days = 0", "repair_seconds = -1", "days = 10_001"])
+@pytest.mark.parametrize(
+    "wrong", ["per_thousand_node_days = 0", "repair_seconds = -1", "days = 10_001", "per_thousand_node_days = 1e12"]
+)
 def test_wrong_failures_are_refused(folder, wrong):
     lines = [wrong if line.startswith(wrong.split(" ")[0]) else line for line in FAILURES.splitlines()]
     with pytest.raises(ScenarioError, match=wrong.split(" ")[0]):

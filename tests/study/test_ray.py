@@ -320,6 +320,8 @@ def reports_at_once(job: Job, device: Device, control: JobControl) -> Iterator[E
         pytest.param(
             "127.0.0.1:1", r"no Ray cluster answers at '127.0.0.1:1': .*refused; `ray start --head`", id="dead"
         ),
+        pytest.param(".:6379", "no Ray cluster answers at '.:6379'", id="no name of a host"),
+        pytest.param("127.0.0.1:99999", "is that of its head node", id="no port of TCP"),
         pytest.param("nowhere", "is that of its head node, such as '10.0.0.1:6379'", id="no port"),
         pytest.param("ray://127.0.0.1:10001", "and not through a Ray client", id="client"),
     ],

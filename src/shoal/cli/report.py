@@ -57,6 +57,8 @@ def report(
         return
     if output is not None:
         _check_output(output)
+    if html is not None and html.suffix.lower() not in (".html", ".htm"):
+        raise ShoalError(f"--html writes a page for a browser, whose name ends in .html, got {html}")
     written: list[Path] = []
     if html is not None:
         write_frozen_page(directory, html)

@@ -344,7 +344,12 @@ def _find_picks(node: Any, value: Any, path: str) -> dict[str, tuple[Domain, Any
                 return None
             return {key: found for part in parts if part is not None for key, found in part.items()}
         case _:
-            return {} if type(value) is type(node) and value == node else None
+            return {} if _is_constant(value, node) else None
+
+
+def _is_constant(value: Any, node: object) -> bool:
+    """Return whether a value is a constant of the space. JavaScript writes 1.0 as 1, which stands for the float."""
+    return value == node and (type(value) is type(node) or (type(value) is int and type(node) is float))
 
 
 def _faults(node: Any, value: Any, path: str) -> Iterator[str]:

@@ -81,8 +81,8 @@ class WriterLock:
                 )
             raise JournalError(f"the study in {directory} has one writer at a time, and {who}; {remedy}")
         name = f"{platform.node()}:{os.getpid()}\n".encode()
+        os.ftruncate(self._lock.file, 0)  # first, so that a reader never finds the end of an older name after this one
         os.pwrite(self._lock.file, name, 0)
-        os.ftruncate(self._lock.file, len(name))
 
 
 def lock_owner(directory: Path) -> LockOwner | None:
@@ -102,5 +102,5 @@ def _path(directory: Path) -> Path:
 
 
 def _owner(directory: Path) -> LockOwner:
-    host, _, pid = _path(directory).read_text().strip().rpartition(":")
-    return LockOwner(int(pid or 0), host)
+    host, _, pid = _path(directory).read_text(errors="replace").strip().rpartition(":")
+    return LockOwner(int(pid), host) if pid.isdecimal() else LockOwner(0)

@@ -1,5 +1,7 @@
 """Requests of the page to a study: each calls the method of `shoal.Study` that the command line calls, too."""
 
+import json
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -84,6 +86,10 @@ def carry_out(directory: Path, asked: Any) -> None:
     Raises:
         ShoalError: the request is none of these, or the study refuses it.
     """
+    try:
+        json.dumps(asked, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        raise ShoalError("a request must be text that UTF-8 can encode") from error
     if not isinstance(asked, dict) or not isinstance(verb := asked.get("verb"), str):
         raise ShoalError('a request is an object with a "verb"')
     if verb in STUDY_VERBS:
@@ -118,4 +124,4 @@ def _flag(asked: Mapping[str, Any], name: str) -> bool:
 
 
 def _is_name(value: object) -> bool:
-    return isinstance(value, str) and value != ""
+    return isinstance(value, str) and re.fullmatch(r"[\w.@:/+-]{1,200}", value) is not None

@@ -442,6 +442,9 @@ def read_events(tables: Iterable[EventTable], cluster: Cluster, used_names: set[
     return tuple(events)
 
 
+_MOST_FAILURES = 1_000_000
+
+
 @dataclass(frozen=True, kw_only=True)
 class FailureTable(Table):
     """[failures]: each node that is there at the start fails at random for so many `days`, and is repaired each time.
@@ -454,7 +457,17 @@ class FailureTable(Table):
     days: Annotated[float, Limits(0, 10_000)]
 
     def events(self, cluster: Cluster, seed: int) -> list[ClusterEvent]:
-        """Return the failures and repairs of the nodes of a cluster."""
+        """Return the failures and repairs of the nodes of a cluster.
+
+        Raises:
+            ScenarioError: There would be millions.
+        """
+        expected = len(cluster.nodes) * self.days * self.per_thousand_node_days / 1000
+        if expected > _MOST_FAILURES:
+            raise ScenarioError(
+                f"[failures] means {expected:.3g} failures, and at most {_MOST_FAILURES} can be simulated; lower "
+                "`per_thousand_node_days` or `days`"
+            )
         mean_seconds = 1000 * DAY / self.per_thousand_node_days
         events: list[ClusterEvent] = []
         for node in cluster.nodes:

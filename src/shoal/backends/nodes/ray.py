@@ -191,14 +191,14 @@ def _check_address(address: str | None) -> None:
     if address in (None, "auto", "local"):
         return
     host, _, port = str(address).rpartition(":")
-    if "://" in host or not host or not port.isdecimal():
+    if "://" in host or not host or not port.isdecimal() or int(port) > 65535:
         raise BackendError(
             "the address of a Ray cluster is that of its head node, such as '10.0.0.1:6379', or 'auto', got "
             f"{address!r}; the engine runs on a machine of the cluster, and not through a Ray client"
         )
     try:
         socket.create_connection((host, int(port)), _CONNECT_SECONDS).close()
-    except OSError as error:
+    except (OSError, UnicodeError) as error:  # UnicodeError: the name is none of a host
         raise BackendError(
             f"no Ray cluster answers at {address!r}: {error}; `ray start --head` prints the address of a cluster, and "
             "`ray status --address ADDRESS` checks it"

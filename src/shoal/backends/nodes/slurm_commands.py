@@ -28,6 +28,10 @@ __all__ = [
 
 _log = logging.getLogger("shoal.backends")
 
+_MOST_NODES = 10_000
+_RESERVED = ("array", "wait", "wrap", "test-only")
+"""Options of `sbatch` that Shoal says itself, or that make one job of several."""
+
 COMMAND_SECONDS = 60.0
 """Longest wait for a command of Slurm."""
 _ENDED = {
@@ -65,21 +69,39 @@ def requested_nodes(options: str) -> int:
     """Return the number of nodes in options of `sbatch`; 1 if they have none.
 
     Raises:
-        BackendError: It is not a number, or the options ask for an array of jobs.
+        BackendError: It is not a number, or the options ask for an array of jobs or for what Shoal says itself.
+    """
+    nodes, others = _parsed(options)
+    reserved = [word for word in others if _is_reserved(word)]
+    if reserved or not nodes.isdecimal() or not 1 <= int(nodes) <= _MOST_NODES:
+        raise BackendError(
+            "--sbatch asks for nodes one by one; --nodes among its options is their number, such as --nodes=4, at most "
+            f"{_MOST_NODES}, and there is no {' or '.join(f'--{name}' for name in _RESERVED)}, got {options!r}"
+        )
+    return int(nodes)
+
+
+def _parsed(options: str) -> tuple[str, list[str]]:
+    """Return the number of nodes as it is written, and the other options.
+
+    Raises:
+        BackendError: They are no options.
     """
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     parser.add_argument("-N", "--nodes", default="1")
-    parser.add_argument("-a", "--array")
     try:
-        known, _ = parser.parse_known_args(shlex.split(options))
+        known, others = parser.parse_known_args(shlex.split(options))
     except (ValueError, argparse.ArgumentError) as error:
         raise BackendError(f"--sbatch takes options of sbatch, got {options!r}: {error}") from error
-    if known.array is not None or not known.nodes.isdecimal() or int(known.nodes) < 1:
-        raise BackendError(
-            "--sbatch asks for nodes one by one; --nodes among its options is their number, such as --nodes=4, and "
-            f"there is no --array, got {options!r}"
-        )
-    return int(known.nodes)
+    return known.nodes, others
+
+
+def _is_reserved(word: str) -> bool:
+    """Return whether a word is an option that Shoal says itself, or the beginning of one, which Slurm takes for it."""
+    name = word.partition("=")[0]
+    if name.startswith("--"):
+        return len(name) > 4 and any(each.startswith(name[2:]) for each in _RESERVED)
+    return name[:2] in ("-a", "-W")
 
 
 def allocated_nodes(text: str, hostnames: Callable[[str], Sequence[str]]) -> list[SlurmNode]:
@@ -118,7 +140,8 @@ def submit(options: str, *more: str, script: str = "") -> str:
         BackendError: Slurm refuses the job.
     """
     try:
-        return _run("sbatch", "--job-name=shoal", *shlex.split(options), "--nodes=1", *more, text=script)
+        # Options of the user come last: after a word that is none, sbatch takes all others for arguments of a script.
+        return _run("sbatch", "--job-name=shoal", "--nodes=1", *more, *_parsed(options)[1], text=script)
     except BackendError as error:
         raise BackendError(
             f"{error}; it was called with --sbatch {options!r}, and sinfo lists the partitions"

@@ -5,6 +5,7 @@ connection without the key is refused. When a connection breaks, the agent ends 
 """
 
 import json
+import logging
 import os
 import queue
 import secrets
@@ -31,6 +32,8 @@ from shoal.core.command import BackendCommand
 
 __all__ = ["AgentListener", "Launch", "SocketCarrier", "call_engine"]
 
+_log = logging.getLogger("shoal.backends")
+
 _ANSWER_SECONDS = 2.0
 """Longest wait for the answer of an agent after its own time."""
 _CLOSE_SECONDS = 15.0
@@ -39,6 +42,8 @@ _STALL_SECONDS = 10
 """Longest wait for the rest of a message, and for each step of the handshake."""
 _CALL_SECONDS = 30.0
 """Seconds for which an agent tries to reach the engine, and for which it waits for its settings."""
+_ACCEPT_PAUSE_SECONDS = 1.0
+"""Pause after a connection that could not be accepted."""
 _GREETING_BYTES = 2**16
 
 
@@ -76,6 +81,7 @@ class AgentListener:
 
     def __init__(self, file: Path) -> None:
         self._key = secrets.token_bytes(32)
+        self._closed = threading.Event()
         self._launches: dict[str, Launch] = {}
         self._socket = socket.create_server(("", 0), backlog=128)
         contact = {"key": self._key.hex(), "hosts": _own_hosts(), "port": self._socket.getsockname()[1]}
@@ -91,14 +97,19 @@ class AgentListener:
 
     def close(self) -> None:
         """Accept no calls any more. May be called twice."""
+        self._closed.set()
         with suppress(OSError):  # it is closed
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
 
     def _accept(self) -> None:
-        with suppress(OSError):  # it is closed
-            while True:
+        while not self._closed.is_set():
+            try:
                 peer, _ = self._socket.accept()
+            except OSError as error:
+                if not self._closed.wait(_ACCEPT_PAUSE_SECONDS):
+                    _log.warning("an agent could not be accepted: %s", error)
+            else:
                 threading.Thread(target=self._admit, args=(peer,), name="shoal-caller", daemon=True).start()
 
     def _admit(self, peer: socket.socket) -> None:

@@ -37,7 +37,7 @@ function parsed(text) {
 }
 
 function shown(value) {
-  return value === undefined ? "" : typeof value === "string" ? value : JSON.stringify(value);
+  return value === undefined ? "" : typeof value === "string" && parsed(value) === value ? value : JSON.stringify(value);
 }
 
 function nested(values) {
