@@ -3,9 +3,11 @@
 import json
 import os
 import platform
+import socket
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -118,6 +120,21 @@ def control_group_limits(root: Path) -> tuple[float | None, int | None]:
         text = file.read_text().strip()
         memory = None if text == "max" else int(text)
     return cores, memory
+
+
+def own_addresses() -> list[str]:
+    """Return the IPv4 addresses of this machine, that of its name first and the loopback last."""
+    interfaces = psutil.net_if_stats()
+    found = [
+        each.address
+        for name, addresses in psutil.net_if_addrs().items()
+        for each in addresses
+        if each.family == socket.AF_INET and interfaces[name].isup and not each.address.startswith("127.")
+    ]
+    with suppress(OSError):  # the name has no address
+        named = socket.gethostbyname(socket.gethostname())
+        found.sort(key=lambda address: address != named)
+    return [*found, "127.0.0.1"]
 
 
 def threads(cores: int) -> int:

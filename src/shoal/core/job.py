@@ -88,6 +88,7 @@ class WorkerContext:
         sharing: Method by which jobs share a GPU: "auto", "mps" or "plain".
         fork: Whether workers may have the modules that the calling process has imported.
         devices: Devices of the study, as its user wrote them, for back ends that find them on several nodes.
+        host: Address at which workers of other machines reach those of this one.
     """
 
     directory: Path
@@ -97,6 +98,7 @@ class WorkerContext:
     sharing: str = "auto"
     fork: bool = True
     devices: str | Sequence[str] = "auto"
+    host: str = "127.0.0.1"
 
 
 def log_path(directory: Path, job: str) -> Path:

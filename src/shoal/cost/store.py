@@ -220,14 +220,11 @@ class ProfileStore:
         self.changes += 1
 
     def _observe_team(self, found: TeamMeasured, kind: str) -> None:
-        """Update the times on several devices; steps that cannot be divided take as long on two devices as on one."""
+        """Update the times on several devices."""
         if (profile := self.estimate(found.key, kind)) is None:
             return
         relative = {devices: step / found.seconds[1] for devices, step in found.seconds.items() if devices > 1}
-        if found.note:
-            spreading = {2: 1.0}
-        else:
-            spreading = self._updated_means((found.key, kind, "devices"), profile.spreading, relative)
+        spreading = self._updated_means((found.key, kind, "devices"), profile.spreading, relative)
         self._put_if_changed(found.key, kind, profile, replace(profile, spreading=spreading))
 
     def _observe_epochs(self, observation: EpochTimes, key: FusionKey, kind: str) -> None:

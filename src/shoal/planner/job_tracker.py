@@ -285,6 +285,11 @@ class JobTracker:
         elif outcome is Outcome.FINISHED and leader is not None:
             leader.may_grow = False
 
+    def refuse_teams(self, key: FusionKey, kind: str) -> None:
+        """Give jobs of a key one device of a kind from now on."""
+        self._estimates.helper_failures[key, kind] = MAX_HELPER_FAILURES
+        self.changes += 1
+
     def end_turn(self, job: str, now: float) -> None:
         """End the turn of a running job and begin another; a turn without a loss goes on."""
         history = self._running[job]

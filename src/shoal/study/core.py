@@ -17,6 +17,7 @@ from shoal.core.event import (
     TeamMeasured,
 )
 from shoal.core.event import Event as JobEvent
+from shoal.core.job import Purpose
 from shoal.core.request import Request
 from shoal.core.trial import Decision, TrialGroup, TrialState
 from shoal.planner.job_history import EarlierJob
@@ -30,6 +31,7 @@ from shoal.study.job_events import (
     end_job,
     fail_array,
     handle_reports,
+    handle_team,
     observe,
     record_measurement,
 )
@@ -186,7 +188,7 @@ def _on_job_event(state: StudyState, event: JobEvent, now: float) -> None:
             if isinstance(event, Profiled):
                 _add_note(state, event.note)
         case TeamMeasured():
-            record_measurement(state, event)
+            handle_team(state, event)
             _add_note(state, event.note and f"a job has one device, since its steps cannot be divided: {event.note}")
         case ArrayFailed():
             fail_array(state, event)
@@ -213,8 +215,10 @@ def _handle_during_shutdown(state: StudyState, event: Event, now: float) -> None
 
 def _handle_job_during_shutdown(state: StudyState, event: JobEvent) -> None:
     match event:
-        case Profiled() | RelativeTimeMeasured() | TeamMeasured():
+        case Profiled() | RelativeTimeMeasured():
             record_measurement(state, event)
+        case TeamMeasured():
+            handle_team(state, event)
         case ArrayFailed():
             state.step.record(ArrayLeft(event.job, event.trials, event.message, failed=False))
         case Reported():
@@ -222,7 +226,7 @@ def _handle_job_during_shutdown(state: StudyState, event: JobEvent) -> None:
                 TrialsReported(event.job, tuple(complete_reports(event.reports, state.config.objectives)))
             )
         case Ended():
-            state.running.end(event.job)
+            job, _ = state.running.end(event.job)
             state.step.record(JobEnded(event.job, event.outcome, event.message, False, event.activities))
-            if event.outcome not in (Outcome.FINISHED, Outcome.STOPPED):
+            if job.purpose is not Purpose.ASSIST and event.outcome not in (Outcome.FINISHED, Outcome.STOPPED):
                 state.unsaved_jobs.append(f"{event.job} {event.outcome}")

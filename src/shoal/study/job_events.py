@@ -187,6 +187,16 @@ def record_measurement(
         state.running.change(replace(job, arrays=unprofiled))
 
 
+def handle_team(state: StudyState, found: TeamMeasured) -> None:
+    """Handle the times of a job on several devices, or the reason why its steps cannot be divided, which holds for this
+    study."""
+    if found.note:
+        _, device = state.running[found.job]
+        state.tracker.refuse_teams(found.key, device.kind)
+    else:
+        record_measurement(state, found)
+
+
 def end_job(state: StudyState, ended: Ended, now: float) -> None:
     """Handle the end of a job; its trials below their targets wait again."""
     job, device = state.running.end(ended.job)

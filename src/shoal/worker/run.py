@@ -1,7 +1,6 @@
 """Runs a job in a worker process; its contract is `shoal.backends.base.Runner`."""
 
 import os
-import socket
 import sys
 from collections.abc import Callable, Iterator
 from functools import lru_cache, wraps
@@ -66,10 +65,9 @@ def run(job: Job, device: Device, worker_context: WorkerContext, control: JobCon
                 yield Profiled(job.id, array.key, profile, "".join(notes), _compute_limit())
         case Purpose.TRAIN:
             seconds = worker_context.checkpoint_seconds
-            host = socket.gethostname() if device.node else "127.0.0.1"
-            yield from Trainer(job, worker_state, signature_builder, control, seconds, host).run()
+            yield from Trainer(job, worker_state, signature_builder, control, seconds, worker_context.host).run()
         case Purpose.ASSIST:
-            assist(job, worker_state, control)
+            assist(job, worker_state, control, worker_context.host)
 
 
 def retrain(task: bytes, trial: Trial, epochs: int, device: Device) -> list[Report]:

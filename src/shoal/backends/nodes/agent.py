@@ -10,6 +10,7 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
+from dataclasses import replace
 
 from shoal.backends.base import Backend, Ended, WorkerContext
 from shoal.backends.local import Local
@@ -23,6 +24,7 @@ from shoal.backends.nodes.messages import (
     NodeState,
 )
 from shoal.backends.nodes.probe import agent_probe_fault
+from shoal.cluster.machine import own_addresses
 from shoal.cluster.nvml import NvmlMonitor
 from shoal.cluster.temporary import remove_abandoned
 from shoal.core.command import BackendCommand, StartJob
@@ -148,7 +150,8 @@ class Agent:
             return NodeEnded(joined.fault, failed=True)
         monitor = NvmlMonitor(joined.cluster)
         starting, due = False, self._clock()
-        with closing(self._make(self._setup.worker_context)) as backend:
+        context = replace(self._setup.worker_context, host=own_addresses()[0])
+        with closing(self._make(context)) as backend:
             while self._carry_out_commands(backend):
                 if (silence := self._clock() - self._last_call) > self._setup.lease:
                     return NodeEnded(f"its agent had no call from the engine for {silence:.0f} s, and ended its jobs")

@@ -22,12 +22,11 @@ from multiprocessing.connection import Connection, answer_challenge, deliver_cha
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from shoal.backends.nodes.agent import Agent
 from shoal.backends.nodes.inventory import version_fault
 from shoal.backends.nodes.link import Carrier, NodeGone, NodeUnreachable
 from shoal.backends.nodes.messages import AgentSetup, MessageBatch
+from shoal.cluster.machine import own_addresses
 from shoal.core.command import BackendCommand
 
 __all__ = ["AgentListener", "Launch", "SocketCarrier", "call_engine"]
@@ -84,7 +83,8 @@ class AgentListener:
         self._closed = threading.Event()
         self._launches: dict[str, Launch] = {}
         self._socket = socket.create_server(("", 0), backlog=128)
-        contact = {"key": self._key.hex(), "hosts": _own_hosts(), "port": self._socket.getsockname()[1]}
+        hosts, port = [*own_addresses(), socket.gethostname()], self._socket.getsockname()[1]
+        contact = {"key": self._key.hex(), "hosts": hosts, "port": port}
         with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as output:
             json.dump(contact, output)
             output.flush()
@@ -265,15 +265,3 @@ def _connection(peer: socket.socket) -> Connection:
     peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", _STALL_SECONDS, 0))
     return Connection(peer.detach())
-
-
-def _own_hosts() -> list[str]:
-    """Return the addresses and the name of this machine; the loopback last, for agents on this machine."""
-    interfaces = psutil.net_if_stats()
-    found = [
-        each.address
-        for name, addresses in psutil.net_if_addrs().items()
-        for each in addresses
-        if each.family == socket.AF_INET and interfaces[name].isup and not each.address.startswith("127.")
-    ]
-    return [*found, socket.gethostname(), "127.0.0.1"]

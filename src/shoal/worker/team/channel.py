@@ -35,7 +35,7 @@ class Channel:
         generation: Number of the team; each team of a leader has its own.
         members: Ids of the jobs, in the order of their ranks.
         rank: Rank of this process.
-        host: Name of the network interface's host to bind to, or an IP address.
+        host: Address of this machine at which the other processes reach this one.
         seconds: Time after which an operation fails.
 
     Raises:
@@ -51,8 +51,8 @@ class Channel:
         gloo: Any = ProcessGroupGloo  # whose methods the stubs lack
         options = gloo._Options()
         options._timeout = timedelta(seconds=CONNECT_SECONDS)
-        options._devices = [gloo.create_device(hostname=host)]
         try:
+            options._devices = [gloo.create_device(hostname=host)]
             self._group = gloo(PrefixStore(f"generation-{generation}", store), rank, self.size, options)
         except RuntimeError as error:
             raise PeerLostError(str(error)) from error

@@ -36,13 +36,14 @@ POLL_SECONDS = 0.02
 """Interval of looking for the address of the leader."""
 
 
-def assist(job: Job, state: WorkerState, control: JobControl) -> None:
+def assist(job: Job, state: WorkerState, control: JobControl, host: str) -> None:
     """Compute gradients for the job that this one assists, until that job ends or needs it no more.
 
     Args:
         job: Job with the purpose ASSIST.
         state: State of this process.
         control: Requests to the job; a request to stop ends it between two steps.
+        host: Address of this machine at which the leader's reaches this process.
     """
 
     def idle() -> bool:
@@ -62,15 +63,16 @@ def assist(job: Job, state: WorkerState, control: JobControl) -> None:
                 return
             version, content = found
             if replica is None or replica.version != version:
+                control.beat(settled=False)  # to build models may take long
                 replica = _Replica(state, version, loaded(content), {} if replica is None else replica.trials)
                 if replica.refusal:
                     side.refuse(version, replica.refusal)
-            _take_part(side, replica, idle)
+            _take_part(side, replica, idle, host)
     except PeerLostError:  # the leader has ended
         return
 
 
-def _take_part(side: HelperSide, replica: "_Replica", idle: Callable[[], bool]) -> None:
+def _take_part(side: HelperSide, replica: "_Replica", idle: Callable[[], bool], host: str) -> None:
     """Be a member of teams, until something else is trained, a team breaks, or the helper is not needed.
 
     Raises:
@@ -80,7 +82,7 @@ def _take_part(side: HelperSide, replica: "_Replica", idle: Callable[[], bool]) 
     generation = side.await_call(replica.version)
     while generation is not None and (members := side.answer(generation)) is not None:
         try:
-            channel = Channel(side.store, generation, members, members.index(side.job), side.host, IDLE_SECONDS)
+            channel = Channel(side.store, generation, members, members.index(side.job), host, IDLE_SECONDS)
         except PeerLostError:
             return
         try:

@@ -135,11 +135,11 @@ class HelperSide:
         address = json.loads(path.read_text())
         if not address:
             raise PeerLostError("the leader has ended")
-        self.host, port, secret = address
+        host, port, secret = address
         timeout = timedelta(seconds=10)
         self.store = PrefixStore(
             secret,
-            self._asked(lambda: TCPStore(self.host, port, is_master=False, wait_for_workers=False, timeout=timeout)),
+            self._asked(lambda: TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timeout)),
         )
 
     def content(self) -> tuple[str, bytes] | None:
