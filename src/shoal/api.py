@@ -414,6 +414,7 @@ def _run(journal: Journal, algorithm: Algorithm, options: _RunOptions) -> "Study
         sharing=options.sharing,
         fork=not written_since_start(spec.get("sources", ())),
         devices=options.fleet.setting,
+        hang_seconds=spec["hang_seconds"],
     )
     if spec["opaque"]:
         worker_context = replace(worker_context, runner=RUNNER)

@@ -358,6 +358,16 @@ def test_steps_that_cannot_be_divided_mean_one_device_and_the_user_reads_why() -
     assert "its task has a step of its own" in machine.study["note"]
     assert described(machine.plan()) == [("team", LEADER), ("stop", HELPER)]
     assert machine.policy.views[LEADER].scaling.max_devices == 1
+    assert machine.core.state.config.history.get("net", "data", 32, "H200") == PROFILE, "another study may divide them"
+
+
+def test_a_helper_that_fails_during_shutdown_leaves_no_trial_unsaved() -> None:
+    machine = Machine().wide("cuda:0", "cuda:1")
+    machine.step(Shutdown(record=True))
+    machine.step(Ended(HELPER, Outcome.CRASHED, "killed"))
+    assert machine.core.state.unsaved_jobs == []
+    machine.step(Ended(LEADER, Outcome.CRASHED, "killed"))
+    assert machine.core.state.unsaved_jobs == [f"{LEADER} {Outcome.CRASHED}"]
 
 
 def test_the_third_device_is_tried_after_the_second_has_paid_only() -> None:

@@ -89,6 +89,7 @@ class WorkerContext:
         fork: Whether workers may have the modules that the calling process has imported.
         devices: Devices of the study, as its user wrote them, for back ends that find them on several nodes.
         host: Address at which workers of other machines reach those of this one.
+        hang_seconds: Seconds without progress after which a job is killed.
     """
 
     directory: Path
@@ -99,6 +100,7 @@ class WorkerContext:
     fork: bool = True
     devices: str | Sequence[str] = "auto"
     host: str = "127.0.0.1"
+    hang_seconds: float = 300.0
 
 
 def log_path(directory: Path, job: str) -> Path:

@@ -41,6 +41,7 @@ class Trainer:
         control: Requests to the job, polled after every step. On a request to stop, all trials are saved.
         checkpoint_seconds: Maximum wall time between two checkpoints.
         host: Address at which jobs that assist this one reach its process.
+        hang_seconds: As in `WorkerContext`.
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class Trainer:
         control: JobControl,
         checkpoint_seconds: float,
         host: str = "127.0.0.1",
+        hang_seconds: float = 300.0,
     ) -> None:
         self._job = job
         self._worker_state = worker_state
@@ -58,6 +60,7 @@ class Trainer:
         self._control = control
         self._checkpoint_seconds = checkpoint_seconds
         self._host = host
+        self._hang_seconds = hang_seconds
         self._team: TeamLeader | None = None
         self._saved = time.monotonic()
         self._threads = ThreadChoice(torch.get_num_threads())
@@ -151,7 +154,7 @@ class Trainer:
     def _allow_helpers(self, helpers: frozenset[str]) -> None:
         """Let other jobs compute gradients from the next step on, while this job trains a single array."""
         if self._team is None and helpers:
-            self._team = TeamLeader(self._job.id, self._worker_state.directory, self._host)
+            self._team = TeamLeader(self._job.id, self._worker_state.directory, self._host, self._hang_seconds)
         if self._team is not None:
             self._team.allow(helpers)
 

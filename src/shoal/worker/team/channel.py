@@ -50,7 +50,7 @@ class Channel:
         self.size = len(members)
         gloo: Any = ProcessGroupGloo  # whose methods the stubs lack
         options = gloo._Options()
-        options._timeout = timedelta(seconds=CONNECT_SECONDS)
+        options._timeout = timedelta(seconds=min(CONNECT_SECONDS, seconds))
         try:
             options._devices = [gloo.create_device(hostname=host)]
             self._group = gloo(PrefixStore(f"generation-{generation}", store), rank, self.size, options)

@@ -43,11 +43,13 @@ def assist(job: Job, state: WorkerState, control: JobControl, host: str) -> None
         job: Job with the purpose ASSIST.
         state: State of this process.
         control: Requests to the job; a request to stop ends it between two steps.
-        host: Address of this machine at which the leader's reaches this process.
+        host: Address of this machine at which the leader reaches this process.
     """
 
+    replica: _Replica | None = None
+
     def idle() -> bool:
-        control.beat(settled=True)
+        control.beat(settled=replica is not None and replica.stepped)  # the first step may take long
         return not control.stopping()
 
     path = address_path(state.directory, job.assists)
@@ -57,7 +59,6 @@ def assist(job: Job, state: WorkerState, control: JobControl, host: str) -> None
         time.sleep(POLL_SECONDS)
     try:
         side = HelperSide(path, job.id, idle)
-        replica = None
         while replica is None or replica.needed:
             if (found := side.content()) is None:
                 return
@@ -111,6 +112,8 @@ class _Replica:
     ) -> None:
         self.version = version
         self.needed = True
+        self.stepped = False
+        """Whether it has taken a step."""
         self._device = state.device
         numbers = [member.trial.number for member in content.members]
         self.trials = {
@@ -164,6 +167,7 @@ class _Replica:
             losses = backward(self._array, self._loss, self._scaler, MicroBatches(tuple(parts), weights), shards)
         self._sums.collect(losses)
         channel.sum_to_leader(self._sums.flat)
+        self.stepped = True
 
 
 def _known(runtime: TrialRuntime | None, member: Member) -> TrialRuntime | None:

@@ -41,8 +41,11 @@ _log = logging.getLogger("shoal.worker")
 
 LOOK_SECONDS = 0.05
 """Interval at which a leader looks for helpers that are ready."""
-PEER_SECONDS, PEER_STEPS = 30.0, 20
-"""Seconds, and steps of the leader alone, after which a silent helper is lost; the longer time counts."""
+PEER_SECONDS, PEER_STEPS = 30.0, 5
+"""Seconds, and steps of the leader alone, after which a silent helper is lost; the longer time counts. The steps are
+fewer than those after which a job hangs, see `shoal.study.hangs.PATIENCE`."""
+HANG_SHARE = 1 / 3
+"""Largest part of `WorkerContext.hang_seconds` that counts, so that a leader which waits does not seem to hang."""
 CHECKED_STEPS = 1
 """Number of first steps of each new team whose gradients the leader also computes alone, to compare them."""
 
@@ -59,13 +62,22 @@ class TeamLeader:
         job: Id of the leader's job.
         directory: Directory of the study.
         host: Address at which helpers reach this process.
+        hang_seconds: As in `WorkerContext`.
         clock: Clock in seconds.
     """
 
-    def __init__(self, job: str, directory: Path, host: str, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(
+        self,
+        job: str,
+        directory: Path,
+        host: str,
+        hang_seconds: float = 300.0,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
         self.events: list[TeamMeasured] = []
         """Events for the engine; the owner removes them."""
         self._job = job
+        self._peer_seconds = min(PEER_SECONDS, HANG_SHARE * hang_seconds)
         self._clock = clock
         self._side = LeaderSide(directory, job, host)
         self._helpers: frozenset[str] = frozenset()
@@ -185,7 +197,7 @@ class TeamLeader:
         members = self._side.gather(self._job, [*stay, *new])
         self._drop_channel()
         if len(members) > 1:
-            seconds = max(PEER_SECONDS, PEER_STEPS * (self._times.seconds(1) or 0.0))
+            seconds = max(self._peer_seconds, PEER_STEPS * (self._times.seconds(1) or 0.0))
             self._channel = Channel(self._side.store, self._side.generation, members, 0, self._side.host, seconds)
             _log.info("%d processes compute the gradients: %s", len(members), ", ".join(members))
 
