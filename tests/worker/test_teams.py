@@ -6,7 +6,19 @@ from pathlib import Path
 
 import pytest
 import torch
-from team_samples import TASKS, HalfPrecision, InBatch, Leader, Noisy, OtherBase, OwnStep, Perceptron, member
+from team_samples import (
+    TASKS,
+    Counting,
+    HalfPrecision,
+    InBatch,
+    Leader,
+    Noisy,
+    OtherBase,
+    OwnStep,
+    Perceptron,
+    Single,
+    member,
+)
 
 from shoal.core.array import Member
 from shoal.core.event import Event, Outcome, TeamMeasured
@@ -67,6 +79,10 @@ def test_team_grows_and_shrinks_while_members_leave_and_join(task: str, tmp_path
         ("cnn", 1),
         ("bert", 3),
         ("lora", 3),
+        ("lstm", 3),
+        ("flagged", 2),
+        ("head", 2),
+        ("masked", 2),
         *(
             pytest.param(*case, marks=pytest.mark.thorough)
             for case in (("mlp", 3), ("cnn", 3), ("bert", 1), ("lora", 1))
@@ -81,16 +97,6 @@ def test_weights_are_those_of_a_lone_training(task: str, count: int, tmp_path: P
     assert set(led.sizes) == {1, 2}
     assert led.outcomes["one"].outcome is Outcome.FINISHED
     check_equal(led, alone(TASKS[task](), tmp_path / "alone", members), members)
-
-
-def test_weights_of_an_lstm_are_those_of_the_array_on_one_device(tmp_path: Path) -> None:
-    members = [member(number, 4) for number in range(3)]
-    one, led = Leader(TASKS["lstm"](), tmp_path / "one"), Leader(TASKS["lstm"](), tmp_path / "led")
-    one.train(members)
-    led.start("one")
-    led.train(members, {2: lambda leader: leader.want("one")})
-    assert set(led.sizes) == {1, 2}
-    check_equal(led, one, members)
 
 
 def test_killed_helper_costs_its_step_only(tmp_path: Path) -> None:
@@ -133,6 +139,8 @@ def test_helper_that_hangs_counts_as_lost(tmp_path: Path, monkeypatch: pytest.Mo
         (Noisy, 2, "draws random numbers"),
         (OwnStep, 2, "overrides `step`"),
         (OtherBase, 2, "'base.bias' of trial 0 differs"),
+        (Single, 2, "a batch of 1 samples is too small"),
+        (Counting, 2, "changes `"),
     ],
 )
 def test_steps_that_cannot_be_divided_are_refused_in_words(
@@ -146,7 +154,7 @@ def test_steps_that_cannot_be_divided_are_refused_in_words(
     assert reason in note
     assert set(led.sizes) == {1}
     (measured,) = [event for event in events if isinstance(event, TeamMeasured)]
-    assert measured.seconds.keys() == {1}
+    assert measured.seconds.keys() <= {1}
     if task is not OtherBase:
         check_equal(led, alone(task(), tmp_path / "alone", members), members)
 

@@ -14,6 +14,7 @@ import secrets
 import socket
 import time
 from collections.abc import Callable, Collection, Iterable
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,9 @@ class LeaderSide:
         directory: Directory of the study.
         job: Id of the leader's job.
         host: Address at which helpers reach this process.
+
+    Raises:
+        OSError: The address cannot be listened at, or its file cannot be written.
     """
 
     def __init__(self, directory: Path, job: str, host: str) -> None:
@@ -111,7 +115,8 @@ class LeaderSide:
 
     def close(self) -> None:
         """End the rendezvous, also for helpers that come later; the store ends with this object."""
-        self._write([])
+        with suppress(OSError):  # for example of a full disk
+            self._write([])
         self.store.set("version", _ENDED)
 
 
