@@ -23,8 +23,10 @@ from team_samples import (
 from shoal.core.array import Member
 from shoal.core.event import Event, Outcome, TeamMeasured
 from shoal.core.job import JobUpdate
+from shoal.fuse.shard import IndivisibleStepError
 from shoal.task import Task
 from shoal.worker.team import leader
+from shoal.worker.team.step_check import GradientSnapshot
 
 
 def check_equal(one: Leader, other: Leader, members: Iterable[Member], relative: float = 1e-9) -> None:
@@ -131,6 +133,52 @@ def test_helper_that_hangs_counts_as_lost(tmp_path: Path, monkeypatch: pytest.Mo
     check_equal(led, alone(Perceptron(), tmp_path / "alone", members), members)
 
 
+def test_helpers_that_are_lost_several_times_are_tried_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leader, "MAX_LOSSES", 1)
+    members = [member(number, 4) for number in range(2)]
+    led = Leader(Perceptron(), tmp_path / "led")
+    led.start("one", "two")
+    events = led.train(
+        members,
+        {2: lambda leader: leader.want("one", "two"), 5: lambda leader: leader.signal("one", signal.SIGKILL)},
+    )
+    assert "helpers were lost 1 times" in notes(events)
+    assert led.sizes[-8:] == [1] * 8
+    check_equal(led, alone(Perceptron(), tmp_path / "alone", members), members)
+
+
+def test_a_later_check_that_fails_goes_back_to_the_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leader, "CHECK_INTERVAL", 3)
+    check, checks = GradientSnapshot.check, []
+
+    def second_fails(self: GradientSnapshot, other: GradientSnapshot, relative: float) -> None:
+        check(self, other, relative)
+        checks.append(self)
+        if len(checks) == 2:
+            raise IndivisibleStepError("a later batch is another one")
+
+    monkeypatch.setattr(GradientSnapshot, "check", second_fails)
+    members = [member(number, 4) for number in range(2)]
+    led = Leader(Perceptron(), tmp_path / "led")
+    led.start("one")
+    events = led.train(members, {2: lambda leader: leader.want("one")})
+    assert notes(events) == ["a later batch is another one"]
+    assert list(dict.fromkeys(led.sizes)) == [1, 2]
+    assert led.sizes[-4:] == [1] * 4
+    check_equal(led, alone(Perceptron(), tmp_path / "alone", members), members)
+
+
+def test_leader_that_cannot_be_reached_trains_alone(tmp_path: Path) -> None:
+    members = [member(number, 2) for number in range(2)]
+    (tmp_path / "led").mkdir()
+    (tmp_path / "led" / "teams").write_text("no directory")
+    led = Leader(Perceptron(), tmp_path / "led")
+    events = led.train(members, {1: lambda leader: leader.want("one")})
+    (note,) = notes(events)
+    assert note.startswith("helpers cannot connect to job leader")
+    check_equal(led, alone(Perceptron(), tmp_path / "alone", members), members)
+
+
 @pytest.mark.parametrize(
     ("task", "count", "reason"),
     [
@@ -140,7 +188,7 @@ def test_helper_that_hangs_counts_as_lost(tmp_path: Path, monkeypatch: pytest.Mo
         (OwnStep, 2, "overrides `step`"),
         (OtherBase, 2, "'base.bias' of trial 0 differs"),
         (Single, 2, "a batch of 1 samples is too small"),
-        (Counting, 2, "changes `"),
+        (Counting, 2, "keeps state in `Sequential`"),
     ],
 )
 def test_steps_that_cannot_be_divided_are_refused_in_words(

@@ -294,12 +294,13 @@ class _Exchange:
         totals = [size_of(part) for part, _ in micro_batches(batch)]
         shards = [Shard(0, n, n, lambda _: None, MaskRows() if number else recorded) for number, n in enumerate(totals)]
         self.sums.clear()
+        self.array.state.sync_from_members()  # else the snapshot of the template may be out of date
         before = Transaction([self.array.state.template, *self.array.members], [step.loss])
         with context():
             found = self.snapshot(step.gradients(batch, shards))
         if (label := before.changed()) is not None:
             before.restore()
-            raise IndivisibleStepError(f"the model or the loss changes `{label}`, which would change in each process")
+            raise IndivisibleStepError(f"the model or the loss keeps state in `{label}`, which changes in a step")
         if not self.steps:
             self._masks = recorded
         self.state.restore_buffers()
