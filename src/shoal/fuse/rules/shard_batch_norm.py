@@ -90,15 +90,18 @@ class _ShardBatchNorm(torch.autograd.Function):
     ) -> Tensor:
         ctx.save_for_backward(x, mean, var, scale)
         ctx.constants = eps, count, shard, shift is not None
-        return F.batch_norm(x, mean, var, scale, shift, False, 0.0, eps)
+        return F.batch_norm(x, mean, var, scale, shift, False, 0.0, eps) if x.numel() else x.clone()
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
         x, mean, var, scale = ctx.saved_tensors
         eps, count, shard, shifted = ctx.constants
-        dx, dscale, dshift = torch.ops.aten.native_batch_norm_backward(
-            grad.contiguous(), x, scale, mean, var, None, None, False, eps, [True, True, True]
-        )
+        if x.numel():
+            dx, dscale, dshift = torch.ops.aten.native_batch_norm_backward(
+                grad.contiguous(), x, scale, mean, var, None, None, False, eps, [True, True, True]
+            )
+        else:  # of a masked batch; the function would end the process
+            dx, dscale, dshift = torch.zeros_like(x), torch.zeros_like(mean), torch.zeros_like(mean)
         sums = torch.stack([dshift, dscale]).double()
         shard.all_reduce(sums)
         mean_grad, mean_product = (sums / count).to(mean.dtype)
