@@ -234,5 +234,5 @@ def test_attribute_that_a_run_changed_and_that_is_set_back() -> None:
     first = array.map(count, X)
     for member in array.members:
         member.calls = 0  # type: ignore[assignment]
-    close(array.map(count, X), first)
+    torch.testing.assert_close(array.map(count, X), first)
     assert [member.calls for member in array.members] == [1] * MEMBERS
