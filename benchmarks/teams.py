@@ -151,7 +151,7 @@ class Run:
 
     def __init__(self, directory: Path, batch: int, rounds: int, block: int) -> None:
         self._block, self._rounds = block, rounds
-        self._warm_up = 2 * block
+        self._warm_up = 60  # in which the fastest mode is found, and a lone step measured
         total = self._warm_up + 2 * block * rounds + 3 * block
         self._task = Images(batch, total)
         self._directory = directory
@@ -160,7 +160,7 @@ class Run:
         self.excess: dict[str, float] = {}
         self._control = JobControl(prompt=True)
         self._taken = 0
-        self._known = False  # whether the helper may know what is trained
+        self._known = False  # whether the helper may have been informed, and a lone step has been measured
         sets = DataSets(self._task, torch.device("cpu"))
         self._builder = SignatureBuilder(self._task, sets)
         self._state = WorkerState(self._task, sets, TrialCache(), torch.device("cpu"), directory)
@@ -190,10 +190,9 @@ class Run:
                 while not team._side.ready(["helper"]):
                     ended = [event for event in self._backend.poll(0.01) if isinstance(event, Ended)]
                     assert not ended, ended
-                    assert not team._refused, team._times.note
+                    assert not team._refused, team.events
             if team is not None and (self._known if since < 0 else place < self._block and not after):
                 lane.team = None  # while warming up, the helper learns what is trained, and joins no step
-            self._known = team is not None
             killed = since == 2 * self._block * self._rounds + 1
             if killed:
                 os.kill(self._helper_pid(), signal.SIGKILL)
@@ -202,6 +201,7 @@ class Run:
             seconds = time.perf_counter() - began
             way = LONE if lane.team is None or lane.team.size == 1 else TEAM
             lane.team = team
+            self._known = team is not None and team._times[lane.key, MEMBERS].seconds(1) is not None
             if since >= 0 and not after:
                 first = way == TEAM and not self.seconds[TEAM] and "growing" not in self.excess
                 if first:

@@ -219,3 +219,20 @@ def test_what_a_function_deletes_is_refused() -> None:
     with pytest.raises(FusionError, match=r"deletes \['running_var'\]"):
         array.map(delete, X)
     assert array(X).shape == (MEMBERS, 5, 3)
+
+
+def test_attribute_that_a_run_changed_and_that_is_set_back() -> None:
+    def count(model: Any, x: Tensor) -> Tensor:
+        model.calls += 1
+        value: Tensor = model(x).square().mean() * model.calls
+        return value
+
+    models: list[Any] = build(net, MEMBERS)
+    for model in models:
+        model.calls = 0
+    array = fuse(models)
+    first = array.map(count, X)
+    for member in array.members:
+        member.calls = 0  # type: ignore[assignment]
+    torch.testing.assert_close(array.map(count, X), first)
+    assert [member.calls for member in array.members] == [1] * MEMBERS

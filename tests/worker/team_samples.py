@@ -24,8 +24,10 @@ from shoal.task import Task
 from shoal.worker.array_trainer import ArrayTrainer
 from shoal.worker.checkpoint import load_newest
 from shoal.worker.control import JobControl
+from shoal.worker.fused_stepper import FusedStepper
 from shoal.worker.signature_builder import SignatureBuilder
 from shoal.worker.stepper import Stepper
+from shoal.worker.team import step_times
 from shoal.worker.team.leader import TeamLeader
 from shoal.worker.train import Trainer
 from shoal.worker.worker_state import TrialCache, WorkerState
@@ -216,12 +218,71 @@ class HalfPrecision(Convolutional):
         return F.cross_entropy(model(x), y)
 
 
+class Flagged(Perceptron):
+    """Has a buffer of bool, which no gradient depends on."""
+
+    def model(self, config: Any) -> nn.Module:
+        model = super().model(config)
+        model.register_buffer("flags", torch.tensor([True, False]))
+        return model
+
+
+class HeadOnly(Perceptron):
+    """Updates the last layer only; the others have gradients as well."""
+
+    def clip_norm(self, config: Any) -> None:
+        return None
+
+    def optimizer(self, model: Any, config: Any) -> Any:
+        return torch.optim.Adam(model[-1].parameters(), config["lr"])
+
+
+class Single(Perceptron):
+    """Trains with batches of one sample."""
+
+    def batch_size(self, config: Any) -> int:
+        return 1
+
+
+class Counting(Perceptron):
+    """Counts its calls in an attribute, which the loss depends on."""
+
+    def model(self, config: Any) -> nn.Module:
+        model = super().model(config)
+        model.calls = 0  # type: ignore[assignment]
+        return model
+
+    def loss(self, model: Any, batch: Any) -> Tensor:
+        model.calls += 1
+        return super().loss(model, batch) * (1.0 + 0.1 * model.calls)
+
+
+class Masked(Perceptron):
+    """Has a batch norm of the elements of a batch that a mask selects, which are more in some rows than in others."""
+
+    def optimizer(self, model: nn.Module, config: Any) -> Any:
+        return torch.optim.SGD(model.parameters(), config["lr"], momentum=0.9)
+
+    def model(self, config: Any) -> nn.Module:
+        layers = {"inner": nn.Linear(1, 4), "norm": nn.BatchNorm1d(4), "head": nn.Linear(4, 3)}
+        return nn.ModuleDict(layers).double()
+
+    def loss(self, model: Any, batch: Any) -> Tensor:
+        x, y = batch
+        kept = x > 0.3
+        hidden = model["norm"](model["inner"](x[kept].unsqueeze(1))).tanh()
+        return F.cross_entropy(model["head"](hidden), y.unsqueeze(1).expand(x.shape)[kept])
+
+
 TASKS: dict[str, Callable[[], Task]] = {
     "mlp": Perceptron,
     "cnn": Convolutional,
     "lstm": Recurrent,
     "lora": Adapted,
     "bert": Bert,
+    "flagged": Flagged,
+    "head": HeadOnly,
+    "masked": Masked,
 }
 
 
@@ -291,7 +352,7 @@ class Leader:
         take_step = ArrayTrainer._take_step
 
         def observed(lane: ArrayTrainer, stepper: Stepper, *args: Any) -> Tensor:
-            if lane.team is not None and lane.team._stepper is stepper:
+            if lane.team is not None and lane.team._stepper is stepper and lane.key not in lane.team._refused:
                 self._await_helpers(lane.team)
             losses = take_step(lane, stepper, *args)
             self.sizes.append(1 if lane.team is None else lane.team.size)
@@ -299,7 +360,12 @@ class Leader:
                 action(self)
             return losses
 
-        with patch.object(ArrayTrainer, "_take_step", observed):
+        with (
+            patch.object(ArrayTrainer, "_take_step", observed),
+            patch.object(FusedStepper, "settled", True),  # so that the first lone step is measured
+            patch.object(step_times, "WARM_UP", 0),
+            patch.object(step_times, "COUNTED", 1),
+        ):
             try:
                 return list(trainer.run())
             finally:
@@ -308,15 +374,13 @@ class Leader:
     def _await_helpers(self, team: TeamLeader) -> None:
         """Wait until all wanted helpers are in the team, or ready."""
         deadline = time.monotonic() + 30
-        if team._key in team._refused:
-            return
         present = set() if team._channel is None else set(team._channel.members)
         while set(self._wanted) - present - set(team._side.ready(self._wanted)) - self.killed:
             assert time.monotonic() < deadline, (self._wanted, present)
             if team._side.refusal():
                 break
             time.sleep(0.002)
-        team._looked = 0.0
+        team._polled = 0.0
 
     def _poll(self) -> None:
         assert self.backend is not None

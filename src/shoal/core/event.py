@@ -174,7 +174,7 @@ class TeamMeasured:
         job: Id of the job.
         key: Key of the array.
         members: Number of members.
-        seconds: Number of devices -> median seconds of a step; 1 is among them.
+        seconds: Number of devices -> median seconds of a step; 1 is among them, unless there is a note.
         note: Reason why the steps of the array cannot be divided between devices; "" if they can.
     """
 

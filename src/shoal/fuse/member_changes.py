@@ -99,6 +99,7 @@ class AttributeSync:
                 self._last_values[i, name] = value
                 for modules in self._members:
                     setattr(modules[i], name, value)
+                self._compared.clear()  # so that a return of the members to earlier values is seen
         for (i, name), tensor in list(self._tensor_attributes(self._template)):
             if tensor is not self._stacked_attributes.get((i, name), (None, ()))[0]:
                 for b, modules in enumerate(self._members):

@@ -111,9 +111,9 @@ class TrainingStep:
         self.way: StepMode | None = None
         self.compile_seconds = 0.0
         """Seconds spent on capturing and compiling."""
-        self.array = self._array = array
+        self.array = array
         self._optimizer = optimizer
-        self._loss = loss
+        self.loss = loss
         self._device = next((p.device for p in array.parameters()), torch.device("cpu"))
         self._limits = None if max_norm is None else parse_limits(array, max_norm, "max_norm")
         self._scaler = GradScaler(array, enabled=False) if scaler is None else scaler
@@ -200,7 +200,7 @@ class TrainingStep:
         self._runs = {way: run for way, run in self._runs.items() if way in kept}  # a slower way may hold much memory
         if self.way in ("captured", "compiled"):
             self._optimizer.zero_grad()  # a captured step does not use these gradients
-        _log.info("%d members: %s", len(self._array), self)
+        _log.info("%d members: %s", len(self.array), self)
 
     def _prepare(self, way: StepMode, batch: Any) -> bool:
         if way == "captured" and self._device.type != "cuda":
@@ -212,7 +212,7 @@ class TrainingStep:
         try:
             with during(Activity.COMPILE):
                 step = CapturedStep(
-                    self._array, self._optimizer, self._loss, batch, way == "compiled", trained, self._limits
+                    self.array, self._optimizer, self.loss, batch, way == "compiled", trained, self._limits
                 )
         except FusionError as reason:
             _log.info("%s", reason)
@@ -236,13 +236,13 @@ class TrainingStep:
         """
         self._plain.drop()
         self._optimizer.zero_grad()
-        return backward(self._array, self._loss, self._scaler, batch, shards)
+        return backward(self.array, self.loss, self._scaler, batch, shards)
 
     def update(self) -> None:
         """Unscale and clip the gradients, and step the optimizers, after `gradients`."""
         self._scaler.unscale_(self._optimizer)
         if self._limits is not None:
-            clip_grad_norm_(self._array, self._limits)
+            clip_grad_norm_(self.array, self._limits)
         self._scaler.step(self._optimizer)
         self._scaler.update()
 

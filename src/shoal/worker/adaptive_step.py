@@ -110,13 +110,12 @@ class AdaptiveStep:
 
     def team_step(
         self, gradients: TeamGradients, batch: Any, precision: str, context: Callable[[], AbstractContextManager[None]]
-    ) -> Tensor | None:
-        """As `step`, with the gradients of a team; None, with nothing changed, if there are none."""
+    ) -> Tensor:
+        """As `step`, with the gradients of a team."""
         losses = gradients(self._step, batch, precision, context)
-        if losses is not None:
-            self._step.update()
-            if self._compiling is not None:
-                self._compiling.steps -= 1
+        self._step.update()
+        if self._compiling is not None:
+            self._compiling.steps -= 1
         return losses
 
     def _record_measurements(self, profile: Profile) -> None:

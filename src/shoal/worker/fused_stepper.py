@@ -163,6 +163,7 @@ class FusedStepper(Stepper):
         if not self._fused_before:
             return None
         if self._plain is not None:
+            self._profile = self._new_profile or self._profile  # which names the fastest mode of the lone steps
             self._fuse()
         steps = self._steps
         if not isinstance(steps, AdaptiveStep):

@@ -68,8 +68,8 @@ class TeamGradients(Protocol):
 
     def __call__(
         self, step: TrainingStep, batch: Any, precision: str, context: Callable[[], AbstractContextManager[None]]
-    ) -> Tensor | None:
-        """Return the losses, [B], or None if there are no helpers."""
+    ) -> Tensor:
+        """Return the losses, [B]."""
 
 
 class Stepper(ABC):

@@ -10,7 +10,15 @@ from torch import nn
 from shoal.cluster.machine import threads
 from shoal.core.activity import Activity
 from shoal.core.array import Array
-from shoal.core.event import ArrayFailed, Event, MembersLeft, Outcome, RelativeTimeMeasured, SignaturesFound
+from shoal.core.event import (
+    ArrayFailed,
+    Event,
+    MembersLeft,
+    Outcome,
+    RelativeTimeMeasured,
+    SignaturesFound,
+    TeamMeasured,
+)
 from shoal.core.job import Job, log_path
 from shoal.cost.activity_clock import during
 from shoal.worker.array_trainer import ArrayTrainer
@@ -140,7 +148,7 @@ class Trainer:
             if change.cores is not None:
                 self._threads.allow(threads(change.cores))
             if change.team is not None:
-                self._allow_helpers(change.team)
+                yield from self._allow_helpers(change.team)
             if gone := frozenset[int]().union(*(lane.leave(change.leave) for lane in self._lanes)):
                 yield MembersLeft(self._job.id, gone)
             for array in change.join:
@@ -151,10 +159,16 @@ class Trainer:
                     found = self._signature_builder.find_keys(change.find_signatures, load=False)
                 yield SignaturesFound(self._job.id, *found)
 
-    def _allow_helpers(self, helpers: frozenset[str]) -> None:
+    def _allow_helpers(self, helpers: frozenset[str]) -> Iterator[Event]:
         """Let other jobs compute gradients from the next step on, while this job trains a single array."""
-        if self._team is None and helpers:
-            self._team = TeamLeader(self._job.id, self._worker_state.directory, self._host, self._hang_seconds)
+        try:
+            if self._team is None and helpers:
+                self._team = TeamLeader(self._job.id, self._worker_state.directory, self._host, self._hang_seconds)
+        except OSError as error:
+            reason = f"helpers cannot connect to job {self._job.id}: {error}"
+            _log.warning("%s", reason)
+            for lane in self._lanes:
+                yield TeamMeasured(self._job.id, lane.key, len(lane.trials), {}, reason)
         if self._team is not None:
             self._team.allow(helpers)
 

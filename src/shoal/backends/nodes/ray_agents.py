@@ -132,17 +132,16 @@ class NodeActors:
         def ask(node: RayNode, actor: Any) -> tuple[Any, Any]:
             return actor, actor.inventory.remote(process, libraries, settings[node], node.cpus or None, node.gpus)
 
-        kept = {node for node in settings if self._key(node) in self._idle}
         asked = {node: ask(node, self.take(node)) for node in settings}
         found: dict[str, NodeInventory] = {}
         for node, (actor, answer) in asked.items():
             try:
                 try:
                     found[node.name] = ray.get(answer, timeout=seconds)
-                except ray.exceptions.RayActorError:
-                    if node not in kept:
-                        raise
-                    actor, answer = ask(node, self._start(node))  # the kept one has died since the last study
+                except (
+                    ray.exceptions.RayActorError
+                ):  # a kept one may have died since the last study, a new one was killed
+                    actor, answer = ask(node, self._start(node))
                     found[node.name] = ray.get(answer, timeout=seconds)
             except ray.exceptions.RayError as error:
                 raise BackendError(

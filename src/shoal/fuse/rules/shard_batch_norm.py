@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from shoal.fuse.shard import Shard
+from shoal.fuse.shard import IndivisibleStepError, Shard
 
 __all__ = ["shard_batch_norm"]
 
@@ -37,10 +37,11 @@ def shard_batch_norm(
         momentum: Weight of the batch in the running statistics.
         eps: Epsilon.
         shard: The shard.
+
+    Raises:
+        IndivisibleStepError: The whole batch has fewer than two values of a channel.
     """
-    local = x.numel() // x.shape[1]
-    count = local // shard.rows * shard.total
-    mean, var = _statistics(x.detach(), local, count, shard)
+    mean, var, count = _statistics(x.detach(), shard)
     if running_mean is not None and running_var is not None:
         running_mean.lerp_(mean.to(running_mean.dtype), momentum)
         running_var.lerp_((var * (count / (count - 1))).to(running_var.dtype), momentum)
@@ -48,14 +49,21 @@ def shard_batch_norm(
     return out
 
 
-def _statistics(x: Tensor, local: int, count: int, shard: Shard) -> tuple[Tensor, Tensor]:
-    """Mean and biased variance of each channel over the whole batch, in the dtype of the computation."""
+def _statistics(x: Tensor, shard: Shard) -> tuple[Tensor, Tensor, int]:
+    """Mean and biased variance of each channel over the whole batch, in the dtype of the computation, and the number of
+    values of a channel, which may differ between rows."""
     dtype = torch.promote_types(x.dtype, torch.float32)
-    mean, var = (each.double() for each in _moments(x.to(dtype)))
-    sums = torch.stack([mean * local, (var + mean * mean) * local])
+    local = x.numel() // x.shape[1]
+    sums = torch.zeros(3, x.shape[1], dtype=torch.float64, device=x.device)
+    if local:
+        mean, var = (each.double() for each in _moments(x.to(dtype)))
+        sums[0], sums[1], sums[2] = mean * local, (var + mean * mean) * local, local
     shard.all_reduce(sums)
-    mean, square = sums / count
-    return mean.to(dtype), (square - mean * mean).clamp_min_(0).to(dtype)
+    count = int(sums[2, 0])
+    if count < 2:
+        raise IndivisibleStepError(f"a batch norm has {count} values of a channel")
+    mean, square = sums[:2] / count
+    return mean.to(dtype), (square - mean * mean).clamp_min_(0).to(dtype), count
 
 
 def _moments(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -82,15 +90,18 @@ class _ShardBatchNorm(torch.autograd.Function):
     ) -> Tensor:
         ctx.save_for_backward(x, mean, var, scale)
         ctx.constants = eps, count, shard, shift is not None
-        return F.batch_norm(x, mean, var, scale, shift, False, 0.0, eps)
+        return F.batch_norm(x, mean, var, scale, shift, False, 0.0, eps) if x.numel() else x.clone()
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
         x, mean, var, scale = ctx.saved_tensors
         eps, count, shard, shifted = ctx.constants
-        dx, dscale, dshift = torch.ops.aten.native_batch_norm_backward(
-            grad.contiguous(), x, scale, mean, var, None, None, False, eps, [True, True, True]
-        )
+        if x.numel():
+            dx, dscale, dshift = torch.ops.aten.native_batch_norm_backward(
+                grad.contiguous(), x, scale, mean, var, None, None, False, eps, [True, True, True]
+            )
+        else:  # of a masked batch; the function would end the process
+            dx, dscale, dshift = torch.zeros_like(x), torch.zeros_like(mean), torch.zeros_like(mean)
         sums = torch.stack([dshift, dscale]).double()
         shard.all_reduce(sums)
         mean_grad, mean_product = (sums / count).to(mean.dtype)

@@ -29,14 +29,14 @@ class TrainedArray:
     @classmethod
     def of(cls, members: Iterable[Member], models: Iterable[nn.Module]) -> "TrainedArray":
         """Describe an array by its members and their models."""
-        known: dict[int, int] = {}
-        return cls(tuple(members), tuple(_described(model, known) for model in models))
+        checksums: dict[int, int] = {}
+        return cls(tuple(members), tuple(_described(model, checksums) for model in models))
 
     def difference(self, models: Sequence[nn.Module]) -> str:
         """Why models of a helper are not those of the leader; "" if they are."""
-        known: dict[int, int] = {}
+        checksums: dict[int, int] = {}
         for member, model, described in zip(self.members, models, self.tensors, strict=True):
-            own = _described(model, known)
+            own = _described(model, checksums)
             for name in sorted(own.keys() | described.keys()):
                 if own.get(name) != described.get(name):
                     return (
@@ -46,10 +46,10 @@ class TrainedArray:
         return ""
 
 
-def _described(model: nn.Module, known: dict[int, int]) -> dict[str, tuple[Any, ...]]:
+def _described(model: nn.Module, checksums: dict[int, int]) -> dict[str, tuple[Any, ...]]:
     found: dict[str, tuple[Any, ...]] = {name: _kind(each) for name, each in model.named_buffers()}
     for name, each in model.named_parameters():
-        found[name] = (*_kind(each), *(() if each.requires_grad else (_checksum(each, known),)))
+        found[name] = (*_kind(each), *(() if each.requires_grad else (_checksum(each, checksums),)))
     return found
 
 
@@ -57,9 +57,9 @@ def _kind(tensor: Tensor) -> tuple[Any, ...]:
     return tuple(tensor.shape), str(tensor.dtype), tensor.requires_grad
 
 
-def _checksum(tensor: Tensor, known: dict[int, int]) -> int:
+def _checksum(tensor: Tensor, checksums: dict[int, int]) -> int:
     """Checksum of the values; members that share memory are summed once."""
-    if tensor.data_ptr() not in known:
+    if tensor.data_ptr() not in checksums:
         content = tensor.detach().contiguous().cpu().flatten().view(torch.uint8)
-        known[tensor.data_ptr()] = zlib.crc32(content.numpy().data)
-    return known[tensor.data_ptr()]
+        checksums[tensor.data_ptr()] = zlib.crc32(content.numpy().data)
+    return checksums[tensor.data_ptr()]

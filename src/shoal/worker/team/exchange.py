@@ -135,6 +135,11 @@ class GradientSum:
         *parts, self._losses, self._present = torch.split(self.flat, [*sizes, len(array), len(sizes)])
         self._parts = [part.view(each.shape) for part, each in zip(parts, self.parameters, strict=True)]
 
+    def clear(self) -> None:
+        """Drop the gradients of all trained parameters, also of those that no optimizer updates."""
+        for each in self.parameters:
+            each.grad = None
+
     def collect(self, losses: Tensor) -> None:
         """Copy the gradients and losses, [B], into the tensor.
 

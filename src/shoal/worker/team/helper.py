@@ -33,7 +33,7 @@ __all__ = ["assist"]
 IDLE_SECONDS = 10 * 24 * 3600.0
 """Longest time that a helper waits for its leader, which may load data or validate."""
 POLL_SECONDS = 0.02
-"""Interval of looking for the address of the leader."""
+"""Interval of polling for the address of the leader."""
 
 
 def assist(job: Job, state: WorkerState, control: JobControl, host: str) -> None:
@@ -117,7 +117,7 @@ class _Replica:
         self._device = state.device
         numbers = [member.trial.number for member in content.members]
         self.trials = {
-            number: _known(trials.get(number), member) or _built(state, member)
+            number: _reusable(trials.get(number), member) or _built(state, member)
             for number, member in zip(numbers, content.members, strict=True)
         }
         self._runtimes = list(self.trials.values())
@@ -170,7 +170,7 @@ class _Replica:
         self.stepped = True
 
 
-def _known(runtime: TrialRuntime | None, member: Member) -> TrialRuntime | None:
+def _reusable(runtime: TrialRuntime | None, member: Member) -> TrialRuntime | None:
     return runtime if runtime is not None and runtime.trial == member.trial else None
 
 

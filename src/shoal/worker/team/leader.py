@@ -2,6 +2,7 @@
 
 import logging
 import time
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -17,8 +18,9 @@ from shoal.fuse.array import ModelArray
 from shoal.fuse.micro_batches import MicroBatches, micro_batches
 from shoal.fuse.shard import IndivisibleStepError, MaskRows, Shard
 from shoal.fuse.step import TrainingStep
+from shoal.fuse.transaction import Transaction
 from shoal.task import size_of
-from shoal.worker.stepper import Stepper
+from shoal.worker.stepper import Stepper, StepRefusedError
 from shoal.worker.team.channel import Channel, PeerLostError
 from shoal.worker.team.content import TrainedArray
 from shoal.worker.team.exchange import (
@@ -39,15 +41,17 @@ __all__ = ["TeamLeader"]
 
 _log = logging.getLogger("shoal.worker")
 
-LOOK_SECONDS = 0.05
-"""Interval at which a leader looks for helpers that are ready."""
+POLL_SECONDS = 0.05
+"""Interval at which a leader polls helpers that are ready."""
 PEER_SECONDS, PEER_STEPS = 30.0, 5
 """Seconds, and steps of the leader alone, after which a silent helper is lost; the longer time counts. The steps are
 fewer than those after which a job hangs, see `shoal.study.hangs.PATIENCE`."""
 HANG_SHARE = 1 / 3
 """Largest part of `WorkerContext.hang_seconds` that counts, so that a leader which waits does not seem to hang."""
-CHECKED_STEPS = 1
-"""Number of first steps of each new team whose gradients the leader also computes alone, to compare them."""
+CHECK_INTERVAL = 100
+"""Number of steps of a team of which the leader computes the first one also alone, to compare the gradients."""
+MAX_LOSSES = 3
+"""Number of lost helpers after which the steps of a key are not divided any more."""
 
 
 class TeamLeader:
@@ -56,7 +60,11 @@ class TeamLeader:
     Before each step, it follows changes of the array, and forms a new team if other helpers are ready or wanted. In a
     step, each process computes the gradients of its rows of the batch. All else is done by the leader alone. A step
     that fails is taken by the leader alone, from the same state. A step that cannot be divided ends the teams of the
-    array's key.
+    array's key, and so does the loss of several helpers. The first team of a key is formed once the time of a step
+    without helpers is measured.
+
+    Whether steps can be divided is checked by comparing gradients in the first step of each team, and in some later
+    ones. A loss that is a mean over samples in the checked steps only is not recognized.
 
     Args:
         job: Id of the leader's job.
@@ -64,6 +72,9 @@ class TeamLeader:
         host: Address at which helpers reach this process.
         hang_seconds: As in `WorkerContext`.
         clock: Clock in seconds.
+
+    Raises:
+        OSError: Helpers cannot reach this process.
     """
 
     def __init__(
@@ -82,11 +93,11 @@ class TeamLeader:
         self._side = LeaderSide(directory, job, host)
         self._helpers: frozenset[str] = frozenset()
         self._refused: set[FusionKey] = set()
-        self._times = StepTimes()
-        self._stepper: Stepper | None = None
-        self._key: FusionKey | None = None
-        self._looked = 0.0
-        self._check_seconds = 0.0  # of this step, spent only because it is checked
+        self._losses: Counter[FusionKey] = Counter()
+        self._times: dict[tuple[FusionKey, int], StepTimes] = defaultdict(StepTimes)
+        self._stepper: Stepper | None = None  # whose array is published
+        self._polled = 0.0
+        self._checked = False  # whether this step is checked, which takes longer
         self._channel: Channel | None = None
         self._exchange: _Exchange | None = None
 
@@ -98,7 +109,7 @@ class TeamLeader:
     def allow(self, helpers: frozenset[str]) -> None:
         """Set the ids of the jobs that may help from the next step on."""
         self._helpers = helpers
-        self._looked = 0.0
+        self._polled = 0.0
 
     def train_step(
         self,
@@ -116,24 +127,21 @@ class TeamLeader:
             batches: As for `Stepper.train_step`.
             ticks: As for `Stepper.train_step`.
             alone: Function that takes the step without helpers.
+
+        Raises:
+            StepRefusedError: Steps that were divided cannot be.
         """
-        if stepper is not self._stepper or key != self._key:
-            self._turn_to(key, stepper)
-        began, settled, self._check_seconds = self._clock(), stepper.settled, 0.0
+        times = self._times[key, len(stepper.runtimes)]
+        began, self._checked = self._clock(), False
         losses = self._with_helpers(key, stepper, batches, ticks)
         if losses is None:
-            began = self._clock()
+            began, settled = self._clock(), stepper.settled
             losses = alone()
-            seconds = self._clock() - began
             if settled:
-                self._times.add(1, seconds)
-            else:
-                self._times.add_estimate(seconds)
-        elif self._check_seconds:
-            self._times.add_estimate(self._clock() - began - self._check_seconds)
-        else:
-            self._times.add(self.size, self._clock() - began)
-        self.events += self._times.news(self._job, key, len(stepper.runtimes))
+                times.add(1, self._clock() - began)
+        elif not self._checked:
+            times.add(self.size, self._clock() - began)
+        self.events += times.news(self._job, key, len(stepper.runtimes))
         return losses
 
     def close(self) -> None:
@@ -141,48 +149,68 @@ class TeamLeader:
         self._drop_channel()
         self._side.close()
 
-    def _turn_to(self, key: FusionKey, stepper: Stepper) -> None:
-        """Tell the helpers about a new array, which they build."""
+    def _publish(self, stepper: Stepper) -> None:
+        """Publish a new array, which the helpers build, and end the team of the last one."""
         self._drop_channel()
-        self._stepper, self._key = stepper, key
-        self._times = StepTimes()
-        if key not in self._refused and not stepper.indivisible:
-            members = [runtime.member for runtime in stepper.runtimes]
-            content = TrainedArray.of(members, [runtime.model for runtime in stepper.runtimes])
-            self._side.publish(cloudpickle.dumps(content))
-            self._looked = 0.0
+        self._stepper = stepper
+        members = [runtime.member for runtime in stepper.runtimes]
+        content = TrainedArray.of(members, [runtime.model for runtime in stepper.runtimes])
+        self._side.publish(cloudpickle.dumps(content))
+        self._polled = 0.0
 
     def _with_helpers(
         self, key: FusionKey, stepper: Stepper, batches: Sequence[Any], ticks: Sequence[int]
     ) -> Tensor | None:
         """Take a step with helpers; return None, with everything as before, if that is impossible."""
         if key in self._refused:
+            self._drop_channel()
+        if key in self._refused or not (self._helpers or self._channel):
             return None
         try:
             if stepper.indivisible:
                 raise IndivisibleStepError(stepper.indivisible)
-            if time.monotonic() - self._looked >= LOOK_SECONDS:
-                self._look()
-                self._looked = time.monotonic()
-            return None if self._channel is None else stepper.team_step(self.gradients, batches, ticks)
+            if (rows := stepper.runtimes[0].settings.batch_size) <= len(self._helpers):
+                raise IndivisibleStepError(f"a batch of {rows} samples is too small for {len(self._helpers)} helpers")
+            if stepper is not self._stepper:
+                self._publish(stepper)
+            alone = self._times[key, len(stepper.runtimes)].seconds(1)
+            if alone is not None and time.monotonic() - self._polled >= POLL_SECONDS:
+                self._poll_helpers(alone)
+                self._polled = time.monotonic()
+            parts = (part for batch in batches for part, _ in micro_batches(batch))
+            if self._channel is None or min(map(size_of, parts)) < self._channel.size:
+                return None
+            return stepper.team_step(self.gradients, batches, ticks)
         except IndivisibleStepError as reason:
-            self._refuse(key, str(reason))
+            self._refuse(key, stepper, str(reason))
+        except StepRefusedError as reason:
+            self._refuse(key, stepper, str(reason))
+            raise
         except PeerLostError as error:
             _log.info("a helper is lost, and the step is taken alone: %s", error)
             self._drop_channel()
+            self._losses[key] += 1
             if refusal := self._side.refusal():
-                self._refuse(key, refusal)
+                self._refuse(key, stepper, refusal)
+            elif self._losses[key] == MAX_LOSSES:
+                self._refuse(key, stepper, f"helpers were lost {MAX_LOSSES} times")
         return None
 
-    def _refuse(self, key: FusionKey, reason: str) -> None:
+    def _refuse(self, key: FusionKey, stepper: Stepper, reason: str) -> None:
         """Let no helper take part in the steps of a key any more, and report the reason."""
         _log.info("steps are not divided between devices: %s", reason)
+        members = len(stepper.runtimes)
+        alone = self._times[key, members].seconds(1)
         self._refused.add(key)
-        self._times.note = reason
+        self.events.append(TeamMeasured(self._job, key, members, {} if alone is None else {1: alone}, reason))
         self._drop_channel()
 
-    def _look(self) -> None:
-        """Form the next team, if other helpers are ready, or present ones are not wanted any more."""
+    def _poll_helpers(self, alone: float) -> None:
+        """Form the next team, if other helpers are ready, or present ones are not wanted any more.
+
+        Args:
+            alone: Seconds of a step without helpers.
+        """
         if refusal := self._side.refusal():
             raise IndivisibleStepError(refusal)
         present = [] if self._channel is None else self._channel.members[1:]
@@ -191,26 +219,28 @@ class TeamLeader:
         if not new and len(stay) == len(present):
             return
         self._side.generation += 1
-        if self._channel is not None and self._exchange is not None:
+        if self._channel is None or self._exchange is None:  # present helpers await a step, and become ready again
+            stay = []
+        else:
             self._exchange.state.send(self._channel, Header(generation=self._side.generation, stay=tuple(stay)))
         self._side.call(new)
         members = self._side.gather(self._job, [*stay, *new])
         self._drop_channel()
         if len(members) > 1:
-            seconds = max(self._peer_seconds, PEER_STEPS * (self._times.seconds(1) or 0.0))
+            seconds = max(self._peer_seconds, PEER_STEPS * alone)
             self._channel = Channel(self._side.store, self._side.generation, members, 0, self._side.host, seconds)
             _log.info("%d processes compute the gradients: %s", len(members), ", ".join(members))
 
     def _drop_channel(self) -> None:
-        """End the present team; its helpers look into the store again."""
+        """End the present team; its helpers become ready again."""
         if self._channel is not None:
             self._channel.close()
         self._channel = self._exchange = None
 
     def gradients(
         self, step: TrainingStep, batch: Any, precision: str, context: Callable[[], AbstractContextManager[Any]]
-    ) -> Tensor | None:
-        """Compute the gradients of a step with the helpers; return the losses, [B].
+    ) -> Tensor:
+        """Compute the gradients of a step with the helpers, for a batch with enough rows; return the losses, [B].
 
         Args:
             step: Training step of the array.
@@ -218,35 +248,33 @@ class TeamLeader:
             precision: Precision of the models, see `Task.precision`.
             context: Function that returns a context for each computation of the gradients.
 
-        Returns:
-            The losses; None, with everything as before, if the batch has too few rows.
-
         Raises:
             PeerLostError: A helper is lost.
-            IndivisibleStepError: The gradients cannot be computed shard by shard.
+            IndivisibleStepError: The gradients cannot be computed shard by shard. Everything is as before.
+            StepRefusedError: A later check of a team has shown this, so steps before may have had wrong gradients.
         """
-        parts, weights = zip(*micro_batches(batch), strict=True)
-        totals = [size_of(part) for part in parts]
-        if self._channel is None or min(totals) < self._channel.size:
-            return None
+        assert self._channel is not None
         if self._exchange is None or self._exchange.array is not step.array:
             self._exchange = _Exchange(step.array)
         exchange, ticks = self._exchange, step.array.ticks
         exchange.state.save()
-        began = self._clock()
+        self._checked = exchange.steps % CHECK_INTERVAL == 0
         try:
-            alone = exchange.alone(step, batch, totals, context) if exchange.checked < CHECKED_STEPS else None
-            passed = self._clock() - began
-            losses = exchange.divided(step, self._channel, parts, weights, context)
+            alone = exchange.alone(step, batch, context) if self._checked else None
+            losses = exchange.divided(step, self._channel, batch, context)
             if alone is not None:
                 mixed = precision != "32"
                 alone.check(exchange.snapshot(losses), tolerance(exchange.sums.flat.dtype, mixed))
-                self._check_seconds = self._clock() - began - passed
-        except (IndivisibleStepError, PeerLostError):
+        except (IndivisibleStepError, PeerLostError, RuntimeError) as error:
             exchange.state.restore_buffers()
+            exchange.sums.clear()
             step.array.ticks = ticks
-            raise
-        exchange.checked += 1
+            if isinstance(error, PeerLostError):
+                raise
+            if exchange.steps and isinstance(error, IndivisibleStepError):
+                raise StepRefusedError(str(error)) from error
+            raise IndivisibleStepError(str(error)) from error
+        exchange.steps += 1
         return losses
 
 
@@ -261,20 +289,31 @@ class _Exchange:
         self.array = array
         self.state = SharedState(array)
         self.sums = GradientSum(array)
-        self.checked = 0
-        """Number of steps so far, up to `CHECKED_STEPS` of which are checked."""
+        self.steps = 0
+        """Number of steps of the team so far."""
         self._masks = MaskRows()
         self._form = b""
 
     def alone(
-        self, step: TrainingStep, batch: Any, totals: Sequence[int], context: Callable[[], AbstractContextManager[Any]]
+        self, step: TrainingStep, batch: Any, context: Callable[[], AbstractContextManager[Any]]
     ) -> GradientSnapshot:
-        """Compute the gradients of the whole batch, and return to the state before."""
+        """Compute the gradients of the whole batch, and return to the state before.
+
+        Raises:
+            IndivisibleStepError: Python objects change, which would change twice.
+        """
         ticks, recorded = self.array.ticks, MaskRows()
+        totals = [size_of(part) for part, _ in micro_batches(batch)]
         shards = [Shard(0, n, n, lambda _: None, MaskRows() if number else recorded) for number, n in enumerate(totals)]
+        self.sums.clear()
+        self.array.state.sync_from_members()  # else the snapshot of the template may be out of date
+        before = Transaction([self.array.state.template, *self.array.members], [step.loss])
         with context():
             found = self.snapshot(step.gradients(batch, shards))
-        if not self.checked:
+        if (label := before.changed()) is not None:
+            before.restore()
+            raise IndivisibleStepError(f"the model or the loss keeps state in `{label}`, which changes in a step")
+        if not self.steps:
             self._masks = recorded
         self.state.restore_buffers()
         self.array.ticks = ticks
@@ -288,8 +327,7 @@ class _Exchange:
         self,
         step: TrainingStep,
         channel: Channel,
-        parts: Sequence[Any],
-        weights: Sequence[float],
+        batch: Any,
         context: Callable[[], AbstractContextManager[Any]],
     ) -> Tensor:
         """Compute the gradients with the helpers; return the losses, [B].
@@ -297,10 +335,10 @@ class _Exchange:
         Args:
             step: Training step of the array.
             channel: Channel to the helpers.
-            parts: Micro-batches.
-            weights: Weights of the micro-batches.
+            batch: Batch, or `MicroBatches`.
             context: As for `TeamLeader.gradients`.
         """
+        parts, weights = zip(*micro_batches(batch), strict=True)
         form, tensors = leaves_of(parts)
         leaves = [leaf for leaf in pytree.tree_leaves(form) if isinstance(leaf, BatchLeaf)]
         pickled = cloudpickle.dumps(form)
@@ -310,17 +348,18 @@ class _Exchange:
             tuple(weights),
             step.scales,
             b"" if pickled == self._form else pickled,
-            None if self.checked else self._masks.shapes,
+            None if self.steps else self._masks.shapes,
         )
         self._form = pickled
+        self.sums.clear()
         shards = [header.shards(rank, channel, self._masks) for rank in range(channel.size)]
         with context():
             self.state.send(channel, header)
             messages = [pack(_rows_of(shards[rank][0], leaves, tensors)) for rank in range(1, channel.size)]
             sent = [channel.send(message, rank) for rank, message in enumerate(messages, start=1)]
             own, shares = shards[0]
-            batch = MicroBatches(tuple(rebuilt(form, _rows_of(own, leaves, tensors))), shares)
-            self.sums.collect(step.gradients(batch, own))
+            rows = MicroBatches(tuple(rebuilt(form, _rows_of(own, leaves, tensors))), shares)
+            self.sums.collect(step.gradients(rows, own))
             channel.sum_to_leader(self.sums.flat)
             for work in sent:
                 channel.finish(work)

@@ -14,6 +14,7 @@ import secrets
 import socket
 import time
 from collections.abc import Callable, Collection, Iterable
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ __all__ = ["HelperSide", "LeaderSide", "address_path"]
 ANSWER_SECONDS = 0.5
 """Longest time that a leader waits for the answers to its call."""
 POLL_SECONDS, ANSWER_POLL_SECONDS = 0.01, 0.0005
-"""Intervals of looking into the store: of a helper that waits for a call, and of processes that form a team."""
+"""Intervals of polling the store: of a helper that waits for a call, and of processes that form a team."""
 
 _ENDED = "ended"
 """Version of what is trained once the leader has ended."""
@@ -50,6 +51,9 @@ class LeaderSide:
         directory: Directory of the study.
         job: Id of the leader's job.
         host: Address at which helpers reach this process.
+
+    Raises:
+        OSError: The address cannot be listened at, or its file cannot be written.
     """
 
     def __init__(self, directory: Path, job: str, host: str) -> None:
@@ -66,7 +70,7 @@ class LeaderSide:
         self._write([host, port, secret])
 
     def publish(self, content: bytes) -> None:
-        """Tell what is trained from now on; helpers that were ready build it anew."""
+        """Publish what is trained from now on; helpers that were ready build it anew."""
         self._version += 1
         self.store.set("content", content)  # type: ignore[arg-type]  # the stubs lack bytes
         self.store.set("version", str(self._version))
@@ -87,7 +91,7 @@ class LeaderSide:
         return self.store.get(key).decode() if self.store.check([key]) else ""
 
     def call(self, helpers: Iterable[str]) -> None:
-        """Call helpers to the next team, in which those of the present one learn of it by the leader's message."""
+        """Call helpers to the next team, of which those of the present one are informed by the leader's message."""
         for helper in helpers:
             self._called[helper] = self.store.get(f"ready/{helper}").decode()
             self.store.set(f"call/{helper}/{self._called[helper]}", str(self.generation))
@@ -111,7 +115,8 @@ class LeaderSide:
 
     def close(self) -> None:
         """End the rendezvous, also for helpers that come later; the store ends with this object."""
-        self._write([])
+        with suppress(OSError):  # for example of a full disk
+            self._write([])
         self.store.set("version", _ENDED)
 
 
@@ -139,7 +144,7 @@ class HelperSide:
         timeout = timedelta(seconds=10)
         self.store = PrefixStore(
             secret,
-            self._asked(lambda: TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timeout)),
+            self._request(lambda: TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timeout)),
         )
 
     def content(self) -> tuple[str, bytes] | None:
@@ -152,14 +157,14 @@ class HelperSide:
         return version, self._get("content")
 
     def announce(self, version: str) -> None:
-        """Tell the leader that this helper has built a version of what is trained."""
+        """Announce that this helper has built a version of what is trained."""
         self._count += 1
         self._announced = f"{version}:{self._count}:{os.getpid()}"
-        self._asked(lambda: self.store.set(f"ready/{self.job}", self._announced))
+        self._request(lambda: self.store.set(f"ready/{self.job}", self._announced))
 
     def refuse(self, version: str, reason: str) -> None:
-        """Tell the leader why this helper cannot take part."""
-        self._asked(lambda: self.store.set(f"refused/{version}", reason))
+        """Publish why this helper cannot take part."""
+        self._request(lambda: self.store.set(f"refused/{version}", reason))
 
     def await_call(self, version: str) -> int | None:
         """Wait for a call; return the number of the team, or None if something else is trained or it waited in vain."""
@@ -170,7 +175,7 @@ class HelperSide:
 
     def answer(self, generation: int) -> list[str] | None:
         """Answer a call; return the members of the team, or None if it was formed without this helper."""
-        self._asked(lambda: self.store.set(f"here/{generation}/{self.job}", ""))
+        self._request(lambda: self.store.set(f"here/{generation}/{self.job}", ""))
         if not self._wait_for(key := f"members/{generation}", poll=ANSWER_POLL_SECONDS):
             return None
         members: list[str] = json.loads(self._get(key))
@@ -178,18 +183,18 @@ class HelperSide:
 
     def _wait_for(self, key: str, valid: Callable[[], bool] = lambda: True, poll: float = POLL_SECONDS) -> bool:
         """Return whether a key was set while the helper is wanted."""
-        while not self._asked(lambda: self.store.check([key])):
+        while not self._request(lambda: self.store.check([key])):
             if not valid() or not self._idle():
                 return False
             time.sleep(poll)
         return True
 
     def _get(self, key: str) -> bytes:
-        found: bytes = self._asked(lambda: self.store.get(key))
+        found: bytes = self._request(lambda: self.store.get(key))
         return found
 
-    def _asked(self, ask: Callable[[], Any]) -> Any:
+    def _request(self, operation: Callable[[], Any]) -> Any:
         try:
-            return ask()
+            return operation()
         except RuntimeError as error:
             raise PeerLostError(str(error)) from error

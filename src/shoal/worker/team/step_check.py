@@ -73,9 +73,10 @@ def _difference(pairs: Sequence[tuple[Tensor, Tensor | None]]) -> Tensor:
     """Norm of the difference relative to the norm, [B], or [0] without pairs; 0 where both are not finite."""
     if not pairs:
         return torch.zeros(0)
-    apart = torch.stack([_squares(own - its.to(own)) for own, its in pairs if its is not None]).sum(0)
+    both = [(own.double(), its.to(own.device).double()) for own, its in pairs if its is not None]
+    apart = torch.stack([_squares(own - its) for own, its in both]).sum(0)
     size = torch.stack([_squares(own) for own, _ in pairs]).sum(0)
-    other = torch.stack([_squares(its) for _, its in pairs if its is not None]).sum(0)
+    other = torch.stack([_squares(its) for _, its in both]).sum(0)
     relative = (apart / size.clamp_min(torch.finfo(torch.float32).tiny)).sqrt()
     finite = size.isfinite(), other.isfinite()
     return relative.where(finite[0] & finite[1], torch.where(finite[0] == finite[1], 0.0, torch.inf))
