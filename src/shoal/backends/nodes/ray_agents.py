@@ -138,9 +138,7 @@ class NodeActors:
             try:
                 try:
                     found[node.name] = ray.get(answer, timeout=seconds)
-                except (
-                    ray.exceptions.RayActorError
-                ):  # a kept one may have died since the last study, a new one was killed
+                except ray.exceptions.RayActorError:  # it was killed, a kept one perhaps since the last study
                     actor, answer = ask(node, self._start(node))
                     found[node.name] = ray.get(answer, timeout=seconds)
             except ray.exceptions.RayError as error:
