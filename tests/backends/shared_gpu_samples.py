@@ -89,17 +89,3 @@ def daemon_pid(place: Path, uuid: str = "GPU-0") -> int:
 
 def servers(place: Path, uuid: str = "GPU-0") -> list[int]:
     return [child.pid for child in psutil.Process(daemon_pid(place, uuid)).children()]
-
-
-def alive(pid: float) -> bool:
-    try:
-        return psutil.Process(int(pid)).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
-
-
-def vanishes(pid: float, seconds: float = 5.0) -> bool:
-    deadline = time.monotonic() + seconds
-    while alive(pid) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    return not alive(pid)

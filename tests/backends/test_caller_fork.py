@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
+from processes import alive
 from torch.utils.flop_counter import FlopCounterMode
 
 from shoal.backends import Backend, Local
@@ -159,7 +160,7 @@ def test_nothing_is_left_when_the_caller_is_killed(tmp_path: Path) -> None:
     finally:
         caller.send_signal(signal.SIGKILL)
         caller.wait()
-    wait_for(lambda: not any(each.is_running() and each.status() != psutil.STATUS_ZOMBIE for each in family))
+    wait_for(lambda: not any(alive(each.pid) for each in family))
 
 
 def wait_for(condition: Callable[[], bool], seconds: float = 60.0) -> None:

@@ -14,6 +14,7 @@ import cloudpickle
 import local_scripts as scripts
 import psutil
 import pytest
+from processes import alive
 
 from shoal.backends import Backend, Ended, Event, Local, Outcome, Reported, WorkerContext
 from shoal.core.device import Device
@@ -68,13 +69,6 @@ def kill_the_server(backend: Backend) -> None:
 def another_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """What begins from now on has a server of its own."""
     monkeypatch.setenv("ANOTHER", str(time.monotonic_ns()))
-
-
-def alive(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
 
 
 def vanish(pids: list[int], seconds: float = 5.0) -> bool:

@@ -10,10 +10,10 @@ from pathlib import Path
 import mps_fakes as fakes
 import psutil
 import pytest
+from processes import alive, gone
 from shared_gpu_samples import (
     GPU,
     OTHER_GPU,
-    alive,
     begin,
     daemon_pid,
     job,
@@ -22,7 +22,6 @@ from shared_gpu_samples import (
     run_on,
     servers,
     stopped,
-    vanishes,
 )
 
 from shoal.backends import Ended, Event, Outcome
@@ -142,7 +141,7 @@ class TestDeath:
                 assert end.outcome is Outcome.LOST
                 log = place / "GPU-0" / "log" / "control.log"
                 assert end.message.startswith(f"MPS {what} of cuda:0 died; log: {log}\n"), end.message
-            assert all(vanishes(each["pid"]) for each in (*first, idle))
+            assert all(gone(each["pid"], 5.0) for each in (*first, idle))
             assert alive(elsewhere["pid"])
             again = begin(backend, job("a"))
             assert again["pid"] not in [each["pid"] for each in first]

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import mps_fakes as fakes
 import pytest
+from processes import gone
 from shared_gpu_samples import (
     CPU,
     GIB,
@@ -19,7 +20,6 @@ from shared_gpu_samples import (
     run_on,
     servers,
     stopped,
-    vanishes,
 )
 
 from shoal.backends import Local, WorkerContext
@@ -80,7 +80,7 @@ class TestBinding:
             assert two["pid"] == one["pid"]
             other = begin(backend, job("other", compute=0.5))
             assert other["pid"] != one["pid"]
-            assert vanishes(one["pid"])
+            assert gone(one["pid"], 5.0)
             assert stopped(backend, "other")
 
     def test_closing_ends_the_daemons(self, place: Path) -> None:
@@ -88,7 +88,7 @@ class TestBinding:
             begin(backend, job("job"))
             pids = [daemon_pid(place), *servers(place)]
             assert len(pids) == 2
-        assert all(vanishes(pid) for pid in pids)
+        assert all(gone(pid, 5.0) for pid in pids)
 
 
 class TestWithoutMps:

@@ -15,6 +15,7 @@ from pathlib import Path
 import local_scripts as scripts
 import psutil
 import pytest
+from processes import gone
 from slurm_clusters import FakeCluster, fake_cluster
 
 from shoal.backends.base import Backend, Ended, Outcome, Reported, WorkerContext
@@ -164,15 +165,6 @@ def end_of(backend: Backend, job: str) -> Ended:
     end = events_until_ended(backend, [job])[job][-1]
     assert isinstance(end, Ended)
     return end
-
-
-def gone(pid: int) -> bool:
-    deadline = time.monotonic() + 10.0
-    while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.01)
-    return True
 
 
 @pytest.mark.usefixtures("allocation")

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 import told
+from processes import alive
 from told import Raises, Told, processes, read, train
 
 import shoal
@@ -98,7 +98,7 @@ def test_a_killed_engine_costs_and_repeats_nothing(
     (follower,) = processes(file)
     engine.send_signal(signal.SIGKILL)
     engine.wait()
-    until(lambda: not psutil.pid_exists(follower) or psutil.Process(follower).status() == psutil.STATUS_ZOMBIE)
+    until(lambda: not alive(follower))
     so_far = recorded(directory)
     assert [line for line in read(file) if line[0] == "report"] == so_far, "what was recorded is told after the kill"
     assert read(file)[-1] == ["study ends", False]

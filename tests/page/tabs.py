@@ -52,3 +52,15 @@ def go(tab: Any, study: str, view: str) -> None:
     tab.evaluate(f"location.hash = '#/{study}/{view}'")
     tab.wait_for_timeout(50)
     ready(tab, view.partition("/")[0])
+
+
+def filled(tab: Any, button: str, values: dict[str, str], choice: str = "", answer: str = "#ask-yes") -> None:
+    """Open a form, fill it and answer it; by default it is sent."""
+    tab.click(f"[data-form='{button}']")
+    tab.wait_for_selector("dialog[open]")
+    for name, value in values.items():
+        field = tab.locator(f"dialog [name='field-{name}']")
+        (field.select_option if field.evaluate("x => x.tagName") == "SELECT" else field.fill)(value)
+    if choice:
+        tab.check(f"dialog label:has-text('{choice}') input")
+    tab.click(answer)

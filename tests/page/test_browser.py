@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from page_studies import NASTY, lively_study, nasty_study
 from serving import served
-from tabs import go, opened, ready, wait
+from tabs import filled, go, opened, ready, wait
 
 from shoal.core.trial import Report
 from shoal.journal.requests import pending_requests
@@ -144,26 +144,26 @@ def test_a_control_asks_once_and_writes_its_request(browser, tmp_path: Path, vie
 
 FORMS = {
     "clone from its weights": (
-        *("trial/33", "Clone", {"field-lr": "0.5", "field-train up to": "30"}, "from its weights"),
+        *("trial/33", "Clone", {"lr": "0.5", "train up to": "30"}, "from its weights"),
         ("clone", {"config": {"lr": 0.5, "width": 128, "batch_size": 32}, "epochs": 30, "source": 33}),
         {"trial": 33, "epoch": 12},
     ),
     "clone anew": (
-        *("trial/33", "Clone", {"field-width": "64"}, "anew"),
+        *("trial/33", "Clone", {"width": "64"}, "anew"),
         ("clone", {"config": {"lr": ..., "width": 64, "batch_size": 32}, "epochs": 24, "source": 33}),
         None,
     ),
     "add": (
-        *("trials", "Add a trial", {"field-lr": "0.25", "field-width": "128", "field-train": "3"}, ""),
+        *("trials", "Add a trial", {"lr": "0.25", "width": "128", "train": "3"}, ""),
         ("add trial", {"config": {"lr": 0.25, "width": 128, "batch_size": 32}, "epochs": 3}),
         None,
     ),
     "add outside the space": (
-        *("trials", "Add a trial", {"field-lr": "7"}, "allow values outside the space"),
+        *("trials", "Add a trial", {"lr": "7"}, "allow values outside the space"),
         ("add trial", {"config": {"lr": 7, "width": 256, "batch_size": 32}, "epochs": 24, "outside": True}),
         None,
     ),
-    "policy": ("overview", "Change the policy", {"field-policy": "fifo"}, "", ("policy", {"policy": "fifo"}), None),
+    "policy": ("overview", "Change the policy", {"policy": "fifo"}, "", ("policy", {"policy": "fifo"}), None),
 }
 
 
@@ -176,17 +176,9 @@ def test_a_form_asks_once_and_writes_its_request(browser, tmp_path: Path, case) 
     (kept / "000012-000000-0123abcd.pt").touch()
     with served(tmp_path / "study") as page, opened(browser, page.address) as tab:
         go(tab, "study", view)
-        for answer in ("Cancel", None):
-            tab.click(f"[data-form='{button}']")
-            tab.wait_for_selector("dialog[open]")
-            for name, value in values.items():
-                field = tab.locator(f"dialog [name='{name}']")
-                (field.select_option if field.evaluate("x => x.tagName") == "SELECT" else field.fill)(value)
-            if choice:
-                tab.check(f"dialog label:has-text('{choice}') input")
-            tab.click(f"dialog >> text={answer}" if answer else "#ask-yes")
-            if answer:
-                assert pending_requests(tmp_path / "study") == []
+        filled(tab, button, values, choice, answer="dialog >> text=Cancel")
+        assert pending_requests(tmp_path / "study") == []
+        filled(tab, button, values, choice)
         tab.wait_for_selector("#said:not(:empty)")
         (found,) = pending_requests(tmp_path / "study")
         config = found.arguments.get("config", {})

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from serving import Page
-from tabs import go, opened, wait
+from tabs import filled, go, opened, wait
 
 from shoal.core.trial import FIRST_ADDED
 from shoal.journal.rows import Intervention, TrialRow
@@ -74,18 +74,6 @@ def reached(tab: Any, directory: Path, condition: Callable[[list[Intervention], 
             return
         tab.wait_for_timeout(100)
     pytest.fail(f"not so after a minute: {requests}")
-
-
-def filled(tab: Any, button: str, values: dict[str, str], choice: str = "") -> None:
-    """Open a form, fill it and send it."""
-    tab.click(f"[data-form='{button}']")
-    tab.wait_for_selector("dialog[open]")
-    for name, value in values.items():
-        field = tab.locator(f"dialog [name='field-{name}']")
-        (field.select_option if field.evaluate("x => x.tagName") == "SELECT" else field.fill)(value)
-    if choice:
-        tab.check(f"dialog label:has-text('{choice}') input")
-    tab.click("#ask-yes")
 
 
 def pressed(tab: Any, button: str) -> None:

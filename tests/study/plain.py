@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import tasks
 import torch
 from torch import Tensor
 from torch.utils.data import TensorDataset, default_collate
@@ -60,6 +61,20 @@ def plain_loop(task: shoal.Task, trial: Trial, epochs: int) -> Curve:
 def collated(data: Any, rows: Tensor) -> Any:
     """The result of `default_collate` for these samples, in one operation if they are tensors."""
     return list(data[rows]) if type(data) is TensorDataset else default_collate([data[int(row)] for row in rows])
+
+
+def digits(directory: Path, **where: Any) -> shoal.Study:
+    """Search the learning rate of the digits, three epochs each, on the given devices and back end."""
+    return shoal.tune(
+        tasks.Digits(),
+        {"lr": shoal.grid([0.0003, 0.001, 0.003])},
+        metric="accuracy",
+        mode="max",
+        algorithm=shoal.Grid(epochs=3),
+        directory=directory,
+        show_progress=False,
+        **where,
+    )
 
 
 def curves(directory: Path) -> dict[int, Curve]:

@@ -9,15 +9,12 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
-import tasks
-from plain import check_equal, curves
+from plain import check_equal, curves, digits
 from ray_engine import search
 
-import shoal
 from shoal.backends.base import Ended, Event, JobControl, Reported
 from shoal.backends.nodes.ray import Ray
 from shoal.core.device import Device
@@ -85,19 +82,6 @@ def cluster(two_nodes: Cluster) -> Cluster:
 @pytest.mark.parametrize("check", BACKEND_CHECKS, ids=lambda check: check.__name__)
 def test_the_back_end_keeps_the_contract(check: Callable[[MakeBackend, Path, Devices], None], tmp_path: Path) -> None:
     check(Ray, tmp_path, (ASH, BEECH))
-
-
-def digits(directory: Path, **where: Any) -> shoal.Study:
-    return shoal.tune(
-        tasks.Digits(),
-        {"lr": shoal.grid([0.0003, 0.001, 0.003])},
-        metric="accuracy",
-        mode="max",
-        algorithm=shoal.Grid(epochs=3),
-        directory=directory,
-        show_progress=False,
-        **where,
-    )
 
 
 @pytest.mark.usefixtures("cluster")

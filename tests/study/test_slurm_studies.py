@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import tasks
-from plain import check_equal, curves
+from plain import check_equal, curves, digits
 from slurm_clusters import RealCluster, fake_cluster, real_cluster
 
 import shoal
@@ -98,23 +98,10 @@ def test_real_nodes_keep_the_contract(check: Callable[[MakeBackend, Path, Device
     check(Slurm, tmp_path, (Device("ash/cpu:0", "cpu/1", 2**30), Device("beech/cpu:0", "cpu/1", 2**30)))
 
 
-def digits(directory: Path, **where: str) -> Path:
-    return shoal.tune(
-        tasks.Digits(),
-        {"lr": shoal.grid([0.0003, 0.001, 0.003])},
-        metric="accuracy",
-        mode="max",
-        algorithm=shoal.Grid(epochs=3),
-        directory=directory,
-        show_progress=False,
-        **where,  # type: ignore[arg-type]
-    ).directory
-
-
 @pytest.mark.thorough
 @pytest.mark.usefixtures("allocation")
 def test_a_search_on_three_real_nodes_is_the_same_search(tmp_path: Path) -> None:
-    found = digits(tmp_path / "slurm", backend="slurm", devices="cpu:1")
-    check_equal(curves(found), curves(digits(tmp_path / "local", devices="cpu:2")))
+    found = digits(tmp_path / "slurm", backend="slurm", devices="cpu:1").directory
+    check_equal(curves(found), curves(digits(tmp_path / "local", devices="cpu:2").directory))
     with JournalView.read(found) as journal:
         assert {row.name for row in journal.devices()} == {"ash/cpu:0", "beech/cpu:0", "cedar/cpu:0"}
