@@ -115,19 +115,7 @@ class CompletionTimes:
 
     def first_free(self, job: JobView) -> ExpectedStart | None:
         """Return the device with room now on which a job is expected to end first; None if there is none."""
-        found: list[tuple[tuple[float, float, int], Capacity]] = []
-        for kind, ask in job.demand.items():
-            if kind not in self._of_kind:
-                continue
-            if (kind, ask) not in self._free:
-                rank = partial(self._rank_free, job, ask)
-                self._free[kind, ask] = _DeviceQueue(rank, self._of_kind[kind])
-            if (first := self._free[kind, ask].first()) is not None:
-                found.append(first)
-        if not found:
-            return None
-        (end, _, _), capacity = min(found, key=lambda each: each[0])
-        return ExpectedStart(end, capacity)
+        return self._first_in(self._free, job.demand, partial(self._rank_free, job))
 
     def first_faster(self, job: JobView, free: ExpectedStart) -> ExpectedStart | None:
         """Return the device of a faster kind that is worth waiting for, as the job is expected to end sooner there by
@@ -176,17 +164,32 @@ class CompletionTimes:
 
     def _first(self, demand: Mapping[str, Demand]) -> ExpectedStart | None:
         """Return the device on which a job of this demand is expected to end first, the wait included."""
-        found: list[tuple[tuple[float, int], Capacity]] = []
+        return self._first_in(self._all, demand, self._rank_all)
+
+    def _first_in(
+        self,
+        queues: dict[tuple[str, Demand], _DeviceQueue[Rank]],
+        demand: Mapping[str, Demand],
+        rank: Callable[[Demand, Capacity], Rank | None],
+    ) -> ExpectedStart | None:
+        """Return the first device of all kinds of a demand; None if there is none.
+
+        Args:
+            queues: Queues so far, by kind and demand.
+            demand: Demand of a job.
+            rank: Rank of a device for a demand, which begins with the expected end.
+        """
+        found: list[tuple[Rank, Capacity]] = []
         for kind, ask in demand.items():
             if kind not in self._of_kind:
                 continue
-            if (kind, ask) not in self._all:
-                self._all[kind, ask] = _DeviceQueue(partial(self._rank_all, ask), self._of_kind[kind])
-            if (first := self._all[kind, ask].first()) is not None:
+            if (kind, ask) not in queues:
+                queues[kind, ask] = _DeviceQueue(partial(rank, ask), self._of_kind[kind])
+            if (first := queues[kind, ask].first()) is not None:
                 found.append(first)
         if not found:
             return None
-        (end, _), capacity = min(found, key=lambda each: each[0])
+        (end, *_), capacity = min(found, key=lambda each: each[0])
         return ExpectedStart(end, capacity)
 
     def _rank_free(self, job: JobView, ask: Demand, capacity: Capacity) -> tuple[float, float, int] | None:

@@ -124,7 +124,7 @@ def place(state: StudyState, now: float) -> None:
     for job, leave in placement.preemptions.items():
         state.step.record(JobLeaving(job, leave.reason))
         if state.running[job][0].purpose is Purpose.ASSIST:
-            continue  # `update_teams` stops it once its leader is told to go on without it
+            continue  # `update_teams` stops it once its leader goes on without it
         if leave.keeps_process and any(array.key.opaque for array in state.running[job][0].arrays):
             state.step.command(UpdateJob(job, JobUpdate(keep_process=True)))
         state.step.command(StopJob(job))

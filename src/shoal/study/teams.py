@@ -1,7 +1,7 @@
 """Jobs on several devices: a leader trains, and a helper on each further device computes gradients for it.
 
 A helper is a job of its own for the back end and the journal. This module keeps leaders and helpers in step: a leader
-learns which helpers it has, and a helper whose leader does not need it any more is stopped.
+gets the names of its helpers, and a helper whose leader does not need it any more is stopped.
 """
 
 from shoal.core.command import JobEnded, JobLeaving, StopJob, UpdateJob
@@ -15,7 +15,7 @@ __all__ = ["end_helper", "update_teams"]
 
 
 def update_teams(state: StudyState, now: float) -> None:
-    """Tell leaders about changed teams, and stop helpers that are in none. Call this at the end of each step.
+    """Send changed teams to their leaders, and stop helpers that are in none. Call this at the end of each step.
 
     A team has the running helpers of a leader, without those that are about to leave; it has none if the leader is
     about to leave itself, or has ended. Leaders and their helpers leave for many reasons: plans, removed and lost

@@ -31,7 +31,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class ProcessSettings:
-    """What an agent's process takes over from that of the engine.
+    """Settings of the engine's process for the process of an agent.
 
     Args:
         path: Module search path.

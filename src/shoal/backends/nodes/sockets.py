@@ -56,7 +56,7 @@ class Launch(ABC):
     def __init__(self, name: str) -> None:
         self.name = name
         self.greeting: Mapping[str, Any] = {}
-        """What the agent says of its node: node, cores, gpus (UUIDs), versions. Empty until it has called."""
+        """First message of the agent, on its node: node, cores, gpus (UUIDs), versions. Empty until it has called."""
         self.connection: Connection | None = None
 
     @abstractmethod

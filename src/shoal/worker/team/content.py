@@ -1,4 +1,4 @@
-"""`TrainedArray`: what a leader trains, as its helpers build it."""
+"""`TrainedArray`: the description of a leader's array, from which helpers build an equal one."""
 
 import zlib
 from collections.abc import Iterable, Sequence

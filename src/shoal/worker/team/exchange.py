@@ -1,4 +1,4 @@
-"""What the processes of a team exchange in a step: the weights, the rows of the batch, and the gradients."""
+"""Messages between the processes of a team in a step: the weights, the rows of the batch, and the gradients."""
 
 import pickle
 from collections.abc import Callable, Sequence
@@ -27,7 +27,7 @@ _ALIGNMENT = 16
 
 @dataclass(frozen=True)
 class Header:
-    """What the leader wants of its helpers: a step; or, with a generation, that the present team ends.
+    """Command of the leader to its helpers: to take a step; or, with a generation, to end the present team.
 
     Args:
         ticks: Ticks of the members.

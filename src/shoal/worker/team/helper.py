@@ -160,8 +160,7 @@ class _Replica:
         self._array.ticks = header.ticks
         for scale, value in zip(self._scales, header.scales, strict=True):
             scale.scale = value
-        for parameter in self._sums.parameters:
-            parameter.grad = None
+        self._sums.clear()
         seed = self._runtimes[0].trial.data_seed
         with seeded([step_seed(seed, tick) for tick in header.ticks], self._device):
             losses = backward(self._array, self._loss, self._scaler, MicroBatches(tuple(parts), weights), shards)

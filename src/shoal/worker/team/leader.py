@@ -163,8 +163,9 @@ class TeamLeader:
     ) -> Tensor | None:
         """Take a step with helpers; return None, with everything as before, if that is impossible."""
         if key in self._refused:
-            self._drop_channel()
-        if key in self._refused or not (self._helpers or self._channel):
+            self._drop_channel()  # it may be that of another array
+            return None
+        if not (self._helpers or self._channel):
             return None
         try:
             if stepper.indivisible:

@@ -61,7 +61,7 @@ class GradientSnapshot:
             ("gradients", gradients),
             ("buffers", list(zip(self.buffers, other.buffers, strict=True))),
         ):
-            difference = max((_difference(pairs)).tolist(), default=0.0)
+            difference = max(_difference(pairs).tolist(), default=0.0)
             if difference > relative:
                 raise IndivisibleStepError(
                     f"the {what} of a step differ by {difference:.2g} of their norm if the batch is divided, so the "
