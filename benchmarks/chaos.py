@@ -7,7 +7,7 @@ state, epochs, every metric at every epoch) are held against those of an undistu
 to be there, and the next study begins. At each kill the age of the newest checkpoint of every trial of a task in
 training is looked at: that is what the trial has to do again.
 
-    python benchmarks/chaos.py [--rounds 20] [--quick] [--seed 0]
+    python benchmarks/chaos.py [--rounds 20] [--kinds task function command] [--quick] [--seed 0]
 """
 
 import argparse
@@ -265,7 +265,8 @@ def disturbed(folder: Path, kind: str, rounds: int, wanted: dict[str, object]) -
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--rounds", type=int, default=20, help="how many kills, over the three kinds of studies")
+    parser.add_argument("--rounds", type=int, default=20, help="how many kills, over all kinds of studies")
+    parser.add_argument("--kinds", nargs="+", choices=TARGETS, default=list(TARGETS), help="of studies")
     parser.add_argument("--quick", action="store_true", help="four rounds")
     parser.add_argument("--seed", type=int, default=0, help="of the moments and targets")
     parser.add_argument("--study", type=Path, help=argparse.SUPPRESS)
@@ -277,13 +278,13 @@ def main() -> int:
     random.seed(options.seed)
     folder = Path(tempfile.mkdtemp())
     os.environ["SHOAL_CACHE"] = str(folder / "cache")
-    undisturbed = {kind: Run(folder / f"{kind}-undisturbed") for kind in TARGETS}
+    undisturbed = {kind: Run(folder / f"{kind}-undisturbed") for kind in options.kinds}
     while not all(run.ended() for run in undisturbed.values()):
         time.sleep(0.05)
     print(f"{'round':>6}  {'study':>10}  {'killed':8}  {'trials running':>14}  {'unsaved (s)':>14}")
     rounds = 4 if options.quick else options.rounds
     found = {
-        kind: disturbed(folder, kind, len(range(place, rounds, len(TARGETS))), outcome(run.directory))
+        kind: disturbed(folder, kind, len(range(place, rounds, len(undisturbed))), outcome(run.directory))
         for place, (kind, run) in enumerate(undisturbed.items())
     }
     wrong = [f"{kind}: {each}" for kind, run in undisturbed.items() for each in missing(run.directory)]

@@ -1,6 +1,6 @@
 """Sixteen low-rank adapters by `peft` on one small Llama: several ranks, alphas and learning rates, one array.
 
-    python examples/lora.py [--text ../shared/data/tinyshakespeare.txt] [--trials 16] [--epochs 3]
+    python examples/lora.py [--text ../shared/data/tinyshakespeare.txt] [--steps 200] [--trials 16] [--epochs 3]
 
 A base model learns the first half of a text, letter by letter. Then adapters of it learn the second half.
 """
@@ -73,7 +73,7 @@ SPACE = {
 }
 
 
-def pretrain(rows, steps=200):
+def pretrain(rows, steps):
     torch.manual_seed(0)
     model = llama()
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
@@ -90,6 +90,7 @@ def pretrain(rows, steps=200):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--text", type=Path, default=Path(__file__).parents[1] / "../shared/data/tinyshakespeare.txt")
+    parser.add_argument("--steps", type=int, default=200, help="of the base model")
     parser.add_argument("--trials", type=int, default=16)
     parser.add_argument("--epochs", type=int, default=3)
     options = parser.parse_args()
@@ -97,7 +98,7 @@ def main():
     half = len(rows) // 2
     with tempfile.TemporaryDirectory() as folder:
         weights = Path(folder) / "base.pt"
-        torch.save(pretrain(rows[:half]).state_dict(), weights)
+        torch.save(pretrain(rows[:half], options.steps).state_dict(), weights)
         study = shoal.tune(
             Adapters(weights, rows[half : half + 512]), SPACE, metric="valid_loss", mode="min",
             algorithm=shoal.Random(options.trials, epochs=options.epochs),

@@ -50,11 +50,12 @@ def pytest_configure(config: pytest.Config) -> None:
 def _begin_alike(config: pytest.Config) -> None:
     """Plain output, one thread a process, interrupts heard, and a job history and compiled code of this run's own.
 
-    A shell that begins a process in the background has it ignore them, and all that it starts.
+    A shell that begins a process in the background has it ignore them, and all that it starts. Processes keep the byte
+    code of Shoal: hundreds of them import it.
     """
     signal.signal(signal.SIGINT, signal.default_int_handler)
     os.umask(0o022)
-    for name in [*CONSOLE, *(name for name in os.environ if name.startswith("SHOAL_"))]:
+    for name in [*CONSOLE, "PYTHONDONTWRITEBYTECODE", *(name for name in os.environ if name.startswith("SHOAL_"))]:
         os.environ.pop(name, None)
     cache = str(config._tmp_path_factory.mktemp("cache"))  # after a kill a later run of pytest removes it
     config.add_cleanup(lambda: shutil.rmtree(cache, ignore_errors=True))
@@ -67,6 +68,18 @@ def shoal() -> Iterator[Callable[..., subprocess.CompletedProcess[str]]]:
     """A command of `shoal` as a process that need not import anything."""
     warm = Warm()
     yield lambda *arguments, cwd: warm.shoal(arguments, cwd)
+    warm.close()
+
+
+@pytest.fixture(scope="session")
+def script() -> Iterator[Callable[..., tuple[int, str, str]]]:
+    """A script that is run by a process in which scripts have run before: large libraries are imported once."""
+    warm = Warm(
+        *("-W", "error"),
+        *("-W", "ignore:`isinstance(treespec, LeafSpec)`:FutureWarning"),  # of Lightning's own code
+        *("-W", "ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"),  # of peft's
+    )
+    yield lambda path, *arguments, cwd: warm.script(path, arguments, cwd)
     warm.close()
 
 

@@ -123,7 +123,8 @@ def test_other_values_are_a_miss_where_order_is_nothing_to_a_search() -> None:
     assert other_values(found) == ["stored, grid: the policies found other accuracies"]
 
 
-@pytest.mark.parametrize("training", [STORED, pytest.param(PROGRAM, marks=pytest.mark.thorough)])
+@pytest.mark.thorough
+@pytest.mark.parametrize("training", [STORED, PROGRAM])
 def test_a_training_from_storage_is_the_same_with_each_policy(
     training: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,7 +1,6 @@
 """The examples run as they stand and say what they promise."""
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -15,27 +14,24 @@ EXAMPLES = Path(__file__).parents[1] / "examples"
 SEARCH = "shoal.Random(128, epochs=10)"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("search", "least"),
     [
-        pytest.param(SEARCH, 0.95, marks=pytest.mark.thorough, id="as it stands"),
-        pytest.param("shoal.Random(6, epochs=3)", 0.8, id="short"),
+        pytest.param(SEARCH, 0.95, marks=[pytest.mark.thorough, pytest.mark.slow], id="as it stands"),
+        pytest.param("shoal.Random(4, epochs=3)", 0.8, id="short"),
     ],
 )
-def test_digits(search, least, tmp_path):
+def test_digits(search, least, script, tmp_path):
     text = (EXAMPLES / "digits.py").read_text()
     assert text.count(SEARCH) == 1
-    script = tmp_path / "digits.py"
-    script.write_text(text.replace(SEARCH, search))
-    environment = {**os.environ, "SHOAL_CACHE": str(tmp_path / "cache")}
-    command = [sys.executable, "-W", "error", script]
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=900)
-    assert done.returncode == 0, done.stderr
-    best = re.search(r"Best: accuracy (\d\.\d+) by trial", done.stdout)
+    path = tmp_path / "digits.py"
+    path.write_text(text.replace(SEARCH, search))
+    status, printed, errors = script(path, cwd=tmp_path)
+    assert status == 0, errors
+    best = re.search(r"Best: accuracy (\d\.\d+) by trial", printed)
     assert best is not None
     assert float(best.group(1)) > least
-    assert re.search(r"\d+\.\d s for \d+ trials", done.stdout)
+    assert re.search(r"\d+\.\d s for \d+ trials", printed)
 
 
 def test_lines(tmp_path):
@@ -46,77 +42,65 @@ def test_lines(tmp_path):
         assert [json.loads(line)["step"] for line in done.stdout.splitlines()] == steps
 
 
-def test_rule():
+def test_rule(script, tmp_path):
     """Its rule keeps the contract, and is taken."""
-    program = [sys.executable, "-W", "error", str(EXAMPLES / "rule.py")]
-    done = subprocess.run(program, capture_output=True, text=True, timeout=60, check=True)
-    assert re.fullmatch(r"16 members: \d+\.\d ms in a loop, \d+\.\d ms by the rule\n", done.stdout)
-    assert not done.stderr
+    status, printed, errors = script(EXAMPLES / "rule.py", cwd=tmp_path)
+    assert (status, errors) == (0, "")
+    assert re.fullmatch(r"16 members: \d+\.\d ms in a loop, \d+\.\d ms by the rule\n", printed)
 
 
-def test_command(tmp_path):
-    environment = {**os.environ, "SHOAL_CACHE": str(tmp_path / "cache")}
-    shoal = [sys.executable, "-W", "error", "-c", "from shoal.cli import main; main()"]
+def test_command(shoal, tmp_path):
     search = ["--metric", "accuracy", "--mode", "max", "--algorithm", "successive_halving"]
-    search += ["--trials", "3", "--epochs", "3"]
+    search += ["--trials", "2", "--epochs", "3"]
     place = ["--directory", "study", "--devices", "cpu:2", "--json"]
     program = [sys.executable, str(EXAMPLES / "command.py"), "--lr", "{lr}", "--decay", "{decay}"]
-    command = [*shoal, "run", "--space", str(EXAMPLES / "command.toml"), *search, *place, "--", *program]
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
+    command = ["run", "--space", EXAMPLES / "command.toml", *search, *place, "--", *program]
+    done = shoal(*command, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     study = json.loads(done.stdout.splitlines()[-1])
     assert study["best"]["value"] > 0.6
     by_hand = [*program[:2], "--lr", "1.0", "--epochs", "2"]
-    alone = subprocess.run(by_hand, env=environment, capture_output=True, text=True, timeout=60, check=True)
+    alone = subprocess.run(by_hand, capture_output=True, text=True, timeout=60, check=True)
     assert [json.loads(line)["step"] for line in alone.stdout.splitlines()] == [1, 2]
 
 
-@pytest.mark.slow
-def test_lora(tmp_path):
+def test_lora(script, tmp_path):
     """Adapters of several ranks train on one base, and the best one is written as `peft` writes it."""
-    environment = {**os.environ, "SHOAL_CACHE": str(tmp_path / "cache")}
     text = EXAMPLES.parent / "docs" / "fusion.md"
-    command = [sys.executable, EXAMPLES / "lora.py", "--text", text, "--trials", "4", "--epochs", "1"]
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stderr
-    base = re.search(r"The base model: loss (\d\.\d+)", done.stdout)
-    best = re.search(r"Best of 4 adapters: loss (\d\.\d+) by trial \d", done.stdout)
+    short = ["--steps", "50", "--trials", "4", "--epochs", "1"]
+    status, printed, errors = script(EXAMPLES / "lora.py", "--text", text, *short, cwd=tmp_path)
+    assert status == 0, errors
+    base = re.search(r"The base model: loss (\d\.\d+)", printed)
+    best = re.search(r"Best of 4 adapters: loss (\d\.\d+) by trial \d", printed)
     assert base is not None
     assert best is not None
     assert float(best.group(1)) < 4
     assert (tmp_path / "adapter" / "adapter_model.safetensors").exists()
 
 
-@pytest.mark.slow
-def test_trainer(tmp_path):
+def test_trainer(script, tmp_path):
     """Trials of a `Trainer` script train at once, and the best model is written as `transformers` writes it."""
-    environment = {**os.environ, "SHOAL_CACHE": str(tmp_path / "cache")}
-    command = [sys.executable, EXAMPLES / "trainer.py", "--trials", "3", "--epochs", "2"]
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stderr
-    best = re.search(r"Best: accuracy (\d\.\d+) by trial \d", done.stdout)
+    status, printed, errors = script(EXAMPLES / "trainer.py", "--trials", "3", "--epochs", "2", cwd=tmp_path)
+    assert status == 0, errors
+    best = re.search(r"Best: accuracy (\d\.\d+) by trial \d", printed)
     assert best is not None
     assert float(best.group(1)) > 0.2
     assert (tmp_path / "best" / "model.safetensors").exists()
 
 
-def test_images(tmp_path):
+def test_images(script, tmp_path):
     """Pictures are decoded by loader processes."""
-    environment = {**os.environ, "SHOAL_CACHE": str(tmp_path / "cache")}
-    command = [sys.executable, "-W", "error", EXAMPLES / "images.py", "--trials", "4", "--epochs", "2"]
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    best = re.search(r"Best of 4 trials: accuracy (\d\.\d+) by trial \d", done.stdout)
+    status, printed, errors = script(EXAMPLES / "images.py", "--trials", "4", "--epochs", "2", cwd=tmp_path)
+    assert status == 0, errors
+    best = re.search(r"Best of 4 trials: accuracy (\d\.\d+) by trial \d", printed)
     assert best is not None
     assert float(best.group(1)) > 0.5
 
 
-def test_lightning_module(tmp_path):
+def test_lightning_module(script, tmp_path):
     """A LightningModule trains in a search as it stands."""
-    environment = {**os.environ, "SHOAL_CACHE": str(tmp_path / "cache")}
-    command = [sys.executable, EXAMPLES / "lightning_module.py", "--trials", "4", "--epochs", "2"]
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    best = re.search(r"Best of 4 trials: accuracy (\d\.\d+) with", done.stdout)
+    status, printed, errors = script(EXAMPLES / "lightning_module.py", "--trials", "4", "--epochs", "2", cwd=tmp_path)
+    assert status == 0, errors
+    best = re.search(r"Best of 4 trials: accuracy (\d\.\d+) with", printed)
     assert best is not None
     assert float(best.group(1)) > 0.7

@@ -1,11 +1,10 @@
 """The code on the front page and in the guides runs as it stands."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from warm import Warm
 
 ROOT = Path(__file__).parents[1]
 BLOCKS = [
@@ -15,23 +14,12 @@ BLOCKS = [
 ]
 
 
-@pytest.fixture(scope="module")
-def warm() -> Iterator[Warm]:
-    process = Warm(
-        *("-W", "error"),
-        *("-W", "ignore:`isinstance(treespec, LeafSpec)`:FutureWarning"),  # of Lightning's own code
-        *("-W", "ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"),  # of peft's
-    )
-    yield process
-    process.close()
-
-
 @pytest.mark.parametrize("code", BLOCKS)
-def test_python_block_runs(code: str, warm: Warm, tmp_path: Path) -> None:
-    script = tmp_path / "readme.py"
-    script.write_text(code)
-    status, printed = warm.script(script, tmp_path)
-    assert status == 0, printed
+def test_python_block_runs(code: str, script: Callable[..., tuple[int, str, str]], tmp_path: Path) -> None:
+    path = tmp_path / "readme.py"
+    path.write_text(code)
+    status, printed, errors = script(path, cwd=tmp_path)
+    assert status == 0, printed + errors
 
 
 def test_there_is_code() -> None:

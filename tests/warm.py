@@ -34,18 +34,18 @@ class Warm:
             [sys.executable, *options, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
 
-    def script(self, path: Path, directory: Path) -> tuple[int, str]:
-        """Run a script in the process itself, so that its study has the server of the one before.
+    def script(self, path: Path, arguments: Sequence[object], directory: Path) -> tuple[int, str, str]:
+        """Run a script in the process itself, so that it has the imports and its study the server of the one before.
 
         Args:
             path: of the script.
+            arguments: of the script.
             directory: the working directory.
 
         Returns:
-            The exit status, and all that was printed.
+            The exit status, and what was printed to the two outputs.
         """
-        status, printed, errors = self._ask(directory, script=str(path))
-        return status, printed + errors
+        return self._ask(directory, script=[str(path), *map(str, arguments)])
 
     def shoal(self, arguments: Sequence[object], directory: Path) -> subprocess.CompletedProcess[str]:
         """Run a command of `shoal` in a child.
@@ -101,12 +101,12 @@ def _enter(directory: str) -> None:
         os.close(file)
 
 
-def _script(home: str, *, directory: str, script: str) -> int:
+def _script(home: str, *, directory: str, script: list[str]) -> int:
     _enter(directory)
-    sys.argv[:] = [script]
+    sys.argv[:] = script
     sys.path[0] = home  # modules are found where they were, as a server needs
     try:
-        runpy.run_path(script, run_name="__main__")
+        runpy.run_path(script[0], run_name="__main__")
     except BaseException as error:
         traceback.print_exc()
         return error.code if isinstance(error, SystemExit) and isinstance(error.code, int) else 1

@@ -36,6 +36,7 @@ _MAX_DIFF_LINES = 40
 """Most lines of a diff that are shown."""
 _INSTALLED = {"site-packages", "dist-packages"}
 _STANDARD = Path(sysconfig.get_path("stdlib"))
+_SHOAL = Path(__file__).parents[1]
 
 
 @dataclass(frozen=True)
@@ -82,8 +83,9 @@ def project_files(content: bytes, module: str) -> tuple[Path | None, list[Path]]
     """Return the project of a pickled object, and the project's files on which the object depends, in order.
 
     The project is the directory from which the defining module is imported, the directory of the script, or the working
-    directory of a notebook. It is None for installed packages and the standard library, which have no files here. The
-    files are those of the modules that the pickle names or the script imports, and all that these import.
+    directory of a notebook. It is None for installed packages, the standard library and Shoal itself, which have no
+    files here. The files are those of the modules that the pickle names or the script imports, and all that these
+    import.
 
     Args:
         content: Pickled bytes; each name of an imported module in them counts.
@@ -92,7 +94,8 @@ def project_files(content: bytes, module: str) -> tuple[Path | None, list[Path]]
     """
     path = _file_of(sys.modules.get(module))
     project = working_directory() if path is None else _project_of(path, module)
-    if _INSTALLED & set(project.parts) or project.is_relative_to(_STANDARD):  # a class that `type` made is of "abc"
+    # A class that `type` made is of "abc"; a class of an integration is of Shoal, which may be installed editable.
+    if _INSTALLED & set(project.parts) or project.is_relative_to(_STANDARD) or project == _SHOAL:
         return None, []
     names = {text for _, text, _ in pickletools.genops(content) if isinstance(text, str) and text in sys.modules}
     named = {file for name in names for file in _files_of_module(name.split("."), project)}

@@ -452,10 +452,12 @@ def test_digests_of_classes_made_by_functions_are_those_of_before_a_pickle() -> 
     assert structure_digest(once) == before == structure_digest(made())
 
 
-def test_a_script_and_its_workers_have_one_digest_of_its_classes(tmp_path: Path) -> None:
+def test_a_script_and_its_workers_have_one_digest_of_its_classes(
+    script: Callable[..., tuple[int, str, str]], tmp_path: Path
+) -> None:
     """To the workers `__main__` is another module, and its classes come by value."""
-    script = tmp_path / "script.py"
-    script.write_text("""
+    path = tmp_path / "script.py"
+    path.write_text("""
 import subprocess, sys
 import cloudpickle
 from torch import nn
@@ -467,14 +469,15 @@ class Net(nn.Module):
         self.layer = nn.Linear(2, 2)
     def forward(self, x):
         return [self.slope * y for y in self.layer(x)]
-print(structure_digest(Net()))
+print(structure_digest(Net()), flush=True)
 worker = "import sys, pickle; from shoal.fuse.structure import structure_digest as digest; "
 worker += "print(digest(pickle.load(sys.stdin.buffer)()))"
 subprocess.run([sys.executable, "-c", worker], input=cloudpickle.dumps(Net), check=True)
 """)
-    told = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True).stdout.split()
-    assert len(told) == 2
-    assert len(set(told)) == 1
+    status, printed, errors = script(path, cwd=tmp_path)
+    assert status == 0, errors
+    assert len(printed.split()) == 2
+    assert len(set(printed.split())) == 1
 
 
 def test_exports() -> None:

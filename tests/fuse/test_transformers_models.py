@@ -328,6 +328,7 @@ def test_member_by_member(name: str) -> None:
     check(model.make, fn=model.fn, members=5, apart=True)
 
 
+@pytest.mark.thorough
 def test_digests_are_the_same_in_every_process() -> None:
     """`hash` of a string is seeded anew in each, and some models keep one of their configuration."""
     script = """
