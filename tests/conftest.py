@@ -8,7 +8,7 @@ Fast is the default: every test runs, products of cases are thinned. Thorough ru
 
 A fast run leaves out what is marked `thorough`. Of a parameter called `members` it takes one number of several, and the
 least in turns; of a test marked `pairwise` the cases that have every pair of values between them; of one marked
-`in_turns` every tenth case.
+`in_turns` every tenth case, or every third if it is marked `in_turns(3)`.
 A case that is named on the command line always runs.
 """
 
@@ -117,10 +117,11 @@ def _fast(items: Iterable[pytest.Item], turn: int) -> Iterator[pytest.Item]:
     """The cases of a fast run."""
     for _, group in groupby(items, key=lambda item: item.nodeid.partition("[")[0]):
         cases = [item for item in group if item.get_closest_marker("thorough") is None]
-        marks = {mark.name for item in cases for mark in item.iter_markers()}
+        marks = {mark.name: mark for item in cases for mark in item.iter_markers()}
         cases = _two_counts(cases, turn)
-        if "in_turns" in marks:
-            cases = cases[turn % min(TURNS, len(cases)) :: TURNS]
+        if mark := marks.get("in_turns"):
+            every = mark.args[0] if mark.args else TURNS
+            cases = cases[turn % min(every, len(cases)) :: every]
         yield from _pairwise(cases) if "pairwise" in marks else cases
 
 

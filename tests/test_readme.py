@@ -3,30 +3,47 @@
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 ROOT = Path(__file__).parents[1]
-BLOCKS = [
-    pytest.param(code, id=f"{page.stem}-{number}")
-    for page in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
-    for number, code in enumerate(re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL))
-]
+GUIDES = sorted((ROOT / "docs").rglob("*.md"))
+PAGES = [*sorted(ROOT.glob("*.md")), *GUIDES]
+
+Script = Callable[..., tuple[int, str, str]]
 
 
-@pytest.mark.parametrize("code", BLOCKS)
-def test_python_block_runs(code: str, script: Callable[..., tuple[int, str, str]], tmp_path: Path) -> None:
-    path = tmp_path / "readme.py"
+def blocks(*pages: Path) -> list[Any]:
+    """The Python code of pages."""
+    return [
+        pytest.param(code, id=f"{page.stem}-{number}")
+        for page in pages
+        for number, code in enumerate(re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL))
+    ]
+
+
+def check_runs(code: str, script: Script, directory: Path) -> None:
+    path = directory / "readme.py"
     path.write_text(code)
-    status, printed, errors = script(path, cwd=tmp_path)
+    status, printed, errors = script(path, cwd=directory)
     assert status == 0, printed + errors
 
 
+@pytest.mark.parametrize("code", blocks(ROOT / "README.md"))
+def test_code_of_the_front_page_runs(code: str, script: Script, tmp_path: Path) -> None:
+    check_runs(code, script, tmp_path)
+
+
+@pytest.mark.in_turns(3)
+@pytest.mark.parametrize("code", blocks(*GUIDES))
+def test_code_of_a_guide_runs(code: str, script: Script, tmp_path: Path) -> None:
+    check_runs(code, script, tmp_path)
+
+
 def test_there_is_code() -> None:
-    assert len(BLOCKS) >= 8
-
-
-PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
+    assert len(blocks(ROOT / "README.md")) >= 3
+    assert len(blocks(*GUIDES)) >= 30
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)

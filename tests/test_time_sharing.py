@@ -48,6 +48,7 @@ class Recorded(Curves):
         return self._curves[trial.number][begin:end]
 
 
+@pytest.mark.in_turns(3)
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("name", POLICIES)
 def test_turns_are_those_of_a_simulation(name: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -83,22 +83,26 @@ def run(folder: Path, before: str = "") -> str:
     return done.stdout
 
 
-def test_a_study_is_forked_from_a_caller_that_has_used_threads(tmp_path: Path) -> None:
-    printed = run(tmp_path)
+@pytest.fixture(scope="module")
+def forked(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """The directory of a study whose workers are forks of its caller, and what was printed."""
+    folder = tmp_path_factory.mktemp("forked")
+    return folder, run(folder)
+
+
+def test_a_study_is_forked_from_a_caller_that_has_used_threads(forked: tuple[Path, str]) -> None:
+    folder, printed = forked
     assert printed.count("unfit") == 1
     assert printed.rstrip().endswith(" None")
-    assert set((tmp_path / "seen").read_text().split("\n")) == {"torch.float32 set", ""}
+    assert set((folder / "seen").read_text().split("\n")) == {"torch.float32 set", ""}
 
 
-def test_a_study_learns_the_same_from_a_new_process(tmp_path: Path) -> None:
-    waiting = "threading.Thread(target=time.sleep, args=(60,), daemon=True).start()"
-    loss = {}
-    for name, before in (("forked", ""), ("new", waiting)):
-        (tmp_path / name).mkdir()
-        printed = run(tmp_path / name, before)
-        loss[name] = float(printed.removeprefix("unfit to be printed twice").split()[0])
-        assert ("other threads" in printed) == (name == "new")
-    assert loss["forked"] == pytest.approx(loss["new"], rel=1e-6)
+def test_a_study_learns_the_same_from_a_new_process(forked: tuple[Path, str], tmp_path: Path) -> None:
+    printed = run(tmp_path, "threading.Thread(target=time.sleep, args=(60,), daemon=True).start()")
+    assert "other threads" in printed
+    assert "other threads" not in forked[1]
+    losses = [float(each.removeprefix("unfit to be printed twice").split()[0]) for each in (forked[1], printed)]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-6)
 
 
 def test_a_thread_of_python_forbids_a_fork() -> None:

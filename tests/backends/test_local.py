@@ -288,8 +288,8 @@ class TestCrashes:
         ("runner", "message"),
         [
             pytest.param("no_such_module:run", "No module named 'no_such_module'", id="no module"),
-            pytest.param("slow_runner:no_such_function", "no_such_function", id="no function"),
-            pytest.param("slow_runner", 'a runner is given as "module:function"', id="no colon"),
+            pytest.param("local_scripts:no_such_function", "no_such_function", id="no function"),
+            pytest.param("local_scripts", 'a runner is given as "module:function"', id="no colon"),
         ],
     )
     def test_a_runner_that_cannot_be_imported_is_an_error_with_the_end_of_the_log(

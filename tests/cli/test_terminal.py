@@ -44,6 +44,7 @@ def on_terminal(command: list[str], columns: int) -> list[str]:
     return content.decode().splitlines()
 
 
+@pytest.mark.in_turns(4)
 @pytest.mark.parametrize("command", COMMANDS, ids=[" ".join(each) for each in COMMANDS])
 def test_a_terminal_of_80_columns_without_colours(study: Path, command: list[str]) -> None:
     lines = on_terminal([command[0], str(study), *command[1:]], 80)
@@ -53,6 +54,7 @@ def test_a_terminal_of_80_columns_without_colours(study: Path, command: list[str
     assert len(plain) >= 3
 
 
+@pytest.mark.in_turns(4)
 @pytest.mark.parametrize("command", COMMANDS, ids=[" ".join(each) for each in COMMANDS])
 def test_lines_in_a_pipe_end_with_their_text(study: Path, command: list[str]) -> None:
     done = subprocess.run([*SHOAL, command[0], study, *command[1:]], capture_output=True, text=True, check=True)
@@ -61,6 +63,7 @@ def test_lines_in_a_pipe_end_with_their_text(study: Path, command: list[str]) ->
     assert [line for line in lines if line != line.rstrip() or "\x1b" in line] == []
 
 
+@pytest.mark.in_turns(4)
 @pytest.mark.parametrize("command", COMMANDS, ids=[" ".join(each) for each in COMMANDS])
 def test_where_standard_output_knows_ascii_alone(study: Path, command: list[str]) -> None:
     environment = {**os.environ, "PYTHONIOENCODING": "ascii", "LC_ALL": "C", "PYTHONUTF8": "0"}

@@ -240,6 +240,7 @@ def test_lanes_catch_up_with_each_other_within_an_epoch_only(tmp_path: Path) -> 
     assert place(larger, 1) == ((5, 0), 20)
 
 
+@pytest.mark.in_turns(3)
 @pytest.mark.parametrize("looks", [3, 6, 13])
 @pytest.mark.parametrize("name", TASKS)
 def test_a_trial_that_stops_within_an_epoch_goes_on_with_the_same_samples(

@@ -62,6 +62,7 @@ def _of_two(fn: Callable[..., Any]) -> Callable[[], nn.Module]:
     return lambda: Of(fn, w=nn.Linear(2, 2), v=nn.Linear(2, 2))
 
 
+@pytest.mark.in_turns(3)
 @pytest.mark.parametrize("rank", RANKS)
 @pytest.mark.parametrize("name", ATTENTION)
 def test_scaled_dot_product_of_all_ranks(name: str, rank: int) -> None:
@@ -303,6 +304,7 @@ NESTED = pytest.mark.filterwarnings(
 """What torch says of the members' own run: it leaves padding out where it can."""
 
 
+@pytest.mark.in_turns(3)
 @pytest.mark.pairwise
 @NESTED
 @pytest.mark.parametrize("norm_first", [False, True], ids=["norm last", "norm first"])
@@ -319,6 +321,7 @@ def test_transformer_of_many_members(members: int) -> None:
     check_ruled(_transformer("transformer"), TOKENS, MEMORY, members=members)
 
 
+@pytest.mark.in_turns(3)
 @NESTED
 @pytest.mark.parametrize("name", TRANSFORMERS)
 def test_dropout_of_transformers_is_the_members_own(name: str) -> None:

@@ -72,6 +72,7 @@ def going(way: str) -> Any:
     return forced_lowerings({name: way for names in NAMES.values() for name in names})
 
 
+@pytest.mark.in_turns(3)
 @pytest.mark.pairwise
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("members", [2, 5, 10])

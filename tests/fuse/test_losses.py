@@ -180,6 +180,7 @@ def works_in_torch(loss: Loss) -> bool:
     return True
 
 
+@pytest.mark.in_turns(3)
 @pytest.mark.parametrize("members", [1, 2, 5, 10])
 @pytest.mark.parametrize("name", ROWS)
 def test_loss_of_rows(name: str, members: int) -> None:

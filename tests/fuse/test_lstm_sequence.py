@@ -27,6 +27,7 @@ def tensors(trained: tuple[str, ...] = tuple(SHAPES)) -> Tensors:
     )
 
 
+@pytest.mark.in_turns(3)
 @pytest.mark.parametrize("reverse", [False, True], ids=["forwards", "backwards"])
 @pytest.mark.parametrize("trained", [tuple(SHAPES), ("gates",), ("weight",), ("h", "c")], ids=", ".join)
 def test_gradients_and_their_gradients(trained: tuple[str, ...], reverse: bool) -> None:

@@ -84,6 +84,7 @@ POSSIBLE = {name: make for name, make in RULES.items() if name != "sgd-fused"}
 """Of torch's own; its fused SGD fails when a parameter has its first gradient later than others."""
 
 
+@pytest.mark.in_turns(3)
 @pytest.mark.pairwise
 @pytest.mark.parametrize("members", [2, 5])
 @pytest.mark.parametrize("lowering", LOWERINGS)

@@ -16,6 +16,7 @@ from shoal.fuse.optim.param_group_batch import ParamGroupBatch
 from shoal.fuse.optim.unfused_step import MemberLoop
 
 
+@pytest.mark.in_turns(3)
 @pytest.mark.pairwise
 @pytest.mark.parametrize("lowering", LOWERINGS)
 @pytest.mark.parametrize("members", [1, 2, 5, 10])

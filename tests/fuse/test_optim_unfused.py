@@ -73,6 +73,7 @@ def twins(make: Make, lowering: Any) -> tuple[ModelArray, FusedOptimizer, list[n
     return array, fuse_optimizers(own, array, lowering=lowering), alone, others
 
 
+@pytest.mark.in_turns(3)
 @pytest.mark.parametrize("lowering", LOWERINGS)
 @pytest.mark.parametrize("make", CASES.values(), ids=CASES)
 def test_what_a_member_has_alone_is_updated_along(make: Make, lowering: Any) -> None:

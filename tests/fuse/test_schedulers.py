@@ -55,6 +55,7 @@ def test_the_table_is_complete() -> None:
     assert public <= set(SCHEDULERS)
 
 
+@pytest.mark.in_turns(3)
 @pytest.mark.pairwise
 @pytest.mark.parametrize("optimizer", OPTIMIZERS.values(), ids=OPTIMIZERS)
 @pytest.mark.parametrize("lowering", ["kernels", "elementwise"])

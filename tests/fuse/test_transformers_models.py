@@ -170,6 +170,7 @@ MODELS = {
 HEAVY = {"MobileNetV2", "Swin", "T5"}
 
 
+@pytest.mark.in_turns(3)
 @pytest.mark.parametrize("members", [1, 2, 5, 10])
 @pytest.mark.parametrize("name", MODELS)
 def test_losses_gradients_and_statistics(name: str, members: int) -> None:

@@ -284,6 +284,7 @@ CASES: dict[str, tuple[Any, Any, dict[str, Any], dict[str, Any]]] = {
 }  # fmt: skip
 
 
+@pytest.mark.in_turns(3)
 @pytest.mark.parametrize("case", CASES)
 def test_trials_learn_what_trainer_fit_teaches(case: str, recorded: dict[int, list[float]], tmp_path: Path) -> None:
     module, data, space, settings = CASES[case]

@@ -107,6 +107,7 @@ CASES: dict[str, tuple[list[dict[str, Any]], bool]] = {
 }
 
 
+@pytest.mark.in_turns(3)
 @pytest.mark.parametrize("base", BASES)
 @pytest.mark.parametrize("name", CASES)
 def test_members_of_an_array_are_as_alone(base: str, name: str) -> None:

@@ -235,6 +235,7 @@ def steps_in_all(args: TrainingArguments) -> int:
     return EPOCHS * math.ceil(batches / args.gradient_accumulation_steps)
 
 
+@pytest.mark.in_turns(3)
 @pytest.mark.parametrize(
     ("name", "settings"),
     [pytest.param(*case, marks=[] if case in FAST else pytest.mark.thorough) for case in product(MODELS, SETTINGS)],

@@ -214,6 +214,7 @@ def shared():
         yield Path(directory)
 
 
+@pytest.mark.in_turns(3)
 @pytest.mark.parametrize("state", ["closed", "killed", "killed, its shared memory gone", "being written"])
 @pytest.mark.parametrize("folder", [0o555, 0o777], ids=["read only", "of a group"])
 def test_a_study_of_somebody_else_is_read_whole_and_left_alone(shared, state, folder):

@@ -108,6 +108,7 @@ def test_a_kill_while_it_is_migrated_leaves_it_as_it_was(begun, monkeypatch):
     assert version(begun) == VERSION
 
 
+@pytest.mark.in_turns(3)
 def test_it_goes_on_to_the_end_that_it_would_have_had(begun):
     undisturbed = json.loads((begun / "undisturbed.json").read_text())
     study = shoal.resume(begun, accept_changes=True, show_progress=False)

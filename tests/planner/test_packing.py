@@ -21,6 +21,7 @@ from shoal.planner.packing.baselines import euclidean, l1, positions
 from shoal.testing import check_packing
 
 
+@pytest.mark.in_turns(3)
 @pytest.mark.parametrize("name", sorted(PACKINGS))
 def test_every_packing_conforms(name):
     check_packing(PACKINGS[name], examples=30)

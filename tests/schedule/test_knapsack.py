@@ -241,6 +241,7 @@ STEPS = st.lists(
 )
 
 
+@pytest.mark.in_turns(3)
 @pytest.mark.parametrize(
     "policy", [FF(), FFD(), WF(), WFD(), BestFit(), Fifo(), ShortestFirst()], ids=lambda policy: type(policy).__name__
 )

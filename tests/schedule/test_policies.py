@@ -9,6 +9,7 @@ from shoal.testing.policies import check_policy
 TWO = cluster(gpu(0), gpu(1))
 
 
+@pytest.mark.in_turns(3)
 @pytest.mark.parametrize("name", sorted(POLICIES))
 def test_every_policy_conforms(name):
     check_policy(POLICIES[name], examples=settings.default.max_examples // 2)

@@ -105,6 +105,7 @@ def crowded(draw):
     return jobs, Cluster((Node("n", 64.0, tuple(devices)),))
 
 
+@pytest.mark.in_turns(3)
 @pytest.mark.parametrize("policy", POLICIES)
 def test_plans_are_legal_on_devices_that_hold_more_than_may_be_promised_now(policy):
     @settings(max_examples=10 if policy == "exact" else 50, deadline=None, database=None)

@@ -1230,6 +1230,7 @@ def test_a_study_that_runs_tries_again_at_once(tmp_path: Path) -> None:
     assert [row[2] for row in stage.outcome()] == [TrialState.COMPLETE] * 4
 
 
+@pytest.mark.in_turns(3)
 @pytest.mark.parametrize(
     "method", ["requeue_failed", "put", "record_reports", "record_decisions", "record_job_start", "record_job_end"]
 )

@@ -99,6 +99,7 @@ def test_a_study_whose_jobs_never_rest_ends_as_any_other(make: Callable[[], Algo
     assert stage.outcome() == undisturbed.outcome()
 
 
+@pytest.mark.in_turns(3)
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("method", ["record_preemption", "record_job_end", "record_job_start", "record_reports"])
 def test_a_kill_while_jobs_are_suspended_loses_no_trial(

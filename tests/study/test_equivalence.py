@@ -63,6 +63,7 @@ def test_a_search_is_as_many_plain_loops_as_it_has_trials(
     assert {str(row.state) for row in study.trials} == {"complete"}
 
 
+@pytest.mark.in_turns(3)
 @pytest.mark.usefixtures("fusing_pays")
 @pytest.mark.parametrize(
     ("task", "space", "fused"),
@@ -111,6 +112,7 @@ def test_trials_with_their_own_order_of_samples_equal_plain_loops(tmp_path: Path
     assert array_sizes(study.directory) == [1] * 4
 
 
+@pytest.mark.in_turns(3)
 @pytest.mark.usefixtures("fusing_pays")
 @pytest.mark.parametrize("scheduler", ["multistep", "lambda", "onecycle", "cosine", "sequential"])
 def test_promoted_trials_go_on_where_they_stopped_with_any_scheduler(scheduler: str, tmp_path: Path) -> None:
@@ -130,6 +132,7 @@ def test_promoted_trials_equal_plain_loops_without_a_stop(backend: str, devices:
     assert max(row.epoch for row in study.trials) == 9
 
 
+@pytest.mark.in_turns(3)
 @pytest.mark.usefixtures("fusing_pays")
 @pytest.mark.parametrize(
     ("task", "space"),

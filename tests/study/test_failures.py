@@ -113,6 +113,7 @@ def test_a_disk_that_is_full_stops_the_study_and_loses_nothing(tmp_path: Path, m
     check_equal(curves(study.directory), curves(undisturbed.directory))
 
 
+@pytest.mark.in_turns(3)
 @pytest.mark.parametrize("damaged", ["newest", "all"])
 @pytest.mark.parametrize("damage", ["cut", "flipped", "empty"])
 def test_damaged_checkpoints_are_known_and_cost_only_time(damage: str, damaged: str, tmp_path: Path) -> None:

@@ -275,6 +275,7 @@ def test_kinds_that_are_not_tuned_show_what_sharing_costs_too():
     assert speeds.cluster(GPUS) is GPUS
 
 
+@pytest.mark.in_turns(3)
 @pytest.mark.parametrize("pace", [0.25, 1.0, 4.0])
 @pytest.mark.parametrize(("holds", "least", "most"), [(1.0, 1.0, 1.25), (2.0, 1.75, 2.5), (3.0, 2.5, 3.5)])
 @pytest.mark.parametrize("before", [None, 1.0, 4.0, 0.25], ids="{} x the history".format)

@@ -321,6 +321,7 @@ def stopped_as(stage: Stage, *numbers: int) -> set[tuple[TrialState, str]]:
 STOPPING = {name: MAKERS[name] for name in ("hyperband", "asha", "asha, stopping", "median", "optuna")}
 
 
+@pytest.mark.in_turns(3)
 @pytest.mark.parametrize("make", STOPPING.values(), ids=STOPPING)
 @pytest.mark.parametrize("epoch", [0, 1], ids=["new", "has reported"])
 def test_a_trial_that_is_stopped_is_over_and_its_algorithm_goes_on(

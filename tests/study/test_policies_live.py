@@ -120,6 +120,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory, one_thread: None) -> d
     return curves(study.directory)
 
 
+@pytest.mark.in_turns(3)
 @pytest.mark.parametrize("name", POLICIES)
 def test_under_every_policy_trials_learn_what_they_learn_under_fifo(
     name: str, undisturbed: dict[int, Any], tmp_path: Path
@@ -211,6 +212,7 @@ def hermes_turn(turns: Sequence[TurnStats], suspensions: int) -> float:
 QUICK = {*(("function", name) for name in TAKE_TURNS), ("command", "convergence"), ("task", "convergence")}
 
 
+@pytest.mark.in_turns(3)
 @pytest.mark.parametrize(
     ("kind", "name"),
     [

@@ -169,6 +169,7 @@ def losses(task: shoal.Task, directory: Path, rates: list[float] | float) -> lis
     return [row.metrics["valid_loss"] for row in study.trials]
 
 
+@pytest.mark.in_turns(3)
 @pytest.mark.parametrize("kind", AS_PLAIN.values(), ids=AS_PLAIN)
 def test_fused_or_not_it_is_a_plain_loop(kind: dict[str, Any], tmp_path: Path) -> None:
     fused = losses(Unusual(**kind), tmp_path / "fused", RATES)

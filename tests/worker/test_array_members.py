@@ -250,6 +250,7 @@ def test_whatever_is_done_to_arrays_each_member_is_as_if_alone(kind: str, script
         check(kind, directory, said)
 
 
+@pytest.mark.in_turns(3)
 @pytest.mark.parametrize("kind", sorted(TASKS))
 def test_survivors_and_newcomers_at_different_epochs(kind: str, tmp_path: Path) -> None:
     """Two of three leave after an epoch, one within the second; two join, one of them from the start."""
@@ -357,6 +358,7 @@ class RaggedDrawsLater(Ragged):
 TASKS |= {kind.__name__: kind for kind in (LateDraws, FromNumpy, Ragged, RaggedDrawsLater)}
 
 
+@pytest.mark.in_turns(3)
 @pytest.mark.parametrize("kind", ["LateDraws", "FromNumpy", "Ragged", "DrawsLater", "RaggedDrawsLater"])
 @pytest.mark.parametrize("step", [2, *(pytest.param(step, marks=pytest.mark.thorough) for step in (1, 5))])
 def test_what_shows_late_does_no_harm(kind: str, step: int, tmp_path: Path) -> None:

@@ -135,6 +135,7 @@ def train_plainly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(array_trainer, "make_stepper", lambda task, chosen, *_: PlainStepper(task, chosen))
 
 
+@pytest.mark.in_turns(3)
 @pytest.mark.parametrize("kind", [Half, All], ids=lambda kind: kind.__name__)
 @pytest.mark.parametrize("plainly", [False, True], ids=["fused", "plain"])
 @pytest.mark.parametrize("members", [1, 4])
@@ -280,6 +281,7 @@ MOVES: dict[str, list[tuple[list[Member], dict[int, JobUpdate | None], str]]] = 
 """Move -> jobs one after the other: members, changes by step, and "plain" for plain PyTorch."""
 
 
+@pytest.mark.in_turns(3)
 @pytest.mark.parametrize("process", ["same process", "other process"])
 @pytest.mark.parametrize("jobs", MOVES.values(), ids=MOVES)
 def test_a_scale_goes_with_its_trial(

@@ -55,6 +55,7 @@ def check(kind: str, directory: Path, reports: list[Report], numbers: Any = EVER
         torch.testing.assert_close(checkpoint.model, alone(kind, number)[1], rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.in_turns(3)
 @pytest.mark.parametrize("kind", sorted(TASKS))
 def test_each_member_of_a_pack_is_as_if_alone(kind: str, tmp_path: Path) -> None:
     reports = reports_in(Shop(TASKS[kind](), tmp_path).run([whole(number) for number in EVERYBODY]))

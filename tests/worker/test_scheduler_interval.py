@@ -121,6 +121,7 @@ def check(task: Task, directory: Path, trials: list[Trial]) -> None:
         torch.testing.assert_close(found.model, plain(task, one), rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.in_turns(3)
 @pytest.mark.parametrize("kind", [ByStep, OwnStep, OneByOne, Apart, Two], ids=lambda kind: kind.__name__)
 @pytest.mark.parametrize("members", [1, 4])
 @pytest.mark.parametrize("stop", [None, 5], ids=["in one go", "stopped within an epoch"])

@@ -236,6 +236,7 @@ class LooksLate(Mixed):
         return loss
 
 
+@pytest.mark.in_turns(3)
 @pytest.mark.parametrize("calls", [0, 1, 5, 10])
 @pytest.mark.parametrize("seconds", [30.0, 0.0], ids=["few checkpoints", "many"])
 def test_a_job_goes_on_from_checkpoints_as_if_it_had_trained_plainly(

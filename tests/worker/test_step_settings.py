@@ -118,6 +118,7 @@ def passes(task: Task, one: Trial, number: int) -> list[tuple[Tensor, ...]]:
 KINDS = [Accumulates, Clips, Averages, CountsSteps, All, Plainly]
 
 
+@pytest.mark.in_turns(3)
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 @pytest.mark.parametrize("members", [1, 4])
 @pytest.mark.parametrize("stop", [None, 4], ids=["in one go", "stopped within an epoch"])
