@@ -48,7 +48,7 @@ ROOT = Path(__file__).parents[1]
 ASKED = 1.6
 """Least speed-up over first in, first out: the mean over seeds, of each search, with the middling overheads."""
 
-SMALL = 32
+SMALL = 27
 """Trials of a search that is tried with `--quick`."""
 DEVICES = 8
 SHARING = 4

@@ -189,14 +189,17 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument(
-        "--quick", action="store_true", help="one round, 4 trials of 1 epoch, without Ray; checks no figure"
+        "--quick",
+        action="store_true",
+        help="one round, 4 trials of 1 epoch, without Ray and processes; checks no figure",
     )
     parser.add_argument("--only", nargs="*", help="some rivals, by name")
     options = parser.parse_args()
     rounds, epochs = (1, 1) if options.quick else (options.rounds, EPOCHS)
     if options.quick:
         del RATES[4:]
-    names = options.only or [name for name in RIVALS if not (options.quick and name == "Ray Tune")]
+    slow_to_start = {"Ray Tune", "two processes"}
+    names = options.only or [name for name in RIVALS if not (options.quick and name in slow_to_start)]
     os.environ["SHOAL_CACHE"] = tempfile.mkdtemp()
     warnings.simplefilter("ignore")
     seconds: dict[str, list[float]] = {name: [] for name in names}

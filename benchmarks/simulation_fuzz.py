@@ -39,7 +39,7 @@ from shoal.study.state import StudyState
 from shoal.study.trials import TrialTable
 from shoal.testing.simulation import SimulationOutcome, simulate
 
-QUICK = 200
+QUICK = 60
 FAULTY = 200
 """Seeds within which each deliberate fault has to be found."""
 AT_ONCE = 20

@@ -97,7 +97,8 @@ def main() -> int:
         used = [type(each).__name__ for each in trackers(folder)]
         print(f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, torch "
               f"{torch.__version__}; {', '.join(used)}")  # fmt: skip
-        seconds(folder / "first", trackers(folder), 3)
+        if not options.quick:
+            seconds(folder / "first", trackers(folder), 3)
         seconds(folder / "history", [], epochs)
         ratios = []
         for number in range(rounds):

@@ -28,7 +28,7 @@ TURNS = 10
 CONSOLE = ("COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR", "CLICOLOR_FORCE", "PY_COLORS", "GITHUB_ACTIONS")
 """Variables that change what is printed."""
 
-settings.register_profile("fast", max_examples=25, deadline=None)
+settings.register_profile("fast", max_examples=15, deadline=None)
 settings.register_profile("thorough", max_examples=100, deadline=None)
 
 

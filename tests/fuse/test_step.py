@@ -73,11 +73,18 @@ def test_plain_steps_equal_eager_ones(members: int, rate: float, own: bool) -> N
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("make", [layer, pytest.param(net, marks=pytest.mark.thorough)])
-def test_a_compiled_step_equals_the_others(make: Callable[[float], nn.Module]) -> None:
+@pytest.mark.parametrize(
+    ("make", "rate"),
+    [
+        (layer, 0.0),
+        pytest.param(layer, 0.3, marks=pytest.mark.thorough),
+        pytest.param(net, 0.3, marks=pytest.mark.thorough),
+    ],
+)
+def test_a_compiled_step_equals_the_others(make: Callable[[float], nn.Module], rate: float) -> None:
     results = []
     for ways in (("eager",), ("eager", "compiled")):
-        array, optimizer = array_of(3, 0.3, make)
+        array, optimizer = array_of(3, rate, make)
         step = TrainingStep(array, optimizer, loss, ways, compiling=lambda seconds: True, clock=count().__next__)
         with torch._inductor.config.patch({"cpp.vec_isa_ok": True}):  # not tried out in a process that imports torch
             losses = torch.stack([step((X, Y)) for _ in range(4 * (RaceRules.min_runs + 1))])

@@ -16,7 +16,7 @@ from shoal.testing.faults import FAULTS
 from shoal.testing.simulation import simulate
 
 
-@pytest.mark.in_turns  # the quick run of `benchmarks/simulation_fuzz.py` takes them all
+@pytest.mark.in_turns
 @pytest.mark.parametrize("first", range(0, 200, 10))
 def test_what_has_to_hold_of_a_disturbed_study_does(first: int) -> None:
     for seed in range(first, first + 10):
@@ -50,7 +50,7 @@ def test_a_seed_gives_the_same_study_and_the_same_faults(tmp_path: Path) -> None
     assert one.faults.keys() <= FAULTS.keys()
 
 
-@pytest.mark.in_turns  # likewise
+@pytest.mark.in_turns  # the quick run of `benchmarks/simulation_fuzz.py` takes them all
 @pytest.mark.parametrize("fault", DELIBERATE.values(), ids=DELIBERATE)
 def test_a_deliberate_fault_is_found(fault: Deliberate) -> None:
     within, violation = found_within(fault, first=0, most=FAULTY)
