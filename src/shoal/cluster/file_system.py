@@ -24,14 +24,14 @@ def network_file_system(path: Path) -> str:
         lines = _MOUNTS.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
     except OSError:  # not Linux
         return ""
-    place = Path(os.path.realpath(path))
+    place = os.path.join(os.path.realpath(path), "")
     found = ""
-    deepest = -1
+    deepest = 0
     for line in lines:
         before, _, after = line.partition(" - ")
-        point = Path(_unescaped(before.split(" ")[4]))
-        if (place == point or point in place.parents) and len(point.parts) >= deepest:  # a later mount covers others
-            deepest, found = len(point.parts), after.split(" ")[0]
+        point = os.path.join(_unescaped(before.split(" ")[4]), "")
+        if place.startswith(point) and len(point) >= deepest:  # a later mount covers others
+            deepest, found = len(point), after.split(" ")[0]
     return found if found in _NETWORK or (found.startswith("fuse.") and found not in _LOCAL_FUSE) else ""
 
 

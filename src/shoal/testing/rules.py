@@ -12,6 +12,7 @@ from torch.utils import _pytree as pytree
 
 from shoal.core.errors import FusionError
 from shoal.fuse import autotune
+from shoal.fuse.generators import seed_all
 from shoal.fuse.intercept import FunctionInterceptor, member_run
 from shoal.fuse.randomness import RandomSource, use_source
 from shoal.fuse.rules.base import Layout, Rule, channel_major, name_of
@@ -112,7 +113,7 @@ class _Record:
 
 def _arguments(case: Case, seed: int, device: str) -> tuple[list[Any], Any]:
     """Return a member's arguments, as the leaves of a tree and its structure."""
-    torch.manual_seed(seed)
+    seed_all(seed, torch.device(device))
     found: list[Any] = []
     case(lambda *args, **kwargs: found.append((args, kwargs)))
     leaves, spec = pytree.tree_flatten(found[0])
