@@ -79,7 +79,7 @@ def test_what_is_installed_or_standard_is_not_a_project(project: Path) -> None:
     made = type("Made", (Task,), {})
     assert made.__module__ == "abc"
     assert project_files(cloudpickle.dumps(made), "abc") == (None, [])
-    assert project_files(cloudpickle.dumps(Task()), Task.__module__) == (None, [])
+    assert project_files(cloudpickle.dumps(Task), Task.__module__) == (None, [])
 
 
 def test_files_among_its_arguments_define_a_command(tmp_path: Path) -> None:
