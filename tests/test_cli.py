@@ -113,6 +113,11 @@ def test_help_lists_the_commands_and_version_is_a_line():
     assert CliRunner().invoke(app, ["--version"]).stdout == "shoal 0.1.0\n"
 
 
+def test_the_command_line_runs_as_a_module() -> None:
+    done = subprocess.run([sys.executable, "-m", "shoal", "--version"], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "shoal 0.1.0\n")
+
+
 def test_a_shell_completes_commands():
     code = "import sys; sys.argv[0] = 'shoal'; from shoal.cli import main; main()"
     asked = {"_SHOAL_COMPLETE": "complete_bash", "COMP_WORDS": "shoal s", "COMP_CWORD": "1"}

@@ -23,8 +23,8 @@ ORDER = [
 
 TORCH = ("task", "fuse", "data", "reproduce", "worker", "pack", "dry_run", "integrations")
 TORCH_FREE = [package for package in ORDER if package not in TORCH]
-ABOVE_ALL = {"testing", "__init__"}
-"""The conformance suites and the package itself import what they like."""
+ABOVE_ALL = {"testing", "__init__", "__main__"}
+"""The conformance suites, the package itself and `python -m shoal` import what they like."""
 
 MODULES = sorted(ROOT.rglob("*.py"))
 

@@ -5,7 +5,7 @@ import copy
 import functools
 import reprlib
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -72,7 +72,7 @@ def batch_size_override(task: object) -> str | None:
 
 
 def study_warnings(task: object, algorithm: Algorithm) -> list[str]:
-    """Return warnings about settings of the task that do not fit the study; none for a function or a command.
+    """Return warnings about settings of the task that do not fit the study; none for most functions and for commands.
 
     Args:
         task: Task of the user.
@@ -81,13 +81,12 @@ def study_warnings(task: object, algorithm: Algorithm) -> list[str]:
     Raises:
         TaskError: the study cannot train the task.
     """
-    from shoal.task import Task
-
-    if not isinstance(task, Task):
+    warnings_of: Callable[..., list[str]] | None = getattr(task, "_study_warnings", None)  # of tasks, Optuna objectives
+    if warnings_of is None:
         return []
     longest = getattr(algorithm, "max_epochs", getattr(algorithm, "epochs", None))
     problem = algorithm.problem
-    return task._study_warnings(problem.objectives, longest if isinstance(longest, int) else None, problem.sample(0))
+    return warnings_of(problem.objectives, longest if isinstance(longest, int) else None, problem.sample(0))
 
 
 def pickled_algorithm(algorithm: Algorithm) -> bytes:

@@ -149,7 +149,7 @@ def opaque(task: object, space: Space, time_limit: float) -> Opaque | None:
     Raises:
         ShoalError: The time limit is not a positive number.
         SpaceError: The command names something that is not a parameter.
-        TaskError: The function cannot be pickled.
+        TaskError: The function cannot be pickled, or is a model.
     """
     if isinstance(time_limit, bool) or not isinstance(time_limit, (int, float)) or not time_limit > 0:
         raise ShoalError(f"`time_limit` must be a number of seconds above 0, got {time_limit!r}")
@@ -158,6 +158,11 @@ def opaque(task: object, space: Space, time_limit: float) -> Opaque | None:
         return task
     if isinstance(task, type) or not callable(task) or _is_task(task):
         return None
+    if _is_module(task):
+        raise TaskError(
+            f"`task` must be a shoal.Task or a function of a config, got a model, {type(task).__name__}; "
+            "return it from the `model` of a shoal.Task"
+        )
     _check_signature(task)
     function = _unwrap_partial(task)
     name = getattr(function, "__qualname__", type(function).__qualname__)
@@ -192,6 +197,12 @@ def _is_task(task: object) -> bool:
     """
     module = sys.modules.get("shoal.task")
     return module is not None and isinstance(task, module.Task)
+
+
+def _is_module(task: object) -> bool:
+    """Return whether an object is a model of torch, without an import of torch."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(task, torch.nn.Module)
 
 
 def _unwrap_partial(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -83,3 +83,27 @@ def test_a_study_of_several_directions_is_refused(tmp_path: Path) -> None:
     storage = JournalStorage(JournalFileBackend(str(tmp_path / "optuna.log")))
     with pytest.raises(TaskError, match=r"has 2 directions.*OptunaSearch"):
         optuna_objective(conditional, optuna.create_study(storage=storage, directions=["minimize", "maximize"]))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        pytest.param({"mode": "max"}, r"is to minimize its values, and `mode` is 'max'; pass mode='min'", id="mode"),
+        pytest.param({"metric": "loss"}, 'reports its values as "value"', id="metric"),
+        pytest.param({"space": {"lr": shoal.uniform(0, 1)}}, "is empty, {}.* nothing reads 'lr'", id="space"),
+    ],
+)
+def test_arguments_that_contradict_the_optuna_study_are_refused(
+    arguments: dict[str, Any], message: str, study: optuna.Study, tmp_path: Path
+) -> None:
+    given = {"space": {}, "metric": "value", "mode": "min"} | arguments
+    with pytest.raises(TaskError, match=message):
+        shoal.tune(
+            optuna_objective(conditional, study),
+            given.pop("space"),
+            algorithm=shoal.Random(2, epochs=2),
+            devices="cpu:1",
+            directory=tmp_path / "study",
+            **given,
+        )
+    assert not (tmp_path / "study").exists()

@@ -16,12 +16,15 @@ import numpy as np
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 from torch import Tensor, nn
 from transformers import (
     BertConfig,
     BertForSequenceClassification,
     LlamaConfig,
     LlamaForCausalLM,
+    PreTrainedTokenizerFast,
     Seq2SeqTrainingArguments,
     T5Config,
     T5ForConditionalGeneration,
@@ -546,3 +549,43 @@ def test_a_model_init_that_needs_a_config_says_when_it_is_called(tmp_path: Path)
     with pytest.raises(TypeError) as caught:
         TrainerTask(needs, arguments(tmp_path), CLASSIFIED, CLASSIFIED[:12])
     assert "called with None once" in caught.value.__notes__[0]
+    assert "config = config or {...}" in caught.value.__notes__[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "remedy"),
+    [
+        ("model", "pass `model_init`"),
+        ("tokenizer", "pass it as `processing_class`"),
+        ("callbacks", "the algorithm stops trials early"),
+        ("compute_loss_func", "from the `forward` of the model"),
+        ("evaluation_dataset", "Trainer has no such argument"),
+    ],
+)
+def test_arguments_of_trainer_that_a_study_has_not_are_refused(name: str, remedy: str, tmp_path: Path) -> None:
+    with pytest.raises(TaskError, match=f"takes no `{name}`: .*{remedy}"):
+        TrainerTask(bert, arguments(tmp_path), CLASSIFIED, CLASSIFIED[:12], **{name: None})
+
+
+def test_a_tokenizer_pads_the_samples_of_a_batch(tmp_path: Path) -> None:
+    words = {"[PAD]": 0, "[UNK]": 1, "a": 2}
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer(WordLevel(words, unk_token="[UNK]")), pad_token="[PAD]", unk_token="[UNK]"
+    )
+    samples = [{"input_ids": [2] * length, "labels": 0} for length in (1, 3)]
+    task = TrainerTask(bert, arguments(tmp_path), samples, samples, processing_class=tokenizer)
+    batch = task.collate(samples)
+    assert batch["input_ids"].tolist() == [[2, 0, 0], [2, 2, 2]]
+    own = TrainerTask(bert, arguments(tmp_path), samples, samples, sentences, processing_class=tokenizer)
+    assert own.data_collator is sentences
+
+
+def test_a_name_that_model_init_does_not_read_is_noted(tmp_path: Path) -> None:
+    def reads(config: Any) -> nn.Module:
+        return bert() if (config or {}).get("layers", 1) else nn.Linear(1, 1)
+
+    task = TrainerTask(reads, arguments(tmp_path), CLASSIFIED, CLASSIFIED[:12], sentences)
+    trial = Trial(0, {"learning_rat": 0.1, "layers": 1, "learning_rate": 0.1}, seed=1, data_seed=2)
+    _, raised, note = SignatureBuilder(task, DataSets(task, torch.device("cpu"))).find_keys([trial])
+    assert not raised
+    assert "no method of the task reads 'learning_rat' of the config" in note

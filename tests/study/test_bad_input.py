@@ -84,6 +84,7 @@ LR = {"lr": 0.01}
         pytest.param({"oversubscription": 2}, PolicyError, "needs a process for each job", id="ratio in one process"),
         pytest.param({"retries": -1}, AlgorithmError, "`retries`.*got -1", id="retries"),
         pytest.param({"task": tasks.Blobs}, TaskError, "an instance of .*shoal.Task, got <class", id="class of a task"),
+        pytest.param({"task": torch.nn.Linear(1, 1)}, TaskError, "got a model, Linear; return it from", id="model"),
         pytest.param({"task": threading.Lock()}, TaskError, "an instance of .*shoal.Task, got <unl", id="no task"),
     ],
 )
@@ -226,6 +227,11 @@ def overriding(**methods: Callable[..., Any]) -> shoal.Task:
             {"loss": lambda self, model, batch: 0.5},
             "'loss' must be a real scalar tensor, got 0.5",
             id="loss no tensor",
+        ),
+        pytest.param(
+            {"loss": lambda self, model, batch: (model(batch[0]).mean(), batch[0])},
+            "'loss' must be a real scalar tensor, got a tuple; take",
+            id="loss with the outputs",
         ),
         pytest.param({"data": lambda self, config: 7}, "`data` must return .*, got int", id="data is a number"),
         pytest.param({"data": lambda self, config: ([], [1])}, "the training set is empty", id="data without samples"),

@@ -121,3 +121,56 @@ def test_those_of_one_class_are_side_by_side_in_an_array(tmp_path: Any, monkeypa
     )
     assert seen
     assert all(order == [3, 1, 4, 0, 2, 5] for order in seen)
+
+
+class Reads(Line):
+    """Reads a name of the config in `data`, `model`, `scheduler`, `clip_norm` and the optimizer each."""
+
+    def data(self, config: Any) -> Any:
+        return super().data(config) if config["of_data"] else None
+
+    def model(self, config: Any) -> nn.Module:
+        return nn.Linear(3, 1, bias=config["of_model"])
+
+    def optimizer(self, model: nn.Module, config: Any) -> Any:
+        return SGD(model.parameters(), 0.1, momentum=config["momentum"] if config.get("heavy", True) else 0.0)
+
+    def scheduler(self, optimizer: Any, config: Any) -> Any:
+        return torch.optim.lr_scheduler.StepLR(optimizer, config["of_scheduler"])
+
+    def clip_norm(self, config: Any) -> float:
+        return config["of_clip_norm"]
+
+
+class ReadsWhileTraining(Reads):
+    def evaluate(self, outputs: list[Any], config: Any) -> Any:
+        return {"above": config["threshold"]}
+
+
+READ = {"of_data": 1, "of_model": True, "momentum": 0.5, "of_scheduler": 3, "of_clip_norm": 1.0, "batch_size": 4}
+
+
+def note_of(task: Task, *configs: dict[str, Any]) -> str:
+    trials = [Trial(number, config, seed=number, data_seed=0) for number, config in enumerate(configs)]
+    keys, raised, note = SignatureBuilder(task, DataSets(task, CPU)).find_keys(trials)
+    assert len(keys) == len(configs)
+    assert not raised
+    return note
+
+
+def test_a_name_that_no_method_reads_is_noted() -> None:
+    assert note_of(Reads(), READ) == ""
+    note = note_of(Reads(), READ | {"widht": 1}, READ | {"widht": 2})
+    assert note == "no method of the task reads 'widht' of the config; its values change nothing: check the spelling"
+
+
+def test_a_name_that_some_trials_read_is_not_noted() -> None:
+    light = READ | {"heavy": False}
+    assert "'momentum'" in note_of(Reads(), light)
+    assert note_of(Reads(), light, READ | {"heavy": True}) == ""
+
+
+def test_the_note_names_methods_that_may_read_the_config_while_training() -> None:
+    note = note_of(ReadsWhileTraining(), READ | {"threshold": 0.5})
+    assert "'threshold'" in note
+    assert "unless `evaluate` reads it" in note

@@ -118,7 +118,7 @@ def test_what_shows_in_a_later_batch_is_refused_and_right_by_themselves() -> Non
     ("returned", "message"),
     [
         ([0.5], "must return a mapping of names to scalars, such as {'accuracy': accuracy}, got list; return {}"),
-        (torch.tensor(0.5), "must return a mapping .* got Tensor"),
+        (torch.tensor(0.5), "must return a mapping .* got a tensor"),
         (None, "must return a mapping .* got NoneType; return {} if there are none"),
         ({"error": "low"}, "metric 'error' must be a scalar tensor or a number, got 'low'"),
         ({"error": None}, "metric 'error' must be a scalar tensor or a number, got None"),

@@ -1,6 +1,7 @@
 """Setting attributes of the task for one trial is refused, and each call gets its own copy of the config."""
 
 import functools
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -205,7 +206,7 @@ class Owning(Small):
     def optimizer(self, model: Any, config: Any) -> Any:
         kinds = {"all": model[2], "bias left out": [model[2].weight], "foreign": [*model[2].parameters(), *self.own()]}
         given = kinds[config["kind"]]
-        return torch.optim.SGD(given.parameters() if isinstance(given, nn.Module) else given, lr=0.1)
+        return torch.optim.SGD(given.parameters() if isinstance(given, nn.Module) else given, lr=config["lr"])
 
     def own(self) -> Any:
         return self.foreign.parameters()
@@ -221,6 +222,7 @@ class Owning(Small):
 )
 def test_an_optimizer_of_other_parameters_is_noted(kind: str, message: str) -> None:
     task = Owning()
-    _, _, note = SignatureBuilder(task, DataSets(task, CPU)).find_keys([trial(b, kind=kind) for b in range(3)])
+    trials = [replace(trial(b), config={"lr": 0.1, "kind": kind}) for b in range(3)]  # names that it reads
+    _, _, note = SignatureBuilder(task, DataSets(task, CPU)).find_keys(trials)
     assert bool(message) == bool(note)
     assert message in note

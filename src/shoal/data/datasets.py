@@ -40,6 +40,10 @@ class DataSets:
         """Return whether the sets of a config are loaded."""
         return any(_config_matches(config, read) for read, _ in self._known)
 
+    def names_read(self, config: Config) -> frozenset[str]:
+        """Return the names of the config that `data` read."""
+        return frozenset(self._find(config)[0])
+
     def key(self, config: Config) -> tuple[object, ...]:
         """Return a key that differs between data sets: the task, the values that `data` read, and the numbers of
         samples."""

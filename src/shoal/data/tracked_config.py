@@ -51,6 +51,10 @@ class _ObservedConfig(ABC, dict[str, Any]):
         self._before_read_all()
         return super().__iter__()
 
+    def __bool__(self) -> bool:
+        """As of a dict; `config or {...}` reads no value, and all configs of a space agree in it."""
+        return super().__len__() > 0
+
     def __len__(self) -> int:
         self._before_read_all()
         return super().__len__()

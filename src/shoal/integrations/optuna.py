@@ -3,7 +3,7 @@
 import os
 import uuid
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,8 @@ import optuna
 from optuna.trial import TrialState
 
 from shoal.core.errors import TaskError
+from shoal.core.objective import Objective
+from shoal.core.trial import Config
 from shoal.trainable import TrainingStopped, report
 
 __all__ = ["optuna_objective"]
@@ -105,6 +107,28 @@ class _OptunaTraining:
             raise
         else:
             self.study.tell(trial, value)
+
+    def _study_warnings(self, objectives: Sequence[Objective], longest: int | None, config: Config) -> list[str]:
+        """Refuse a `metric`, a `mode` or a space with which the two studies would search for different things.
+
+        Raises:
+            TaskError: One of them does not fit the Optuna study.
+        """
+        name = self.study.study_name
+        if [each.metric for each in objectives] != ["value"]:
+            raise TaskError('an Optuna objective reports its values as "value"; pass metric="value"')
+        direction, mode = self.study.direction.name.lower(), objectives[0].mode
+        if not direction.startswith(mode):
+            raise TaskError(
+                f"the Optuna study {name!r} is to {direction} its values, and `mode` is {mode!r}; "
+                f"pass mode={direction[:3]!r}, or create the Optuna study with direction='{mode}imize'"
+            )
+        if config:
+            raise TaskError(
+                f"the space of an Optuna objective is empty, {{}}: its trials ask the Optuna study {name!r} for their "
+                f"parameters, and nothing reads {', '.join(map(repr, config))}"
+            )
+        return []
 
     def _trial(self) -> "_ReportingTrial":
         """The Optuna trial of this process: the last one of this Shoal trial if it is RUNNING, else a new one, with the

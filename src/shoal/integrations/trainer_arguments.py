@@ -85,17 +85,17 @@ def override(args: TrainingArguments, config: Mapping[str, Any], free: bool) -> 
     """
     known = {field.name: field.type for field in fields(args)}
     own = copy.copy(args)
-    for name, value in config.items():
-        if name in _OF_A_TRIAL:
-            old = getattr(args, name)
-            kind = float if known[name] in (float, "float") else type(old)
-            setattr(own, name, value if old is None else _converted(name, value, kind))
-        elif name in known:
+    for name in filter(config.__contains__, known):  # no other name counts as read
+        if name not in _OF_A_TRIAL:
             raise TaskError(
                 f"the config's {name!r} is an argument of the whole study; set it in TrainingArguments"
                 + (", and the epochs of trials in the algorithm" if name in ("num_train_epochs", "max_steps") else "")
             )
-        elif not free:
+        old, value = getattr(args, name), config[name]
+        kind = float if known[name] in (float, "float") else type(old)
+        setattr(own, name, value if old is None else _converted(name, value, kind))
+    if not free:
+        for name in config.keys() - known.keys():
             raise TaskError(
                 f"the config's {name!r} is not a TrainingArguments field, and `model_init` takes no config; "
                 "let it take one argument, or remove the name from the space"

@@ -10,7 +10,16 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils import _pytree as pytree
 from torch.utils.data import DataLoader, Dataset
-from transformers import EvalPrediction, Trainer, TrainingArguments, default_data_collator, get_scheduler
+from transformers import (
+    DataCollatorWithPadding,
+    EvalPrediction,
+    PreTrainedTokenizerBase,
+    SequenceFeatureExtractor,
+    Trainer,
+    TrainingArguments,
+    default_data_collator,
+    get_scheduler,
+)
 from transformers.loss.loss_utils import LOSS_MAPPING, ForCausalLMLoss
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.trainer_optimizer import is_optimizer_factory
@@ -41,6 +50,20 @@ _SMOOTHING = "label_smoothing"
 """Name of the buffer of a model that holds its `label_smoothing_factor`, so that members of an array may differ."""
 
 
+_FUNCTION = "`shoal.tune` a function that runs `Trainer` with a ReportCheckpointCallback"
+
+_OTHERS = {
+    "model": "each trial needs a new one; pass `model_init`, a function that returns it",
+    "tokenizer": "pass it as `processing_class`",
+    "callbacks": "the algorithm stops trials early (shoal.ASHA, shoal.Hyperband, shoal.Median), and `callbacks` of "
+    f"tune follow the study; for others give {_FUNCTION}",
+    "optimizers": f"set `optim` and `lr_scheduler_type` of TrainingArguments, or give {_FUNCTION}",
+    "optimizer_cls_and_kwargs": f"set `optim` and `optim_args` of TrainingArguments, or give {_FUNCTION}",
+    "compute_loss_func": "return that loss from the `forward` of the model that `model_init` returns",
+}
+"""Arguments of `Trainer` that are refused, with a remedy."""
+
+
 class TrainerTask(Task):
     """Training as by `transformers.Trainer` with the same arguments, for each config of a search.
 
@@ -64,9 +87,13 @@ class TrainerTask(Task):
         args: Arguments of all trials.
         train_dataset: Training set with a length and indices; pickled with the task.
         eval_dataset: Evaluation set, likewise.
-        data_collator: Makes a batch, a dict, of a list of samples; by default `default_data_collator`.
+        data_collator: Makes a batch, a dict, of a list of samples; by default `DataCollatorWithPadding` of the
+            `processing_class`, or `default_data_collator` without one.
         compute_metrics: Returns metrics by name of an `EvalPrediction` of the whole evaluation set.
         preprocess_logits_for_metrics: Function of logits and labels of a batch that returns what to keep of the logits.
+        processing_class: Tokenizer, or feature extractor of sequences, that pads the samples of a batch; others have no
+            effect.
+        others: Arguments of `Trainer` that a study cannot honour; each is refused with a remedy.
 
     Raises:
         TaskError: An argument cannot be honoured, or is not what it must be.
@@ -83,7 +110,11 @@ class TrainerTask(Task):
         data_collator: Callable[[list[Any]], Any] | None = None,
         compute_metrics: Callable[[EvalPrediction], dict[str, Any]] | None = None,
         preprocess_logits_for_metrics: Callable[[Any, Any], Any] | None = None,
+        processing_class: Any = None,
+        **others: Any,
     ) -> None:
+        for name in others:
+            raise TaskError(f"TrainerTask takes no `{name}`: {_OTHERS.get(name, 'Trainer has no such argument')}")
         if not isinstance(args, TrainingArguments):
             raise TaskError(f"`args` must be TrainingArguments, got {type(args).__name__}")
         for name, dataset in (("train_dataset", train_dataset), ("eval_dataset", eval_dataset)):
@@ -98,7 +129,7 @@ class TrainerTask(Task):
         self.model_init = model_init
         self.train_dataset = train_dataset
         self.eval_dataset = eval_dataset
-        self.data_collator = default_data_collator if data_collator is None else data_collator
+        self.data_collator = data_collator or _default_collator(processing_class)
         self.compute_metrics = compute_metrics
         self.preprocess_logits_for_metrics = preprocess_logits_for_metrics
         self._takes_config = _takes_config(model_init)
@@ -276,7 +307,10 @@ class TrainerTask(Task):
                 return self.model_init(None) if self._takes_config else self.model_init()
             except Exception as error:
                 if self._takes_config:
-                    error.add_note("`model_init` is called with None once, as by Trainer, to see what the model takes")
+                    error.add_note(
+                        "`model_init` is called with None once, as by Trainer, to see what the model takes; let it "
+                        "begin with defaults, as by `config = config or {...}`"
+                    )
                 raise
 
 
@@ -333,6 +367,12 @@ def _forward(model: nn.Module, batch: Mapping[str, Any]) -> tuple[Any, Tensor | 
     inputs = dict(batch)
     labels = inputs.pop("labels", None) if hasattr(model, _SMOOTHING) else None
     return model(**inputs), labels
+
+
+def _default_collator(processing_class: Any) -> Callable[[list[Any]], Any]:
+    """Return the collator that `Trainer` takes if it is given none."""
+    pads = isinstance(processing_class, (PreTrainedTokenizerBase, SequenceFeatureExtractor))
+    return DataCollatorWithPadding(processing_class) if pads else default_data_collator
 
 
 def _takes_config(model_init: Any) -> bool:

@@ -174,7 +174,7 @@ def _check_metrics(method: str, metrics: Any) -> None:
     if not isinstance(metrics, Mapping):
         raise TaskError(
             f"the task's `{method}` must return a mapping of names to scalars, such as {{'accuracy': accuracy}}, got "
-            f"{type(metrics).__name__}; return {{}} if there are none"
+            f"{'a tensor' if isinstance(metrics, Tensor) else type(metrics).__name__}; return {{}} if there are none"
         )
     for name, value in metrics.items():
         if not isinstance(value, (Tensor, int, float, np.number, np.bool_)):

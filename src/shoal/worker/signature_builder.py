@@ -13,7 +13,7 @@ from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 
 from shoal.core.array import FusionKey
-from shoal.core.trial import Trial
+from shoal.core.trial import Config, Trial
 from shoal.data.datasets import DataSets
 from shoal.data.tracked_config import values_read
 from shoal.fuse.generators import seed_all
@@ -21,7 +21,7 @@ from shoal.fuse.optim.table import kernel_group_of
 from shoal.fuse.structure import family_digest, structure_digest
 from shoal.fuse.structure_serializer import digest
 from shoal.task import Task, call
-from shoal.worker.step_settings import StepSettings
+from shoal.worker.step_settings import METHODS, StepSettings
 from shoal.worker.trial_runtime import check_model, check_optimizer, optimizers_in, parameter_warning
 
 __all__ = ["SignatureBuilder", "WithoutValues"]
@@ -41,6 +41,7 @@ class SignatureBuilder:
         self._sets = sets
         self._cache: list[tuple[dict[str, Any], nn.Module, str, str]] = []
         self._note = ""  # about the first trial with unusual parameters
+        self._unread: frozenset[str] | None = None  # names that no trial so far has read; None: no trial so far
 
     def find_keys(self, trials: Sequence[Trial], load: bool = True) -> tuple[dict[int, FusionKey], frozenset[int], str]:
         """Find the keys of trials.
@@ -52,7 +53,7 @@ class SignatureBuilder:
             load: Whether to load data sets. If not, trials whose data sets are not loaded get no key.
 
         Returns:
-            Trial number -> key. Numbers of the trials that raised. A note on unusual parameters, or "".
+            Trial number -> key. Numbers of the trials that raised. A note on unusual parameters or unread names, or "".
         """
         keys: dict[int, FusionKey] = {}
         raised: set[int] = set()
@@ -69,7 +70,7 @@ class SignatureBuilder:
                 )
                 keys[trial.number] = FusionKey(f"trial {trial.number}", "", 1)
                 raised.add(trial.number)
-        return keys, frozenset(raised), self._note
+        return keys, frozenset(raised), self._note or self._unread_note()
 
     def key(self, trial: Trial) -> FusionKey:
         """Return the key of one trial.
@@ -83,7 +84,9 @@ class SignatureBuilder:
         with torch.random.fork_rng(devices=[]):
             seed_all(trial.seed, torch.device("cpu"))
             model, structure, family = self._model(trial)
-            optimizers = optimizers_in(self._optimizer(model, trial))
+            optimizer = self._optimizer(model, trial)
+            self._unread = self._unread_names(trial.config, model, optimizer)
+        optimizers = optimizers_in(optimizer)
         kernel_groups = [
             str(x) for x in map(kernel_group_of if type(self._task).step is Task.step else type, optimizers)
         ]
@@ -110,6 +113,39 @@ class SignatureBuilder:
         found = _without_data(model), structure_digest(checked), family_digest(checked)
         self._cache.append((read, *found))
         return found
+
+    def _unread_names(self, config: Config, model: nn.Module, optimizer: Any) -> frozenset[str]:
+        """Return the names of the config that no method of the task reads, of those that no earlier trial has read."""
+        task = self._task
+        names = frozenset(config) if self._unread is None else self._unread
+        unread = names - self._sets.names_read(config)
+        unread -= next(read for read, known, *_ in self._cache if known is model).keys()
+        if not unread:
+            return unread
+
+        def read_all(given: Config) -> None:
+            call(task, "optimizer", model, given)
+            call(task, "scheduler", optimizer, given)
+            for method in METHODS:
+                call(task, method, given)
+
+        try:
+            return unread - values_read(read_all, config)[1].keys()
+        except Exception:  # a method needs real tensors: what it reads is not known
+            return frozenset()
+
+    def _unread_note(self) -> str:
+        if not self._unread:
+            return ""
+        names = ", ".join(map(repr, sorted(self._unread)))
+        own = [
+            each for each in ("evaluate", "step") if not getattr(type(self._task), each).__module__.startswith("shoal.")
+        ]
+        while_training = f", unless `{'` or `'.join(own)}` reads it" if own else ""
+        return (
+            f"no method of the task reads {names} of the config; its values change nothing{while_training}: "
+            "check the spelling"
+        )
 
     def _optimizer(self, model: nn.Module, trial: Trial) -> Any:
         try:

@@ -14,7 +14,10 @@ from shoal.core.space import is_number
 from shoal.core.trial import Config
 from shoal.task import Task, call
 
-__all__ = ["StepSettings", "batch_size"]
+__all__ = ["METHODS", "StepSettings", "batch_size"]
+
+METHODS = ("batch_size", "eval_batch_size", "accumulate", "clip_norm", "precision", "ema", "steps_per_epoch")
+"""Methods of a task that return the settings."""
 
 _DTYPES = {"32": None, "bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
 

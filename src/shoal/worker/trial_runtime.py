@@ -391,8 +391,13 @@ def check_scalar(name: str, value: Any, axes: int = 0) -> None:
         TaskError: The value is not a tensor, has further axes, or is complex.
     """
     if not isinstance(value, Tensor) or value.dim() != axes or value.is_complex():
-        got = f"{value.dtype} of shape {tuple(value.shape[axes:])}" if isinstance(value, Tensor) else repr(value)
+        got = f"{value.dtype} of shape {tuple(value.shape[axes:])}" if isinstance(value, Tensor) else _describe(value)
         raise TaskError(f"the task's {name!r} must be a real scalar tensor, got {got}; take its mean over the batch")
+
+
+def _describe(value: Any) -> str:
+    """Return the type of a value, with its values where they are short; those of a batch are not."""
+    return f"{value!r}" if value is None or isinstance(value, (int, float, str)) else f"a {type(value).__name__}"
 
 
 def _state(owner: Any) -> Any:
