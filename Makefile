@@ -7,10 +7,14 @@ READY := $(VENV)/.ready
 
 BENCHMARKS := search_vs_peers fusion scheduling simulated_makespan groups auto time_sharing algorithms packing placement \
 	engine_overhead start regret simulation_fuzz simulated_scale clusters lora trackers searches page demo teams
+PYTHONS := python3.11 python3.12 python3.13
+TORCH := $(patsubst torch==%,%,$(shell grep '^torch==' constraints.txt))
+VERSION_TESTS := $(addprefix tests/,test_space.py test_layering.py algorithms journal backends/test_local.py backends/test_inline.py \
+	study/test_equivalence.py study/test_engine.py $(addprefix fuse/test_,array.py rules.py optim.py capture.py step.py map_effects.py))
 TWO_AT_A_TIME := --no-print-directory --jobs 2 $(if $(filter output-sync,$(.FEATURES)),--output-sync)
 
 .PHONY: demo test test-thorough test-steps test-thorough-steps format lint types docs tests tests-thorough benchmarks-quick \
-	benchmarks-thorough gpu wheel shape clean
+	benchmarks-thorough gpu versions wheel shape clean
 
 demo: $(READY)  ## search hyper-parameters of two models on handwritten digits, then the same by two plain ways
 	$(BIN)/python benchmarks/demo.py
@@ -70,7 +74,22 @@ format: $(READY)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-wheel: $(READY)  ## what is released, in dist
+# Each in build/versions, as installed from here, with a torch of its own: make versions TORCH=2.11.0 PYTHONS=python3.12
+versions: $(PYTHONS:%=version-%)  ## a part of the tests with every supported Python that this machine has
+
+version-%: HERE = build/versions/$*-torch$(TORCH)
+version-%: export OMP_NUM_THREADS = 1
+version-%:
+	@$* -c '' 2>/dev/null || { echo "There is no $*: not tried"; exit; }; set -ex; $* -m venv $(HERE); \
+	grep -v '^torch==' constraints.txt > $(HERE)/constraints.txt; \
+	$(HERE)/bin/pip install --quiet torch==$(TORCH); \
+	$(HERE)/bin/pip install --quiet --constraint $(HERE)/constraints.txt '.[page,report,samplers]' pytest hypothesis scikit-learn; \
+	$(HERE)/bin/python -m pytest -q $(VERSION_TESTS)
+
+wheel: $(READY)  ## what is released, in dist; on a commit with a tag, only under the version of the tag
+	@for tag in $$(git tag --points-at HEAD --list 'v*' 2>/dev/null); do \
+	grep -qx "VERSION = \"$${tag#v}\"" src/shoal/core/version.py || \
+	{ echo "The tag is $$tag, and src/shoal/core/version.py says otherwise"; exit 1; }; done
 	$(BIN)/pip wheel --quiet --no-deps --wheel-dir dist .
 
 shape:  ## files, lines, names and lengths of src/shoal against their limits; fails while any is missed

@@ -89,6 +89,7 @@ def test_the_table_is_sorted_searched_filtered_and_saved(browser, page) -> None:
         assert numbers() == list(range(47, -1, -1))
         tab.select_option("select[name=state]", "failed")
         assert numbers() == [17]
+        assert tab.inner_text("tbody td.line") == "ValueError: the loss is not finite"
         tab.select_option("select[name=state]", "")
         tab.fill("input[type=search]", "cuda:3")
         assert set(numbers()) == set(range(24, 32))

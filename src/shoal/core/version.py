@@ -1,4 +1,4 @@
-"""The release of this source, which is known also where it is not installed as a package."""
+"""The release of this source: the only place that names it, read by the build and known without an installation."""
 
 __all__ = ["VERSION"]
 

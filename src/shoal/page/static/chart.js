@@ -3,6 +3,7 @@ import { el, number } from "./text.js";
 
 const BEST = 6;
 const MOST_WIDTH = 2.2;
+const WHOLE = Array.from({ length: 15 }, (_, power) => [1, 2, 5].map((digit) => digit * 10 ** power)).flat();
 
 function colour(name) {
   return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
@@ -87,7 +88,7 @@ export function chart(height, read) {
       cursor: { drag: { x: true, y: false } },
       scales: { x: { time: false, distr: shown.logX ? 3 : 1 },
         y: { distr: shown.logY ? 3 : 1, range: () => bounds(shown.curves, shown.best, shown.logY) } },
-      axes: [axis(shown.xLabel, true), axis(shown.yLabel, false)],
+      axes: [{ ...axis(shown.xLabel, true), ...(shown.xLabel === "seconds" || shown.logX ? {} : { incrs: WHOLE }) }, axis(shown.yLabel, false)],
       series: [{ label: shown.xLabel, value: (u, value) => number(value) }, ...names.map((label, position) => ({
         label, stroke: colour(`--s${position}`), width: position ? 1.4 : MOST_WIDTH, spanGaps: true,
         points: { show: !shown.step && shown.best[position][0].length < 40, size: 5 }, value: (u, value) => number(value), ...steps }))],

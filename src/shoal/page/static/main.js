@@ -31,7 +31,7 @@ function drawHead() {
   const home = studies.length > 1 ? el("a", { class: "home", href: "#/" }, "Studies") : el("span", { class: "home quiet" }, "Shoal");
   if (!study) { refill(head, home); return; }
   const state = found ? stateText(study) : "";
-  const kind = state === "running" ? "good" : state === "paused" || state === "no process runs it" ? "wait" : "quiet";
+  const kind = state === "running" ? "runs" : state === "paused" || state === "no process runs it" ? "wait" : "quiet";
   const controls = found && !found.ended && !frozen
     ? [requestButton(study, found.paused.study ? "resume study" : "pause study"), requestButton(study, "end study", null, "danger")] : [];
   refill(head, ...[home, el("h1", {}, study.name), state && el("span", { class: `badge ${kind}`, id: "state" }, state),

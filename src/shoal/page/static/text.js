@@ -34,6 +34,11 @@ export function width(element, percent) {
   return element;
 }
 
+// The last line of a traceback, or a reason of one line as it is; the path of a log that follows is left out.
+export function lastLine(reason) {
+  return reason.trim().split("\n").filter((line) => !line.startsWith("Log: ")).at(-1) ?? "";
+}
+
 export function number(value) {
   if (value === null || value === undefined) return "–";
   if (typeof value !== "number") return typeof value === "string" ? value : JSON.stringify(value);

@@ -1,5 +1,5 @@
 // The table of trials: sorted, filtered, searched; requests for those that are chosen; as CSV.
-import { el, number } from "./text.js";
+import { el, lastLine, number } from "./text.js";
 import { frozen } from "./source.js";
 import { card, requestButton, say, stateBadge, trialLink } from "./parts.js";
 import { addButton } from "./forms.js";
@@ -75,7 +75,7 @@ function cell(study, row, column) {
   if (column.key === "trial") return el("td", { class: "number" }, trialLink(study, row.trial));
   if (column.key === "state") return el("td", {}, stateBadge(value));
   if (column.key === "seconds") return el("td", { class: "number" }, value.toFixed(1));
-  if (column.key === "reason") return el("td", { class: "line small quiet", title: value.slice(0, 1000) }, value.slice(0, 160));
+  if (column.key === "reason") return el("td", { class: "line small quiet", title: value.slice(0, 1000) }, lastLine(value).slice(0, 160));
   return el("td", { class: column.kind }, value === undefined ? "–" : number(value));
 }
 

@@ -1,5 +1,5 @@
 // The views of a study. Each returns {element, update}; update is called with the numbers of the trials that changed.
-import { bytes, duration, el, moment, number, numbers, percent, plural, refill } from "./text.js";
+import { bytes, duration, el, lastLine, moment, number, numbers, percent, plural, refill } from "./text.js";
 import { frozen } from "./source.js";
 import { card, legend, requestButton, requestsList, shares, table, trialLink } from "./parts.js";
 import { chart } from "./chart.js";
@@ -177,7 +177,7 @@ export function failuresView(study) {
       el("pre", {}, job.message)));
     const failed = [...study.trials.values()].filter((trial) => trial.state === "failed");
     const traces = failed.slice(0, 200).map((trial) => el("details", {},
-      el("summary", {}, "trial ", trialLink(study, trial.trial), `: ${trial.reason.trim().split("\n").filter((line) => !line.startsWith("Log: ")).at(-1) ?? ""}`),
+      el("summary", {}, "trial ", trialLink(study, trial.trial), `: ${lastLine(trial.reason)}`),
       el("pre", {}, trial.reason)));
     place.replaceChildren(...[
       found.stopped && el("div", { class: "banner" }, `The study was stopped, as trials failed alike before any had reported: ${found.stopped.cause}`),
