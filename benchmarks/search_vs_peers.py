@@ -131,23 +131,36 @@ def with_optuna(epochs: int) -> float:
 def with_ray_tune(epochs: int) -> float:
     os.environ.update(RAY_USAGE_STATS_ENABLED="0", RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO="0")
     import ray
+
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+    try:
+        return ray_tune_search(epochs)
+    finally:
+        ray.shutdown()
+
+
+def ray_tune_search(epochs: int, *, reuse: bool = False) -> float:
+    """The search by Ray Tune on the cluster that this process is connected to, a trial a core.
+
+    Args:
+        epochs: of each trial.
+        reuse: whether the process of a trial that has ended trains the next one, which Ray Tune does not by itself.
+    """
     from ray import tune
 
     def trainable(config: dict) -> None:
         tune.report({"accuracy": _pooled((config["lr"], config["number"], epochs))})
 
     folder = tempfile.mkdtemp()
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
     try:
         results = tune.Tuner(
             trainable,
             param_space={"number": tune.grid_search(list(range(len(RATES)))), "lr": tune.sample_from(_rate)},
-            tune_config=tune.TuneConfig(metric="accuracy", mode="max"),
+            tune_config=tune.TuneConfig(metric="accuracy", mode="max", reuse_actors=reuse),
             run_config=tune.RunConfig(storage_path=folder, verbose=0),
         ).fit()
         return results.get_best_result().metrics["accuracy"]
     finally:
-        ray.shutdown()
         shutil.rmtree(folder, ignore_errors=True)
 
 

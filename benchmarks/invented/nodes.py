@@ -61,7 +61,7 @@ class NodeFaults(Faults):
         return None
 
     def _agent_is_killed(self, run: LiveRun) -> frozenset[str] | None:
-        agents = [each for each in psutil.process_iter() if "ray::RayAgent" in _line(each)]
+        agents = [each for each in psutil.Process().children(recursive=True) if "ray::RayAgent" in _line(each)]
         with suppress(IndexError, psutil.NoSuchProcess):
             agent = self.draw.choice(agents)
             below = {each.pid for each in agent.children(recursive=True)}

@@ -4,6 +4,7 @@ import queue
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -27,9 +28,11 @@ from shoal.backends.nodes.messages import (
     NodeEnded,
     NodeJoined,
     NodeState,
+    ProcessSettings,
 )
 from shoal.backends.nodes.probe import agent_probe_fault, write_probe
 from shoal.backends.nodes.ray import is_address_of
+from shoal.backends.nodes.ray_agents import RayAgent
 from shoal.core.command import BackendCommand, KillJob, StartJob, StopJob
 from shoal.core.device import Cluster, Device, Node
 from shoal.core.errors import DeviceError
@@ -395,3 +398,24 @@ def test_an_agent_without_the_devices_says_which_are_missing(tmp_path: Path) -> 
     assert isinstance(end, NodeEnded)
     assert "device 'cuda:7' is not there" in joined.fault == end.reason
     assert end.failed
+
+
+def test_an_actor_ends_the_agent_of_an_older_run_and_ignores_its_calls(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shoal.backends.nodes.ray_agents.Agent", partial(Agent, make=Recorder))
+    actor, process, made = RayAgent(), ProcessSettings.of_this_process(), len(MADE)
+    for run in ("older", "newer"):
+        write_probe(tmp_path, run)
+        actor.begin(AgentSetup("ash", WorkerContext(tmp_path, b""), "cpu:1", None, None, 15.0, run, process=process))
+        while not any(isinstance(message, NodeState) for message in actor.fetch(run, 0, 1.0).messages):
+            pass
+    older, newer = MADE[made:]
+    assert older.calls == ["close"]
+    assert actor.fetch("older", 0, 0.0) == MessageBatch(1, (), 0)
+    actor.post("older", 1, [StartJob(scripted_job("a"), CPU)])
+    actor.post("newer", 1, [StartJob(scripted_job("b"), CPU)])
+    actor.close("older")
+    actor.close("newer")
+    assert newer.calls == [("start", "b", "cpu:0"), "close"]
+    assert older.calls == ["close"]

@@ -1,4 +1,7 @@
-"""Begin or resume a study over Ray: `python ray_engine.py ADDRESS DIRECTORY EPOCHS`; a test kills this process."""
+"""Begin or resume a study: `python ray_engine.py DIRECTORY EPOCHS DEVICES [ADDRESS]`; a test kills this process.
+
+It is a study over Ray if there is an address of a cluster.
+"""
 
 import sys
 import time
@@ -37,11 +40,12 @@ def search(directory: Path, epochs: int, **where: Any) -> shoal.Study:
     )
 
 
-def main(address: str, directory: str, epochs: str) -> None:
+def main(directory: str, epochs: str, devices: str, address: str = "") -> None:
+    where = {"backend": "ray", "ray_address": address} if address else {}
     try:
         shoal.resume(directory, show_progress=False)
     except JournalError:
-        search(Path(directory), int(epochs), backend="ray", ray_address=address, devices="cpu:1")
+        search(Path(directory), int(epochs), devices=devices, **where)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ import pytest
 from plain import check_equal, curves, digits
 from ray_engine import search
 
+import shoal
 from shoal.backends.base import Ended, Event, JobControl, Reported
 from shoal.backends.nodes.ray import Ray
 from shoal.core.device import Device
@@ -132,11 +133,11 @@ def when(condition: Callable[[], bool], action: Callable[[], object]) -> threadi
 
 
 def outcomes(directory: Path) -> dict[str, set[str]]:
-    """Node -> outcomes of jobs there."""
+    """Node, "" for this machine without a cluster -> outcomes of jobs there."""
     found: dict[str, set[str]] = {}
     with JournalView.read(directory) as journal:
         for job in journal.jobs():
-            found.setdefault(job.device.partition("/")[0], set()).add(str(job.outcome))
+            found.setdefault(job.device.rpartition("/")[0], set()).add(str(job.outcome))
     return found
 
 
@@ -197,23 +198,53 @@ def test_a_node_that_is_new_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert "finished" in outcomes(directory)["beech"]
 
 
+@contextmanager
+def engine(*arguments: object) -> Iterator[subprocess.Popen[bytes]]:
+    """The process of an engine, with the arguments of `ray_engine.py`."""
+    program = [sys.executable, str(Path(__file__).with_name("ray_engine.py")), *map(str, arguments)]
+    with subprocess.Popen(program, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}) as process:
+        yield process
+
+
+def kill_after(reports: int, process: subprocess.Popen[bytes], directory: Path) -> None:
+    """Kill an engine when the study has so many reports more."""
+    wanted = reported(directory) + reports
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while reported(directory) < wanted:
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    process.kill()
+
+
 @pytest.mark.thorough
 def test_a_study_goes_on_after_its_engine_was_killed(undisturbed: Path, tmp_path: Path, cluster: Cluster) -> None:
     directory = tmp_path / "study"
-    program = [sys.executable, str(Path(__file__).with_name("ray_engine.py")), cluster.address, str(directory)]
     for kill in (True, True, False):
-        with subprocess.Popen(
-            [*program, str(EPOCHS)], env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-        ) as engine:
+        with engine(directory, EPOCHS, "cpu:1", cluster.address) as process:
             if kill:
-                before = reported(directory)
-                deadline = time.monotonic() + PATIENCE_SECONDS
-                while reported(directory) < before + 40:
-                    assert time.monotonic() < deadline
-                    time.sleep(0.05)
-                engine.kill()
-        assert kill or engine.returncode == 0
+                kill_after(40, process, directory)
+        assert kill or process.returncode == 0
     check_equal(curves(directory), curves(undisturbed))
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("over_ray", [False, True], ids=["this machine", "a node of the cluster"])
+def test_a_study_that_is_killed_on_one_node_goes_on_on_two(
+    over_ray: bool, undisturbed: Path, tmp_path: Path, cluster: Cluster
+) -> None:
+    directory = tmp_path / "study"
+    where = ("ash/cpu:0", cluster.address) if over_ray else ("cpu:1",)
+    with engine(directory, EPOCHS, *where) as process:
+        kill_after(40, process, directory)
+    begun = {"ash" if over_ray else ""}
+    assert outcomes(directory).keys() == begun
+    study = shoal.resume(directory, backend="ray", ray_address=cluster.address, devices="cpu:1", show_progress=False)
+    check_equal(curves(directory), curves(undisturbed))
+    assert {str(row.state) for row in study.trials} == {"complete"}
+    found = outcomes(directory)
+    assert found.keys() == begun | {"ash", "beech"}
+    assert "finished" in found["ash"] & found["beech"]
 
 
 def reported(directory: Path) -> int:

@@ -35,6 +35,7 @@ import socket
 import struct
 import sys
 import traceback
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
@@ -80,10 +81,7 @@ def main() -> None:
     runner, *libraries = sys.argv[3].split() or [""]
     if runner:
         with suppress(Exception):  # the study's own import fails again, with a log
-            _import(runner)
-        for name in libraries:
-            with suppress(Exception):  # not installed here; a task that needs it says so
-                importlib.import_module(name)
+            _import(runner, libraries)
     serve(socket.socket(fileno=int(sys.argv[1])))
     os._exit(0)  # no output is left to flush, and an orderly exit with torch takes a sixth of a second
 
@@ -231,10 +229,13 @@ class _Server:
         self._worker_numbers.clear()
 
 
-def _import(runner: str) -> None:
+def _import(runner: str, libraries: Sequence[str] = ()) -> None:
     gc.disable()  # an import of torch allocates much and frees nothing: collections take a fifth of its time
     try:
         resolve(runner)
+        for name in libraries:
+            with suppress(Exception):  # not installed here; a task that needs it says so
+                importlib.import_module(name)
     finally:
         gc.enable()
 

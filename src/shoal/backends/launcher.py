@@ -26,9 +26,11 @@ __all__ = ["Exit", "ForkServer", "begin_imports", "describe_status", "imported_l
 
 _log = logging.getLogger("shoal.backends")
 
-# The module path is set before the import, so that the server imports the same Shoal as the engine.
+# The module path is set before the import, so that the server imports the same Shoal as the engine. Garbage is
+# collected after the imports.
 _BOOTSTRAP = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv[2]); from shoal.backends.forkserver import main; main()"
+    "import gc, json, sys; gc.disable(); sys.path[:] = json.loads(sys.argv[2]); "
+    "from shoal.backends.forkserver import main; main()"
 )
 _GRACE_SECONDS = 10.0
 """Time in which a server must kill its workers; then the server is killed."""
