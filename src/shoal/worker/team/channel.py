@@ -48,6 +48,8 @@ class Channel:
         self.members = tuple(members)
         self.rank = rank
         self.size = len(members)
+        self._group: Any = None
+        self._sent: list[Work] = []
         gloo: Any = ProcessGroupGloo  # whose methods the stubs lack
         options = gloo._Options()
         options._timeout = timedelta(seconds=min(CONNECT_SECONDS, seconds))
@@ -95,23 +97,27 @@ class Channel:
         if host is not data:
             data.copy_(host)
 
-    def send(self, data: Tensor, rank: int) -> Work:
-        """Start to send a tensor in host memory, which must not change before `finish`."""
-        work: Work = self._checked(lambda: self._group.send([data], rank, 0))
-        return work
+    def send(self, data: Tensor, rank: int) -> None:
+        """Start to send a tensor in host memory, which must not change before `finish_sending`."""
+        self._sent.append(self._checked(lambda: self._group.send([data], rank, 0)))
 
     def receive(self, data: Tensor) -> None:
         """Fill a tensor in host memory with what the leader sends."""
         self._finish(lambda: self._group.recv([data], 0, 0))
 
-    def finish(self, work: Work) -> None:
-        """Wait for the end of an operation."""
-        self._finish(lambda: work)
+    def finish_sending(self) -> None:
+        """Wait until all is sent."""
+        for work in self._sent:
+            self._checked(work.wait)
+        self._sent.clear()
 
     def close(self) -> None:
         """Close the connections; operations that other processes wait for fail."""
-        with suppress(RuntimeError):
-            self._group.abort()
+        group, self._group = self._group, None
+        if group is not None:
+            with suppress(RuntimeError):
+                group.abort()  # ends operations of this process; the connections end with the objects
+            self._sent.clear()
 
     def _finish(self, start: Callable[[], Work], ready: Callable[[], bool] = lambda: True) -> None:
         work = self._checked(start)

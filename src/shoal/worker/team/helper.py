@@ -8,6 +8,7 @@ from typing import Any
 from torch.utils import _pytree as pytree
 
 from shoal.core.array import Member
+from shoal.core.errors import FusionError
 from shoal.core.job import Job
 from shoal.core.trial import step_seed
 from shoal.fuse.api import fuse
@@ -90,7 +91,7 @@ def _take_part(side: HelperSide, replica: "_Replica", idle: Callable[[], bool], 
             generation = replica.work(channel, idle, side.job)
         except PeerLostError:
             return
-        except IndivisibleStepError as reason:
+        except (IndivisibleStepError, FusionError) as reason:
             side.refuse(replica.version, str(reason))
             return
         finally:
@@ -141,6 +142,7 @@ class _Replica:
         Raises:
             PeerLostError: A process of the team ended.
             IndivisibleStepError: The gradients of a step cannot be computed shard by shard.
+            FusionError: The members do different things with the shard of a step.
         """
         while (header := self._state.receive(channel, idle)) is not None and header.generation is None:
             self._step(channel, header)

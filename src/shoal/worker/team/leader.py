@@ -20,7 +20,7 @@ from shoal.fuse.shard import IndivisibleStepError, MaskRows, Shard
 from shoal.fuse.step import TrainingStep
 from shoal.fuse.transaction import Transaction
 from shoal.task import size_of
-from shoal.worker.stepper import Stepper, StepRefusedError
+from shoal.worker.stepper import MixedEpochsError, Stepper, StepRefusedError
 from shoal.worker.team.channel import Channel, PeerLostError
 from shoal.worker.team.content import TrainedArray
 from shoal.worker.team.exchange import (
@@ -186,6 +186,9 @@ class TeamLeader:
             self._refuse(key, stepper, str(reason))
         except StepRefusedError as reason:
             self._refuse(key, stepper, str(reason))
+            raise
+        except MixedEpochsError:
+            self._drop_channel()  # helpers are within the step that has failed
             raise
         except PeerLostError as error:
             _log.info("a helper is lost, and the step is taken alone: %s", error)
@@ -357,13 +360,13 @@ class _Exchange:
         with context():
             self.state.send(channel, header)
             messages = [pack(_rows_of(shards[rank][0], leaves, tensors)) for rank in range(1, channel.size)]
-            sent = [channel.send(message, rank) for rank, message in enumerate(messages, start=1)]
+            for rank, message in enumerate(messages, start=1):
+                channel.send(message, rank)
             own, shares = shards[0]
             rows = MicroBatches(tuple(rebuilt(form, _rows_of(own, leaves, tensors))), shares)
             self.sums.collect(step.gradients(rows, own))
             channel.sum_to_leader(self.sums.flat)
-            for work in sent:
-                channel.finish(work)
+            channel.finish_sending()
         return self.sums.assign()
 
 
