@@ -1,4 +1,4 @@
-"""`TrainedArray`: the description of a leader's array, from which helpers build an equal one."""
+"""`TrainedArray`: the description of a leader's array, from which helpers build an equal one, and rows to try it on."""
 
 import zlib
 from collections.abc import Iterable, Sequence
@@ -21,16 +21,18 @@ class TrainedArray:
         members: The members.
         tensors: Name of each parameter and buffer -> its shape, type and whether it is trained, for each member;
             of a frozen parameter, which is not sent, also a checksum.
+        rows: As many rows of a batch as a helper may get, on which it tries its array before others wait for it.
     """
 
     members: tuple[Member, ...]
     tensors: tuple[dict[str, tuple[Any, ...]], ...]
+    rows: Any
 
     @classmethod
-    def of(cls, members: Iterable[Member], models: Iterable[nn.Module]) -> "TrainedArray":
+    def of(cls, members: Iterable[Member], models: Iterable[nn.Module], rows: Any) -> "TrainedArray":
         """Describe an array by its members and their models."""
         checksums: dict[int, int] = {}
-        return cls(tuple(members), tuple(_described(model, checksums) for model in models))
+        return cls(tuple(members), tuple(_described(model, checksums) for model in models), rows)
 
     def difference(self, models: Sequence[nn.Module]) -> str:
         """Why models of a helper are not those of the leader; "" if they are."""

@@ -1,10 +1,12 @@
 """Computes gradients for another job: the helper's side of a team, which keeps no state of the training."""
 
+import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial, update_wrapper
 from typing import Any
 
+from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from shoal.core.array import Member
@@ -16,9 +18,10 @@ from shoal.fuse.frozen import is_worth_sharing, share_frozen
 from shoal.fuse.generators import seeded
 from shoal.fuse.micro_batches import MicroBatches
 from shoal.fuse.scaler import GradScaler
-from shoal.fuse.shard import IndivisibleStepError, MaskRows
+from shoal.fuse.shard import IndivisibleStepError, MaskRows, Shard
 from shoal.fuse.step import backward
 from shoal.pickling import loaded
+from shoal.task import size_of
 from shoal.worker.checkpoint import load_newest
 from shoal.worker.control import JobControl
 from shoal.worker.metrics import task_loss
@@ -30,6 +33,8 @@ from shoal.worker.trial_runtime import TrialRuntime, build
 from shoal.worker.worker_state import WorkerState
 
 __all__ = ["assist"]
+
+_log = logging.getLogger("shoal.worker")
 
 IDLE_SECONDS = 10 * 24 * 3600.0
 """Longest time that a helper waits for its leader, which may load data or validate."""
@@ -69,6 +74,8 @@ def assist(job: Job, state: WorkerState, control: JobControl, host: str) -> None
                 replica = _Replica(state, version, loaded(content), {} if replica is None else replica.trials)
                 if replica.refusal:
                     side.refuse(version, replica.refusal)
+                else:
+                    replica.warm_up()
             _take_part(side, replica, idle, host)
     except PeerLostError:  # the leader has ended
         return
@@ -127,6 +134,7 @@ class _Replica:
             if is_worth_sharing(runtime.model):
                 share_frozen(lead.model, runtime.model)
         self.refusal = content.difference([runtime.model for runtime in self._runtimes])
+        self._rows = content.rows
         self._array = fuse([x.model for x in self._runtimes], [x.trial.seed for x in self._runtimes], strict=False)
         self._loss = update_wrapper(partial(task_loss, state.task, lead.autocast), state.task.loss)
         self._scales = [runtime.loss_scale for runtime in self._runtimes if runtime.loss_scale is not None]
@@ -135,6 +143,20 @@ class _Replica:
         self._sums = GradientSum(self._array)
         self._form: Any = None
         self._masks = MaskRows()
+
+    def warm_up(self) -> None:
+        """Compute the gradients of some rows, so that no team waits while functions are tuned and memory is allocated.
+
+        What changes is replaced before the first step. An error is raised again in that step, unless it comes from the
+        small number of rows.
+        """
+        rows = pytree.tree_map_only(Tensor, lambda each: each.to(self._device), self._rows)
+        size = size_of(rows)
+        try:
+            self._backward([0] * len(self._array), rows, [Shard(0, size, size, lambda _: None, MaskRows())])
+        except Exception as error:
+            _log.info("the first step of a team may take longer, since this one failed: %r", error)
+        self._sums.clear()
 
     def work(self, channel: Channel, idle: Callable[[], bool], job: str) -> int | None:
         """Take the steps of a team; return the number of the next team that the helper is to join, or None.
@@ -159,16 +181,19 @@ class _Replica:
         tensors = unpack(leaves, [rows[rank] for rows in header.rows], channel.receive)
         parts = rebuilt(form, [tensor.to(self._device) for tensor in tensors])
         shards, weights = header.shards(rank, channel, self._masks)
-        self._array.ticks = header.ticks
         for scale, value in zip(self._scales, header.scales, strict=True):
             scale.scale = value
         self._sums.clear()
-        seed = self._runtimes[0].trial.data_seed
-        with seeded([step_seed(seed, tick) for tick in header.ticks], self._device):
-            losses = backward(self._array, self._loss, self._scaler, MicroBatches(tuple(parts), weights), shards)
-        self._sums.collect(losses)
+        self._sums.collect(self._backward(header.ticks, MicroBatches(tuple(parts), weights), shards))
         channel.sum_to_leader(self._sums.flat)
         self.stepped = True
+
+    def _backward(self, ticks: Sequence[int], batch: Any, shards: Sequence[Shard]) -> Tensor:
+        """Add the gradients of a batch to those of the array; return the losses, [B]."""
+        self._array.ticks = tuple(ticks)
+        seed = self._runtimes[0].trial.data_seed
+        with seeded([step_seed(seed, tick) for tick in ticks], self._device):
+            return backward(self._array, self._loss, self._scaler, batch, shards)
 
 
 def _reusable(runtime: TrialRuntime | None, member: Member) -> TrialRuntime | None:

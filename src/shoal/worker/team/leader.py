@@ -149,12 +149,19 @@ class TeamLeader:
         self._drop_channel()
         self._side.close()
 
-    def _publish(self, stepper: Stepper) -> None:
-        """Publish a new array, which the helpers build, and end the team of the last one."""
+    def _publish(self, stepper: Stepper, part: Any) -> None:
+        """Publish a new array, which the helpers build, and end the team of the last one.
+
+        Args:
+            stepper: Stepper of the array.
+            part: A micro-batch of the array.
+        """
         self._drop_channel()
-        self._stepper = stepper
+        count = max(divided(size_of(part), 1 + len(self._helpers)))
+        rows = pytree.tree_map_only(Tensor, lambda each: each[:count].cpu().clone() if each.dim() else each, part)
         members = [runtime.member for runtime in stepper.runtimes]
-        content = TrainedArray.of(members, [runtime.model for runtime in stepper.runtimes])
+        content = TrainedArray.of(members, [runtime.model for runtime in stepper.runtimes], rows)
+        self._stepper = stepper
         self._side.publish(cloudpickle.dumps(content))
         self._polled = 0.0
 
@@ -172,13 +179,13 @@ class TeamLeader:
                 raise IndivisibleStepError(stepper.indivisible)
             if (rows := stepper.runtimes[0].settings.batch_size) <= len(self._helpers):
                 raise IndivisibleStepError(f"a batch of {rows} samples is too small for {len(self._helpers)} helpers")
+            parts = [part for batch in batches for part, _ in micro_batches(batch)]
             if stepper is not self._stepper:
-                self._publish(stepper)
+                self._publish(stepper, parts[0])
             alone = self._times[key, len(stepper.runtimes)].seconds(1)
             if alone is not None and time.monotonic() - self._polled >= POLL_SECONDS:
                 self._poll_helpers(alone)
                 self._polled = time.monotonic()
-            parts = (part for batch in batches for part, _ in micro_batches(batch))
             if self._channel is None or min(map(size_of, parts)) < self._channel.size:
                 return None
             return stepper.team_step(self.gradients, batches, ticks)
