@@ -74,6 +74,7 @@ def test_team_grows_and_shrinks_while_members_leave_and_join(task: str, tmp_path
     check_equal(led, alone(TASKS[task](), tmp_path / "alone", remaining), remaining)
 
 
+@pytest.mark.in_turns(3)
 @pytest.mark.parametrize(
     ("task", "count"),
     [
@@ -179,6 +180,7 @@ def test_leader_that_cannot_be_reached_trains_alone(tmp_path: Path) -> None:
     check_equal(led, alone(Perceptron(), tmp_path / "alone", members), members)
 
 
+@pytest.mark.in_turns(3)
 @pytest.mark.parametrize(
     ("task", "count", "reason"),
     [
