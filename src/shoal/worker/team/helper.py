@@ -71,11 +71,13 @@ def assist(job: Job, state: WorkerState, control: JobControl, host: str) -> None
             version, content = found
             if replica is None or replica.version != version:
                 control.beat(settled=False)  # to build models may take long
-                replica = _Replica(state, version, loaded(content), {} if replica is None else replica.trials)
+                array: TrainedArray = loaded(content)
+                replica = _Replica(state, version, array, {} if replica is None else replica.trials)
                 if replica.refusal:
                     side.refuse(version, replica.refusal)
                 else:
-                    replica.warm_up()
+                    replica.warm_up(array.rows)
+                    replica = _Replica(state, version, array, replica.trials)  # without what that step has left
             _take_part(side, replica, idle, host)
     except PeerLostError:  # the leader has ended
         return
@@ -134,7 +136,6 @@ class _Replica:
             if is_worth_sharing(runtime.model):
                 share_frozen(lead.model, runtime.model)
         self.refusal = content.difference([runtime.model for runtime in self._runtimes])
-        self._rows = content.rows
         self._array = fuse([x.model for x in self._runtimes], [x.trial.seed for x in self._runtimes], strict=False)
         self._loss = update_wrapper(partial(task_loss, state.task, lead.autocast), state.task.loss)
         self._scales = [runtime.loss_scale for runtime in self._runtimes if runtime.loss_scale is not None]
@@ -144,19 +145,21 @@ class _Replica:
         self._form: Any = None
         self._masks = MaskRows()
 
-    def warm_up(self) -> None:
+    def warm_up(self, rows: Any) -> None:
         """Compute the gradients of some rows, so that no team waits while functions are tuned and memory is allocated.
 
-        What changes is replaced before the first step. An error is raised again in that step, unless it comes from the
-        small number of rows.
+        The array is not used afterwards. An error is raised again in the first step of a team, unless it comes from the
+        number of rows or from the old values of buffers.
+
+        Args:
+            rows: Rows of a batch.
         """
-        rows = pytree.tree_map_only(Tensor, lambda each: each.to(self._device), self._rows)
+        rows = pytree.tree_map_only(Tensor, lambda each: each.to(self._device), rows)
         size = size_of(rows)
         try:
             self._backward([0] * len(self._array), rows, [Shard(0, size, size, lambda _: None, MaskRows())])
         except Exception as error:
             _log.info("the first step of a team may take longer, since this one failed: %r", error)
-        self._sums.clear()
 
     def work(self, channel: Channel, idle: Callable[[], bool], job: str) -> int | None:
         """Take the steps of a team; return the number of the next team that the helper is to join, or None.
