@@ -18,7 +18,18 @@ from shoal.fuse.stacked import Stacked
 from shoal.task import size_of
 from shoal.worker.team.channel import Channel
 
-__all__ = ["BatchLeaf", "GradientSum", "Header", "SharedState", "divided", "leaves_of", "pack", "rebuilt", "unpack"]
+__all__ = [
+    "BatchLeaf",
+    "GradientSum",
+    "Header",
+    "SharedState",
+    "divided",
+    "first_rows",
+    "leaves_of",
+    "pack",
+    "rebuilt",
+    "unpack",
+]
 
 _HEADER_BYTES = 4096
 _LENGTH_BYTES = 8
@@ -35,7 +46,7 @@ class Header:
         weights: Weights of the micro-batches.
         scales: Loss scales of the members; empty without loss scales.
         form: Pickled form of the batch, see `leaves_of`; empty if it is that of the last step.
-        masks: Shapes of the dropout masks of the whole batch, if the step is checked.
+        masks: Shapes of the dropout masks of a whole batch, in the first message of a team.
         generation: Number of the next team; None for a step.
         stay: Helpers that are to be in the next team; the others are not needed any more.
     """
@@ -228,6 +239,19 @@ def rebuilt(form: Any, tensors: Sequence[Tensor]) -> list[Any]:
         return Stacked(tensor) if leaf.members else tensor
 
     return [pytree.tree_map_only(BatchLeaf, put, part) for part in form]
+
+
+def first_rows(part: Any, count: int) -> Any:
+    """Return the first rows of a micro-batch.
+
+    Raises:
+        IndivisibleStepError: As for `leaves_of`.
+    """
+    form, tensors = leaves_of([part])
+    leaves = [leaf for leaf in pytree.tree_leaves(form) if isinstance(leaf, BatchLeaf)]
+    pairs = zip(leaves, tensors, strict=True)
+    (rows,) = rebuilt(form, [tensor.narrow(1 if leaf.members else 0, 0, count) for leaf, tensor in pairs])
+    return rows
 
 
 def pack(tensors: Sequence[Tensor]) -> Tensor:

@@ -29,6 +29,7 @@ from shoal.worker.team.exchange import (
     Header,
     SharedState,
     divided,
+    first_rows,
     leaves_of,
     pack,
     rebuilt,
@@ -48,8 +49,9 @@ PEER_SECONDS, PEER_STEPS = 30.0, 5
 fewer than those after which a job hangs, see `shoal.study.hangs.PATIENCE`."""
 HANG_SHARE = 1 / 3
 """Largest part of `WorkerContext.hang_seconds` that counts, so that a leader which waits does not seem to hang."""
-CHECK_INTERVAL = 100
-"""Number of steps of a team of which the leader computes the first one also alone, to compare the gradients."""
+CHECK_INTERVAL, CHECK_ROWS = 100, 16
+"""Number of steps of a team before the first of which gradients are compared with those that the leader computes alone,
+and number of rows for that, but at least two for each process: with more rows, growing would take long."""
 MAX_LOSSES = 3
 """Number of lost helpers after which the steps of a key are not divided any more."""
 
@@ -63,8 +65,8 @@ class TeamLeader:
     array's key, and so does the loss of several helpers. The first team of a key is formed once the time of a step
     without helpers is measured.
 
-    Whether steps can be divided is checked by comparing gradients in the first step of each team, and in some later
-    ones. A loss that is a mean over samples in the checked steps only is not recognized.
+    Whether steps can be divided is checked by comparing the gradients of some rows before the first step of each team,
+    and before some later ones. A loss that is a mean over samples in the checked rows only is not recognized.
 
     Args:
         job: Id of the leader's job.
@@ -97,7 +99,7 @@ class TeamLeader:
         self._times: dict[tuple[FusionKey, int], StepTimes] = defaultdict(StepTimes)
         self._stepper: Stepper | None = None  # whose array is published
         self._polled = 0.0
-        self._checked = False  # whether this step is checked, which takes longer
+        self._checked = False  # whether gradients are compared before this step, which takes longer
         self._channel: Channel | None = None
         self._exchange: _Exchange | None = None
 
@@ -158,7 +160,7 @@ class TeamLeader:
         """
         self._drop_channel()
         count = max(divided(size_of(part), 1 + len(self._helpers)))
-        rows = pytree.tree_map_only(Tensor, lambda each: each[:count].cpu().clone() if each.dim() else each, part)
+        rows = pytree.tree_map_only(Tensor, lambda each: each.cpu().clone(), first_rows(part, count))
         members = [runtime.member for runtime in stepper.runtimes]
         content = TrainedArray.of(members, [runtime.model for runtime in stepper.runtimes], rows)
         self._stepper = stepper
@@ -271,11 +273,9 @@ class TeamLeader:
         exchange.state.save()
         self._checked = exchange.steps % CHECK_INTERVAL == 0
         try:
-            alone = exchange.alone(step, batch, context) if self._checked else None
+            if self._checked:
+                exchange.check(step, self._channel, batch, precision, context)
             losses = exchange.divided(step, self._channel, batch, context)
-            if alone is not None:
-                mixed = precision != "32"
-                alone.check(exchange.snapshot(losses), tolerance(exchange.sums.flat.dtype, mixed))
         except (IndivisibleStepError, PeerLostError, RuntimeError) as error:
             exchange.state.restore_buffers()
             exchange.sums.clear()
@@ -305,32 +305,60 @@ class _Exchange:
         self._masks = MaskRows()
         self._form = b""
 
-    def alone(
+    def check(
+        self,
+        step: TrainingStep,
+        channel: Channel,
+        batch: Any,
+        precision: str,
+        context: Callable[[], AbstractContextManager[Any]],
+    ) -> None:
+        """Compare the gradients of some rows with those that the team computes, and return to the state before.
+
+        Args:
+            step: Training step of the array.
+            channel: Channel to the helpers.
+            batch: Batch whose rows are taken.
+            precision: As for `TeamLeader.gradients`.
+            context: As for `TeamLeader.gradients`.
+
+        Raises:
+            IndivisibleStepError: The gradients differ.
+        """
+        part, _ = micro_batches(batch)[0]
+        rows = first_rows(part, min(size_of(part), max(CHECK_ROWS, 2 * channel.size)))
+        ticks = self.array.ticks
+        alone = self._alone(step, rows, context)
+        found = self._snapshot(self.divided(step, channel, rows, context))
+        alone.check(found, tolerance(self.sums.flat.dtype, precision != "32"))
+        self.state.restore_buffers()
+        self.array.ticks = ticks
+
+    def _alone(
         self, step: TrainingStep, batch: Any, context: Callable[[], AbstractContextManager[Any]]
     ) -> GradientSnapshot:
-        """Compute the gradients of the whole batch, and return to the state before.
+        """Compute the gradients of a batch without helpers, and return to the state before.
 
         Raises:
             IndivisibleStepError: Python objects change, which would change twice.
         """
-        ticks, recorded = self.array.ticks, MaskRows()
-        totals = [size_of(part) for part, _ in micro_batches(batch)]
-        shards = [Shard(0, n, n, lambda _: None, MaskRows() if number else recorded) for number, n in enumerate(totals)]
+        ticks, masks = self.array.ticks, MaskRows()
+        size = size_of(batch)
         self.sums.clear()
         self.array.state.sync_from_members()  # else the snapshot of the template may be out of date
         before = Transaction([self.array.state.template, *self.array.members], [step.loss])
         with context():
-            found = self.snapshot(step.gradients(batch, shards))
+            found = self._snapshot(step.gradients(batch, [Shard(0, size, size, lambda _: None, masks)]))
         if (label := before.changed()) is not None:
             before.restore()
             raise IndivisibleStepError(f"the model or the loss keeps state in `{label}`, which changes in a step")
         if not self.steps:
-            self._masks = recorded
+            self._masks = masks
         self.state.restore_buffers()
         self.array.ticks = ticks
         return found
 
-    def snapshot(self, losses: Tensor) -> GradientSnapshot:
+    def _snapshot(self, losses: Tensor) -> GradientSnapshot:
         """Copies of the losses, gradients and buffers."""
         return GradientSnapshot.of(losses, self.sums.parameters, self.state.buffers())
 
@@ -359,7 +387,7 @@ class _Exchange:
             tuple(weights),
             step.scales,
             b"" if pickled == self._form else pickled,
-            None if self.steps else self._masks.shapes,
+            None if self._masks.axes else self._masks.shapes,
         )
         self._form = pickled
         self.sums.clear()
