@@ -155,3 +155,5 @@ def test_shoal_run_serves_the_page_of_its_study_until_it_ends(browser, tmp_path:
         pressed(tab, "[data-verb='end study']")
         finished(process)
         tab.wait_for_selector("text=no connection to the page")
+        tab.wait_for_selector("#state >> text=last seen: ")
+        assert not tab.locator("[data-verb]:visible, [data-form]:visible, .banner.fault:visible").count()

@@ -27,14 +27,15 @@ function route() {
 }
 
 function drawHead() {
+  document.body.classList.toggle("unlinked", study?.linked === false);
   const found = study?.snapshot, head = document.getElementById("head");
   const home = studies.length > 1 ? el("a", { class: "home", href: "#/" }, "Studies") : el("span", { class: "home quiet" }, "Shoal");
   if (!study) { refill(head, home); return; }
   const state = found ? stateText(study) : "";
-  const kind = state === "running" ? "runs" : state === "paused" || state === "no process runs it" ? "wait" : "quiet";
+  const kind = !study.linked ? "quiet" : state === "running" ? "runs" : state === "paused" || state === "no process runs it" ? "wait" : "quiet";
   const controls = found && !found.ended && !frozen
     ? [requestButton(study, found.paused.study ? "resume study" : "pause study"), requestButton(study, "end study", null, "danger")] : [];
-  refill(head, ...[home, el("h1", {}, study.name), state && el("span", { class: `badge ${kind}`, id: "state" }, state),
+  refill(head, ...[home, el("h1", {}, study.name), state && el("span", { class: `badge ${kind}`, id: "state" }, study.linked ? state : `last seen: ${state}`),
     frozen && el("span", { class: "quiet small" }, `as of ${moment(frozen.time)}`),
     !study.linked && el("span", { class: "badge bad" }, "no connection to the page's process"),
     el("div", { class: "controls" }, controls)].filter(Boolean));
@@ -116,7 +117,7 @@ async function open() {
 }
 
 async function attempt(draw) {
-  try { await draw(); } catch (error) { fault(error.message); }
+  try { await draw(); } catch (error) { if (!study || study.linked) fault(error.message); }
 }
 
 addEventListener("hashchange", () => { delete document.body.dataset.ready; open().then(() => document.getElementById("main").focus({ preventScroll: true })); });
