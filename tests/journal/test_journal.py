@@ -120,6 +120,16 @@ def test_everything_is_there_after_opening_again(journal):
         assert repr((again.trials(), list(again.events()), again.jobs())) == repr(before)
 
 
+def test_the_newest_checkpoint_of_each_trial_is_there_after_opening_again(journal):
+    journal.record_proposal(3, [group([0, 1, 2], 3)])
+    named = [(0, 1, "000001-000000"), (1, 1, "000001-000000"), (0, 2, "000001-000007"), (0, 3, ""), (2, 1, "")]
+    for number, epoch, name in named:
+        journal.record_reports("1", [replace(report(number, epoch, 0.5), checkpoint=name)])
+    journal.close()
+    with Journal.open(journal.directory) as again:
+        assert again.checkpoints() == {0: "000001-000007", 1: "000001-000000"}
+
+
 def test_events_come_in_the_order_in_which_they_drove_the_algorithm(journal):
     first, second = [group([0, 1], 1, "rung 0")], [group([1], 3, "rung 1"), group([2], 2)]
     journal.record_proposal(5, first)

@@ -16,6 +16,7 @@ from journal_samples import STUDY, create, group, report
 from shoal.cluster.temporary import remove_abandoned
 from shoal.core.errors import JournalError, StudyExistsError
 from shoal.journal.lock import LockOwner, lock_owner
+from shoal.journal.schema import VERSION
 from shoal.journal.writer import Journal
 
 
@@ -54,7 +55,7 @@ def test_a_directory_without_a_study_is_named_and_left_alone(tmp_path, use):
 def test_another_schema_version_names_both(journal, use):
     journal.tables.rows("PRAGMA user_version = 99")
     journal.close()
-    with pytest.raises(JournalError, match=r"journal version 99, this Shoal reads versions 3 to 10"):
+    with pytest.raises(JournalError, match=f"journal version 99, this Shoal reads versions 3 to {VERSION}"):
         use(journal.directory)
 
 

@@ -23,6 +23,7 @@ from shoal.journal.schema import _MIGRATIONS, VERSION
 from shoal.journal.view import JournalView
 from shoal.journal.writer import Journal
 from shoal.reporting.accounting import accounting
+from shoal.worker.checkpoint_paths import checkpoint_stem
 
 HERE = Path(__file__).parent
 
@@ -40,10 +41,11 @@ STATES = {
     7: {TrialState.STOPPED: 12, TrialState.RUNNING: 5},
     8: {TrialState.STOPPED: 6, TrialState.PENDING: 11},
     9: {TrialState.STOPPED: 6, TrialState.PAUSED: 1, TrialState.PENDING: 10},
+    10: {TrialState.STOPPED: 10, TrialState.RUNNING: 3, TrialState.PENDING: 4},
 }
 """Version -> how many trials are in each state."""
 
-BEST = {3: 15, 4: 8, 5: 8, 6: 9, 7: 3, 8: 14, 9: 0}
+BEST = {3: 15, 4: 8, 5: 8, 6: 9, 7: 3, 8: 14, 9: 0, 10: 9}
 
 
 @pytest.fixture(params=STATES, ids="version {}".format)
@@ -116,6 +118,16 @@ def test_it_goes_on_to_the_end_that_it_would_have_had(begun):
     assert found == [(row["number"], row["config"], row["state"], row["epoch"]) for row in undisturbed]
     for row, expected in zip(study.trials, undisturbed, strict=True):
         assert row.metrics == pytest.approx(expected["metrics"], rel=1e-9)
+
+
+@pytest.mark.parametrize("number", [9, 10])
+def test_trials_go_on_from_no_older_checkpoint_than_that_of_their_last_budget(number, tmp_path):
+    directory = unpacked(number, tmp_path)
+    with closing(sqlite3.connect(directory / "journal.sqlite")) as old:
+        budgets = dict(old.execute("SELECT trial, max(epoch) FROM reports WHERE state = 'paused' GROUP BY trial"))
+    with JournalView.read(directory) as journal:
+        assert journal.checkpoints() == {trial: checkpoint_stem(epoch, 0) for trial, epoch in budgets.items()}
+    assert budgets
 
 
 def test_what_people_asked_of_it_becomes_rows_of_the_sequence_in_their_places(tmp_path):

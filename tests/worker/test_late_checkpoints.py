@@ -9,7 +9,6 @@ import pytest
 from torch import nn
 
 from shoal.core.trial import Report, Trial, TrialState
-from shoal.study.recovery import _last_pause
 from shoal.study.trials import TrialRecord, TrialTable
 from shoal.worker import checkpoint_paths
 from shoal.worker.checkpoint import Checkpoint, load_newest, save
@@ -92,12 +91,6 @@ def test_a_trial_goes_on_from_the_newest_checkpoint_that_was_reported() -> None:
         table.reported(Report(TRIAL, epoch, checkpoint=checkpoint))
     assert record.member.checkpoint == "000001-000040"
     assert (record.member.start, record.member.target) == (4, 9)
-
-
-def test_after_a_resume_the_last_pause_is_known_to_have_a_checkpoint() -> None:
-    running, paused = TrialState.RUNNING, TrialState.PAUSED
-    assert _last_pause({}) == _last_pause({1: (running,)}) == ""
-    assert _last_pause({1: (running, paused), 3: (paused,), 4: (running,)}) == "000003-000000"
 
 
 def test_a_checkpoint_is_on_the_disk_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -145,7 +145,7 @@ class Report:
         state: RUNNING while it trains on, PAUSED at its budget, FAILED after a failure.
         reason: Reason of the failure.
         checkpoint: Beginning of the name of the trial's newest checkpoint, "000003-000120" after 3 epochs and 120
-            steps; "" if it has none. Later ones sort after it. It is not recorded.
+            steps; "" if it has none. Later ones sort after it.
     """
 
     trial: int

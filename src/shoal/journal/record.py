@@ -19,7 +19,7 @@ _SELECT_STATES = (
     "AND epoch = json_extract(given.value, '$[1]') WHERE state <> ?"
 )
 # A retried trial may fail again at the same epoch.
-_INSERT_REPORT = "INSERT OR IGNORE INTO reports VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
+_INSERT_REPORT = "INSERT OR IGNORE INTO reports VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 _UPDATE_TRIAL = (
     "UPDATE trials SET state = ?, reason = ?, epoch = max(epoch, ?), seconds = seconds + ?, metrics = ?, best = ?, "
     "objective = ? WHERE number = ?"
@@ -77,7 +77,18 @@ def record(
         text = json.dumps(metrics)
         texts = [text if values == metrics else json.dumps(values) for values in (last, best)]
         report_rows.append(
-            (next_seq(), now, job, report.trial, report.epoch, report.state, reason, report.seconds, text)
+            (
+                next_seq(),
+                now,
+                job,
+                report.trial,
+                report.epoch,
+                report.state,
+                reason,
+                report.seconds,
+                text,
+                report.checkpoint,
+            )
         )
         trial_rows.append((report.state, reason, report.epoch, report.seconds, *texts, objective, report.trial))
     connection.executemany(_INSERT_REPORT, report_rows)

@@ -32,7 +32,7 @@ __all__ = [
 ]
 
 FILE_NAME = "journal.sqlite"
-VERSION = 10
+VERSION = 11
 _BUSY_SECONDS = 10.0
 _COPIES = 20
 _COPY_PAUSE_SECONDS = 0.05
@@ -69,7 +69,8 @@ _SCHEMA = (
         seq INTEGER PRIMARY KEY, time REAL NOT NULL, free INTEGER NOT NULL, proposed TEXT NOT NULL)""",
     """CREATE TABLE reports (
         seq INTEGER PRIMARY KEY, time REAL NOT NULL, job TEXT NOT NULL, trial INTEGER NOT NULL, epoch INTEGER NOT NULL,
-        state TEXT NOT NULL, reason TEXT NOT NULL, seconds REAL NOT NULL, metrics TEXT NOT NULL)""",
+        state TEXT NOT NULL, reason TEXT NOT NULL, seconds REAL NOT NULL, metrics TEXT NOT NULL,
+        checkpoint TEXT NOT NULL DEFAULT '')""",
     "CREATE UNIQUE INDEX reports_of_trial ON reports (trial, epoch, state)",
     *_INTERVENTIONS,
     # State derived from the events, and actions of the engine.
@@ -171,6 +172,10 @@ _MIGRATIONS: Mapping[int, Sequence[str | Callable[[sqlite3.Connection], None]]] 
         for old, new in (("survey", "signature"), ("races", "autotune"))
     ),
     9: ("ALTER TABLE jobs ADD COLUMN assists TEXT NOT NULL DEFAULT ''",),
+    10: (
+        "ALTER TABLE reports ADD COLUMN checkpoint TEXT NOT NULL DEFAULT ''",
+        "UPDATE reports SET checkpoint = printf('%06d-000000', epoch) WHERE state = 'paused'",
+    ),
 }
 """Version -> statements, and functions of the connection, that make the next version of it."""
 

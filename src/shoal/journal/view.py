@@ -312,6 +312,11 @@ class JournalView:
             epochs[epoch] = (*epochs.get(epoch, ()), TrialState(state))
         return found
 
+    def checkpoints(self) -> dict[int, str]:
+        """Number of each trial with a checkpoint -> beginning of the name of the newest one that was reported."""
+        query = "SELECT trial, max(checkpoint) FROM reports WHERE checkpoint <> '' GROUP BY trial"
+        return dict(self.tables.rows(query))
+
     @property
     def retried(self) -> dict[int, int]:
         """Number of each trial that was retried after it had failed -> the `seq` of its first retry.

@@ -29,7 +29,6 @@ from shoal.planner.job_history import EarlierJob
 from shoal.study.core import StudyCore
 from shoal.study.state import CoreConfig
 from shoal.study.trials import TrialRecord
-from shoal.worker.checkpoint_paths import checkpoint_stem
 
 __all__ = ["replay", "restore"]
 
@@ -52,7 +51,7 @@ def restore(core: StudyCore, journal: Journal) -> Step:
     """
     journal.requeue_running()
     decisions = replay(journal, core.state.config.algorithm, core.register_groups)
-    rows, seen = journal.trials(), journal.reported_states()
+    rows, seen, checkpoints = journal.trials(), journal.reported_states(), journal.checkpoints()
     kinds = {row.name: row.kind for row in journal.devices(all_runs=True)}
     present = {device.name for _, device in core.state.fleet.cluster if kinds.get(device.name) == device.kind}
     earlier = _earlier_jobs(journal, {row.number: row.job for row in rows if row.state is TrialState.PENDING})
@@ -64,7 +63,7 @@ def restore(core: StudyCore, journal: Journal) -> Step:
             x.state,
             x.failures,
             reported_states=seen.get(x.number, {}),
-            checkpoint=_last_pause(seen.get(x.number, {})),
+            checkpoint=checkpoints.get(x.number, ""),
         )
         for x in rows
     ]
@@ -77,12 +76,6 @@ def restore(core: StudyCore, journal: Journal) -> Step:
         requests=[x.request for x in journal.interventions()],
         reached=_trial_at_target(core.state.config, rows),
     )
-
-
-def _last_pause(states: Mapping[int, tuple[TrialState, ...]]) -> str:
-    """Beginning of the name of the checkpoint that a trial has written when it last reached a target; "" if none."""
-    paused = [epoch for epoch, reported in states.items() if TrialState.PAUSED in reported]
-    return checkpoint_stem(max(paused), 0) if paused else ""
 
 
 def _trial_at_target(config: CoreConfig, rows: Iterable[TrialRow]) -> int | None:
