@@ -1,12 +1,14 @@
 """What policies come to in a simulated study."""
 
+from collections import Counter
+
 import pytest
 from simulate_samples import ROOT, cluster, simulation, structure
 
 from shoal.backends.virtual import STOP_SECONDS
 from shoal.planner.grouping import Grouping
 from shoal.planner.packing.registry import make_packing
-from shoal.schedule import Convergence, ExpectedFinish, RoundRobin, Slaq, WaterFilling
+from shoal.schedule import Auto, Convergence, ExpectedFinish, RoundRobin, Slaq, WaterFilling
 from shoal.simulate.curves import Curves
 from shoal.simulate.scenario import load
 from shoal.simulate.workload import ListedJobs
@@ -65,7 +67,11 @@ def test_turns_come_to_an_end_however_dear_a_switch_or_a_start(name, costs):
     assert found.makespan >= 300.0 + 3 * costs.get("start_seconds", 0.0)
 
 
-def test_widths_end_the_toy_case_in_a_third_of_the_time_of_first_in_first_out():
-    """Fluid's, of 30 s: static it takes 12 s, the middle trial on one device; with what the short ones leave, less."""
-    found = load(ROOT / "scenarios/fluid_toy.toml").simulate(WaterFilling())
-    assert 9.5 <= found.makespan < 12.0
+@pytest.mark.parametrize("policy", [WaterFilling(), Auto()], ids=lambda policy: type(policy).__name__)
+def test_widths_end_the_toy_case_as_the_paper_does(policy):
+    """Fluid: the trial of 30 s gets three devices, that of 12 s one, and the two of 4 s share one: 10 s and a start."""
+    found = load(ROOT / "scenarios/fluid_toy.toml").simulate(policy)
+    first = Counter(each.trial.split("/")[0] for each in found.intervals if each.begin == 0.0)
+    assert first == {"long": 3, "middle": 1, "short": 2}
+    assert len({each.device for each in found.intervals if each.begin == 0.0}) == 5
+    assert 10.0 <= found.makespan <= 10.2

@@ -63,6 +63,10 @@ class TrialSource(ABC):
         """Return the structure of a trial."""
         return self.structures[trial.config["structure"]]
 
+    def group_name(self, name: str) -> str:
+        """Return the name in the scenario of a group that the algorithm proposed as `name`."""
+        return name and f"{self.name}: {name}"
+
 
 @dataclass(frozen=True)
 class SimulatedStudy(TrialSource):
@@ -104,7 +108,7 @@ class ListedJobs(TrialSource):
         name: Name of the list.
         structures: Structure of each job.
         arrivals: Arrival of each job, in seconds.
-        group: Name of the TrialGroup of jobs that arrive together; "" for a group of each job.
+        group: Name of the TrialGroup of the jobs, which may be shared with other lists; "" for a group of each job.
         curves: Losses of the jobs.
         epochs: Number of epochs of each job; it reports after each.
     """
@@ -119,6 +123,10 @@ class ListedJobs(TrialSource):
     def algorithm(self, clock: Callable[[], float]) -> Algorithm:
         """Return an algorithm that proposes the jobs at their arrivals."""
         return _FixedTrials(self, clock)
+
+    def group_name(self, name: str) -> str:
+        """Return the name as it is: jobs of several lists may be one group."""
+        return name
 
 
 @final
@@ -186,7 +194,7 @@ class SimulatedWorkload(Algorithm, Workload):
             if self._begin[index] <= self.now:
                 for group in algorithm.next_groups(free):
                     trials = tuple([self._renumbered(trial, index) for trial in group.trials])
-                    groups.append(replace(group, trials=trials, name=group.name and f"{source.name}: {group.name}"))
+                    groups.append(replace(group, trials=trials, name=source.group_name(group.name)))
         return groups
 
     def observe(self, report: Report) -> list[Decision]:
