@@ -1,5 +1,6 @@
 """A study in real processes whose job grows into an idle slot: the result of an undisturbed study."""
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from torch import nn
 import shoal
 from shoal.core.event import Outcome
 from shoal.core.job import Purpose
+from shoal.cost.history import History, environment
 from shoal.journal.audit import faults_of_teams
 from shoal.journal.view import JournalView
 
@@ -36,10 +38,19 @@ class Net(shoal.Task):
         return nn.functional.mse_loss(model(batch[0]), batch[1])
 
 
-def searched(directory: Path, **settings: Any) -> shoal.Study:
+class SlowNet(Net):
+    """The same with training that takes 0.5 ms a sample, of which two devices take half each however busy they are."""
+
+    def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
+        if model.training:
+            time.sleep(5e-4 * len(batch[0]))
+        return super().loss(model, batch)
+
+
+def searched(directory: Path, task: shoal.Task | None = None, epochs: int = EPOCHS, **settings: Any) -> shoal.Study:
     return shoal.tune(
-        Net(), {"width": shoal.choice([256]), "batch_size": 256}, metric="valid_loss", mode="min",
-        algorithm=shoal.Grid(EPOCHS), packing="none", directory=directory, seed=0, show_progress=False, **settings,
+        task or Net(), {"width": shoal.choice([256]), "batch_size": 256}, metric="valid_loss", mode="min",
+        algorithm=shoal.Grid(epochs), packing="none", directory=directory, seed=0, show_progress=False, **settings,
     )  # fmt: skip
 
 
@@ -60,3 +71,17 @@ def test_a_job_grows_into_an_idle_slot_and_learns_the_same(tmp_path: Path, monke
     for one, other in zip(grown.trials, alone.trials, strict=True):
         assert (one.config, one.epoch) == (other.config, EPOCHS)
         assert one.metrics == pytest.approx(other.metrics, rel=1e-9)
+
+
+@pytest.mark.slow
+def test_a_helper_that_was_measured_to_pay_is_kept_to_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SHOAL_CACHE", str(tmp_path / "cache"))
+    searched(tmp_path / "study", SlowNet(), epochs=60, policy="water_filling", devices="cpu:2")
+    with JournalView.read(tmp_path / "study") as journal:
+        jobs = {job.id: job for job in journal.jobs()}
+        assert faults_of_teams(journal) == []
+    leader, helper = (next(x for x in jobs.values() if x.purpose is each) for each in (Purpose.TRAIN, Purpose.ASSIST))
+    assert [job.purpose for job in jobs.values()].count(Purpose.ASSIST) == 1, "it was not given back and tried again"
+    assert (helper.assists, helper.outcome) == (leader.id, Outcome.FINISHED)
+    measured = [profile.spreading for profile in History(environment=environment()).all().values()]
+    assert [list(each) for each in measured] == [[2]], "steps on two devices were measured"
