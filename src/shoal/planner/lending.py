@@ -1,6 +1,7 @@
 """Lending of the cores of idle CPU slots to running jobs."""
 
 from collections.abc import Sequence
+from heapq import heapify, heapreplace
 from math import inf
 
 from shoal.core.device import Cluster, Device
@@ -24,22 +25,24 @@ def lent_cores(running: Sequence[tuple[Job, Device]], idle: Sequence[Device], cl
     Returns:
         Id of each job that gets cores -> its cores, including those of its own slot.
     """
-    cores: dict[str, int] = {}
+    slots = [slot for slot in idle if slot.is_cpu]
+    if not slots:
+        return {}
     on_several = {job.assists for job, _ in running}
-    for slot in idle:
-        node = cluster.places[slot.name][0] if slot.is_cpu else None
-        borrowers = {
-            job.id: (_seconds_left(job), cores.get(job.id, device.cores))
-            for job, device in running
-            if node is not None
-            and device.is_cpu
-            and _may_borrow(job)
-            and cluster.places[device.name][0] is node
-            and job.id not in on_several
-        }
-        if borrowers:
-            last = max(borrowers, key=lambda job: (borrowers[job][0] / borrowers[job][1], -borrowers[job][1]))
-            cores[last] = borrowers[last][1] + slot.cores
+    borrowers: dict[str, list[tuple[float, int, int, str, float]]] = {}  # by node; the next one to get cores is first
+    for position, (job, device) in enumerate(running):
+        if device.is_cpu and _may_borrow(job) and job.id not in on_several:
+            node, seconds = cluster.places[device.name][0], _seconds_left(job)
+            borrower = (-seconds / device.cores, device.cores, position, job.id, seconds)
+            borrowers.setdefault(node.name, []).append(borrower)
+    for each in borrowers.values():
+        heapify(each)
+    cores: dict[str, int] = {}
+    for slot in slots:
+        if of_node := borrowers.get(cluster.places[slot.name][0].name):
+            _, held, position, name, seconds = of_node[0]
+            cores[name] = held + slot.cores
+            heapreplace(of_node, (-seconds / cores[name], cores[name], position, name, seconds))
     return cores
 
 
