@@ -4,9 +4,13 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
+from heapq import heapreplace
 from itertools import pairwise
-from statistics import fmean
+from math import inf
+from operator import itemgetter
+from statistics import harmonic_mean
 from types import MappingProxyType
+from typing import NamedTuple
 
 from shoal.core.array import Array, FusionKey, Member
 from shoal.core.demand import Profile
@@ -21,7 +25,6 @@ from shoal.cost.estimate import (
     size_to_try,
     step_seconds,
 )
-from shoal.planner.packing.prediction import makespan
 
 __all__ = ["Profiles", "ResourceLimit", "partition", "worth_mixing"]
 
@@ -97,9 +100,11 @@ def partition(
         apart = alone | limits.keys()
         groups = _join_groups(groups, lambda key, members: _FusableGroup.of(key, members, costs), apart)
     order = {member.trial.number: position for position, (member, _) in enumerate(waiting)}
-    loads = [busy.get(device.name, 0.0) for device in devices]
+    loads: dict[str, list[float]] = {device.kind: [] for device in devices}
+    for device in devices:
+        loads[device.kind].append(busy.get(device.name, 0.0))
     idle = sum(device.name not in busy for device in devices)
-    arrays = [array for arrays in _balance(groups, loads, idle) for array in arrays]
+    arrays = [array for arrays in _balance(groups, [sorted(each) for each in loads.values()], idle) for array in arrays]
     return sorted(arrays, key=lambda array: min(order[member.trial.number] for member in array.members))
 
 
@@ -132,6 +137,18 @@ _Epochs = tuple[int, ...]
 """Epochs left of each member of an array."""
 
 
+class _ArrayTimes(NamedTuple):
+    """Expected run times of an array in seconds.
+
+    Args:
+        mean: On a device of the mean speed of all devices that can run it, the harmonic mean; 0 without a profile.
+        by_kind: On each kind of device, in the order of the first devices; inf on a kind without a profile.
+    """
+
+    mean: float
+    by_kind: tuple[float, ...]
+
+
 class _ArrayCosts:
     """Costs of arrays, cached for equal arrays, of which there may be thousands.
 
@@ -143,9 +160,10 @@ class _ArrayCosts:
     def __init__(self, profiles: Profiles, devices: Sequence[Device]) -> None:
         self._profiles = profiles
         self._device_counts = Counter((device.kind, device.memory) for device in devices)
+        self._kind_counts = Counter(device.kind for device in devices)
         self._profiles_of_key: dict[FusionKey, list[tuple[int, Profile, int]]] = {}
         self._largest: dict[tuple[FusionKey, _Epochs, int | None], int] = {}
-        self._seconds: dict[tuple[FusionKey, _Epochs], float] = {}
+        self._times: dict[tuple[FusionKey, _Epochs], _ArrayTimes] = {}
 
     def known(self, key: FusionKey) -> list[tuple[int, Profile, int]]:
         """Return memory in bytes, profile and count of equal devices, for each kind on which the key has a profile."""
@@ -176,14 +194,20 @@ class _ArrayCosts:
             self._largest[cache_key] = min(limits, default=1)
         return self._largest[cache_key]
 
-    def seconds(self, key: FusionKey, epochs: _Epochs) -> float:
-        """Return the expected run time, the mean over the devices that can run the array; 0 without a profile."""
+    def times(self, key: FusionKey, epochs: _Epochs) -> _ArrayTimes:
+        """Return the expected run times of an array; all are 0 without a profile."""
         cache_key = (key, epochs)
-        if cache_key not in self._seconds:
-            known = self.known(key)
-            each = [seconds(profile, epochs) + fetching(profile, epochs) for _, profile, _ in known]
-            self._seconds[cache_key] = fmean(each, [count for _, _, count in known]) if each else 0.0
-        return self._seconds[cache_key]
+        if cache_key not in self._times:
+            counts = self._kind_counts
+            profiles = {kind: self._profiles(key, kind) for kind in counts}
+            known = {
+                kind: seconds(profile, epochs) + fetching(profile, epochs)
+                for kind, profile in profiles.items()
+                if profile is not None
+            }
+            mean = harmonic_mean(list(known.values()), [counts[kind] for kind in known]) if known else 0.0
+            self._times[cache_key] = _ArrayTimes(mean, tuple(known.get(kind, inf if known else 0.0) for kind in counts))
+        return self._times[cache_key]
 
 
 @dataclass(frozen=True)
@@ -223,10 +247,10 @@ class _FusableGroup:
         """Return the members in `count` arrays, in order."""
         return [Array(self.key, self.members[low:high]) for low, high in self.bounds(count)]
 
-    def seconds(self, count: int) -> list[float]:
-        """Return the expected run time of each of `count` arrays."""
+    def times(self, count: int) -> list[_ArrayTimes]:
+        """Return the expected run times of each of `count` arrays."""
         epochs = [member.epochs for member in self.members]
-        return [self.costs.seconds(self.key, tuple(epochs[low:high])) for low, high in self.bounds(count)]
+        return [self.costs.times(self.key, tuple(epochs[low:high])) for low, high in self.bounds(count)]
 
 
 def _ordered(members: Sequence[Member]) -> tuple[Member, ...]:
@@ -265,18 +289,19 @@ def _is_worth_joining(one: _FusableGroup, other: _FusableGroup, joined: _Fusable
 
 @dataclass(frozen=True)
 class _ArraySplit:
-    """A group cut into a number of arrays, with the seconds of each."""
+    """A group cut into a number of arrays, with the times of each, the longest mean time, and the sum of mean times."""
 
     group: _FusableGroup
     count: int
-    seconds: list[float]
+    times: list[_ArrayTimes]
     longest: float
     total: float
 
     @classmethod
     def of(cls, group: _FusableGroup, count: int) -> "_ArraySplit":
-        seconds = group.seconds(count)
-        return cls(group, count, seconds, max(seconds), sum(seconds))
+        times = group.times(count)
+        means = [each.mean for each in times]
+        return cls(group, count, times, max(means), sum(means))
 
     def split_further(self) -> "_ArraySplit | None":
         """Return the same group in one more array, or in some more if it has many; None if impossible or not
@@ -286,21 +311,26 @@ class _ArraySplit:
             return None
         count = min(self.count + max(1, self.count // SPLIT_DIVISOR), len(self.group.members))
         finer, worth = _ArraySplit.of(self.group, count), MIN_SPLIT_GAIN * (count - self.count) / count
-        return finer if fmean(finer.seconds) <= fmean(self.seconds) * (1 - worth) else None
+        return finer if finer.total / count <= self.total / self.count * (1 - worth) else None
 
 
-def _balance(groups: Sequence[_FusableGroup], loads: Sequence[float], idle: int) -> list[list[Array]]:
+def _balance(groups: Sequence[_FusableGroup], loads: Sequence[Sequence[float]], idle: int) -> list[list[Array]]:
     """Cut the groups until the devices are evenly loaded, and return the cut with the least makespan on the way. While
     a running job ends last, no array is longer than the mean load of a device if a cut saves time.
+
+    Args:
+        groups: Groups of members that could be one array each.
+        loads: Seconds until each device is free, ascending, by kind of device.
+        idle: Number of idle devices.
     """
-    loads = sorted(loads)
+    devices, load, last = sum(map(len, loads)), sum(map(sum, loads)), max(each[-1] for each in loads)
     cuts = [_ArraySplit.of(group, group.min_arrays) for group in groups]
     best, best_makespan = list(cuts), _makespan(cuts, loads)
     open_indices = set(range(len(cuts)))
     while open_indices:
         index = max(sorted(open_indices), key=lambda index: cuts[index].longest)
         count = sum(cut.count for cut in cuts)
-        mean_load = (sum(loads) + sum(cut.total for cut in cuts)) / len(loads)
+        mean_load = (load + sum(cut.total for cut in cuts)) / devices
         if count >= idle and cuts[index].longest <= mean_load and best_makespan <= MAX_UNEVENNESS * mean_load:
             break
         finer = cuts[index].split_further()
@@ -310,11 +340,26 @@ def _balance(groups: Sequence[_FusableGroup], loads: Sequence[float], idle: int)
         cuts[index] = finer
         makespan = _makespan(cuts, loads)
         # Where a running job ends last, no cut changes the makespan; that is no reason to leave an array as long.
-        too_long = makespan <= loads[-1] and max(cut.longest for cut in best) > mean_load
+        too_long = makespan <= last and max(cut.longest for cut in best) > mean_load
         if count < idle or makespan < best_makespan or too_long:
             best, best_makespan = list(cuts), makespan
     return [cut.group.cut(cut.count) for cut in best]
 
 
-def _makespan(cuts: Sequence[_ArraySplit], loads: Sequence[float]) -> float:
-    return makespan([length for cut in cuts for length in cut.seconds], loads)
+def _makespan(cuts: Sequence[_ArraySplit], loads: Sequence[Sequence[float]]) -> float:
+    """Return the seconds until all arrays are done, the longest first, each on the device where it ends first (minimum
+    completion time; O. H. Ibarra and C. E. Kim, 1977); see `_balance`.
+    """
+    arrays = [times for cut in cuts for times in cut.times]
+    arrays.sort(key=itemgetter(0), reverse=True)
+    last = max(each[-1] for each in loads)
+    kinds = [list(each[: len(arrays)]) for each in loads]  # the other devices get no array
+    for _, by_kind in arrays:
+        end = inf
+        for heap, length in zip(kinds, by_kind, strict=True):
+            if heap[0] + length < end:
+                end, earliest = heap[0] + length, heap
+        heapreplace(earliest, end)
+        if end > last:
+            last = end
+    return last
