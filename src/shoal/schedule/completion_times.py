@@ -1,5 +1,6 @@
 """Expected ends of waiting jobs on the devices of a cluster, the wait for a busy device included."""
 
+from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -99,7 +100,7 @@ class CompletionTimes:
         for capacity in ledger.capacities:
             self._of_kind.setdefault(capacity.device.kind, []).append(capacity)
         devices = {capacity.device.name: capacity.device for capacity in ledger.capacities}
-        self._holds = {name: _DeviceHolds() for name in devices}
+        self._holds: defaultdict[str, _DeviceHolds] = defaultdict(_DeviceHolds)  # of the devices that matter only
         self._free: dict[tuple[str, Demand], _DeviceQueue[tuple[float, float, int]]] = {}
         self._all: dict[tuple[str, Demand], _DeviceQueue[tuple[float, int]]] = {}
         self._refused: list[Mapping[str, Demand]] = []
