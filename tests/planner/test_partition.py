@@ -76,6 +76,15 @@ SIZES = {
     ),
     "the other device is busy for long": (waiting((A, 8)), known(A=FUSES), slots(2), {"cpu/1:0": 1e4}, [8]),
     "the other device is soon free": (waiting((A, 8)), known(A=FUSES), slots(2), {"cpu/1:0": 1.0}, [4, 4]),
+    "the other device is soon free, but much slower": (
+        waiting((A, 8)),
+        known(
+            A={"fast": FUSES, "slow": replace(FUSES, step_seconds={n: 10 * t for n, t in FUSES.step_seconds.items()})}
+        ),
+        [*slots(1, "fast"), *slots(1, "slow")],
+        {"fast:0": 1.0, "slow:0": 1.0},
+        [8],
+    ),
     "all devices are busy for long": (waiting((A, 8)), known(A=FUSES), slots(2), {"cpu/1:0": 1e4, "cpu/1:1": 1e4}, [8]),
     "a running job that ends last is no reason for a long array": (
         waiting((A, 16)),
