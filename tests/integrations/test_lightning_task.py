@@ -392,16 +392,8 @@ class TwoOptimizers(Classifier):
         return [torch.optim.SGD(self.parameters(), 0.1), torch.optim.SGD(self.parameters(), 0.1)]
 
 
-class Metric(Classifier):
-    def __init__(self) -> None:
-        super().__init__()
-        import torchmetrics
-
-        self.accuracy = torchmetrics.Accuracy("multiclass", num_classes=3)
-
-
 class Collects(Classifier):
-    def on_validation_epoch_end(self) -> None:
+    def on_validation_epoch_start(self) -> None:
         pass
 
     def optimizer_step(self, *args: Any) -> None:
@@ -438,7 +430,7 @@ class Warms(Classifier):
     ("module", "said"),
     [
         (nn.Linear, "must be a subclass of LightningModule"),
-        (Collects, "Collects defines on_validation_epoch_end, optimizer_step, .*ReportCheckpointCallback"),
+        (Collects, "Collects defines on_validation_epoch_start, optimizer_step, .*ReportCheckpointCallback"),
         (Numbers, "Numbers.validation_step uses batch_idx"),
         (Alone, "Alone must define `validation_step`"),
     ],
@@ -452,7 +444,6 @@ def test_classes_without_an_equal_are_refused_by_name(module: Any, said: str) ->
     ("module", "config", "said"),
     [
         (Gan, {}, "Gan sets automatic_optimization = False; .*ReportCheckpointCallback"),
-        (Metric, {}, "holds metrics of torchmetrics [(]accuracy[)]"),
         (TwoOptimizers, {}, "configure_optimizers returns 2 optimizers"),
         (Warms, {}, "ReduceLROnPlateau needs a `monitor`"),
         (Plans, {}, re.escape("give LightningTask(max_epochs=...)")),

@@ -5,12 +5,14 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from shoal.core.errors import TaskError
+from shoal.integrations.lightning_metrics import MetricCall, MetricStandIn
 from shoal.integrations.lightning_module import BATCHES, REMEDY
 from shoal.task import size_of
 
@@ -132,6 +134,8 @@ class ValidationLog:
         self._batch = batch
         self.values: dict[str, Any] = {}
         """Values logged for the epoch, by name."""
+        self.metrics: dict[str, dict[str, int | None]] = {}
+        """Logged name -> name of a metric of torchmetrics -> number of its call, or None for its value of the epoch."""
 
     def __call__(
         self,
@@ -146,6 +150,10 @@ class ValidationLog:
         """Keep a value; the other arguments concern loggers and several processes."""
         if reduce_fx not in ("mean", torch.mean):
             raise TaskError(f"self.log({name!r}, reduce_fx={reduce_fx!r}): only means are reported; log a mean")
+        if isinstance(value, (MetricCall, MetricStandIn)):
+            if on_epoch is not False:
+                self.metrics[name] = {value.name: value.index if isinstance(value, MetricCall) else None}
+            return
         if not isinstance(value, (Tensor, int, float)):
             raise TaskError(
                 f"self.log({name!r}, ...) is given {type(value).__name__}; log a tensor or a number. {REMEDY}"
@@ -166,21 +174,25 @@ def _log_dict(log: Callable[..., None], dictionary: Mapping[str, Any], *args: An
 
 
 @contextmanager
-def attached(model: nn.Module, length: Length | None, log: Callable[..., None]) -> Iterator[TrainerView]:
+def attached(
+    model: nn.Module, length: Length | None, log: Callable[..., None], metrics: Mapping[str, Any] = MappingProxyType({})
+) -> Iterator[TrainerView]:
     """Within, the module has a Trainer, and logs to `log`.
 
     Args:
         model: Module, or an array of modules.
         length: Length of the training, which the module keeps; None if it has one.
         log: Takes the place of `self.log`.
+        metrics: Take the places of the module's attributes of their names.
     """
     own = vars(model)
     if length is not None:
         own[_LENGTH] = length
     view = TrainerView(model, own[_LENGTH])
-    own.update(log=log, log_dict=partial(_log_dict, log), _trainer=view)
+    own.update(metrics, log=log, log_dict=partial(_log_dict, log), _trainer=view)
     try:
         yield view
     finally:
-        del own["log"], own["log_dict"]
+        for name in ("log", "log_dict", *metrics):
+            del own[name]
         own["_trainer"] = None
