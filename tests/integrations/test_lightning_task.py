@@ -441,6 +441,34 @@ def test_classes_without_an_equal_are_refused_by_name(module: Any, said: str) ->
 
 
 @pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"callbacks": []}, "takes no `callbacks`: give `shoal.tune` callbacks="),
+        ({"accelerator": "gpu"}, "takes no `accelerator`: a trial trains on one device; give `shoal.tune` devices="),
+        (
+            {"gradient_clip_algorithm": "value"},
+            "takes no `gradient_clip_algorithm`: gradients are clipped by their norm",
+        ),
+        ({"train_dataloaders": []}, "takes no `train_dataloaders`: give a `datamodule`, such as"),
+        ({"overfit_batches": 3}, "takes no `overfit_batches`: arrays have no equal.*ReportCheckpointCallback"),
+        ({"precision": "64-true"}, r"precision='64-true' must be one of '32-true' .*self.double\(\)"),
+        ({}, "`datamodule` must be a LightningDataModule, or its class, got None"),
+    ],
+)
+def test_other_arguments_of_trainer_are_refused_with_a_remedy(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(TaskError, match=said):
+        LightningTask(Classifier, **given)
+
+
+@pytest.mark.parametrize(
+    ("given", "means"), [("32-true", "32"), (32, "32"), (16, "16-mixed"), ("bf16", "bf16-mixed"), ("16-mixed",) * 2]
+)
+def test_precisions_have_the_names_of_lightning(given: Any, means: str) -> None:
+    task = LightningTask(Classifier, Data(), precision=given, gradient_clip_algorithm="norm")
+    assert task.precision({}) == means
+
+
+@pytest.mark.parametrize(
     ("module", "config", "said"),
     [
         (Gan, {}, "Gan sets automatic_optimization = False; .*ReportCheckpointCallback"),

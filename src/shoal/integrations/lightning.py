@@ -14,7 +14,7 @@ from shoal.core.trial import Config
 from shoal.integrations.lightning_metrics import EpochMetrics, find_metrics, stand_ins
 from shoal.integrations.lightning_module import BATCHES, REMEDY, check_class, check_module, parameters_of, uses
 from shoal.integrations.lightning_schedules import Schedules, parsed
-from shoal.integrations.lightning_trainer import Length, ValidationLog, attached
+from shoal.integrations.lightning_trainer import Length, ValidationLog, attached, check_others, precision_of
 from shoal.integrations.optional import check_installed, numbers
 from shoal.task import Task, size_of
 from shoal.trainable import checkpoint, report
@@ -71,7 +71,8 @@ class LightningTask(Task):
             algorithm of the study decides how long a trial trains.
         accumulate_grad_batches: Batches of an optimizer step.
         gradient_clip_val: Largest norm of the gradients, or None.
-        precision: "32-true", "bf16-mixed", "16-mixed", or another word that `Task.precision` knows.
+        precision: "32-true", "bf16-mixed" or "16-mixed", or Lightning's other names of these: 32, "bf16", 16.
+        others: Arguments of `Trainer` that a study does not take; each is refused with a remedy.
 
     Raises:
         TaskError: The module or an argument cannot be honoured.
@@ -82,13 +83,16 @@ class LightningTask(Task):
     def __init__(
         self,
         module: type[nn.Module],
-        datamodule: Any,
+        datamodule: Any = None,
         *,
         max_epochs: int | None = None,
         accumulate_grad_batches: int = 1,
         gradient_clip_val: float | None = None,
         precision: str | int = "32-true",
+        **others: Any,
     ) -> None:
+        check_others(others)
+        precision_of(precision)
         check_class(module)
         if max_epochs is not None and (not isinstance(max_epochs, int) or max_epochs < 1):
             raise TaskError(f"`max_epochs` must be a positive integer or None, got {max_epochs!r}")
@@ -118,8 +122,7 @@ class LightningTask(Task):
 
     def precision(self, config: Config) -> str:
         """Return `precision`, in the words of `Task.precision`."""
-        given = str(self._setting("precision", config))
-        return "32" if given == "32-true" else given
+        return precision_of(self._setting("precision", config))
 
     def model(self, config: Config) -> nn.Module:
         """Return a new module."""

@@ -16,9 +16,28 @@ from shoal.integrations.lightning_metrics import MetricCall, MetricStandIn
 from shoal.integrations.lightning_module import BATCHES, REMEDY
 from shoal.task import size_of
 
-__all__ = ["Length", "TrainerView", "ValidationLog", "attached"]
+__all__ = ["Length", "TrainerView", "ValidationLog", "attached", "check_others", "precision_of"]
 
 _LENGTH = "_shoal_length"
+
+_DEVICES = "a trial trains on one device; give `shoal.tune` devices=..."
+_LOADERS = "give a `datamodule`, such as LightningDataModule.from_datasets(train_dataset, val_dataset)"
+_OWN = "a study has its own; leave it out"
+_LOGS = "give `shoal.tune` callbacks=[...], such as WandbCallback; its algorithm stops trials, and it keeps checkpoints"
+_EPOCHS = "the algorithm of the study decides how long a trial trains: algorithm=shoal.Random(n, epochs=...)"
+_OTHERS = {
+    "gradient_clip_algorithm": "gradients are clipped by their norm",
+    **dict.fromkeys(("callbacks", "logger"), _LOGS),
+    **dict.fromkeys(("accelerator", "devices", "num_nodes", "strategy"), _DEVICES),
+    **dict.fromkeys(("train_dataloader", "train_dataloaders", "val_dataloaders"), _LOADERS),
+    **dict.fromkeys(("max_steps", "max_time", "min_epochs", "min_steps"), _EPOCHS),
+    **dict.fromkeys(("default_root_dir", "deterministic", "enable_checkpointing", "enable_model_summary"), _OWN),
+    **dict.fromkeys(("enable_progress_bar", "log_every_n_steps", "num_sanity_val_steps"), _OWN),
+}
+"""Arguments of `Trainer` and of `fit` that are refused, with a remedy."""
+
+_PRECISIONS = {"32-true": "32", "16": "16-mixed", "bf16": "bf16-mixed"}
+"""Names of Lightning -> names of `Task.precision`, where they differ."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +63,33 @@ class Length:
         """Batches before an optimizer step, counted from the start of the training."""
         epoch, within = divmod(step, self.steps)
         return epoch * self.batches + within * self.accumulate
+
+
+def check_others(others: Mapping[str, Any]) -> None:
+    """Check the arguments of `Trainer` that a study does not take.
+
+    Raises:
+        TaskError: There is one; the message says what takes its place.
+    """
+    for name, value in others.items():
+        if (name, value) != ("gradient_clip_algorithm", "norm"):
+            raise TaskError(f"LightningTask takes no `{name}`: {_OTHERS.get(name, f'arrays have no equal. {REMEDY}')}")
+
+
+def precision_of(given: str | int) -> str:
+    """Return a precision of Lightning in the words of `Task.precision`.
+
+    Raises:
+        TaskError: Weights would be of another type than the module makes them.
+    """
+    found = _PRECISIONS.get(str(given), str(given))
+    if found not in ("32", "16-mixed", "bf16-mixed"):
+        raise TaskError(
+            f"precision={given!r} must be one of '32-true' (or 32), '16-mixed' (or 16) and 'bf16-mixed' (or 'bf16'); "
+            "for weights of another type convert the module in its `__init__`, as by self.double(), and the samples in "
+            "the data module"
+        )
+    return found
 
 
 class TrainerView:
