@@ -130,6 +130,11 @@ class Computes(Measured):
         self.log("val_loss", self.accuracy.compute())
 
 
+class Scales(Measured):
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("percent", 100 * self.accuracy(self(batch[0]), batch[1]))
+
+
 class Forgets(Measured):
     def on_validation_epoch_end(self) -> None:
         self.log("mistakes", 1 - self.at_end.compute())
@@ -145,6 +150,7 @@ class Collects(Measured):
     [
         (Shared, "training_step and validation_step update the same metric self.train_accuracy"),
         (Computes, r"self.accuracy.compute; .* can only update a metric, and log it"),
+        (Scales, r"computes with the value of the metric self.accuracy, .*torchmetrics.functional"),
         (Forgets, r"uses the metric self.at_end and does not reset it, .*call self.at_end.reset\(\)"),
         (Collects, "on_validation_epoch_end uses self.found; .*ReportCheckpointCallback"),
     ],

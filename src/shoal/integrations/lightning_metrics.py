@@ -52,10 +52,27 @@ class MetricCall:
     Args:
         name: Name of the metric, with the key if it is one of a collection.
         index: Number of the call among those of this metric (or collection) in the batch.
+
+    Raises:
+        TaskError: A step computes with the value.
     """
 
     name: str
     index: int
+
+    def _refuse(self, *_: Any) -> Any:
+        raise TaskError(
+            f"a step computes with the value of the metric self.{self.name}, which is known only after the validation; "
+            f"log it as it is, or use a function of torchmetrics.functional. {REMEDY}"
+        )
+
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __neg__ = __float__ = _refuse
+    __lt__ = __gt__ = _refuse
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        self._refuse()
 
 
 class MetricStandIn:
