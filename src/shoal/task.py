@@ -115,7 +115,11 @@ class Task(ABC):
 
     @abstractmethod
     def loss(self, model: nn.Module, batch: Any) -> Tensor:
-        """Return the mean loss over a batch, a scalar."""
+        """Return the mean loss over a batch, a scalar.
+
+        With a `step` of your own that does not call it, it is only the validation loss, reported as `valid_loss`; a GAN
+        returns any scalar that says how good it is.
+        """
 
     def scheduler(self, optimizer: Any, config: Config) -> Any | None:
         """Return a torch LR scheduler of `optimizer`, or None; several for several optimizers.

@@ -176,6 +176,7 @@ def test_a_command_that_cannot_be_started(run: Run, line: list[str], words: str)
         pytest.param(["--space", "space.toml", "--mode", "min", "--", "true"], "is needed with --space", id="metric"),
         pytest.param(["--metric", "loss", "study.py"], "goes with --space only", id="no space"),
         pytest.param(["missing.py"], "does not exist", id="no file"),
+        pytest.param(["space.toml"], "shoal run --space space.toml", id="a space without its option"),
         pytest.param(
             [*("--space", "space.toml", "--metric", "loss", "--mode", "min", "--epochs", "1"), "--", "true"],
             "is needed by random",

@@ -392,16 +392,8 @@ class TwoOptimizers(Classifier):
         return [torch.optim.SGD(self.parameters(), 0.1), torch.optim.SGD(self.parameters(), 0.1)]
 
 
-class Metric(Classifier):
-    def __init__(self) -> None:
-        super().__init__()
-        import torchmetrics
-
-        self.accuracy = torchmetrics.Accuracy("multiclass", num_classes=3)
-
-
 class Collects(Classifier):
-    def on_validation_epoch_end(self) -> None:
+    def on_validation_epoch_start(self) -> None:
         pass
 
     def optimizer_step(self, *args: Any) -> None:
@@ -438,7 +430,7 @@ class Warms(Classifier):
     ("module", "said"),
     [
         (nn.Linear, "must be a subclass of LightningModule"),
-        (Collects, "Collects defines on_validation_epoch_end, optimizer_step, .*ReportCheckpointCallback"),
+        (Collects, "Collects defines on_validation_epoch_start, optimizer_step, .*ReportCheckpointCallback"),
         (Numbers, "Numbers.validation_step uses batch_idx"),
         (Alone, "Alone must define `validation_step`"),
     ],
@@ -449,10 +441,37 @@ def test_classes_without_an_equal_are_refused_by_name(module: Any, said: str) ->
 
 
 @pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"callbacks": []}, "takes no `callbacks`: give `shoal.tune` callbacks="),
+        ({"accelerator": "gpu"}, "takes no `accelerator`: a trial trains on one device; give `shoal.tune` devices="),
+        (
+            {"gradient_clip_algorithm": "value"},
+            "takes no `gradient_clip_algorithm`: gradients are clipped by their norm",
+        ),
+        ({"train_dataloaders": []}, "takes no `train_dataloaders`: give a `datamodule`, such as"),
+        ({"overfit_batches": 3}, "takes no `overfit_batches`: arrays have no equal.*ReportCheckpointCallback"),
+        ({"precision": "64-true"}, r"precision='64-true' must be one of '32-true' .*self.double\(\)"),
+        ({}, "`datamodule` must be a LightningDataModule, or its class, got None"),
+    ],
+)
+def test_other_arguments_of_trainer_are_refused_with_a_remedy(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(TaskError, match=said):
+        LightningTask(Classifier, **given)
+
+
+@pytest.mark.parametrize(
+    ("given", "means"), [("32-true", "32"), (32, "32"), (16, "16-mixed"), ("bf16", "bf16-mixed"), ("16-mixed",) * 2]
+)
+def test_precisions_have_the_names_of_lightning(given: Any, means: str) -> None:
+    task = LightningTask(Classifier, Data(), precision=given, gradient_clip_algorithm="norm")
+    assert task.precision({}) == means
+
+
+@pytest.mark.parametrize(
     ("module", "config", "said"),
     [
         (Gan, {}, "Gan sets automatic_optimization = False; .*ReportCheckpointCallback"),
-        (Metric, {}, "holds metrics of torchmetrics [(]accuracy[)]"),
         (TwoOptimizers, {}, "configure_optimizers returns 2 optimizers"),
         (Warms, {}, "ReduceLROnPlateau needs a `monitor`"),
         (Plans, {}, re.escape("give LightningTask(max_epochs=...)")),

@@ -77,6 +77,8 @@ def test_a_promoted_trial_keeps_its_parameters(study: optuna.Study, tmp_path: Pa
 def test_studies_that_processes_cannot_share_are_refused() -> None:
     with pytest.raises(TaskError, match=r"is in memory, .*storage='sqlite"):
         optuna_objective(conditional, optuna.create_study())
+    with pytest.raises(TaskError, match=r"optuna_objective takes a function .*create_study.*, got .* and None"):
+        optuna_objective(conditional, None)  # type: ignore[arg-type]
 
 
 def test_a_study_of_several_directions_is_refused(tmp_path: Path) -> None:

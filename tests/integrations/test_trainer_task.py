@@ -428,6 +428,19 @@ def test_the_best_model_is_that_of_the_metric_of_the_study(
             warned(args, shoal.Random(2, epochs=2), *other)
 
 
+@pytest.mark.parametrize(("metric", "own"), [("eval_loss", "valid_loss"), ("eval_score", "score")])
+def test_a_metric_with_the_prefix_of_trainer_is_refused(metric: str, own: str, tmp_path: Path) -> None:
+    with pytest.raises(TaskError, match=rf"reports {metric} of `Trainer` as '{own}'; pass metric='{own}'"):
+        warned(arguments(tmp_path, eval_strategy="epoch"), shoal.Random(2, epochs=2), metric)
+
+
+def test_metrics_are_reported_without_the_prefix_of_trainer(tmp_path: Path) -> None:
+    task = TrainerTask(
+        bert, arguments(tmp_path), CLASSIFIED, CLASSIFIED[:12], sentences, lambda _: {"eval_score": 0.5, "f1": 0.25}
+    )
+    assert task.evaluate([{"logits": torch.zeros(2, 3), "labels": torch.zeros(2)}], {}) == {"score": 0.5, "f1": 0.25}
+
+
 @pytest.mark.parametrize("drop_last", [False, True])
 def test_loader_processes_fetch_what_the_process_would_fetch(drop_last: bool, tmp_path: Path) -> None:
     settings = {"dataloader_drop_last": drop_last, "eval_strategy": "epoch"}

@@ -47,7 +47,7 @@ def test_a_trial_that_raises_fails_after_its_retries_with_its_traceback(backend:
     check_neighbours(study, tasks.Disturbed(), 3)
     failed = study.trials[3]
     assert failed.state is TrialState.FAILED
-    assert failed.reason.startswith("raised after 1 retries:\nTraceback")
+    assert failed.reason.startswith("raised after 1 retry:\nTraceback")
     assert 'raise ZeroDivisionError("planted in the step of one trial")' in failed.reason
     assert "tasks.py" in failed.reason
     assert "logs" in failed.reason

@@ -48,6 +48,14 @@ def test_what_no_trial_can_do_right_ends_the_study(tmp_path: Path, function: Any
         search(function, tmp_path, {"slope": 1}, retries=0)
 
 
+def test_a_command_that_prints_other_names_is_told_which(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text('print(\'{"epoch": 1, "val_loss": 0.5}\')\n')
+    command = Command((sys.executable, "train.py", "{slope}"), ("loss",), tmp_path)
+    words = "ended without a report; its lines of JSON have 'epoch', 'val_loss' and lack the metric 'loss'; print it"
+    with pytest.raises(TaskError, match=words):
+        search(command, tmp_path, {"slope": 1}, retries=0)
+
+
 def test_a_trial_that_misnames_a_metric_fails_alone(tmp_path: Path) -> None:
     study = search(programs.misnames, tmp_path, algorithm=shoal.Grid(1), devices="cpu:1")
     assert [str(row.state) for row in study.trials] == ["failed", "complete", "complete"]

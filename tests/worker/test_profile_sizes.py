@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 from torch.utils.data import TensorDataset
 
 from shoal.core.array import Array, FusionKey, Member
@@ -183,3 +185,23 @@ def test_use_is_averaged_over_iterations(
     assert iteration.fetch_seconds == pytest.approx(fetch)
     assert iteration.busy == pytest.approx(busy)
     assert iteration.average(1.0) == pytest.approx(cores)
+
+
+class Recomputed(Kept):
+    """Has dropout under gradient checkpointing, whose second run an array cannot repeat."""
+
+    def loss(self, model: nn.Module, batch: Any) -> Tensor:
+        hidden = checkpoint(lambda x: F.dropout(model(x), 0.5, model.training), batch[0], use_reentrant=False)
+        return hidden.square().mean()
+
+
+def test_steps_that_are_refused_alone_have_the_profile_of_plain_steps() -> None:
+    task, notes = Recomputed(), list[str]()
+    members = tuple(Member(Trial(n, {"lr": 0.01, "optimizer": "SGD"}, seed=n, data_seed=0), 0, 1) for n in range(4))
+    array = Array(FusionKey("", "", 4), members)
+    profile = measure(task, DataSets(task, CPU), array, CPU, 10**9, inf, notes.append)
+    assert profile.step_seconds.keys() == {1, 4}
+    assert not profile.fused_gain
+    (note,) = notes
+    assert note.startswith("trial 0: its structure cannot be one array, and trains in plain PyTorch: a random function")
+    assert note.endswith("turn gradient checkpointing off, or set dropout to 0")

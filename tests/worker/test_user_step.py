@@ -238,6 +238,14 @@ def test_several_optimizers_need_a_step() -> None:
         runtimes(Default())
 
 
+def test_an_optimizer_with_a_closure_needs_a_step() -> None:
+    class Default(Closure):
+        step = Task.step
+
+    with pytest.raises(TaskError, match="returns LBFGS, which needs a closure to step; override `step`"):
+        runtimes(Default())
+
+
 def test_optimizers_nested_differently_are_refused() -> None:
     class Mixed(Two):
         def optimizer(self, model: nn.Module, config: Any) -> Any:

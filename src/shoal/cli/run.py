@@ -127,6 +127,9 @@ def run(
         if not Path(file).is_file():
             fault = "is a directory" if Path(file).is_dir() else "does not exist"
             raise typer.BadParameter(f"File {file!r} {fault}.", param_hint="FILE")
+        if Path(file).suffix == ".toml":
+            remedy = f"if it is a search space, run a program with it: shoal run --space {file} -- COMMAND"
+            raise typer.BadParameter(f"File {file!r} is not a Python file; {remedy}", param_hint="FILE")
     given: dict[str, Any] = {"directory": directory, "devices": device_list(devices), "policy": policy}
     given |= {"packing": packing, "backend": backend, "ray_address": ray_address, "sbatch": sbatch}
     given |= {"sharing": sharing, "seed": seed}

@@ -11,11 +11,12 @@ from torch.utils.data import DataLoader
 from shoal.core.errors import TaskError
 from shoal.core.objective import Objective
 from shoal.core.trial import Config
+from shoal.integrations.lightning_metrics import EpochMetrics, find_metrics, stand_ins
 from shoal.integrations.lightning_module import BATCHES, REMEDY, check_class, check_module, parameters_of, uses
 from shoal.integrations.lightning_schedules import Schedules, parsed
-from shoal.integrations.lightning_trainer import Length, ValidationLog, attached
+from shoal.integrations.lightning_trainer import Length, ValidationLog, attached, check_others, precision_of
 from shoal.integrations.optional import check_installed, numbers
-from shoal.task import Task
+from shoal.task import Task, size_of
 from shoal.trainable import checkpoint, report
 
 try:
@@ -31,7 +32,7 @@ _HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batc
 """Hooks of a data module that have no equal."""
 
 _FOUND = "_shoal_found"
-"""Attribute of a model between `loss` and `metrics` of a validation batch: the batch and its metrics."""
+"""Attribute of a model between `loss` and `outputs` of a validation batch: the batch and what `_validated` returned."""
 
 _LOSSES = ("valid_loss", "val_loss", "valid/loss", "val/loss", "validation_loss")
 
@@ -53,10 +54,14 @@ class LightningTask(Task):
     with Python's floats are of torch's default type. A step that branches on one of them is neither fused nor compiled;
     one that computes with them is.
 
-    Refused by name, since arrays have no equal: manual optimization, several optimizers, metrics of torchmetrics, and
-    all hooks but the above (`on_validation_epoch_end`, `optimizer_step`, `configure_callbacks`, `setup` ...). Train
-    such a module in a function for `shoal.tune`, with a ReportCheckpointCallback. Callbacks, loggers and devices of a
-    Trainer are the study's.
+    Metrics of torchmetrics, and collections of them, may be attributes of the module. `validation_step` calls or
+    updates them and logs them, or `on_validation_epoch_end` computes, logs and resets them. The arguments of their
+    calls are kept until the end of the validation; then each trial computes its own on the CPU. In `training_step` they
+    do nothing.
+
+    Refused by name, since arrays have no equal: manual optimization, several optimizers, and all hooks but the above
+    (`on_train_epoch_end`, `optimizer_step`, `configure_callbacks`, `setup` ...). Train such a module in a function for
+    `shoal.tune`, with a ReportCheckpointCallback. Callbacks, loggers and devices of a Trainer are the study's.
 
     Args:
         module: Subclass of LightningModule.
@@ -66,7 +71,8 @@ class LightningTask(Task):
             algorithm of the study decides how long a trial trains.
         accumulate_grad_batches: Batches of an optimizer step.
         gradient_clip_val: Largest norm of the gradients, or None.
-        precision: "32-true", "bf16-mixed", "16-mixed", or another word that `Task.precision` knows.
+        precision: "32-true", "bf16-mixed" or "16-mixed", or Lightning's other names of these: 32, "bf16", 16.
+        others: Arguments of `Trainer` that a study does not take; each is refused with a remedy.
 
     Raises:
         TaskError: The module or an argument cannot be honoured.
@@ -77,13 +83,16 @@ class LightningTask(Task):
     def __init__(
         self,
         module: type[nn.Module],
-        datamodule: Any,
+        datamodule: Any = None,
         *,
         max_epochs: int | None = None,
         accumulate_grad_batches: int = 1,
         gradient_clip_val: float | None = None,
         precision: str | int = "32-true",
+        **others: Any,
     ) -> None:
+        check_others(others)
+        precision_of(precision)
         check_class(module)
         if max_epochs is not None and (not isinstance(max_epochs, int) or max_epochs < 1):
             raise TaskError(f"`max_epochs` must be a positive integer or None, got {max_epochs!r}")
@@ -97,6 +106,7 @@ class LightningTask(Task):
         }
         self._names, self._any_name = parameters_of(module)
         self._loaders = _Loaders(datamodule)
+        self._epoch = EpochMetrics()
 
     def data(self, config: Config) -> tuple[DataLoader[Any], DataLoader[Any]]:
         """Return the loaders of the data module."""
@@ -112,15 +122,16 @@ class LightningTask(Task):
 
     def precision(self, config: Config) -> str:
         """Return `precision`, in the words of `Task.precision`."""
-        given = str(self._setting("precision", config))
-        return "32" if given == "32-true" else given
+        return precision_of(self._setting("precision", config))
 
     def model(self, config: Config) -> nn.Module:
         """Return a new module."""
         self._check_names(config)
-        given = {name: value for name, value in config.items() if self._is_argument(name)}
+        given = self._given(config)
         model = self.module(**given)
-        check_module(model)
+        metrics = find_metrics(model)
+        check_module(model, bool(metrics))
+        self._epoch.keep(given, metrics)
         model.register_buffer(BATCHES, torch.zeros((), dtype=torch.int64), persistent=False)
         return model
 
@@ -139,7 +150,7 @@ class LightningTask(Task):
         """Return the loss of `training_step`, or of `validation_step` in evaluation mode."""
         if not model.training:
             return self._validation_loss(model, batch)
-        with attached(model, None, _ignore) as trainer:
+        with attached(model, None, _ignore, stand_ins(model, self._epoch)) as trainer:
             index = trainer.batch_idx if uses(self.module, "training_step", "batch_idx") else 0
             returned = _call_step(model, "training_step", batch, index)
         model.get_buffer(BATCHES).add_(1)
@@ -152,15 +163,27 @@ class LightningTask(Task):
         return loss
 
     def metrics(self, model: nn.Module, batch: Any) -> Mapping[str, Tensor]:
-        """Return what `validation_step` logs."""
-        own, found = vars(model).pop(_FOUND, (None, {}))
+        """Return what `validation_step` logs, without metrics of torchmetrics."""
+        own, found = vars(model).pop(_FOUND, (None, None))
         if own is not batch:
-            found = self._validated(model, batch)[1]
-        return {name: value for name, value in found.items() if name != "valid_loss"}
+            found = self._validated(model, batch)
+        vars(model)[_FOUND] = (batch, found)
+        return {name: value for name, value in found[1].items() if name != "valid_loss"}
+
+    def outputs(self, model: nn.Module, batch: Any) -> Any:
+        """Return the calls of the metrics of torchmetrics in `validation_step`, if the module holds any."""
+        own, found = vars(model).pop(_FOUND, (None, None))
+        if own is not batch:
+            found = self._validated(model, batch)
+        return found[2]
+
+    def evaluate(self, outputs: list[Any], config: Config) -> Mapping[str, float]:
+        """Return the values of the metrics of torchmetrics over the validation set."""
+        return self._epoch.values(self.module, self._given(config), outputs)
 
     def _validation_loss(self, model: nn.Module, batch: Any) -> Tensor:
-        returned, logged = self._validated(model, batch)
-        vars(model)[_FOUND] = (batch, logged)
+        returned, logged, _ = found = self._validated(model, batch)
+        vars(model)[_FOUND] = (batch, found)
         loss = returned["loss"] if isinstance(returned, Mapping) and "loss" in returned else returned
         if not isinstance(loss, Tensor):
             loss = next((logged[name] for name in _LOSSES if name in logged), None)
@@ -171,11 +194,14 @@ class LightningTask(Task):
             )
         return loss
 
-    def _validated(self, model: nn.Module, batch: Any) -> tuple[Any, dict[str, Any]]:
-        log = ValidationLog(batch)
-        with attached(model, None, log):
+    def _validated(self, model: nn.Module, batch: Any) -> tuple[Any, dict[str, Any], Any]:
+        """Return what `validation_step` returns and logs, and what `EpochMetrics.values` needs of the batch."""
+        log, metrics = ValidationLog(batch), stand_ins(model, self._epoch)
+        with attached(model, None, log, metrics):
             returned = _call_step(model, "validation_step", batch, 0)
-        return returned, log.values
+        calls = {name: each.calls for name, each in metrics.items()}
+        recorded = {"samples": size_of(batch), "calls": calls, "logged": log.metrics} if metrics else None
+        return returned, log.values, recorded
 
     def _weigh(self, batches: Sequence[Any], accumulate: int) -> Sequence[tuple[Any, float]]:
         return [(batch, 1 / accumulate) for batch in batches]
@@ -192,6 +218,10 @@ class LightningTask(Task):
 
     def _length(self, config: Config) -> Length:
         return Length(len(self._loaders.of(config)[0]), self.accumulate(config), self.max_epochs)
+
+    def _given(self, config: Config) -> dict[str, Any]:
+        """The arguments of the module."""
+        return {name: value for name, value in config.items() if self._is_argument(name)}
 
     def _is_argument(self, name: str) -> bool:
         """Whether a name of the config is an argument of the module."""

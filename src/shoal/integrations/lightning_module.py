@@ -2,7 +2,6 @@
 
 import dis
 import inspect
-import sys
 from collections.abc import Callable
 from inspect import Parameter
 from typing import Any
@@ -11,10 +10,13 @@ from torch import nn
 
 from shoal.core.errors import TaskError
 
-__all__ = ["BATCHES", "REMEDY", "check_class", "check_module", "parameters_of", "uses"]
+__all__ = ["BATCHES", "EPOCH_END", "REMEDY", "check_class", "check_module", "parameters_of", "uses"]
 
 BATCHES = "_shoal_batches"
 """Buffer of a module: training batches of its trial so far, int64, not in its state dict."""
+
+EPOCH_END = "on_validation_epoch_end"
+"""Hook of a module that is called for the metrics of torchmetrics that it holds, so only if it holds any."""
 
 REMEDY = (
     "Train it as a function instead: shoal.tune(train, ...), where train(config) calls Trainer.fit with a "
@@ -43,7 +45,7 @@ def check_class(module: Any) -> None:
     if base is None:
         raise TaskError(f"`module` must be a subclass of LightningModule, not an object of it, got {module!r}")
     hooks = [name for name in dir(base) if name.startswith("on_") and callable(getattr(base, name))]
-    names = [name for name in (*hooks, *_HOOKS) if not name.startswith(_ELSEWHERE)]
+    names = [name for name in (*hooks, *_HOOKS) if not name.startswith(_ELSEWHERE) and name != EPOCH_END]
     if wrong := sorted(name for name in names if _overrides(module, base, name)):
         raise TaskError(f"{module.__name__} defines {', '.join(wrong)}, which arrays do not call. {REMEDY}")
     for name in ("training_step", "validation_step", "configure_optimizers"):
@@ -60,25 +62,26 @@ def _overrides(module: type, base: type, name: str) -> bool:
     return getattr(module, name, None) is not getattr(base, name, None)
 
 
-def check_module(model: Any) -> None:
+def check_module(model: Any, has_metrics: bool) -> None:
     """Check a new module.
 
+    Args:
+        model: The module.
+        has_metrics: Whether it holds metrics of torchmetrics.
+
     Raises:
-        TaskError: It optimizes manually, or holds metrics of torchmetrics.
+        TaskError: It optimizes manually, or has an end of validation without metrics.
     """
     if not model.automatic_optimization:
         raise TaskError(
             f"{type(model).__name__} sets automatic_optimization = False; manual optimization cannot be an array. "
             f"{REMEDY}; or write a shoal.Task with a `step` of your own, in which several optimizers are fused"
         )
-    library = sys.modules.get("torchmetrics")
-    if library is None:
-        return
-    found = [name for name, each in model.named_modules() if isinstance(each, library.Metric)]
-    if found:
+    end = inspect.unwrap(getattr(type(model), EPOCH_END))
+    if not has_metrics and end.__module__.split(".")[0] not in _LIBRARIES:
         raise TaskError(
-            f"{type(model).__name__} holds metrics of torchmetrics ({', '.join(found)}), whose state arrays do not "
-            f"keep; log means over the batch, computed by torchmetrics.functional or torch. {REMEDY}"
+            f"{type(model).__name__} defines {EPOCH_END} and holds no metrics of torchmetrics, of which alone arrays "
+            f"keep a state in validation; log means in validation_step, or use such metrics. {REMEDY}"
         )
 
 

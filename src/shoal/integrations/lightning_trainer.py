@@ -5,18 +5,39 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from shoal.core.errors import TaskError
+from shoal.integrations.lightning_metrics import MetricCall, MetricStandIn
 from shoal.integrations.lightning_module import BATCHES, REMEDY
 from shoal.task import size_of
 
-__all__ = ["Length", "TrainerView", "ValidationLog", "attached"]
+__all__ = ["Length", "TrainerView", "ValidationLog", "attached", "check_others", "precision_of"]
 
 _LENGTH = "_shoal_length"
+
+_DEVICES = "a trial trains on one device; give `shoal.tune` devices=..."
+_LOADERS = "give a `datamodule`, such as LightningDataModule.from_datasets(train_dataset, val_dataset)"
+_OWN = "a study has its own; leave it out"
+_LOGS = "give `shoal.tune` callbacks=[...], such as WandbCallback; its algorithm stops trials, and it keeps checkpoints"
+_EPOCHS = "the algorithm of the study decides how long a trial trains: algorithm=shoal.Random(n, epochs=...)"
+_OTHERS = {
+    "gradient_clip_algorithm": "gradients are clipped by their norm",
+    **dict.fromkeys(("callbacks", "logger"), _LOGS),
+    **dict.fromkeys(("accelerator", "devices", "num_nodes", "strategy"), _DEVICES),
+    **dict.fromkeys(("train_dataloader", "train_dataloaders", "val_dataloaders"), _LOADERS),
+    **dict.fromkeys(("max_steps", "max_time", "min_epochs", "min_steps"), _EPOCHS),
+    **dict.fromkeys(("default_root_dir", "deterministic", "enable_checkpointing", "enable_model_summary"), _OWN),
+    **dict.fromkeys(("enable_progress_bar", "log_every_n_steps", "num_sanity_val_steps"), _OWN),
+}
+"""Arguments of `Trainer` and of `fit` that are refused, with a remedy."""
+
+_PRECISIONS = {"32-true": "32", "16": "16-mixed", "bf16": "bf16-mixed"}
+"""Names of Lightning -> names of `Task.precision`, where they differ."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +63,33 @@ class Length:
         """Batches before an optimizer step, counted from the start of the training."""
         epoch, within = divmod(step, self.steps)
         return epoch * self.batches + within * self.accumulate
+
+
+def check_others(others: Mapping[str, Any]) -> None:
+    """Check the arguments of `Trainer` that a study does not take.
+
+    Raises:
+        TaskError: There is one; the message says what takes its place.
+    """
+    for name, value in others.items():
+        if (name, value) != ("gradient_clip_algorithm", "norm"):
+            raise TaskError(f"LightningTask takes no `{name}`: {_OTHERS.get(name, f'arrays have no equal. {REMEDY}')}")
+
+
+def precision_of(given: str | int) -> str:
+    """Return a precision of Lightning in the words of `Task.precision`.
+
+    Raises:
+        TaskError: Weights would be of another type than the module makes them.
+    """
+    found = _PRECISIONS.get(str(given), str(given))
+    if found not in ("32", "16-mixed", "bf16-mixed"):
+        raise TaskError(
+            f"precision={given!r} must be one of '32-true' (or 32), '16-mixed' (or 16) and 'bf16-mixed' (or 'bf16'); "
+            "for weights of another type convert the module in its `__init__`, as by self.double(), and the samples in "
+            "the data module"
+        )
+    return found
 
 
 class TrainerView:
@@ -132,6 +180,8 @@ class ValidationLog:
         self._batch = batch
         self.values: dict[str, Any] = {}
         """Values logged for the epoch, by name."""
+        self.metrics: dict[str, dict[str, int | None]] = {}
+        """Logged name -> name of a metric of torchmetrics -> number of its call, or None for its value of the epoch."""
 
     def __call__(
         self,
@@ -146,6 +196,10 @@ class ValidationLog:
         """Keep a value; the other arguments concern loggers and several processes."""
         if reduce_fx not in ("mean", torch.mean):
             raise TaskError(f"self.log({name!r}, reduce_fx={reduce_fx!r}): only means are reported; log a mean")
+        if isinstance(value, (MetricCall, MetricStandIn)):
+            if on_epoch is not False:
+                self.metrics[name] = {value.name: value.index if isinstance(value, MetricCall) else None}
+            return
         if not isinstance(value, (Tensor, int, float)):
             raise TaskError(
                 f"self.log({name!r}, ...) is given {type(value).__name__}; log a tensor or a number. {REMEDY}"
@@ -166,21 +220,25 @@ def _log_dict(log: Callable[..., None], dictionary: Mapping[str, Any], *args: An
 
 
 @contextmanager
-def attached(model: nn.Module, length: Length | None, log: Callable[..., None]) -> Iterator[TrainerView]:
+def attached(
+    model: nn.Module, length: Length | None, log: Callable[..., None], metrics: Mapping[str, Any] = MappingProxyType({})
+) -> Iterator[TrainerView]:
     """Within, the module has a Trainer, and logs to `log`.
 
     Args:
         model: Module, or an array of modules.
         length: Length of the training, which the module keeps; None if it has one.
         log: Takes the place of `self.log`.
+        metrics: Take the places of the module's attributes of their names.
     """
     own = vars(model)
     if length is not None:
         own[_LENGTH] = length
     view = TrainerView(model, own[_LENGTH])
-    own.update(log=log, log_dict=partial(_log_dict, log), _trainer=view)
+    own.update(metrics, log=log, log_dict=partial(_log_dict, log), _trainer=view)
     try:
         yield view
     finally:
-        del own["log"], own["log_dict"]
+        for name in ("log", "log_dict", *metrics):
+            del own[name]
         own["_trainer"] = None

@@ -46,8 +46,13 @@ def optuna_objective(objective: Callable[[optuna.Trial], float], study: optuna.S
             `JournalStorage(JournalFileBackend("optuna.log"))` or "sqlite:///optuna.db". Its direction must be `mode`.
 
     Raises:
-        TaskError: The study is in memory, or has several directions.
+        TaskError: An argument is of another type, or the study is in memory or has several directions.
     """
+    if not callable(objective) or not isinstance(study, optuna.Study):
+        raise TaskError(
+            "optuna_objective takes a function of an optuna.Trial and an Optuna study, as by "
+            f"optuna.create_study(storage='sqlite:///optuna.db'), got {objective!r} and {study!r}"
+        )
     storage = study._storage
     if isinstance(storage, optuna.storages.InMemoryStorage):
         raise TaskError(

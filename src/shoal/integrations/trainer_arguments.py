@@ -197,8 +197,12 @@ def warnings_for(
         longest: Epochs of its longest trials; None if the algorithm does not say.
 
     Raises:
-        TaskError: The arguments ask for the best model by another metric than the study's.
+        TaskError: The metric of the study has Trainer's prefix, or the arguments ask for the best model by another one.
     """
+    for name in (each.metric for each in objectives):
+        if name.startswith("eval_"):
+            own = "valid_loss" if name == "eval_loss" else name.removeprefix("eval_")
+            raise TaskError(f"a TrainerTask reports {name} of `Trainer` as {own!r}; pass metric={own!r}")
     found = [
         f"{name}={_shown(getattr(args, name))} of TrainingArguments has no effect in a study; {remedy}"
         for name, remedy in _NO_EFFECT.items()
@@ -220,8 +224,7 @@ def warnings_for(
 def _check_best(args: TrainingArguments, objectives: Sequence[Objective]) -> None:
     name = str(args.metric_for_best_model).removeprefix("eval_")
     goal = Objective("valid_loss" if name == "loss" else name, "max" if args.greater_is_better else "min")
-    own = [Objective(each.metric.removeprefix("eval_"), each.mode) for each in objectives]
-    if goal not in own:
+    if goal not in objectives:
         shown = " and ".join(f"metric={each.metric!r}, mode={each.mode!r}" for each in objectives)
         raise TaskError(
             f"load_best_model_at_end=True with metric_for_best_model={args.metric_for_best_model!r} and "

@@ -79,7 +79,7 @@ class TrainerTask(Task):
     The algorithm of the study decides how long a trial trains; `num_train_epochs` or `max_steps` is the length of its
     schedule of learning rates. A study validates after each epoch, and with eval_strategy="steps" an epoch is
     `eval_steps` optimizer steps. `Trainer`'s `eval_loss` is reported as `valid_loss`, and the metrics of
-    `compute_metrics` under their own names.
+    `compute_metrics` under their own names, without the prefix "eval_".
 
     Args:
         model_init: Function that returns a new model, without arguments or of the config. As by `Trainer`, it is also
@@ -290,7 +290,8 @@ class TrainerTask(Task):
         return {"logits": logits, "labels": wanted}
 
     def evaluate(self, outputs: list[Any], config: Config) -> Mapping[str, float]:
-        """Return `compute_metrics` of the whole evaluation set; what differs in length is padded with -100."""
+        """Return `compute_metrics` of the whole evaluation set, without the prefix "eval_"; what differs in length is
+        padded with -100."""
         if self.compute_metrics is None:
             return {}
         logits, labels = (EvalLoopContainer(self.args.eval_do_concat_batches, padding_index=-100) for _ in range(2))
@@ -298,7 +299,8 @@ class TrainerTask(Task):
             logits.add(each["logits"])
             labels.add(each["labels"])
         prediction = EvalPrediction(predictions=logits.get_arrays(), label_ids=labels.get_arrays())
-        return cast("Mapping[str, float]", denumpify_detensorize(self.compute_metrics(prediction)))
+        found: Mapping[str, float] = denumpify_detensorize(self.compute_metrics(prediction))
+        return {name.removeprefix("eval_"): value for name, value in found.items()}
 
     def _first_model(self) -> nn.Module:
         """A model for inspection; torch's generator is left as it was."""

@@ -111,7 +111,8 @@ class RetryPolicy:
         if with_job and outcome is Outcome.RAISED:
             record.last_cause = (record.epoch, cause)
         same = record.last_cause is not None and record.last_cause == before
-        after = f"after {record.failures - 1} retries"
+        retries = record.failures - 1
+        after = f"after {retries} {'retry' if retries == 1 else 'retries'}"
         if record.failures > tries:
             return after, how
         return (f"{after}, twice alike at epoch {record.epoch}" if same else None), how

@@ -26,7 +26,7 @@ from shoal.fuse.frozen import share_frozen
 from shoal.task import Task
 from shoal.worker.fused_stepper import make_stepper
 from shoal.worker.step_plan import StepPlan
-from shoal.worker.stepper import MixedEpochsError, Stepper, refusal_note
+from shoal.worker.stepper import MixedEpochsError, Stepper, StepRefusedError, refusal_note
 from shoal.worker.trial_runtime import TrialRuntime, build, optimizers_in, sort_by_optimizer, synchronize
 
 __all__ = ["FREE_SECONDS", "delayed_seconds", "measure"]
@@ -96,7 +96,11 @@ def measure(
     first = next(bench.batches())
     pending_bytes = train.pending_bytes + valid.pending_bytes  # first, since it allocates the samples on a GPU
     base = _memory_used(device)
-    timed = _time_sizes(bench, first, base, memory, free_seconds)
+    try:
+        timed = _time_sizes(bench, first, base, memory, free_seconds)
+    except StepRefusedError as refused:  # in training, such trials fall back to plain steps in the same way
+        bench = replace(bench, refusal=str(refused))
+        timed = _time_sizes(bench, first, base, memory, free_seconds)
     largest = max(timed.seconds)
     if note := refusal_note(array.members[0].trial.number, timed.refusal):
         on_note(note)
@@ -135,6 +139,7 @@ class _ArrayBenchmark:
         valid: Validation set.
         array: Array to measure.
         device: Device to measure on.
+        refusal: Reason why only plain steps with torch's own random numbers are possible; "" if none is known.
     """
 
     task: Task
@@ -142,6 +147,7 @@ class _ArrayBenchmark:
     valid: Batches
     array: Array
     device: torch.device
+    refusal: str = ""
 
     @cached_property
     def plan(self) -> StepPlan:
@@ -153,7 +159,10 @@ class _ArrayBenchmark:
         for member in islice(cycle(some or self.array.members), members):
             runtimes.append(build(self.task, member, self.device))
             share_frozen(runtimes[0].model, runtimes[-1].model)
-        return make_stepper(self.task, sort_by_optimizer(runtimes))
+        if not self.refusal:
+            return make_stepper(self.task, sort_by_optimizer(runtimes))
+        numbers = frozenset(member.trial.number for member in self.array.members)
+        return make_stepper(self.task, sort_by_optimizer(runtimes), plain=True, global_rng=numbers)
 
     def batches(self, other: int = 0) -> Iterator[Any]:
         """Return `BATCH_COUNT` batches of the first epoch, which is repeated if it is too short.
@@ -310,7 +319,8 @@ def _time_sizes(bench: _ArrayBenchmark, first: Any, base: int, memory: int, free
         cores=cpu / max(wall - delayed, cpu / torch.get_num_threads()),
         loads=runs[max(runs)].loads,
         too_expensive=too_expensive,
-        refusal=next((run.stepper.refusal for size, run in runs.items() if size > 1 and run.stepper.refusal), ""),
+        refusal=bench.refusal
+        or next((run.stepper.refusal for size, run in runs.items() if size > 1 and run.stepper.refusal), ""),
     )
 
 

@@ -20,6 +20,7 @@ from shoal.core.errors import CheckpointError, TaskError, UnusableTaskError
 from shoal.core.trial import Report, Trial
 from shoal.fuse.generators import seed_all
 from shoal.fuse.loss_scale import LossScale
+from shoal.fuse.optim.unfused_step import needs_closure
 from shoal.pickling import original_or_loaded, why_not_loaded
 from shoal.task import Task, call, check_interval
 from shoal.worker.checkpoint import Checkpoint, load_newest, mismatch_message, save
@@ -312,7 +313,8 @@ def check_optimizer(task: Task, optimizer: Any) -> Any:
     """Check the optimizer or optimizers that the task's `optimizer` returned, and return the value.
 
     Raises:
-        TaskError: The value is not an optimizer, or there are several and the task does not override `step`.
+        TaskError: The value is not an optimizer. Or the task does not override `step`, and there are several optimizers
+            or the one needs a closure.
     """
     if isinstance(optimizer, (list, tuple, dict)) and optimizer:
         if type(task).step is Task.step:
@@ -320,7 +322,13 @@ def check_optimizer(task: Task, optimizer: Any) -> Any:
         for one in pytree.tree_leaves(optimizer):
             _checked("optimizer", one, Optimizer)
         return optimizer
-    return _checked("optimizer", optimizer, Optimizer)
+    checked = _checked("optimizer", optimizer, Optimizer)
+    if type(task).step is Task.step and needs_closure(checked):
+        raise TaskError(
+            f"the task's `optimizer` returns {type(checked).__name__}, which needs a closure to step; override `step` "
+            "to give it one: optimizer.step(closure), with a closure that calls zero_grad, `loss` and backward"
+        )
+    return checked
 
 
 def optimizers_in(optimizer: Any) -> list[Optimizer]:

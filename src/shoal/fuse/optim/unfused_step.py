@@ -14,7 +14,7 @@ from shoal.core.errors import FusionError
 from shoal.fuse.optim.param_state import StackedParam
 from shoal.fuse.optim.table import has_unmodified_step
 
-__all__ = ["MemberLoop", "UnfusedStep"]
+__all__ = ["MemberLoop", "UnfusedStep", "needs_closure"]
 
 _CLASSES_WITH_KERNEL = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)
 """Exact classes; the `step` of a subclass may compute something else."""
@@ -25,6 +25,12 @@ _ZERO_GRAD = Optimizer.zero_grad
 _HOOK_WRAPPER = Optimizer.profile_hook_step(_CLASSES_WITH_KERNEL[0].step).__code__
 _NO_GRAD_WRAPPER = _use_grad_for_differentiable(_CLASSES_WITH_KERNEL[0].step).__code__
 """Code of torch's wrappers around each `step`: the outer one for hooks and profiler, the inner one for `no_grad`."""
+
+
+def needs_closure(optimizer: Optimizer) -> bool:
+    """Return whether the `step` of an optimizer requires an argument, as that of LBFGS does."""
+    _, *others = inspect.signature(type(optimizer).step).parameters.values()
+    return any(p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in others)
 
 
 class UnfusedStep:
@@ -154,8 +160,7 @@ class MemberLoop:
                     f"the optimizer of member {b}, SparseAdam, needs sparse gradients, which an array does not have; "
                     "use torch.optim.Adam, and sparse=False in the model"
                 )
-            _, *others = inspect.signature(type(member).step).parameters.values()
-            if any(p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in others):
+            if needs_closure(member):
                 raise FusionError(
                     f"the optimizer of member {b}, {type(member).__qualname__}, needs a closure to step, "
                     "which an array cannot give it; train this model alone"

@@ -40,6 +40,8 @@ class OutputReports:
         self._metrics = metrics
         self.log = log
         """File to which the whole output is copied, or None."""
+        self.other_names: tuple[str, ...] = ()
+        """Names in the last line of JSON that lacks a metric."""
         self._pending = b""
 
     def read(self) -> list[ProgramReport]:
@@ -79,6 +81,8 @@ class OutputReports:
             if all(name in values for name in self._metrics):
                 step = values.pop("step", None)
                 found.append(ProgramReport(values, step))
+            else:
+                self.other_names = tuple(values)
         return found
 
 
@@ -99,6 +103,11 @@ class ProgramChannel:
     def read(self, output: OutputReports) -> None:
         """Read reports from the output of a program, too."""
         self._output = output
+
+    @property
+    def other_names(self) -> tuple[str, ...]:
+        """Names in the last line of JSON in the output that lacks a metric."""
+        return () if self._output is None else self._output.other_names
 
     def log_to(self, log: BinaryIO) -> None:
         """Copy the output of the program to this log from now on."""

@@ -7,7 +7,7 @@ import math
 import re
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from enum import IntEnum
 from pathlib import Path
 from typing import BinaryIO
@@ -309,7 +309,9 @@ class _ProgramRun:
             self._ahead_of_reports = True  # the program may have been killed between saving and reporting its last step
             return
         if not self._reports.reports or (self._reports.awaits_first and not self._files.step and not self._files.ended):
-            raise TaskError(f"{self._training.name} ended without a report; {self._remedy()}")
+            raise TaskError(
+                f"{self._training.name} ended without a report; {self._remedy(session.channel.other_names)}"
+            )
         self._files.record_end()
         if (found := session.monitor.finish()) is not None:
             yield Profiled(self._job, self._key, found)
@@ -336,9 +338,13 @@ class _ProgramRun:
             outcome, f"the last output of {self._training.name}:\n{tail}\n{self._training.name} {how}{raised}"
         )
 
-    def _remedy(self) -> str:
+    def _remedy(self, printed: Sequence[str]) -> str:
+        """Return what to do about a program without reports, which printed lines of JSON with these names."""
         if not isinstance(self._training, Command):
             return "call shoal.report({...}) in it"
+        if missing := [name for name in self._training.metrics if printed and name not in printed]:
+            names, lacks = (", ".join(map(repr, each)) for each in (printed, missing))
+            return f"its lines of JSON have {names} and lack the metric {lacks}; print it, or search by another metric"
         example = ", ".join(f'"{name}": 0.5' for name in self._training.metrics)
         return f"print lines such as {{{example}}}, or call shoal.report"
 
