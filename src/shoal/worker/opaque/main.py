@@ -40,6 +40,10 @@ def _call(content: bytes, config: dict[str, object]) -> None:
         function = loaded(content)
     except (Exception, SystemExit) as error:
         raise UnusableTaskError(f"the function cannot be loaded in its process: {why_not_loaded(error)}") from error
+    if "torch" in sys.modules:
+        from shoal.worker.postponed_compiler import postpone_compiler  # imports torch
+
+        postpone_compiler()
     function(config)
 
 
