@@ -15,7 +15,7 @@ from typing import Any
 from shoal.core.errors import MetricNameError, ShoalError, TaskError
 from shoal.core.objective import metric_fault
 
-__all__ = ["TrainingStopped", "checkpoint", "report", "step"]
+__all__ = ["TrainingStopped", "checkpoint", "forget_reports", "report", "step"]
 
 
 class TrainingStopped(SystemExit):
@@ -64,6 +64,12 @@ def report(metrics: Mapping[str, Any], step: int | None = None) -> None:
     else:
         print(json.dumps({**values, "step": number}), flush=True)
     _report_count = number
+
+
+def forget_reports() -> None:
+    """Count reports from `SHOAL_STEP` again, in a fork of a process that may have reported."""
+    global _report_count
+    _report_count = None
 
 
 def checkpoint() -> Path:

@@ -134,7 +134,7 @@ from torch import nn
 from shoal.fuse.api import fuse
 from shoal.fuse.capture import CapturedStep
 from shoal.fuse.optim.fused import fuse_optimizers
-from shoal.worker.run import postpone_compiler
+from shoal.worker.postponed_compiler import postpone_compiler
 postpone_compiler()
 models = [nn.Linear(4, 3) for _ in range(2)]
 array = fuse(models, [0, 1])

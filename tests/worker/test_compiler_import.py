@@ -9,7 +9,7 @@ import torch
 
 CODE = """
 import sys, torch
-from shoal.worker.run import postpone_compiler
+from shoal.worker.postponed_compiler import postpone_compiler
 postpone_compiler()
 model = torch.nn.Linear(3, 1)
 optimizer = torch.optim.{name}(model.parameters(), lr=0.1)
@@ -38,7 +38,7 @@ def test_an_optimizer_does_not_import_the_compiler_which_works_later(name: str) 
 MODELS = """
 import sys, torch
 from torch import nn
-from shoal.worker.run import postpone_compiler
+from shoal.worker.postponed_compiler import postpone_compiler
 from shoal.worker.signature_builder import WithoutValues
 postpone_compiler()
 with torch.device("meta"), WithoutValues():

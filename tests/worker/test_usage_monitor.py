@@ -50,6 +50,15 @@ def test_one_report_is_better_than_none() -> None:
     assert profile.step_seconds == {1: 3.0}
 
 
+def test_memory_that_a_fork_shares_with_its_worker_is_not_counted() -> None:
+    resident = psutil.Process().memory_info().rss
+    watch = UsageMonitor(me, SLOT, inherited_memory=resident // 2)
+    watch.report(1.0)
+    profile = watch.report(1.0)
+    assert profile is not None
+    assert profile.base_memory == pytest.approx(resident - resident // 2, rel=0.2)
+
+
 class Nvml(SimpleNamespace):
     """Minimal fake of pynvml; `processes` are (pid, bytes)."""
 
@@ -57,10 +66,13 @@ class Nvml(SimpleNamespace):
         pass
 
     def __init__(self, processes: list[tuple[int, int]], used: list[int], load: Any = 40) -> None:
-        super().__init__(processes=processes, used=used, load=load, asked=None)
+        super().__init__(processes=processes, used=used, load=load, asked=None, open=0)
 
     def nvmlInit(self) -> None:  # noqa: N802
-        pass
+        self.open += 1
+
+    def nvmlShutdown(self) -> None:  # noqa: N802
+        self.open -= 1
 
     def nvmlDeviceGetHandleByIndex(self, index: int) -> str:  # noqa: N802
         return f"index {index}"
@@ -100,6 +112,10 @@ def test_of_a_gpu_nvml_is_asked(
     assert profile is not None
     assert (profile.base_memory, profile.compute) == (memory, 0.4)
     assert nvml.asked == "uuid GPU-b"
+    assert nvml.open == 1
+    watch.close()
+    watch.close()
+    assert nvml.open == 0, "the worker can be forked again"
 
 
 def test_a_gpu_that_says_nothing_of_its_load_is_taken_to_be_full(monkeypatch: pytest.MonkeyPatch) -> None:

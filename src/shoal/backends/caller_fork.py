@@ -11,7 +11,6 @@ import gc
 import logging
 import multiprocessing
 import os
-import re
 import signal
 import sys
 import threading
@@ -25,17 +24,16 @@ from pathlib import Path
 from subprocess import TimeoutExpired
 from typing import Any
 
+from shoal.cluster.processes import driver_files
+from shoal.cluster.thread_pools import openblas_libraries, openmp_libraries
+
 __all__ = ["ForkedProcess", "prepare_fork"]
 
-_OPENMP = re.compile(r"/lib(g|i)?omp[^/]*\.so[^/]*$")
-_OPENBLAS = re.compile(r"openblas[^/]*\.so[^/]*$")
 _OPENBLAS_VARIABLES = "OPENBLAS_NUM_THREADS", "GOTO_NUM_THREADS", "OMP_NUM_THREADS"
 _JEMALLOC = "jemalloc_bg_thd"
 """Name of the background threads of jemalloc (in pyarrow), which ends them before a fork and begins them again."""
 _HARD_PAUSE = 2
 """`omp_pause_hard` of OpenMP 5.0: `omp_pause_resource_all` ends all threads of the pools of the calling thread."""
-_DRIVERS = ("/dev/nvidia", "/dev/kfd", "/dev/dri")
-"""Files that a driver of GPUs opens; its context does not survive a fork."""
 _STREAMS = "input", "output", "error output"
 _EXIT_SECONDS = 0.2
 """Longest wait for the exit of the threads of a pool."""
@@ -58,14 +56,13 @@ def prepare_fork() -> str | None:
     if threading.active_count() > 1:
         others = [thread.name for thread in threading.enumerate() if thread is not threading.current_thread()]
         return f"it has other threads: {', '.join(others)}"
-    if opened := [file for file in _open_files() if file.startswith(_DRIVERS)]:
+    if opened := driver_files():
         return f"it has opened {opened[0]}"
-    libraries = _libraries()
-    for library in filter(_OPENMP.search, libraries):
+    for library in openmp_libraries():
         pause = getattr(ctypes.CDLL(library), "omp_pause_resource_all", None)
         if pause is None or pause(_HARD_PAUSE):
             return f"{library} cannot end its threads"
-    known = len([*filter(_OPENBLAS.search, libraries)]) * _openblas_threads() + _pthreadpool_threads()
+    known = len(openblas_libraries()) * _openblas_threads() + _pthreadpool_threads()
     deadline = time.monotonic() + _EXIT_SECONDS
     while (unknown := _native_threads() - known) > 0:
         if time.monotonic() > deadline:
@@ -127,20 +124,6 @@ def _torch_context() -> str | None:
         "a mode for operators": torch._C._len_torch_dispatch_stack() > 0,
     }
     return next((name for name, active in contexts.items() if active), None)
-
-
-def _libraries() -> set[str]:
-    """Return the paths of all shared libraries of this process."""
-    columns = (line.split(maxsplit=5) for line in Path("/proc/self/maps").read_text().splitlines())
-    return {line[5] for line in columns if len(line) == 6 and ".so" in line[5]}
-
-
-def _open_files() -> list[str]:
-    found = []
-    for descriptor in os.listdir("/proc/self/fd"):
-        with suppress(OSError):  # that of the listing itself is closed by now
-            found.append(os.readlink(f"/proc/self/fd/{descriptor}"))
-    return found
 
 
 class ForkedProcess:

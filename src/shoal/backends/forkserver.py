@@ -68,11 +68,13 @@ class Setup:
         argv: `sys.argv` of the engine.
         directory: Working directory of the engine; "" if it was removed.
         worker_context: Context of all workers.
+        libraries: Modules of libraries that the server imports, if they are installed, for its workers and their forks.
     """
 
     argv: list[str]
     directory: str
     worker_context: WorkerContext
+    libraries: Sequence[str] = ()
 
 
 def main() -> None:
@@ -155,7 +157,7 @@ class _Server:
         except OSError:  # the directory was removed or is not accessible; oneMKL cannot be loaded in such a directory
             os.chdir("/")
         sys.path_importer_cache.clear()  # relative directories were those of the last study
-        _import(study.worker_context.runner)
+        _import(study.worker_context.runner, study.libraries)
         gc.freeze()  # objects alive now are not collected by workers, so their pages stay shared
         self._worker_context = study.worker_context
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # from now on only the closed control socket ends the server

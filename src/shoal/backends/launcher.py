@@ -21,6 +21,7 @@ from typing import IO
 from shoal.backends.base import WorkerContext
 from shoal.backends.caller_fork import ForkedProcess, prepare_fork
 from shoal.backends.forkserver import NOTICE, REQUEST, STUDY, Setup, serve
+from shoal.opaque import RUNNER
 
 __all__ = ["Exit", "ForkServer", "begin_imports", "describe_status", "imported_libraries"]
 
@@ -171,7 +172,9 @@ class ForkServer:
         self._closed = False
         # A file takes a task of any size at once; a pipe would block until the server reads.
         with self.log.open("ab") as log, tempfile.TemporaryFile() as setup:
-            pickle.dump(Setup(sys.argv, _working_directory(), worker_context), setup)
+            programs = worker_context.runner == RUNNER and "torch" in sys.modules  # the runner of tasks imports torch
+            libraries = ["torch", *imported_libraries()] if programs else []
+            pickle.dump(Setup(sys.argv, _working_directory(), worker_context, libraries), setup)
             setup.seek(0)
             self._process = _process(log, worker_context.fork)
             with suppress(BrokenPipeError, ConnectionResetError):

@@ -1,5 +1,6 @@
-"""Processes of this machine: names, descent, start times, and kills of process trees."""
+"""Processes of this machine: names, descent, start times, open drivers, and kills of process trees."""
 
+import os
 import time
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
@@ -9,6 +10,7 @@ import psutil
 
 __all__ = [
     "catches",
+    "driver_files",
     "is_alive",
     "is_descendant",
     "is_visible",
@@ -25,6 +27,8 @@ __all__ = [
 _POLL_SECONDS = 0.01
 """Time between two checks of running processes."""
 
+_DRIVERS = ("/dev/nvidia", "/dev/kfd", "/dev/dri")
+"""Files that a driver of GPUs opens; its context does not survive a fork."""
 
 _inherited_bytes = 0
 
@@ -38,6 +42,15 @@ def note_inherited_memory() -> None:
 def own_memory() -> int:
     """Return the resident bytes of this process, without those that it shares with the process that forked it."""
     return max(0, int(psutil.Process().memory_info().rss) - _inherited_bytes)
+
+
+def driver_files() -> list[str]:
+    """Return the files of GPU drivers that this process has opened; only on Linux."""
+    found = []
+    for descriptor in os.listdir("/proc/self/fd"):
+        with suppress(OSError):  # that of the listing itself is closed by now
+            found.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+    return [file for file in found if file.startswith(_DRIVERS)]
 
 
 def program_name(pid: int) -> str:

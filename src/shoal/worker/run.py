@@ -1,16 +1,11 @@
 """Runs a job in a worker process; its contract is `shoal.backends.base.Runner`."""
 
 import os
-import sys
-from collections.abc import Callable, Iterator
-from functools import lru_cache, wraps
+from collections.abc import Iterator
+from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 import torch
-import torch._compile
-from torch.optim import Optimizer
-from torch.optim.optimizer import _use_grad_for_differentiable
 
 from shoal.cluster.machine import threads
 from shoal.cluster.temporary import TemporaryFolder
@@ -26,20 +21,14 @@ from shoal.data.datasets import DataSets
 from shoal.pickling import original_or_loaded, why_not_loaded
 from shoal.task import Task
 from shoal.worker.control import JobControl
+from shoal.worker.postponed_compiler import postpone_compiler
 from shoal.worker.profile import FREE_SECONDS, measure
 from shoal.worker.signature_builder import SignatureBuilder
 from shoal.worker.team.helper import assist
 from shoal.worker.train import Trainer
 from shoal.worker.worker_state import TrialCache, WorkerState
 
-__all__ = ["postpone_compiler", "prepare", "retrain", "run"]
-
-_DYNAMO_DISABLED = "__dynamo_disable"
-"""Attribute in which torch stores the wrapper of a method by `torch._dynamo.disable`."""
-
-_GRAPH_BREAK_CODE = _use_grad_for_differentiable(lambda optimizer: None).__code__
-"""Code of torch's wrapper around `step` of its optimizers, unless the hook of an earlier optimizer has wrapped it
-again."""
+__all__ = ["prepare", "retrain", "run"]
 
 
 def run(job: Job, device: Device, worker_context: WorkerContext, control: JobControl) -> Iterator[Event]:
@@ -123,49 +112,3 @@ def _cached_state(pickled: bytes, device: torch.device, directory: Path) -> tupl
         raise UnusableTaskError(f"the task cannot be loaded in a worker: {why_not_loaded(error)}") from error
     sets = DataSets(task, device)
     return WorkerState(task, sets, TrialCache(), device, directory), SignatureBuilder(task, sets)
-
-
-def postpone_compiler() -> None:
-    """Patch optimizers so that they do not import `torch._dynamo`, which takes as long as the import of torch.
-
-    At the first call of an optimizer's method, torch imports `torch._dynamo` only to exclude the method from tracing
-    and to break the graph in `step`. Both are needed only once other code has imported it; from then on torch's own
-    methods run.
-    """
-    for method in vars(Optimizer).values():
-        if getattr(method, "__globals__", None) is vars(torch._compile) and not hasattr(
-            method.__wrapped__, _DYNAMO_DISABLED
-        ):
-            setattr(method.__wrapped__, _DYNAMO_DISABLED, _without_dynamo(method))
-    for optimizer_class in vars(torch.optim).values():
-        if (
-            isinstance(optimizer_class, type)
-            and issubclass(optimizer_class, Optimizer)
-            and getattr(optimizer_class.step, "__code__", None) is _GRAPH_BREAK_CODE
-        ):
-            optimizer_class.step = _without_graph_break(optimizer_class.step)  # type: ignore[method-assign]
-
-
-def _without_dynamo(method: Callable[..., Any]) -> Callable[..., Any]:
-    inner = method.__wrapped__  # type: ignore[attr-defined]
-
-    def run(*args: Any, **kwargs: Any) -> Any:
-        if "torch._dynamo" not in sys.modules:
-            return inner(*args, **kwargs)
-        vars(inner).pop(_DYNAMO_DISABLED, None)  # another thread may have done so
-        return method(*args, **kwargs)
-
-    return run
-
-
-def _without_graph_break(step: Callable[..., Any]) -> Callable[..., Any]:
-    inner = step.__wrapped__  # type: ignore[attr-defined]
-
-    @wraps(step)
-    def run(optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
-        if "torch._dynamo" in sys.modules:
-            return step(optimizer, *args, **kwargs)
-        with torch.set_grad_enabled(optimizer.defaults["differentiable"]):
-            return inner(optimizer, *args, **kwargs)
-
-    return run

@@ -5,6 +5,7 @@ import os
 import selectors
 import socket
 import time
+import weakref
 from collections.abc import Sequence
 from pathlib import Path
 from typing import BinaryIO
@@ -98,6 +99,7 @@ class ProgramChannel:
         self._listener.listen()
         self._selector.register(self._listener, selectors.EVENT_READ)
         self._connections: list[socket.socket] = []
+        _OPEN.add(self)
         self._output: OutputReports | None = None
 
     def read(self, output: OutputReports) -> None:
@@ -142,6 +144,12 @@ class ProgramChannel:
             self._output.close()
         self._folder.close()
 
+    def detach(self) -> None:
+        """Close the sockets and leave the channel alone: the caller is a fork of its process."""
+        self._listener.close()
+        for connection in self._connections:
+            connection.close()
+
     def _accept(self) -> list[ProgramReport | ProgramFailedError]:
         connection, _ = self._listener.accept()
         connection.settimeout(_MESSAGE_TIMEOUT_SECONDS)
@@ -156,3 +164,15 @@ class ProgramChannel:
             return [ProgramFailedError(Outcome(message["outcome"]), message["message"])]
         self._connections = [*(other for other in self._connections if other.fileno() >= 0), connection]
         return [ProgramReport(message["metrics"], message["step"], connection)]
+
+
+_OPEN: weakref.WeakSet[ProgramChannel] = weakref.WeakSet()
+
+
+def _detach_all() -> None:
+    for channel in list(_OPEN):
+        channel.detach()
+
+
+# Otherwise a function that runs in a fork of the worker would wait for an answer of a worker that was killed.
+os.register_at_fork(after_in_child=_detach_all)

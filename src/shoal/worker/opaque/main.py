@@ -1,25 +1,84 @@
-"""Entry point of the process that runs a user's function. It imports little, since it runs at each start of a trial."""
+"""Entry point of the process that runs a user's function. It imports little, since a new process
+does so at each start of a trial."""
 
+import atexit
 import json
+import logging
 import os
 import pickle
+import random
 import signal
 import socket
 import sys
 import traceback
+import weakref
+from collections.abc import Mapping
 from contextlib import suppress
+from types import ModuleType
+from typing import Any
 
+from shoal.cluster.thread_pools import limit_threads
 from shoal.core.errors import UnusableTaskError
 from shoal.pickling import loaded, why_not_loaded
-from shoal.trainable import TrainingStopped
+from shoal.trainable import TrainingStopped, forget_reports
 
-__all__ = ["main"]
+__all__ = ["main", "main_of_fork"]
+
+
+_main_of_caller: ModuleType | None = None
+"""Keeps the objects of the caller's script from being finalized in a fork."""
 
 
 def main() -> None:
     """Read a function and a config from standard input, and call the function."""
     content, config = pickle.load(sys.stdin.buffer)
     sys.stdin = open(os.devnull, encoding="utf-8")  # noqa: SIM115  (it stays open)
+    _train(content, config)
+
+
+def main_of_fork(content: bytes, config: dict[str, object], environment: Mapping[str, str]) -> None:
+    """Call a function in a fork of a worker, with the state of a new process but for the imported modules.
+
+    Args:
+        content: The function, pickled by cloudpickle.
+        config: Its argument.
+        environment: Environment variables for it.
+    """
+    global _main_of_caller
+    _main_of_caller = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")  # a process that the function spawns does not import the caller's
+    os.environ.update(environment)
+    limit_threads(int(environment["OMP_NUM_THREADS"]))
+    forget_reports()
+    _reset_random_numbers()
+    _forget_exit_handlers()
+    try:
+        _train(content, config)
+    finally:
+        atexit._run_exitfuncs()
+
+
+def _reset_random_numbers() -> None:
+    """Give the global generators the state that they have in a new process, instead of one that all forks share."""
+    random.seed()
+    numpy_random: Any = sys.modules.get("numpy.random")
+    if numpy_random is not None:
+        numpy_random.seed()
+    torch: Any = sys.modules.get("torch")
+    if torch is not None:
+        torch.manual_seed(torch.Generator().initial_seed())
+
+
+def _forget_exit_handlers() -> None:
+    """Drop the exit handlers and finalizers of the process that was forked, such as those of temporary directories."""
+    atexit._clear()
+    atexit.register(logging.shutdown)
+    finalizers: Any = weakref.finalize
+    finalizers._registry.clear()
+    finalizers._registered_with_atexit = False
+
+
+def _train(content: bytes, config: dict[str, object]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the study handles Ctrl-C
     signal.signal(signal.SIGTERM, _stop)
     try:
@@ -40,6 +99,10 @@ def _call(content: bytes, config: dict[str, object]) -> None:
         function = loaded(content)
     except (Exception, SystemExit) as error:
         raise UnusableTaskError(f"the function cannot be loaded in its process: {why_not_loaded(error)}") from error
+    if "torch" in sys.modules:
+        from shoal.worker.postponed_compiler import postpone_compiler  # imports torch
+
+        postpone_compiler()
     function(config)
 
 

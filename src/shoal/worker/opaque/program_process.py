@@ -1,5 +1,6 @@
 """Starts and ends the process of a program."""
 
+import multiprocessing
 import os
 import pickle
 import signal
@@ -7,16 +8,18 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import BinaryIO
 
 import psutil
 
 from shoal.cluster.machine import threads
-from shoal.cluster.processes import catches, kill, process_tree
+from shoal.cluster.processes import catches, driver_files, kill, process_tree
 from shoal.core.device import Device
 from shoal.core.trial import Trial
-from shoal.opaque import Command, Opaque
+from shoal.opaque import Command, Function, Opaque
+from shoal.worker.opaque.main import main_of_fork
 
 __all__ = ["ProgramProcess", "program_environment", "visible_device"]
 
@@ -64,6 +67,11 @@ def visible_device(device: Device) -> str:
 class ProgramProcess:
     """Running program, with the processes that it starts.
 
+    A function runs in a fork of this process if this is a worker of the fork server without an open driver of a GPU:
+    the modules that the server has need not be imported again. Such a worker runs no code of the user, and no threads
+    but those of its connection to the engine, which hold no lock that the fork takes. Else, as in the inline back end,
+    a function runs in a new process.
+
     Args:
         training: Function or command to run.
         trial: Trial to train.
@@ -82,6 +90,9 @@ class ProgramProcess:
         log: BinaryIO,
         directory: Path,
     ) -> None:
+        self.inherited_memory = 0
+        """Bytes that the process shares with this one from its start."""
+        self._process: subprocess.Popen[bytes] | BaseProcess
         if isinstance(training, Command):
             self._process = subprocess.Popen(
                 training.line(trial, directory),
@@ -91,25 +102,27 @@ class ProgramProcess:
                 cwd=training.directory,
                 env=environment,
             )
+        elif _may_fork(log):
+            memory = psutil.Process().memory_info()
+            self.inherited_memory = memory.rss - memory.shared
+            fork = multiprocessing.get_context("fork")
+            self._process = fork.Process(
+                target=main_of_fork, args=(training.content, dict(trial.config), environment), name="MainProcess"
+            )
+            self._process.start()
         else:
-            with tempfile.TemporaryFile() as setup:
-                paths: Sequence[str] = [entry or os.getcwd() for entry in sys.path]
-                pickle.dump((paths, sys.argv), setup)
-                pickle.dump((training.content, dict(trial.config)), setup)
-                setup.seek(0)
-                self._process = subprocess.Popen(
-                    [sys.executable, "-P", "-c", _BOOTSTRAP], stdin=setup, stdout=output, stderr=log, env=environment
-                )
+            self._process = _new_process(training, trial, environment, output, log)
+        assert self._process.pid is not None
         self.pid = self._process.pid
         self._tree: list[psutil.Process] = []
 
     def status(self) -> int | None:
         """Return the exit status as in `subprocess`; None while the program runs."""
-        return self._process.poll()
+        return self._process.exitcode if isinstance(self._process, BaseProcess) else self._process.poll()
 
     def tree(self) -> list[psutil.Process]:
         """Return the processes of the program; once it has ended, those of the last call before."""
-        if self._process.poll() is None:  # else its id may belong to another process
+        if self.status() is None:  # else its id may belong to another process
             self._tree = process_tree(self.pid) or self._tree
         return self._tree
 
@@ -123,7 +136,7 @@ class ProgramProcess:
         tree = self.tree()
         if "SLURM_JOB_ID" in os.environ or not tree or not all(catches(x.pid, signal.SIGUSR1) for x in tree):
             return False
-        self._process.send_signal(signal.SIGUSR1)
+        os.kill(self.pid, signal.SIGUSR1)
         return True
 
     def terminate(self) -> None:
@@ -135,5 +148,27 @@ class ProgramProcess:
         """Kill all processes of the program."""
         tree = self.tree()
         self._process.kill()
-        self._process.wait()
+        if isinstance(self._process, BaseProcess):
+            self._process.join()
+        else:
+            self._process.wait()
         kill(tree)
+
+
+def _may_fork(log: BinaryIO) -> bool:
+    """Return whether this process is a worker, which alone has its output in the log of its job, without a driver."""
+    return sys.platform == "linux" and os.path.sameopenfile(1, log.fileno()) and not driver_files()
+
+
+def _new_process(
+    function: Function, trial: Trial, environment: Mapping[str, str], output: BinaryIO, log: BinaryIO
+) -> subprocess.Popen[bytes]:
+    """Start a new process for a function."""
+    with tempfile.TemporaryFile() as setup:
+        paths: Sequence[str] = [entry or os.getcwd() for entry in sys.path]
+        pickle.dump((paths, sys.argv), setup)
+        pickle.dump((function.content, dict(trial.config)), setup)
+        setup.seek(0)
+        return subprocess.Popen(
+            [sys.executable, "-P", "-c", _BOOTSTRAP], stdin=setup, stdout=output, stderr=log, env=environment
+        )

@@ -92,6 +92,7 @@ class ProgramSession:
         """Kill the program, and free everything that belongs to it."""
         self.child.kill_all()
         self.channel.close()
+        self.monitor.close()
         if self._guard is not None:
             self._guard.kill()
             self._guard.communicate()

@@ -142,7 +142,7 @@ class _ProgramRun:
         finally:
             if output is not self._log:
                 output.close()
-        monitor = UsageMonitor(child.tree, self._device)
+        monitor = UsageMonitor(child.tree, self._device, child.inherited_memory)
         awaits_answers = not isinstance(self._training, Command)
         session = ProgramSession(
             child,

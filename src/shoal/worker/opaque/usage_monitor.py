@@ -45,11 +45,13 @@ class UsageMonitor:
     Args:
         tree: Function that returns the current processes of the program.
         device: Device of the program.
+        inherited_memory: Bytes of main memory that the program shares with this process from its start.
     """
 
-    def __init__(self, tree: Callable[[], Sequence[psutil.Process]], device: Device) -> None:
+    def __init__(self, tree: Callable[[], Sequence[psutil.Process]], device: Device, inherited_memory: int = 0) -> None:
         self._tree = tree
         self._device = device
+        self._inherited_memory = inherited_memory
         self._gpu = _Gpu(device) if device.is_cuda else None
         self._sampled = 0.0
         self._memory = 0
@@ -76,7 +78,7 @@ class UsageMonitor:
         if self._gpu is not None:
             self._gpu.sample(pids)
         else:
-            self._memory = max(self._memory, memory)
+            self._memory = max(self._memory, memory - self._inherited_memory)
 
     def report(self, seconds: float) -> Profile | None:
         """Count a report that came `seconds` after the last one or after the start.
@@ -95,6 +97,11 @@ class UsageMonitor:
     def finish(self) -> Profile | None:
         """Return the profile at the end of the program, if none was returned before; else None."""
         return self._make_profile() if self._reports and self.memory_used and not self._reported_memory else None
+
+    def close(self) -> None:
+        """Close the driver of the GPU, if the monitor has opened it."""
+        if self._gpu is not None:
+            self._gpu.close()
 
     @property
     def memory_used(self) -> int:
@@ -138,6 +145,12 @@ class _Gpu:
             self._before = int(pynvml.nvmlDeviceGetMemoryInfo(self._handle).used)
         except pynvml.NVMLError:
             self._handle = None
+
+    def close(self) -> None:
+        """Close NVML, since a process with an open driver is not forked."""
+        if self._handle is not None:
+            self._handle = None
+            self._nvml.nvmlShutdown()
 
     @property
     def compute(self) -> float:
