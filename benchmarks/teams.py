@@ -4,8 +4,8 @@ Four convolutional networks with batch norm train as one array: in one process, 
 that assists. Beside them, two processes train the same four networks by torch's DistributedDataParallel over gloo, each
 network a module of its own, one after another or with one backward pass for all. Its batch norm uses the statistics of
 each process, a team's those of the whole batch. Each process has one thread. The ways take turns in blocks of steps;
-medians count. Growing is the excess of the step before which the team is formed and checked; a kill is the excess of the
-step whose helper is killed before it.
+medians count. Growing is the excess of the step before which the team is formed and compared with its leader; a kill is
+the excess of the step whose helper is killed before it.
 
     python benchmarks/teams.py [--rounds 6] [--quick]
 """

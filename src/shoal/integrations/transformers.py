@@ -79,7 +79,7 @@ class TrainerTask(Task):
     The algorithm of the study decides how long a trial trains; `num_train_epochs` or `max_steps` is the length of its
     schedule of learning rates. A study validates after each epoch, and with eval_strategy="steps" an epoch is
     `eval_steps` optimizer steps. `Trainer`'s `eval_loss` is reported as `valid_loss`, and the metrics of
-    `compute_metrics` under their own names, without the prefix "eval_".
+    `compute_metrics` under their own names, without the prefix `"eval_"`.
 
     Args:
         model_init: Function that returns a new model, without arguments or of the config. As by `Trainer`, it is also
@@ -290,7 +290,7 @@ class TrainerTask(Task):
         return {"logits": logits, "labels": wanted}
 
     def evaluate(self, outputs: list[Any], config: Config) -> Mapping[str, float]:
-        """Return `compute_metrics` of the whole evaluation set, without the prefix "eval_"; what differs in length is
+        """Return `compute_metrics` of the whole evaluation set, without the prefix `"eval_"`; what differs in length is
         padded with -100."""
         if self.compute_metrics is None:
             return {}
