@@ -12,6 +12,7 @@ from typer.main import get_command
 import shoal
 from shoal import algorithms, backends, callbacks, pack, reproduce, schedule, testing
 from shoal.cli.app import app
+from shoal.core.version import VERSION
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -91,7 +92,7 @@ def test_the_first_search_has_a_task_of_few_lines():
 def test_the_changelog_has_the_version_and_the_pythons_that_the_project_has():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     text = (ROOT / "CHANGELOG.md").read_text()
-    assert f"## {project['version']}\n" in text
+    assert f"## {VERSION}\n" in text
     prefix = "Programming Language :: Python :: 3."
     versions = [line.removeprefix(prefix) for line in project["classifiers"] if line.startswith(prefix)]
     assert f"Python 3.{versions[0]} to 3.{versions[-1]}" in text
