@@ -10,6 +10,7 @@ import pytest
 from timeline_samples import Clock, machines, training, trial
 
 import shoal
+from shoal.core.activity import Activity
 from shoal.core.demand import Profile
 from shoal.core.job import Purpose
 from shoal.core.trial import Budget, Report, TrialGroup
@@ -60,6 +61,15 @@ def test_an_array_is_compared_with_its_members_one_by_one(journal: Journal, cloc
     found = savings(journal, history)
     assert found == Savings(epochs=8, together=2.0, alone=pytest.approx(4.0), packed=0.0, measuring=0.5)
     assert found.saved == pytest.approx(1.5)
+
+
+def test_validation_counts_as_it_is(journal: Journal, history: History) -> None:
+    train(journal, "a", 4, 0.25)
+    activities = {Activity.START: 9.0, Activity.STEPS: 1.0, Activity.TIMED_STEPS: 0.2, Activity.VALIDATION: 0.4}
+    journal.record_job_end("1", "finished", failed=False, activities=activities)
+    found = savings(journal, history)
+    assert found is not None
+    assert (found.together, found.alone) == (2.0, pytest.approx(2.0 * (0.25 + 0.75 * 2)))
 
 
 def test_a_pack_saves_what_its_relative_time_says(journal: Journal, clock: Clock, history: History) -> None:

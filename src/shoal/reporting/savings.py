@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from itertools import combinations
 from statistics import fmean
 
+from shoal.core.activity import Activity
 from shoal.core.demand import Profile
 from shoal.core.job import Purpose
 from shoal.cost.estimate import fused_gain, step_seconds
@@ -23,7 +24,8 @@ class Savings:
     Args:
         epochs: Number of epochs of trials whose structure was measured; the others are in none of the sums.
         together: Seconds that these epochs took.
-        alone: Seconds that they would take one trial at a time, by the measured speed-up of arrays of each size.
+        alone: Seconds that they would take one trial at a time, by the measured speed-up of arrays of each size. That
+            of validation is not measured: it counts as it is, from the time that its job reports at its end.
         packed: Seconds that jobs with several arrays saved by sharing a process, by the measured relative times of
             their structures. They are a part of `alone - together`.
         measuring: Seconds of the jobs that found fusion keys or profiled.
@@ -78,7 +80,8 @@ def savings(journal: JournalView, history: History) -> Savings | None:
         together += took
         unpacked = took * (1 + _pack_gain(job, history.relative_times(kind)))
         packed += unpacked - took
-        alone += unpacked * _speedup(profile, members)
+        validation = _validation_share(job)
+        alone += unpacked * (validation + (1 - validation) * _speedup(profile, members))
         shared = shared or sum(map(len, job.members.values())) > 1
     if not shared:
         return None
@@ -104,6 +107,13 @@ def _speedup(profile: Profile, members: int) -> float:
     if gain is None:
         gain = members * step_seconds(profile, 1) / step_seconds(profile, members)
     return min(max(gain, 1.0), float(members))
+
+
+def _validation_share(job: JobRow) -> float:
+    """Return the part of the time of a job's epochs in which it validated; 0 while it runs."""
+    validation = job.activities.get(Activity.VALIDATION, 0.0)
+    steps = sum(job.activities.get(each, 0.0) for each in (Activity.STEPS, Activity.TIMED_STEPS))
+    return validation / (validation + steps) if validation else 0.0
 
 
 def _pack_gain(job: JobRow, relative_times: Mapping[tuple[str, str], float]) -> float:
