@@ -17,10 +17,10 @@ export function trialView(study, wanted) {
     plot.place);
   const head = card("", ""), values = card("", "third"), jobs = card("", ""), saved = card("", ""), log = el("div", {});
   let checkpoints = [];
-  place.append(head, curveCard, values, jobs, saved);
   return { element: place, slow: true, update: async (trials, first) => {
     const row = study.trials.get(trial);
     if (!row) { place.replaceChildren(card("", "", el("p", {}, `There is no trial ${wanted}.`))); return; }
+    if (!head.parentElement) place.replaceChildren(head, curveCard, values, jobs, saved); // it may have come meanwhile
     refill(head, ...trialHead(study, row, () => checkpoints ?? []));
     values.replaceChildren(el("h2", {}, "Configuration"), pairs(Object.entries(row.flat).map(([name, value]) => [name, number(value)])),
       el("h3", {}, "Metrics"), Object.keys(row.metrics).length ? table([["metric", "text"], ["last", "number"], ["best", "number"]],
