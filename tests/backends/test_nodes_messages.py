@@ -368,11 +368,11 @@ def test_an_agent_carries_out_each_command_once_and_none_after_a_gap(tmp_path: P
     here.post(3, [kill])
     here.post(1, [start, stop])
     here.post(3, [kill])
-    joined, *_ = found = fetched(here, Ended)
+    fetched(here, NodeState)  # which may come after the end of the job
+    joined, *_ = fetched(here, Ended)
     assert isinstance(joined, NodeJoined)
     assert [device.name for _, device in joined.cluster] == ["cpu:0"]
     assert joined.fault == ""
-    assert NodeState in map(type, found)
     assert here.close()
     assert MADE[-1].calls == [("start", "a", "cpu:0"), ("stop", "a"), ("kill", "a"), "close"]
     assert here.fetch(0, 0.0).messages[-1] == NodeEnded("its agent was closed")
