@@ -80,7 +80,7 @@ function trialJobs(study, overview, trial, log) {
     }
   };
   const rows = bars.map((bar) => [bar.job, bar.purpose, bar.device, numbers(bar.trials), duration(bar.begin), duration(bar.end - bar.begin),
-    bar.runs ? "runs" : bar.outcome, ...(frozen ? [] : [el("button", { type: "button", class: "show-log", onclick: show(bar.job) }, "log")])]);
+    bar.runs ? "runs" : bar.outcome, ...(frozen ? [] : [el("button", { type: "button", class: "little show-log", onclick: show(bar.job) }, "log")])]);
   const columns = [["job", "whole"], ["purpose", "whole"], ["device", "whole"], ["with trials", "text"], ["begin", "number"], ["time", "number"], ["outcome", ""], ["", ""]];
   return [rows.length ? table(columns.slice(0, frozen ? 7 : 8), rows) : el("p", { class: "quiet" }, "It has been in no job yet.")];
 }
