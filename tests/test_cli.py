@@ -118,13 +118,22 @@ def test_the_command_line_runs_as_a_module() -> None:
     assert (done.returncode, done.stdout) == (0, "shoal 0.1.0\n")
 
 
-def test_a_shell_completes_commands():
+@pytest.mark.parametrize(
+    ("line", "completions"),
+    [
+        pytest.param("shoal s", ["simulate", "status", "study"], id="commands"),
+        pytest.param("shoal run --policy w", ["water_filling", "wf", "wfd"], id="names of an option"),
+        pytest.param("shoal run --tracker m", ["mlflow"], id="names of a repeatable option"),
+        pytest.param("shoal policy DIR fi", ["fifo"], id="names of an argument"),
+    ],
+)
+def test_a_shell_completes_commands_and_names(line: str, completions: list[str]) -> None:
     code = "import sys; sys.argv[0] = 'shoal'; from shoal.cli import main; main()"
-    asked = {"_SHOAL_COMPLETE": "complete_bash", "COMP_WORDS": "shoal s", "COMP_CWORD": "1"}
+    asked = {"_SHOAL_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(line.count(" "))}
     done = subprocess.run(
         [sys.executable, "-c", code], env={**os.environ, **asked}, capture_output=True, text=True, timeout=60
     )
-    assert sorted(done.stdout.split()) == ["simulate", "status", "study"]
+    assert sorted(done.stdout.split()) == completions
 
 
 @pytest.mark.parametrize(

@@ -49,7 +49,7 @@ class Absent(shoal.Callback):
     """A tracker whose library is on no machine."""
 
     def on_study_begin(self, study: StudyInfo) -> None:
-        check_installed("no_such_library", "Absent", extra="wandb")
+        check_installed("no_such_library", "Absent")
 
 
 class Raises(shoal.Callback):

@@ -69,7 +69,7 @@ def test_a_folder_that_cannot_be_made_is_named(study):
 def test_without_matplotlib_the_remedy_is_named(study, monkeypatch):
     monkeypatch.setattr(drawing, "find_spec", lambda name: None)
     done = shoal(study)
-    assert str(done.exception) == "a timeline needs matplotlib. Install it with: pip install 'shoal[report]'"
+    assert str(done.exception) == "a timeline needs matplotlib. Install it with: pip install matplotlib"
 
 
 def test_status_of_a_running_study_tells_of_devices_and_of_failures(tmp_path):

@@ -150,7 +150,7 @@ def check_searchable(sampler: "str | Callable[[int], optuna.samplers.BaseSampler
         return
     if missing := [package for package in _NEEDS.get(sampler, ()) if find_spec(package) is None]:
         raise AlgorithmError(
-            f"{sampler_text(sampler)} needs {' and '.join(missing)}. Install it with: pip install 'shoal[samplers]'"
+            f"{sampler_text(sampler)} needs {' and '.join(missing)}. Install it with: pip install {' '.join(missing)}"
         )
     if sampler == "cmaes":
         _check_numbers(problem)

@@ -14,7 +14,7 @@ import typer
 from shoal import api
 from shoal.algorithms.base import Algorithm
 from shoal.algorithms.registry import ALGORITHMS
-from shoal.cli.options import one_of, print_message
+from shoal.cli.options import named_option, print_message
 from shoal.core.domain import LogRandInt
 from shoal.core.errors import ShoalError, SpaceError
 from shoal.core.space import Constant, Space, choice, is_number, loguniform, quniform, randint, uniform
@@ -52,19 +52,10 @@ SpaceFile = Annotated[
 
 Metric = Annotated[str | None, typer.Option(help="The reported value to compare trials by.", rich_help_panel=_PANEL)]
 
-Mode = Annotated[
-    str | None,
-    typer.Option(callback=one_of(("min", "max")), help="Which end of it is good: min, max.", rich_help_panel=_PANEL),
-]
+Mode = Annotated[str | None, named_option(("min", "max"), "Which end of it is good", panel=_PANEL)]
 
 AlgorithmName = Annotated[
-    str | None,
-    typer.Option(
-        "--algorithm",
-        callback=one_of(ALGORITHMS),
-        help=f"What is tried next, by default random: {', '.join(ALGORITHMS)}.",
-        rich_help_panel=_PANEL,
-    ),
+    str | None, named_option(ALGORITHMS, "What is tried next, by default random", "--algorithm", panel=_PANEL)
 ]
 
 Trials = Annotated[int | None, typer.Option(min=1, help="How many are tried.", rich_help_panel=_PANEL)]

@@ -10,6 +10,7 @@ from shoal.cli.options import (
     AsJson,
     Devices,
     StudyDirectory,
+    beginning,
     device_list,
     one_of,
     print_json,
@@ -184,7 +185,15 @@ def remove_devices(names: _Names, study: _Study, as_json: AsJson = False) -> Non
 
 def policy(
     directory: StudyDirectory,
-    name: Annotated[str, typer.Argument(metavar="NAME", callback=one_of(POLICIES), help=f"{', '.join(POLICIES)}.")],
+    name: Annotated[
+        str,
+        typer.Argument(
+            metavar="NAME",
+            callback=one_of(POLICIES),
+            autocompletion=beginning(POLICIES),
+            help=f"{', '.join(POLICIES)}.",
+        ),
+    ],
     as_json: AsJson = False,
 ) -> None:
     """Change the policy of a study, from its next plan on, also when it is resumed."""

@@ -24,7 +24,17 @@ if TYPE_CHECKING:
 __all__ = [
     *("AsJson", "Backend", "Devices", "File", "Oversubscription", "Packing", "Page", "Policy", "Program", "RayAddress"),
     *("Sbatch", "Script", "Sharing", "StudyDirectory", "Trackers"),
-    *("all_of", "device_list", "one_of", "print_json", "print_message", "print_request", "print_table", "ratio"),
+    *(
+        "beginning",
+        "named_option",
+        "device_list",
+        "one_of",
+        "print_json",
+        "print_message",
+        "print_request",
+        "print_table",
+        "ratio",
+    ),
 ]
 
 _PIPE_WIDTH = 200
@@ -52,6 +62,34 @@ def all_of(names: Collection[str]) -> Callable[[list[str] | None], list[str] | N
         return values
 
     return check_all
+
+
+def beginning(names: Collection[str]) -> Callable[[str], list[str]]:
+    """Return a function by which a shell completes one of some names."""
+
+    def complete(incomplete: str) -> list[str]:
+        return [name for name in names if name.startswith(incomplete)]
+
+    return complete
+
+
+def named_option(
+    names: Collection[str], text: str, *declarations: str, repeatable: bool = False, panel: str | None = None
+) -> Any:
+    """Return an option whose value is one of some names, which a shell completes.
+
+    Args:
+        names: The names, read again at each use.
+        text: What is chosen, for the help.
+        declarations: As for `typer.Option`.
+        repeatable: Whether it may be given several times.
+        panel: Panel of the help.
+    """
+    check: Callable[..., Any] = all_of(names) if repeatable else one_of(names)
+    listed = f"{text}: {', '.join(names)}.{' Repeatable.' if repeatable else ''}"
+    return typer.Option(
+        *declarations, callback=check, autocompletion=beginning(names), help=listed, rich_help_panel=panel
+    )
 
 
 def device_list(value: str | None) -> str | list[str] | None:
@@ -82,25 +120,13 @@ StudyDirectory = Annotated[
     Path, typer.Argument(metavar="DIR", exists=True, file_okay=False, help="Directory of a study.")
 ]
 Devices = Annotated[str | None, typer.Option(help='"auto", "cpu:2", "cuda", "cuda:0,cuda:1" ...')]
-Policy = Annotated[
-    str | None, typer.Option(callback=one_of(POLICIES), help=f"Which job runs where: {', '.join(POLICIES)}.")
-]
-SchedulingObjective = Annotated[
-    str | None,
-    typer.Option(
-        "--objective", callback=one_of(OBJECTIVES), help=f"What the policy auto makes short: {', '.join(OBJECTIVES)}."
-    ),
-]
+Policy = Annotated[str | None, named_option(POLICIES, "Which job runs where")]
+SchedulingObjective = Annotated[str | None, named_option(OBJECTIVES, "What the policy auto makes short", "--objective")]
 Target = Annotated[
     float | None, typer.Option(help="Value of the metric that is good enough: reached, it ends the study.")
 ]
-Packing = Annotated[
-    str | None,
-    typer.Option(callback=one_of(PACKINGS), help=f"Which arrays share a process: {', '.join(PACKINGS)}."),
-]
-Backend = Annotated[
-    str | None, typer.Option(callback=one_of(BACKENDS), help=f"What runs the jobs: {', '.join(BACKENDS)}.")
-]
+Packing = Annotated[str | None, named_option(PACKINGS, "Which arrays share a process")]
+Backend = Annotated[str | None, named_option(BACKENDS, "What runs the jobs")]
 RayAddress = Annotated[
     str | None,
     typer.Option(
@@ -117,9 +143,7 @@ Sbatch = Annotated[
         "'--nodes=4 --time=4:00:00'; by default it runs on the nodes of the Slurm job that it is in.",
     ),
 ]
-Sharing = Annotated[
-    str | None, typer.Option(callback=one_of(SHARINGS), help=f"How jobs share a GPU: {', '.join(SHARINGS)}.")
-]
+Sharing = Annotated[str | None, named_option(SHARINGS, "How jobs share a GPU")]
 Oversubscription = Annotated[
     str | None,
     typer.Option(
@@ -128,12 +152,7 @@ Oversubscription = Annotated[
     ),
 ]
 Trackers = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--tracker",
-        callback=all_of(TRACKERS),
-        help=f"Where to track the trials, too: {', '.join(TRACKERS)}. Repeatable.",
-    ),
+    list[str] | None, named_option(TRACKERS, "Where to track the trials, too", "--tracker", repeatable=True)
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 Page = Annotated[bool, typer.Option("--page", help="Serve the page of the study while it runs; see shoal page.")]

@@ -68,7 +68,7 @@ def profile(
     if no configuration could be measured.
     """
     if plot is not None:
-        check_drawing(plot, "a plot", "simulate")
+        check_drawing(plot, "a plot")
     options = {"devices": device_list(devices), "packing": packing, "seed": seed}
     overrides: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
     try:

@@ -123,7 +123,7 @@ def _print_accounting(directory: Path, as_json: bool) -> None:
 def _check_output(path: Path) -> None:
     if path.suffix.lower() in (".html", ".htm"):
         raise ShoalError(f"--output draws the timeline; write the page of the study with --html {path}")
-    check_drawing(path, _DESCRIPTION, "report")
+    check_drawing(path, _DESCRIPTION)
 
 
 def _draw(directory: Path, path: Path) -> None:
@@ -150,7 +150,7 @@ def _write_all(directory: Path, folder: Path) -> list[Path]:
             f"the report cannot be written: {error}; name other files with --html and with --output"
         ) from error
     page, picture = folder / "report.html", folder / "timeline.png"
-    check_drawing(picture, _DESCRIPTION, "report")
+    check_drawing(picture, _DESCRIPTION)
     write_frozen_page(directory, page)
     _draw(directory, picture)
     return [page, picture]

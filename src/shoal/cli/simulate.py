@@ -10,7 +10,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from shoal.cli.options import AsJson, all_of, print_json, print_message, print_table
+from shoal.cli.options import AsJson, named_option, print_json, print_message, print_table
 from shoal.reporting.drawing import assign_lanes, check_drawing, escape_math, save_figure
 from shoal.schedule.registry import POLICIES
 from shoal.simulate.result import SimulationResult
@@ -30,8 +30,7 @@ def simulate(
         Path, typer.Argument(metavar="SCENARIO.toml", exists=True, dir_okay=False, help="See docs/simulate.md.")
     ],
     policy: Annotated[
-        list[str] | None,
-        typer.Option(callback=all_of(POLICIES), help=f"May be given several times: {', '.join(POLICIES)}."),
+        list[str] | None, named_option(POLICIES, "Policy to simulate; by default those of the file", repeatable=True)
     ] = None,
     seed: Annotated[int | None, typer.Option(min=0, help="Counts instead of the file's.")] = None,
     gantt: Annotated[Path | None, typer.Option(dir_okay=False, help="Draw who ran where: a .png or .svg file.")] = None,
@@ -44,7 +43,7 @@ def simulate(
     status is 1 if jobs did not end under one of them.
     """
     if gantt is not None:
-        check_drawing(gantt, "a Gantt chart", "simulate")
+        check_drawing(gantt, "a Gantt chart")
     loaded_scenario = load(scenario, data, seed)
     outcomes = {name: loaded_scenario.simulate(name) for name in policy or loaded_scenario.policies}
     if as_json:

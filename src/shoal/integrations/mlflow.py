@@ -36,7 +36,7 @@ class MLflowCallback(Callback):
 
     def on_study_begin(self, study: StudyInfo) -> None:
         """Connect to the store, and find or make the run of the study."""
-        check_installed("mlflow", "MLflowCallback", extra="mlflow")
+        check_installed("mlflow", "MLflowCallback")
         from mlflow.entities import Metric, Param
         from mlflow.tracking import MlflowClient
 

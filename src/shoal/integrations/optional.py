@@ -11,20 +11,18 @@ from shoal.core.objective import metric_names
 __all__ = ["check_installed", "numbers"]
 
 
-def check_installed(package: str, user: str, extra: str | None = None) -> None:
+def check_installed(package: str, user: str) -> None:
     """Check that a package is installed.
 
     Args:
         package: Name of the package, for `import` and for `pip install`.
         user: Name of the class or function that needs the package.
-        extra: Extra of Shoal that installs the package and what it needs, or None.
 
     Raises:
         ShoalError: The package is not installed.
     """
     if find_spec(package) is None:
-        install = package if extra is None else f"'shoal[{extra}]'"
-        raise ShoalError(f"{user} needs {package}, which is not installed. Install it with: pip install {install}")
+        raise ShoalError(f"{user} needs {package}, which is not installed. Install it with: pip install {package}")
 
 
 def numbers(logged: Mapping[str, Any]) -> dict[str, float]:

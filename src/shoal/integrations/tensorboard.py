@@ -42,7 +42,7 @@ class TensorBoardCallback(Callback):
 
     def on_study_begin(self, study: StudyInfo) -> None:
         """Import the library."""
-        check_installed("tensorboardX", "TensorBoardCallback", extra="tensorboard")
+        check_installed("tensorboardX", "TensorBoardCallback")
         from tensorboardX import SummaryWriter
 
         self._writer = SummaryWriter

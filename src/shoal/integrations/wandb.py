@@ -42,7 +42,7 @@ class WandbCallback(Callback):
 
     def on_study_begin(self, study: StudyInfo) -> None:
         """Import the library."""
-        check_installed("wandb", "WandbCallback", extra="wandb")
+        check_installed("wandb", "WandbCallback")
         import wandb
 
         self._wandb: Any = wandb

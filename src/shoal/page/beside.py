@@ -23,7 +23,7 @@ def check_page() -> None:
         ShoalError: a package is missing.
     """
     if find_spec("starlette") is None or find_spec("uvicorn") is None:
-        raise ShoalError("the page needs starlette and uvicorn. Install them with: pip install 'shoal[page]'")
+        raise ShoalError("the page needs starlette and uvicorn. Install them with: pip install starlette uvicorn")
 
 
 @contextmanager

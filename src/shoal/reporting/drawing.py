@@ -32,13 +32,12 @@ class TimeInterval(Protocol):
 S = TypeVar("S", bound=TimeInterval)
 
 
-def check_drawing(path: Path, what: str, extra: str) -> None:
+def check_drawing(path: Path, what: str) -> None:
     """Refuse a file that could not be drawn, before there is anything to draw.
 
     Args:
         path: File to draw.
         what: Name of the drawing, such as "a plot".
-        extra: Extra of Shoal that installs matplotlib.
 
     Raises:
         ShoalError: matplotlib is not installed, the suffix is another one, or the folder cannot be written to.
@@ -48,7 +47,7 @@ def check_drawing(path: Path, what: str, extra: str) -> None:
     if not os.access(path.parent, os.W_OK):
         raise ShoalError(f"{path} cannot be written: {path.parent} is not a writable folder")
     if find_spec("matplotlib") is None:
-        raise ShoalError(f"{what} needs matplotlib. Install it with: pip install 'shoal[{extra}]'")
+        raise ShoalError(f"{what} needs matplotlib. Install it with: pip install matplotlib")
 
 
 def assign_lanes(intervals: Sequence[S]) -> list[tuple[int, int, S]]:

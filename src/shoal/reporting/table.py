@@ -6,6 +6,7 @@ from dataclasses import asdict
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
+from rich.console import Group
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
@@ -67,8 +68,10 @@ _MAX_NAMED = 3
 
 def trials_table(
     rows: Sequence[TrialRow], objectives: Sequence[Objective], best: Set[int] | None = None, *, runs: bool = True
-) -> Table:
-    """Return all trials, the best first; below a trial's config the reason for its state, if it has one.
+) -> Group:
+    """Return all trials, the best first, and what the columns mean.
+
+    Below a trial's config is the reason for its state, if it has one.
 
     With several metrics, each has its columns, and the trials of the front are marked.
 
@@ -80,8 +83,7 @@ def trials_table(
     """
     if best is None:
         best = front(rows, objectives) if len(objectives) > 1 else set()
-    below = Text(_columns_text(objectives), "dim")
-    table = Table(box=None, pad_edge=False, header_style="bold", caption=below, caption_justify="left")
+    table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("trial", justify="right", no_wrap=True)
     table.add_column("state", no_wrap=True)
     if len(objectives) > 1:
@@ -103,7 +105,7 @@ def trials_table(
             Text(f"{row.seconds:.1f}"),
             Text.assemble(config_text(row.config), reason),
         )
-    return table
+    return Group(table, Text(_columns_text(objectives), "dim"))
 
 
 def _columns_text(objectives: Sequence[Objective]) -> str:
@@ -211,7 +213,7 @@ def dataframe(rows: Sequence[TrialRow], *, runs: bool = True) -> "pd.DataFrame":
     try:
         import pandas as pd
     except ModuleNotFoundError as error:
-        raise ShoalError("a data frame needs pandas. Install it with: pip install 'shoal[report]'") from error
+        raise ShoalError("a data frame needs pandas. Install it with: pip install pandas") from error
     configs = [{f"config.{name}": value for name, value in flatten(row.config).items()} for row in rows]
     columns: dict[str, list[Any]] = {
         "trial": [row.number for row in rows],

@@ -45,6 +45,8 @@ __all__ = [
 
 _MAX_BEST_LINES = 4
 """Most trials of the front that are shown."""
+_EXACT_SECONDS = 60.0
+"""Times of savings up to this one have tenths of seconds, so that they add up."""
 _DIGEST_LENGTH = 8
 _MAX_CAUSE_LENGTH = 80
 """Most characters of a cause in a line."""
@@ -176,11 +178,16 @@ def savings_text(found: Savings, unit: str) -> str:
         found: The device time of the epochs, together and alone.
         unit: Unit of progress, see `Snapshot`.
     """
-    gain = duration_text(found.saved) if found.saved >= 1 else "nothing"
-    packed = f", {duration_text(found.packed)} of it by packing" if found.packed >= 1 and found.saved >= 1 else ""
+    exact = found.alone < _EXACT_SECONDS
+
+    def text(seconds: float) -> str:
+        return f"{seconds:.1f} s" if exact else duration_text(seconds)
+
+    gain = text(found.saved) if found.saved >= 1 else "nothing"
+    packed = f", {text(found.packed)} of it by packing" if found.packed >= 1 and found.saved >= 1 else ""
     return (
-        f"{gain} of device time{packed}: {found.epochs} {unit} took {duration_text(found.together)}, one trial at a "
-        f"time {duration_text(found.alone)}; measuring took {duration_text(found.measuring)}"
+        f"{gain} of device time{packed}: {found.epochs} {unit} took {text(found.together)}, one trial at a "
+        f"time {text(found.alone)}; measuring took {text(found.measuring)}"
     )
 
 

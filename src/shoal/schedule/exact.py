@@ -98,7 +98,7 @@ class Exact(Policy):
             from scipy.optimize import Bounds, LinearConstraint, milp
             from scipy.sparse import csr_array
         except ImportError as error:
-            raise PolicyError("Policy 'exact' needs scipy. Install it with: pip install 'shoal[simulate]'") from error
+            raise PolicyError("Policy 'exact' needs scipy. Install it with: pip install scipy") from error
 
         rows: dict[tuple[str, object], int] = {}
         entries: list[tuple[float, int, int]] = []

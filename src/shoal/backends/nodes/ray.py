@@ -75,9 +75,7 @@ class Ray(Nodes):
         """
         super().connect(sbatch=sbatch)
         if find_spec("ray") is None:
-            raise BackendError(
-                "back end 'ray' needs Ray, which is not installed. Install it with: pip install 'shoal[ray]'"
-            )
+            raise BackendError("back end 'ray' needs Ray, which is not installed. Install it with: pip install ray")
         import ray
 
         if ray.is_initialized():
