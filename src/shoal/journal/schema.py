@@ -225,6 +225,7 @@ def open_existing(directory: Path, *, write: bool) -> sqlite3.Connection:
                 connection.execute("PRAGMA query_only = ON")
             version = _version(connection)
             if version in _MIGRATIONS and not write:
+                undo.close()
                 connection = _in_memory_copy(directory)
                 undo.callback(connection.close)
                 migrate(connection)
