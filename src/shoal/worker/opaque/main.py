@@ -60,14 +60,14 @@ def main_of_fork(content: bytes, config: dict[str, object], environment: Mapping
 
 
 def _reset_random_numbers() -> None:
-    """Give the global generators the state that they have in a new process, instead of one that all forks share."""
+    """Seed the global generators from the system, as in a new process, instead of with a state that all forks share."""
     random.seed()
     numpy_random: Any = sys.modules.get("numpy.random")
     if numpy_random is not None:
         numpy_random.seed()
     torch: Any = sys.modules.get("torch")
     if torch is not None:
-        torch.manual_seed(torch.Generator().initial_seed())
+        torch.seed()
 
 
 def _forget_exit_handlers() -> None:
