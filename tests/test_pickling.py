@@ -68,6 +68,13 @@ def test_the_object_that_was_given_is_recalled_until_it_changes() -> None:
     assert original_or_loaded(content).count == 0, "what cannot be pickled any more has changed"
 
 
+def test_a_function_of_a_script_may_set_torchs_backends() -> None:
+    names: dict[str, Any] = {"__name__": "__main__", "torch": torch}
+    exec("def seed():\n    torch.backends.cudnn.deterministic = True\n    return torch.backends.cudnn", names)
+    with torch.backends.cudnn.flags():
+        assert loaded(dumped(names["seed"], "", ShoalError, ""))() is torch.backends.cudnn
+
+
 def test_classes_that_are_pickled_by_value_are_made_anew_each_time() -> None:
     class Local:
         factor = 1

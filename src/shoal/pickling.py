@@ -2,12 +2,14 @@
 
 import functools
 import hashlib
+import importlib
 import inspect
 import io
 import os
 import pickle
+import sys
 from collections.abc import Callable, Iterator
-from types import FunctionType
+from types import FunctionType, ModuleType
 from typing import Any
 
 import cloudpickle
@@ -33,10 +35,25 @@ def dumped(value: object, what: str, error_class: type[ShoalError], remedy: str)
         error_class: The object cannot be pickled; the message names the part that cannot, if it is found.
     """
     try:
-        content: bytes = cloudpickle.dumps(value)
+        content = _pickled(value)
     except (TypeError, pickle.PicklingError) as error:
         raise error_class(f"{what} ({_unpicklable_part(value)}{error}); {remedy}") from error
     return content
+
+
+def _pickled(value: object) -> bytes:
+    with io.BytesIO() as file:
+        _Pickler(file).dump(value)
+        return file.getvalue()
+
+
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+    """Pickles modules of a class of their own, such as `torch.backends.cudnn`, by name, as cloudpickle does others."""
+
+    def reducer_override(self, value: Any) -> Any:
+        if isinstance(value, ModuleType) and type(value) is not ModuleType and sys.modules.get(value.__name__) is value:
+            return importlib.import_module, (value.__name__,)
+        return super().reducer_override(value)
 
 
 os.register_at_fork(after_in_child=_originals.clear)  # a forked worker loads the bytes
@@ -163,7 +180,7 @@ def _without_class_id(make: Callable[..., type]) -> Callable[..., type]:
 
 def _is_pickled_to(value: object, content: bytes) -> bool:
     try:
-        return bool(cloudpickle.dumps(value) == content)
+        return _pickled(value) == content
     except (TypeError, pickle.PicklingError):  # it now holds something that cannot be pickled
         return False
 
@@ -213,7 +230,7 @@ def _functions(value: object) -> list[FunctionType]:
 
 def _can_be_pickled(value: object) -> bool:
     try:
-        cloudpickle.dumps(value)
+        _pickled(value)
     except Exception:  # any error of its own methods; `dumped` reports the cause
         return False
     return True

@@ -1,6 +1,7 @@
 """A server that is a fork of the calling process: when there is one, and that nothing of the caller disturbs it."""
 
 import multiprocessing
+import multiprocessing.forkserver
 import os
 import signal
 import subprocess
@@ -131,6 +132,12 @@ def test_a_thread_of_python_forbids_a_fork() -> None:
 def test_a_context_of_torch_forbids_a_fork(context: Callable[[], AbstractContextManager[object]], name: str) -> None:
     with context():
         assert name in str(prepare_fork())
+
+
+def test_a_forkserver_of_multiprocessing_forbids_a_fork(monkeypatch: pytest.MonkeyPatch) -> None:
+    for pid, begun in ((None, False), (1, True)):
+        monkeypatch.setattr(multiprocessing.forkserver._forkserver, "_forkserver_pid", pid)
+        assert ("forkserver" in str(prepare_fork())) is begun
 
 
 def test_a_python_without_pidfd_forbids_a_fork(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,15 +1,21 @@
 """Functions that train nothing, for studies of programs; each is called in a process of its own."""
 
+import atexit
+import ctypes
 import math
 import os
 import signal
+import threading
 import time
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import psutil
 
 import shoal
+
+_pool: ProcessPoolExecutor | None = None
 
 
 def search(function: Any, directory: Path, space: Any = None, **arguments: Any) -> Any:
@@ -112,6 +118,25 @@ def misnames(config: Any) -> None:
 def skips_steps(config: Any) -> None:
     for step in (1, 5):
         shoal.report({"loss": 1.0}, step=step)
+
+
+def crashes(config: Any) -> None:
+    ctypes.string_at(0)
+
+
+def leaves_a_pool(config: Any) -> None:
+    """Leaves worker processes and a thread, which sees whether exit handlers have been called before it ends."""
+    global _pool
+    _pool = ProcessPoolExecutor(1)
+    called: list[Any] = []
+    atexit.register(called.append, True)
+
+    def look() -> None:
+        time.sleep(0.3)
+        Path(config["marker"]).write_text("exited" if called else "in order")
+
+    threading.Thread(target=look).start()
+    shoal.report({"loss": _pool.submit(abs, -1).result()})
 
 
 def tidies_up(config: Any) -> None:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 IMPORTED_ONCE = """
 import os
@@ -84,10 +83,9 @@ def test_a_function_in_a_fork_has_what_a_new_process_has(before: str, tmp_path: 
         if line.startswith("the exit of the function ")
     ]
     assert len(facts) == 3
-    for each in (0, 1):
+    for each in (0, 1, 2):
         assert len({fact["drawn"][each] for fact in facts}) == 3, "the generators of the caller are seeded"
     for fact in facts:
-        assert fact["drawn"][2] == torch.Generator().initial_seed()
         assert (fact["main"], fact["process"], fact["threads"]) == (False, "MainProcess", 1)
         assert (fact["compiler"], fact["visible"]) == (False, "")
     assert not list((tmp_path / "kept").iterdir()), "finalizers of the function have run"

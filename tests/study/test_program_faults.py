@@ -10,7 +10,7 @@ import pytest
 from programs import search
 
 import shoal
-from shoal.core.errors import ShoalError, TaskError
+from shoal.core.errors import ShoalError, StudyFailedError, TaskError
 from shoal.core.trial import TrialState
 from shoal.journal.view import JournalView
 from shoal.opaque import Command
@@ -26,6 +26,20 @@ def test_functions_that_raise_are_shown(tmp_path: Path) -> None:
         assert "programs.py" in row.reason
         assert "Log: " in row.reason
         assert "shoal/worker" not in row.reason
+
+
+def test_a_crash_is_shown_by_its_innermost_frames(tmp_path: Path) -> None:
+    words = r"(?s)Fatal Python error: Segmentation fault.* in crashes.*crashes was killed by SIGSEGV"
+    with pytest.raises(StudyFailedError, match=words):
+        search(programs.crashes, tmp_path, {"slope": 1}, retries=0, algorithm=shoal.Grid(1))
+
+
+def test_a_function_may_leave_a_pool_of_processes_and_a_thread_at_its_end(tmp_path: Path) -> None:
+    marker = tmp_path / "marker"
+    space = {"marker": shoal.choice([str(marker)])}
+    study = search(programs.leaves_a_pool, tmp_path, space, time_limit=20.0, retries=0)
+    assert [(row.state, row.epoch) for row in study.trials] == [(TrialState.COMPLETE, 4)]
+    assert marker.read_text() == "in order"
 
 
 def test_silence_ends_after_the_time_limit(tmp_path: Path) -> None:

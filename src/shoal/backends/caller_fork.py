@@ -49,6 +49,8 @@ def prepare_fork() -> str | None:
         return "this Python or this kernel has no pidfd_open"
     if multiprocessing.current_process().daemon:  # a copy would be one, too, and could have no loader processes
         return "it is a daemonic process of multiprocessing"
+    if _has_forkserver():
+        return "it has begun the forkserver of multiprocessing, and a copy could not use the one or begin another"
     if closed := [name for number, name in enumerate(_STREAMS) if not _is_open(number)]:
         return f"its standard {closed[0]} is closed"
     if (context := _torch_context()) is not None:
@@ -91,6 +93,12 @@ def _native_threads() -> int:
         with suppress(OSError):  # it has just ended
             names.append(Path(f"/proc/self/task/{thread}/comm").read_text().strip())
     return sum(name != _JEMALLOC for name in names) - 1
+
+
+def _has_forkserver() -> bool:
+    """Return whether the forkserver of `multiprocessing` was begun, for which only its parent can wait."""
+    module: Any = sys.modules.get("multiprocessing.forkserver")
+    return module is not None and module._forkserver._forkserver_pid is not None
 
 
 def _has_pidfd() -> bool:

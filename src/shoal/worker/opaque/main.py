@@ -10,6 +10,7 @@ import random
 import signal
 import socket
 import sys
+import threading
 import traceback
 import weakref
 from collections.abc import Mapping
@@ -55,18 +56,18 @@ def main_of_fork(content: bytes, config: dict[str, object], environment: Mapping
     try:
         _train(content, config)
     finally:
-        atexit._run_exitfuncs()
+        _exit_orderly()
 
 
 def _reset_random_numbers() -> None:
-    """Give the global generators the state that they have in a new process, instead of one that all forks share."""
+    """Seed the global generators from the system, as in a new process, instead of with a state that all forks share."""
     random.seed()
     numpy_random: Any = sys.modules.get("numpy.random")
     if numpy_random is not None:
         numpy_random.seed()
     torch: Any = sys.modules.get("torch")
     if torch is not None:
-        torch.manual_seed(torch.Generator().initial_seed())
+        torch.seed()
 
 
 def _forget_exit_handlers() -> None:
@@ -76,6 +77,17 @@ def _forget_exit_handlers() -> None:
     finalizers: Any = weakref.finalize
     finalizers._registry.clear()
     finalizers._registered_with_atexit = False
+
+
+def _exit_orderly() -> None:
+    """Do what a new process does at its end, in its order: wait for threads, and call the exit handlers.
+
+    `multiprocessing`, which calls this function's caller, waits for child processes first. Those of an open
+    `ProcessPoolExecutor` end only when its thread is told to end.
+    """
+    threads: Any = threading
+    threads._shutdown()
+    atexit._run_exitfuncs()
 
 
 def _train(content: bytes, config: dict[str, object]) -> None:

@@ -36,6 +36,8 @@ GRACE_SECONDS = 10.0
 
 _POLL_SECONDS = 0.05
 _TAIL_LINES = 20
+_CRASH = "Fatal Python error: "
+"""Begins the output of `faulthandler`, whose first lines are the innermost frames."""
 _TRACEBACK = "Traceback (most recent call last):"
 _RAISED = re.compile(r"[A-Za-z_][\w.]*(: |$)")
 """The last line of a traceback."""
@@ -320,12 +322,15 @@ class _ProgramRun:
 
     def _exit_error(self, status: int, session: ProgramSession) -> ProgramFailedError:
         """Return the error for a program with an exit status other than 0; its message contains the last lines of the
-        log."""
+        log, or the first ones of a crash."""
         how = f"exited with status {status}" if status > 0 else f"was killed by {signal.Signals(-status).name}"
         self._log.flush()
         with session.log.open("rb") as file:
             file.seek(session.log_began)
-            lines = file.read().decode(errors="replace").splitlines()[-_TAIL_LINES:]
+            lines = file.read().decode(errors="replace").splitlines()
+        crashes = [number for number, line in enumerate(lines) if status < 0 and line.startswith(_CRASH)]
+        begin = crashes[-1] if crashes else max(0, len(lines) - _TAIL_LINES)
+        lines = lines[begin : begin + _TAIL_LINES]
         tail = "\n".join(lines)
         outcome = outcome_of(RuntimeError(tail))
         if outcome is Outcome.RAISED and any("OutOfMemoryError" in line or "MemoryError" in line for line in lines):
