@@ -168,9 +168,10 @@ class Run:
     def run(self) -> None:
         members = tuple(Member(Trial(n, {"lr": 0.01 * (n + 1)}, n, 0), 0, 1) for n in range(MEMBERS))
         array = Array(self._builder.key(members[0].trial), members)
-        self._backend = Local(WorkerContext(self._directory, cloudpickle.dumps(self._task), fork=False))
+        context = WorkerContext(self._directory, cloudpickle.dumps(self._task), checkpoint_seconds=1e9, fork=False)
+        self._backend = Local(context)
         self._backend.start(Job("helper", (array,), Purpose.ASSIST, assists="leader"), Device("cpu:1", "cpu", 2**30))
-        trainer = Trainer(Job("leader", (array,)), self._state, self._builder, self._control, 1e9)
+        trainer = Trainer(Job("leader", (array,)), self._state, self._builder, self._control, context)
         with patch.object(ArrayTrainer, "_take_step", self._observed(ArrayTrainer._take_step)):
             self.events: list[Event] = list(trainer.run())
         self._backend.close()

@@ -32,7 +32,7 @@ from shoal.callbacks.base import Callback
 from shoal.callbacks.follower import callbacks_text, following
 from shoal.cluster.temporary import remove_abandoned
 from shoal.core.errors import ShoalError, TaskChangedError
-from shoal.core.job import WorkerContext
+from shoal.core.job import HANG_SECONDS, WorkerContext
 from shoal.core.objective import loss_metric, objectives
 from shoal.core.space import Space
 from shoal.core.trial import Config, derive_seed
@@ -61,7 +61,7 @@ from shoal.sources import Edit, edits, project_files, sources, written_since_sta
 from shoal.study.config import EngineConfig
 from shoal.study.engine import Engine
 from shoal.study.fleet import Fleet
-from shoal.study.hangs import HANG_SECONDS, check_hang_seconds
+from shoal.study.hangs import check_hang_seconds
 from shoal.study.interrupts import interruptible
 
 if TYPE_CHECKING:

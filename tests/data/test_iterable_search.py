@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, IterableDataset, default_collate
 import shoal
 from shoal.core.array import Array, FusionKey, Member
 from shoal.core.event import Reported
-from shoal.core.job import Job
+from shoal.core.job import Job, WorkerContext
 from shoal.core.trial import Trial
 from shoal.data.datasets import DataSets
 from shoal.worker.array_trainer import ArrayTrainer
@@ -192,7 +192,7 @@ def train(
     )
     state = WorkerState(task, sets, TrialCache(), CPU, directory)
     control = control or JobControl(prompt=True)
-    trainer = Trainer(Job("job", made), state, SignatureBuilder(task, sets), control, checkpoint_seconds=30.0)
+    trainer = Trainer(Job("job", made), state, SignatureBuilder(task, sets), control, WorkerContext(directory, b""))
     found: dict[int, dict[int, float]] = {}
     for event in trainer.run():
         if isinstance(event, Reported):

@@ -41,7 +41,7 @@ from shoal.arguments import study_warnings
 from shoal.core.array import Array, Member
 from shoal.core.errors import TaskError
 from shoal.core.event import Reported
-from shoal.core.job import Job
+from shoal.core.job import Job, WorkerContext
 from shoal.core.space import Space
 from shoal.core.trial import Trial
 from shoal.data.datasets import DataSets
@@ -222,7 +222,7 @@ def by_shoal(
     assert len({key.family or key.structure for key in keys}) == 1, "they are one array"
     job = Job("job", (Array(keys.pop(), tuple(Member(each, 0, epochs) for each in trials)),))
     state = WorkerState(task, sets, TrialCache(), CPU, directory)
-    trainer = train.Trainer(job, state, signatures, JobControl(prompt=True), checkpoint_seconds=30.0)
+    trainer = train.Trainer(job, state, signatures, JobControl(prompt=True), WorkerContext(directory, b""))
     reports = [report for event in trainer.run() if isinstance(event, Reported) for report in event.reports]
     found = {}
     for each in trials:

@@ -11,7 +11,7 @@ from torch.utils.data import TensorDataset
 import shoal
 from shoal.core.array import Array, FusionKey, Member
 from shoal.core.event import Reported
-from shoal.core.job import Job, JobUpdate
+from shoal.core.job import Job, JobUpdate, WorkerContext
 from shoal.core.trial import Report, Trial
 from shoal.data.datasets import DataSets
 from shoal.task import Task
@@ -106,9 +106,8 @@ def work(
     sets = DataSets(task, CPU)
     worker_state = WorkerState(task, sets, trial_cache or TrialCache(), CPU, directory)
     job = Job("job", (Array(FusionKey("net", "data", SIZE), tuple(members)),))
-    trainer = Trainer(
-        job, worker_state, SignatureBuilder(task, sets), control or JobControl(prompt=True), checkpoint_seconds=30.0
-    )
+    control = control or JobControl(prompt=True)
+    trainer = Trainer(job, worker_state, SignatureBuilder(task, sets), control, WorkerContext(directory, b""))
     return [report for event in trainer.run() if isinstance(event, Reported) for report in event.reports]
 
 

@@ -16,7 +16,7 @@ from torch.utils.data import Dataset, TensorDataset
 
 from shoal.core.array import Array, FusionKey, Member
 from shoal.core.event import Event, Reported
-from shoal.core.job import Job
+from shoal.core.job import Job, WorkerContext
 from shoal.core.trial import Report, Trial
 from shoal.data.datasets import DataSets
 from shoal.task import Task
@@ -215,7 +215,9 @@ class Shop:
 
     def run(self, members: Sequence[Member], control: JobControl | None = None, seconds: float = 30.0) -> list[Event]:
         job = Job("job", self.arrays(members))
-        trainer = Trainer(job, self.worker_state, self.signature_builder, control or JobControl(prompt=True), seconds)
+        control = control or JobControl(prompt=True)
+        context = WorkerContext(self.worker_state.directory, b"", checkpoint_seconds=seconds)
+        trainer = Trainer(job, self.worker_state, self.signature_builder, control, context)
         return list(trainer.run())
 
 

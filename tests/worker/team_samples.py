@@ -309,7 +309,7 @@ class Leader:
         sets = DataSets(task, torch.device("cpu"))
         self._builder = SignatureBuilder(task, sets)
         self._state = WorkerState(task, sets, TrialCache(), torch.device("cpu"), directory)
-        self._context = WorkerContext(directory, cloudpickle.dumps(task))
+        self._context = WorkerContext(directory, cloudpickle.dumps(task), checkpoint_seconds=1e9)
         self._directory = directory
         self._wanted: tuple[str, ...] = ()
         self.control = JobControl(prompt=True)
@@ -352,7 +352,8 @@ class Leader:
             members: Members of one array.
             steps: Number of steps -> what happens after so many steps.
         """
-        trainer = Trainer(Job(LEADER, (self.array(*members),)), self._state, self._builder, self.control, 1e9)
+        job = Job(LEADER, (self.array(*members),))
+        trainer = Trainer(job, self._state, self._builder, self.control, self._context)
         take_step = ArrayTrainer._take_step
 
         def observed(lane: ArrayTrainer, stepper: Stepper, *args: Any) -> Tensor:

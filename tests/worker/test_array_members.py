@@ -19,7 +19,7 @@ from torch.utils.data import Dataset, TensorDataset
 
 from shoal.core.array import Array, FusionKey, Member
 from shoal.core.event import ArrayFailed, MembersLeft, Reported, SignaturesFound
-from shoal.core.job import Job, JobUpdate
+from shoal.core.job import Job, JobUpdate, WorkerContext
 from shoal.core.trial import Report, Trial, TrialState
 from shoal.data.datasets import DataSets
 from shoal.task import Task
@@ -163,7 +163,7 @@ def work(
     sets = DataSets(task, CPU)
     worker_state = WorkerState(task, sets, trial_cache or TrialCache(), CPU, directory)
     job = Job("job", (Array(KEY, tuple(members)),))
-    return list(Trainer(job, worker_state, SignatureBuilder(task, sets), control, checkpoint_seconds=30.0).run())
+    return list(Trainer(job, worker_state, SignatureBuilder(task, sets), control, WorkerContext(directory, b"")).run())
 
 
 def joining(*members: Member) -> JobUpdate:

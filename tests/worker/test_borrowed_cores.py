@@ -13,7 +13,7 @@ from torch.utils.data import TensorDataset
 
 from shoal.core.array import Array, Member
 from shoal.core.event import Event, Profiled, Reported
-from shoal.core.job import Job, JobUpdate
+from shoal.core.job import Job, JobUpdate, WorkerContext
 from shoal.data.datasets import DataSets
 from shoal.worker import thread_choice
 from shoal.worker.control import JobControl
@@ -45,8 +45,9 @@ def trained(directory: Path, changes: dict[int, JobUpdate]) -> list[Event]:
     sets = DataSets(task, CPU)
     state = WorkerState(task, sets, TrialCache(), CPU, directory)
     job = Job("job", (Array(A, tuple(Member(trial(number), 0, EPOCHS) for number in (0, 1)), LINEAR),))
+    context = WorkerContext(directory, b"", checkpoint_seconds=60.0)
     events: list[Event] = []
-    for event in Trainer(job, state, SignatureBuilder(task, sets), control, 60.0).run():
+    for event in Trainer(job, state, SignatureBuilder(task, sets), control, context).run():
         events.append(event)
         if isinstance(event, Reported) and event.reports and event.reports[0].epoch in changes:
             control.change(changes.pop(event.reports[0].epoch))

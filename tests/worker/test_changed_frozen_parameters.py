@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from shoal.core.array import Array, FusionKey, Member
 from shoal.core.event import Reported
-from shoal.core.job import Job
+from shoal.core.job import Job, WorkerContext
 from shoal.data.datasets import DataSets
 from shoal.fuse.frozen import record_shared
 from shoal.worker.control import JobControl
@@ -54,7 +54,8 @@ def run(directory: Path, trial_cache: TrialCache, *arrays: Sequence[Member]) -> 
     sets = DataSets(task, CPU)
     worker_state = WorkerState(task, sets, trial_cache, CPU, directory)
     job = Job("job", tuple(Array(FusionKey(f"net {i}", "data", SIZE), tuple(each)) for i, each in enumerate(arrays)))
-    trainer = Trainer(job, worker_state, SignatureBuilder(task, sets), JobControl(prompt=True), checkpoint_seconds=30.0)
+    control, context = JobControl(prompt=True), WorkerContext(directory, b"")
+    trainer = Trainer(job, worker_state, SignatureBuilder(task, sets), control, context)
     reports = [report for event in trainer.run() if isinstance(event, Reported) for report in event.reports]
     return {(report.trial, report.epoch): dict(report.metrics) for report in reports}
 

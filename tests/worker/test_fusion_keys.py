@@ -9,7 +9,7 @@ from torch.optim import SGD, Adadelta, Adagrad, Adam, AdamW, Optimizer, RMSprop
 from torch.utils.data import TensorDataset
 
 from shoal.core.array import Array, FusionKey, Member
-from shoal.core.job import Job
+from shoal.core.job import Job, WorkerContext
 from shoal.core.trial import Trial
 from shoal.data.datasets import DataSets
 from shoal.task import Task
@@ -114,11 +114,8 @@ def test_those_of_one_class_are_side_by_side_in_an_array(tmp_path: Any, monkeypa
         return stepper
 
     monkeypatch.setattr(ArrayTrainer, "_stepper_for", noting)
-    list(
-        Trainer(
-            Job("job", (Array(one, members),)), worker_state, signature_builder, JobControl(prompt=True), 30.0
-        ).run()
-    )
+    job, context = Job("job", (Array(one, members),)), WorkerContext(tmp_path, b"")
+    list(Trainer(job, worker_state, signature_builder, JobControl(prompt=True), context).run())
     assert seen
     assert all(order == [3, 1, 4, 0, 2, 5] for order in seen)
 

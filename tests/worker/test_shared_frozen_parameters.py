@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from shoal.core.array import Array, FusionKey, Member
-from shoal.core.job import Job
+from shoal.core.job import Job, WorkerContext
 from shoal.core.trial import Trial
 from shoal.data.datasets import DataSets
 from shoal.fuse import frozen
@@ -107,7 +107,7 @@ def test_trials_are_built_with_one_base(kind: type[Headed], tmp_path: Path) -> N
     sets = DataSets(task, CPU)
     worker_state = WorkerState(task, sets, TrialCache(), CPU, tmp_path)
     job = Job("job", (Array(FusionKey("", "", 4), members(5)),))
-    for _ in Trainer(job, worker_state, SignatureBuilder(task, sets), JobControl(), checkpoint_seconds=30.0).run():
+    for _ in Trainer(job, worker_state, SignatureBuilder(task, sets), JobControl(), WorkerContext(tmp_path, b"")).run():
         task.held.append(bases())
     assert max(task.held) == 1
 

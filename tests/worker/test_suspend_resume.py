@@ -13,7 +13,7 @@ from pack_samples import CONFIGS, CPU, Mixed
 
 from shoal.core.array import Array, FusionKey, Member
 from shoal.core.event import Reported, TurnStats
-from shoal.core.job import Job
+from shoal.core.job import Job, WorkerContext
 from shoal.core.trial import Trial
 from shoal.data.datasets import DataSets
 from shoal.worker import array_members, loss_tracker
@@ -57,9 +57,8 @@ def train(directory: Path, trial_cache: TrialCache, control: JobControl, *number
     task = Mixed()
     sets = DataSets(task, CPU)
     worker_state = WorkerState(task, sets, trial_cache, CPU, directory)
-    trainer = Trainer(
-        job(*numbers, start={}), worker_state, SignatureBuilder(task, sets), control, checkpoint_seconds=60.0
-    )
+    context = WorkerContext(directory, b"", checkpoint_seconds=60.0)
+    trainer = Trainer(job(*numbers, start={}), worker_state, SignatureBuilder(task, sets), control, context)
     return [event for event in trainer.run() if isinstance(event, Reported)]
 
 

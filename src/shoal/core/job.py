@@ -9,7 +9,10 @@ from shoal.core.array import Array, Member
 from shoal.core.demand import Demand
 from shoal.core.trial import Trial
 
-__all__ = ["Job", "JobUpdate", "Purpose", "WorkerContext", "log_path"]
+__all__ = ["HANG_SECONDS", "Job", "JobUpdate", "Purpose", "WorkerContext", "log_path"]
+
+HANG_SECONDS = 300.0
+"""Default limit, in seconds without progress, of a job that takes steps."""
 
 
 class Purpose(StrEnum):
@@ -100,7 +103,7 @@ class WorkerContext:
     fork: bool = True
     devices: str | Sequence[str] = "auto"
     host: str = "127.0.0.1"
-    hang_seconds: float = 300.0
+    hang_seconds: float = HANG_SECONDS
 
 
 def log_path(directory: Path, job: str) -> Path:

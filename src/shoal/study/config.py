@@ -11,6 +11,7 @@ from shoal.cluster.discover import discover
 from shoal.cluster.monitor import Monitor
 from shoal.core.array import FusionKey
 from shoal.core.device import Cluster
+from shoal.core.job import HANG_SECONDS
 from shoal.core.objective import loss_metric
 from shoal.core.trial import Trial
 from shoal.cost.history import History
@@ -21,7 +22,7 @@ from shoal.schedule.oversubscription import OversubscriptionTuner
 from shoal.schedule.registry import check_losses, make_policy
 from shoal.study.devices import DeviceTracker
 from shoal.study.fleet import Finder, Fleet
-from shoal.study.hangs import HANG_SECONDS, HangDetector
+from shoal.study.hangs import HangDetector
 from shoal.study.state import CoreConfig
 
 __all__ = ["EngineConfig", "opaque_key"]

@@ -6,12 +6,9 @@ from math import inf
 
 from shoal.core.errors import ShoalError
 from shoal.core.event import Event, Heartbeat
-from shoal.core.job import Job
+from shoal.core.job import HANG_SECONDS, Job
 
-__all__ = ["HANG_SECONDS", "HangDetector", "check_hang_seconds"]
-
-HANG_SECONDS = 300.0
-"""Default limit, in seconds without progress, of a job that takes steps."""
+__all__ = ["HangDetector", "check_hang_seconds"]
 
 MIN_HANG_SECONDS = 3.0
 """Least allowed limit in seconds; jobs send a heartbeat once a second."""

@@ -53,8 +53,7 @@ def run(job: Job, device: Device, worker_context: WorkerContext, control: JobCon
                 profile = measure(task, sets, array, torch_device, device.memory, free_seconds, notes.append)
                 yield Profiled(job.id, array.key, profile, "".join(notes), _compute_limit())
         case Purpose.TRAIN:
-            seconds, host, limit = worker_context.checkpoint_seconds, worker_context.host, worker_context.hang_seconds
-            yield from Trainer(job, worker_state, signature_builder, control, seconds, host, limit).run()
+            yield from Trainer(job, worker_state, signature_builder, control, worker_context).run()
         case Purpose.ASSIST:
             assist(job, worker_state, control, worker_context.host)
 

@@ -19,7 +19,7 @@ from shoal.core.event import (
     SignaturesFound,
     TeamMeasured,
 )
-from shoal.core.job import Job, log_path
+from shoal.core.job import Job, WorkerContext, log_path
 from shoal.cost.activity_clock import during
 from shoal.worker.array_trainer import ArrayTrainer
 from shoal.worker.control import JobControl
@@ -47,9 +47,7 @@ class Trainer:
         worker_state: State of this process.
         signature_builder: Signature builder of the task, for requests.
         control: Requests to the job, polled after every step. On a request to stop, all trials are saved.
-        checkpoint_seconds: Maximum wall time between two checkpoints.
-        host: Address at which jobs that assist this one reach its process.
-        hang_seconds: As in `WorkerContext`.
+        worker_context: Settings of the study for its workers.
     """
 
     def __init__(
@@ -58,17 +56,13 @@ class Trainer:
         worker_state: WorkerState,
         signature_builder: SignatureBuilder,
         control: JobControl,
-        checkpoint_seconds: float,
-        host: str = "127.0.0.1",
-        hang_seconds: float = 300.0,
+        worker_context: WorkerContext,
     ) -> None:
         self._job = job
         self._worker_state = worker_state
         self._signature_builder = signature_builder
         self._control = control
-        self._checkpoint_seconds = checkpoint_seconds
-        self._host = host
-        self._hang_seconds = hang_seconds
+        self._worker_context = worker_context
         self._team: TeamLeader | None = None
         self._saved = time.monotonic()
         self._threads = ThreadChoice(torch.get_num_threads())
@@ -113,7 +107,7 @@ class Trainer:
             while failures:
                 yield self._drop_lane(failures.pop())
             self._free_memory()
-            if time.monotonic() - self._saved >= self._checkpoint_seconds:
+            if self._save_due():
                 self._save()
             yield from self._wait_for_joins()
 
@@ -140,7 +134,7 @@ class Trainer:
         """Return whether a request, an event or a checkpoint is due between two steps."""
         if self._control.stopping() or self._control.wait(0) or any(lane.events for lane in self._lanes):
             return True
-        return time.monotonic() - self._saved >= self._checkpoint_seconds
+        return self._save_due()
 
     def _handle_requests(self) -> Iterator[Event]:
         """Handle requests: trials leave, join, or get a signature, or the job gets other cores."""
@@ -163,7 +157,7 @@ class Trainer:
         """Let other jobs compute gradients from the next step on, while this job trains a single array."""
         try:
             if self._team is None and helpers:
-                self._team = TeamLeader(self._job.id, self._worker_state.directory, self._host, self._hang_seconds)
+                self._team = TeamLeader(self._job.id, self._worker_context)
         except OSError as error:
             reason = f"helpers cannot connect to job {self._job.id}: {error}"
             _log.warning("%s", reason)
@@ -269,6 +263,9 @@ class Trainer:
         before, self._lane_count = self._lane_count, len(self._lanes)
         if self._lane_count < before:
             release_cached_memory(self._worker_state.device)
+
+    def _save_due(self) -> bool:
+        return time.monotonic() - self._saved >= self._worker_context.checkpoint_seconds
 
     def _save(self) -> None:
         for lane in self._lanes:

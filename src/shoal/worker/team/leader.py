@@ -5,7 +5,6 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from pathlib import Path
 from typing import Any
 
 import cloudpickle
@@ -14,6 +13,7 @@ from torch.utils import _pytree as pytree
 
 from shoal.core.array import FusionKey
 from shoal.core.event import TeamMeasured
+from shoal.core.job import WorkerContext
 from shoal.fuse.array import ModelArray
 from shoal.fuse.micro_batches import MicroBatches, micro_batches
 from shoal.fuse.shard import IndivisibleStepError, MaskRows, Shard
@@ -70,9 +70,7 @@ class TeamLeader:
 
     Args:
         job: Id of the leader's job.
-        directory: Directory of the study.
-        host: Address at which helpers reach this process.
-        hang_seconds: As in `WorkerContext`.
+        worker_context: Settings of the study for its workers.
         clock: Clock in seconds.
 
     Raises:
@@ -82,17 +80,15 @@ class TeamLeader:
     def __init__(
         self,
         job: str,
-        directory: Path,
-        host: str,
-        hang_seconds: float = 300.0,
+        worker_context: WorkerContext,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.events: list[TeamMeasured] = []
         """Events for the engine; the owner removes them."""
         self._job = job
-        self._peer_seconds = min(PEER_SECONDS, HANG_SHARE * hang_seconds)
+        self._peer_seconds = min(PEER_SECONDS, HANG_SHARE * worker_context.hang_seconds)
         self._clock = clock
-        self._side = LeaderSide(directory, job, host)
+        self._side = LeaderSide(worker_context.directory, job, worker_context.host)
         self._helpers: frozenset[str] = frozenset()
         self._refused: set[FusionKey] = set()
         self._losses: Counter[FusionKey] = Counter()
