@@ -5,6 +5,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any
 
 import cloudpickle
@@ -186,7 +187,7 @@ class TeamLeader:
                 self._polled = time.monotonic()
             if self._channel is None or min(map(size_of, parts)) < self._channel.size:
                 return None
-            return stepper.team_step(self.gradients, batches, ticks)
+            return stepper.team_step(partial(self.gradients, self._channel), batches, ticks)
         except IndivisibleStepError as reason:
             self._refuse(key, stepper, str(reason))
         except StepRefusedError as reason:
@@ -247,11 +248,17 @@ class TeamLeader:
         self._channel = self._exchange = None
 
     def gradients(
-        self, step: TrainingStep, batch: Any, precision: str, context: Callable[[], AbstractContextManager[Any]]
+        self,
+        channel: Channel,
+        step: TrainingStep,
+        batch: Any,
+        precision: str,
+        context: Callable[[], AbstractContextManager[Any]],
     ) -> Tensor:
         """Compute the gradients of a step with the helpers, for a batch with enough rows; return the losses, [B].
 
         Args:
+            channel: Channel to the helpers.
             step: Training step of the array.
             batch: Batch of the step.
             precision: Precision of the models, see `Task.precision`.
@@ -262,7 +269,6 @@ class TeamLeader:
             IndivisibleStepError: The gradients cannot be computed shard by shard. Everything is as before.
             StepRefusedError: A later check of a team has shown this, so steps before may have had wrong gradients.
         """
-        assert self._channel is not None
         if self._exchange is None or self._exchange.array is not step.array:
             self._exchange = _Exchange(step.array)
         exchange, ticks = self._exchange, step.array.ticks
@@ -270,8 +276,8 @@ class TeamLeader:
         self._checked = exchange.steps % CHECK_INTERVAL == 0
         try:
             if self._checked:
-                exchange.check(step, self._channel, batch, precision, context)
-            losses = exchange.divided(step, self._channel, batch, context)
+                exchange.check(step, channel, batch, precision, context)
+            losses = exchange.divided(step, channel, batch, context)
         except (IndivisibleStepError, PeerLostError, RuntimeError) as error:
             exchange.state.restore_buffers()
             exchange.sums.clear()
