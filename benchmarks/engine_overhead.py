@@ -38,6 +38,7 @@ from shoal.reporting.progress import SilentProgress
 from shoal.schedule.registry import make_policy
 from shoal.study.config import EngineConfig
 from shoal.study.engine import Engine
+from shoal.study.fleet import Fleet
 
 SECONDS = 1e-3
 """Of an epoch of one trial."""
@@ -107,7 +108,7 @@ def main() -> int:
         began, cpu = time.perf_counter(), time.process_time()
         with closing(Journal.create(directory, study, task=b"", algorithm=b"")) as journal:
             with closing(Inline(worker_context)) as backend:
-                setting = EngineConfig(cluster, make_policy("auto"), backend, history)
+                setting = EngineConfig(Fleet(cluster), make_policy("auto"), backend, history)
                 Engine(journal, algorithm, setting, SilentProgress()).run()
             seconds, took = time.perf_counter() - began, time.process_time() - cpu
             states = {str(state): count for state, count in StudyStatistics(journal).states().items() if count}

@@ -30,6 +30,7 @@ from shoal.reporting.progress import SilentProgress
 from shoal.schedule.registry import make_policy
 from shoal.study.config import EngineConfig
 from shoal.study.engine import Engine
+from shoal.study.fleet import Fleet
 
 __all__ = ["Gap", "gaps", "run"]
 
@@ -110,7 +111,7 @@ def gaps(starts: int, policy: str, folder: Path) -> list[Gap]:
     ) as log:
         with closing(_Timed(worker_context)) as backend:
             history = History(folder / "history.sqlite")
-            setting = EngineConfig(cluster, make_policy(policy), backend, history, **setting_of)
+            setting = EngineConfig(Fleet(cluster), make_policy(policy), backend, history, **setting_of)
             Engine(log, algorithm, setting, SilentProgress()).run()
         return _read(log, backend.times)
 

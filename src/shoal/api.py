@@ -424,7 +424,7 @@ def _run(journal: Journal, algorithm: Algorithm, options: _RunOptions) -> "Study
         shared = {device.kind for _, device in fleet.found if device.is_cuda and options.backend.concurrent}
         fixed = None if options.oversubscription == "auto" else float(options.oversubscription)
         config = EngineConfig(
-            fleet.found,
+            fleet,
             options.policy,
             backend,
             history,
@@ -433,7 +433,6 @@ def _run(journal: Journal, algorithm: Algorithm, options: _RunOptions) -> "Study
             Grouping(options.packing, history.relative_times, journal.space.axes(), spec["seed"]),
             spec["fuse"],
             spec["hang_seconds"],
-            fleet,
             find=backend.find,
             monitor=backend.monitor,
             structure=spec["opaque"],

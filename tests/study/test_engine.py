@@ -59,6 +59,7 @@ from shoal.schedule.knapsack import Fifo
 from shoal.schedule.oversubscription import OversubscriptionTuner
 from shoal.study.config import EngineConfig
 from shoal.study.engine import Engine
+from shoal.study.fleet import Fleet
 from shoal.study.retries import COMMON_FAILURES
 
 KEY = FusionKey("mlp", "digits", 32)
@@ -314,7 +315,7 @@ class Stage:
         history = History(self.directory / "history.sqlite")
         tuner = OversubscriptionTuner(kinds=tuned)
         grouping = Grouping(packing)
-        setting = EngineConfig(cluster(self.slots), policy or Fifo(), backend, history, retries, tuner, grouping)
+        setting = EngineConfig(Fleet(cluster(self.slots)), policy or Fifo(), backend, history, retries, tuner, grouping)
         return Engine(journal, algorithm, replace(setting, **others), SilentProgress())
 
     def run(self, backend: Backend, policy: Policy | None = None, retries: int = 2) -> None:
@@ -949,7 +950,7 @@ def test_who_runs_out_of_memory_does_not_wait_for_a_kind_of_device_on_which_noth
 
     carrier = backend(script)
     with closing(stage.open()) as journal:
-        stage.engine(journal, carrier, cluster=Cluster((Node("here", 2, devices),))).run()
+        stage.engine(journal, carrier, fleet=Fleet(Cluster((Node("here", 2, devices),)))).run()
     assert {row[2] for row in stage.outcome()} == {TrialState.COMPLETE}
     assert short
 
@@ -967,7 +968,7 @@ def test_who_was_to_have_a_larger_device_fails_when_that_turns_out_to_be_of_no_u
 
     carrier = backend(script)
     with closing(stage.open()) as journal:
-        stage.engine(journal, carrier, cluster=Cluster((Node("here", 2, devices),)), fuse=False).run()
+        stage.engine(journal, carrier, fleet=Fleet(Cluster((Node("here", 2, devices),))), fuse=False).run()
         states = {trial.number: (trial.state, trial.reason) for trial in journal.trials()}
     assert states[0][0] is TrialState.COMPLETE
     assert states[1][0] is TrialState.FAILED

@@ -19,6 +19,7 @@ from shoal.core.job import Job, Purpose
 from shoal.core.trial import TrialState
 from shoal.journal.statistics import StudyStatistics
 from shoal.schedule.base import JobState, JobView, Plan, Policy, Refusal, Resize, Resume, Start, Stop, Suspend
+from shoal.study.fleet import Fleet
 
 
 @dataclass(frozen=True)
@@ -166,7 +167,7 @@ def test_a_job_is_suspended_again_only_if_its_device_is_of_the_same_kind(
         stage.run(backend(), Parks())
     now = cluster(stage.slots).map(lambda device: replace(device, kind=kind))
     with closing(stage.open()) as journal:
-        engine = stage.engine(journal, carrier, cluster=now)
+        engine = stage.engine(journal, carrier, fleet=Fleet(now))
         engine.replay()
         engine.run()
     assert any(job.resumes for job in carrier.started) == resumes

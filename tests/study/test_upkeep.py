@@ -82,7 +82,7 @@ class Guarded(Stage):
                 retries,
                 clock=Clock(),
                 hang_seconds=hang_seconds,
-                fleet=self.fleet,
+                fleet=self.fleet or Fleet(cluster(self.slots)),
                 find=find,
                 monitor=None if monitor is None else lambda cluster: monitor,
             )

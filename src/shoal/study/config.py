@@ -33,7 +33,7 @@ class EngineConfig:
     """Settings and collaborators of an engine.
 
     Args:
-        cluster: Devices of the study.
+        fleet: Devices of the study.
         policy: Policy that decides which job runs where.
         backend: Back end that runs the jobs.
         history: Profiles of jobs, across studies.
@@ -42,14 +42,13 @@ class EngineConfig:
         grouping: Rule that decides which arrays share a process.
         fuse: Whether trials may share an array.
         hang_seconds: Seconds without progress after which a job is killed; see `HangDetector`.
-        fleet: Devices as changed by users since the study began; None if they are those of `cluster`.
         find: Finder of devices that users add while the study runs.
         monitor: Constructor of the device monitor; None: devices are not monitored.
         clock: Monotonic clock, in seconds.
         structure: Key of an opaque training in the profile history; "" if the study trains a `Task`.
     """
 
-    cluster: Cluster
+    fleet: Fleet
     policy: Policy
     backend: Backend
     history: History
@@ -58,7 +57,6 @@ class EngineConfig:
     grouping: Grouping = field(default_factory=Grouping)
     fuse: bool = True
     hang_seconds: float = HANG_SECONDS
-    fleet: Fleet | None = None
     find: Finder = discover
     monitor: Callable[[Cluster], Monitor] | None = None
     clock: Callable[[], float] = time.monotonic
@@ -73,7 +71,6 @@ class EngineConfig:
         """
         # A back end without concurrency cannot kill a job.
         hang_detector = HangDetector(self.hang_seconds) if self.backend.concurrent else None
-        fleet = self.fleet or Fleet(self.cluster)
         return CoreConfig(
             directory=journal.directory,
             study=journal.study,
@@ -81,7 +78,7 @@ class EngineConfig:
             algorithm=algorithm,
             policy=self.policy,
             history=self.history,
-            devices=DeviceTracker(fleet, self.find, hang_detector, journal.directory),
+            devices=DeviceTracker(self.fleet, self.find, hang_detector, journal.directory),
             retries=self.retries,
             tuner=self.tuner,
             grouping=self.grouping,

@@ -242,14 +242,13 @@ class _StudyRun:
         fleet = Fleet.from_record(record, study.find)
         interventions = _RandomInterventions(self._faults, journal, journal.study["devices"], self._persisted.requests)
         config = EngineConfig(
-            fleet.found,
+            fleet,
             make_policy(journal.study["policy"]),
             backend,
             History(self._directory / "history.sqlite"),
             study.retries,
             fuse=study.fuse,
             hang_seconds=HANG_SECONDS,
-            fleet=fleet,
             find=study.find,
             monitor=lambda cluster: backend,
             clock=backend.clock,
