@@ -139,11 +139,6 @@ class RealCluster:
         """Start the daemon of a node."""
         self._run("slurmd", "-D", "-N", node, key=node)
 
-    def kill_node(self, node: str) -> None:
-        """Kill the daemon of a node and the processes of its jobs, as if the node had lost power."""
-        self._daemons.pop(node).kill()
-        _answer("scontrol", "update", f"nodename={node}", "state=down", "reason=killed")
-
     def stop(self) -> None:
         """End all daemons and jobs."""
         if "slurmctld" in self._daemons:

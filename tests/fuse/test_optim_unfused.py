@@ -17,7 +17,6 @@ from shoal.fuse.array import ModelArray
 from shoal.fuse.optim.fused import FusedOptimizer, fuse_optimizers
 
 X = torch.randn(6, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-COMMON = ("weight", "bias", "scale", "unused")
 
 
 class Differing(nn.Module):

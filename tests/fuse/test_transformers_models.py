@@ -33,7 +33,6 @@ MASK = torch.ones(3, 7, dtype=torch.int64)
 MASK[1, 4:] = 0
 IMAGES = torch.randn(3, 3, 16, 16, dtype=torch.float64, generator=GENERATOR)
 SOUND = torch.randn(3, 8, 20, dtype=torch.float64, generator=GENERATOR)
-WAVES = torch.randn(2, 64, dtype=torch.float64, generator=GENERATOR)
 LABELS = torch.tensor([0, 1, 0])
 
 BLOCKS = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}

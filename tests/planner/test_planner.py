@@ -13,7 +13,6 @@ from shoal.schedule import WFD, Fifo, JobState, JobView, Plan, Policy, Refusal, 
 
 BUSY = "waits for a free device: cpu/1:0 is busy"
 MEASURING = "its model is being measured"
-UNMEASURED = "its model has to be measured first, for which no device is idle"
 
 
 def planner(profiles, policy=None):
