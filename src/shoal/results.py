@@ -49,7 +49,7 @@ class Study:
     def __init__(self, directory: Path | str) -> None:
         check_path(directory)
         self.directory = absolute(directory)
-        with self._journal() as journal:
+        with JournalView.read(self.directory) as journal:
             self.objectives = journal.objectives
         names, modes = zip(*((goal.metric, goal.mode) for goal in self.objectives), strict=True)
         self.metric: str | tuple[str, ...] = names if len(names) > 1 else names[0]
@@ -58,7 +58,7 @@ class Study:
     @property
     def trials(self) -> list[TrialRow]:
         """All trials, by number."""
-        with self._journal() as journal:
+        with JournalView.read(self.directory) as journal:
             return journal.trials()
 
     @property
@@ -94,13 +94,13 @@ class Study:
 
         After a kill of the study's process its running trials are "interrupted" until the study is resumed.
         """
-        with self._journal() as journal:
+        with JournalView.read(self.directory) as journal:
             runs = journal.writer() is not None
             return dataframe(journal.trials(), runs=runs)
 
     def grid(self) -> StudyGrid:
         """Return the trials by the values of the searched parameters: `grid().project("lr", "width").cells`."""
-        with self._journal() as journal:
+        with JournalView.read(self.directory) as journal:
             return study_grid(journal.space, journal.trials(), self.objectives[0])
 
     def to_optuna(
@@ -117,7 +117,7 @@ class Study:
             ShoalError: the storage cannot be used.
             optuna.exceptions.DuplicatedStudyError: the storage has a study of this name.
         """
-        with self._journal() as journal:
+        with JournalView.read(self.directory) as journal:
             trials = [(row, journal.curve(row.number)) for row in journal.trials()]
             space = journal.space
         return optuna_study(trials, space, self.objectives, name or self.directory.resolve().name, storage)
@@ -166,7 +166,7 @@ class Study:
             ShoalError: there is no such trial, or no `Task` was trained.
             CheckpointError: the trial has no intact checkpoint.
         """
-        with self._journal() as journal:
+        with JournalView.read(self.directory) as journal:
             rows = {row.number: row for row in journal.trials()}
             if number not in rows:
                 raise ShoalError(
@@ -407,7 +407,7 @@ class Study:
                 user's program trained it.
             Exception: any error of the task's methods.
         """
-        with self._journal() as journal:
+        with JournalView.read(self.directory) as journal:
             check_study(journal)
             row, device = find_rerun(journal, number, devices)
             spec, task = journal.study, journal.blob("task")
@@ -423,8 +423,5 @@ class Study:
 
     def _repr_html_(self) -> str:
         """Return the study for a notebook: its state, the best value over time, and the best trials."""
-        with self._journal() as journal:
+        with JournalView.read(self.directory) as journal:
             return notebook_html(overview(journal, time.time()))
-
-    def _journal(self) -> JournalView:
-        return JournalView.read(self.directory)

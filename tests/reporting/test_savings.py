@@ -15,6 +15,7 @@ from shoal.core.demand import Profile
 from shoal.core.job import Purpose
 from shoal.core.trial import Budget, Report, TrialGroup
 from shoal.cost.history import History
+from shoal.journal.view import JournalView
 from shoal.journal.writer import Journal
 from shoal.reporting.savings import Savings, savings
 from shoal.reporting.snapshot import snapshot
@@ -165,7 +166,7 @@ def test_a_study_that_has_ended_keeps_it(tmp_path: Path) -> None:
         devices="cpu:1",
         show_progress=False,
     )
-    with study._journal() as journal:
+    with JournalView.read(study.directory) as journal:
         found = snapshot(journal, 0.0).savings
     assert found is not None
     assert 0 < found.epochs <= 32

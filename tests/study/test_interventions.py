@@ -544,7 +544,7 @@ def test_a_trial_is_added_to_a_study_that_has_ended_and_another_by_someone_else(
     assert noted(stage) == [("add trial", (ADDED,), ()), ("clone", (ADDED + 1,), ())]
     seeds = {row.seed for row in rows_of(stage).values()}
     assert len(seeds) == 6
-    assert snapshot(study._journal(), 0.0).finished
+    assert snapshot(JournalView.read(study.directory), 0.0).finished
 
 
 def saved(stage: Stage, number: int, *names: str) -> None:
