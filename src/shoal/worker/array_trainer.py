@@ -199,7 +199,11 @@ class ArrayTrainer:
         try:
             yield from self._train_steps(group, plan)
         except MixedEpochsError as reason:
-            self._separate_epochs(reason)
+            _log.warning("trials at different epochs take turns: %s", reason)
+            self._mixed_epochs = False
+            if reason.corrupted:
+                self._roll_back()
+            self._group = []
         except StepRefusedError as reason:
             self._fall_back_to_plain(reason)
         yield False
@@ -305,15 +309,6 @@ class ArrayTrainer:
         self._group = [runtime for runtime in self._group if runtime in self._members.runtimes]
         return True
 
-    def _separate_epochs(self, reason: MixedEpochsError) -> None:
-        """Train trials at different epochs one epoch after another from now on; after a wrong step, from their
-        checkpoints."""
-        _log.warning("trials at different epochs take turns: %s", reason)
-        self._mixed_epochs = False
-        if reason.corrupted:
-            self._roll_back()
-        self._group = []
-
     def _fall_back_to_plain(self, reason: StepRefusedError) -> None:
         """Train trials of this key in plain PyTorch from now on; the group restarts from its checkpoints."""
         _log.warning(
@@ -335,32 +330,24 @@ class ArrayTrainer:
 
     def _stepper_for(self, epoch_steps: int) -> Stepper:
         """Return the stepper of the group, or a new one if the group has changed."""
-        if self._stepper is None or self._stepper.runtimes != self._group:
-            self._drop_stepper()
-            self._threads.start_anew(self.key)  # a step is compiled, and recorded, for one number of threads
-            steps = max((x.member.target - x.epoch) * epoch_steps - x.step for x in self._group)
-            self._heartbeat()
-            state, plain = self._state, self.key in self._state.plain_keys
-            compiling = self._compile_decision(steps, epoch_steps)
-            with during(Activity.BUILD):
-                self._stepper = make_stepper(
-                    state.task, self._group, self._profile, compiling, self._fused_before, plain, state.global_rng
-                )
-        return self._stepper
-
-    def _compile_decision(self, steps: int, epoch_steps: int) -> CompileDecision:
-        """Return what decides when the step of the group is compiled.
-
-        Args:
-            steps: Number of remaining steps.
-            epoch_steps: Steps of an epoch.
-        """
-        size = len(self._group)
+        if self._stepper is not None and self._stepper.runtimes == self._group:
+            return self._stepper
+        self._drop_stepper()
+        self._threads.start_anew(self.key)  # a step is compiled, and recorded, for one number of threads
+        self._heartbeat()
+        state, size = self._state, len(self._group)
+        steps = max((x.member.target - x.epoch) * epoch_steps - x.step for x in self._group)
         later = {epochs * epoch_steps: count for epochs, count in self._later.items()} if size == self._size else {}
         epochs = len({runtime.epoch for runtime in self._group})
         known = (self.key.structure, self.key.data, self.key.batch_size, size, epochs > 1)
-        record = CompileRecord(f"{known} on {self._state.device.type} by {torch.get_num_threads()} threads")
-        return CompileDecision(self._profile, size, steps, later, record)
+        record = CompileRecord(f"{known} on {state.device.type} by {torch.get_num_threads()} threads")
+        compiling = CompileDecision(self._profile, size, steps, later, record)
+        plain = self.key in state.plain_keys
+        with during(Activity.BUILD):
+            self._stepper = make_stepper(
+                state.task, self._group, self._profile, compiling, self._fused_before, plain, state.global_rng
+            )
+        return self._stepper
 
     def _drop_stepper(self) -> None:
         """Drop the stepper, but keep its measurements."""
