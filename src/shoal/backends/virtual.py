@@ -19,7 +19,7 @@ from shoal.core.errors import BackendError, CheckpointError
 from shoal.core.event import TurnStats
 from shoal.core.job import Job, JobUpdate, Purpose
 from shoal.core.trial import Report, Trial, TrialState
-from shoal.cost.estimate import seconds, thread_gain, time_on
+from shoal.cost.estimate import seconds
 
 __all__ = ["START_SECONDS", "SlowDown", "Virtual", "Workload", "proportional_speeds"]
 
@@ -263,7 +263,7 @@ class Virtual(Backend):
         if not (jobs := list(self._training.get(device.name, {}).values())):
             return
         speeds = [
-            speed * _thread_gain(job) * self._team_gain(job)
+            speed * job.thread_gain * job.team_gain(self._devices(job))
             for job, speed in zip(jobs, self._slowdown(device, jobs), strict=True)
         ]
         for job, speed in zip(jobs, speeds, strict=True):
@@ -277,11 +277,6 @@ class Virtual(Backend):
     def _devices(self, job: VirtualJob) -> int:
         """Return the number of devices that a training job trains on: its own and those of its team."""
         return 1 + sum(name in self.jobs and self.jobs[name].is_ready for name in job.team)
-
-    def _team_gain(self, job: VirtualJob) -> float:
-        """Return the speed of a job on its devices as a multiple of that on one: the least of its arrays."""
-        devices = self._devices(job)
-        return min((1 / time_on(lane.profile, devices) for lane in job.lanes if lane.members), default=1.0)
 
     def _set_ready(self, helper: VirtualJob, is_ready: bool) -> None:
         """Let a helper take part in the steps of its leader from now on, or not any more."""
@@ -346,7 +341,8 @@ class Virtual(Backend):
             start, finished = self.now, min(self._partial_epochs.pop(number, 0.0) for number in lane.members)
             duration = seconds(lane.profile, [1] * len(lane.members)) * (1 - finished)
             yield from self._work(job, duration, settled=True)
-            self._measure_team(job, lane)
+            if times := job.new_team_times(lane, self._devices(job)):
+                self._pending.append(base.TeamMeasured(job.job.id, lane.key, len(lane.members), times))
             self._end_epoch(job, lane, self.now - start)
             if job.job.id not in self.jobs:
                 return
@@ -358,15 +354,6 @@ class Virtual(Backend):
                 if len(members) > 1:
                     self._pending.append(base.RelativeTimeMeasured(job.job.id, tuple(members), 1.0))
             self._admit_joining(job)
-
-    def _measure_team(self, job: VirtualJob, lane: VirtualArray) -> None:
-        """Report the time of a step on the devices of a job, once for each number."""
-        devices = self._devices(job)
-        if devices > 1 and lane.members and (lane.key, devices) not in job.measured:
-            job.measured.add((lane.key, devices))
-            step = lane.profile.step_seconds[min(lane.profile.step_seconds)]
-            times = {1: step, devices: step * time_on(lane.profile, devices)}
-            self._pending.append(base.TeamMeasured(job.job.id, lane.key, len(lane.members), times))
 
     def _work(self, job: VirtualJob, duration: float, *, settled: bool) -> Timeline:
         """Yield the steps of work of `duration` seconds, with heartbeats."""
@@ -428,9 +415,3 @@ class Virtual(Backend):
         job.lanes = deque(lane for lane in job.lanes if lane.members)
         if job.team:
             self._update_speeds(job.device)
-
-
-def _thread_gain(job: VirtualJob) -> float:
-    """Return the speed-up of a job by the cores that it borrows: the least of its arrays, at least 1."""
-    gains = (thread_gain(lane.profile, job.cores, len(lane.members)) or 1.0 for lane in job.lanes if lane.members)
-    return max(1.0, min(gains, default=1.0))

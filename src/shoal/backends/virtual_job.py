@@ -9,7 +9,7 @@ from shoal.core.array import Array, FusionKey, Member
 from shoal.core.demand import Profile
 from shoal.core.device import Device
 from shoal.core.job import Job
-from shoal.cost.estimate import compute, seconds
+from shoal.cost.estimate import compute, seconds, thread_gain, time_on
 
 __all__ = ["Timeline", "VirtualArray", "VirtualJob"]
 
@@ -97,6 +97,25 @@ class VirtualJob:
             return {}
         remaining = self.remaining - (now - self.updated) * self.speed + self.epoch_rest
         return dict.fromkeys(lane.members, max(0.0, 1 - remaining / epoch_seconds))
+
+    @property
+    def thread_gain(self) -> float:
+        """Speed-up by the cores that it borrows: the least of its arrays, at least 1."""
+        gains = (thread_gain(lane.profile, self.cores, len(lane.members)) or 1.0 for lane in self.lanes if lane.members)
+        return max(1.0, min(gains, default=1.0))
+
+    def team_gain(self, devices: int) -> float:
+        """Return its speed on a number of devices as a multiple of that on one: the least of its arrays."""
+        return min((1 / time_on(lane.profile, devices) for lane in self.lanes if lane.members), default=1.0)
+
+    def new_team_times(self, lane: VirtualArray, devices: int) -> dict[int, float]:
+        """Return the seconds of a step of an array by number of devices: one, and those of the job; {} without helpers,
+        or if they were returned before."""
+        if devices == 1 or not lane.members or (lane.key, devices) in self.measured:
+            return {}
+        self.measured.add((lane.key, devices))
+        step = lane.profile.step_seconds[min(lane.profile.step_seconds)]
+        return {1: step, devices: step * time_on(lane.profile, devices)}
 
     @property
     def memory(self) -> int:
