@@ -130,17 +130,12 @@ def run(
         if Path(file).suffix == ".toml":
             remedy = f"if it is a search space, run a program with it: shoal run --space {file} -- COMMAND"
             raise typer.BadParameter(f"File {file!r} is not a Python file; {remedy}", param_hint="FILE")
-    given: dict[str, Any] = {"directory": directory, "devices": device_list(devices), "policy": policy}
-    given |= {"packing": packing, "backend": backend, "ray_address": ray_address, "sbatch": sbatch}
-    given |= {"sharing": sharing, "seed": seed}
+    given: dict[str, Any] = {"directory": directory, "devices": device_list(devices), "policy": policy, "seed": seed}
+    given |= {"packing": packing, "backend": backend, "ray_address": ray_address, "sbatch": sbatch, "sharing": sharing}
     given |= {"objective": objective, "target": target, "oversubscription": ratio(oversubscription)}
+    given |= {"page": page or None, "trackers": [TRACKERS[name]() for name in tracker or ()] or None}
+    given |= {"show_progress": False if as_json else None}
     chosen = {name: value for name, value in given.items() if value is not None}
-    if page:
-        chosen["page"] = True
-    if tracker:
-        chosen["trackers"] = [TRACKERS[name]() for name in tracker]
-    if as_json:
-        chosen["show_progress"] = False
     with api.overridden(**chosen) as begun:
         with _stoppable(begun, as_json), redirect_stdout(sys.stderr) if as_json else nullcontext():
             if space is None:
