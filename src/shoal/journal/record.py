@@ -76,20 +76,8 @@ def record(
         objective = _first_objective(last, objectives)
         text = json.dumps(metrics)
         texts = [text if values == metrics else json.dumps(values) for values in (last, best)]
-        report_rows.append(
-            (
-                next_seq(),
-                now,
-                job,
-                report.trial,
-                report.epoch,
-                report.state,
-                reason,
-                report.seconds,
-                text,
-                report.checkpoint,
-            )
-        )
+        row = next_seq(), now, job, report.trial, report.epoch, report.state, reason, report.seconds, text
+        report_rows.append((*row, report.checkpoint))
         trial_rows.append((report.state, reason, report.epoch, report.seconds, *texts, objective, report.trial))
     connection.executemany(_INSERT_REPORT, report_rows)
     connection.executemany(_UPDATE_TRIAL, trial_rows)
