@@ -31,7 +31,7 @@ FUSED = {
     "corpus_globals": "GlobalCache GlobalMemo",
     "corpus_more": """
         Averaged DropoutSchedule StatisticsFrozen TeacherEvaluates ForkedNoise OwnOptimizer GradientSurgery
-        GradientNoise MovingWeights Plateau Unfreezes
+        GradientNoise MovingWeights Plateau Rollback Unfreezes
     """,
 }
 """Trained at once: module -> programs."""
@@ -49,7 +49,7 @@ REFUSED = {
         NumpyInLoss Reinitialised RateInStep QuasiNewton RaisesOnLargeLoss
     """,
     "corpus_globals": "GlobalLog",
-    "corpus_more": "LayerReplaced HeadDropped LateBuffer SeedByHand SkipsBadSteps Rollback HaltsWhenSure",
+    "corpus_more": "LayerReplaced HeadDropped LateBuffer SeedByHand SkipsBadSteps HaltsWhenSure",
 }
 """Trained each by itself, with a reason in the log."""
 
@@ -117,5 +117,5 @@ def test_the_table_has_every_program_once() -> None:
     ]
     assert sorted(listed) == sorted(written)
     assert set(listed) >= {*THOROUGH.split(), *FAILING}
-    assert [len(" ".join(table.values()).split()) for table in (FUSED, REFUSED, FAULTY)] == [65, 36, 4]
+    assert [len(" ".join(table.values()).split()) for table in (FUSED, REFUSED, FAULTY)] == [66, 35, 4]
     assert len(set(listed) - {*THOROUGH.split()}) == 60

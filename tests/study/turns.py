@@ -102,8 +102,9 @@ def decisions(found: Sequence[Stretch]) -> list[Decision]:
         assert stretch is not None
         for turn in stretch.turns:
             turns[stretch.trials].append(turn.losses)
-            leaves = turn is stretch.turns[-1] and stretch.suspended
-            if not (leaves or turn.time < (stretch.job.ended or inf)):
+            last = turn is stretch.turns[-1]
+            leaves = last and stretch.suspended
+            if last and not leaves:  # it may have been told to leave, and have come to its end before it could
                 continue
             chosen = after.trials if leaves and after is not None else stretch.trials
             open_ = [trials for trials in everyone if trials not in done]

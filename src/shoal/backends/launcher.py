@@ -285,7 +285,7 @@ def _process(log: IO[bytes], may_fork: bool) -> _Process:
 def imported_libraries() -> list[str]:
     """Return the modules of large libraries that this process has imported, and that its tasks may import; private
     modules are imported by the others."""
-    return [name for name in sys.modules if name.partition(".")[0] in _LIBRARIES and "._" not in name]
+    return [name for name in list(sys.modules) if name.partition(".")[0] in _LIBRARIES and "._" not in name]
 
 
 def begin_imports(runner: str, libraries: Sequence[str] = ()) -> None:
