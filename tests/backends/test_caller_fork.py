@@ -31,6 +31,7 @@ from shoal.backends.caller_fork import prepare_fork
 
 torch.set_default_dtype(torch.float64)
 torch.set_num_threads(2)
+torch.backends.cudnn.benchmark = True
 x = torch.randn(1000, 1000, requires_grad=True)
 (x @ x).sum().backward()  # begins threads of OpenMP
 X = torch.linspace(-1, 1, 192).view(64, 3).sin().float()
@@ -54,7 +55,7 @@ class Line(shoal.Task):
 
     def metrics(self, model, batch):
         with open("seen", "a") as file:
-            file.write(f"{torch.get_default_dtype()} {os.environ['BEFORE']}\\n")
+            file.write(f"{torch.get_default_dtype()} {torch.backends.cudnn.benchmark} {os.environ['BEFORE']}\\n")
         return {}
 
 
@@ -95,7 +96,7 @@ def test_a_study_is_forked_from_a_caller_that_has_used_threads(forked: tuple[Pat
     folder, printed = forked
     assert printed.count("unfit") == 1
     assert printed.rstrip().endswith(" None")
-    assert set((folder / "seen").read_text().split("\n")) == {"torch.float32 set", ""}
+    assert set((folder / "seen").read_text().split("\n")) == {"torch.float32 False set", ""}
 
 
 def test_a_study_learns_the_same_from_a_new_process(forked: tuple[Path, str], tmp_path: Path) -> None:

@@ -233,3 +233,4 @@ def _restore_defaults_of_torch() -> None:
         if torch.are_deterministic_algorithms_enabled():  # else the call imports the compiler for nothing
             torch.use_deterministic_algorithms(False)
         torch.set_float32_matmul_precision("highest")
+        torch.backends.cudnn.benchmark = torch.backends.cudnn.deterministic = False

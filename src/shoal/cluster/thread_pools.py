@@ -3,6 +3,7 @@
 import ctypes
 import re
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +20,14 @@ def limit_threads(count: int) -> None:
     if torch is not None:
         torch.set_num_threads(count)
     for path in openmp_libraries():
-        ctypes.CDLL(path).omp_set_num_threads(count)
+        with suppress(OSError, AttributeError):  # replaced on disk since, or a tool of OpenMP without the function
+            ctypes.CDLL(path).omp_set_num_threads(count)
     for path in openblas_libraries():
-        library = ctypes.CDLL(path)
-        for name in _OPENBLAS_SETTERS:
-            if hasattr(library, name):
-                getattr(library, name)(count)
+        with suppress(OSError):
+            library = ctypes.CDLL(path)
+            for name in _OPENBLAS_SETTERS:
+                if hasattr(library, name):
+                    getattr(library, name)(count)
 
 
 def openmp_libraries() -> list[str]:
