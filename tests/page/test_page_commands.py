@@ -48,7 +48,7 @@ def test_a_report_that_cannot_be_written_is_refused(study: Path, monkeypatch, op
 
 def test_without_its_packages_the_page_names_the_remedy_before_a_study_begins(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(beside, "find_spec", lambda name: None)
-    with pytest.raises(shoal.ShoalError, match=r"Install them with: pip install 'shoal\[page\]'"):
+    with pytest.raises(shoal.ShoalError, match=r"Install them with: pip install starlette uvicorn"):
         shoal.tune(
             print,
             {"x": shoal.uniform(0.0, 1.0)},

@@ -184,7 +184,7 @@ def test_settings_of_exact(setting, message):
 
 def test_exact_says_what_to_install(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "scipy.optimize", None)
-    with pytest.raises(PolicyError, match=r"pip install 'shoal\[simulate\]'"):
+    with pytest.raises(PolicyError, match=r"pip install scipy"):
         Exact().plan([job("a")], TWO, 0.0)
 
 

@@ -84,6 +84,6 @@ def test_a_helper_that_was_measured_to_pay_is_kept_to_the_end(tmp_path: Path, mo
     leader, helper = (next(x for x in jobs.values() if x.purpose is each) for each in (Purpose.TRAIN, Purpose.ASSIST))
     assert [job.purpose for job in jobs.values()].count(Purpose.ASSIST) == 1, "it was not given back and tried again"
     assert helper.assists == leader.id
-    assert helper.outcome is Outcome.FINISHED or (helper.ended or 0.0) >= (leader.ended or inf), "it was given back"
+    assert helper.outcome == Outcome.FINISHED or (helper.ended or 0.0) >= (leader.ended or inf), "it was given back"
     measured = [profile.spreading for profile in History(environment=environment()).all().values()]
     assert [list(each) for each in measured] == [[2]], "steps on two devices were measured"
