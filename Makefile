@@ -83,7 +83,7 @@ version-%:
 	@$* -c '' 2>/dev/null || { echo "There is no $*: not tried"; exit; }; set -ex; $* -m venv $(HERE); \
 	grep -v '^torch==' constraints.txt > $(HERE)/constraints.txt; \
 	$(HERE)/bin/pip install --quiet torch==$(TORCH); \
-	$(HERE)/bin/pip install --quiet --constraint $(HERE)/constraints.txt '.[page,report,samplers]' pytest hypothesis scikit-learn; \
+	$(HERE)/bin/pip install --quiet --constraint $(HERE)/constraints.txt '.[page,report,samplers,transformers]' pytest hypothesis scikit-learn; \
 	$(HERE)/bin/python -m pytest -q $(VERSION_TESTS)
 
 wheel: $(READY)  ## what is released, in dist; on a commit with a tag, only under the version of the tag
