@@ -290,7 +290,9 @@ def rerun(make: Callable[[], shoal.Task], study: shoal.Study) -> list[str]:
 
 def _examine(kind: type[shoal.Task], directory: Path) -> Finding:
     def run() -> tuple[Any, ...]:
-        AdaptiveStep._ways = lambda steps: ("eager",)  # type: ignore[method-assign]  # also where one by one is faster
+        AdaptiveStep._ways = (  # type: ignore[method-assign]
+            lambda steps: ("eager",) if steps._members > 1 else ("plain",)  # also where one by one is faster
+        )
         with listening() as watch:
             observed(kind)
             search(kind(), directory)
