@@ -34,7 +34,7 @@ class Measured(Classifier):
 
     def __init__(self, lr: float = 0.1) -> None:
         super().__init__(lr)
-        self.train_accuracy, self.accuracy, self.by_batch, self.at_end = (accuracy() for _ in range(4))
+        self.train_accuracy, self.accuracy, self.by_batch, self.at_end, self.changed = (accuracy() for _ in range(5))
         self.auroc = torchmetrics.AUROC("multiclass", num_classes=3)
         self.error = torchmetrics.MeanMetric()
         scores = {
@@ -42,7 +42,7 @@ class Measured(Classifier):
             "precision": torchmetrics.Precision("multiclass", num_classes=3, average="macro"),
         }
         self.scores = torchmetrics.MetricCollection(scores, prefix="val_")
-        self.batch_scores = self.scores.clone(prefix="batch/")
+        self.batch_scores, self.end_scores = self.scores.clone(prefix="batch/"), self.scores.clone(prefix="end_")
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         logits = self(batch[0])
@@ -64,15 +64,23 @@ class Measured(Classifier):
         self.scores.update(logits, y)
         self.log_dict(self.scores)
         self.log_dict(self.batch_scores(logits, y))
+        self.log("by_key", self.scores["val_f1"])
         self.at_end.update(logits, y)
+        self.end_scores.update(logits, y)
+        changed = logits.detach().clone()
+        self.changed.update(changed, y)
+        changed.zero_()
 
     def on_validation_epoch_end(self) -> None:
         self.log("mistakes", 1 - self.at_end.compute())
         self.at_end.reset()
+        self.log_dict(self.end_scores)
+        self.log("changed", self.changed)
 
 
 NAMES = {
     *("accuracy", "by_batch", "auroc", "error", "mistakes", "val_f1", "val_precision", "batch/f1", "batch/precision"),
+    *("by_key", "end_f1", "end_precision", "changed"),
 }
 
 
@@ -140,6 +148,39 @@ class Forgets(Measured):
         self.log("mistakes", 1 - self.at_end.compute())
 
 
+class Compares(Measured):
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("perfect", float(self.accuracy(self(batch[0]), batch[1]) == 1))
+
+
+class UpdatesOneOfACollection(Measured):
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        for name, each in self.scores.items():
+            each.update(self(batch[0]), batch[1])
+            self.log(name, each)
+
+
+class UnknownKey(Measured):
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("recall", self.scores["recall"])
+
+
+class LogsNoNumber(Measured):
+    def on_validation_epoch_end(self) -> None:
+        self.log("mistakes", None)
+
+
+class PerClass(Measured):
+    def __init__(self, lr: float = 0.1) -> None:
+        super().__init__(lr)
+        each = torchmetrics.Accuracy("multiclass", num_classes=3, average=None)
+        self.per_class = torchmetrics.MetricCollection({"class": torchmetrics.ClasswiseWrapper(each)})
+
+    def validation_step(self, batch: Any, batch_idx: int) -> Tensor:
+        self.log_dict(self.per_class(self(batch[0]), batch[1]))
+        return F.cross_entropy(self(batch[0]), batch[1])
+
+
 class Collects(Measured):
     def on_validation_epoch_end(self) -> None:
         self.log("mean", torch.stack(self.found).mean())
@@ -151,6 +192,11 @@ class Collects(Measured):
         (Shared, "training_step and validation_step update the same metric self.train_accuracy"),
         (Computes, r"self.accuracy.compute; .* can only update a metric, and log it"),
         (Scales, r"computes with the value of the metric self.accuracy, .*torchmetrics.functional"),
+        (Compares, r"computes with the value of the metric self.accuracy, .*torchmetrics.functional"),
+        (UpdatesOneOfACollection, "updates self.scores.val_f1 of a collection by itself; update the collection"),
+        (UnknownKey, r"a step uses self.scores.\['recall'\]"),
+        (LogsNoNumber, r"self.log\('mistakes', ...\) is given NoneType; log a tensor or a number"),
+        (PerClass, "self.per_class.class has several values; .* log each value by a name of its own"),
         (Forgets, r"uses the metric self.at_end and does not reset it, .*call self.at_end.reset\(\)"),
         (Collects, "on_validation_epoch_end uses self.found; .*ReportCheckpointCallback"),
     ],
@@ -166,6 +212,23 @@ class Nested(Classifier):
         self.of_stage = nn.ModuleDict({"val": accuracy()})
 
 
+class InAList(Classifier):
+    def __init__(self) -> None:
+        super().__init__()
+        self.all = [accuracy()]
+
+
+class TwoNames(Classifier):
+    def __init__(self) -> None:
+        super().__init__()
+        self.in_training = self.in_validation = accuracy()
+
+
+class CallsSuper(Measured):
+    def on_validation_epoch_end(self) -> None:
+        super().on_validation_epoch_end()
+
+
 class WithoutMetrics(Classifier):
     def on_validation_epoch_end(self) -> None:
         pass
@@ -175,6 +238,9 @@ class WithoutMetrics(Classifier):
     ("module", "said"),
     [
         (Nested, "the metric of_stage.val of torchmetrics in another module; make it an attribute"),
+        (InAList, "holds metrics of torchmetrics in self.all, a list; make it an attribute"),
+        (TwoNames, "holds one metric as self.in_training and as self.in_validation, .*make one metric for each"),
+        (CallsSuper, r"CallsSuper.on_validation_epoch_end calls super\(\), .*leave the call out"),
         (WithoutMetrics, "WithoutMetrics defines on_validation_epoch_end and holds no metrics of torchmetrics"),
     ],
 )

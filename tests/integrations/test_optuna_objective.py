@@ -10,7 +10,7 @@ from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState as Recorded
 
 import shoal
-from shoal.core.errors import TaskError
+from shoal.core.errors import ShoalError, TaskError
 from shoal.core.trial import TrialState
 from shoal.integrations.optuna import optuna_objective
 
@@ -23,6 +23,11 @@ def conditional(trial: optuna.Trial) -> float:
         if trial.should_prune():
             raise optuna.TrialPruned
     return float(x)
+
+
+def forgets_to_return(trial: optuna.Trial) -> None:
+    for step in range(2):
+        trial.report(trial.suggest_float("x", 0, 1), step)
 
 
 class OddPruner(optuna.pruners.BasePruner):
@@ -72,6 +77,11 @@ def test_a_promoted_trial_keeps_its_parameters(study: optuna.Study, tmp_path: Pa
     best = min((first, second), key=lambda trial: trial.value)
     assert (promoted.params, promoted.state) == (best.params, Recorded.COMPLETE)
     assert promoted.value == best.value + 1, "the last value before the budget was reached"
+
+
+def test_an_objective_that_returns_no_number_is_refused(study: optuna.Study, tmp_path: Path) -> None:
+    with pytest.raises(ShoalError, match="the objective must return the value of the trial, a number, got None"):
+        search(optuna_objective(forgets_to_return, study), tmp_path, shoal.Random(1, epochs=5))
 
 
 def test_studies_that_processes_cannot_share_are_refused() -> None:

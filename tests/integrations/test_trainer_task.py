@@ -441,6 +441,13 @@ def test_metrics_are_reported_without_the_prefix_of_trainer(tmp_path: Path) -> N
     assert task.evaluate([{"logits": torch.zeros(2, 3), "labels": torch.zeros(2)}], {}) == {"score": 0.5, "f1": 0.25}
 
 
+@pytest.mark.parametrize("returned", [None, [0.5], {1: 0.5}])
+def test_metrics_without_names_are_refused(returned: Any, tmp_path: Path) -> None:
+    task = TrainerTask(bert, arguments(tmp_path), CLASSIFIED, CLASSIFIED[:12], sentences, lambda _: returned)
+    with pytest.raises(TaskError, match=r"`compute_metrics` must return a dict of names and numbers, got "):
+        task.evaluate([{"logits": torch.zeros(2, 3), "labels": torch.zeros(2)}], {})
+
+
 @pytest.mark.parametrize("drop_last", [False, True])
 def test_loader_processes_fetch_what_the_process_would_fetch(drop_last: bool, tmp_path: Path) -> None:
     settings = {"dataloader_drop_last": drop_last, "eval_strategy": "epoch"}

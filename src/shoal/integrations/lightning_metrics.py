@@ -6,7 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from shoal.core.errors import TaskError
 from shoal.integrations.lightning_module import EPOCH_END, REMEDY
@@ -17,26 +19,43 @@ __all__ = ["EpochMetrics", "MetricCall", "MetricStandIn", "find_metrics", "stand
 _KEYS = "_shoal_metrics"
 """Attribute of a model: name of each metric that it holds -> keys of a collection, or None."""
 
+_ATTRIBUTE = "make it an attribute of the LightningModule, or put it into a MetricCollection"
+
+_OF_LIBRARIES = ("_modules", "_hparams", "_hparams_initial")
+"""Attributes that torch and `save_hyperparameters` fill."""
+
 
 def find_metrics(model: nn.Module) -> dict[str, Any]:
     """Return the metrics and collections of metrics among the attributes of a new module, by name.
 
     Raises:
-        TaskError: A metric is not an attribute of the module itself, or has parameters or buffers.
+        TaskError: A metric is not an attribute of the module itself, has two names, or has parameters or buffers.
     """
     library = sys.modules.get("torchmetrics")
     if library is None:
         return {}
-    found = {
-        name: each
-        for name, each in model.named_children()
-        if isinstance(each, (library.Metric, library.MetricCollection))
-    }
+    kinds = (library.Metric, library.MetricCollection)
+    found = {name: each for name, each in model._modules.items() if isinstance(each, kinds)}
+    for name, each in found.items():
+        first = next(other for other, metric in found.items() if metric is each)
+        if first != name:
+            raise TaskError(
+                f"{type(model).__name__} holds one metric as self.{first} and as self.{name}, so its value mixes both "
+                "uses; make one metric for each"
+            )
+    for name, value in vars(model).items():
+        if not isinstance(value, (dict, list, tuple)) or name in _OF_LIBRARIES:
+            continue
+        if any(isinstance(each, kinds) for each in (value.values() if isinstance(value, dict) else value)):
+            raise TaskError(
+                f"{type(model).__name__} holds metrics of torchmetrics in self.{name}, a {type(value).__name__}; "
+                f"{_ATTRIBUTE}. {REMEDY}"
+            )
     for name, each in model.named_modules():
         if isinstance(each, library.Metric) and name.split(".")[0] not in found:
             raise TaskError(
-                f"{type(model).__name__} holds the metric {name} of torchmetrics in another module; make it an "
-                f"attribute of the LightningModule, or put it into a MetricCollection. {REMEDY}"
+                f"{type(model).__name__} holds the metric {name} of torchmetrics in another module; {_ATTRIBUTE}. "
+                f"{REMEDY}"
             )
     for name, each in found.items():
         if any(True for _ in (*each.parameters(), *each.buffers())):
@@ -45,7 +64,7 @@ def find_metrics(model: nn.Module) -> dict[str, Any]:
     return found
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class MetricCall:
     """Stands for the value that a call of a metric returns for its batch. It can be logged, and nothing else.
 
@@ -67,7 +86,7 @@ class MetricCall:
         )
 
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __neg__ = __float__ = _refuse
-    __lt__ = __gt__ = _refuse
+    __lt__ = __gt__ = __le__ = __ge__ = __eq__ = __ne__ = __bool__ = _refuse
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -102,14 +121,20 @@ class MetricStandIn:
 
     def _keep(self, args: Sequence[Any], kwargs: Mapping[str, Any], forward: bool) -> None:
         if self._training:
-            self._epoch.trained.add(self.name)
+            self._epoch.trained.add(self.name.partition(".")[0])
             return
         if self.name in self._epoch.trained:
             raise TaskError(
                 f"training_step and validation_step update the same metric self.{self.name}, so its value mixes both; "
                 "make one metric for each"
             )
-        self.calls.append((list(args), kwargs, forward))
+        if "." in self.name:
+            raise TaskError(
+                f"validation_step updates self.{self.name} of a collection by itself; update the collection, "
+                f"self.{self.name.partition('.')[0]}, or make the metric an attribute of the LightningModule"
+            )
+        # The step may change its tensors in place after the call.
+        self.calls.append((*pytree.tree_map_only(Tensor, torch.clone, (list(args), kwargs)), forward))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Keep the arguments; return what stands for the value of the batch."""
@@ -125,6 +150,11 @@ class MetricStandIn:
         """Return the metrics of a collection, for `self.log_dict`."""
         for key in self._keys or ():
             yield key, MetricStandIn(f"{self.name}.{key}", None, self._epoch, self._training)
+
+    def __getitem__(self, key: str) -> "MetricStandIn":
+        """Return a metric of a collection, for `self.log`."""
+        found = dict(self.items())
+        return found[key] if key in found else self.__getattr__(f"[{key!r}]")
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -186,6 +216,11 @@ class EpochMetrics:
                     log.objects[logged] = path
                 else:
                     value = found[name][int(index)]
+                    if key and key not in value:
+                        raise TaskError(
+                            f"self.{path} has several values; make it an attribute outside the collection, "
+                            f"and log each value by a name of its own in {EPOCH_END}"
+                        )
                     means.add_each([{logged: value[key] if key else value}], int(batch["samples"]))
         (values,) = means.per_trial()
         values |= {name: _number(name, _at(metrics, path).compute()) for name, path in log.objects.items()}
@@ -215,7 +250,7 @@ class _EpochLog:
 
     def log(self, name: str, value: Any, *_: Any, **__: Any) -> None:
         """Keep a value, or the value of a metric; the other arguments concern loggers and several processes."""
-        own = next((each for each, metric in self._metrics.items() if metric is value), None)
+        own = next((n for n, metric in self._metrics.items() if any(each is value for each in metric.modules())), None)
         if own is not None:
             self.objects[name] = own
             value = value.compute()
@@ -266,4 +301,6 @@ def _at(metrics: Mapping[str, Any], path: str) -> Any:
 def _number(name: str, value: Any) -> float:
     if isinstance(value, Mapping) or (isinstance(value, Tensor) and value.numel() != 1):
         raise TaskError(f"self.log({name!r}, ...) is given a metric with several values; log each by a name of its own")
+    if not isinstance(value, (Tensor, int, float)):
+        raise TaskError(f"self.log({name!r}, ...) is given {type(value).__name__}; log a tensor or a number")
     return float(value)

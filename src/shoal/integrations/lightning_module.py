@@ -70,7 +70,7 @@ def check_module(model: Any, has_metrics: bool) -> None:
         has_metrics: Whether it holds metrics of torchmetrics.
 
     Raises:
-        TaskError: It optimizes manually, or has an end of validation without metrics.
+        TaskError: It optimizes manually, or has an end of validation without metrics or with a call of `super`.
     """
     if not model.automatic_optimization:
         raise TaskError(
@@ -82,6 +82,11 @@ def check_module(model: Any, has_metrics: bool) -> None:
         raise TaskError(
             f"{type(model).__name__} defines {EPOCH_END} and holds no metrics of torchmetrics, of which alone arrays "
             f"keep a state in validation; log means in validation_step, or use such metrics. {REMEDY}"
+        )
+    if "__class__" in getattr(getattr(end, "__code__", None), "co_freevars", ()):
+        raise TaskError(
+            f"{type(model).__name__}.{EPOCH_END} calls super(), and is called without a module; leave the call out if "
+            f"it is that of LightningModule, which does nothing. {REMEDY}"
         )
 
 

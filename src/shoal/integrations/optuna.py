@@ -91,7 +91,7 @@ class _OptunaTraining:
         self.study.sampler.reseed_rng()  # else each process would propose the same
         trial = self._trial()
         try:
-            value = self.objective(trial)
+            value = _number(self.objective(trial))
             if not trial.last:
                 trial.report(value, 0)
         except TrainingStopped as stopped:
@@ -157,6 +157,13 @@ class _OptunaTraining:
         )
         made = self.study._storage.create_new_trial(self.study._study_id, template_trial=copied)
         return _ReportingTrial(self.study, made)
+
+
+def _number(value: Any) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise TaskError(f"the objective must return the value of the trial, a number, got {value!r}") from None
 
 
 class _ReportingTrial(optuna.Trial):

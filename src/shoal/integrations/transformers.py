@@ -291,7 +291,11 @@ class TrainerTask(Task):
 
     def evaluate(self, outputs: list[Any], config: Config) -> Mapping[str, float]:
         """Return `compute_metrics` of the whole evaluation set, without the prefix `"eval_"`; what differs in length is
-        padded with -100."""
+        padded with -100.
+
+        Raises:
+            TaskError: `compute_metrics` returns no mapping of names.
+        """
         if self.compute_metrics is None:
             return {}
         logits, labels = (EvalLoopContainer(self.args.eval_do_concat_batches, padding_index=-100) for _ in range(2))
@@ -299,7 +303,9 @@ class TrainerTask(Task):
             logits.add(each["logits"])
             labels.add(each["labels"])
         prediction = EvalPrediction(predictions=logits.get_arrays(), label_ids=labels.get_arrays())
-        found: Mapping[str, float] = denumpify_detensorize(self.compute_metrics(prediction))
+        found: Any = denumpify_detensorize(self.compute_metrics(prediction))
+        if not isinstance(found, Mapping) or not all(isinstance(name, str) for name in found):
+            raise TaskError(f"`compute_metrics` must return a dict of names and numbers, got {found!r}")
         return {name.removeprefix("eval_"): value for name, value in found.items()}
 
     def _first_model(self) -> nn.Module:
