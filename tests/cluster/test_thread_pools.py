@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -25,4 +26,25 @@ assert (numpy.ones((300, 300)) @ numpy.ones((300, 300))).sum() == 300**3
 def test_all_libraries_get_the_number() -> None:
     environment = {**os.environ, "OMP_NUM_THREADS": "2"}
     done = subprocess.run([sys.executable, "-c", CODE], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+REPLACED = """
+import ctypes, shutil, sys, torch
+from pathlib import Path
+from shoal.cluster.thread_pools import limit_threads, openmp_libraries
+known = set(openmp_libraries())
+copy = Path(shutil.copy(min(known), Path(sys.argv[1]) / "libgomp-copy.so.1"))
+ctypes.CDLL(str(copy))
+assert set(openmp_libraries()) == {*known, str(copy)}
+copy.unlink()
+assert set(openmp_libraries()) == known
+limit_threads(3)
+assert torch.get_num_threads() == 3
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the libraries of a process are listed in /proc")
+def test_a_library_that_was_deleted_since_is_left_out(tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", REPLACED, str(tmp_path)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

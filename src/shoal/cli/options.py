@@ -24,17 +24,8 @@ if TYPE_CHECKING:
 __all__ = [
     *("AsJson", "Backend", "Devices", "File", "Oversubscription", "Packing", "Page", "Policy", "Program", "RayAddress"),
     *("Sbatch", "Script", "Sharing", "StudyDirectory", "Trackers"),
-    *(
-        "beginning",
-        "named_option",
-        "device_list",
-        "one_of",
-        "print_json",
-        "print_message",
-        "print_request",
-        "print_table",
-        "ratio",
-    ),
+    *("beginning", "device_list", "named_option", "one_of", "ratio"),
+    *("print_json", "print_message", "print_request", "print_table"),
 ]
 
 _PIPE_WIDTH = 200
@@ -52,7 +43,7 @@ def one_of(names: Collection[str]) -> Callable[[str | None], str | None]:
     return check
 
 
-def all_of(names: Collection[str]) -> Callable[[list[str] | None], list[str] | None]:
+def _all_of(names: Collection[str]) -> Callable[[list[str] | None], list[str] | None]:
     """Return a callback that refuses a repeatable option with a value that is not in `names`."""
     check = one_of(names)
 
@@ -85,7 +76,7 @@ def named_option(
         repeatable: Whether it may be given several times.
         panel: Panel of the help.
     """
-    check: Callable[..., Any] = all_of(names) if repeatable else one_of(names)
+    check: Callable[..., Any] = _all_of(names) if repeatable else one_of(names)
     listed = f"{text}: {', '.join(names)}.{' Repeatable.' if repeatable else ''}"
     return typer.Option(
         *declarations, callback=check, autocompletion=beginning(names), help=listed, rich_help_panel=panel

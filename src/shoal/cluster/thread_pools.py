@@ -3,7 +3,6 @@
 import ctypes
 import re
 import sys
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +18,13 @@ def limit_threads(count: int) -> None:
     torch: Any = sys.modules.get("torch")
     if torch is not None:
         torch.set_num_threads(count)
-    for path in openmp_libraries():
-        with suppress(OSError, AttributeError):  # replaced on disk since, or a tool of OpenMP without the function
-            ctypes.CDLL(path).omp_set_num_threads(count)
-    for path in openblas_libraries():
-        with suppress(OSError):
-            library = ctypes.CDLL(path)
-            for name in _OPENBLAS_SETTERS:
-                if hasattr(library, name):
-                    getattr(library, name)(count)
+    setters = [(path, ["omp_set_num_threads"]) for path in openmp_libraries()]  # a tool of OpenMP does not have it
+    setters += [(path, _OPENBLAS_SETTERS) for path in openblas_libraries()]
+    for path, names in setters:
+        library = ctypes.CDLL(path)
+        for name in names:
+            if hasattr(library, name):
+                getattr(library, name)(count)
 
 
 def openmp_libraries() -> list[str]:
@@ -41,5 +38,6 @@ def openblas_libraries() -> list[str]:
 
 
 def _libraries() -> set[str]:
+    """Return the paths of all shared libraries, without those that were replaced on disk, which cannot be loaded."""
     columns = (line.split(maxsplit=5) for line in Path("/proc/self/maps").read_text().splitlines())
-    return {line[5] for line in columns if len(line) == 6 and ".so" in line[5]}
+    return {line[5] for line in columns if len(line) == 6 and ".so" in line[5] and not line[5].endswith(" (deleted)")}
