@@ -371,11 +371,7 @@ def _run_options(
     show_progress: bool,
     page: bool,
 ) -> _RunOptions:
-    """The options with names replaced by the objects that they stand for.
-
-    Raises:
-        ShoalError: a name is unknown, or the devices cannot be shared as `sharing` and `oversubscription` say.
-    """
+    """The options with names replaced by the objects that they stand for."""
     packs = make_packing(packing)
     check_sharing(sharing, fleet.found, processes=backend.concurrent)
     check_oversubscription(oversubscription, processes=backend.concurrent)
@@ -383,17 +379,7 @@ def _run_options(
 
 
 def _describe_task(spec: dict[str, Any], task: object, training: Opaque | None, space: Space) -> bytes:
-    """Add the source files and the batch size of a task to the description of its study, and pickle the task.
-
-    Args:
-        spec: Description of the study, to which entries are added.
-        task: Task as the user gave it.
-        training: Program that trains the task in a process of its own, or None for a `Task`.
-        space: Search space of the study.
-
-    Raises:
-        TaskError: the task is invalid or cannot be pickled.
-    """
+    """Add the source files and the batch size of a task to the description of its study, and pickle the task."""
     content = pickled_task(task) if training is None else pickle.dumps(training)
     spec["kept"] = is_pickled_by_value(task)
     home = type(task).__module__
@@ -466,11 +452,7 @@ def _run(journal: Journal, algorithm: Algorithm, options: _RunOptions) -> "Study
 
 
 def _edits(journal: Journal, accepted: bool) -> list[Edit]:
-    """Edits of the task since the study last ran; refused, unless accepted, before any code of the task is run.
-
-    Raises:
-        TaskChangedError: the task was edited, and that is not accepted.
-    """
+    """Edits of the task since the study last ran; refused, unless accepted, before any code of the task is run."""
     found = edits(journal.study.get("sources", {}))
     if found and not accepted:
         what = "\n".join(f"{edit.path}:\n{edit.text}" for edit in found)

@@ -176,11 +176,7 @@ def opaque(task: object, space: Space, time_limit: float) -> Opaque | None:
 
 
 def _check_signature(task: Callable[..., Any]) -> None:
-    """Check that a function can be called with a config.
-
-    Raises:
-        TaskError: It cannot; the message shows its parameters.
-    """
+    """Check that a function can be called with a config."""
     try:
         found = inspect.signature(task)
     except ValueError:  # a builtin without a signature

@@ -221,16 +221,7 @@ class Task(ABC):
         return [(batch, size / sum(sizes)) for batch, size in zip(batches, sizes, strict=True)]
 
     def _study_warnings(self, objectives: Sequence[Objective], longest: int | None, config: Config) -> list[str]:
-        """Return the settings of the task that do not fit a new study, in words; `tune` logs each as a warning.
-
-        Args:
-            objectives: Objectives of the study.
-            longest: Epochs of its longest trials; None if the algorithm does not say.
-            config: A random config of its space.
-
-        Raises:
-            TaskError: The study cannot train the task.
-        """
+        """Return the settings of the task that do not fit a new study, in words; `tune` logs each as a warning."""
         return []
 
     def step(self, model: nn.Module, batch: Any, optimizer: Any, *config: Any, **_: Any) -> Tensor:

@@ -28,14 +28,7 @@ _RankKey = tuple[float, int]
 
 @dataclass
 class _Rung:
-    """State of one rung.
-
-    Args:
-        epochs: Budget of the rung.
-        ranking: All trials that reached the rung, best first; NaN counts as the worst.
-        paused: Trials that may still be promoted, best first.
-        promoted: Numbers of the promoted trials, in the order of the decisions.
-    """
+    """State of one rung."""
 
     epochs: int
     ranking: list[_RankKey] = field(default_factory=list)

@@ -177,11 +177,7 @@ class BOHB(SyncBOHB):
 
 
 class _Axes:
-    """The parameters of a space with more than one value, as dimensions of a density.
-
-    Args:
-        problem: Search problem with the space.
-    """
+    """The parameters of a space with more than one value, as dimensions of a density."""
 
     def __init__(self, problem: Problem) -> None:
         self.space = problem.space

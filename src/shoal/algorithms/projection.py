@@ -176,11 +176,7 @@ class Projection:
 
     def _tell_sampler(self, number: int, values: Sequence[float] | None) -> None:
         """Report the first result of a trial to the sampler once, as `Study.tell` does, because some samplers keep
-        state.
-
-        Raises:
-            AlgorithmError: the sampler has failed.
-        """
+        state."""
         from optuna.trial import TrialState as OptunaState
 
         state = OptunaState.FAIL if values is None else OptunaState.COMPLETE

@@ -184,11 +184,7 @@ class GpuSharing:
             self._gpus.popitem()[1].daemon.stop()
 
     def _start_mps(self, device: Device) -> SharedGpu:
-        """Return the GPU with a running daemon.
-
-        Raises:
-            MpsError: The daemon cannot start, or MPS has failed too often.
-        """
+        """Return the GPU with a running daemon."""
         gpu = self._gpus.get(device.name)
         if gpu is None:
             gpu = self._gpus[device.name] = self._shared_gpu(device.name, self._daemon(device.uuid))
@@ -199,11 +195,7 @@ class GpuSharing:
         return gpu
 
     def _fall_back_to_plain(self, device: str, reason: str, cause: MpsError) -> None:
-        """Share a GPU without MPS from now on.
-
-        Raises:
-            BackendError: The setting is "mps".
-        """
+        """Share a GPU without MPS from now on."""
         if self.name == "mps":
             raise BackendError(f"{device} cannot be shared by MPS: {reason}") from cause
         _log.warning("jobs on %s share it without MPS: %s", device, reason)

@@ -60,16 +60,7 @@ class Exit:
 
 
 class _Process:
-    """A server process and the socket to it; both end with this object.
-
-    Args:
-        path: Module search path of the process.
-        environment: Environment variables of the process.
-        log: File for its output until it serves a study.
-        forked: Whether it is a fork of this process. It serves one study only: for the next one this process may have
-            other modules and objects.
-        imports: Runner, and modules of libraries, that a new process imports before its first study.
-    """
+    """A server process and the socket to it; both end with this object."""
 
     def __init__(
         self,

@@ -35,21 +35,7 @@ _KILL_WAIT_SECONDS = 10.0
 
 @dataclass(eq=False)
 class _Worker:
-    """The engine's record of a worker process.
-
-    Args:
-        connection: Connection to the process.
-        device: Name of the only device of the process.
-        binding: Environment variables that bind it to the device.
-        client: State of the process as a client of MPS; None without MPS.
-        pid: Id of the process; 0 until its first message.
-        started: Start time of the process, as of `start_time`.
-        job: Id of its job; None while it is idle.
-        open: Whether more events may arrive.
-        held_end: End of a failed job; it is returned when the process has ended and its device is free.
-        past_jobs: Ids of all its jobs.
-        kill_requested: Whether its kill was requested; it gets no other job.
-    """
+    """The engine's record of a worker process."""
 
     connection: Connection
     device: str
@@ -260,13 +246,7 @@ class Local(Backend):
         return self._final_events(worker, Outcome.CRASHED, f"worker process {end.pid} {end.reason}")
 
     def _final_events(self, worker: _Worker, outcome: Outcome, reason: str) -> list[Event]:
-        """Return the remaining events of a worker whose process has ended, and the end of its job.
-
-        Args:
-            worker: The worker; its connection is closed.
-            outcome: Outcome of its job if the job has not ended by itself.
-            reason: Reason of that outcome.
-        """
+        """Return the remaining events of a worker whose process has ended, and the end of its job."""
         events: list[Event] = []
         # Do not wait for the end of file, since a descendant of the worker may keep the connection open.
         while worker.open and worker.connection.poll():
@@ -283,11 +263,7 @@ class Local(Backend):
         """End all workers of a server that died, start a new server, and return the last events of the workers.
 
         No other process could reap the workers or kill their descendants, so they end too, as `ORPHANED`: that is not
-        a failure of their trials. A job without a forked worker ends likewise.
-
-        Raises:
-            BackendError: The server died before it was ready, or servers are killed repeatedly.
-        """
+        a failure of their trials. A job without a forked worker ends likewise."""
         reason = self._server.wait()
         self._server_kills += 1
         events: list[Event] = []

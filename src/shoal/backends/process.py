@@ -88,11 +88,7 @@ def _receive_messages(connection: Connection, inbox: _Inbox) -> None:
 
 
 class _EventSender:
-    """Sends events to the engine, from any thread, and once a second a heartbeat if the job makes progress.
-
-    Args:
-        connection: Connection to the engine.
-    """
+    """Sends events to the engine, from any thread, and once a second a heartbeat if the job makes progress."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection

@@ -19,13 +19,7 @@ BATCH = 1000
 
 @dataclass
 class Position:
-    """The part of a journal that was delivered to a callback.
-
-    Args:
-        seq: Position in the journal's sequence; all reports up to it are delivered.
-        begun: Numbers of the trials for which `on_trial_begin` has been called.
-        ended: Numbers of the trials for which `on_trial_end` has been called.
-    """
+    """The part of a journal that was delivered to a callback."""
 
     seq: int = 0
     begun: set[int] = field(default_factory=set)

@@ -144,13 +144,7 @@ def main() -> None:
 
 
 def _follow(journal: JournalView, wait: Callable[[], bool], warn: Callable[[str], None]) -> None:
-    """Call the callbacks until the run has ended.
-
-    Args:
-        journal: Journal of the study.
-        wait: Function that waits for the next reading, and returns whether the run goes on.
-        warn: Function that shows a line to the user.
-    """
+    """Call the callbacks until the run has ended."""
     recorded = journal.study["callbacks"]
     positions = Positions(journal.directory, len(recorded))
     followers = [_FollowedCallback(journal, positions, index, warn) for index in range(len(recorded))]
@@ -168,14 +162,7 @@ def _follow(journal: JournalView, wait: Callable[[], bool], warn: Callable[[str]
 
 
 class _FollowedCallback:
-    """One callback of a study, which is called until it raises.
-
-    Args:
-        journal: Journal of the study.
-        positions: Positions of all its callbacks.
-        index: Index of this callback in `positions`.
-        warn: Function that shows a line to the user.
-    """
+    """One callback of a study, which is called until it raises."""
 
     def __init__(self, journal: JournalView, positions: Positions, index: int, warn: Callable[[str], None]) -> None:
         self._journal, self._positions, self._index, self._warn = journal, positions, index, warn

@@ -187,11 +187,7 @@ app.command()(simulate)
 
 
 def _projected(grid: StudyGrid, axes: str) -> StudyGrid:
-    """Return the grid over the axes of a user.
-
-    Raises:
-        typer.BadParameter: An axis does not exist, or there are too many.
-    """
+    """Return the grid over the axes of a user."""
     names = [name.strip() for name in axes.split(",")]
     if len(names) > 2:
         raise typer.BadParameter(f"{axes!r} names {len(names)} axes, a map has two", param_hint="--axes")

@@ -67,15 +67,7 @@ def beginning(names: Collection[str]) -> Callable[[str], list[str]]:
 def named_option(
     names: Collection[str], text: str, *declarations: str, repeatable: bool = False, panel: str | None = None
 ) -> Any:
-    """Return an option whose value is one of some names, which a shell completes.
-
-    Args:
-        names: The names, read again at each use.
-        text: What is chosen, for the help.
-        declarations: As for `typer.Option`.
-        repeatable: Whether it may be given several times.
-        panel: Panel of the help.
-    """
+    """Return an option whose value is one of some names, which a shell completes."""
     check: Callable[..., Any] = _all_of(names) if repeatable else one_of(names)
     listed = f"{text}: {', '.join(names)}.{' Repeatable.' if repeatable else ''}"
     return typer.Option(
@@ -174,14 +166,7 @@ def print_message(line: str) -> None:
 
 
 def print_request(directory: Path, text: str, values: Mapping[str, Any], as_json: bool) -> None:
-    """Print whether a request is carried out now, or when the study is resumed.
-
-    Args:
-        directory: Directory of the study.
-        text: The request: "trial 3 will be paused".
-        values: The request as JSON values.
-        as_json: Whether to print `values` as JSON instead of the text.
-    """
+    """Print whether a request is carried out now, or when the study is resumed."""
     with JournalView.read(directory) as journal:
         runs = journal.writer() is not None
     if as_json:

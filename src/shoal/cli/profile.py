@@ -129,11 +129,7 @@ class DryRunTable:
 
     def _rows(self, separator: str) -> Iterator[tuple[tuple[str, ...], str]]:
         """Yield figures of each array and the reason for its size; figures of a job stand in the row of its first
-        array.
-
-        Args:
-            separator: Separator of two figures of a cell; a line break on a narrow terminal.
-        """
+        array."""
         arrays = self.result.arrays
         for index, (each, config) in enumerate(zip(arrays, _configs(arrays), strict=True)):
             first = index == 0 or arrays[index - 1].job != each.job

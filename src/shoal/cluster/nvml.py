@@ -201,11 +201,7 @@ def _gpus_at(nvml: Any, index: int) -> list[Gpu]:
 
 
 def _instances(nvml: Any, handle: Any) -> list[Any] | None:
-    """Return the handles of a GPU's instances; None if MIG is off.
-
-    Raises:
-        pynvml.NVMLError: The GPU cannot be read.
-    """
+    """Return the handles of a GPU's instances; None if MIG is off."""
     try:
         now, _ = nvml.nvmlDeviceGetMigMode(handle)
     except nvml.NVMLError_NotSupported:  # most GPUs
@@ -303,13 +299,7 @@ _UNNAMED = 2**30
 
 @dataclass
 class _Baseline:
-    """The state of a GPU before the first job of the study on it.
-
-    Args:
-        pids: Process ids of the programs on it.
-        unnamed: Bytes in use without a named program; in many containers NVML names none.
-        uncorrected: Number of uncorrected ECC errors.
-    """
+    """The state of a GPU before the first job of the study on it."""
 
     pids: frozenset[int]
     unnamed: int

@@ -49,12 +49,7 @@ def derive_seed(*parts: int | str) -> int:
 
 
 def step_seed(seed: int, tick: int) -> int:
-    """The seed of torch's, Python's and NumPy's generators as a step begins.
-
-    Args:
-        seed: Seed of the order of samples; for torch's own generator, of the trial.
-        tick: Steps taken since the trial began; -1, -2, ... for the batches of a validation.
-    """
+    """The seed of torch's, Python's and NumPy's generators as a step begins."""
     return derive_seed(seed, "step", tick)
 
 
@@ -71,12 +66,7 @@ class Budget:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Checkpoint of another trial with which a trial begins.
-
-    Args:
-        trial: Number of the other trial.
-        epoch: Epochs of the checkpoint; the new trial counts its epochs from there.
-    """
+    """Checkpoint of another trial with which a trial begins."""
 
     trial: int
     epoch: int
@@ -84,15 +74,7 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """One configuration under a number that is unique in its study.
-
-    Args:
-        number: 0, 1, 2, ... in the order of proposal; `FIRST_ADDED` and above for trials that users add.
-        config: Configuration for the task's methods.
-        seed: Seed of initial weights and dropout.
-        data_seed: Seed of the order of samples; trials with an equal seed can share their batches.
-        origin: Checkpoint of another trial to begin with; None: new weights.
-    """
+    """One configuration under a number that is unique in its study."""
 
     number: int
     config: Config
@@ -115,16 +97,7 @@ class Trial:
 class TrialGroup:
     """Trials that an algorithm requests up to one budget, in any order and in any arrays (Fluid, section 3).
 
-    A trial that already ran continues from its checkpoint.
-
-    Args:
-        trials: Trials of the group.
-        budget: Budget of each trial, counted from its start.
-        name: Name, unique in the study, or empty.
-        epochs_ahead: Epochs that the best trial will train beyond the budget, once all have reached it.
-        work_ahead: Epochs that all trials together will train then. Journals do not hold these two fields, and equality
-            of groups ignores them.
-    """
+    A trial that already ran continues from its checkpoint."""
 
     trials: tuple[Trial, ...]
     budget: Budget
@@ -135,18 +108,7 @@ class TrialGroup:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Report of a trial at the end of an epoch, or of its failure.
-
-    Args:
-        trial: Number of the trial.
-        epoch: Epochs finished since the trial began.
-        metrics: Name -> value, NaN allowed; empty if the trial failed before any measurement.
-        seconds: The trial's share of the wall time since its previous report.
-        state: RUNNING while it trains on, PAUSED at its budget, FAILED after a failure.
-        reason: Reason of the failure.
-        checkpoint: Beginning of the name of the trial's newest checkpoint, "000003-000120" after 3 epochs and 120
-            steps; "" if it has none. Later ones sort after it.
-    """
+    """Report of a trial at the end of an epoch, or of its failure."""
 
     trial: int
     epoch: int

@@ -46,15 +46,7 @@ class RaceRules:
 
 @dataclass
 class _Candidate:
-    """Runs of one candidate.
-
-    Args:
-        margin: Least speed-up over the incumbent.
-        run_count: Number of runs, counted or not.
-        bursts: Number of bursts.
-        costs: Seconds per unit of work of each counted run.
-        seconds: Total time of the counted runs.
-    """
+    """Runs of one candidate."""
 
     margin: float
     run_count: int = 0

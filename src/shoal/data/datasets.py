@@ -73,11 +73,7 @@ class DataSets:
         return self._known[-1]
 
     def _batches(self, returned: Any, name: str) -> Batches:
-        """Return the batches of one of the sets that `data` returned.
-
-        Raises:
-            TaskError: The set is invalid, or the task and its loader both have a collate function.
-        """
+        """Return the batches of one of the sets that `data` returned."""
         dataset, collate, settings = parse_loader(returned, name, _check_workers(self._task))
         if type(self._task).collate is not Task.collate:
             if collate is not None:
@@ -98,16 +94,7 @@ class DataSets:
 
 
 def _call_collate(collate: Callable[[list[Any]], Any], whose: str, samples: list[Any]) -> Any:
-    """Return the batch that a collate function of the user makes.
-
-    Args:
-        collate: Collate function.
-        whose: Name of the function in error messages.
-        samples: Samples of the batch.
-
-    Raises:
-        TaskError: The batch has no tensor.
-    """
+    """Return the batch that a collate function of the user makes."""
     batch = collate(samples)
     if isinstance(batch, Mapping) and not isinstance(batch, dict):  # such as a tokenizer's `BatchEncoding`
         batch = dict(batch)

@@ -176,14 +176,7 @@ class IterableReader:
 
 
 class _Cursor:
-    """Position in a pass: an iterator of the data set, and the states of the generators.
-
-    Args:
-        reader: Reader of the data set.
-        number: Index of the pass in the reader.
-        data_seed: Data seed of the pass.
-        epoch: Number of the pass; None for a pass over the validation set.
-    """
+    """Position in a pass: an iterator of the data set, and the states of the generators."""
 
     def __init__(self, reader: IterableReader, number: int, data_seed: int, epoch: int | None) -> None:
         self.number = number

@@ -48,14 +48,7 @@ class FetchRequest:
 
 @dataclass(frozen=True)
 class _Answer:
-    """Answer of a loader process to a request.
-
-    Args:
-        request: Request that is answered.
-        content: Samples or batch, serialized by the sender and deserialized by the receiver.
-        unexpected_draws: Whether samples drew random numbers although the request does not allow this.
-        error: Exception of a sample, of the collate function or of serialization; None if there is none.
-    """
+    """Answer of a loader process to a request."""
 
     request: FetchRequest
     content: Any = None
@@ -63,12 +56,7 @@ class _Answer:
     error: ExceptionWrapper | None = None
 
     def value(self) -> Any:
-        """Return the samples or the batch.
-
-        Raises:
-            RandomSampleError: Samples drew random numbers although the request does not allow this.
-            Exception: Whatever the data set or the collate function raised.
-        """
+        """Return the samples or the batch."""
         if self.error is not None:
             self.error.reraise()  # type: ignore[no-untyped-call]
         if self.unexpected_draws:

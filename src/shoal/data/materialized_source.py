@@ -112,11 +112,7 @@ class MaterializedSource(BatchSource):
         return FetchRequest(("kept", unit), missing) if missing else None
 
     def _store(self, indices: Sequence[int], samples: Sequence[Any]) -> None:
-        """Store missing samples.
-
-        Raises:
-            SampleKindError: A sample is of another kind than the first.
-        """
+        """Store missing samples."""
         if any(sample_kind(sample) != self._kind for sample in samples):
             raise SampleKindError
         leaves = pytree.tree_leaves(default_collate(list(samples)))

@@ -218,11 +218,7 @@ class SampleWindow(BatchSource):
 
 
 class _LastBatchCache:
-    """Keeps the last batch for other lanes of its batch size, and determines whether its samples are still needed.
-
-    Args:
-        stream_sync: Synchronisation of the kept tensors between CUDA streams.
-    """
+    """Keeps the last batch for other lanes of its batch size, and determines whether its samples are still needed."""
 
     def __init__(self, stream_sync: StreamSync) -> None:
         self._stream_sync = stream_sync
@@ -240,12 +236,7 @@ class _LastBatchCache:
         return lazy_clone(batch) if wanted > 1 else batch
 
     def offer(self, request: BatchRequest, indices: list[int], batch: Any) -> bool:
-        """Cache a batch for the other lanes of its batch size.
-
-        Returns:
-            Whether its samples are no longer needed, because all iterators have its batch size and have taken the batch
-            before. At the first batch of an epoch it is False, since other lanes may not have started.
-        """
+        """Cache a batch for the other lanes of its batch size."""
         last, self._last = self._last, (request.seed, request.first)
         if request.iterators == 1:  # the lanes that needed the cached batch have left
             self._entry = None

@@ -162,11 +162,7 @@ class _DryRunner:
         self._store.observe(Profiled(_JOB, array.key, profile), Job(_JOB, (array,), Purpose.PROFILE), self._device)
 
     def _fail(self, trials: Sequence[Trial], error: BaseException) -> None:
-        """Note the failure of trials.
-
-        Raises:
-            TaskError: The task breaks its contract.
-        """
+        """Note the failure of trials."""
         numbers = [trial.number for trial in trials]
         if isinstance(error, TaskError):
             place = f"configuration {numbers[0]}, {dict(trials[0].config)}" if len(trials) == 1 else f"one of {numbers}"
@@ -238,18 +234,7 @@ def _one_line(error: BaseException) -> str:
 
 
 def _measure_relative_time(arrays: Sequence[Array], worker_state: WorkerState) -> float:
-    """Let arrays take turns until the fastest way is found, as a training job does; no result of the steps is kept.
-
-    Args:
-        arrays: At least two arrays of the same data, with profiles; all members at epoch 0.
-        worker_state: State of this process.
-
-    Returns:
-        Seconds of the steps in the fastest way over those of array after array; 1 if there is no other way.
-
-    Raises:
-        Exception: An error of the task.
-    """
+    """Let arrays take turns until the fastest way is found, as a training job does; no result of the steps is kept."""
     lanes = [ArrayTrainer("", _without_end(array), worker_state, timing_only=True) for array in arrays]
     scheduler = LaneScheduler(worker_state.device)
     began = time.perf_counter()

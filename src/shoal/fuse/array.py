@@ -273,11 +273,7 @@ _arrays: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
 
 def _take_ownership(array: ModelArray, members: Iterable[nn.Module]) -> set[Any]:
-    """Record that models are members of an array.
-
-    Returns:
-        The previous arrays of the models that still exist.
-    """
+    """Record that models are members of an array."""
     before = set()
     here = ref(array)
     for member in members:

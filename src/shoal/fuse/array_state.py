@@ -254,11 +254,7 @@ def check_shared(slots: Sequence[Slot]) -> None:
 
 
 def _commit(slots: Sequence[Slot], template: nn.Module) -> None:
-    """Copy values that user code has assigned in the template, and writes to uniform buffers, to all members.
-
-    Raises:
-        FusionError: A parameter is replaced, or a buffer is replaced by a tensor of another shape.
-    """
+    """Copy values that user code has assigned in the template, and writes to uniform buffers, to all members."""
     replaced = [(slot, value) for slot in slots if (value := slot.value_at(0)) is not slot.template_value]
     _check_no_parameters(replaced)
     for slot, value in _without_overlap(replaced, template):

@@ -91,16 +91,7 @@ class TuningBudget:
 
 @dataclass(eq=False)
 class _Tuner:
-    """Settings and results of the autotuner.
-
-    Args:
-        active: Whether lowerings are chosen by measurement; if not, the first one is used.
-        findings: Results on disk.
-        forced: Function name -> lowering to use without measurement.
-        budget: Time budget of measurements.
-        known: Everything that a result depends on -> lowering, as measured, read from disk or used for near sizes.
-        sized: Everything but the sizes -> lowerings as measured or read, each with the logarithm of each tensor's size.
-    """
+    """Settings and results of the autotuner."""
 
     active: bool
     findings: TuningCache = field(default_factory=TuningCache)
@@ -222,14 +213,7 @@ def _find(
 def _nearest(
     similar: Sequence[tuple[list[float], str]], sizes: list[float], lowerings: Collection[str], within: float
 ) -> str | None:
-    """The lowering for the nearest sizes; None if no result is within the given distance.
-
-    Args:
-        similar: Results: logarithms of the tensors' sizes, and the lowering.
-        sizes: Logarithms of the tensors' sizes.
-        lowerings: Allowed lowerings.
-        within: Largest difference of the logarithms of any tensor's size.
-    """
+    """The lowering for the nearest sizes; None if no result is within the given distance."""
     found = [
         (math.dist(sizes, others), lowering)
         for others, lowering in similar
@@ -284,17 +268,7 @@ def forced_lowerings(lowerings: Mapping[str, str]) -> AbstractContextManager[Non
 def _benchmark(
     lowerings: Mapping[str, Callable[..., Any]], tensors: Sequence[Tensor | None], layouts: Layouts
 ) -> Race[str]:
-    """Time several lowerings of a function, and find the fastest.
-
-    Args:
-        lowerings: As for `fastest`. An error of the first lowering is raised; another lowering that raises is dropped.
-        tensors: Arguments of the lowerings. If gradients are enabled, they are computed for tensors that require
-            gradients, outside of the tensors' own graph.
-        layouts: As for `fastest`.
-
-    Returns:
-        The finished race.
-    """
+    """Time several lowerings of a function, and find the fastest."""
     device = next(tensor.device for tensor in tensors if tensor is not None)
     given = {name: layouts[name](*tensors) if name in layouts else tensors for name in lowerings}
     runs = {

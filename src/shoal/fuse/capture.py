@@ -200,11 +200,7 @@ class CapturedStep:
         """Compare the compiled step with the traced one: the losses, and the values that are linear in the gradients.
 
         These values are the optimizers' state, or the parameters if there is no state. Updates are not compared: Adam
-        makes a step of full size out of a gradient that is zero but for rounding.
-
-        Raises:
-            FusionError: They differ by more than rounding.
-        """
+        makes a step of full size out of a gradient that is zero but for rounding."""
         expected, got = _copies(example), _copies(example)
         losses = (graph(*expected), compiled(*got))
         params, others = len(self._traced.params), len(self._others)
@@ -306,17 +302,7 @@ def _shapes(leaves: Sequence[Any]) -> list[Any]:
 
 
 class _Replay:
-    """A CUDA graph: records the kernels of a function once, and launches all of them on the tensors' current values.
-
-    Args:
-        fn: Function of tensors on one CUDA device, which may change them in place. It must have run there before, so
-            that libraries are loaded; recording does not run it.
-        held: Tensors that have the same memory at every call.
-        given: Examples of the tensors that are new at every call; they are copied.
-
-    Raises:
-        RuntimeError: The function cannot be recorded.
-    """
+    """A CUDA graph: records the kernels of a function once, and launches all of them on the tensors' current values."""
 
     def __init__(self, fn: Callable[..., Tensor], held: Sequence[Tensor], given: Sequence[Tensor]) -> None:
         self._places = _places(held)
@@ -338,15 +324,7 @@ class _Replay:
 
 
 def _record_graph(run: Callable[[], Tensor], device: torch.device) -> "tuple[torch.cuda.CUDAGraph, Tensor]":
-    """Record what a function launches on a CUDA device.
-
-    Returns:
-        The graph, and the result of the function, which each replay overwrites.
-
-    Raises:
-        RuntimeError: A call cannot be recorded, such as one that waits for the device. After it, torch can be used as
-            before.
-    """
+    """Record what a function launches on a CUDA device."""
     graph, pool = torch.cuda.CUDAGraph(), torch.cuda.graph_pool_handle()
     before = torch.cuda.current_stream(device)
     try:
@@ -371,12 +349,7 @@ def _places(tensors: Sequence[Tensor]) -> list[int]:
 
 
 def _hooked(modules: Iterable[nn.Module], parameters: Iterable[Tensor]) -> bool:
-    """Whether autograd calls user code in the backward pass.
-
-    Args:
-        modules: Modules of a model.
-        parameters: Parameters of an array; stacked ones have a hook of the array's own, which does not count.
-    """
+    """Whether autograd calls user code in the backward pass."""
     if all_modules._global_backward_hooks or all_modules._global_backward_pre_hooks:
         return True
     return any(module._backward_hooks or module._backward_pre_hooks for module in modules) or any(
@@ -387,10 +360,6 @@ def _hooked(modules: Iterable[nn.Module], parameters: Iterable[Tensor]) -> bool:
 
 
 def _refuse_hooks(modules: Iterable[nn.Module], parameters: Iterable[Tensor]) -> None:
-    """Refuse to trace a step for which `_hooked` is true.
-
-    Raises:
-        FusionError: The step has a hook in the backward pass.
-    """
+    """Refuse to trace a step for which `_hooked` is true."""
     if _hooked(modules, parameters):
         raise frozen_hook()

@@ -198,14 +198,7 @@ def _write_back(tensor: Stacked, rows: list[Tensor]) -> None:
 
 
 def _run_seeded(func: Any, calls: list[tuple[Any, Any]], leaves: list[Any], drawing: list[bool] | None) -> list[Any]:
-    """Run a random function for each member, with torch's default generators seeded by the member's key.
-
-    Args:
-        func: Random function.
-        calls: Each member's arguments.
-        leaves: Arguments, stacked or shared.
-        drawing: Whether each member draws; None if all do.
-    """
+    """Run a random function for each member, with torch's default generators seeded by the member's key."""
     if active_shard() is not None:
         raise IndivisibleStepError(f"{_name(func)} draws random numbers, of which a part of the batch cannot be drawn")
     devices = sorted({leaf.device.index for leaf in leaves if isinstance(leaf, Tensor) and leaf.is_cuda})
@@ -222,13 +215,7 @@ def _run_seeded(func: Any, calls: list[tuple[Any, Any]], leaves: list[Any], draw
 
 
 def _record_views(leaves: list[Any], own: Any, result: Any) -> None:
-    """Record which results were views of arguments before they were stacked.
-
-    Args:
-        leaves: Arguments, stacked or shared.
-        own: Result of the first member.
-        result: Stacked result of all members.
-    """
+    """Record which results were views of arguments before they were stacked."""
     for view, copy in zip(pytree.tree_leaves(own), pytree.tree_leaves(result), strict=True):
         for leaf in leaves:
             if isinstance(copy, Stacked) and isinstance(leaf, Stacked) and share_memory(view, leaf.whole):

@@ -116,11 +116,7 @@ class MapRunner:
         batch: tuple[Any, ...],
         transaction: Transaction | None = None,
     ) -> Any:
-        """Run a function once for all members.
-
-        Raises:
-            NeedsMemberError: The function must run member by member.
-        """
+        """Run a function once for all members."""
         bypassed = events.bypasses
         try:
             with self._state.open(keys, partial(refuse_outer_grad, self._state.slots)) as model:
@@ -166,11 +162,7 @@ _NUMBERS = (bool, int, float, complex, np.number, np.bool_)
 
 
 def _expand_leaf(value: Any, members: int) -> Any:
-    """Give one leaf of a function's result for all members at once a leading axis B.
-
-    Raises:
-        NeedsMemberError: The leaf is not a tensor, number or None, so it may hold values that differ between members.
-    """
+    """Give one leaf of a function's result for all members at once a leading axis B."""
     if isinstance(value, Stacked):
         refuse_custom_autograd([value])
         return value.whole
@@ -184,14 +176,7 @@ def _expand_leaf(value: Any, members: int) -> Any:
 
 
 def _join(results: list[Any]) -> Any:
-    """Join the results of a run member by member, in the form of a run at once.
-
-    Returns:
-        One tree whose leaves are tensors with a leading axis B, None, or lists of B other values.
-
-    Raises:
-        FusionError: The results differ in structure or shape.
-    """
+    """Join the results of a run member by member, in the form of a run at once."""
     leaves, specs = zip(*(pytree.tree_flatten(result) for result in results), strict=True)
     for b, spec in enumerate(specs):
         if spec != specs[0]:

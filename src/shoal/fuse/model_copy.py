@@ -68,14 +68,7 @@ def find_reference(root: nn.Module, parts: set[int], leave_out: Iterable[nn.Modu
 
 
 def _is_unreplaceable(value: Any, parts: set[int], closed: bool, seen: set[int]) -> bool:
-    """Whether a value refers to a part of the model that cannot be replaced in a copy.
-
-    Args:
-        value: Value of an attribute, or a value nested in it.
-        parts: `id` of the model's modules, parameters and buffers.
-        closed: Whether a function refers to the value.
-        seen: `id` of the values visited before.
-    """
+    """Whether a value refers to a part of the model that cannot be replaced in a copy."""
     if id(value) in seen or isinstance(value, nn.Module):
         return False
     if isinstance(value, Tensor):
@@ -162,11 +155,7 @@ def copy_model(model: nn.Module, tensors: Iterable[Tensor]) -> nn.Module:
 class _Binder:
     """Rebuilds functions that refer to copied modules, so that they refer to the copies.
 
-    Each function and each closure variable is rebuilt once.
-
-    Args:
-        copies: Copies by the `id` of the modules.
-    """
+    Each function and each closure variable is rebuilt once."""
 
     def __init__(self, copies: Mapping[int, Any]) -> None:
         self._copies = copies

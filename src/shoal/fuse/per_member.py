@@ -190,17 +190,7 @@ _NO_PASS = -1
 def _owner_of_row(
     slots: Iterable[Slot], columns: Sequence[tuple[Slot, Sequence[Tensor]]], b: int, tensor: Tensor
 ) -> tuple[Tensor, int] | None:
-    """The stacked tensor of which a tensor is member b's row, and b; None if the tensor is not a row.
-
-    Args:
-        slots: All slots of the array.
-        columns: Slots, each with the rows that the members see as their tensors.
-        b: Index of the member that runs.
-        tensor: Tensor whose gradient is requested.
-
-    Raises:
-        FusionError: See `refuse_outer_grad`.
-    """
+    """The stacked tensor of which a tensor is member b's row, and b; None if the tensor is not a row."""
     for slot, tensors in columns:
         if tensors[b] is tensor:
             return slot.data, b

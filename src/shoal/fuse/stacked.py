@@ -242,11 +242,7 @@ def refuse_custom_autograd(values: Iterable[Any]) -> None:
     """Refuse results that a custom `autograd.Function` computed from stacked tensors.
 
     Its `apply` bypasses overrides of torch functions, and records the backward pass for the `Stacked` wrappers, not for
-    their data.
-
-    Raises:
-        NeedsMemberError: Such a result is among the values, or in a list among them.
-    """
+    their data."""
     with torch._C.DisableTorchFunctionSubclass():
         for value in values:
             if isinstance(value, Stacked):
@@ -271,11 +267,7 @@ def member_values(value: Any, members: int) -> Iterator[Any]:
 
 @dataclass
 class Events:
-    """Counts of events in functions of stacked tensors.
-
-    Args:
-        bypasses: Number of `NeedsMemberError` raised below C++ code, which may replace them by its own errors.
-    """
+    """Counts of events in functions of stacked tensors."""
 
     bypasses: int = 0
 

@@ -302,15 +302,7 @@ class _PlainStep:
     """Runs loss and backward pass of one member after another, then the members' own optimizers.
 
     The members' weights and state are views of those of the array and its optimizer, so plain and other steps may
-    alternate.
-
-    Args:
-        array: Array of the models.
-        optimizer: Optimizer of the array.
-        loss: Function of a model and a batch that returns a scalar.
-        limits: Largest norm of each member's gradients, [B]; None if there are no limits.
-        scales: The members' loss scales; empty if there are none.
-    """
+    alternate."""
 
     def __init__(
         self,
@@ -334,11 +326,7 @@ class _PlainStep:
         """Parameters of the array for which a member had a gradient in the last step."""
 
     def __call__(self, batch: Any) -> Tensor:
-        """Take one step; returns the detached losses, [B].
-
-        Raises:
-            FusionError: As for `TrainingStep`; nothing is updated then, and no gradients remain.
-        """
+        """Take one step; returns the detached losses, [B]."""
         array = self._array
         array.check_can_run()
         array.check_batch(batch)
@@ -403,11 +391,7 @@ class _PlainStep:
 
 
 def _one(returned: Any) -> Tensor:
-    """Check one member's loss, and return it with shape [].
-
-    Raises:
-        FusionError: The loss is not a scalar, or depends on no parameter.
-    """
+    """Check one member's loss, and return it with shape []."""
     if not isinstance(returned, Tensor):
         raise FusionError(_not_scalar(type(returned).__name__))
     if returned.numel() != 1:
@@ -417,11 +401,7 @@ def _one(returned: Any) -> Tensor:
 
 
 def _one_for_each(returned: Any, members: int) -> Tensor:
-    """Check the members' losses, and return them with shape [B].
-
-    Raises:
-        FusionError: As for `_one`.
-    """
+    """Check the members' losses, and return them with shape [B]."""
     if not isinstance(returned, Tensor):
         raise FusionError(_not_scalar(type(returned).__name__))
     if returned.numel() != members:

@@ -45,13 +45,7 @@ def digest(parts: Iterable[Any]) -> str:
 
 
 class _Replaceable(NamedTuple):
-    """Which values an array can replace by other members' values when it runs.
-
-    Args:
-        number: Whether the value can be replaced by another float.
-        tensor: Whether the value can be replaced by another tensor.
-        within: Whether tensors in lists, dicts and objects within the value can be replaced.
-    """
+    """Which values an array can replace by other members' values when it runs."""
 
     number: bool
     tensor: bool
@@ -134,13 +128,7 @@ class StructureSerializer:
         return f"{tuple(tensor.shape)} {tensor.dtype}{frozen}" + (f" tied to {tied}" if tied != path else "")
 
     def _describe(self, value: Any, above: tuple[int, ...], replaceable: _Replaceable) -> str:
-        """Describe any value.
-
-        Args:
-            value: Value to describe.
-            above: `id` of the values in which it is nested.
-            replaceable: What an array can replace in the value.
-        """
+        """Describe any value."""
         if (text := self._describe_simple(value, replaceable)) is not None:
             return text
         if id(value) in above:

@@ -38,17 +38,7 @@ _MISSING = object()
 
 @dataclass(frozen=True)
 class _ContainerSnapshot:
-    """A container, with its entries at the time of the snapshot.
-
-    Args:
-        container: List, dict, set, deque or variable; attributes are a dict.
-        items: Entries at the snapshot, by key or position.
-        label: Name for messages, such as "Task.history".
-        names: For a dict of globals, the names of the entries that are included.
-        registered: Whether the container holds the parameters or buffers of a module.
-        attributes: Whether the container holds the attributes of a module.
-        of_model: Whether a model refers to the container.
-    """
+    """A container, with its entries at the time of the snapshot."""
 
     container: Any
     items: dict[Any, Any]

@@ -73,11 +73,7 @@ class UnfusedModule(nn.Module):
         return UnfusedModule
 
     def _refuse(self, what: str) -> None:
-        """Refuse an operation that would see this module instead of the members' modules.
-
-        Raises:
-            NeedsMemberError: The array runs for all members at once.
-        """
+        """Refuse an operation that would see this module instead of the members' modules."""
         source = active_source()
         if source is not None and not source.single_member:
             raise NeedsMemberError(f"{what} of {self.path!r}, in which the members differ")
@@ -171,11 +167,7 @@ Ragged.dispatch = staticmethod(_dispatch_ragged)
 def _call_each_member(
     path: str, calls: Sequence[Callable[..., Any]], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    """Call each member's function with that member's part of the arguments and that member's random numbers.
-
-    Raises:
-        FusionError: No array runs, as in the backward pass of a checkpointed block.
-    """
+    """Call each member's function with that member's part of the arguments and that member's random numbers."""
     source = active_source()
     if source is None:
         raise FusionError(
@@ -206,12 +198,7 @@ class _MemberArgument:
     """A tensor argument of which each member gets a copy, to which the member may write.
 
     Members get copies because autograd does not distinguish writes to slices of one tensor: a member's write to its
-    slice would invalidate the slices that other members have saved for the backward pass.
-
-    Args:
-        value: Tensor that is stacked, or shared by all members.
-        members: Number of members, B.
-    """
+    slice would invalidate the slices that other members have saved for the backward pass."""
 
     def __init__(self, value: Tensor, members: int) -> None:
         self._value = value
@@ -224,11 +211,7 @@ class _MemberArgument:
         return part.clone() if isinstance(part, Tensor) else part
 
     def record_write(self, b: int, copy: Any, path: str) -> None:
-        """Record a changed copy if member b has written to it.
-
-        Raises:
-            SharedWriteError: The member has written to a copy of a tensor that all members share.
-        """
+        """Record a changed copy if member b has written to it."""
         if not isinstance(copy, Tensor) or not _changed(copy, self._parts[b]):
             return
         if not isinstance(self._value, Stacked):

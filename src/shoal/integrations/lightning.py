@@ -255,14 +255,7 @@ def _ignore(*_: Any, **__: Any) -> None:
 
 
 class _Loaders:
-    """Training and validation loaders of a data module, made once in a process for equal arguments.
-
-    Args:
-        given: LightningDataModule, or its class, or a function that returns one.
-
-    Raises:
-        TaskError: The value is none of these.
-    """
+    """Training and validation loaders of a data module, made once in a process for equal arguments."""
 
     def __init__(self, given: Any) -> None:
         self._given = given
@@ -280,11 +273,7 @@ class _Loaders:
         return name in self.names or self._any_name
 
     def of(self, config: Config) -> _Pair:
-        """The loaders of a config, of which only the arguments of the data module are read.
-
-        Raises:
-            TaskError: The data module defines a hook without an equal, or returns no DataLoader.
-        """
+        """The loaders of a config, of which only the arguments of the data module are read."""
         names = [*config] if self._any_name else self.names
         arguments = {name: config[name] for name in names if name in config}
         key = repr(arguments)

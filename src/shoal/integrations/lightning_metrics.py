@@ -231,14 +231,7 @@ class EpochMetrics:
 
 
 class _EpochLog:
-    """Stands for the module in its `on_validation_epoch_end`: has its metrics and `log`.
-
-    Args:
-        metrics: Metrics of a trial.
-
-    Raises:
-        TaskError: The method uses anything else of the module.
-    """
+    """Stands for the module in its `on_validation_epoch_end`: has its metrics and `log`."""
 
     def __init__(self, metrics: Mapping[str, Any]) -> None:
         self.values: dict[str, float] = {}
@@ -271,11 +264,7 @@ class _EpochLog:
         return self._metrics[name]
 
     def check_reset(self) -> None:
-        """Check that the metrics that the method used start anew at the next epoch.
-
-        Raises:
-            TaskError: One of them would keep its state.
-        """
+        """Check that the metrics that the method used start anew at the next epoch."""
         reset = {path.partition(".")[0] for path in self.objects.values()}
         for name in sorted(self._used - reset):
             metric = self._metrics[name]

@@ -69,25 +69,14 @@ def optuna_objective(objective: Callable[[optuna.Trial], float], study: optuna.S
 
 @dataclass(frozen=True)
 class _OptunaTraining:
-    """The function that the process of a trial calls.
-
-    Args:
-        objective: Optuna objective.
-        study: Optuna study, in a storage.
-        token: Distinguishes the trials of this Shoal study from those of others in the same Optuna study.
-    """
+    """The function that the process of a trial calls."""
 
     objective: Callable[[optuna.Trial], float]
     study: optuna.Study
     token: str
 
     def __call__(self, config: Mapping[str, Any]) -> None:
-        """Run the objective for the trial of this process.
-
-        Raises:
-            TrainingStopped: The trial stops now.
-            TaskError: The objective returned no number.
-        """
+        """Run the objective for the trial of this process."""
         self.study.sampler.reseed_rng()  # else each process would propose the same
         trial = self._trial()
         try:
@@ -114,11 +103,7 @@ class _OptunaTraining:
             self.study.tell(trial, value)
 
     def _study_warnings(self, objectives: Sequence[Objective], longest: int | None, config: Config) -> list[str]:
-        """Refuse a `metric`, a `mode` or a space with which the two studies would search for different things.
-
-        Raises:
-            TaskError: One of them does not fit the Optuna study.
-        """
+        """Refuse a `metric`, a `mode` or a space with which the two studies would search for different things."""
         name = self.study.study_name
         if [each.metric for each in objectives] != ["value"]:
             raise TaskError('an Optuna objective reports its values as "value"; pass metric="value"')
@@ -175,11 +160,7 @@ class _ReportingTrial(optuna.Trial):
         """Values reported in this process."""
 
     def report(self, value: float, step: int) -> None:
-        """Report a value to Optuna and to Shoal.
-
-        Raises:
-            TrainingStopped: The Shoal trial stops now.
-        """
+        """Report a value to Optuna and to Shoal."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # a restarted objective repeats steps, which Optuna ignores
             super().report(value, step)

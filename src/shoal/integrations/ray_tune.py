@@ -79,11 +79,7 @@ class _ShoalSession:
         return Checkpoint.from_directory(path) if path.is_dir() else None
 
     def report(self, metrics: Mapping[str, Any], checkpoint: Any = None) -> None:
-        """Copy the checkpoint, then report.
-
-        Raises:
-            TrainingStopped: The trial stops now.
-        """
+        """Copy the checkpoint, then report."""
         if checkpoint is not None:
             _keep(checkpoint)
         report(numbers(metrics))
@@ -255,11 +251,7 @@ def _name(number: int) -> str:
 
 
 def _ray_domain(domain: Domain) -> Any:
-    """A domain as one of Ray Tune: of a choice and of integers with a step, the positions.
-
-    Raises:
-        AlgorithmError: Ray Tune has no such domain.
-    """
+    """A domain as one of Ray Tune: of a choice and of integers with a step, the positions."""
     from ray import tune
 
     match domain:

@@ -58,10 +58,6 @@ ReportCheckpointCallback = SkorchReportCallback
 
 
 def _files() -> dict[str, str]:
-    """The files of a checkpoint, as `save_params` and `load_params` take them.
-
-    Raises:
-        ShoalError: The program runs outside of a study.
-    """
+    """The files of a checkpoint, as `save_params` and `load_params` take them."""
     files = {"f_params": "parameters.pt", "f_optimizer": "optimizer.pt", "f_history": "history.json"}
     return {kind: str(checkpoint() / name) for kind, name in files.items()}

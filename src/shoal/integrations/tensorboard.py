@@ -83,12 +83,7 @@ class TensorBoardCallback(Callback):
 
 
 class _TensorBoardRun:
-    """The run of a trial.
-
-    Args:
-        writer: A `SummaryWriter` of tensorboardX for its directory.
-        parameters: Names -> values of its config.
-    """
+    """The run of a trial."""
 
     def __init__(self, writer: Any, parameters: Mapping[str, Any]) -> None:
         self._writer = writer

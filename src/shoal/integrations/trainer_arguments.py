@@ -156,12 +156,7 @@ def check_environment(args: TrainingArguments) -> None:
 
 
 def _pass_steps(args: TrainingArguments, samples: int) -> int:
-    """Optimizer steps of a pass over the training set, at least 1.
-
-    Args:
-        args: Arguments of a trial.
-        samples: Size of the training set.
-    """
+    """Optimizer steps of a pass over the training set, at least 1."""
     batches = samples / args.per_device_train_batch_size
     whole = math.floor(batches) if args.dataloader_drop_last else math.ceil(batches)
     return max(math.ceil(whole / args.gradient_accumulation_steps), 1)

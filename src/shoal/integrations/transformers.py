@@ -324,15 +324,7 @@ class TrainerTask(Task):
 
 @dataclass(frozen=True)
 class _Traits:
-    """Properties of a model that `Trainer` reads before training.
-
-    Args:
-        columns: Names of samples that the model takes.
-        label_names: Names of labels.
-        scales: Whether the model takes the number of labels of a step, to scale its loss by it.
-        shifts: Whether the loss predicts each label from the positions before it, so that the first does not count.
-        causal: Whether the model is a causal language model by its name.
-    """
+    """Properties of a model that `Trainer` reads before training."""
 
     columns: frozenset[str]
     label_names: tuple[str, ...]

@@ -23,15 +23,7 @@ __all__ = [
 
 
 def encode(value: Any, what: str) -> str:
-    """JSON text of a value.
-
-    Args:
-        value: None, bool, int, float, str, or lists and string-keyed dicts of these.
-        what: Name of the value for an error message: "the config of trial 7".
-
-    Raises:
-        JournalError: the value holds another type.
-    """
+    """JSON text of a value."""
     try:
         return json.dumps(value)
     except (TypeError, ValueError) as error:

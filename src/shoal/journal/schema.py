@@ -241,11 +241,7 @@ def open_existing(directory: Path, *, write: bool) -> sqlite3.Connection:
 
 
 def _check_readable_here(directory: Path) -> None:
-    """Check that a journal in WAL mode is not being written on another machine.
-
-    Raises:
-        JournalError: it is; SQLite would read it wrong or damage it.
-    """
+    """Check that a journal in WAL mode is not being written on another machine."""
     system = network_file_system(directory)
     owner = lock_owner(directory) if system else None
     if owner is not None and not owner.is_here:
@@ -311,11 +307,7 @@ def _in_memory_copy(directory: Path) -> sqlite3.Connection:
 
 
 def _read_consistently(directory: Path) -> Mapping[Path, bytes]:
-    """Read consistent contents of the journal's files, by reading twice until both reads are equal.
-
-    Raises:
-        JournalError: the two reads were different each time.
-    """
+    """Read consistent contents of the journal's files, by reading twice until both reads are equal."""
     paths = [directory / name for name in (FILE_NAME, f"{FILE_NAME}-wal", f"{FILE_NAME}-journal")]
     for _ in range(_COPIES):
         first, second = ({path: path.read_bytes() for path in paths if _file_exists(path)} for _ in range(2))
@@ -326,11 +318,7 @@ def _read_consistently(directory: Path) -> Mapping[Path, bytes]:
 
 
 def _file_exists(path: Path) -> bool:
-    """Whether a file exists.
-
-    Raises:
-        OSError: the directory cannot be searched by this process.
-    """
+    """Whether a file exists."""
     try:
         return stat.S_ISREG(path.stat().st_mode)
     except (FileNotFoundError, NotADirectoryError, ValueError):  # ValueError: a NUL in the path

@@ -20,13 +20,7 @@ _log = logging.getLogger("shoal.pack")
 
 @dataclass
 class _BufferedBatch:
-    """Batch in the buffer.
-
-    Args:
-        first: Number of its first row.
-        leaves: Its tensors, on the device.
-        own: Whether the buffer owns the tensors, so that the caller has no reference to them.
-    """
+    """Batch in the buffer."""
 
     first: int
     leaves: list[Tensor]
@@ -43,11 +37,7 @@ class _BufferedBatch:
 
 
 class _RowBuffer:
-    """Buffers batches as one sequence of rows from which members take slices. Each batch moves to the device once.
-
-    Args:
-        device: Device of the rows.
-    """
+    """Buffers batches as one sequence of rows from which members take slices. Each batch moves to the device once."""
 
     def __init__(self, device: torch.device) -> None:
         self.end = 0
@@ -57,11 +47,7 @@ class _RowBuffer:
         self._spec: pytree.TreeSpec | None = None
 
     def add(self, batch: Any) -> None:
-        """Append a batch.
-
-        Raises:
-            PackError: The batch is not a nest of tensors of equal length, or does not match the rows in the buffer.
-        """
+        """Append a batch."""
         leaves, spec = pytree.tree_flatten(batch)
         rows = _length(leaves)
         if self._parts:
@@ -102,12 +88,7 @@ class _RowBuffer:
 
 
 class _MemberLane:
-    """Member with its position in the data stream; implements `Lane`.
-
-    Args:
-        member: Member of the pack.
-        rows: Rows of the pack. The member starts with the next row that is added.
-    """
+    """Member with its position in the data stream; implements `Lane`."""
 
     def __init__(self, member: Loaded, rows: _RowBuffer) -> None:
         self.member = member

@@ -259,14 +259,7 @@ class PageServer:
     def _cached(self, key: tuple[str, ...], directory: Path, read: Callable[[], Any], seconds: float = 0.0) -> str:
         """Return a view as JSON text, computed again once it is old, or has no age and the journal has changed.
 
-        An old view is computed again even if no file has changed, as the end of a killed process changes none.
-
-        Args:
-            key: Name of the view, the study, and further arguments.
-            directory: Directory of the study.
-            read: Function that computes the view.
-            seconds: Least time between two computations, longer if one takes long; 0: none.
-        """
+        An old view is computed again even if no file has changed, as the end of a killed process changes none."""
         stamp, now = file_stamp(directory), time.monotonic()
         if (kept := self._cache.get(key)) is not None:
             known, until, text = kept
@@ -282,11 +275,7 @@ class PageServer:
         return text
 
     def _feed(self, request: Request) -> StudyFeed:
-        """Return the feed of the study that a request names; a name is looked up, never joined to a path.
-
-        Raises:
-            ShoalError: there is no such study.
-        """
+        """Return the feed of the study that a request names; a name is looked up, never joined to a path."""
         name = request.query_params.get("study", "")
         if name not in self._feeds:
             found = find_studies(self._root)

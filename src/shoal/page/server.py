@@ -105,11 +105,7 @@ def _uvicorn_server(page: "PageServer") -> "uvicorn.Server":
 
 
 def _check_studies(root: Path) -> None:
-    """Refuse a folder without studies, and a single study whose journal cannot be read.
-
-    Raises:
-        ShoalError: says which.
-    """
+    """Refuse a folder without studies, and a single study whose journal cannot be read."""
     found = find_studies(root)
     if not found:
         raise ShoalError(

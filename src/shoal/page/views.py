@@ -281,13 +281,7 @@ def log_view(directory: Path, job: str) -> dict[str, Any]:
 def _telemetry(study: Overview, device: DeviceRow, rows: Sequence[Telemetry]) -> list[tuple[float, Any, Any]]:
     """Return what was measured of a GPU: seconds of running time from which on it counts, use, share of its memory.
 
-    Of many measurements, means over equal times are returned; None is unknown.
-
-    Args:
-        study: The study.
-        device: The GPU; of another device nothing was measured.
-        rows: Measurements of all devices.
-    """
+    Of many measurements, means over equal times are returned; None is unknown."""
     width = study.elapsed.total / _MAX_MEASURED
     found: dict[int, list[Telemetry]] = {}
     own = sorted((row for row in rows if row.device == device.name), key=lambda row: row.time)

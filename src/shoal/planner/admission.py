@@ -62,24 +62,7 @@ class FreeResources:
 
 
 class _HostJob:
-    """A running job that may admit arrays: members join its arrays, then `finish_joining`, then arrays are added.
-
-    Args:
-        job: The job with its current members.
-        device: Device of the job.
-        profiles: Profile of a key on a kind of device, or None.
-        free: Free resources, shared by all hosts.
-        amounts: Cache of `candidate`, shared by all hosts.
-        alone: Numbers of trials that failed in a shared job.
-
-    Attributes:
-        profiles: Profile of each array, or None; the place of an array is its index in the job.
-        is_open: Whether the job trains members, none of which failed in a shared job.
-        known: Whether all its arrays have profiles.
-        seconds: Expected seconds until its end: 0 if it profiles or has no members; inf if unknown.
-        present: Its arrays, including added ones.
-        streams: Sample streams of its arrays (`stream_of`), without arrays whose members are at several epochs.
-    """
+    """A running job that may admit arrays: members join its arrays, then `finish_joining`, then arrays are added."""
 
     def __init__(
         self,

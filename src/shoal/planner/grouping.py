@@ -150,13 +150,7 @@ class CandidateCosts(NamedTuple):
 
 
 class _FollowUp(NamedTuple):
-    """Training that may follow an array, by the groups of its members.
-
-    Args:
-        max_epochs: Largest number of epochs that may follow a member.
-        last_epoch: Largest sum of the epochs of a member and the epochs that may follow it.
-        work: Expected epochs that follow all members, with all trials of a group equally likely to go on.
-    """
+    """Training that may follow an array, by the groups of its members."""
 
     max_epochs: int = 0
     last_epoch: int = 0

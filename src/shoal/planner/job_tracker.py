@@ -57,12 +57,7 @@ class PreemptionRequest:
 
 
 class _ProfileEstimates:
-    """Estimates of jobs from the profiles of their arrays.
-
-    Args:
-        profiles: Profile of a key on a kind of device, or None.
-        teams: Whether a job may have several devices.
-    """
+    """Estimates of jobs from the profiles of their arrays."""
 
     def __init__(self, profiles: Profiles, teams: bool) -> None:
         self._profiles = profiles
@@ -101,14 +96,7 @@ class _ProfileEstimates:
     def scaling(
         self, demand: Mapping[str, Demand], arrays: Sequence[Array], switch_seconds: float, on_several: bool = False
     ) -> Scaling:
-        """Return the scaling of a job, measured or by its demand, on the kind of device that scales worst.
-
-        Args:
-            demand: Demand by kind of device.
-            arrays: Arrays of the job.
-            switch_seconds: ε.
-            on_several: Whether the job is on several devices, and so goes on with a trial however soon it ends.
-        """
+        """Return the scaling of a job, measured or by its demand, on the kind of device that scales worst."""
         lasts = len(arrays) == 1 and min(arrays[0].epochs, default=0) >= TRIAL_EPOCHS
         cache_key = (
             arrays[0].key if len(arrays) == 1 else None,

@@ -138,24 +138,14 @@ _Epochs = tuple[int, ...]
 
 
 class _ArrayTimes(NamedTuple):
-    """Expected run times of an array in seconds.
-
-    Args:
-        mean: On a device of the mean speed of all devices that can run it, the harmonic mean; 0 without a profile.
-        by_kind: On each kind of device, in the order of the first devices; inf on a kind without a profile.
-    """
+    """Expected run times of an array in seconds."""
 
     mean: float
     by_kind: tuple[float, ...]
 
 
 class _ArrayCosts:
-    """Costs of arrays, cached for equal arrays, of which there may be thousands.
-
-    Args:
-        profiles: Profile of a key on a kind of device, or None.
-        devices: All healthy devices.
-    """
+    """Costs of arrays, cached for equal arrays, of which there may be thousands."""
 
     def __init__(self, profiles: Profiles, devices: Sequence[Device]) -> None:
         self._profiles = profiles
@@ -177,13 +167,8 @@ class _ArrayCosts:
         return self._profiles_of_key[key]
 
     def largest(self, key: FusionKey, epochs: _Epochs, max_members: int | None) -> int:
-        """Return the largest number of members that is possible and efficient on every device that can run one member.
-
-        Args:
-            key: Key of all members.
-            epochs: Epochs of all members, ascending.
-            max_members: Upper limit, or None.
-        """
+        """Return the largest number of members that is possible and efficient on every device that can run
+        one member."""
         cache_key = (key, epochs, max_members)
         if cache_key not in self._largest:
             limits = [] if max_members is None else [max_members]
@@ -212,14 +197,7 @@ class _ArrayCosts:
 
 @dataclass(frozen=True)
 class _FusableGroup:
-    """Members that could be one array.
-
-    Args:
-        key: Key of all members.
-        members: Members by their epochs, then by number.
-        costs: Costs of arrays.
-        largest: Largest number of members of an array.
-    """
+    """Members that could be one array."""
 
     key: FusionKey
     members: tuple[Member, ...]
@@ -316,13 +294,7 @@ class _ArraySplit:
 
 def _balance(groups: Sequence[_FusableGroup], loads: Sequence[Sequence[float]], idle: int) -> list[list[Array]]:
     """Cut the groups until the devices are evenly loaded, and return the cut with the least makespan on the way. While
-    a running job ends last, no array is longer than the mean load of a device if a cut saves time.
-
-    Args:
-        groups: Groups of members that could be one array each.
-        loads: Seconds until each device is free, ascending, by kind of device.
-        idle: Number of idle devices.
-    """
+    a running job ends last, no array is longer than the mean load of a device if a cut saves time."""
     devices, load, last = sum(map(len, loads)), sum(map(sum, loads)), max(each[-1] for each in loads)
     cuts = [_ArraySplit.of(group, group.min_arrays) for group in groups]
     best, best_makespan = list(cuts), _makespan(cuts, loads)

@@ -51,17 +51,7 @@ class Placement:
 
 @dataclass
 class _Draft:
-    """The feasible part of a policy's plan.
-
-    Args:
-        placed: Jobs that start.
-        refused: Refused arrays, each with the reason.
-        deferred: Number of a trial whose job starts or resumes in a later turn -> reason.
-        shares: Id of a running job -> its new share of the compute of its device, or None.
-        preemptions: As in `Placement`.
-        wake: Latest time of the next turn of planning, or inf.
-        work: Work that waits, once a job starts.
-    """
+    """The feasible part of a policy's plan."""
 
     placed: list[tuple[Job, Device]] = field(default_factory=list)
     refused: list[tuple[Array, str]] = field(default_factory=list)
@@ -245,14 +235,7 @@ class Planner:
         running: Sequence[tuple[Job, Device]],
         planning: PlanningContext,
     ) -> list[tuple[Job, Device]]:
-        """Return the jobs that profile unknown keys on idle devices.
-
-        Args:
-            waiting: Waiting members with the keys of their structures.
-            keyed: The same members, with the key of their family where a family is fused; `waiting` itself if none is.
-            running: Jobs that hold devices.
-            planning: The context of this turn.
-        """
+        """Return the jobs that profile unknown keys on idle devices."""
         sampled = keyed
         if keyed is not waiting:  # the sample of a family has members of each of its structures
             key_of = {member.trial.number: key for member, key in keyed}
@@ -397,12 +380,7 @@ class Planner:
 
 
 def _teams(held: Sequence[tuple[Job, Device]], leaving: Container[str]) -> dict[str, dict[str, str]]:
-    """Return id of each running job on several devices -> name of each further device -> id of the helper there.
-
-    Args:
-        held: Jobs that hold devices, oldest first.
-        leaving: Ids of jobs with an open request to leave.
-    """
+    """Return id of each running job on several devices -> name of each further device -> id of the helper there."""
     leaders = {job.id for job, _ in held if job.id not in leaving}
     teams: dict[str, dict[str, str]] = {}
     for job, device in held:

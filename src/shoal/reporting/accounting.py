@@ -119,13 +119,7 @@ def _shares(bars: Sequence[Bar]) -> list[float]:
 
 
 class _IdleTime:
-    """Divides the time in which a device has no job by activity.
-
-    Args:
-        bars: Jobs of all devices.
-        runs: Starts of the runs of the study, ascending.
-        results: Times of the events that may let the engine start a job, ascending.
-    """
+    """Divides the time in which a device has no job by activity."""
 
     def __init__(self, bars: Sequence[Bar], runs: Sequence[float], results: Sequence[float]) -> None:
         self._results = results
@@ -139,13 +133,7 @@ class _IdleTime:
             self._after_start.append((min(ready, end), end))
 
     def device_seconds(self, bars: Sequence[Bar], total: float, running: bool) -> Iterator[tuple[Activity, float]]:
-        """Yield the seconds without a job by activity.
-
-        Args:
-            bars: Jobs of the device.
-            total: Seconds of running time of the study.
-            running: Whether the study runs, so that the device may get more jobs.
-        """
+        """Yield the seconds without a job by activity."""
         busy = _union((bar.begin, bar.end) for bar in bars)
         edges = [0.0, *(moment for interval in busy for moment in interval), total]
         for begin, end in zip(edges[::2], edges[1::2], strict=True):

@@ -106,14 +106,7 @@ def failing_json(failing: Failing) -> dict[str, Any]:
 
 
 def check_results(journal: JournalView) -> None:
-    """Refuse to return a study without results.
-
-    Args:
-        journal: Journal of a study that has ended.
-
-    Raises:
-        StudyFailedError: every trial has failed.
-    """
+    """Refuse to return a study without results."""
     states = StudyStatistics(journal).states()
     count = states[TrialState.FAILED]
     if not count or count < sum(states.values()):
@@ -130,12 +123,7 @@ def check_results(journal: JournalView) -> None:
 
 
 def first_failed(cause: Cause, journal: JournalView) -> StudyFailedError:
-    """Return the error of a study whose first trials fail alike.
-
-    Args:
-        cause: Common cause of the failures.
-        journal: Journal of the study, with the failures recorded.
-    """
+    """Return the error of a study whose first trials fail alike."""
     return _study_error(
         journal,
         f"{len(cause.trials)} trials failed alike, and no trial has reported anything:\n  {cause_line(cause)}",

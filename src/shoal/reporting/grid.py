@@ -192,15 +192,7 @@ def _ranks(values: Sequence[float]) -> list[float]:
 def _explained(positions: Sequence[int], ranks: Sequence[float]) -> float | None:
     """Return the share of the variance of ranks that the means of groups explain.
 
-    The share is 1 - (1 - eta squared) (n - 1) / (n - k).
-
-    Args:
-        positions: Group of each rank; there are n ranks, and k groups.
-        ranks: Ranks of the trials.
-
-    Returns:
-        At least 0; None if there are too few ranks, or all are equal.
-    """
+    The share is 1 - (1 - eta squared) (n - 1) / (n - k)."""
     groups = defaultdict(list)
     for position, rank in zip(positions, ranks, strict=True):
         groups[position].append(rank)
@@ -252,14 +244,7 @@ _Column = list[Text]
 
 @dataclass(frozen=True)
 class _Layout:
-    """Size of a cell.
-
-    Args:
-        digits: Digits of its value.
-        heading: Lines of the heading above it; the ends of a bin may stand on two.
-        lines: 1: its trials stand beside its value; 2: below it; 3: ended trials above the others.
-        longest: Greatest width of the heading of a value.
-    """
+    """Size of a cell."""
 
     digits: int
     heading: int

@@ -104,12 +104,7 @@ def _by_purpose(seconds: Mapping[Purpose, float]) -> str:
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """Return a table of rows of texts and integers; "" without rows.
-
-    Args:
-        head: Titles of the columns; without them, the first column holds titles.
-        rows: Rows to show.
-    """
+    """Return a table of rows of texts and integers; "" without rows."""
     if not rows:
         return ""
     lines = ["<table>"]

@@ -91,15 +91,7 @@ def mirror(
 
 
 def _open_storage(storage: "str | optuna.storages.BaseStorage") -> "optuna.storages.BaseStorage":
-    """Return the storage at an address or a path.
-
-    Args:
-        storage: Address such as "sqlite:///optuna.db", path of a file for Optuna's JournalStorage, or an Optuna
-            storage.
-
-    Raises:
-        ShoalError: the storage cannot be used.
-    """
+    """Return the storage at an address or a path."""
     from optuna.storages import BaseStorage, JournalStorage, RDBStorage
     from optuna.storages.journal import JournalFileBackend
 
@@ -125,12 +117,7 @@ def _create_study(
     *,
     load_if_exists: bool = False,
 ) -> "optuna.Study":
-    """Return an Optuna study, without trials if it is new.
-
-    Raises:
-        ShoalError: the storage cannot be used.
-        optuna.exceptions.DuplicatedStudyError: it has a study of that name, and `load_if_exists` is false.
-    """
+    """Return an Optuna study, without trials if it is new."""
     import optuna
 
     with _translated_errors(storage), without_optuna_info():
@@ -158,11 +145,7 @@ def _translated_errors(storage: object) -> Iterator[None]:
 
 
 def _check_address(address: str) -> None:
-    """Refuse a study's journal, to which Optuna would add its tables.
-
-    Raises:
-        ValueError: the address is that of a journal.
-    """
+    """Refuse a study's journal, to which Optuna would add its tables."""
     from sqlalchemy.engine import make_url
 
     if Path(make_url(address).database or "").name == FILE_NAME:
@@ -170,12 +153,7 @@ def _check_address(address: str) -> None:
 
 
 def _check_file(path: str) -> None:
-    """Refuse a file that is not Optuna's: it would append to a file whose only line it cannot read.
-
-    Raises:
-        OSError: the file cannot be read.
-        ValueError: the file exists and is not Optuna's.
-    """
+    """Refuse a file that is not Optuna's: it would append to a file whose only line it cannot read."""
     if not Path(path).exists():
         return
     with Path(path).open("rb") as file:
@@ -237,14 +215,7 @@ def _frozen_trial(
 
     Its values at the end of each epoch are intermediate values. Parameters are named by their paths; a choice whose
     options are not plain values becomes the position of an option. A trial with a config outside the space, added by a
-    user, has no parameters there, but its config as an attribute.
-
-    Args:
-        row: Trial.
-        reports: Reports of the trial.
-        space: Search space of the study.
-        objectives: Objectives of the study.
-    """
+    user, has no parameters there, but its config as an attribute."""
     import optuna
 
     outside = bool(space.faults(row.config))  # a trial that a user has added
@@ -265,16 +236,7 @@ def _frozen_trial(
 
 
 class _OptunaMirror:
-    """Writes the changes of a study to the storage.
-
-    Args:
-        journal: Journal of the study.
-        storage: Optuna's storage.
-        name: Name of the study there.
-
-    Raises:
-        ShoalError: the storage has another study of that name.
-    """
+    """Writes the changes of a study to the storage."""
 
     def __init__(self, journal: JournalView, storage: "optuna.storages.BaseStorage", name: str) -> None:
         self._journal = journal

@@ -84,13 +84,7 @@ class SilentProgress(Progress):
 
 
 class _ConsoleProgress(Progress):
-    """Base class of the displays on a console.
-
-    Args:
-        take_snapshot: Function that makes a snapshot of the study.
-        console: Console to print on.
-        clock: Monotonic clock in seconds.
-    """
+    """Base class of the displays on a console."""
 
     _PERIOD: ClassVar[float]
     _SOFT_WRAP: ClassVar[bool]

@@ -163,13 +163,7 @@ class _ShortestWorstFit(Knapsack):
 
 def _has_measured_scaling(job: JobView, *, oversubscribed: bool) -> bool:
     """Return whether the job has a scaling beyond its demand, by which jobs share at no cost up to a whole device; or
-    holds a share that measurements may take back.
-
-    Args:
-        job: The job.
-        oversubscribed: Whether a device is oversubscribed. Then `SpaceSharing` places jobs side by side beyond their
-            demands, so only scaling to several devices counts.
-    """
+    holds a share that measurements may take back."""
     if job.scaling.devices > 1 or oversubscribed:
         return job.scaling.devices > 1
     if job.share is not None:

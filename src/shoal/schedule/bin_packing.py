@@ -80,15 +80,7 @@ class DeviceBin:
 
 @dataclass(eq=False, slots=True)
 class _JobQueue:
-    """Waiting jobs with the same demand object, so that one check decides whether they fit.
-
-    Args:
-        demand: Demand of the jobs.
-        rank: The lowest rank is placed first; the older job wins a tie.
-        needs: Resources of a job on each kind of device in the cluster.
-        jobs: The jobs, the oldest last.
-        entries: Entries in the indexed queues of its kinds, if its jobs fit nowhere.
-    """
+    """Waiting jobs with the same demand object, so that one check decides whether they fit."""
 
     demand: Mapping[str, Demand]
     rank: float

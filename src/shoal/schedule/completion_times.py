@@ -40,24 +40,15 @@ class _Hold(NamedTuple):
 
 @dataclass(eq=False)
 class _DeviceHolds:
-    """The jobs on a device.
-
-    Args:
-        running: Jobs on it, with their seconds as if nothing slowed them down; inf where the end is unknown.
-        reserved: Jobs that wait for it. They count as if they held their resources from now on.
-    """
+    """The jobs on a device."""
 
     running: list[_Hold] = field(default_factory=list)
     reserved: list[_Hold] = field(default_factory=list)
 
 
 class _DeviceQueue(Generic[Rank]):
-    """Devices in the order of a rank that only grows while a plan is made; so a rank is computed anew on access only.
-
-    Args:
-        rank: Function that returns the rank of a device, the last of which is unique; None: it is out for good.
-        capacities: The devices.
-    """
+    """Devices in the order of a rank that only grows while a plan is made; so a rank is computed anew on
+    access only."""
 
     def __init__(self, rank: Callable[[Capacity], Rank | None], capacities: Sequence[Capacity]) -> None:
         self._rank = rank
@@ -173,13 +164,7 @@ class CompletionTimes:
         demand: Mapping[str, Demand],
         rank: Callable[[Demand, Capacity], Rank | None],
     ) -> ExpectedStart | None:
-        """Return the first device of all kinds of a demand; None if there is none.
-
-        Args:
-            queues: Queues so far, by kind and demand.
-            demand: Demand of a job.
-            rank: Rank of a device for a demand, which begins with the expected end.
-        """
+        """Return the first device of all kinds of a demand; None if there is none."""
         found: list[tuple[Rank, Capacity]] = []
         for kind, ask in demand.items():
             if kind not in self._of_kind:

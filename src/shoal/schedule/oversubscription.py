@@ -60,16 +60,7 @@ class _RatioMeasurement:
 
 @dataclass
 class _HillClimb:
-    """State of the search for the ratio of one kind.
-
-    Args:
-        ratio: Current ratio.
-        step: Step to the next ratio.
-        best: Best measurement so far, or None.
-        rose: Whether `best` was reached by a step up, so that lower ratios are known to be worse.
-        settled: Whether the ratio is settled and only observed.
-        observations: Observations (committed, delivered) at the current ratio, newest last.
-    """
+    """State of the search for the ratio of one kind."""
 
     ratio: float
     step: float

@@ -40,17 +40,7 @@ class _DeviceLoad:
 
 @dataclass(eq=False)
 class _SharedDevice:
-    """Jobs on one device that share its processor equally.
-
-    Args:
-        kind: Kind of the device.
-        compute: Compute of the device; 0: no slow-down, for a job with several devices of its own.
-        jobs: Heap of jobs: value of `done` at the end of the job, its compute, its seconds over those alone on the
-            whole device, and whether its compute is a given share.
-        committed: Compute of all jobs.
-        done: Seconds of training of a job that was present from the start.
-        now: Time of `done`.
-    """
+    """Jobs on one device that share its processor equally."""
 
     kind: str
     compute: float

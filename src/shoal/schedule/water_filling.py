@@ -133,14 +133,7 @@ def _place_jobs(
     """Place jobs in non-increasing width, the longer job first in a tie, on the least loaded devices.
 
     A job gets fewer devices than due if there are not enough, and a part of at least 1/c if no device is idle. A job
-    that fits nowhere is left out.
-
-    Args:
-        layout: The layout to change.
-        jobs: Jobs without a place.
-        widths: Job -> due width.
-        seconds: Job -> h_{i,1}.
-    """
+    that fits nowhere is left out."""
     for job in sorted(jobs, key=lambda job: (-widths[job.id], -seconds[job.id])):
         place = _find_place(layout, job, widths[job.id])
         if place is not None:
@@ -170,15 +163,7 @@ def _resize(
     - Scale up if w' > w and h(w') + ε < h(w).
     - Give a job that was scaled down its free devices back.
 
-    If no job waits, widths are filled up (`fill_up`). A job that this plan starts pays no ε.
-
-    Args:
-        layout: The layout to change.
-        movable: Placed jobs that may be moved.
-        waiting: Jobs without a place.
-        seconds: Job -> h_{i,1}.
-        devices: n, number of devices without those of jobs that may not be moved.
-    """
+    If no job waits, widths are filled up (`fill_up`). A job that this plan starts pays no ε."""
     jobs = sorted([*movable, *waiting], key=lambda job: -seconds[job.id])
     times, scalings = [seconds[job.id] for job in jobs], [job.scaling for job in jobs]
     widths = due_widths(times, scalings, devices)
@@ -231,12 +216,7 @@ def _beyond_limit(layout: DeviceStrips, seconds: Mapping[str, float]) -> list[Jo
     """Take a job from each device with more jobs than c, where waiting costs less than sharing; return these jobs.
 
     p jobs of equal length m end after h(1/p) m. Without the newest one they end after h(1/(p-1)) m, and the newest one,
-    which runs after them, m + ε later.
-
-    Args:
-        layout: The layout to change.
-        seconds: Job -> h_{i,1}.
-    """
+    which runs after them, m + ε later."""
     taken: list[JobView] = []
     for name in layout.devices:
         jobs = layout.jobs_on(name)
@@ -255,13 +235,7 @@ def _beyond_limit(layout: DeviceStrips, seconds: Mapping[str, float]) -> list[Jo
 
 
 def _try_sharing(layout: DeviceStrips, movable: Sequence[JobView], waiting: Sequence[JobView]) -> None:
-    """Place one waiting job beside a running one, half a device each; not while another such trial runs.
-
-    Args:
-        layout: The layout to change.
-        movable: Placed jobs that may be moved.
-        waiting: Jobs that waited before this plan.
-    """
+    """Place one waiting job beside a running one, half a device each; not while another such trial runs."""
     on_device = [layout.jobs_on(name) for name in layout.devices]
     if any(len(jobs) > 1 and any(job.scaling.trial for job in jobs) for jobs in on_device):
         return
@@ -281,13 +255,7 @@ def _try_sharing(layout: DeviceStrips, movable: Sequence[JobView], waiting: Sequ
 
 
 def _divide_rest(layout: DeviceStrips, movable: Mapping[str, JobView], before: Mapping[str, StripPlacement]) -> None:
-    """Divide the rest of every shared device equally among its jobs, where the gain exceeds the cost.
-
-    Args:
-        layout: The layout to change.
-        movable: Placed jobs that may be moved, by id.
-        before: Job -> current place.
-    """
+    """Divide the rest of every shared device equally among its jobs, where the gain exceeds the cost."""
     for name in layout.devices:
         sharing = [job for job in layout.jobs_on(name) if job.id in movable and job.scaling.may_share]
         free = layout.free(name)

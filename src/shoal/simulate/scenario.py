@@ -39,19 +39,7 @@ DATA = Path("../shared/data")
 
 @dataclass(frozen=True, kw_only=True)
 class _Settings:
-    """Settings of a scenario as a whole, with the keys of the file.
-
-    Args:
-        description: Description in one line.
-        policies: Policies to compare by default.
-        slowdown: Name of the slow-down model.
-        objective: Name of `OBJECTIVES`, a property of `SimulationResult`.
-        fuse: Whether trials may share an array.
-        packing: Name of the packing of arrays into jobs.
-        measured: Whether the costs of trials are known at the start; see `Simulation`.
-        checkpoint_every: Seconds between two checkpoints of a job.
-        tick: Seconds of one turn; see `Simulation`.
-    """
+    """Settings of a scenario as a whole, with the keys of the file."""
 
     description: str = ""
     policies: tuple[Annotated[str, POLICIES], ...] = ("fifo", "auto")

@@ -93,11 +93,7 @@ class EngineConfig:
         )
 
     def _find_policy(self, objective: str, loss: str | None, name: str) -> Policy:
-        """The policy of this name.
-
-        Raises:
-            PolicyError: there is none, or it compares losses and the study has none.
-        """
+        """The policy of this name."""
         policy = make_policy(name, objective)
         if self.structure:
             check_losses(policy, loss, begun=True)

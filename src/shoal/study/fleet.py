@@ -262,16 +262,7 @@ def _processes_text(processes: Sequence[DeviceProcess]) -> str:
 
 
 def _find_new(new: Sequence[str], known: Sequence[str], find: Finder) -> Cluster:
-    """The new devices, each with as many cores as if the study had been given all devices at once.
-
-    Args:
-        new: Names of the new devices.
-        known: Names of the devices that the study has.
-        find: Finder of devices.
-
-    Raises:
-        DeviceError: a device does not exist, or it is a CPU slot; the number of CPU slots is fixed when a study starts.
-    """
+    """The new devices, each with as many cores as if the study had been given all devices at once."""
     for name in new:
         if name.partition(":")[0] in ("auto", "cpu"):
             raise DeviceError(

@@ -35,13 +35,7 @@ def check_hang_seconds(seconds: object) -> None:
 
 @dataclass
 class _JobProgress:
-    """Progress of a watched job.
-
-    Args:
-        settled: Whether the job takes steps now; otherwise it loads data, builds models or compiles.
-        seconds: Seconds since its last progress.
-        longest: Longest time without progress so far while it took steps.
-    """
+    """Progress of a watched job."""
 
     settled: bool = False
     seconds: float = 0.0

@@ -30,15 +30,7 @@ _ArrayClass = tuple[FusionKey, int, str]
 
 @dataclass
 class _ColocatedJob:
-    """A job on a device, with its epochs since the colocation last changed.
-
-    Args:
-        job: The job.
-        trials: Numbers of the trials of its last report.
-        reported: Whether it has reported since the change, so that its next epoch is measured wholly after the change.
-        times: Seconds of its epochs that count.
-        speed: Reserved compute, and speed relative to running alone, in its newest epoch that counts.
-    """
+    """A job on a device, with its epochs since the colocation last changed."""
 
     job: Job
     trials: frozenset[int] = frozenset()

@@ -279,14 +279,7 @@ def _fatal_error(
     """The error that ends the study, or None.
 
     If no trial has trained an epoch, a task that breaks its contract is assumed to break it for all trials. Failures
-    of trials that users added do not count, because their configs may be outside the space.
-
-    Args:
-        state: State of the study.
-        failed: End of a job, or failure of some of its arrays.
-        purpose: Purpose of the job.
-        members: Members of the failed arrays.
-    """
+    of trials that users added do not count, because their configs may be outside the space."""
     directory, kept = state.config.directory, state.config.study.get("kept", False)
     if failed.outcome is Outcome.STORAGE_FULL:
         return StorageFullError(
@@ -313,12 +306,7 @@ def _validated(report: Report, objectives: Sequence[Objective], loss: str | None
     """The report itself if it is valid, else a report that its trial has failed.
 
     A report is invalid if it lacks a metric of the study or holds an invalid metric. Invalid metrics are left out,
-    because the journal cannot store them.
-
-    Raises:
-        TaskError: a metric or the named loss is missing, and no trial has trained an epoch: the task or the study names
-            a wrong one.
-    """
+    because the journal cannot store them."""
     if fault := _invalid_metric(report):
         valid_metrics = {name: value for name, value in report.metrics.items() if not metric_fault(name, value)}
         reason = report.reason or f"at epoch {report.epoch} {fault}"

@@ -88,12 +88,7 @@ def _trial_at_target(config: CoreConfig, rows: Iterable[TrialRow]) -> int | None
 
 
 def _earlier_jobs(journal: JournalView, waiting: Mapping[int, str]) -> list[EarlierJob]:
-    """The jobs that were suspended or running when their engine ended, oldest first.
-
-    Args:
-        journal: Journal of the study.
-        waiting: Number of each waiting trial -> id of its last job.
-    """
+    """The jobs that were suspended or running when their engine ended, oldest first."""
     rows = {job.id: job for job in journal.jobs() if job.purpose is Purpose.TRAIN}
     quanta = journal.quanta()
     last = max((job.ended or job.started for job in rows.values()), default=0.0)

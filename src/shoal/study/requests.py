@@ -162,11 +162,7 @@ def changed(config: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, 
 
 
 def _newest_epoch(journal: JournalView, row: TrialRow) -> int:
-    """The newest epoch with a checkpoint at its end.
-
-    Raises:
-        ShoalError: there is no such checkpoint.
-    """
+    """The newest epoch with a checkpoint at its end."""
     directory = journal.directory
     files = [*checkpoint_files(directory, row.number), *program_checkpoints(directory, row.number)]
     ends = [int(epoch) for epoch, step, *_ in (path.name.split("-") for path in files) if int(step) == 0]
@@ -223,14 +219,7 @@ def _paused_after_requests(directory: Path) -> set[int]:
 
 
 def _trial_numbers(numbers: object) -> list[int]:
-    """The trial numbers that a user names, sorted and without duplicates.
-
-    Args:
-        numbers: One number or several, of any integer type, NumPy's included.
-
-    Raises:
-        ShoalError: a value is not an integer.
-    """
+    """The trial numbers that a user names, sorted and without duplicates."""
     several = isinstance(numbers, Iterable) and not isinstance(numbers, str) and getattr(numbers, "shape", None) != ()
     return sorted({_trial_number(each) for each in (numbers if several else [numbers])})  # type: ignore[attr-defined]
 
@@ -257,11 +246,7 @@ def _request(directory: Path, verb: Verb, numbers: int | Iterable[int], fault: C
 
 
 def _rows(journal: JournalView, numbers: Sequence[int]) -> list[TrialRow]:
-    """The trials with these numbers.
-
-    Raises:
-        ShoalError: a trial does not exist, or no trial is named.
-    """
+    """The trials with these numbers."""
     rows = {row.number: row for row in journal.trials()}
     if not numbers:
         raise ShoalError(f"no trial of the study in {journal.directory} is named; name at least one")
@@ -280,15 +265,7 @@ def change_devices(
     patience: float,
     pause: Callable[[float], None] = time.sleep,
 ) -> list[str]:
-    """Request other devices, and wait for the result if a process runs the study; see `Study.add_devices`.
-
-    Args:
-        directory: Directory of the study.
-        verb: The request.
-        names: Names of the devices.
-        patience: Longest wait in seconds; 0: no wait.
-        pause: Function that waits for so many seconds.
-    """
+    """Request other devices, and wait for the result if a process runs the study; see `Study.add_devices`."""
     with JournalView.read(directory) as journal:
         fleet = _fleet_after_requests(journal)
         if journal.study.get("finished") and not pending_requests(directory):

@@ -93,15 +93,7 @@ class RetryPolicy:
     def _retry(
         self, record: TrialRecord, outcome: Outcome, cause: str, shared_array: bool, with_job: bool
     ) -> tuple[str | None, str]:
-        """The reason why a trial has failed for good, or None; and a text on how it is retried.
-
-        Args:
-            record: Record of the trial.
-            outcome: Outcome of its array.
-            cause: Cause of the failure, in a line.
-            shared_array: Whether the array had more than one member.
-            with_job: Whether the whole job failed, instead of one array.
-        """
+        """The reason why a trial has failed for good, or None; and a text on how it is retried."""
         self._trials.train_alone.add(record.number)
         tries = 0 if outcome is Outcome.REJECTED else self._retries
         how = f"by itself (try {record.failures + 1} of {max(record.failures, tries) + 1})"

@@ -193,14 +193,7 @@ class _StudyTrace:
 
 @dataclass
 class _AlgorithmDriver:
-    """Runs an algorithm as the engine does, and checks each of its answers.
-
-    Args:
-        algorithm: Bound algorithm without reports.
-        objective: Values of the trials.
-        order: Seed of the order in which trials advance.
-        repeat: Whether every report is given twice, and all earlier ones again whenever a trial pauses.
-    """
+    """Runs an algorithm as the engine does, and checks each of its answers."""
 
     algorithm: Algorithm
     objective: _Objective

@@ -72,12 +72,7 @@ def check_callback(make: Callable[[], Callback], directory: Path) -> None:
 
 
 class _InventedRun:
-    """The calls of one run, each checked to leave its arguments as they are.
-
-    Args:
-        callback: The callback.
-        study: The study.
-    """
+    """The calls of one run, each checked to leave its arguments as they are."""
 
     def __init__(self, callback: Callback, study: StudyInfo) -> None:
         self._callback, self._study = callback, study

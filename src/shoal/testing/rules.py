@@ -72,11 +72,7 @@ def check_rule(
 
 
 class _Record:
-    """Runs a rule, and records whether it declines or raises.
-
-    Args:
-        rule: Rule to run.
-    """
+    """Runs a rule, and records whether it declines or raises."""
 
     def __init__(self, rule: Rule) -> None:
         self.rule = rule
@@ -147,13 +143,7 @@ def _calls(rule: Rule, case: Case, with_gradients: bool, device: str) -> Iterato
 
 @dataclass(frozen=True)
 class _CallResult:
-    """Result of a call.
-
-    Args:
-        result: Return value of the function.
-        after: Leaves of the arguments after the call.
-        gradients: Gradients of the leaves, by all changed or returned values; None for leaves without one.
-    """
+    """Result of a call."""
 
     result: Any
     after: list[Any]
@@ -196,17 +186,7 @@ def _call_alone(func: Any, leaves: Sequence[Any], spec: Any, key: Tensor, with_g
 
 @dataclass(frozen=True)
 class _CallVariant:
-    """One way to call a function for all members.
-
-    Args:
-        case: Arguments of the call.
-        own: Whether each tensor is each member's own; shared tensors are the first member's.
-        layout: Memory layout of own tensors with several axes.
-        members: B.
-        lowering: Lowering of the rule; None for the first.
-        with_gradients: Whether to compare gradients.
-        device: Device of the tensors.
-    """
+    """One way to call a function for all members."""
 
     case: Case
     own: Sequence[bool]

@@ -74,14 +74,7 @@ class WatchedEngine(Engine):
 
 
 class _RandomInterventions(SilentProgress):
-    """Random requests of users while a study runs; the engine calls `update` in every turn.
-
-    Args:
-        faults: Times of the requests.
-        journal: Journal of the study.
-        devices: Names of all devices.
-        requests: Names of all requests; it grows.
-    """
+    """Random requests of users while a study runs; the engine calls `update` in every turn."""
 
     def __init__(self, faults: Faults, journal: Journal, devices: Collection[str], requests: list[str]) -> None:
         self.engine: Engine | None = None

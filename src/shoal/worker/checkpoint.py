@@ -160,11 +160,7 @@ def _read(path: Path, trial: int) -> Checkpoint:
 class _ChecksumWriter:
     """Writes to a file, and computes the checksum on the way, so that a checkpoint is never held in memory as a whole.
 
-    `torch.save` hides why a write failed, so the reason is kept for `check`.
-
-    Args:
-        file: File to write to.
-    """
+    `torch.save` hides why a write failed, so the reason is kept for `check`."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self.checksum = 0
@@ -186,11 +182,7 @@ class _ChecksumWriter:
         """Do nothing, as the file is flushed when it is closed."""
 
     def check(self) -> None:
-        """Raise the error of the first write that failed.
-
-        Raises:
-            OSError: The disk is full or cannot be written.
-        """
+        """Raise the error of the first write that failed."""
         if self._error is not None:
             raise self._error
 

@@ -76,11 +76,7 @@ class FusedStepper(Stepper):
         self._fuse()
 
     def _fuse(self) -> None:
-        """Make an array of the trials.
-
-        Raises:
-            FusionError: The trials cannot be an array.
-        """
+        """Make an array of the trials."""
         task, runtimes = self._task, self.runtimes
         self._plain: PlainStepper | None = None
         self._array = fuse([x.model for x in runtimes], [x.trial.seed for x in runtimes], strict=False)
@@ -180,11 +176,7 @@ class FusedStepper(Stepper):
             raise StepRefusedError(str(error)) from error
 
     def _mixed_batch(self, batches: Sequence[Any]) -> tuple[bool, Any]:
-        """Whether the trials are at different epochs, and the batch of the array.
-
-        Raises:
-            MixedEpochsError: The batches of different epochs cannot be stacked.
-        """
+        """Whether the trials are at different epochs, and the batch of the array."""
         mixed = _epochs_differ(self.runtimes)
         try:
             return mixed, stack(batches) if mixed else batches[0]
@@ -214,11 +206,8 @@ class FusedStepper(Stepper):
 
     @contextmanager
     def _checked_draws(self, ticks: Sequence[int], mixed: bool = False) -> Iterator[None]:
-        """Seed the process-wide generators for a step, and refuse draws from them that should differ between members.
-
-        Raises:
-            FusionError: The step drew one number for all members although each member must draw its own.
-        """
+        """Seed the process-wide generators for a step, and refuse draws from them that should differ between
+        members."""
         lead = self.runtimes[0]
         with seeded([step_seed(lead.trial.data_seed, tick) for tick in ticks], lead.device):
             torch_draws = DrawDetector(lead.device) if len(self.runtimes) > 1 else None

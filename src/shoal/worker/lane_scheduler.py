@@ -283,11 +283,7 @@ class LaneScheduler:
         interrupted: Callable[[], bool],
         failures: list[LaneFailure],
     ) -> bool:
-        """Step the lane furthest behind until all lanes have reached the goal.
-
-        Returns:
-            Whether the round was interrupted.
-        """
+        """Step the lane furthest behind until all lanes have reached the goal."""
         waiting = [lane for lane in lanes if self._progress(lane) < goal]
         while waiting:
             lane = min(waiting, key=self._progress)

@@ -84,12 +84,7 @@ class LossTracker:
         self._summary = read if self._summary is None else self._summary.followed_by(read)
 
     def _mark_losses(self, finite: Tensor, skipped: list[list[bool]]) -> None:
-        """Set `TrialRuntime.failure` of runtimes with a loss that is not finite.
-
-        Args:
-            finite: Whether the losses of the last steps are finite, [steps, B].
-            skipped: Whether the steps were skipped, [steps, B].
-        """
+        """Set `TrialRuntime.failure` of runtimes with a loss that is not finite."""
         for runtime, *members in zip(self._runtimes, finite.T.tolist(), zip(*skipped, strict=True), strict=True):
             fine = [ends or without for ends, without in zip(*members, strict=True)]
             if not runtime.failure and not all(fine):

@@ -166,11 +166,7 @@ def _member_slice(b: int, column: Tensor) -> Tensor:
 
 
 def _check_metrics(method: str, metrics: Any) -> None:
-    """Check what `metrics` or `evaluate` of a task returned.
-
-    Raises:
-        TaskError: The value is not a mapping of names to numbers.
-    """
+    """Check what `metrics` or `evaluate` of a task returned."""
     if not isinstance(metrics, Mapping):
         raise TaskError(
             f"the task's `{method}` must return a mapping of names to scalars, such as {{'accuracy': accuracy}}, got "

@@ -131,16 +131,7 @@ def measure(
 
 @dataclass(frozen=True)
 class _ArrayBenchmark:
-    """Builds steppers and batches for the members of an array.
-
-    Args:
-        task: Task of the study.
-        train: Training set.
-        valid: Validation set.
-        array: Array to measure.
-        device: Device to measure on.
-        refusal: Reason why only plain steps with torch's own random numbers are possible; "" if none is known.
-    """
+    """Builds steppers and batches for the members of an array."""
 
     task: Task
     train: Batches
@@ -165,12 +156,7 @@ class _ArrayBenchmark:
         return make_stepper(self.task, sort_by_optimizer(runtimes), plain=True, global_rng=numbers)
 
     def batches(self, other: int = 0) -> Iterator[Any]:
-        """Return `BATCH_COUNT` batches of the first epoch, which is repeated if it is too short.
-
-        Args:
-            other: Offset of the data seed. The first epoch of another data seed stands for a later epoch, which an
-                iterable data set may reach only after many samples.
-        """
+        """Return `BATCH_COUNT` batches of the first epoch, which is repeated if it is too short."""
         seed = self.array.members[0].trial.data_seed + other
         iterators = (self.plan.step_batches(0, 0, seed) for _ in range(BATCH_COUNT))
         return islice(chain.from_iterable(iterators), BATCH_COUNT)
@@ -182,12 +168,7 @@ class _ArrayBenchmark:
         return time.perf_counter() - began
 
     def time_mixed_epochs(self, members: int) -> tuple[float, float | None]:
-        """Time the start of an array whose code is loaded and tuned, and steps with members at different epochs.
-
-        Returns:
-            Seconds to build the array and take its first step. Seconds of a step in which members have batches of
-            different epochs; None if they cannot be one array at different epochs.
-        """
+        """Time the start of an array whose code is loaded and tuned, and steps with members at different epochs."""
         both = zip(self.batches(), self.batches(other=1), strict=True)
         pairs = list(islice(both, MIXED_EPOCH_STEPS))  # few, since with many members they take long
         began = time.perf_counter()
@@ -208,13 +189,7 @@ class _ArrayBenchmark:
 class _Iteration:
     """An iteration of training: a step, and the fetching of a batch where each epoch fetches its samples anew.
 
-    HyperSack averages the use of a device over iterations (Sampler). A GPU computes while samples are fetched.
-
-    Args:
-        fetch_seconds: Wall time of fetching a batch.
-        busy: Fraction of the iteration in which the step runs.
-        fetching: CPU seconds of fetching per second of the iteration.
-    """
+    HyperSack averages the use of a device over iterations (Sampler). A GPU computes while samples are fetched."""
 
     fetch_seconds: float
     busy: float
@@ -237,19 +212,7 @@ class _Iteration:
 
 @dataclass(frozen=True)
 class _StepTimes:
-    """Measurements of steps at several sizes.
-
-    Args:
-        seconds: Number of members -> seconds of the shortest step.
-        gains: Number of members -> gain, see `Profile.fused_gain`.
-        build_seconds: Seconds to build the first member.
-        weights: Bytes of a member's parameters and buffers.
-        extra_state: Bytes by which the optimizer state of other members may exceed that of the timed members.
-        cores: CPU seconds per second.
-        loads: Fractions of the GPU in use after each step of the largest size but its first; empty on other devices.
-        too_expensive: Whether a size was left out because of its cost.
-        refusal: Why several members cannot be an array; "" if they can.
-    """
+    """Measurements of steps at several sizes."""
 
     seconds: dict[int, float]
     gains: dict[int, float]
@@ -265,15 +228,7 @@ class _StepTimes:
 def _time_sizes(bench: _ArrayBenchmark, first: Any, base: int, memory: int, free_seconds: float) -> _StepTimes:
     """Time steps of a single member, of several together, and of a single member for each other class of optimizer.
 
-    All steppers are freed at the end, so that the next ones can use the memory.
-
-    Args:
-        bench: Array to time.
-        first: A batch.
-        base: Bytes in use on the device without members.
-        memory: See `measure`.
-        free_seconds: See `measure`.
-    """
+    All steppers are freed at the end, so that the next ones can use the memory."""
     began = time.perf_counter()
     single = _TimedSteps(bench.stepper(1), [first])
     build_seconds = time.perf_counter() - began
@@ -326,14 +281,7 @@ def _time_sizes(bench: _ArrayBenchmark, first: Any, base: int, memory: int, free
 
 @dataclass
 class _MeasuringBudget:
-    """Time and memory left for measuring.
-
-    Args:
-        price: Seconds per member of a size.
-        member: Bytes of a member.
-        seconds: Remaining seconds.
-        memory: Remaining bytes.
-    """
+    """Time and memory left for measuring."""
 
     price: float
     member: int
@@ -355,14 +303,7 @@ class _MeasuringBudget:
 
 @dataclass
 class _TimedSteps:
-    """Takes steps and times them.
-
-    Args:
-        stepper: Stepper to time.
-        batches: Batches for the steps, used in a cycle.
-        taken: Number of steps so far.
-        loads: Fraction of the GPU in use after each step but the first, which sets up; empty on other devices.
-    """
+    """Takes steps and times them."""
 
     stepper: Stepper
     batches: Sequence[Any]
@@ -388,15 +329,7 @@ def _single_members(
 ) -> dict[type, _TimedSteps]:
     """Return a single member for each class of optimizer but one.
 
-    So a slow optimizer does not count as a cost of training members together.
-
-    Args:
-        bench: Array to time.
-        together: Trials with all classes of optimizers.
-        optimizer_class: Class of optimizer to leave out.
-        budget: Budget from which the members are paid.
-        batches: Batches for the steps.
-    """
+    So a slow optimizer does not count as a cost of training members together."""
     others = {}
     for other, member in {type(runtime.optimizer): runtime.member for runtime in together}.items():
         if other is not optimizer_class and budget.spend(1):
@@ -457,13 +390,7 @@ def _utilisation(device: torch.device, cores: float, loads: Sequence[float]) -> 
     """Return the fraction of the device in use, averaged over the timed steps (HyperSack, Sampler).
 
     On a GPU it is NVML's fraction of time with any kernel running, an upper bound. NVML has no value for MIG instances,
-    which count as fully used.
-
-    Args:
-        device: The device.
-        cores: CPU seconds per second of all timed steps.
-        loads: Fractions of a GPU in use.
-    """
+    which count as fully used."""
     if device.type == "cuda":
         return min(1.0, max(0.01, fmean(loads))) if loads else 1.0
     return min(1.0, max(0.01, cores / torch.get_num_threads()))

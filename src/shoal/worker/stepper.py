@@ -222,11 +222,7 @@ class _PlainTrial:
             self._shared_frozen.clear()
 
     def step(self, batch: Any, tick: int) -> Tensor:
-        """Take one training step; return the loss, detached.
-
-        Raises:
-            StepRefusedError: See `Stepper.train_step`.
-        """
+        """Take one training step; return the loss, detached."""
         if self._update is None:
             loss: Tensor = self._call_seeded(self._call_custom_step, tick, batch)
             self._check_shared_frozen()
@@ -250,11 +246,7 @@ class _PlainTrial:
         return total(losses)
 
     def validate_batch(self, batch: Any, tick: int) -> tuple[dict[str, Any], Any]:
-        """Return loss and metrics, and the outputs, of a validation batch.
-
-        Raises:
-            StepRefusedError: See `Stepper.validate`.
-        """
+        """Return loss and metrics, and the outputs, of a validation batch."""
         found: tuple[dict[str, Any], Any] = self._call_seeded(self._validation_values, tick, batch)
         return found
 
@@ -286,10 +278,6 @@ class _PlainTrial:
         return loss
 
     def _check_shared_frozen(self) -> None:
-        """Check that frozen parameters in shared memory have not been written to or unfrozen.
-
-        Raises:
-        StepRefusedError: A parameter was written to or unfrozen.
-        """
+        """Check that frozen parameters in shared memory have not been written to or unfrozen."""
         if any(each.requires_grad or each._version != version for each, version in self._shared_frozen):
             raise StepRefusedError("a frozen parameter in shared memory is changed or unfrozen")

@@ -36,14 +36,7 @@ MIN_STEPS = 64
 
 @dataclass
 class _ThreadRace:
-    """A race between numbers of threads.
-
-    Args:
-        race: The race.
-        seconds: Seconds of its steps.
-        delayed: Seconds of them in which this thread waited for a core.
-        slow_steps: Number of steps in a row, since the race, that were slower than those with the threads of the slot.
-    """
+    """A race between numbers of threads."""
 
     race: Race[int]
     seconds: float = 0.0

@@ -205,11 +205,7 @@ class Trainer:
                 yield self._array_failed(*lane.failures.pop(0))
 
     def _round(self) -> tuple[list[LaneFailure], list[Event]]:
-        """Let lanes take turns for one round.
-
-        Returns:
-            The lanes that raised, and the measured relative time of the pack, if it has changed.
-        """
+        """Let lanes take turns for one round."""
         lanes = [lane for lane in self._lanes if lane.ready]
         for lane in self._lanes:
             lane.team = self._team if len(self._lanes) == 1 else None
@@ -239,11 +235,7 @@ class Trainer:
                     return
 
     def _drop_lane(self, failure: LaneFailure) -> Event:
-        """Drop a lane that raised.
-
-        Raises:
-            Exception: The exception of the lane, if it was the last lane or if the disk is full.
-        """
+        """Drop a lane that raised."""
         (failed,) = [mine for mine in self._lanes if mine is failure.lane]
         error = failure.error
         self._lanes.remove(failed)

@@ -234,11 +234,7 @@ def build(task: Task, member: Member, device: torch.device) -> TrialRuntime:
 
 
 def _check_not_float16(model: nn.Module) -> None:
-    """Check that no trained parameter is float16, in which the gradients of scaled losses overflow.
-
-    Raises:
-    TaskError: A trained parameter is float16.
-    """
+    """Check that no trained parameter is float16, in which the gradients of scaled losses overflow."""
     for path, each in model.named_parameters():
         if each.requires_grad and each.dtype == torch.float16:
             raise TaskError(
@@ -377,11 +373,7 @@ def synchronize(device: torch.device) -> None:
 
 
 def _checked(method: str, value: Any, kind: type) -> Any:
-    """Check the type of a value that a method of the task returned, and return the value.
-
-    Raises:
-        TaskError: The value is of another type.
-    """
+    """Check the type of a value that a method of the task returned, and return the value."""
     if not isinstance(value, kind):
         raise TaskError(f"the task's `{method}` must return {kind.__module__}.{kind.__name__}, got {value!r}")
     return value

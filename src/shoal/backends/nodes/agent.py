@@ -139,11 +139,7 @@ class Agent:
         self._send(end)
 
     def _serve(self) -> NodeEnded:
-        """Serve until the end; all jobs have ended then.
-
-        Raises:
-            BackendError: The local back end cannot run jobs.
-        """
+        """Serve until the end; all jobs have ended then."""
         joined = self._join()
         self._send(joined)
         if joined.fault:
@@ -172,11 +168,8 @@ class Agent:
         return NodeJoined(found.cluster, found.versions, fault)
 
     def _carry_out_commands(self, backend: Backend) -> bool:
-        """Carry out all commands that are there; wait for one while no job runs. Return False if the agent is to end.
-
-        Raises:
-            BackendError: A job cannot start.
-        """
+        """Carry out all commands that are there; wait for one while no job runs. Return False if the agent
+        is to end."""
         with suppress(queue.Empty):
             command = self._commands.get(timeout=_IDLE_SECONDS) if not self._running else self._commands.get_nowait()
             while True:

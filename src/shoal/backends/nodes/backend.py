@@ -259,11 +259,7 @@ class Nodes(Backend):
                 self._events.append(message)
 
     def _join(self, link: NodeLink, joined: NodeJoined) -> None:
-        """Take in a node if it has the same versions, the directory and devices of the study; else lose it.
-
-        Raises:
-            BackendError: As `_lose`.
-        """
+        """Take in a node if it has the same versions, the directory and devices of the study; else lose it."""
         node = link.node
         if wrong := version_fault(node, joined.versions):
             self._lose(link, NodeEnded(wrong, failed=True))
@@ -276,17 +272,7 @@ class Nodes(Backend):
         self._inventories[node] = NodeInventory(joined.cluster, "", joined.versions)
 
     def _lose(self, link: NodeLink, end: NodeEnded, *, absent: bool = False) -> None:
-        """End the jobs of a node whose agent has ended.
-
-        Args:
-            link: Link to the agent.
-            end: Its last message.
-            absent: Whether the node has no device of the study; only devices that name it must be there.
-
-        Raises:
-            BackendError: The study began with the node, which cannot be used, and no node has joined. The other nodes
-                are not an error after that, so that the study can stop.
-        """
+        """End the jobs of a node whose agent has ended."""
         node, reason = link.node, end.reason
         self._deaths[node] += 1
         if not end.failed and self._deaths[node] >= _MOST_DEATHS:

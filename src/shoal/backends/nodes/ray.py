@@ -149,11 +149,7 @@ def _nodes(known: Mapping[str, str]) -> list[RayNode]:
     """Return the living nodes that have cores or GPUs for Ray.
 
     A node has the name that it was given with `--node-name`, else that of its host. Of several nodes of one name the
-    second has a "-2" added, and so on.
-
-    Args:
-        known: Names that were given before -> Ray's ids of their nodes; a living node keeps its name.
-    """
+    second has a "-2" added, and so on."""
     import ray
 
     list_nodes: Any = ray.nodes
@@ -181,11 +177,7 @@ def _cpus_and_gpus(node: Mapping[str, Any]) -> tuple[int, int]:
 
 
 def _check_address(address: str | None) -> None:
-    """Check that something answers at an address, which Ray would try for minutes.
-
-    Raises:
-        BackendError: Nothing does, or the address has another form.
-    """
+    """Check that something answers at an address, which Ray would try for minutes."""
     if address in (None, "auto", "local"):
         return
     host, _, port = str(address).rpartition(":")

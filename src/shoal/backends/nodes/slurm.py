@@ -196,11 +196,7 @@ class Slurm(Nodes):
         return python_command("be_agent", __name__, sys.path, directory, self._key_file, launch)
 
     def _ask_for_node(self) -> None:
-        """Submit the job of one agent.
-
-        Raises:
-            BackendError: Slurm refuses it.
-        """
+        """Submit the job of one agent."""
         launch = str(next(self._launches))
         log = str(self._logs).replace("%", "%%") + "/agent-%j.log"
         script = f"#!/bin/sh\nexec {shlex.join(self._command(launch))}\n"
@@ -243,14 +239,7 @@ class Slurm(Nodes):
 
 
 class _Step(Launch):
-    """An agent that `srun` starts on a node of the allocation.
-
-    Args:
-        name: As for `Launch`.
-        node: The node.
-        log: File for the output of the agent and of `srun`.
-        command: Command of the agent.
-    """
+    """An agent that `srun` starts on a node of the allocation."""
 
     def __init__(self, name: str, node: SlurmNode, log: Path, command: Sequence[str]) -> None:
         super().__init__(name)
@@ -279,12 +268,7 @@ class _Step(Launch):
 
 
 class _BatchJob(Launch):
-    """A job in Slurm's queue that is an agent.
-
-    Args:
-        name: As for `Launch`.
-        id: Slurm's id of the job.
-    """
+    """A job in Slurm's queue that is an agent."""
 
     def __init__(self, name: str, id: str) -> None:
         super().__init__(name)
@@ -349,12 +333,7 @@ def _share() -> tuple[int | None, list[str], str]:
 
 
 def _inventory(node: str, step: "subprocess.Popen[str]") -> NodeInventory:
-    """Return what `print_inventory` prints on a node.
-
-    Raises:
-        BackendError: The node cannot run Shoal.
-        DeviceError: It has other versions.
-    """
+    """Return what `print_inventory` prints on a node."""
     try:
         output, errors = step.communicate(timeout=COMMAND_SECONDS)
     except subprocess.TimeoutExpired as error:

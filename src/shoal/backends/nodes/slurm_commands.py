@@ -82,11 +82,7 @@ def requested_nodes(options: str) -> int:
 
 
 def _parsed(options: str) -> tuple[str, list[str]]:
-    """Return the number of nodes as it is written, and the other options.
-
-    Raises:
-        BackendError: They are no options.
-    """
+    """Return the number of nodes as it is written, and the other options."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     parser.add_argument("-N", "--nodes", default="1")
     try:
@@ -188,11 +184,7 @@ def requeue() -> None:
 
 
 def _run(*command: str, text: str = "") -> str:
-    """Call a command of Slurm and return its output.
-
-    Raises:
-        BackendError: It fails; the error contains its message.
-    """
+    """Call a command of Slurm and return its output."""
     try:
         done = subprocess.run(
             command,

@@ -174,11 +174,7 @@ class SocketCarrier(Carrier):
         self._launch.close(_CLOSE_SECONDS if self._ending else 0.0)
 
     def _begin(self) -> None:
-        """Send the settings.
-
-        Raises:
-            NodeGone: The agent has other versions.
-        """
+        """Send the settings."""
         if fault := version_fault(self._setup.node, self._launch.greeting["versions"]):
             raise NodeGone(fault, failed=True)
         self._send(self._setup)
@@ -235,11 +231,7 @@ def _answer(connection: Connection, agent: Agent, fetches: "queue.SimpleQueue[Se
 
 
 def _call(hosts: Sequence[str], port: int, key: bytes) -> Connection:
-    """Return a connection to the engine, at the first of its addresses that has the key.
-
-    Raises:
-        ConnectionError: None has, for some time.
-    """
+    """Return a connection to the engine, at the first of its addresses that has the key."""
     deadline = time.monotonic() + _CALL_SECONDS
     while True:
         faults = []

@@ -314,15 +314,7 @@ class RAdam(UpdateRule):
 
 
 def _gradient(grads: Tensors, params: Tensors, decay: Tensors, maximize: bool, decoupled: bool) -> Tensors:
-    """g = ±grad + λp; decoupled: g = ±grad, after p = (1 - γλ)p in place.
-
-    Args:
-        grads: Gradients, [B, *shape] each.
-        params: Parameters, shaped as `grads`.
-        decay: λ, or 1 - γλ if decoupled.
-        maximize: Whether to ascend instead of descend.
-        decoupled: Whether weight decay is separate from the gradient.
-    """
+    """g = ±grad + λp; decoupled: g = ±grad, after p = (1 - γλ)p in place."""
     if not decoupled:
         return with_weight_decay(grads, params, decay, maximize)
     torch._foreach_mul_(params, decay)

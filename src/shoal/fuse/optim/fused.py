@@ -219,15 +219,8 @@ def _make_units(
     lowering: Lowering | None,
     skipped: Collection[int],
 ) -> list[ParamGroupBatch | MemberLoop]:
-    """Divide the members into runs whose optimizers differ only in hyper-parameters; make one batch per run and group.
-
-    Args:
-        members: One optimizer per member of the array.
-        stacked_params: Parameters of the array, including those of a single member.
-        groups: Indices of the parameters of each member and group; see `_param_indices`.
-        lowering: See `ParamGroupBatch`.
-        skipped: Members to leave out.
-    """
+    """Divide the members into runs whose optimizers differ only in hyper-parameters; make one batch per run
+    and group."""
     units: list[ParamGroupBatch | MemberLoop] = []
     shared = [[tuple(i for i in group if stacked_params[i].member is None) for group in mine] for mine in groups]
     layouts = [_rules(b, member, mine) for b, (member, mine) in enumerate(zip(members, shared, strict=True))]
@@ -254,11 +247,7 @@ def _param_indices(
 ) -> list[list[tuple[int, ...]]]:
     """Indices of the stacked parameters that each member's optimizer updates, per parameter group.
 
-    Frozen parameters that the array stores once are left out, since no step updates them.
-
-    Raises:
-        FusionError: An optimizer updates a tensor of another model; the message names the member and the parameter.
-    """
+    Frozen parameters that the array stores once are left out, since no step updates them."""
     owners: dict[int, tuple[int, str, int | None]] = {}
     for i, param in enumerate(stacked_params):
         owners |= {id(own): (b, param.path, i) for b, own in enumerate(param.member_params, start=param.member or 0)}

@@ -16,11 +16,7 @@ __all__ = ["ForeachCalls", "KernelCalls", "update"]
 
 @dataclass(frozen=True)
 class _KernelArguments:
-    """Arguments of one kernel call, for one or several consecutive members; see `KernelRule.kernel`.
-
-    Args:
-        first: Index of the first of these members.
-    """
+    """Arguments of one kernel call, for one or several consecutive members; see `KernelRule.kernel`."""
 
     first: int
     params: list[Tensor]
@@ -100,14 +96,7 @@ _Place = tuple[int, slice, slice]
 
 @dataclass(eq=False)
 class _Chunk:
-    """Parameters, or pieces of parameters, that are updated together.
-
-    Args:
-        places: Place of each piece.
-        params: Elements of each piece, [b, n].
-        moments: One list as `params` for each moment of the rule.
-        constants: One list as `params` for each constant of the rule.
-    """
+    """Parameters, or pieces of parameters, that are updated together."""
 
     places: list[_Place]
     params: list[Tensor]

@@ -32,13 +32,7 @@ _MAX_CACHED_SETS = 64
 
 @dataclass(frozen=True)
 class _ActiveParams:
-    """Parameters that have gradients, and the calls that update them.
-
-    Args:
-        parts: The parameters.
-        steps: Step counts: one tensor [B] per parameter, or one tensor for all parameters.
-        calls: The lowering of the update.
-    """
+    """Parameters that have gradients, and the calls that update them."""
 
     parts: Sequence[ParamState]
     steps: list[Tensor]

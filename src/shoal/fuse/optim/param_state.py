@@ -127,12 +127,7 @@ class ParamState:
             self.steps = None
 
     def _stack_moments(self, rows: Sequence[Tensor | None], begins: Sequence[float]) -> Tensor:
-        """Stack the members' moments in the memory order of the parameter, which torch's kernels assume.
-
-        Args:
-            rows: Moment of each member, or None for a member without state.
-            begins: Initial value of each member.
-        """
+        """Stack the members' moments in the memory order of the parameter, which torch's kernels assume."""
         like = torch.view_as_complex(self.param) if self.stacked_param.stacked.is_complex() else self.param
         if all(row is not None for row in rows):
             moment = stack_rows([row.detach().to(like) for row in rows if row is not None])

@@ -15,15 +15,7 @@ __all__ = ["TracedStep", "trace"]
 
 @dataclass(frozen=True, eq=False)
 class _BatchTrace:
-    """One `ParamGroupBatch` in a traced step.
-
-    Args:
-        param_batch: The batch.
-        parts: Its parameters, each with its index among `TracedStep.params`.
-        constants: Number of constants of its rule.
-        coefficients: One row per constant of its rule, then one row per parameter for each entry of its schedule,
-            [R, B].
-    """
+    """One `ParamGroupBatch` in a traced step."""
 
     param_batch: ParamGroupBatch
     parts: list[tuple[ParamState, int]]

@@ -184,14 +184,7 @@ def _is_sample_major(data: Tensor) -> bool:
 class _ConvWindow:
     """The windows of a convolution without groups, for products of weights with columns (im2col).
 
-    Each column contains the elements of one window of the input. Each field has one number per spatial axis.
-
-    Args:
-        kernel: Size of the kernel.
-        stride: Distance between windows.
-        padding: Number of zeros on either side.
-        dilation: Distance between elements of a window.
-    """
+    Each column contains the elements of one window of the input. Each field has one number per spatial axis."""
 
     kernel: Sequence[int]
     stride: Sequence[int]
@@ -238,16 +231,7 @@ class _ConvWindow:
         return self.pointwise or inputs * math.prod(self.kernel) <= _MOST_ELEMENTS * math.prod(self.stride)
 
     def convolve(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """Compute all members' convolutions.
-
-        Args:
-            x: Input, [B, N, C, *S].
-            weight: Weights, [B, O, C, *kernel].
-            bias: Biases, [B, O], or None.
-
-        Returns:
-            [B, N, O, *places], channel-major if `x` is.
-        """
+        """Compute all members' convolutions."""
         columns = self._unfold(x.transpose(0, 1)).transpose(0, 1) if _is_sample_major(x) else self._unfold(x)
         out = _product(weight.flatten(2), columns)
         if bias is not None:

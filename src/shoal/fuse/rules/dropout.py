@@ -69,13 +69,7 @@ def _broadcastable(values: Sequence[float], data: Tensor) -> Any:
 
 
 def _dropout(drop: Callable[..., Tensor], channels: bool = False, off_by_default: bool = False) -> Callable[..., Any]:
-    """Make the `run` of a dropout rule.
-
-    Args:
-        drop: Function of data, rate and mask shape that returns the result.
-        channels: Whether to drop whole channels of a sample.
-        off_by_default: Whether `training` is False by default.
-    """
+    """Make the `run` of a dropout rule."""
 
     def rule(func: Any, input: Any, p: Any = 0.5, training: bool = not off_by_default, inplace: bool = False) -> Any:
         rates = _rates(p)

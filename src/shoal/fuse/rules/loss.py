@@ -131,18 +131,7 @@ def _is_supported(x: Tensor, y: Tensor, weight: Any, ignore_index: int, smoothin
 def _own_weights(log_shares: Tensor, y: Tensor, weight: Any, ignore_index: int, smoothing: Any) -> Tensor:
     """Losses per sample if members differ in class weights w or in label smoothing ε.
 
-    (1 - ε) Σ_c y_c w_c (-log p_c) + ε / C Σ_c w_c (-log p_c), where a label y stands for y_c = 1.
-
-    Args:
-        log_shares: Log probabilities log p, [B, N, C, ...].
-        y: Labels [B or 1, N, ...], or probabilities [B or 1, N, C, ...].
-        weight: Class weights w, [C], or None.
-        ignore_index: Label to ignore.
-        smoothing: Label smoothing ε.
-
-    Returns:
-        Losses, [B, N, ...].
-    """
+    (1 - ε) Σ_c y_c w_c (-log p_c) + ε / C Σ_c w_c (-log p_c), where a label y stands for y_c = 1."""
     costs = -log_shares
     trailing = [1] * (costs.dim() - 3)
     if weight is not None:

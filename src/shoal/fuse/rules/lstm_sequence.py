@@ -124,21 +124,7 @@ class _Sequence(torch.autograd.Function):
 def _backward_steps(
     of_outputs: list[Tensor], of_c: Tensor, weight: Tensor, c: Tensor, i_f: Tensor, g: Tensor, o: Tensor, tanh_c: Tensor
 ) -> tuple[list[Tensor], Tensor, Tensor]:
-    """Go backward through the steps.
-
-    Args:
-        of_outputs: Gradient of h of each step, T times [B, N, H], in the order of computation.
-        of_c: Gradient of c after the last step, [B, N, H].
-        weight: Weights of h, [B, 4H, H].
-        c: c before each step, [T, B, N, H].
-        i_f: i and f of each step, [T, B, N, 2H].
-        g: g of each step, [T, B, N, H].
-        o: o of each step, [T, B, N, H].
-        tanh_c: tanh(c') of each step, [T, B, N, H].
-
-    Returns:
-        The gradient of the gates of each step, [B, N, 4H], and those of h and c before the first step.
-    """
+    """Go backward through the steps."""
     i, f = i_f.chunk(2, -1)
     of_i_f_g = torch.cat([g * i * (1 - i), c * f * (1 - f), i * (1 - g * g)], -1)
     by_c = torch.unflatten(of_i_f_g, -1, (3, -1)).unbind()

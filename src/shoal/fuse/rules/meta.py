@@ -57,11 +57,7 @@ def _set_data(func: Any, x: Stacked, value: Any) -> None:
 
 
 def agreed_item(x: Any) -> Any:
-    """The value of a one-element tensor whose values are equal in all members.
-
-    Raises:
-        NeedsMemberError: The members' values differ.
-    """
+    """The value of a one-element tensor whose values are equal in all members."""
     if not isinstance(x, Stacked):
         return x.tolist()
     if x.numel() != 1:

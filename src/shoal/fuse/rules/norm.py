@@ -24,15 +24,7 @@ _LARGE = 2**13
 def _normalise_channels(
     normalise: Callable[..., Tensor], input: Any, columns: tuple[Any, ...], independent: bool, eps: Any
 ) -> Any:
-    """Apply a normalisation to the channels of all members, [N, B*C, ...].
-
-    Args:
-        normalise: Function of the input and the columns, all plain tensors.
-        input: Input, [N, C, ...] per member.
-        columns: Statistics and weights of the channels, [C] per member or None.
-        independent: Whether samples are independent, so that B can be folded into the batch if the columns are shared.
-        eps: Epsilon; declined if members differ in it, since no kernel supports that.
-    """
+    """Apply a normalisation to the channels of all members, [N, B*C, ...]."""
     if isinstance(eps, Stacked):
         return NotImplemented
     members = member_count((input, *columns))

@@ -29,15 +29,7 @@ _State = tuple[Tensor, ...]
 
 @dataclass(frozen=True)
 class _Weights:
-    """All members' weights of a cell, or of one direction of one layer, with G gates of H units.
-
-    Args:
-        input: Weights of the input, [B, G*H, I].
-        hidden: Weights of the state h, [B, G*H, R].
-        input_bias: Bias of the input, [B, G*H].
-        hidden_bias: Bias of the state, [B, G*H].
-        projection: Projection of an LSTM's output h, [B, R, H]; without it R = H.
-    """
+    """All members' weights of a cell, or of one direction of one layer, with G gates of H units."""
 
     input: Tensor
     hidden: Tensor
@@ -55,13 +47,7 @@ class _Weights:
 
 
 class _RecurrentCell(NamedTuple):
-    """One kind of recurrent cell.
-
-    Args:
-        step: Function of the input part of the gates, [B, N, G*H], the state and the weights; returns the next state.
-        sums_biases: Whether both biases are added in one sum, so that both can be part of the input part.
-        sequence: Function as `lstm_sequence` that runs all steps without a projection, or None.
-    """
+    """One kind of recurrent cell."""
 
     step: Callable[[Tensor, _State, _Weights], _State]
     sums_biases: bool
@@ -71,19 +57,7 @@ class _RecurrentCell(NamedTuple):
 def _unroll(
     cell: _RecurrentCell, x: Tensor, state: _State, weights: _Weights, time: int, reverse: bool
 ) -> tuple[Tensor, _State]:
-    """Run one direction of a layer, step by step, for all members at once.
-
-    Args:
-        cell: Kind of the layer.
-        x: Input, [B, T, N, I] or [B, N, T, I].
-        state: State before the first step.
-        weights: Weights of all members.
-        time: Axis of T, 1 or 2.
-        reverse: Whether to run from the last step to the first.
-
-    Returns:
-        h of every step, shaped as `x` except for the last axis R, and the state after the last step.
-    """
+    """Run one direction of a layer, step by step, for all members at once."""
     if time == 2:
         x = x.transpose(1, 2)
     gates = torch.unflatten(_cell_input(cell, x.flatten(1, 2), weights), 1, x.shape[1:3])
@@ -163,15 +137,7 @@ class _Layer:
 
     Its lowerings take x, [B, T, N, I] or [B, N, T, I], the states, each [B, D, N, H], and the weights, each [B, ...],
     in torch's order. They return the outputs, shaped as x except for the last axis D*H, and the states after the last
-    step.
-
-    Args:
-        func: Torch's function for one member.
-        biased: Whether the weights include biases.
-        training: Whether the layer is in training mode, in which torch stores values for the backward pass.
-        bidirectional: Whether D = 2.
-        batch_first: Whether N precedes T.
-    """
+    step."""
 
     func: Callable[..., Any]
     biased: bool

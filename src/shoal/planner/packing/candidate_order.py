@@ -45,19 +45,7 @@ class _Item:
 
 @dataclass(eq=False, slots=True)
 class _ItemGroup:
-    """Items of one data set in one process.
-
-    Args:
-        items: The items, at least one.
-        apart: Seconds of the items one after another, each alone.
-        together: Predicted seconds in one process.
-        fetching: Largest fetching time of an item.
-        steps: Seconds of the steps of all items, each alone.
-        memory: Bytes of all items.
-        base: Largest base memory of an item.
-        kinds: Kind -> number of items of this kind.
-        change: Sum over all pairs of their measured relative time minus 1.
-    """
+    """Items of one data set in one process."""
 
     items: list[_Item]
     apart: float
@@ -77,11 +65,7 @@ class _ItemGroup:
 
     def tail(self, start: float) -> float:
         """Return the seconds from the end of the group to the end of all training that follows its items. The items
-        train each epoch together, so items with fewer epochs end before the group.
-
-        Args:
-            start: Fixed overhead of a job in seconds.
-        """
+        train each epoch together, so items with fewer epochs end before the group."""
         tails: dict[int, float] = {}  # longest tail by the epochs after which it begins
         for item in self.items:
             if item.tail:

@@ -117,13 +117,7 @@ def _candidate_cuts(candidate_order: CandidateOrder, loads: Sequence[float]) -> 
 
 def _even_cut(candidate_order: CandidateOrder, groups: int, cut: Partition) -> Partition:
     """Return the cut into at most `groups` groups whose longest group is shortest, by bisection: shared fetching makes
-    the length of groups unpredictable from the sum of lengths.
-
-    Args:
-        candidate_order: The order to cut.
-        groups: Largest number of groups, unless `cut` has more.
-        cut: The cut into as few groups as are worthwhile.
-    """
+    the length of groups unpredictable from the sum of lengths."""
     low, high = 0.0, max(cut.lengths)
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
@@ -149,12 +143,7 @@ def _water_level(seconds: float, loads: Sequence[float]) -> float:
 
 
 def _score(cut: Partition, loads: Sequence[float]) -> _Score:
-    """Return the score of groups.
-
-    Args:
-        cut: The groups.
-        loads: Seconds until each device is free.
-    """
+    """Return the score of groups."""
     unused = max(0, loads.count(0) - len(cut.groups))
     return _without_rounding(makespan(cut.lengths, loads, cut.tails)), unused, _without_rounding(sum(cut.lengths))
 

@@ -38,12 +38,7 @@ _FileStamp = tuple[int, int, int, int]
 
 @dataclass
 class _NewestCheckpoint:
-    """Newest checkpoint of a program.
-
-    Args:
-        path: Directory of the checkpoint; None if there is none.
-        stamps: Path relative to `live` -> stamp of the file when it was copied.
-    """
+    """Newest checkpoint of a program."""
 
     path: Path | None
     stamps: dict[str, _FileStamp]

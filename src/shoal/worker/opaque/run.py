@@ -95,12 +95,7 @@ class _ProgramRun:
         self._failure: ProgramFailedError | None = None
 
     def run(self) -> Iterator[Event]:
-        """Run the program; yield the reports of the trial, and profiles.
-
-        Raises:
-            ProgramFailedError: The program failed.
-            TaskError: The program ended without a report, or a report is invalid.
-        """
+        """Run the program; yield the reports of the trial, and profiles."""
         session = take_kept(self._directory, self._member.trial.number, self._device)
         if session is not None:
             self._files, self._reports = session.files, session.reports

@@ -84,11 +84,7 @@ def assist(job: Job, state: WorkerState, control: JobControl, host: str) -> None
 
 
 def _take_part(side: HelperSide, replica: "_Replica", idle: Callable[[], bool], host: str) -> None:
-    """Be a member of teams, until something else is trained, a team breaks, or the helper is not needed.
-
-    Raises:
-        PeerLostError: The leader has ended.
-    """
+    """Be a member of teams, until something else is trained, a team breaks, or the helper is not needed."""
     side.announce(replica.version)
     generation = side.await_call(replica.version)
     while generation is not None and (members := side.answer(generation)) is not None:
@@ -108,14 +104,7 @@ def _take_part(side: HelperSide, replica: "_Replica", idle: Callable[[], bool], 
 
 
 class _Replica:
-    """The array of the leader, as this process has built it.
-
-    Args:
-        state: State of this process.
-        version: Version of what the leader trains.
-        content: What the leader trains.
-        trials: Trials of an earlier replica by number.
-    """
+    """The array of the leader, as this process has built it."""
 
     def __init__(
         self, state: WorkerState, version: str, content: TrainedArray, trials: Mapping[int, TrialRuntime]
@@ -149,11 +138,7 @@ class _Replica:
         """Compute the gradients of some rows, so that no team waits while functions are tuned and memory is allocated.
 
         The array is not used afterwards. An error is raised again in the first step of a team, unless it comes from the
-        number of rows or from the old values of buffers.
-
-        Args:
-            rows: Rows of a batch.
-        """
+        number of rows or from the old values of buffers."""
         rows = pytree.tree_map_only(Tensor, lambda each: each.to(self._device), rows)
         size = size_of(rows)
         try:
@@ -162,13 +147,7 @@ class _Replica:
             _log.info("the first step of a team may take longer, since this one failed: %r", error)
 
     def work(self, channel: Channel, idle: Callable[[], bool], job: str) -> int | None:
-        """Take the steps of a team; return the number of the next team that the helper is to join, or None.
-
-        Raises:
-            PeerLostError: A process of the team ended.
-            IndivisibleStepError: The gradients of a step cannot be computed shard by shard.
-            FusionError: The members do different things with the shard of a step.
-        """
+        """Take the steps of a team; return the number of the next team that the helper is to join, or None."""
         while (header := self._state.receive(channel, idle)) is not None and header.generation is None:
             self._step(channel, header)
         self.needed = header is not None and job in header.stay

@@ -149,12 +149,7 @@ class TeamLeader:
         self._side.close()
 
     def _publish(self, stepper: Stepper, part: Any) -> None:
-        """Publish a new array, which the helpers build, and end the team of the last one.
-
-        Args:
-            stepper: Stepper of the array.
-            part: A micro-batch of the array.
-        """
+        """Publish a new array, which the helpers build, and end the team of the last one."""
         self._drop_channel()
         count = max(divided(size_of(part), 1 + len(self._helpers)))
         rows = pytree.tree_map_only(Tensor, lambda each: each.cpu().clone(), first_rows(part, count))
@@ -216,11 +211,7 @@ class TeamLeader:
         self._drop_channel()
 
     def _poll_helpers(self, alone: float) -> None:
-        """Form the next team, if other helpers are ready, or present ones are not wanted any more.
-
-        Args:
-            alone: Seconds of a step without helpers.
-        """
+        """Form the next team, if other helpers are ready, or present ones are not wanted any more."""
         if refusal := self._side.refusal():
             raise IndivisibleStepError(refusal)
         present = [] if self._channel is None else self._channel.members[1:]
@@ -292,11 +283,7 @@ class TeamLeader:
 
 
 class _Exchange:
-    """State of the exchange of a leader with one team.
-
-    Args:
-        array: Array of the leader.
-    """
+    """State of the exchange of a leader with one team."""
 
     def __init__(self, array: ModelArray) -> None:
         self.array = array
@@ -315,18 +302,7 @@ class _Exchange:
         precision: str,
         context: Callable[[], AbstractContextManager[Any]],
     ) -> None:
-        """Compare the gradients of some rows with those that the team computes, and return to the state before.
-
-        Args:
-            step: Training step of the array.
-            channel: Channel to the helpers.
-            batch: Batch whose rows are taken.
-            precision: As for `TeamLeader.gradients`.
-            context: As for `TeamLeader.gradients`.
-
-        Raises:
-            IndivisibleStepError: The gradients differ.
-        """
+        """Compare the gradients of some rows with those that the team computes, and return to the state before."""
         part, _ = micro_batches(batch)[0]
         rows = first_rows(part, min(size_of(part), max(CHECK_ROWS, 2 * channel.size)))
         ticks = self.array.ticks
@@ -339,11 +315,7 @@ class _Exchange:
     def _alone(
         self, step: TrainingStep, batch: Any, context: Callable[[], AbstractContextManager[Any]]
     ) -> GradientSnapshot:
-        """Compute the gradients of a batch without helpers, and return to the state before.
-
-        Raises:
-            IndivisibleStepError: Python objects change, which would change twice.
-        """
+        """Compute the gradients of a batch without helpers, and return to the state before."""
         ticks, masks = self.array.ticks, MaskRows()
         size = size_of(batch)
         self.sums.clear()
@@ -371,14 +343,7 @@ class _Exchange:
         batch: Any,
         context: Callable[[], AbstractContextManager[Any]],
     ) -> Tensor:
-        """Compute the gradients with the helpers; return the losses, [B].
-
-        Args:
-            step: Training step of the array.
-            channel: Channel to the helpers.
-            batch: Batch, or `MicroBatches`.
-            context: As for `TeamLeader.gradients`.
-        """
+        """Compute the gradients with the helpers; return the losses, [B]."""
         parts, weights = zip(*micro_batches(batch), strict=True)
         form, tensors = leaves_of(parts)
         leaves = [leaf for leaf in pytree.tree_leaves(form) if isinstance(leaf, BatchLeaf)]
