@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import combinations, groupby
 
 import pytest
+from cpu_seconds import CpuSeconds
 from hypothesis import settings
 from warm import Warm
 
@@ -44,6 +45,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.option.turn is None:
         config.option.turn = int(time.time() / 86400) % TURNS
     settings.load_profile("thorough" if config.option.thorough else "fast")
+    config.pluginmanager.register(CpuSeconds())
     _begin_alike(config)
 
 
