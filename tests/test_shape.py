@@ -83,6 +83,13 @@ def test_a_limit_is_exceeded_by_one_and_not_by_the_limit_itself(
         assert shape.measure(package).figures[figure] == count
 
 
+def test_a_function_whose_parameters_are_the_interface_may_be_long_in_its_file_only(package: Path) -> None:
+    long = "def tune():\n" + "    1\n" * 60
+    (package / "api.py").write_text(long + "class C:\n    def tune(self):\n" + "        1\n" * 60)
+    (package / "large.py").write_text(long)
+    assert shape.measure(package).named["functions_over_60_lines"] == ["api.py: tune, 61", "large.py: tune, 61"]
+
+
 def test_the_last_line_is_json_and_the_status_says_whether_anything_is_missed(
     package: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -85,7 +85,7 @@ def test_times_and_losses_add_up_over_suspensions():
     view = seen(tracker, again, 25.0)
     assert (view.since, view.ran, view.home, view.best) == (20.0, 10.0, "cpu/1:1", 2.0)
     assert view.quanta == (first, TurnStats(2.0, 2.0, 2.0, 1, 1.0))
-    assert tracker.suspended == ()
+    assert not tracker.suspended
 
 
 def test_a_turn_without_a_loss_goes_on():
@@ -205,7 +205,7 @@ def test_only_a_stopped_job_with_an_open_request_is_suspended(outcome, leave, en
         tracker.request_preemption("job-1", leave, 1.0)
     assert tracker.outcome(Ended("job-1", outcome)) is ends
     tracker.end(job(), ends, (1, 2), 2.0)
-    assert tracker.suspended == (("job-1",) if ends is Outcome.SUSPENDED else ())
+    assert tuple(tracker.suspended) == (("job-1",) if ends is Outcome.SUSPENDED else ())
     assert tracker.leaving == {}
 
 
@@ -220,7 +220,7 @@ def test_split_waiting_separates_members_of_suspended_jobs():
     free, suspended = tracker.split_waiting(there[1:], 3.0)
     assert (free, suspended) == (there[2:], [job("job-1", member(2))])
     free, suspended = tracker.split_waiting(there[2:], 4.0)
-    assert (free, suspended, tracker.suspended) == (there[2:], [], ())
+    assert (free, suspended, tracker.suspended) == (there[2:], [], {})
 
 
 def test_finished_trials_leave_a_suspended_job():

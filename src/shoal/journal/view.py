@@ -33,7 +33,7 @@ from shoal.journal.schema import FILE_NAME, open_existing, require_read_permissi
 from shoal.paths import absolute
 from shoal.remedy import command
 
-__all__ = ["JournalTables", "JournalView"]
+__all__ = ["JournalTables", "JournalView", "OpenJournal"]
 
 _T = TypeVar("_T")
 
@@ -165,8 +165,8 @@ class JournalTables:
         return JournalError(f"the journal {file} is damaged: {how}; restore an older copy of it, if there is one")
 
 
-class JournalView:
-    """A read-only view of a study's journal. Every call sees all committed transactions.
+class OpenJournal:
+    """The open file of a study's journal.
 
     Args:
         directory: Directory of the study.
@@ -188,6 +188,34 @@ class JournalView:
             }
             self.objectives = objectives(self.study["metric"], self.study["mode"])
 
+    def blob(self, name: str) -> bytes:
+        """The pickled "task" or "algorithm", as given to `Journal.create`."""
+        rows = self.tables.rows("SELECT data FROM blobs WHERE name = ?", name)
+        if not rows:
+            raise self.tables.damaged(f"its pickled {name} is missing")
+        return bytes(rows[0][0])
+
+    def writer(self) -> LockOwner | None:
+        """The process that runs the study now; None if no process does."""
+        with require_read_permission(self.directory):
+            return lock_owner(self.directory)
+
+    def close(self) -> None:
+        """Close the file; may be called twice."""
+        self.tables.connection.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class JournalView(OpenJournal):
+    """A read-only view of a study's journal. Every call sees all committed transactions."""
+
     @staticmethod
     def read(directory: Path | str) -> "JournalView":
         """Open the journal of a study for reading.
@@ -202,13 +230,6 @@ class JournalView:
             view = JournalView(directory, connection)
             undo.pop_all()
         return view
-
-    def blob(self, name: str) -> bytes:
-        """The pickled "task" or "algorithm", as given to `Journal.create`."""
-        rows = self.tables.rows("SELECT data FROM blobs WHERE name = ?", name)
-        if not rows:
-            raise self.tables.damaged(f"its pickled {name} is missing")
-        return bytes(rows[0][0])
 
     @property
     def space(self) -> Space:
@@ -457,20 +478,3 @@ class JournalView:
                 f"no process has run the study in {self.directory} yet; begin with: {command('resume', self.directory)}"
             )
         return runs
-
-    def writer(self) -> LockOwner | None:
-        """The process that runs the study now; None if no process does."""
-        with require_read_permission(self.directory):
-            return lock_owner(self.directory)
-
-    def close(self) -> None:
-        """Close the file; may be called twice."""
-        self.tables.connection.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()

@@ -21,6 +21,7 @@ from shoal.journal.lock import WriterLock
 from shoal.journal.locked import LockedJournal
 from shoal.journal.record import record
 from shoal.journal.schema import translate_errors
+from shoal.journal.view import JournalTables
 from shoal.sources import Edit, imported_files, sources
 
 __all__ = ["Journal"]
@@ -209,21 +210,16 @@ class Journal(LockedJournal):
             )
             self._insert_reservations(now, {job.id: job.demand})
             if job.purpose is Purpose.TRAIN:
-                self._mark_running(job.id, device, numbers)
+                _mark_running(self.tables, job.id, device, numbers)
 
     def record_preemption(self, job: str, why: str) -> None:
         """Record the reason why a job will be asked to leave its device."""
         with self.transaction():
-            self._append_message(job, why)
+            _append_message(self.tables, job, why)
 
     def record_kill(self, job: str, outcome: Outcome, why: str) -> None:
         """Record the outcome of a job before its kill; `requeue_running` applies it if this process dies first."""
         self.tables.rows("UPDATE jobs SET kill_reason = ? WHERE id = ?", storable(f"{outcome}: {why}"), job)
-
-    def _append_message(self, job: str, message: str) -> None:
-        """Add a line to the message of a job."""
-        sql = "UPDATE jobs SET message = trim(message || char(10) || ?, char(10)) WHERE id = ?"
-        self.tables.rows(sql, storable(message), job)
 
     def record_join(self, job: str, device: str, arrays: Sequence[Array]) -> None:
         """Record arrays whose members are about to join a running job; the members become RUNNING."""
@@ -231,7 +227,7 @@ class Journal(LockedJournal):
         rows = [(job, array.key.steps, member.trial.number) for array in arrays for member in array.members]
         with self.transaction():
             self._execute_many("INSERT INTO joins VALUES (?, ?, ?)", rows)
-            self._mark_running(job, device, numbers)
+            _mark_running(self.tables, job, device, numbers)
 
     def record_reservations(self, demands: Mapping[str, Demand]) -> None:
         """Record new reservations of jobs.
@@ -316,7 +312,7 @@ class Journal(LockedJournal):
             Number of each trial that waits again -> its count of failures.
         """
         with self.transaction():
-            self._append_message(job, message)
+            _append_message(self.tables, job, message)
             self.tables.rows(
                 "UPDATE jobs SET ended = ?, outcome = ?, activities = ? WHERE id = ?",
                 self._clock(),
@@ -351,7 +347,7 @@ class Journal(LockedJournal):
         """
         numbers = sorted(trials)
         with self.transaction():
-            self._append_message(job, f"dropped trials {', '.join(map(str, numbers))}: {message}")
+            _append_message(self.tables, job, f"dropped trials {', '.join(map(str, numbers))}: {message}")
             return dict(
                 self.tables.rows(
                     "UPDATE trials SET state = ?, failures = failures + ? WHERE job = ? AND state = ? "
@@ -406,18 +402,26 @@ class Journal(LockedJournal):
             ],
         )
 
-    def _mark_running(self, job: str, device: str, numbers: Sequence[int]) -> None:
-        self._execute_many(
-            "UPDATE trials SET state = ?, reason = '', device = ?, job = ? WHERE number = ?",
-            [(TrialState.RUNNING, device, job, number) for number in numbers],
-        )
-
     def _next_seq(self) -> int:
         self._seq += 1
         return self._seq
 
     def _discard_caches(self) -> None:
         self._devices, self._usage = {}, {}
+
+
+def _append_message(tables: JournalTables, job: str, message: str) -> None:
+    """Add a line to the message of a job."""
+    sql = "UPDATE jobs SET message = trim(message || char(10) || ?, char(10)) WHERE id = ?"
+    tables.rows(sql, storable(message), job)
+
+
+def _mark_running(tables: JournalTables, job: str, device: str, numbers: Sequence[int]) -> None:
+    tables.rows(
+        "UPDATE trials SET state = ?, reason = '', device = ?, job = ? "
+        "WHERE number IN (SELECT value FROM json_each(?))",
+        *(TrialState.RUNNING, device, job, json.dumps(numbers)),
+    )
 
 
 def _trial_values(trial: Trial, target: int) -> tuple[object, ...]:

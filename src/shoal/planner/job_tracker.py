@@ -152,7 +152,8 @@ class JobTracker:
         """Seconds that suspending and resuming a job cost: request to departure, plus start to first step."""
         self._estimates = _ProfileEstimates(profiles, teams)
         self._running: dict[str, JobHistory] = {}
-        self._suspended: dict[str, tuple[Job, JobHistory]] = {}
+        self.suspended: dict[str, tuple[Job, JobHistory]] = {}
+        """Suspended jobs and their histories by id."""
         self._earlier: list[EarlierJob] = []  # suspended jobs of an earlier engine whose trials do not wait yet
         self._interrupted: dict[frozenset[int], EarlierJob] = {}  # running jobs of an earlier engine, by their trials
         self._measured: list[QuantumMeasured] = []
@@ -160,11 +161,6 @@ class JobTracker:
         self._groups: dict[int, TrialGroup] = {}  # by number of the trial
         self._best: float | None = None
         self._switches: list[float] = []
-
-    @property
-    def suspended(self) -> Sequence[str]:
-        """Ids of the suspended jobs."""
-        return tuple(self._suspended)
 
     def restore(self, jobs: Iterable[EarlierJob]) -> None:
         """Restore the jobs of an earlier engine that were suspended or running."""
@@ -199,27 +195,27 @@ class JobTracker:
             self._suspend_earlier({member.trial.number: (member, key) for member, key in waiting}, now)
         members = {member.trial.number: member for member, _ in waiting}
         kept: set[int] = set()
-        for name, (job, history) in list(self._suspended.items()):
+        for name, (job, history) in list(self.suspended.items()):
             arrays = (
                 replace(x, members=tuple(members[n] for m in x.members if (n := m.trial.number) in members))
                 for x in job.arrays
             )
             job = replace(job, arrays=tuple(array for array in arrays if array.members))
-            del self._suspended[name]
+            del self.suspended[name]
             if job.arrays:
-                self._suspended[name] = (job, history)
+                self.suspended[name] = (job, history)
                 kept.update(member.trial.number for member in job.members)
             else:
                 self.changes += 1
         self._estimates.clear()
         free = [(member, key) for member, key in waiting if member.trial.number not in kept] if kept else waiting
         self._arrived = {m.trial.number: self._arrived.get(m.trial.number, now) for m, _ in free}
-        return free, [job for job, _ in self._suspended.values()]
+        return free, [job for job, _ in self.suspended.values()]
 
     def begin(self, job: Job, device: str, share: float | None, now: float) -> None:
         """Record that a job starts on a device."""
         if job.resumes:
-            _, history = self._suspended.pop(job.resumes)
+            _, history = self.suspended.pop(job.resumes)
         else:
             trials = frozenset(member.trial.number for member in job.members)
             earlier = self._interrupted.pop(trials, None) if job.purpose is Purpose.TRAIN else None
@@ -311,11 +307,11 @@ class JobTracker:
         history.preemptions += 1
         history.switch, history.since, history.share = now - history.preemption_requested_at, now, None
         done = {member.trial.number for member in job.members}.difference(unfinished)
-        self._suspended[job.id] = (replace(job, arrays=remove_members(job.arrays, done)), history)
+        self.suspended[job.id] = (replace(job, arrays=remove_members(job.arrays, done)), history)
 
     def dissolve(self, job: str) -> None:
         """Remove a suspended job; its trials wait for another job."""
-        del self._suspended[job]
+        del self.suspended[job]
         self.changes += 1
 
     def arrived(self, members: Iterable[Member], now: float) -> float:
@@ -357,7 +353,7 @@ class JobTracker:
 
     def suspended_view(self, job: Job, demand: Mapping[str, Demand]) -> JobView:
         """Return the view of a suspended job for policies."""
-        _, history = self._suspended[job.id]
+        _, history = self.suspended[job.id]
         fields = history.view_fields | self._view_fields(demand, job.arrays)
         return JobView(job.id, demand, JobState.SUSPENDED, ran=history.ran, **fields)
 
@@ -371,7 +367,7 @@ class JobTracker:
 
     def sorted_by_arrival(self, views: Sequence[JobView]) -> list[JobView]:
         """Return the views by arrival of their jobs; ties keep the given order."""
-        histories = {**self._running, **{name: history for name, (_, history) in self._suspended.items()}}
+        histories = {**self._running, **{name: history for name, (_, history) in self.suspended.items()}}
         return sorted(views, key=lambda view: histories[view.id].arrived if view.id in histories else view.since)
 
     def _view_fields(
@@ -400,7 +396,7 @@ class JobTracker:
             self._earlier.remove(job)
             members = [[waiting[number] for number in sorted(each & waiting.keys())] for each in job.arrays]
             arrays = tuple(array for each in members for array in restored_arrays(each))
-            self._suspended[job.id] = Job(job.id, arrays), JobHistory.restored(job, now)
+            self.suspended[job.id] = Job(job.id, arrays), JobHistory.restored(job, now)
             self.changes += 1
 
     def _add_quantum(self, job: str, history: JobHistory, now: float) -> None:
