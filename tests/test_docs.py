@@ -1,6 +1,8 @@
-"""The documentation site names all that is public. `make docs` checks that it builds and that links lead somewhere."""
+"""The documentation names all that is public, and what it names is there. `make docs` checks that its site builds."""
 
 import ast
+import dataclasses
+import importlib
 import re
 import tomllib
 from collections.abc import Iterator
@@ -16,6 +18,12 @@ from shoal.core.version import VERSION
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
+PAGES = {
+    path: re.sub(r"```.*?```", "", path.read_text(), flags=re.DOTALL)
+    for path in (*sorted(ROOT.glob("*.md")), *sorted(DOCS.rglob("*.md")))
+    if path.name != "renamed.md"
+}
+"""Page -> its prose."""
 REFERENCE = "\n".join(path.read_text() for path in (DOCS / "reference").glob("*.md"))
 DIRECTIVE = re.compile(r"^\.\. (currentmodule|auto\w+):: ([\w.]+)((?:\n   :[\w-]+:.*)*)", re.MULTILINE)
 
@@ -82,13 +90,6 @@ def test_every_command_is_on_the_page_of_the_command_line():
     assert sorted(named) == sorted(get_command(app).commands), "docs/command_line.md has a row for each command"
 
 
-def test_the_first_search_has_a_task_of_few_lines():
-    code = re.findall(r"```python\n(.*?)```", (DOCS / "first_search.md").read_text(), re.DOTALL)[0]
-    task, search = code.split("study = ")
-    assert len([line for line in task.splitlines() if line.strip()]) <= 12
-    assert len(search.splitlines()) <= 4
-
-
 def test_the_changelog_has_the_version_and_the_pythons_that_the_project_has():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     text = (ROOT / "CHANGELOG.md").read_text()
@@ -96,3 +97,49 @@ def test_the_changelog_has_the_version_and_the_pythons_that_the_project_has():
     prefix = "Programming Language :: Python :: 3."
     versions = [line.removeprefix(prefix) for line in project["classifiers"] if line.startswith(prefix)]
     assert f"Python 3.{versions[0]} to 3.{versions[-1]}" in text
+
+
+def is_there(name: str) -> bool:
+    """Whether a dotted name leads to a module, what it has, or a field of a class."""
+    parts = name.split(".")
+    found: object = importlib.import_module(parts[0])
+    for place, part in enumerate(parts[1:], 2):
+        if dataclasses.is_dataclass(found) and part in {field.name for field in dataclasses.fields(found)}:
+            return place == len(parts)
+        try:
+            found = getattr(found, part) if hasattr(found, part) else importlib.import_module(".".join(parts[:place]))
+        except ImportError:
+            return False
+    return True
+
+
+def test_names_links_files_and_make_targets_of_all_pages_exist():
+    targets = re.findall(r"[\w-]+", (ROOT / "Makefile").read_text())
+    missing = []
+    for page, text in PAGES.items():
+        links = re.findall(r"\]\((?!https?:|#)([^)#\s]+)", text)
+        missing += [f"{page}: {link}" for link in links if not (page.parent / link).exists()]
+        files = re.findall(r"`((?:src|tests|docs|benchmarks|tools|examples)/[\w./]*)`", text)
+        missing += [f"{page}: {file}" for file in files if not (ROOT / file).exists()]
+        named = [name.removeprefix("quick-") for name in re.findall(r"`make ([\w-]+)", text)]
+        missing += [f"{page}: make {name}" for name in named if name not in targets]
+        names = re.findall(r"`(shoal(?:\.\w+)+)(?:\(.*?\))?`", text)
+        missing += [f"{page}: {name}" for name in set(names) if not is_there(name)]
+        for name, link in set(re.findall(r"\[`([\w.]+)`\]\(([^)#]+\.py)\)", text)):
+            within = defined((page.parent / link).read_text())
+            missing += [f"{page}: {name} of {link}"] * (not within.issuperset(name.split(".")))
+    assert missing == []
+
+
+def test_every_name_of_the_architecture_is_one_of_the_package():
+    sources = list((ROOT / "src").rglob("*.py"))
+    known = {part for path in sources for part in path.relative_to(ROOT / "src").with_suffix("").parts}
+    known.update(*(defined(path.read_text()) for path in sources))
+    names = re.findall(r"`([A-Za-z_]\w*(?:\.\w+)*)`", PAGES[DOCS / "architecture.md"])
+    assert [name for name in names if not known.issuperset(name.split("."))] == []
+
+
+def defined(code: str) -> set[str]:
+    """What is a function, a class, a variable, an attribute or a parameter of a module."""
+    found = re.findall(r"\b(?:def|class) (\w+)|\b(\w+)\s*(?:=|:\s)|^\s+(\w+)[,)]", code, re.MULTILINE)
+    return {name for names in found for name in names if name}

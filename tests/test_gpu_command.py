@@ -103,11 +103,6 @@ def test_what_pytest_says_is_read(
     assert (result.outcome, gpu._shown(result)) == (outcome, shown)
 
 
-def test_the_budgets_are_those_of_forty_minutes() -> None:
-    assert sum(each.seconds for each in gpu.PARTS) <= 60 * gpu.MINUTES == 2400
-    assert len({each.name for each in gpu.PARTS}) == len(gpu.PARTS)
-
-
 @pytest.mark.parametrize("each", gpu.PARTS, ids=lambda each: each.name)
 def test_every_part_names_files_that_there_are(each: Any) -> None:
     files = [word for word in each.command if word.endswith(".py")]
