@@ -39,9 +39,12 @@ import shoal
 from shoal.backends.registry import BACKENDS
 from shoal.core.device import Cluster
 from shoal.core.errors import JournalError
-from shoal.journal.audit import overcommitments
 from shoal.journal.statistics import StudyStatistics
 from shoal.journal.view import JournalView
+
+sys.path.append(str(Path(__file__).parents[1] / "tests"))
+
+from support.audit import overcommitments
 
 TURN_SECONDS = 0.05
 UNDISTURBED = "undisturbed"

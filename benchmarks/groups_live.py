@@ -26,6 +26,7 @@ import json
 import os
 import platform
 import shutil
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -43,7 +44,6 @@ from search_tasks.stored import FromStorage, program
 
 import shoal
 from shoal.algorithms.base import Algorithm
-from shoal.backends.nodes.pipes import PipeNodes
 from shoal.backends.registry import BACKENDS
 from shoal.cluster.discover import discover
 from shoal.core.demand import Profile
@@ -51,6 +51,10 @@ from shoal.core.device import Cluster
 from shoal.core.job import Purpose
 from shoal.cost.history import history_path
 from shoal.journal.view import JournalView
+
+sys.path.append(str(Path(__file__).parents[1] / "tests"))
+
+from support.pipes import PipeNodes
 
 __all__ = ["SEARCHES", "TRAININGS", "Run", "compare", "other_values", "too_slow"]
 

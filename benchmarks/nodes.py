@@ -36,12 +36,15 @@ from search_vs_peers import EPOCHS, RATES, Digits, ray_tune_search
 import shoal
 from shoal.backends.base import Backend, Ended, Event, JobControl, Reported, WorkerContext
 from shoal.backends.local import Local
-from shoal.backends.nodes.pipes import PipeNodes
 from shoal.backends.nodes.ray import Ray
 from shoal.core.device import Device
 from shoal.core.job import Job
 from shoal.core.trial import Report
 from shoal.testing.backends import scripted, scripted_job
+
+sys.path.append(str(Path(__file__).parents[1] / "tests"))
+
+from support.pipes import PipeNodes
 
 ASKED = {"ms_more_a_start": 15.0, "seconds_more_a_first_search": 2.0, "seconds_more_a_later_search": 2.0}
 """At most, over Ray beside local."""

@@ -3,7 +3,7 @@
 A seed gives an algorithm, a space, devices of several kinds and nodes, a policy, what trials cost and report, and what
 goes wrong: the engine is killed between any two steps of commit and action, disks are full, jobs crash, hang and run
 out of memory, devices are lost and come back, events come late, twice and in another order, and people intervene. The
-engine, its state machine and the journal are those of every study. What has to hold is in `shoal.testing.invariants`:
+engine, state machine and journal are those of every study. What has to hold is in `tests/support/invariants.py`:
 no trial is lost or trained twice at a time, no device is over its memory and no node over its cores, every waiting
 trial has a reason, the journal says what the state machine says, the algorithm decides what it decides undisturbed, and
 the study ends. A seed that fails gives the same failure again: `--first SEED --seeds 1`.
@@ -25,6 +25,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -37,7 +38,10 @@ from shoal.study import core, engine
 from shoal.study.engine import Engine
 from shoal.study.state import StudyState
 from shoal.study.trials import TrialTable
-from shoal.testing.simulation import SimulationOutcome, simulate
+
+sys.path.append(str(Path(__file__).parents[1] / "tests"))
+
+from support.simulation import SimulationOutcome, simulate
 
 QUICK = 60
 FAULTY = 200

@@ -8,9 +8,9 @@ from pathlib import Path
 import cloudpickle
 import team_runner
 import torch
+from support.pipes import PipeNodes
 
 from shoal.backends.base import Ended, Outcome, WorkerContext
-from shoal.backends.nodes.pipes import PipeNodes
 from shoal.cluster.machine import own_addresses
 from shoal.core.array import Array, Member
 from shoal.core.device import Device

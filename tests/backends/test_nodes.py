@@ -13,11 +13,11 @@ import local_scripts as scripts
 import psutil
 import pytest
 from processes import gone
+from support.pipes import PipeCarrier, PipeNodes
 
 from shoal.backends.base import Backend, Ended, Outcome, Reported, WorkerContext
 from shoal.backends.nodes.link import NodeUnreachable
 from shoal.backends.nodes.messages import AgentSetup, MessageBatch
-from shoal.backends.nodes.pipes import PipeCarrier, PipeNodes
 from shoal.core.device import Device
 from shoal.core.errors import BackendError, DeviceError
 from shoal.testing.backends import BACKEND_CHECKS, Devices, MakeBackend, events_until_ended, scripted, scripted_job

@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import pytest
 from journal_samples import STUDY, group, job
+from support.audit import Overcommitment, faults_of_teams, overcommitments
 
 from shoal.core.demand import Demand
 from shoal.core.device import Cluster, Device, Node
 from shoal.core.errors import JournalError
 from shoal.core.job import Purpose
-from shoal.journal.audit import Overcommitment, faults_of_teams, overcommitments
 from shoal.journal.writer import Journal
 
 GPUS = tuple(Device(f"cuda:{index}", "H200", 100) for index in range(2))

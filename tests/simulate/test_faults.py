@@ -8,12 +8,12 @@ import pytest
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 
 from simulation_fuzz import DELIBERATE, FAULTY, Deliberate, found_within
+from support import random_studies
+from support.faults import FAULTS
+from support.simulation import simulate
 
 from shoal.planner import job_tracker
 from shoal.study import planning, state
-from shoal.testing import random_studies
-from shoal.testing.faults import FAULTS
-from shoal.testing.simulation import simulate
 
 
 @pytest.mark.in_turns

@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 import tasks
 from plain import tune
+from support.audit import overcommitments
 
 import shoal
 from shoal.cluster.discover import discover
 from shoal.core.job import Purpose
-from shoal.journal.audit import overcommitments
 from shoal.journal.view import JournalView
 
 

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 import torch
+from support.audit import faults_of_teams
 from torch import nn
 
 import shoal
 from shoal.core.event import Outcome
 from shoal.core.job import Purpose
 from shoal.cost.history import History, environment
-from shoal.journal.audit import faults_of_teams
 from shoal.journal.view import JournalView
 
 EPOCHS = 250

@@ -6,7 +6,7 @@ study, for three reasons:
 
 - The rows are the fold of all steps. `commit` applies each record of a step to the rows in one transaction. So after a
   kill at any moment the rows are complete, and a study of a million trials is resumed without all its events. Every
-  simulated study checks that the rows agree with the state machine (`shoal.testing.simulation`).
+  simulated study checks that the rows agree with the state machine (`tests/support/simulation.py`).
 - Steps cannot be repeated. A plan depends on the clock, the devices and the profiles of other studies, and the journal
   holds none of them.
 - Jobs end with their process, and so do their reservations and their interference. Their trials wait again, as after

@@ -16,8 +16,8 @@ from shoal.core.errors import BackendError, StorageFullError
 from shoal.core.job import Job, JobUpdate, Purpose, WorkerContext
 from shoal.core.trial import Trial
 from shoal.journal.writer import Journal
-from shoal.testing.invariants import InvariantViolation
-from shoal.testing.random_studies import RandomStudy
+from support.invariants import InvariantViolation
+from support.random_studies import RandomStudy
 
 __all__ = ["FAULTS", "Faults", "FaultyBackend", "FaultyInelasticBackend", "FaultyJournal", "Killed", "PersistedState"]
 

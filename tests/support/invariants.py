@@ -6,12 +6,12 @@ from typing import Any
 from shoal.backends.virtual_job import VirtualJob
 from shoal.core.job import Purpose
 from shoal.core.trial import FIRST_ADDED, Decision, TrialState
-from shoal.journal.audit import faults_of_teams, overcommitments
 from shoal.journal.view import JournalView
 from shoal.study.event import Due, Event
 from shoal.study.recovery import replay
 from shoal.study.state import StudyState
-from shoal.testing.random_studies import ORDER_INDEPENDENT, UNLIMITED_RETRIES, RandomStudy
+from support.audit import faults_of_teams, overcommitments
+from support.random_studies import ORDER_INDEPENDENT, UNLIMITED_RETRIES, RandomStudy
 
 __all__ = ["InvariantViolation", "check_end", "check_step"]
 

@@ -25,9 +25,9 @@ from shoal.study.config import EngineConfig
 from shoal.study.engine import Engine
 from shoal.study.event import Event
 from shoal.study.fleet import Fleet
-from shoal.testing.faults import Faults, FaultyBackend, FaultyInelasticBackend, FaultyJournal, Killed, PersistedState
-from shoal.testing.invariants import InvariantViolation, check_end, check_step
-from shoal.testing.random_studies import POLICY_NAMES, RandomStudy, random_study
+from support.faults import Faults, FaultyBackend, FaultyInelasticBackend, FaultyJournal, Killed, PersistedState
+from support.invariants import InvariantViolation, check_end, check_step
+from support.random_studies import POLICY_NAMES, RandomStudy, random_study
 
 __all__ = ["SimulationOutcome", "simulate"]
 
