@@ -1,8 +1,7 @@
 """The policy `auto` beside every other policy on the scenarios, by each scenario's own objective.
 
 Less is better; the best value of a scenario is marked. `auto` is asked to be at most 2 % above the best of the others.
-`exact` has a second for each decision; of 100,000 jobs only policies are asked that keep books of their own, for the
-others need hours.
+`exact` has a second for each decision; of 100,000 jobs only the knapsack policies are asked, for the others need hours.
 
 Of the scenarios that draw their trials from real curves, the mean over several seeds counts.
 
@@ -22,7 +21,7 @@ import time
 from pathlib import Path
 from statistics import fmean
 
-from shoal.schedule import OBJECTIVES, POLICIES, Auto, Exact, Policy
+from shoal.schedule import OBJECTIVES, POLICIES, Auto, Exact, Knapsack
 from shoal.simulate.scenario import DATA, load
 from shoal.simulate.slowdown import SHARES_FILE
 
@@ -31,7 +30,7 @@ SLACK = 0.02
 """Part by which `auto` may be above the best single policy."""
 
 LARGE = "large"
-"""Of whose jobs only policies are asked that keep books."""
+"""Of whose jobs only the knapsack policies are asked."""
 SCENARIOS = (
     *("sp1", "sp2", "sp2_bert", "sp3", "sp4_4", "sp4_8", "sp4", "sp4_h100", "sp4_mixed"),
     *("fluid_toy", "fluid_halving", "hermes_type1", "hermes_type2", "mixed_day", LARGE),
@@ -56,7 +55,7 @@ def main() -> int:
         scenario = drawn[0]
         found = values[name] = {}
         began = time.perf_counter()
-        able = [policy for policy in options.policies if name != LARGE or keeps_books(policy)]
+        able = [policy for policy in options.policies if name != LARGE or issubclass(POLICIES[policy], Knapsack)]
         for policy in ("auto", *able):
             outcomes = [each.simulate(Exact(seconds=1.0) if policy == "exact" else policy) for each in drawn]
             waiting = sum(len(outcome.waiting) for outcome in outcomes)
@@ -98,10 +97,6 @@ def ends_by_objective(names: list[str], data: Path) -> dict[str, dict[str, float
         ends[name] = {each: round(scenario.simulate(Auto(each)).makespan, 1) for each in objectives}
         print(f"{name}, end by objective: " + ", ".join(f"{key} {value:.1f} s" for key, value in ends[name].items()))
     return ends
-
-
-def keeps_books(policy: str) -> bool:
-    return POLICIES[policy].session is not Policy.session
 
 
 def arguments() -> argparse.Namespace:

@@ -13,7 +13,6 @@ from shoal.schedule import (
     OBJECTIVES,
     WFD,
     Auto,
-    Changes,
     JobState,
     Plan,
     Policy,
@@ -44,7 +43,7 @@ def test_conforms_by_every_objective(objective):
     check_policy(lambda: Auto(objective, _OneByOne()), examples=settings.default.max_examples // 2)
 
 
-def test_sessions_conform_for_many_jobs(monkeypatch):
+def test_conforms_for_many_jobs(monkeypatch):
     monkeypatch.setattr(auto_module, "_LARGE", 15)
     check_policy(lambda: Auto("mean_completion"), examples=settings.default.max_examples // 2)
 
@@ -290,16 +289,9 @@ def test_no_turns_if_they_leave_compute_unused():
 
 def test_many_jobs_are_packed_by_a_knapsack_policy(monkeypatch):
     monkeypatch.setattr(auto_module, "_LARGE", 4)
-    session = Auto().session(TWO)
-    long, wide, small = job("long", seconds=9), job("wide", compute=0.9, seconds=8), job("small", seconds=1)
-    first = session.plan(Changes((small, long, wide)), 0.0)
-    assert list(placed(first).items()) == list(placed(WFD().plan([small, long, wide], TWO, 0.0)).items())
-    running = tuple(
-        replace(view, state=JobState.RUNNING, devices=(placed(first)[view.id],)) for view in (small, long, wide)
-    )
-    assert session.plan(Changes(running), 0.0).actions == ()
-    assert session.plan(Changes(ended=("long", "small")), 1.0).actions == ()
-    assert placed(session.plan(Changes((job("late"),)), 2.0)) == {"late": placed(first)["long"]}
+    jobs = [job("small", seconds=1), job("long", seconds=9), job("wide", compute=0.9, seconds=8)]
+    assert list(placed(Auto().plan(jobs, TWO, 0.0)).items()) == list(placed(WFD().plan(jobs, TWO, 0.0)).items())
+    assert list(placed(Auto("mean_completion").plan(jobs, TWO, 0.0))) == ["small", "wide", "long"]
 
 
 def test_objectives_are_properties_of_outcomes():

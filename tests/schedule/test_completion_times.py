@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from schedule_samples import cluster, gpu, job, needs, placed, refused
 
 import shoal.schedule.auto as auto_module
-from shoal.schedule import Auto, Changes, JobState, Start, check_plan
+from shoal.schedule import Auto, JobState, check_plan
 from shoal.schedule.auto import SpaceSharing
 from shoal.schedule.completion_times import MIN_WAITING_GAIN, CompletionTimes
 from shoal.schedule.ledger import Ledger
@@ -222,13 +222,3 @@ def test_a_job_waits_only_while_another_runs_and_not_for_ever(problem):
 
 def test_sharing_conforms():
     check_policy(SpaceSharing, examples=settings.default.max_examples // 2)
-
-
-def test_a_session_follows_a_change_of_kinds(monkeypatch):
-    """Beyond the limit, devices of one kind are packed by worst fit, and of several kinds by expected ends."""
-    monkeypatch.setattr(auto_module, "_LARGE", 0)
-    session = Auto().session(cluster(SLOW))
-    first = session.plan(Changes((job("a", ask(10)),)), 0.0)
-    assert first.actions == (Start("a", ("cuda:1",)),)
-    plan = session.plan(Changes((on_fast(20), job("b", ask(10))), ended=("a",), cluster=BOTH), 0.0)
-    assert refused(plan) == {"b": WORDS}

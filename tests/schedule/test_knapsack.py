@@ -16,7 +16,6 @@ from shoal.schedule import (
     WF,
     WFD,
     BestFit,
-    Changes,
     Exact,
     Fifo,
     JobState,
@@ -26,7 +25,7 @@ from shoal.schedule import (
     ShortestFirst,
     check_plan,
 )
-from shoal.schedule.ledger import Refusals
+from shoal.schedule.ledger import Ledger, Refusals
 
 TWO = cluster(gpu(0), gpu(1))
 JOBS = [
@@ -227,63 +226,39 @@ NODES = [
     Node(name, 6, tuple(Device(f"{name}/{i}", kind, 80 * GB, oversubscription=1.5) for i in range(2)))
     for name, kind in (("a", "A100"), ("b", "H100"), ("c", "A100"))
 ]
-STEPS = st.lists(
-    st.one_of(
-        st.tuples(st.just("arrive"), st.lists(st.integers(0, len(DEMANDS) - 1), min_size=1, max_size=12)),
-        st.tuples(st.just("end"), st.lists(st.integers(0, 40), min_size=1, max_size=3)),
-        st.tuples(st.just("change"), st.integers(0, 40), st.integers(0, len(DEMANDS) - 1)),
-        st.tuples(st.just("learn"), st.lists(st.integers(0, 40), max_size=12)),
-        st.tuples(st.just("suspend"), st.integers(0, 40)),
-        st.tuples(st.just("obey"), st.sampled_from((0.0, 0.5, 1.0))),
-        st.tuples(st.just("cluster"), st.integers(1, 3)),
-    ),
-    max_size=25,
+ARRIVALS = st.lists(
+    st.tuples(st.integers(0, len(DEMANDS) - 1), st.sampled_from((None, "a/0", "a/1", "b/0", "c/0"))), max_size=40
 )
+KNAPSACKS = st.sampled_from((FF(), FFD(), WF(), WFD(), BestFit(), Fifo(), ShortestFirst()))
 
 
-@pytest.mark.in_turns(3)
-@pytest.mark.parametrize(
-    "policy", [FF(), FFD(), WF(), WFD(), BestFit(), Fifo(), ShortestFirst()], ids=lambda policy: type(policy).__name__
-)
-@settings(max_examples=40, deadline=None, database=None)
-@given(steps=STEPS)
-def test_a_session_plans_as_the_policy_whatever_happens(policy, steps):
-    where = Cluster(tuple(NODES[:2]))
-    session, views, plan, number = policy.session(where), {}, Plan(), 0
-    for step, *arguments in steps:
-        changed, ended, moved = {}, [], None
-        names = list(views)
-        match step, arguments:
-            case "arrive", [kinds]:
-                for kind in kinds:
-                    number += 1
-                    changed[f"j{number}"] = replace(job(f"j{number}"), demand=DEMANDS[kind])
-            case "end", [indices]:
-                ended = [names[index] for index in dict.fromkeys(indices) if index < len(names)]
-            case "change", [index, kind] if index < len(names) and not views[names[index]].devices:
-                changed[names[index]] = replace(views[names[index]], demand=DEMANDS[kind])
-            case "learn", [indices]:
-                changed = {
-                    names[index]: replace(views[names[index]], best=1.0) for index in indices if index < len(names)
-                }
-            case "suspend", [index] if index < len(names) and views[names[index]].devices:
-                changed[names[index]] = replace(views[names[index]], state=JobState.SUSPENDED, devices=())
-            case "obey", [part]:
-                for action in plan.actions[: round(part * len(plan.actions))]:
-                    changed[action.job] = replace(
-                        views[action.job], state=JobState.RUNNING, devices=action.devices, ran=1.0
-                    )
-            case "cluster", [count]:
-                where = moved = Cluster(tuple(NODES[:count]))
-        views |= changed
-        for name in ended:
-            del views[name]
-        plan = session.plan(Changes(tuple(changed.values()), tuple(ended), moved), 0.0)
-        expected = policy.plan(list(views.values()), where, 0.0)
-        assert plan.actions == expected.actions
-        assert refused(plan) == refused(expected)
-        assert len(plan.refusals) == len(tuple(plan.refusals))
-        check_plan(plan, list(views.values()), where, 0.0)
+@settings(max_examples=120, deadline=None, database=None)
+@given(policy=KNAPSACKS, arrivals=ARRIVALS, nodes=st.integers(1, 3))
+def test_a_plan_is_that_of_trying_every_job_on_every_device(policy, arrivals, nodes):
+    where = Cluster(tuple(NODES[:nodes]))
+    jobs = []
+    for number, (kind, device) in enumerate(arrivals):
+        waits = replace(job(f"j{number}"), demand=DEMANDS[kind])
+        runs = replace(waits, state=JobState.RUNNING, devices=(device,))
+        room = {capacity.device.name: capacity for capacity in Ledger(where, jobs).capacities}
+        ledger = Ledger(where, jobs, exclusive=policy.exclusive)
+        jobs.append(runs if device in room and ledger.fits(waits, room[device]) else waits)
+    plan = checked(policy, jobs, where)
+    ledger, expected = Ledger(where, jobs, exclusive=policy.exclusive), {}
+    kinds = {capacity.device.kind for capacity in ledger.capacities}
+    seconds = {
+        view.id: min((x.seconds for kind, x in view.demand.items() if kind in kinds), default=0) for view in jobs
+    }
+    for view in sorted((view for view in jobs if not view.devices), key=lambda view: policy.jobs * seconds[view.id]):
+        fitting = [capacity for capacity in ledger.capacities if ledger.fits(view, capacity)]
+        if fitting:
+            best = min(fitting, key=lambda each: policy.devices * round(each.compute, 9))
+            ledger.take(view, best)
+            expected[view.id] = best.device.name
+    assert list(placed(plan).items()) == list(expected.items())
+    assert refused(plan) == {
+        view.id: ledger.refusal(view).reason for view in jobs if not (view.devices or view.id in expected)
+    }
 
 
 def checked(policy, jobs, where):

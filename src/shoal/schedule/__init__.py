@@ -4,7 +4,6 @@ from shoal.core.event import TurnStats
 from shoal.schedule.auto import OBJECTIVES, Auto
 from shoal.schedule.base import (
     Action,
-    Changes,
     JobState,
     JobView,
     Plan,
@@ -12,7 +11,6 @@ from shoal.schedule.base import (
     Refusal,
     Resize,
     Resume,
-    Session,
     Start,
     Stop,
     Suspend,
@@ -38,7 +36,6 @@ __all__ = [
     "Action",
     "Auto",
     "BestFit",
-    "Changes",
     "Convergence",
     "Exact",
     "ExpectedFinish",
@@ -54,7 +51,6 @@ __all__ = [
     "Resize",
     "Resume",
     "RoundRobin",
-    "Session",
     "ShortestFirst",
     "Slaq",
     "Start",

@@ -7,12 +7,11 @@ from typing import Final, final
 from shoal.core.demand import Demand
 from shoal.core.device import Cluster, Device
 from shoal.core.errors import PolicyError
-from shoal.schedule.base import Changes, JobState, JobView, Plan, Policy, Resume, Session, Start
-from shoal.schedule.bin_packing import DeviceOrder, JobOrder
+from shoal.schedule.base import JobState, JobView, Plan, Policy, Resume, Start
 from shoal.schedule.completion_times import CompletionTimes
 from shoal.schedule.expected_finish import ExpectedFinish
 from shoal.schedule.growth import fill_up_idle, give_back, on_first_device
-from shoal.schedule.knapsack import WFD, Knapsack
+from shoal.schedule.knapsack import WFD, DeviceOrder, JobOrder, Knapsack
 from shoal.schedule.ledger import ROUNDING, Ledger, Refusals, start_or_resume
 from shoal.schedule.plan_estimate import PlanEstimate, plan_estimate
 from shoal.schedule.water_filling import WaterFilling
@@ -32,7 +31,7 @@ _TAKES_TURNS = ("time_to_target", "time_to_good")
 """Objectives for which the losses of trials decide which trial trains next."""
 
 _LARGE = 50_000
-"""Jobs times devices from which a session keeps state between decisions; below it a full decision takes a few
+"""Jobs times devices above which jobs are packed by a knapsack policy; below it comparing plans takes a few
 milliseconds."""
 
 
@@ -66,8 +65,7 @@ class Auto(Policy):
 
     In a live study, a job whose sharing was never measured scales as far as its measured demand leaves room for others
     of its kind on one device. `SpaceSharing` uses the same demand, and may commit more compute than a device has. With
-    more than 50,000 pairs of a job and a device, jobs are packed by worst fit, the longest or the shortest first, by a
-    knapsack policy, whose sessions keep state.
+    more than 50,000 pairs of a job and a device, jobs are packed by worst fit, the longest or the shortest first.
 
     One plan applies to all jobs. If only some jobs have a measured scaling, either all share or none does.
 
@@ -123,10 +121,6 @@ class Auto(Policy):
     def turn(self, job: JobView) -> float:
         """Return the seconds of a turn under the time-sharing policy, if there is one."""
         return super().turn(job) if self.turns is None else self.turns.turn(job)
-
-    def session(self, cluster: Cluster) -> Session:
-        """Begin with a cluster and no jobs."""
-        return _AutoSession(self, cluster)
 
     def large_scale_policy(self, cluster: Cluster) -> Policy:
         """Return the policy for large numbers of jobs and devices."""
@@ -255,28 +249,3 @@ def _wait_text(faster: Device, free: Device) -> str:
     return (
         f"waits for {faster.name} ({faster.kind}), where it is expected to end sooner than on {free.name} ({free.kind})"
     )
-
-
-class _AutoSession(Session):
-    """Passes all jobs to the policy, or only changes to a session of the policy for large numbers."""
-
-    def __init__(self, policy: Auto, cluster: Cluster) -> None:
-        self._policy = policy
-        self._cluster = cluster
-        self._jobs: dict[str, JobView] = {}
-        self._large_session: Session | None = None
-
-    def plan(self, changes: Changes, now: float) -> Plan:
-        self._jobs.update((job.id, job) for job in changes.jobs)
-        for name in changes.ended:
-            del self._jobs[name]
-        self._cluster = changes.cluster or self._cluster
-        if changes.cluster is not None:
-            self._large_session = None  # it depends on the kinds of devices
-        if not self._policy.is_large(len(self._jobs), self._cluster):
-            self._large_session = None
-            return self._policy.plan(list(self._jobs.values()), self._cluster, now)
-        if self._large_session is None:
-            self._large_session = self._policy.large_scale_policy(self._cluster).session(self._cluster)
-            changes = Changes(tuple(self._jobs.values()))
-        return self._large_session.plan(changes, now)

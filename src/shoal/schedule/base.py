@@ -1,4 +1,4 @@
-"""The contract of a placement policy: `Policy`, `Session`, the views of jobs, and plans with their actions."""
+"""The contract of a placement policy: `Policy`, the views of jobs, and plans with their actions."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,6 @@ __all__ = [
     "QUANTUM",
     "ROUNDING",
     "Action",
-    "Changes",
     "JobState",
     "JobView",
     "Plan",
@@ -23,7 +22,6 @@ __all__ = [
     "Refusal",
     "Resize",
     "Resume",
-    "Session",
     "Start",
     "Stop",
     "Suspend",
@@ -188,21 +186,6 @@ class Plan:
     wake: float | None = None
 
 
-@dataclass(frozen=True)
-class Changes:
-    """Changes since the last plan of a session.
-
-    Args:
-        jobs: New and changed jobs, in order of arrival.
-        ended: Ids of removed jobs.
-        cluster: The new cluster, if it has changed.
-    """
-
-    jobs: tuple[JobView, ...] = ()
-    ended: tuple[str, ...] = ()
-    cluster: Cluster | None = None
-
-
 class Policy(ABC):
     """Decides which job runs on which device.
 
@@ -251,37 +234,3 @@ class Policy(ABC):
         """Return whether a running job has had its turn: a turn has just ended, or has lasted long enough."""
         start = job.turn_start(now)
         return job.turn_since == now or now - start >= self.turn(job) * (1 - ROUNDING)
-
-    def session(self, cluster: Cluster) -> "Session":
-        """Begin with a cluster and no jobs; the session then receives only changes."""
-        return _AllJobsSession(self, cluster)
-
-
-class Session(ABC):
-    """A stateful run of a policy: the cost of a decision depends on the changes, not on the number of jobs."""
-
-    @abstractmethod
-    def plan(self, changes: Changes, now: float) -> Plan:
-        """Decide what to do at `now`, with the same result as `Policy.plan` for all jobs.
-
-        The next changes report the effect of the plan, such as the started jobs; the session does not assume it.
-        Refusals may be computed on access, which must be before the next call.
-        """
-
-
-class _AllJobsSession(Session):
-    """Session of a policy without one of its own: passes all jobs to `Policy.plan` at every call."""
-
-    def __init__(self, policy: Policy, cluster: Cluster) -> None:
-        self._policy = policy
-        self._cluster = cluster
-        self._jobs: dict[str, JobView] = {}
-
-    def plan(self, changes: Changes, now: float) -> Plan:
-        for job in changes.jobs:
-            self._jobs[job.id] = job
-        for name in changes.ended:
-            del self._jobs[name]
-        if changes.cluster is not None:
-            self._cluster = changes.cluster
-        return self._policy.plan(list(self._jobs.values()), self._cluster, now)

@@ -1,8 +1,7 @@
 """Ordered queue with search by requested amounts of compute, memory and cores."""
 
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Iterable, Sequence
-from itertools import chain
+from collections.abc import Iterable
 from typing import Generic, TypeVar
 
 __all__ = ["Entry", "IndexedQueue"]
@@ -35,7 +34,11 @@ class IndexedQueue(Generic[T]):
 
     def __init__(self, entries: Iterable[Entry[T]] = (), *, sorted_by_compute: bool = False) -> None:
         self._sorted_by_compute = sorted_by_compute
-        self._rebuild(sorted(entries))
+        ordered = sorted(entries)
+        self._blocks = [ordered[i : i + _BLOCK] for i in range(0, len(ordered), _BLOCK)] or [[]]
+        self._bounds = [_lower_bound(block) for block in self._blocks]
+        self._exact = [True] * len(self._blocks)
+        self._starts = [block[0][:5] for block in self._blocks[1:]]
 
     def first(self, compute: int, memory: int, cores: int) -> Entry[T] | None:
         """Return the first entry with no amount above these; None if there is none."""
@@ -52,8 +55,19 @@ class IndexedQueue(Generic[T]):
                 self._exact[index] = True
         return None
 
-    def add(self, entry: Entry[T]) -> None:
-        """Add an entry."""
+    def replace(self, entry: Entry[T], replacement: Entry[T]) -> None:
+        """Remove an existing entry, and add another one."""
+        if self._starts:
+            self._remove(entry)
+            self._add(replacement)
+            return
+        block = self._blocks[0]
+        del block[bisect_left(block, entry)]
+        insort(block, replacement)
+        self._bounds[0] = _NO_BOUND
+        self._exact[0] = False
+
+    def _add(self, entry: Entry[T]) -> None:
         index = bisect_right(self._starts, entry) if self._starts else 0
         block = self._blocks[index]
         insort(block, entry)
@@ -63,41 +77,13 @@ class IndexedQueue(Generic[T]):
         if len(block) > 2 * _BLOCK:
             self._split(index)
 
-    def extend(self, entries: Sequence[Entry[T]]) -> None:
-        """Add entries."""
-        if len(entries) > _BLOCK:
-            self._rebuild(sorted(chain(*self._blocks, entries)))
-        else:
-            for entry in entries:
-                self.add(entry)
-
-    def remove(self, entry: Entry[T]) -> None:
-        """Remove an existing entry."""
-        index = bisect_right(self._starts, entry) if self._starts else 0
+    def _remove(self, entry: Entry[T]) -> None:
+        index = bisect_right(self._starts, entry)
         block = self._blocks[index]
         del block[bisect_left(block, entry)]
         self._exact[index] = False
         if not block and self._starts:
             del self._blocks[index], self._bounds[index], self._exact[index], self._starts[max(index - 1, 0)]
-
-    def replace(self, entry: Entry[T], replacement: Entry[T]) -> None:
-        """Remove an existing entry, and add another one."""
-        if self._starts:
-            self.remove(entry)
-            self.add(replacement)
-            return
-        block = self._blocks[0]
-        del block[bisect_left(block, entry)]
-        insort(block, replacement)
-        self._bounds[0] = _NO_BOUND
-        self._exact[0] = False
-
-    def _rebuild(self, ordered: list[Entry[T]]) -> None:
-        """Build the blocks from all entries."""
-        self._blocks = [ordered[i : i + _BLOCK] for i in range(0, len(ordered), _BLOCK)] or [[]]
-        self._bounds = [_lower_bound(block) for block in self._blocks]
-        self._exact = [True] * len(self._blocks)
-        self._starts = [block[0][:5] for block in self._blocks[1:]]
 
     def _split(self, index: int) -> None:
         left, right = self._blocks[index][:_BLOCK], self._blocks[index][_BLOCK:]

@@ -1,15 +1,41 @@
 """Knapsack policies: greedy packing of jobs onto devices (HyperSack, section 3), and one job per device in order."""
 
-from collections.abc import Callable, Iterable, Sequence
-from itertools import count
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+from heapq import heapify, heappop, heapreplace
 from typing import ClassVar, final
 
-from shoal.core.device import Cluster
-from shoal.schedule.base import Changes, JobState, JobView, Plan, Policy, Resume, Session, Start
-from shoal.schedule.bin_packing import BinPacking, Charge, DeviceOrder, JobOrder, Numbered, Placed
+from shoal.core.demand import Demand
+from shoal.core.device import Cluster, Device
+from shoal.schedule.base import JobState, JobView, Plan, Policy, Resume, Start
+from shoal.schedule.indexed_queue import Entry, IndexedQueue
 from shoal.schedule.ledger import Refusals
 
-__all__ = ["FF", "FFD", "WF", "WFD", "BestFit", "Fifo", "Knapsack", "ShortestFirst"]
+__all__ = ["FF", "FFD", "WF", "WFD", "BestFit", "DeviceOrder", "Fifo", "JobOrder", "Knapsack", "ShortestFirst"]
+
+_UNIT = 10**9
+"""Compute and cores are integers in billionths, so that sums are exact and independent of their order."""
+
+_CLOSED = -1
+"""Compute that a device offers if it admits no other job, not even one without compute."""
+
+
+class JobOrder(IntEnum):
+    """Order of jobs; the value multiplies the expected seconds on the fastest kind of device in the cluster."""
+
+    LONGEST = -1
+    OLDEST = 0
+    SHORTEST = 1
+
+
+class DeviceOrder(IntEnum):
+    """Order of devices on which a job fits; the value multiplies their remaining compute."""
+
+    WORST_FIT = -1
+    FIRST_FIT = 0
+    BEST_FIT = 1
 
 
 class Knapsack(Policy):
@@ -30,38 +56,10 @@ class Knapsack(Policy):
     @final
     def plan(self, jobs: Sequence[JobView], cluster: Cluster, now: float) -> Plan:
         """Decide what to do at `now` (seconds)."""
-        packing = self.bin_packing(cluster)
-        packing.load(zip(count(0, -1), jobs, strict=False))
-        return self.make_plan(packing.decide(), packing.waiting, lambda: jobs, cluster)
-
-    @final
-    def session(self, cluster: Cluster) -> Session:
-        """Begin with a cluster and no jobs; a decision after one event costs far less than `plan`."""
-        return _KnapsackSession(self, cluster)
-
-    def bin_packing(self, cluster: Cluster) -> BinPacking:
-        """Return an empty cluster, with the job and device order of this policy."""
-        return BinPacking(cluster, self.jobs, self.devices, exclusive=self.exclusive)
-
-    def make_plan(
-        self, placed: Iterable[Placed], waiting: int, jobs: Callable[[], Sequence[JobView]], cluster: Cluster
-    ) -> Plan:
-        """Return the plan that starts or resumes the placed jobs.
-
-        Args:
-            placed: Placed jobs in order.
-            waiting: Number of jobs that are not placed.
-            jobs: Source of all jobs, oldest first; called on access to the refusals.
-            cluster: The current cluster.
-        """
-        suspended = JobState.SUSPENDED
-        actions = tuple(
-            [
-                (Resume if job.state is suspended else Start)(job.id, device_bin.devices)
-                for (_, job), device_bin, _ in placed
-            ]
-        )
-        return Plan(actions, Refusals(waiting, jobs, actions, cluster, exclusive=self.exclusive))
+        packing = _BinPacking(cluster, self.jobs, self.devices, exclusive=self.exclusive)
+        actions = tuple(packing.place(jobs))
+        waiting = sum(job.state is not JobState.RUNNING for job in jobs) - len(actions)
+        return Plan(actions, Refusals(waiting, lambda: jobs, actions, cluster, exclusive=self.exclusive))
 
 
 @final
@@ -132,86 +130,165 @@ class BestFit(Knapsack):
     devices = DeviceOrder.BEST_FIT
 
 
-class _KnapsackSession(Session):
-    """Session that keeps the remaining resources between decisions.
+@dataclass(eq=False, slots=True)
+class _NodeBins:
+    """A node with its remaining cores."""
 
-    A plan charges its jobs at once. If the next changes show a job running as planned, the charge stays; else it is
-    undone.
-    """
+    cores: int
 
-    def __init__(self, policy: Knapsack, cluster: Cluster) -> None:
-        self._policy = policy
-        self._cluster = cluster
-        self._packing = policy.bin_packing(cluster)
-        self._numbers = count(0, -1)
-        self._jobs: dict[str, Numbered] = {}
-        self._held: dict[str, tuple[Charge, ...]] = {}
-        self._placed: dict[str, Placed] = {}
 
-    def plan(self, changes: Changes, now: float) -> Plan:
-        if changes.cluster is not None or not self._jobs:
-            self._rebuild(changes)
-        else:
-            self._update(changes)
-        placed = self._packing.decide()
-        self._packing.settle()
-        self._placed = {job[0][1].id: job for job in placed}
-        return self._policy.make_plan(placed, self._packing.waiting, self._views, self._cluster)
+@dataclass(eq=False, slots=True)
+class _DeviceBin:
+    """A healthy device with its remaining resources, and its entry in the queue of its kind."""
 
-    def _views(self) -> list[JobView]:
-        return [job for _, job in self._jobs.values()]
+    name: str
+    kind: str
+    position: int
+    node_bins: _NodeBins
+    compute: int
+    memory: int
+    jobs: int = 0
+    has_multi_device_job: bool = False
+    entry: Entry["_DeviceBin"] = field(init=False)
 
-    def _rebuild(self, changes: Changes) -> None:
-        """Charge all jobs to an empty cluster."""
-        for job in changes.jobs:
-            self._number(job)
-        for name in changes.ended:
-            del self._jobs[name]
-        self._cluster = changes.cluster or self._cluster
-        self._packing = self._policy.bin_packing(self._cluster)
-        self._packing.load(self._jobs.values())
-        self._placed = {}
-        self._held = {job.id: self._packing.charges(job) for _, job in self._jobs.values() if job.devices}
 
-    def _update(self, changes: Changes) -> None:
-        for job in changes.jobs:
-            self._update_job(job)
-        for name in changes.ended:
-            self._release(name)
-            del self._jobs[name]
-        for placed in self._placed.values():
-            self._packing.free(self._packing.charge(placed))
-            self._packing.join(placed[0])
+_Need = tuple[str, int, int, int]
+"""Kind of device, compute, memory and cores."""
 
-    def _update_job(self, job: JobView) -> None:
-        charges = self._packing.charges(job)
-        placed = self._placed.get(job.id)
-        if placed is not None and charges == (self._packing.charge(placed),):
-            del self._placed[job.id]
-            self._number(job)
-        else:
-            if job.id in self._jobs:
-                self._release(job.id)
-            numbered = self._number(job)
-            for charge in charges:
-                self._packing.take(charge)
-            if job.state is not JobState.RUNNING:
-                self._packing.join(numbered)
-        if charges:
-            self._held[job.id] = charges
 
-    def _number(self, job: JobView) -> Numbered:
-        """Store the new view of a job under its number."""
-        known = self._jobs.get(job.id)
-        numbered = self._jobs[job.id] = (next(self._numbers) if known is None else known[0], job)
-        return numbered
+@dataclass(eq=False, slots=True)
+class _JobQueue:
+    """Waiting jobs with the same demand object, so that one check decides whether they fit, with their arrivals."""
 
-    def _release(self, name: str) -> None:
-        """Free the resources of a running or placed job, or remove a waiting job from its queue."""
-        numbered = self._jobs[name]
-        if (placed := self._placed.pop(name, None)) is not None:
-            self._packing.free(self._packing.charge(placed))
-        elif numbered[1].state is not JobState.RUNNING:
-            self._packing.leave(numbered)
-        for charge in self._held.pop(name, ()):
-            self._packing.free(charge)
+    rank: float
+    needs: tuple[_Need, ...]
+    jobs: deque[tuple[int, JobView]] = field(default_factory=deque)
+
+
+class _BinPacking:
+    """Remaining compute, memory and cores of a cluster while jobs are placed."""
+
+    def __init__(
+        self, cluster: Cluster, job_order: JobOrder, device_order: DeviceOrder, *, exclusive: bool = False
+    ) -> None:
+        self._job_order = int(job_order)
+        self._device_order = int(device_order)
+        self._exclusive = exclusive
+        self._places: dict[str, tuple[Device, _NodeBins, _DeviceBin | None]] = {}
+        entries_by_kind: dict[str, list[Entry[_DeviceBin]]] = {}
+        for node in cluster.nodes:
+            node_bins = _NodeBins(round(node.cores * _UNIT))
+            for device in node.devices:
+                device_bin = None
+                if device.healthy:
+                    capacity = round(device.capacity * _UNIT)
+                    device_bin = _DeviceBin(
+                        device.name, device.kind, len(self._places), node_bins, capacity, device.memory
+                    )
+                    entries_by_kind.setdefault(device.kind, []).append(self._new_entry(device_bin))
+                self._places[device.name] = (device, node_bins, device_bin)
+        sorted_by_compute = device_order is DeviceOrder.WORST_FIT
+        self._devices = {
+            kind: IndexedQueue(entries, sorted_by_compute=sorted_by_compute)
+            for kind, entries in entries_by_kind.items()
+        }
+
+    def place(self, jobs: Sequence[JobView]) -> list[Start | Resume]:
+        """Place every waiting or suspended job that fits beside the running ones, in order; the jobs come oldest first.
+
+        Nothing is freed meanwhile, so a queue whose first job fits nowhere is done.
+        """
+        order = [(each.rank, each.jobs[0][0], each) for each in self._queues(jobs)]
+        heapify(order)
+        actions: list[Start | Resume] = []
+        while order:
+            job_queue = order[0][2]
+            device_bin = self._take_first(job_queue)
+            if device_bin is None:
+                heappop(order)
+                continue
+            _, job = job_queue.jobs.popleft()
+            actions.append((Resume if job.state is JobState.SUSPENDED else Start)(job.id, (device_bin.name,)))
+            if job_queue.jobs:
+                heapreplace(order, (job_queue.rank, job_queue.jobs[0][0], job_queue))
+            else:
+                heappop(order)
+        return actions
+
+    def _queues(self, jobs: Sequence[JobView]) -> list[_JobQueue]:
+        """Charge the devices of running jobs, and return queues of all others."""
+        running, queues = JobState.RUNNING, dict[int, _JobQueue]()
+        for arrival, job in enumerate(jobs):
+            if job.state is running:
+                self._charge(job)
+                continue
+            job_queue = queues.get(id(job.demand))
+            if job_queue is None:
+                job_queue = queues[id(job.demand)] = self._new_queue(job.demand)
+            job_queue.jobs.append((arrival, job))
+        return list(queues.values())
+
+    def _charge(self, job: JobView) -> None:
+        for name in job.devices:
+            if name not in self._places:
+                continue
+            device, node_bins, device_bin = self._places[name]
+            demand = job.demand[device.kind]
+            node_bins.cores -= round(demand.cores * _UNIT)
+            if device_bin is not None:
+                device_bin.has_multi_device_job |= len(job.devices) > 1
+                self._reduce(device_bin, round(job.compute(device) * _UNIT), demand.memory)
+
+    def _new_queue(self, demand: Mapping[str, Demand]) -> _JobQueue:
+        here = [(kind, ask) for kind, ask in demand.items() if kind in self._devices]
+        seconds = min([ask.seconds for _, ask in here], default=0.0)
+        needs = tuple([(kind, round(ask.compute * _UNIT), ask.memory, round(ask.cores * _UNIT)) for kind, ask in here])
+        return _JobQueue(self._job_order * seconds, needs)
+
+    def _take_first(self, job_queue: _JobQueue) -> _DeviceBin | None:
+        """Reduce the first device in order on which the jobs of a queue fit; None if there is none."""
+        best: tuple[Entry[_DeviceBin], _Need] | None = None
+        for need in job_queue.needs:
+            entry = self._fitting(need)
+            if entry is not None and (best is None or entry < best[0]):
+                best = entry, need
+        if best is None:
+            return None
+        device_bin, (_, compute, memory, cores) = best[0][5], best[1]
+        device_bin.node_bins.cores -= cores
+        self._reduce(device_bin, compute, memory)
+        return device_bin
+
+    def _reduce(self, device_bin: _DeviceBin, compute: int, memory: int) -> None:
+        device_bin.compute -= compute
+        device_bin.memory -= memory
+        device_bin.jobs += 1
+        self._reindex(device_bin)
+
+    def _fitting(self, need: _Need) -> Entry[_DeviceBin] | None:
+        kind, compute, memory, cores = need
+        queue = self._devices[kind]
+        entry = queue.first(-compute, -memory, -cores)
+        while entry is not None and entry[5].node_bins.cores < cores:  # jobs on other devices of the node took cores
+            self._reindex(entry[5])
+            entry = queue.first(-compute, -memory, -cores)
+        return entry
+
+    def _reindex(self, device_bin: _DeviceBin) -> None:
+        """Update the entry of a device in its queue."""
+        before = device_bin.entry
+        self._devices[device_bin.kind].replace(before, self._new_entry(device_bin))
+
+    def _new_entry(self, device_bin: _DeviceBin) -> Entry[_DeviceBin]:
+        """Return the entry of a device in its queue: its offers count, negated, as requests."""
+        is_closed = device_bin.has_multi_device_job or (self._exclusive and device_bin.jobs)
+        offered_compute = _CLOSED if is_closed else device_bin.compute
+        device_bin.entry = entry = (
+            self._device_order * offered_compute,
+            device_bin.position,
+            -offered_compute,
+            -device_bin.memory,
+            -device_bin.node_bins.cores,
+            device_bin,
+        )
+        return entry

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from shoal.core.device import Cluster
 from shoal.core.errors import PolicyError
-from shoal.schedule.base import Changes, JobState, JobView, Plan, Policy, Resume, Session, Start
+from shoal.schedule.base import JobView, Plan, Policy
 from shoal.schedule.check import check_plan
 from shoal.schedule.ledger import fits_empty_device
 
@@ -50,42 +50,6 @@ def _check(make: Callable[[], Policy], jobs: tuple[JobView, ...], cluster: Clust
     if not plan.actions and not any(job.devices for job in jobs):
         startable = [job.id for job in jobs if _could_start(job, cluster)]
         assert not startable, f"nothing runs and nothing is started, though {startable} could be"
-    _check_session(policy, jobs, cluster, now)
-
-
-def _check_session(policy: Policy, jobs: Sequence[JobView], cluster: Cluster, now: float) -> None:
-    """A session plans as the policy does after a node with its jobs, after the rest, and after the start of the plan's
-    jobs.
-    """
-    first = Cluster(cluster.nodes[:1])
-    inside = {device.name for _, device in first}
-    early = next((i for i, job in enumerate(jobs) if not inside.issuperset(job.devices)), len(jobs) // 2)
-    session = policy.session(first)
-    _assert_same(session, Changes(tuple(jobs[:early])), policy, jobs[:early], first, now)
-    plan = _assert_same(session, Changes(tuple(jobs[early:]), cluster=cluster), policy, jobs, cluster, now)
-    begun = {action.job: action for action in plan.actions if isinstance(action, (Start, Resume))}
-    if len(begun) < len(plan.actions):
-        return
-    running = {
-        job.id: replace(
-            job, state=JobState.RUNNING, devices=begun[job.id].devices, share=begun[job.id].share, since=now
-        )
-        for job in jobs
-        if job.id in begun
-    }
-    after = [running.get(job.id, job) for job in jobs]
-    _assert_same(session, Changes(tuple(running.values())), policy, after, cluster, now + 1.0)
-    left = [job for job in after if job.id not in running]
-    _assert_same(session, Changes(ended=tuple(running)), policy, left, cluster, now + 2.0)
-
-
-def _assert_same(
-    session: Session, changes: Changes, policy: Policy, jobs: Sequence[JobView], cluster: Cluster, now: float
-) -> Plan:
-    found = _plain(session.plan(changes, now))
-    expected = _plain(policy.plan(jobs, cluster, now))
-    assert found == expected, f"given only {changes}, a session plans {found}, the policy plans {expected}"
-    return expected
 
 
 def _plain(plan: Plan) -> Plan:
