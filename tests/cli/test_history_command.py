@@ -153,7 +153,6 @@ def test_as_json(known):
         "share_speeds": {},
         "crowding": {"2": 1.5},
         "epoch_seconds": {},
-        "thread_gain": {},
     }
 
 

@@ -16,7 +16,6 @@ from shoal.cost.estimate import (
     packed_demand,
     seconds,
     step_seconds,
-    thread_gain,
 )
 
 
@@ -73,10 +72,9 @@ def test_seconds_of_members_that_leave(epochs, expected):
         pytest.param({4: 2.0}, 1, None, id="too far below"),
     ],
 )
-def test_fused_gain_and_thread_gain(measured, members, expected):
-    known = replace(profile({1: 1.0}), fused_gain=measured, thread_gain={2: measured})
-    assert fused_gain(known, members) == thread_gain(known, 2, members) == expected
-    assert thread_gain(known, 4, members) is None, "another number of threads"
+def test_fused_gain(measured, members, expected):
+    known = replace(profile({1: 1.0}), fused_gain=measured)
+    assert fused_gain(known, members) == expected
 
 
 @pytest.mark.parametrize(

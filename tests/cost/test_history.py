@@ -11,7 +11,7 @@ import pytest
 from shoal.core.demand import Profile
 from shoal.cost.history import History, cache_directory, delete_records, oversubscription_ratios, records
 
-PROFILE = Profile({1: 0.1, 16: 0.4}, 10, 3, 100, 10, 0.5, 1.0, thread_gain={2: {1: 0.9, 16: 1.5}})
+PROFILE = Profile({1: 0.1, 16: 0.4}, 10, 3, 100, 10, 0.5, 1.0)
 KEY = ("structure", "data", 32, "cpu/1")
 
 

@@ -25,14 +25,12 @@ KNOWN = replace(
     compile_seconds=5.0,
     crowding={2: 1.5},
     fused_gain={4: 1.1},
-    thread_gain={2: {1: 0.9, 4: 1.2}},
 )
 FOUND = replace(
     FUSES,
     step_seconds={1: 2.0, 4: 3.0},
     compiled_gain={8: 1.5},
     fused_gain={16: 4.0},
-    thread_gain={2: {4: 1.4}, 4: {4: 2.5}},
     reload_seconds=0.5,
 )
 
@@ -98,7 +96,6 @@ def test_a_profile_job_keeps_measurements_of_training_jobs() -> None:
         compiled_gain={4: 2.0, 8: 1.5},
         compile_seconds=5.0,
         crowding={2: 1.5},
-        thread_gain=KNOWN.thread_gain,
     )
 
 
@@ -129,9 +126,7 @@ def test_epochs_alone_are_kept_without_a_new_plan() -> None:
 
 
 def test_a_training_job_adds_to_what_was_measured() -> None:
-    threads = {2: {1: 0.9, 4: 1.4}, 4: {4: 2.5}}
-    expected = replace(KNOWN, compiled_gain={4: 2.0, 8: 1.5}, fused_gain={4: 1.1, 16: 4.0}, thread_gain=threads)
-    expected = replace(expected, reload_seconds=0.5)
+    expected = replace(KNOWN, compiled_gain={4: 2.0, 8: 1.5}, fused_gain={4: 1.1, 16: 4.0}, reload_seconds=0.5)
     store = knowing(KNOWN)
     assert after(store, Profiled("two", A, FOUND)) == expected
     again = replace(expected, fused_gain={4: 1.1, 16: 2.0})

@@ -86,12 +86,12 @@ def test_jobs_grow_into_idle_devices(policy, jobs, where, expected):
 
 
 ON_CPUS = {
-    "not into slots whose cores are lent to it": ([runs("a", UNKNOWN, ASH[:1])], {}),
+    "not into those of its own node": ([runs("a", UNKNOWN, ASH[:1])], {"a": (ASH[0], OAK[0])}),
     "into those of another node": (
         [runs("a", UNKNOWN, ASH[:1]), runs("b", Scaling(), ASH[1:])],
         {"a": (ASH[0], OAK[0])},
     ),
-    "not if they are lent there": (
+    "not where a job has its first device": (
         [runs("a", UNKNOWN, ASH[:1]), runs("b", Scaling(), ASH[1:]), runs("c", Scaling(), OAK[:1])],
         {},
     ),
@@ -100,7 +100,7 @@ ON_CPUS = {
 
 
 @pytest.mark.parametrize(("jobs", "expected"), ON_CPUS.values(), ids=ON_CPUS)
-def test_auto_lends_the_cores_of_idle_slots_and_grows_where_it_cannot(jobs, expected):
+def test_auto_grows_into_slots_of_nodes_without_jobs(jobs, expected):
     plan = Auto().plan(jobs, CPU, 0.0)
     check_plan(plan, jobs, CPU, 0.0)
     assert {x.job: x.devices for x in plan.actions if isinstance(x, Resize)} == expected

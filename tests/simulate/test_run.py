@@ -70,11 +70,6 @@ WIDE = [
     replace(each, profiles={kind: replace(takes, spreading={2: 0.6}) for kind, takes in each.profiles.items()})
     for each in jobs(1)
 ]
-SLOTS = Cluster((node(devices=2, kind="cpu/1"),))
-THREADED = [
-    replace(each, profiles={kind: replace(takes, thread_gain={2: {1: 1.5}}) for kind, takes in each.profiles.items()})
-    for each in jobs(10, 40, 10, kind="cpu/1")
-]
 CASES = {
     "one after the other": ({"given": jobs(10, 5)}, [10, 15]),
     "one job a device": ({"given": jobs(10, 5), "where": TWO}, [10, 5]),
@@ -105,15 +100,6 @@ CASES = {
         {"given": WIDE, "epochs": 10, "where": TWO, "policy": Scripted({0: start("n0/0", "n0/1")})},
         [START_SECONDS + 0.6 * (10 - START_SECONDS)],
     ),
-    "an idle slot lends its core to the last job, whose steps gain half by it": (
-        {"given": THREADED[:2], "where": SLOTS},
-        [10, 10 + 30 / 1.5],
-    ),
-    "the core is taken back for a later arrival, and lent again": (
-        {"given": THREADED, "where": SLOTS, "arrivals": [0, 0, 20]},
-        [10, 30 + 5 / 1.5, 30],
-    ),
-    "a core that gains nothing is not used": ({"given": jobs(10, 40, kind="cpu/1"), "where": SLOTS}, [10, 40]),
     "its device fails: from the last checkpoint on another": (
         {**TEN, "where": TWO, "checkpoint_seconds": 3.0, "events": [ClusterEvent(8.5, failed=("n0/0",))]},
         [12.5],
@@ -297,10 +283,3 @@ def test_asha_fills_idle_slots_at_once(concurrency):
         started = sum(begin <= now for begin in begins)
         waiting = sum(arrival <= now for arrival in found.arrivals.values()) - started
         assert not waiting or started - sum(end <= now for end in ends) == 3, now
-
-
-def test_epochs_with_borrowed_cores_do_not_count_as_those_of_the_slot():
-    run = simulation(THREADED[:2], SLOTS, Fifo(), epochs=6, grouping=Grouping(make_packing("none")))
-    known = [run._core.state.profiles.estimate(key, "cpu/1") for key in run._workload.keys]
-    assert run.run().completion == pytest.approx({"job/0": 60, "job/1": 60 + 180 / 1.5})
-    assert [run._core.state.profiles.estimate(key, "cpu/1") for key in run._workload.keys] == known

@@ -110,7 +110,7 @@ def test_choice(profile: Profile, delay: float, steps: int, kept: bool | None, m
     monkeypatch.setattr(Captured, "delay", delay)
     array, optimizer = members()
     chosen = AdaptiveStep(array, optimizer, loss, profile, CompileDecision(profile, 2, steps), Clock.look)
-    assert chosen.may_be_compiled
+    assert not chosen.settled
     uncaptured = 2 * (RaceRules.min_runs + 1)
     total = 2 * uncaptured + RaceRules.min_runs
     for _ in range(total):
@@ -118,7 +118,7 @@ def test_choice(profile: Profile, delay: float, steps: int, kept: bool | None, m
     torch.testing.assert_close(losses, plain(total), rtol=1e-12, atol=0)
     slow = 2  # steps until it is clear
     # The best of the others takes turns with it.
-    assert chosen.may_be_compiled is bool(kept)
+    assert (chosen._step.way == "compiled") is bool(kept)
     assert Captured.taken == {True: total - uncaptured - slow, False: slow, None: 0}[kept]
     assert chosen.new_profile is not None
     assert chosen.new_profile.fused_gain == {2: 1.0}
@@ -192,7 +192,6 @@ def test_an_array_takes_the_compiled_step_once_another_process_has_compiled_it(
     for _ in range(4 * (RaceRules.min_runs + 1)):
         chosen.step(X)
     assert chosen.settled
-    assert chosen.may_be_compiled, "so it keeps the threads of the slot"
     assert not chosen.plain, "a stepper that trains plainly cannot compile any more"
     now[0] += RETRY_SECONDS
     chosen.step(X)

@@ -150,8 +150,7 @@ class Virtual(Backend):
         self.fail(job, Outcome.CRASHED, "was killed")
 
     def change(self, job: str, change: JobUpdate) -> None:
-        """Save and remove members now, add others at the end of the epoch, find the keys of trials now, and train with
-        other cores from now on."""
+        """Save and remove members now, add others at the end of the epoch, and find the keys of trials now."""
         virtual_job = self.jobs.get(job)
         if virtual_job is None or virtual_job.hangs:
             return
@@ -161,9 +160,6 @@ class Virtual(Backend):
                 lane.members = {number: each for number, each in lane.members.items() if number not in leaving}
             virtual_job.joining = list(remove_members(virtual_job.joining, leaving))
             self._pending.append(base.MembersLeft(job, frozenset(leaving)))
-        if change.cores is not None:
-            virtual_job.cores = change.cores
-            self._update_speeds(virtual_job.device)
         if change.team is not None:
             virtual_job.team = change.team
             self._update_speeds(virtual_job.device)
@@ -263,7 +259,7 @@ class Virtual(Backend):
         if not (jobs := list(self._training.get(device.name, {}).values())):
             return
         speeds = [
-            speed * job.thread_gain * job.team_gain(self._devices(job))
+            speed * job.team_gain(self._devices(job))
             for job, speed in zip(jobs, self._slowdown(device, jobs), strict=True)
         ]
         for job, speed in zip(jobs, speeds, strict=True):

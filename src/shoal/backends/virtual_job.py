@@ -9,7 +9,7 @@ from shoal.core.array import Array, FusionKey, Member
 from shoal.core.demand import Profile
 from shoal.core.device import Device
 from shoal.core.job import Job
-from shoal.cost.estimate import compute, seconds, thread_gain, time_on
+from shoal.cost.estimate import compute, seconds, time_on
 
 __all__ = ["Timeline", "VirtualArray", "VirtualJob"]
 
@@ -55,7 +55,6 @@ class VirtualJob:
         uses_compute: Whether other jobs on its device slow it down meanwhile.
         epoch_rest: Seconds of its epoch that remain after its next events.
         speed: Its speed as a fraction of that alone on one device.
-        cores: CPU cores that it may use; 0: those of its device.
         team: Ids of the helpers that it may train with.
         is_ready: Whether it is a helper that can take part.
         measured: Keys of its arrays, each with a number of devices that the study knows the time of.
@@ -74,7 +73,6 @@ class VirtualJob:
     uses_compute: bool = False
     epoch_rest: float = 0.0
     speed: float = 1.0
-    cores: int = 0
     team: frozenset[str] = frozenset()
     is_ready: bool = False
     measured: set[tuple[FusionKey, int]] = field(default_factory=set)
@@ -97,12 +95,6 @@ class VirtualJob:
             return {}
         remaining = self.remaining - (now - self.updated) * self.speed + self.epoch_rest
         return dict.fromkeys(lane.members, max(0.0, 1 - remaining / epoch_seconds))
-
-    @property
-    def thread_gain(self) -> float:
-        """Speed-up by the cores that it borrows: the least of its arrays, at least 1."""
-        gains = (thread_gain(lane.profile, self.cores, len(lane.members)) or 1.0 for lane in self.lanes if lane.members)
-        return max(1.0, min(gains, default=1.0))
 
     def team_gain(self, devices: int) -> float:
         """Return its speed on a number of devices as a multiple of that on one: the least of its arrays."""

@@ -209,10 +209,6 @@ def record_json(record: Record, current: str) -> dict[str, Any]:
             },
             "crowding": {str(jobs): factor for jobs, factor in sorted(profile.crowding.items())},
             "epoch_seconds": {str(size): seconds for size, seconds in sorted(profile.epoch_seconds.items())},
-            "thread_gain": {
-                str(threads): {str(size): gain for size, gain in sorted(gains.items())}
-                for threads, gains in sorted(profile.thread_gain.items())
-            },
         },
     }
 

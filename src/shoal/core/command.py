@@ -6,7 +6,7 @@ execution ends the process and all jobs. A command has a record of its own only 
 - `StartJob`: `JobStarted`. After a kill the job is lost, and its trials wait again.
 - `UpdateJob`: `JobJoined` for trials that join. Trials that leave have ended or are paused, which `Decided`,
   `TrialsStopped` or the study's "paused_trials" record. After a kill, waiting trials are planned again and missing keys
-  are requested again. Cores are lent only to running jobs, all of which a kill ends.
+  are requested again.
 - `StopJob`: `JobLeaving` if another job takes the place. Otherwise the study's "paused_trials", "paused",
 "end_requested" or "fleet"
   records the reason, or the process ends. After a kill no job starts before these are read again.

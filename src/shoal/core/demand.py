@@ -66,8 +66,6 @@ class Profile:
             was none.
         reload_seconds: Seconds of the last compilation of a step that the machine had compiled before, so that its code
             was there; 0 if there was none.
-        thread_gain: Threads, more than those of the kind of device -> members -> speed-up of a step over one with the
-            threads of the kind.
         share_speeds: Members -> part of the compute of the device -> throughput of a process limited to it, relative to
             the whole device. Empty if not measured, as without MPS.
         crowding: Jobs on a device -> slowdown of an epoch of this key among them, compared with alone.
@@ -94,7 +92,6 @@ class Profile:
     compiled_gain: Mapping[int, float] = field(default_factory=dict)
     compile_seconds: float = 0.0
     reload_seconds: float = 0.0
-    thread_gain: Mapping[int, Mapping[int, float]] = field(default_factory=dict)
     share_speeds: Mapping[int, Mapping[float, float]] = field(default_factory=dict)
     crowding: Mapping[int, float] = field(default_factory=dict)
     epoch_seconds: Mapping[int, float] = field(default_factory=dict)

@@ -57,15 +57,13 @@ class Job:
 
 @dataclass(frozen=True)
 class JobUpdate:
-    """Change of a training job: members leave or join, it finds fusion keys of other trials, or it gets other cores.
+    """Change of a training job: members leave or join, or it finds fusion keys of other trials.
 
     Args:
         leave: Numbers of trials that leave before the next step and send no further reports.
         join: Arrays whose members join the job's first array of the same key when it ends an epoch. Without such an
             array, or if `Array.separate` is set, they are a new array.
         find_signatures: Trials whose fusion keys the job finds before the next step.
-        cores: CPU cores that the job may use as threads from the next step on: those of its slot, and those of idle
-            slots that it borrows. None: as before.
         keep_process: Whether a job of a user's program keeps its process when it stops next, if it can.
         team: Ids of the jobs that are to compute gradients for it, from the first step at which they are ready. None:
             as before.
@@ -74,7 +72,6 @@ class JobUpdate:
     leave: frozenset[int] = frozenset()
     join: tuple[Array, ...] = ()
     find_signatures: tuple[Trial, ...] = ()
-    cores: int | None = None
     keep_process: bool = False
     team: frozenset[str] | None = None
 

@@ -20,14 +20,12 @@ __all__ = [
     "fused_gain",
     "largest_fitting",
     "memory",
-    "merged_thread_gain",
     "packed_demand",
     "seconds",
     "share_speed",
     "share_to_measure",
     "size_to_try",
     "step_seconds",
-    "thread_gain",
     "time_on",
 ]
 
@@ -150,27 +148,11 @@ def fused_gain(profile: Profile, members: int) -> float | None:
     return _of_similar_size(profile.fused_gain, members)
 
 
-def thread_gain(profile: Profile, threads: int, members: int) -> float | None:
-    """Return the speed-up of steps of `members` with so many threads over the threads of the kind of device; None if
-    never measured.
-
-    A measurement counts for sizes from half to twice its own.
-    """
-    return _of_similar_size(profile.thread_gain.get(threads, {}), members)
-
-
 def time_on(profile: Profile, devices: int) -> float:
     """Return the time of a step on so many devices over that on one; beyond the measured ones no device saves time."""
     if devices == 1 or not profile.spreading:
         return 1.0
     return profile.spreading.get(devices, profile.spreading[max(profile.spreading)])
-
-
-def merged_thread_gain(
-    known: Mapping[int, Mapping[int, float]], found: Mapping[int, Mapping[int, float]]
-) -> dict[int, dict[int, float]]:
-    """Return known gains (`Profile.thread_gain`) with newly found ones in their place."""
-    return {threads: {**known.get(threads, {}), **found.get(threads, {})} for threads in {**known, **found}}
 
 
 def _of_similar_size(measured: Mapping[int, float], members: int) -> float | None:

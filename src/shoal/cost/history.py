@@ -326,15 +326,11 @@ def profile_from(text: str) -> Profile | None:
     try:
         fields: Mapping[str, Any] = json.loads(text)
         by_size = {name: {int(size): float(value) for size, value in fields.get(name, {}).items()} for name in _BY_SIZE}
-        by_threads = {
-            int(threads): {int(size): float(value) for size, value in gains.items()}
-            for threads, gains in fields.get("thread_gain", {}).items()
-        }
         shares = {
             int(size): {float(share): float(speed) for share, speed in speeds.items()}
             for size, speeds in fields.get("share_speeds", {}).items()
         }
-        return Profile(**{**fields, **by_size, "thread_gain": by_threads, "share_speeds": shares})
+        return Profile(**{**fields, **by_size, "share_speeds": shares})
     except (ValueError, TypeError, KeyError, AttributeError):
         return None
 

@@ -21,7 +21,7 @@ from shoal.core.device import Device
 from shoal.core.event import MemoryMeasured, Profiled, RelativeTimeMeasured, TeamMeasured
 from shoal.core.job import Job, Purpose
 from shoal.core.space import flatten
-from shoal.cost.estimate import fetching, merged_thread_gain, seconds, size_to_try
+from shoal.cost.estimate import fetching, seconds, size_to_try
 from shoal.cost.history import History
 
 __all__ = ["EpochTimes", "Observation", "OutOfMemoryObserved", "ProfileStore", "WeightedMeans"]
@@ -191,9 +191,7 @@ class ProfileStore:
             if job.purpose is Purpose.PROFILE:
                 memory = max(known.member_memory, profile.member_memory)
                 sample = max(known.sample, profile.sample)
-                profile = replace(
-                    profile, member_memory=memory, crowding=known.crowding, sample=sample, thread_gain=known.thread_gain
-                )
+                profile = replace(profile, member_memory=memory, crowding=known.crowding, sample=sample)
                 profile = replace(profile, share_speeds=known.share_speeds, epoch_seconds=known.epoch_seconds)
                 profile = replace(profile, spreading=profile.spreading or known.spreading)
             else:
@@ -201,7 +199,6 @@ class ProfileStore:
                 profile = replace(
                     known,
                     fused_gain=fused,
-                    thread_gain=merged_thread_gain(known.thread_gain, profile.thread_gain),
                     step_seconds={**known.step_seconds, **_new_sizes(found, job)},
                 )
             profile = replace(

@@ -52,20 +52,17 @@ def give_back(plan: Plan, jobs: Sequence[JobView], cluster: Cluster) -> Plan:
 def fill_up_idle(plan: Plan, jobs: Sequence[JobView], cluster: Cluster) -> Plan:
     """Return a plan that also lets running jobs grow into the devices that it leaves idle; see `grow`.
 
-    The cores of an idle CPU slot are lent as threads to the jobs of its node. So a job grows only into slots of nodes
-    on which no job has its first device, and only while its own node has no idle slot.
+    A job grows into CPU slots only on nodes on which no job has its first device.
     """
     acting = {action.job for action in plan.actions}
     running = [job for job in jobs if job.state is JobState.RUNNING and job.preemptible and job.id not in acting]
     if not any(job.scaling.max_devices > 1 for job in running):
         return plan
     layout = DeviceStrips(cluster, _views_after(plan, jobs))
-    idle = {layout.node[name] for name in layout.idle_devices() if layout.devices[name].is_cpu}
     homes = {layout.node.get(place.devices[0]) for place in layout.places.values()}
 
     def offered(job: JobView, name: str) -> bool:
-        is_lent = layout.node[name] in homes or layout.node[job.devices[0]] in idle
-        return not layout.devices[name].is_cpu or not is_lent
+        return not layout.devices[name].is_cpu or layout.node[name] not in homes
 
     grow(layout, [job for job in running if all(name in layout.devices for name in job.devices)], offered)
     places = {job.id: layout.places[job.id].devices for job in running}

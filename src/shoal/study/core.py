@@ -35,7 +35,7 @@ from shoal.study.job_events import (
     observe,
     record_measurement,
 )
-from shoal.study.planning import ask_algorithm, check_progress, find_signatures, lend_cores, place
+from shoal.study.planning import ask_algorithm, check_progress, find_signatures, place
 from shoal.study.state import CoreConfig, StudyState
 from shoal.study.teams import update_teams
 from shoal.study.trials import TrialRecord, completed_without_algorithm
@@ -148,7 +148,6 @@ def _handle(state: StudyState, event: Event, now: float) -> None:
         case Due.PLAN:
             find_signatures(state)
             place(state, now)
-            lend_cores(state)
             check_progress(state, now)
         case DeviceConditions():
             _add_note(state, devices.apply_conditions(event, step))

@@ -60,7 +60,7 @@ def handle_reports(state: StudyState, event: Reported, now: float) -> None:
     job, device = state.running[event.job]
     state.signatures.count_epoch(report.trial for report in event.reports)
     seen = state.interference.epoch(event, state.trials.has_waiting)
-    if seen is not None and event.job not in state.lent:
+    if seen is not None:
         state.profiles.observe(seen, job, device)
     if (alone := state.interference.epoch_alone(event.job)) is not None:
         state.profiles.observe_epoch_alone(job.arrays[0].key, device.kind, *alone)

@@ -23,7 +23,6 @@ from shoal.core.device import Cluster, Device
 from shoal.core.errors import AlgorithmError, DeviceError
 from shoal.core.job import Job, JobUpdate, Purpose
 from shoal.core.trial import FIRST_ADDED, TrialState
-from shoal.planner.lending import lent_cores
 from shoal.planner.planner import Placement, Planner
 from shoal.remedy import command
 from shoal.schedule.ledger import no_device
@@ -33,7 +32,7 @@ from shoal.study.signatures import in_signature_jobs
 from shoal.study.state import StudyState
 from shoal.study.trials import TrialRecord
 
-__all__ = ["ask_algorithm", "check_progress", "find_signatures", "lend_cores", "place"]
+__all__ = ["ask_algorithm", "check_progress", "find_signatures", "place"]
 
 TRIALS_PER_DEVICE = 32
 """Number of waiting trials that a plan considers beyond the horizon, for each idle device."""
@@ -220,25 +219,6 @@ def _start(state: StudyState, starts: Iterable[tuple[Job, Device]]) -> None:
         state.interference.begin(job, device)
         if job.purpose is Purpose.TRAIN:
             state.trials.begin(job.id, job.members)
-
-
-def lend_cores(state: StudyState) -> None:
-    """While no trial waits, let running jobs use the cores of idle CPU slots; take them back before a job starts there.
-
-    A job uses the cores from its next step on if it measures that they make its steps faster.
-    """
-    if not state.config.elastic:
-        return
-    lent: dict[str, int] = {}
-    if not state.trials.has_waiting():
-        running = [(state.trials.present(job), device) for job, device in state.running.values()]
-        lent = lent_cores(running, state.idle(), state.fleet.cluster)
-    for name, (job, device) in state.running.items():
-        cores = lent.get(name, device.cores)
-        if cores != state.lent.get(name, device.cores):
-            state.step.command(UpdateJob(name, JobUpdate(cores=cores)))
-            state.interference.change(job)  # epochs with borrowed cores do not count
-    state.lent = lent
 
 
 def check_progress(state: StudyState, now: float) -> None:

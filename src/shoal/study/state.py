@@ -163,7 +163,6 @@ class StudyState:
         ended: Whether a study that a user or its target has ended has no job any more.
         target_reached: Number of the trial that has reached the target of the study; None before.
         shutdown: The event that shuts down the study; None before.
-        lent: Id of each job that borrows cores of idle CPU slots -> all cores that it may use.
         teams: Id of each job on several devices -> ids of the helpers that it was told to train with.
         dismissed: Ids of the running helpers that were asked to stop.
         stopped: Common cause of failure of the first trials, which ends the study; None before.
@@ -189,7 +188,6 @@ class StudyState:
         self.target_reached: int | None = None
         self.shutdown: Shutdown | None = None
         self.stopped: Cause | None = None
-        self.lent: dict[str, int] = {}
         self.teams: dict[str, frozenset[str]] = {}
         self.dismissed: set[str] = set()
         self.requests: set[str] = set()

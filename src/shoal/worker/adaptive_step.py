@@ -72,11 +72,6 @@ class AdaptiveStep:
         """Whether the fastest mode is plain PyTorch, and remains so."""
         return self._step.way == "plain" and not (self._compiling and self._compiling.waits)
 
-    @property
-    def may_be_compiled(self) -> bool:
-        """Whether the fastest mode is the compiled one, or may still become it."""
-        return self._step.way in (None, "compiled") or (self._compiling is not None and self._compiling.waits)
-
     def _ways(self) -> tuple[StepMode, ...]:
         """Return the modes to try: those that can pay off in the remaining steps.
 

@@ -5,7 +5,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import replace
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -17,7 +17,6 @@ from shoal.core.array import Array, Member
 from shoal.core.event import Event, Profiled
 from shoal.core.trial import TrialState
 from shoal.cost.activity_clock import during
-from shoal.cost.estimate import merged_thread_gain
 from shoal.data.loader import augmentation_seed
 from shoal.fuse.compile_cache import CompileRecord
 from shoal.worker.array_members import ArrayMembers
@@ -27,7 +26,6 @@ from shoal.worker.loss_tracker import LossTracker
 from shoal.worker.step_plan import StepPlan
 from shoal.worker.stepper import MixedEpochsError, Stepper, StepRefusedError, refusal_note
 from shoal.worker.team.leader import TeamLeader
-from shoal.worker.thread_choice import ThreadChoice
 from shoal.worker.trial_runtime import TrialRuntime
 from shoal.worker.weight_average import averaged, update_averages
 from shoal.worker.worker_state import WorkerState
@@ -53,8 +51,6 @@ class ArrayTrainer:
         frozen_sources: Function that returns models of other arrays in this process. If a large frozen parameter of a
             new model equals the one of the same name in such a model, both share its memory.
         heartbeat: Function to call at each step and validation batch, and before each operation that may take long.
-        threads: Choice of the number of threads of the steps, shared by all arrays of the process; None: it stays as
-            it is.
         timing_only: Whether steps are only timed: losses need not be finite, and LR schedulers, which may end with the
             budget, are not used.
     """
@@ -66,7 +62,6 @@ class ArrayTrainer:
         worker_state: WorkerState,
         frozen_sources: Callable[[], Iterable[nn.Module]] = tuple,
         heartbeat: Callable[[], None] = lambda: None,
-        threads: ThreadChoice | None = None,
         timing_only: bool = False,
     ) -> None:
         self.key = array.key
@@ -83,7 +78,6 @@ class ArrayTrainer:
         self._job = job
         self._state = worker_state
         self._heartbeat = heartbeat
-        self._threads = ThreadChoice(torch.get_num_threads()) if threads is None else threads
         self._losses = LossTracker(job, self.events, check=not timing_only)
         self._members = ArrayMembers(
             array.members, worker_state, self._losses, frozen_sources, heartbeat, use_schedulers=not timing_only
@@ -234,8 +228,6 @@ class ArrayTrainer:
         """
         profile = stepper.new_profile or self._profile
         note = refusal_note(stepper.runtimes[0].trial.number, stepper.refusal) if len(stepper.runtimes) > 1 else ""
-        if profile is not None and (gains := self._threads.gains(self.key)):
-            profile = replace(profile, thread_gain=merged_thread_gain(profile.thread_gain, gains))
         if profile is not None and (profile != self._profile or note != self._note):
             self._profile, self._note = profile, note
             self.events.append(Profiled(self._job, self.key, profile, note))
@@ -262,7 +254,7 @@ class ArrayTrainer:
                 self._losses.begin_step()
                 batches = {epoch: next(iterator) for epoch, iterator in iterators.items()}
                 ticks = [plan.tick(runtime.epoch, step) for runtime in self._group]
-                losses = self._take_step(stepper, [batches[runtime.epoch] for runtime in self._group], ticks, steps)
+                losses = self._take_step(stepper, [batches[runtime.epoch] for runtime in self._group], ticks)
                 update_averages(self._group)
                 self._losses.add(self._group, losses)
                 self._fused_before = self._fused_before or (len(self._group) > 1 and not stepper.refusal)
@@ -274,32 +266,15 @@ class ArrayTrainer:
         finally:
             self._losses.flush()
 
-    def _take_step(self, stepper: Stepper, batches: Sequence[Any], ticks: Sequence[int], epoch_steps: int) -> Tensor:
+    def _take_step(self, stepper: Stepper, batches: Sequence[Any], ticks: Sequence[int]) -> Tensor:
         """Take a step, with the helpers that are ready."""
+        alone = partial(_take_step_alone, stepper, batches, ticks)
         if self.team is None:
-            return self._take_step_alone(stepper, batches, ticks, epoch_steps)
-        self._threads.use_own()
-        alone = partial(self._take_step_alone, stepper, batches, ticks, epoch_steps)
+            return alone()
         losses = self.team.train_step(self.key, stepper, batches, ticks, alone)
         self.events += self.team.events
         self.team.events.clear()
         return losses
-
-    def _take_step_alone(
-        self, stepper: Stepper, batches: Sequence[Any], ticks: Sequence[int], epoch_steps: int
-    ) -> Tensor:
-        """Take a step; the fastest mode is found with the threads of the slot, then the fastest number of threads."""
-        if not stepper.settled:
-            self._threads.use_own()
-            with during(Activity.TIMED_STEPS):
-                return stepper.train_step(batches, ticks)
-        if not self._threads.borrows or stepper.needs_own_threads:
-            self._threads.use_own()
-            return stepper.train_step(batches, ticks)
-        lead = self._group[0]
-        left = (lead.member.target - lead.epoch) * epoch_steps - lead.step
-        with self._threads.chosen(self.key, self._profile, batches, left):
-            return stepper.train_step(batches, ticks)
 
     def _remove_departed(self) -> bool:
         """Remove trials that have left from the group; return whether there were any."""
@@ -333,7 +308,6 @@ class ArrayTrainer:
         if self._stepper is not None and self._stepper.runtimes == self._group:
             return self._stepper
         self._drop_stepper()
-        self._threads.start_anew(self.key)  # a step is compiled, and recorded, for one number of threads
         self._heartbeat()
         state, size = self._state, len(self._group)
         steps = max((x.member.target - x.epoch) * epoch_steps - x.step for x in self._group)
@@ -356,6 +330,11 @@ class ArrayTrainer:
             self._stepper = None
             if self._state.device.type == "cuda":
                 gc.collect()  # its array is a reference cycle that holds device memory
+
+
+def _take_step_alone(stepper: Stepper, batches: Sequence[Any], ticks: Sequence[int]) -> Tensor:
+    with nullcontext() if stepper.settled else during(Activity.TIMED_STEPS):
+        return stepper.train_step(batches, ticks)
 
 
 def _with_heartbeats(batches: Iterable[Any], heartbeat: Callable[[], None]) -> Iterator[Any]:

@@ -114,11 +114,6 @@ class FusedStepper(Stepper):
         """Whether the fastest step mode was found."""
         return self._plain is not None or not isinstance(self._steps, AdaptiveStep) or self._steps.settled
 
-    @property
-    def needs_own_threads(self) -> bool:
-        """Whether the step is compiled, or may still be."""
-        return self._plain is None and isinstance(self._steps, AdaptiveStep) and self._steps.may_be_compiled
-
     def train_step(self, batches: Sequence[Any], ticks: Sequence[int]) -> Tensor:
         """Take one step: fused, or in plain PyTorch if that was faster or the first step could not be fused."""
         if self._plain is not None:

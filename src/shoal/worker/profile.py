@@ -29,7 +29,7 @@ from shoal.worker.step_plan import StepPlan
 from shoal.worker.stepper import MixedEpochsError, Stepper, StepRefusedError, refusal_note
 from shoal.worker.trial_runtime import TrialRuntime, build, optimizers_in, sort_by_optimizer, synchronize
 
-__all__ = ["FREE_SECONDS", "delayed_seconds", "measure"]
+__all__ = ["FREE_SECONDS", "measure"]
 
 SINGLE_RULES = RaceRules(min_runs=3, max_runs=3)
 """Rules for timing a single size."""
@@ -348,11 +348,11 @@ def _step_seconds(stepper: Stepper, batches: Sequence[Any], tick: int) -> float:
 
 
 def _clock_times() -> tuple[float, float, float]:
-    """Return CPU seconds, wall seconds, and `delayed_seconds`."""
-    return time.process_time(), time.perf_counter(), delayed_seconds()
+    """Return CPU seconds, wall seconds, and `_delayed_seconds`."""
+    return time.process_time(), time.perf_counter(), _delayed_seconds()
 
 
-def delayed_seconds() -> float:
+def _delayed_seconds() -> float:
     """Return the seconds that this thread has waited for a core so far; 0 except on Linux."""
     try:
         return int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e9

@@ -97,12 +97,6 @@ class Stepper(ABC):
         """Whether the fastest step mode was found."""
         return True
 
-    @property
-    def needs_own_threads(self) -> bool:
-        """Whether steps must keep the threads of the slot, since code compiled for one number of threads is compiled
-        anew for another one."""
-        return False
-
     @abstractmethod
     def train_step(self, batches: Sequence[Any], ticks: Sequence[int]) -> Tensor:
         """Take one step of every trial.

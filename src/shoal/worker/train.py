@@ -4,10 +4,8 @@ import logging
 import time
 from collections.abc import Iterator
 
-import torch
 from torch import nn
 
-from shoal.cluster.machine import threads
 from shoal.core.activity import Activity
 from shoal.core.array import Array
 from shoal.core.event import (
@@ -28,7 +26,6 @@ from shoal.worker.lane_scheduler import LaneFailure, LaneScheduler
 from shoal.worker.memory import MemoryTracker, release_cached_memory
 from shoal.worker.signature_builder import SignatureBuilder
 from shoal.worker.team.leader import TeamLeader
-from shoal.worker.thread_choice import ThreadChoice
 from shoal.worker.worker_state import WorkerState
 
 __all__ = ["Trainer"]
@@ -39,8 +36,8 @@ _log = logging.getLogger("shoal.worker")
 class Trainer:
     """Trains the arrays of a job, each a lane that takes turns with the others.
 
-    Requests are handled between two steps: trials leave, join, or get a signature; cores of idle slots are lent to the
-    job, or taken back. A lane that raises is dropped, and the others continue. If the last lane raises, the job fails.
+    Requests are handled between two steps: trials leave, join, or get a signature. A lane that raises is dropped, and
+    the others continue. If the last lane raises, the job fails.
 
     Args:
         job: Job to train.
@@ -65,7 +62,6 @@ class Trainer:
         self._worker_context = worker_context
         self._team: TeamLeader | None = None
         self._saved = time.monotonic()
-        self._threads = ThreadChoice(torch.get_num_threads())
         self._lanes: list[ArrayTrainer] = []
         self._lanes += [self._lane(array) for array in job.arrays]
         self._memory_tracker = MemoryTracker(job.id, worker_state.device)
@@ -137,10 +133,8 @@ class Trainer:
         return self._save_due()
 
     def _handle_requests(self) -> Iterator[Event]:
-        """Handle requests: trials leave, join, or get a signature, or the job gets other cores."""
+        """Handle requests: trials leave, join, or get a signature."""
         for change in self._control.changes():
-            if change.cores is not None:
-                self._threads.allow(threads(change.cores))
             if change.team is not None:
                 yield from self._allow_helpers(change.team)
             if gone := frozenset[int]().union(*(lane.leave(change.leave) for lane in self._lanes)):
