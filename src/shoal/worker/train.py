@@ -169,9 +169,7 @@ class Trainer:
         self._lanes.append(self._lane(array))
 
     def _lane(self, array: Array) -> ArrayTrainer:
-        return ArrayTrainer(
-            self._job.id, array, self._worker_state, self._frozen_sources, self._heartbeat, threads=self._threads
-        )
+        return ArrayTrainer(self._job.id, array, self._worker_state, self._frozen_sources, self._heartbeat)
 
     def _heartbeat(self) -> None:
         """Send a heartbeat. It says whether lanes only take steps, so that the next step is expected to take as long as
