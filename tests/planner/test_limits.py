@@ -85,7 +85,7 @@ def test_a_job_is_restarted_where_another_limit_is_worth_it(name):
     found = jobs_to_restart(held, [], [view(each, **(changes if each is job else {})) for each, _ in held], {})
     assert found.keys() == ({"a"} if asked else set())
     if asked:
-        assert (found["a"].suspends, found["a"].keeps_process) == (True, False)
+        assert found["a"].suspends
         assert found["a"].reason.endswith("of H200:0 and its process is limited to 50%")
 
 

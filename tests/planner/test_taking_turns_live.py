@@ -52,7 +52,7 @@ def test_two_jobs_take_turns_on_a_device():
     assert context.plan(10.0).preemptions == {}, "it has not taken a step yet"
     context.tells("job-1", 11.0)
     placement = context.plan(12.0)
-    assert placement.preemptions == {"job-1": PreemptionRequest(True, "suspended by the policy", keeps_process=True)}
+    assert placement.preemptions == {"job-1": PreemptionRequest(True, "suspended by the policy")}
     assert placement.starts == ()
     assert placement.refusals == {2: "waits until job-1 has left cpu/1:0"}
     assert context.plan(12.5).preemptions == {}, "it is asked once"

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_engine import KEY, Scripted, Stage, backend, cluster, four, nothing, run_with_kills, well
+from test_engine import Scripted, Stage, backend, cluster, four, nothing, run_with_kills, well
 
 from shoal.algorithms.asha import ASHA
 from shoal.algorithms.base import Algorithm
 from shoal.algorithms.hyperband import Hyperband
-from shoal.backends.base import Ended, Event, Outcome, Reported, SignaturesFound
+from shoal.backends.base import Ended, Event, Outcome, Reported
 from shoal.core.device import Cluster, Device
 from shoal.core.errors import DeviceError
 from shoal.core.job import Job, Purpose
@@ -127,23 +127,6 @@ def test_a_suspension_is_in_the_journal_before_the_job_is_asked(tmp_path: Path) 
         suspended = [row for row in journal.jobs() if row.outcome == "suspended"]
     assert len(suspended) >= 4
     assert seen.count((None, "", "suspended by the policy")) >= len(suspended)
-
-
-@pytest.mark.parametrize("opaque", [False, True], ids=["a task", "a program"])
-@pytest.mark.parametrize("moves", [False, True], ids=["suspended", "moved"])
-def test_only_a_program_that_is_suspended_keeps_its_process(opaque: bool, moves: bool, tmp_path: Path) -> None:
-    def script(job: Job) -> list[Event]:
-        events = well(job)
-        if job.purpose is Purpose.SIGNATURE:
-            events[0] = SignaturesFound(job.id, {m.trial.number: replace(KEY, opaque=opaque) for m in job.members})
-        return events
-
-    stage, carrier = four(tmp_path / "study", slots=3), backend(script)
-    stage.run(carrier, Restless(moves))
-    assert [outcome for _, outcome in stage.jobs()].count("suspended") > 0
-    keeping = [change for _, change in carrier.changes if change.keep_process]
-    assert bool(keeping) is (opaque and not moves)
-    assert {row[2] for row in stage.outcome()} == {TrialState.COMPLETE}
 
 
 def test_trials_of_a_suspended_job_wait_with_the_policys_reason(tmp_path: Path) -> None:

@@ -173,20 +173,6 @@ def test_a_kill_while_reports_are_gathered_loses_and_doubles_none(tmp_path: Path
     assert [report.epoch for report in again(tmp_path, "loss").reports] == [1, 2, 3, 4]
 
 
-def test_a_program_that_an_earlier_version_has_marked_goes_on_with_its_directory(
-    tmp_path: Path, store: ProgramFiles
-) -> None:
-    (store.live / "state.pt").write_text("epoch 40")
-    (store.live.parent / "keeps-itself").touch()
-    for _ in range(2):  # a kill comes before it prints, and one after
-        store = again(tmp_path, "loss")
-        assert store.resumed
-        assert (store.live / "state.pt").read_text() == "epoch 40"
-        store.output.write_text(printed(41))
-    again(tmp_path, "loss").reset()
-    assert not again(tmp_path, "loss").resumed
-
-
 def test_a_program_that_keeps_nothing_begins_again_though_its_reports_are_known(
     tmp_path: Path, store: ProgramFiles
 ) -> None:

@@ -64,7 +64,6 @@ class JobUpdate:
         join: Arrays whose members join the job's first array of the same key when it ends an epoch. Without such an
             array, or if `Array.separate` is set, they are a new array.
         find_signatures: Trials whose fusion keys the job finds before the next step.
-        keep_process: Whether a job of a user's program keeps its process when it stops next, if it can.
         team: Ids of the jobs that are to compute gradients for it, from the first step at which they are ready. None:
             as before.
     """
@@ -72,7 +71,6 @@ class JobUpdate:
     leave: frozenset[int] = frozenset()
     join: tuple[Array, ...] = ()
     find_signatures: tuple[Trial, ...] = ()
-    keep_process: bool = False
     team: frozenset[str] | None = None
 
 

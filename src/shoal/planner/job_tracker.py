@@ -47,13 +47,10 @@ class PreemptionRequest:
     Args:
         suspends: True: the job is suspended and keeps its arrays. False: the job ends and its trials wait again.
         reason: Reason in words.
-        keeps_process: Whether a program keeps its process if it can. False for a move to another device or a restart
-            under another limit, where this process could not be used again.
     """
 
     suspends: bool
     reason: str
-    keeps_process: bool = False
 
 
 class _ProfileEstimates:

@@ -344,7 +344,7 @@ class Planner:
                 draft.placed.append((job, device))
                 self._add_helpers(job, action.devices[1:], planning, draft, now)
             case Suspend():
-                draft.preemptions[action.job] = PreemptionRequest(True, "suspended by the policy", keeps_process=True)
+                draft.preemptions[action.job] = PreemptionRequest(True, "suspended by the policy")
             case Stop() if action.job in candidates:
                 self.tracker.dissolve(action.job)
                 reason = f"was stopped by the policy: {action.reason}"

@@ -124,8 +124,6 @@ def place(state: StudyState, now: float) -> None:
         state.step.record(JobLeaving(job, leave.reason))
         if state.running[job][0].purpose is Purpose.ASSIST:
             continue  # `update_teams` stops it once its leader goes on without it
-        if leave.keeps_process and any(array.key.opaque for array in state.running[job][0].arrays):
-            state.step.command(UpdateJob(job, JobUpdate(keep_process=True)))
         state.step.command(StopJob(job))
     _change_reservations(state, placement.reservations)
     _start(state, placement.starts)

@@ -39,8 +39,7 @@ class OutputReports:
     def __init__(self, path: Path, metrics: Sequence[str], log: BinaryIO | None = None) -> None:
         self._file = path.open("rb", buffering=0)
         self._metrics = metrics
-        self.log = log
-        """File to which the whole output is copied, or None."""
+        self._log = log
         self.other_names: tuple[str, ...] = ()
         """Names in the last line of JSON that lacks a metric."""
         self._pending = b""
@@ -52,9 +51,9 @@ class OutputReports:
         data = self._file.read()
         if not data:
             return []
-        if self.log is not None:
-            self.log.write(data)
-            self.log.flush()
+        if self._log is not None:
+            self._log.write(data)
+            self._log.flush()
         whole, newline, rest = (self._pending + data).rpartition(b"\n")
         self._pending = rest[-_MAX_LINE_BYTES:]
         return self._reports(whole + newline)
@@ -110,11 +109,6 @@ class ProgramChannel:
     def other_names(self) -> tuple[str, ...]:
         """Names in the last line of JSON in the output that lacks a metric."""
         return () if self._output is None else self._output.other_names
-
-    def log_to(self, log: BinaryIO) -> None:
-        """Copy the output of the program to this log from now on."""
-        if self._output is not None:
-            self._output.log = log
 
     def wait(self, seconds: float) -> list[ProgramReport | ProgramFailedError]:
         """Return the messages since the last call; wait up to `seconds` for the first one."""

@@ -93,7 +93,7 @@ class ProgramFiles:
         for leftover in (*self._folder.glob("*.partial"), *self._folder.glob("*.stale")):
             shutil.rmtree(leftover, ignore_errors=True)
         path = next(iter(program_checkpoints(self._directory, self._trial)), None)
-        if path is None and metrics and (self.collect_output(metrics) or self._own_state_marker.exists()):
+        if path is None and metrics and self.collect_output(metrics):
             self.live.mkdir(exist_ok=True)
             self.resumed = any(self.live.iterdir())
             return
@@ -133,7 +133,7 @@ class ProgramFiles:
 
     def reset(self) -> None:
         """Delete the state of the program, which is ahead of its reports, so that the program starts over."""
-        for path in (*self._outputs(), self._reports, self._ended, self._own_state_marker):
+        for path in (*self._outputs(), self._reports, self._ended):
             path.unlink(missing_ok=True)
         shutil.rmtree(self.live, ignore_errors=True)
         self.live.mkdir()
@@ -252,11 +252,6 @@ class ProgramFiles:
     @property
     def _reports(self) -> Path:
         return self._folder / "reports.json"
-
-    @property
-    def _own_state_marker(self) -> Path:
-        """Marker of a program that prints its reports, in studies older than `reports.json`."""
-        return self._folder / "keeps-itself"
 
     @property
     def _ended(self) -> Path:

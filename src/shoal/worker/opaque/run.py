@@ -8,6 +8,7 @@ import re
 import signal
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
 from typing import BinaryIO
@@ -26,7 +27,6 @@ from shoal.worker.opaque.channel import OutputReports, ProgramChannel
 from shoal.worker.opaque.program_files import ProgramFiles
 from shoal.worker.opaque.program_process import ProgramProcess, program_environment
 from shoal.worker.opaque.program_reports import ProgramReport, ProgramReports
-from shoal.worker.opaque.program_session import ProgramSession, keep, take_kept
 from shoal.worker.opaque.usage_monitor import UsageMonitor
 
 __all__ = ["run"]
@@ -63,6 +63,33 @@ class _Phase(IntEnum):
     KILLED = 3
 
 
+@dataclass
+class _Session:
+    """A running program.
+
+    Args:
+        child: Its process.
+        channel: Its connection for reports.
+        monitor: Monitor of its usage.
+        log_began: Position in the log of the job at its start.
+        last_report: Time of its last report or start, of `time.monotonic`.
+        awaits_answers: Whether it waits for answers to its reports.
+    """
+
+    child: ProgramProcess
+    channel: ProgramChannel
+    monitor: UsageMonitor
+    log_began: int
+    last_report: float
+    awaits_answers: bool
+
+    def close(self) -> None:
+        """Kill the program, and free everything that belongs to it."""
+        self.child.kill_all()
+        self.channel.close()
+        self.monitor.close()
+
+
 class _ProgramRun:
     """Runs the program of one trial, from its start to its end."""
 
@@ -90,18 +117,12 @@ class _ProgramRun:
         self._sent_epoch = self._member.start  # last epoch that was reported to the engine
         self._phase, self._deadline = _Phase.RUNS, math.inf
         self._reached = self._stopping = self._leaving = self._timed_out = False
-        self._keep_process = self._frozen = self._asked = False
+        self._asked = False
         self._ahead_of_reports = False  # whether the saved state of the program is ahead of its reports
         self._failure: ProgramFailedError | None = None
 
     def run(self) -> Iterator[Event]:
         """Run the program; yield the reports of the trial, and profiles."""
-        session = take_kept(self._directory, self._member.trial.number, self._device)
-        if session is not None:
-            self._files, self._reports = session.files, session.reports
-            session.channel.log_to(self._log)
-            yield from self._run_session(session)
-            return
         self._prepare()
         for report in self._reports.reports:
             yield from self._reported(report)
@@ -141,22 +162,10 @@ class _ProgramRun:
                 output.close()
         monitor = UsageMonitor(child.tree, self._device, child.inherited_memory)
         awaits_answers = not isinstance(self._training, Command)
-        session = ProgramSession(
-            child,
-            channel,
-            monitor,
-            self._files,
-            self._reports,
-            self._device,
-            Path(self._log.name),
-            log_began,
-            time.monotonic(),
-            awaits_answers,
-        )
-        yield from self._run_session(session)
+        yield from self._run_session(_Session(child, channel, monitor, log_began, time.monotonic(), awaits_answers))
 
-    def _run_session(self, session: ProgramSession) -> Iterator[Event]:
-        """Follow a running program to its end, or until it is frozen and kept.
+    def _run_session(self, session: _Session) -> Iterator[Event]:
+        """Follow a running program to its end.
 
         The last report of a command's trial is yielded after its output is collected: once the engine has that report,
         the next job of the trial may begin, and collects outputs, too.
@@ -169,34 +178,26 @@ class _ProgramRun:
                     last_events.append(event)
                 else:
                     yield event
-        except BaseException:
+        finally:
             session.close()
-            raise
-        if self._frozen:
-            keep(self._directory, self._member.trial.number, session)
-            yield from last_events
-            return
-        session.close()
         if self._metrics:
             self._files.collect_output(self._metrics)
         yield from last_events
 
-    def _follow(self, session: ProgramSession) -> Iterator[Event]:
+    def _follow(self, session: _Session) -> Iterator[Event]:
         child, channel = session.child, session.channel
-        while child.status() is None and not self._frozen:
+        while child.status() is None:
             for message in channel.wait(_POLL_SECONDS):
                 yield from self._handle_message(message, session)
             session.monitor.sample()
             self._control.beat(settled=False)  # a program that hangs is detected by its time limit
             self._poll_requests(session)
             self._advance_phase(session)
-        if self._frozen:
-            return
         for message in channel.finish():
             yield from self._handle_message(message, session)
         yield from self._finish(child.status() or 0, session)
 
-    def _handle_message(self, message: ProgramReport | ProgramFailedError, session: ProgramSession) -> Iterator[Event]:
+    def _handle_message(self, message: ProgramReport | ProgramFailedError, session: _Session) -> Iterator[Event]:
         if isinstance(message, ProgramFailedError):
             self._failure = message
             return
@@ -234,27 +235,15 @@ class _ProgramRun:
         elif stopping and not session.awaits_answers and not self._asked:  # its state is that of its last report
             self._request_end(0)
 
-    def _poll_requests(self, session: ProgramSession) -> None:
+    def _poll_requests(self, session: _Session) -> None:
         """Poll the requests to stop the job or to remove the trial."""
         stopping = self._control.stopping()  # before the changes: one that comes with it was sent first
         for change in self._control.changes():
-            self._keep_process = self._keep_process or change.keep_process
             if self._member.trial.number in change.leave:
                 self._leaving = True
                 self._request_end(0)
         if stopping and not self._stopping:
             self._stopping = True
-            self._stop(session)
-
-    def _stop(self, session: ProgramSession) -> None:
-        """Freeze the program if it is suspended and can be, else ask it to end."""
-        can_be_kept = self._keep_process and self._phase is _Phase.RUNS and not self._reached
-        frozen = session.freeze() if can_be_kept else None
-        if frozen is False:  # its trial goes on from its checkpoint
-            session.child.kill_all()
-            self._phase = _Phase.KILLED
-        self._frozen = frozen is True
-        if frozen is None:
             self._request_end(GRACE_SECONDS)
             self._asked = not session.awaits_answers and session.child.request_end()
 
@@ -264,10 +253,10 @@ class _ProgramRun:
         if self._phase is _Phase.ENDS:
             self._deadline = min(self._deadline, time.monotonic() + seconds)
 
-    def _advance_phase(self, session: ProgramSession) -> None:
+    def _advance_phase(self, session: _Session) -> None:
         """Check the time limit, and send the next signal when it is due."""
         now, child = time.monotonic(), session.child
-        if self._phase is _Phase.RUNS and not self._frozen and now - session.last_report > self._training.time_limit:
+        if self._phase is _Phase.RUNS and now - session.last_report > self._training.time_limit:
             self._timed_out = True
             self._request_end(0)
         if now < self._deadline:
@@ -279,7 +268,7 @@ class _ProgramRun:
             child.kill_all()
             self._phase, self._deadline = _Phase.KILLED, math.inf
 
-    def _finish(self, status: int, session: ProgramSession) -> Iterator[Event]:
+    def _finish(self, status: int, session: _Session) -> Iterator[Event]:
         """Report how the program ended, or raise its error.
 
         If the program ended by itself before its budget was used, its last report counts for the rest of the budget.
@@ -291,7 +280,7 @@ class _ProgramRun:
             said = "has never reported" if self._reports.awaits_first else "has not reported any more"
             reason = (
                 f"{self._training.name} {said} for {self._training.time_limit:g} s, its time limit; "
-                f"if it needs longer, raise that (time_limit=, --time-limit)\nLog: {session.log}"
+                f"if it needs longer, raise that (time_limit=, --time-limit)\nLog: {self._log.name}"
             )
             epoch = self._reports.last or self._member.start
             yield Reported(self._job, (Report(number, epoch, state=TrialState.FAILED, reason=reason),))
@@ -315,12 +304,12 @@ class _ProgramRun:
         last = self._reports.reports[-1]
         yield Reported(self._job, (Report(number, target, last.metrics, 0.0, TrialState.PAUSED),))
 
-    def _exit_error(self, status: int, session: ProgramSession) -> ProgramFailedError:
+    def _exit_error(self, status: int, session: _Session) -> ProgramFailedError:
         """Return the error for a program with an exit status other than 0; its message contains the last lines of the
         log, or the first ones of a crash."""
         how = f"exited with status {status}" if status > 0 else f"was killed by {signal.Signals(-status).name}"
         self._log.flush()
-        with session.log.open("rb") as file:
+        with Path(self._log.name).open("rb") as file:
             file.seek(session.log_began)
             lines = file.read().decode(errors="replace").splitlines()
         crashes = [number for number, line in enumerate(lines) if status < 0 and line.startswith(_CRASH)]
