@@ -98,9 +98,7 @@ def ended(shoal, tmp_path_factory):
     return done, place / "one study"
 
 
-@pytest.mark.parametrize(
-    "command", ["run", "resume", "status", "report", "trials", "best", "history", "mirror", "policy"]
-)
+@pytest.mark.parametrize("command", ["run", "resume", "status", "report", "trials", "best", "history", "policy"])
 def test_every_command_explains_itself(command):
     result = CliRunner().invoke(app, [command, "--help"])
     assert result.exit_code == 0
@@ -150,8 +148,6 @@ def test_a_shell_completes_commands_and_names(line: str, completions: list[str])
         pytest.param(["run", __file__, "--seed", "x"], "--seed", id="seed is not a number"),
         pytest.param(["status", "missing"], "missing", id="directory does not exist"),
         pytest.param(["trials", ".", "--limit", "0"], "--limit", id="limit of none"),
-        pytest.param(["mirror", "."], "STORAGE", id="no storage"),
-        pytest.param(["mirror", ".", "x.log", "--interval", "0"], "--interval", id="no interval"),
     ],
 )
 def test_wrong_usage_is_status_2(arguments, hint):

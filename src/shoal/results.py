@@ -15,7 +15,7 @@ from shoal.journal.view import JournalView
 from shoal.paths import absolute, check_path
 from shoal.reporting.grid import StudyGrid, study_grid
 from shoal.reporting.notebook import notebook_html
-from shoal.reporting.optuna_study import mirror, optuna_study
+from shoal.reporting.optuna_study import optuna_study
 from shoal.reporting.overview import overview
 from shoal.reporting.ranking import front, ranked, why_no_best
 from shoal.reporting.rerun import Rerun, find_rerun
@@ -121,26 +121,6 @@ class Study:
             trials = [(row, journal.curve(row.number)) for row in journal.trials()]
             space = journal.space
         return optuna_study(trials, space, self.objectives, name or self.directory.resolve().name, storage)
-
-    def mirror_to_optuna(
-        self, storage: "str | optuna.storages.BaseStorage", name: str | None = None, interval: float = 1.0
-    ) -> "optuna.Study":
-        """Mirror this study to an Optuna study until no process runs it any more; see `mirror`.
-
-        Call it while the study runs, from another process or thread: `optuna-dashboard` and Optuna's plots then show
-        the study live. A further call, as after `resume`, goes on in the same Optuna study. A failed trial stays failed
-        there, even if it is tried again.
-
-        Args:
-            storage: Storage of the Optuna study: an address such as "sqlite:///optuna.db", the path of a file for
-                Optuna's JournalStorage, or a storage object of Optuna.
-            name: Name of the Optuna study; the default is the name of this study's directory.
-            interval: Seconds between two updates.
-
-        Raises:
-            ShoalError: the storage cannot be used, or has another study of this name.
-        """
-        return mirror(self.directory, storage, name, interval)
 
     def best_model(self) -> "nn.Module":
         """The best trial's model with its trained weights: `model` of `best_trial`.

@@ -1,11 +1,15 @@
-"""A study of ours as one of Optuna's."""
+"""A study of ours as one of Optuna's, in memory, in a database and in a file."""
 
 import math
 
 import optuna
 import pytest
+from optuna.exceptions import StorageInternalError
+from optuna.storages import InMemoryStorage, JournalStorage
+from optuna.storages.journal import JournalFileBackend
 from report_samples import row
 
+from shoal.core.errors import ShoalError
 from shoal.core.objective import objectives
 from shoal.core.space import Space, choice, loguniform, randint
 from shoal.core.trial import Report, Trial, TrialState
@@ -66,8 +70,47 @@ def test_parameters_are_those_of_the_space():
 
 
 def test_it_is_kept_where_asked(tmp_path):
-    address = f"sqlite:///{tmp_path}/optuna.db"
-    optuna_study(ROWS, SPACE, objectives("loss", "min"), "mine", address)
-    assert len(optuna.load_study(study_name="mine", storage=address).trials) == 4
-    with pytest.raises(optuna.exceptions.DuplicatedStudyError):
+    for address, where in [
+        (f"sqlite:///{tmp_path}/optuna.db", f"sqlite:///{tmp_path}/optuna.db"),
+        (f"{tmp_path}/optuna.log", JournalStorage(JournalFileBackend(f"{tmp_path}/optuna.log"))),
+    ]:
         optuna_study(ROWS, SPACE, objectives("loss", "min"), "mine", address)
+        assert len(optuna.load_study(study_name="mine", storage=where).trials) == 4
+        with pytest.raises(optuna.exceptions.DuplicatedStudyError):
+            optuna_study(ROWS, SPACE, objectives("loss", "min"), "mine", address)
+
+
+def test_trials_of_several_metrics_have_no_curve():
+    rows = [(row(0, TrialState.COMPLETE, trial=Trial(0, config(0), 0, 7), metrics={"a": 0.5, "b": 2.0}), [])]
+    study = optuna_study(rows, SPACE, objectives(["a", "b"], ["max", "min"]), "mine")
+    assert [direction.name for direction in study.directions] == ["MAXIMIZE", "MINIMIZE"]
+    assert [(each.values, each.intermediate_values) for each in study.trials] == [([0.5, 2.0], {})]
+
+
+class Locked(InMemoryStorage):
+    def create_new_study(self, *arguments):
+        raise StorageInternalError("the database is locked")
+
+
+def test_a_storage_that_cannot_be_used(tmp_path):
+    """Nothing is written to what is not Optuna's."""
+    (tmp_path / "some").write_bytes(b"\xff\xfe\x00" * 90)
+    (tmp_path / "line").write_bytes(b"one line")
+    (tmp_path / "list").write_bytes(b"[1, 2]\n")
+    (tmp_path / "journal.sqlite").write_bytes(b"SQLite format 3")
+    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    for address in (
+        *("mysqll://nowhere/x", "://", "sqlite:////no/such/folder/x.db", "/no/such/folder/x.log", "", str(tmp_path)),
+        *(f"sqlite:///{tmp_path}/some", f"{tmp_path}/some", f"{tmp_path}/line", f"{tmp_path}/list"),
+        *(f"{tmp_path}/journal.sqlite", f"sqlite:///{tmp_path}/journal.sqlite"),
+    ):
+        with pytest.raises(ShoalError) as error:
+            optuna_study([], SPACE, objectives("loss", "min"), "mine", address)
+        assert f"the storage {address!r} cannot be used" in str(error.value)
+        assert "give an address such as sqlite:///optuna.db" in str(error.value)
+    assert {path: path.read_bytes() for path in before} == before
+    with pytest.raises(ShoalError, match=r"cannot be used \(StorageInternalError: the database is locked"):
+        optuna_study([], SPACE, objectives("loss", "min"), "mine", Locked())
+    for storage in (3, b"x.log", tmp_path):
+        with pytest.raises(ShoalError, match="`storage` must be an address such as"):
+            optuna_study([], SPACE, objectives("loss", "min"), "mine", storage)

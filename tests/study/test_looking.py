@@ -41,7 +41,6 @@ def test_looking_at_a_study_runs_none_of_its_code(hostile: Path) -> None:
         "trial add": ["--set", "lr=0.01", "--epochs", "1"],
         "trial clone": ["0", "--anew"],
         "policy": ["fifo"],
-        "mirror": [str(hostile.parent / "optuna.log")],
     }
     for command in ("status", "trials", "best", "report", *more):
         after = more.get(command, [])

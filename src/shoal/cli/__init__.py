@@ -1,7 +1,7 @@
 """The command line, `shoal COMMAND`.
 
 Commands: `run`, `profile`, `devices`, `page`, `report`, `export`, `rerun`, `history`, `trial`, `policy`, `study`,
-`resume`, `status`, `trials`, `best`, `mirror`, `simulate`.
+`resume`, `status`, `trials`, `best`, `simulate`.
 """
 
 from shoal.cli.entry_point import main

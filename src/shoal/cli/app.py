@@ -152,37 +152,6 @@ def best(directory: StudyDirectory, as_json: AsJson = False) -> None:
             typer.echo(f"checkpoint: {checkpoint}")
 
 
-@app.command()
-def mirror(
-    directory: StudyDirectory,
-    storage: Annotated[
-        str, typer.Argument(metavar="STORAGE", help="sqlite:///optuna.db, or a file for Optuna's JournalStorage.")
-    ],
-    name: Annotated[str | None, typer.Option(help="Name of the Optuna study; by default that of DIR.")] = None,
-    interval: Annotated[float, typer.Option(min=0.01, help="Seconds between two updates.")] = 1.0,
-    as_json: AsJson = False,
-) -> None:
-    """Show a study in Optuna's dashboard: update an Optuna study until no process runs the study.
-
-    Look with: optuna-dashboard STORAGE. Called again, it goes on in the same Optuna study. There a failed trial stays
-    failed, also if it is tried again.
-    """
-    found = Study(directory)
-    try:
-        optuna_study = found.mirror_to_optuna(storage, name, interval)
-    except KeyboardInterrupt as stop:
-        print_message("stopped; the study goes on, and so does its mirror when it is called again")
-        raise typer.Exit(1) from stop
-    trials = optuna_study.get_trials(deepcopy=False)
-    unfinished = sum(not trial.state.is_finished() for trial in trials)
-    if as_json:
-        print_json({"storage": storage, "name": optuna_study.study_name, "trials": len(trials), "open": unfinished})
-        return
-    print_message(f"{len(trials)} trials are in {optuna_study.study_name!r} in {storage}")
-    if unfinished:
-        print_message(f"{unfinished} are open, and no process runs the study; {_how_to_go_on(directory)}")
-
-
 app.command()(simulate)
 
 
