@@ -144,7 +144,9 @@ class _Promotions(Algorithm):
         self._rung += 1
         numbers, epochs = self._rungs[self._rung]
         self._left = set(numbers)
-        trials = tuple(Trial(number, {"structure": number}, derive_seed("groups", number), 0) for number in numbers)
+        trials = tuple(
+            Trial(number, {"structure": f"trial {number}"}, derive_seed("groups", number), 0) for number in numbers
+        )
         return [TrialGroup(trials, Budget(epochs * PARTS), f"rung-{self._rung}")]
 
     def observe(self, report: Report) -> list[Decision]:

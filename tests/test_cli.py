@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import sqlite3
 import subprocess
@@ -193,12 +194,21 @@ def test_simulate_compares_the_policies_of_the_file(shoal, toy):
     assert [line.split()[:2] for line in done.stdout.splitlines()[2:]] == [["fifo", "4:00"], ["wfd", "2:00"]]
 
 
-def test_simulate_prints_json_and_draws(shoal, toy):
-    done = shoal("simulate", "toy.toml", "--policy", "wfd", "--json", "--gantt", "chart.svg", cwd=toy)
-    (told,) = json.loads(done.stdout)
-    assert (told["policy"], told["makespan"]) == ("wfd", pytest.approx(120 + 2 * 0.1))
-    assert done.stderr == "shoal: drawn in chart.svg\n"
-    assert (toy / "chart.svg").is_file()
+def test_simulate_prints_json_and_writes_the_page_of_each_policy(shoal, toy):
+    done = shoal("simulate", "toy.toml", "--json", "--html", "toy.html", cwd=toy)
+    told = json.loads(done.stdout)
+    assert [each["policy"] for each in told] == ["fifo", "wfd"]
+    assert told[1]["makespan"] == pytest.approx(120 + 2 * 0.1)
+    assert done.stderr == "shoal: written: toy-fifo.html\nshoal: written: toy-wfd.html\n"
+    page = (toy / "toy-wfd.html").read_text()
+    (data,) = re.findall(r'<script type="application/json" id="frozen">(.*?)</script>', page, re.DOTALL)
+    shown = json.loads(data)
+    assert shown["state"]["study"] == "toy, wfd"
+    assert shown["overview"]["total"] == pytest.approx(told[1]["makespan"])
+    trained = [bar for bar in shown["overview"]["bars"] if bar["purpose"] == "train"]
+    assert [(bar["lanes"], bar["outcome"]) for bar in trained] == [(2, "finished")] * 4
+    assert shown["overview"]["devices"][0]["busy"] == pytest.approx(1.0)
+    assert set(shown["curves"]) == {"loss"}
 
 
 def test_simulate_ends_with_status_1_where_jobs_do_not_end(shoal, toy):
@@ -216,7 +226,7 @@ def test_simulate_ends_with_status_1_where_jobs_do_not_end(shoal, toy):
     [
         pytest.param([], "devises = 1", 1, "there is no key 'devises'", id="unknown key"),
         pytest.param(["--policy", "wdf"], "", 2, "'wdf' is not one of", id="unknown policy"),
-        pytest.param(["--gantt", "chart.txt"], "", 1, "a .png or .svg file", id="unknown kind of chart"),
+        pytest.param(["--html", "chart.txt"], "", 1, "whose name ends in .html", id="no page"),
     ],
 )
 def test_simulate_in_vain(shoal, toy, arguments, text, status, hint):

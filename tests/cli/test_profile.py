@@ -85,7 +85,7 @@ def profile(shoal):
 
 def test_a_person_sees_before_a_search_that_sharing_pays(profile, tmp_path, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")  # a reason is on one line
-    options = ["--trials", "4", "--devices", "cpu:2", "--plot", "plot.svg", "--seed", "3"]
+    options = ["--trials", "4", "--devices", "cpu:2", "--seed", "3"]
     done = profile(script(tmp_path), "first", *options, "--", "--lr", "1", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "arguments: ['first', '--lr', '1']" in done.stdout
@@ -93,9 +93,7 @@ def test_a_person_sees_before_a_search_that_sharing_pays(profile, tmp_path, monk
     assert "what decided" in done.stdout
     assert re.search(r"fusing alone saves \d+ %, packing alone saves \d+ %", done.stdout)
     assert "Sharing pays: one epoch of 4 configurations takes" in done.stdout
-    assert "shoal: drawn in plot.svg" in done.stderr
-    assert (tmp_path / "plot.svg").read_text().lstrip().startswith("<?xml")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["cache", "plot.svg", "study.py"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["cache", "study.py"]
     known = History(tmp_path / "cache" / History().path.name, environment=environment()).all()
     assert len(known) == 2
     assert all(profile.fetch_seconds > 0 for profile in known.values())
@@ -152,12 +150,6 @@ def test_wrong_usage_is_status_2(arguments, hint):
     assert hint in result.stderr
 
 
-def test_a_plot_of_another_kind_is_refused_before_anything_runs(profile, tmp_path):
-    done = profile(script(tmp_path), "--plot", "plot.gif", cwd=tmp_path)
-    assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr == "error: a plot is a .png or .svg file, got plot.gif\n"
-
-
 def test_an_interrupt_is_a_line_and_status_1(profile, tmp_path):
     endless = "import os, signal; os.kill(os.getpid(), signal.SIGINT); time.sleep(60)"
     done = profile(script(tmp_path, loss=endless), "--trials", "2", cwd=tmp_path)
@@ -168,6 +160,6 @@ def test_an_interrupt_is_a_line_and_status_1(profile, tmp_path):
 def test_help_says_what_it_does():
     result = CliRunner().invoke(app, ["profile", "--help"])
     assert result.exit_code == 0
-    for option in ("--trials", "--devices", "--packing", "--plot", "--seed", "--json"):
+    for option in ("--trials", "--devices", "--packing", "--seed", "--json"):
         assert option in result.stdout
     assert " profile " in CliRunner().invoke(app, ["--help"]).stdout

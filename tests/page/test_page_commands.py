@@ -34,8 +34,7 @@ def test_a_report_is_written_where_it_is_asked_for(study: Path, tmp_path: Path) 
     [
         (["--html", "nowhere/out.html"], "the report cannot be written"),
         (["--html", "picture.png"], "whose name ends in .html"),
-        (["--html", "out.html", "--output", "a.png"], "leave --output and --accounting out"),
-        (["--html", "out.html", "--accounting"], "leave --output and --accounting out"),
+        (["--html", "out.html", "--accounting"], "leave --accounting out"),
     ],
 )
 def test_a_report_that_cannot_be_written_is_refused(study: Path, monkeypatch, options: list[str], hint: str) -> None:

@@ -175,9 +175,3 @@ def test_the_activities_of_a_real_study_sum_to_the_time_of_its_slots(backend: st
     assert "validation" in table
     assert "unreported" not in table
     assert not (tmp_path / "study" / "report").exists()
-
-
-def test_an_accounting_names_no_file(tmp_path: Path, journal: Journal) -> None:
-    done = CliRunner().invoke(app, ["report", str(journal.directory), "--accounting", "--output", "a.html"])
-    assert done.exit_code == 1
-    assert "--accounting draws nothing" in str(done.exception)

@@ -1,4 +1,4 @@
-"""What is printed and drawn of a dry run before a search."""
+"""What is printed of a dry run before a search."""
 
 import json
 from dataclasses import replace
@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 from rich.console import Console
 
-from shoal.cli.profile import DryRunTable, draw_dry_run, dry_run_json, seconds_text, verdict
+from shoal.cli.profile import DryRunTable, dry_run_json, seconds_text, verdict
 from shoal.core.array import Array, FusionKey, Member
 from shoal.core.demand import Profile
 from shoal.core.device import Device
@@ -131,13 +131,3 @@ def test_nothing_measured_is_a_table_of_reasons():
 @pytest.mark.parametrize(("seconds", "text"), [(12.34, "12.3 s"), (1.0, "1 s"), (0.0456, "45.6 ms")])
 def test_seconds_are_told_as_a_person_reads_them(seconds, text):
     assert seconds_text(seconds) == text
-
-
-def test_the_plot_names_what_it_shows(tmp_path):
-    path = tmp_path / "plot.svg"
-    draw_dry_run(dry_run(), path, "digits.py: $weird$ title")
-    drawn = path.read_text()
-    for text in ("weird", "Shoal's choice", "IMPV 7"):
-        assert f"<!-- {text}" in drawn or text in drawn
-    draw_dry_run(dry_run(), tmp_path / "plot.png", "title")
-    assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")

@@ -1,10 +1,9 @@
-"""Helpers of jobs on several devices in `shoal status` and in the timeline."""
+"""Helpers of jobs on several devices in `shoal status`."""
 
 from shoal.core.job import Purpose
 from shoal.journal.rows import DeviceRow
 from shoal.reporting.devices import device_json, device_lines
 from shoal.reporting.snapshot import DeviceUse, JobUse
-from shoal.reporting.timeline import _PURPOSES
 
 
 def test_status_says_whom_a_helper_helps() -> None:
@@ -13,7 +12,3 @@ def test_status_says_whom_a_helper_helps() -> None:
     (line,) = device_lines(use, "epochs")
     assert line.endswith("job-00004 helps job-00003 with 2 trials")
     assert device_json(use)["jobs"][0]["assists"] == "job-00003"
-
-
-def test_the_timeline_has_a_colour_for_each_purpose_but_training() -> None:
-    assert _PURPOSES.keys() == set(Purpose) - {Purpose.TRAIN}

@@ -4,15 +4,17 @@ import json
 from dataclasses import replace
 
 import pytest
+from report_samples import row
 from timeline_samples import GB, Clock, machines, pretend, training, trial
 
 from shoal.core.demand import Demand
 from shoal.core.job import Purpose
-from shoal.core.trial import Budget, Report, TrialGroup, TrialState
-from shoal.journal.rows import Run
+from shoal.core.trial import Budget, Report, Trial, TrialGroup, TrialState
+from shoal.journal.rows import JobRow, Run
 from shoal.journal.view import JournalView
 from shoal.journal.writer import Journal
-from shoal.reporting.overview import Elapsed, overview, overview_json
+from shoal.reporting.overview import Elapsed, overview, overview_json, structure_names
+from shoal.reporting.text import key_text, numbers_text, structure_text
 
 HALF = Demand(0.5, 10 * GB, 1.0, 10.0)
 
@@ -139,3 +141,74 @@ def test_as_json(tmp_path):
     assert {failure["log"] for failure in shown["failures"]} == {f"logs/{f['job']}.log" for f in shown["failures"]}
     assert shown["failing"][0]["next"].startswith("trial ")
     assert [point["value"] for point in shown["curve"]] == sorted(point["value"] for point in shown["curve"])
+
+
+def training_job(keys, members=None, trials=()):
+    return JobRow("1", Purpose.TRAIN, "cpu:0", trials, 1.0, None, "", "", tuple(keys), None, members or {})
+
+
+WIDE = {
+    number: {"lr": number / 10, "net": {"width": 64 if number < 2 else 128}, "batch_size": 32} for number in range(4)
+}
+DIGESTS = [f"{letter * 16} x 32" for letter in "abcd"]
+
+
+@pytest.mark.parametrize(
+    ("jobs", "configs", "names"),
+    [
+        pytest.param(
+            [training_job(DIGESTS[:2], {DIGESTS[0]: (0, 1), DIGESTS[1]: (2, 3)})],
+            WIDE,
+            ["net.width=64", "net.width=128"],
+            id="a parameter",
+        ),
+        pytest.param(
+            [training_job(DIGESTS[:1], trials=(0, 1)), training_job(DIGESTS[1:2], trials=(2, 3))],
+            WIDE,
+            ["net.width=64", "net.width=128"],
+            id="a journal of an older version",
+        ),
+        pytest.param(
+            [training_job(DIGESTS[:2], {DIGESTS[0]: (0,), DIGESTS[1]: (2,)})],
+            WIDE,
+            ["net.width=64 lr=0", "net.width=128 lr=0.2"],
+            id="a trial each: floats last",
+        ),
+        pytest.param([training_job(DIGESTS[:1], trials=(0, 2))], WIDE, ["batches of 32"], id="one alone"),
+        pytest.param(
+            [training_job(["a x 8", "b x 16"], {"a x 8": (0, 1), "b x 16": (2, 3)})],
+            WIDE,
+            ["net.width=64, batches of 8", "net.width=128, batches of 16"],
+            id="another batch size that is not a parameter",
+        ),
+        pytest.param(
+            [training_job(DIGESTS[:2], trials=(0, 1, 2))],
+            WIDE,
+            ["aaaaaaaa, batches of 32", "bbbbbbbb, batches of 32"],
+            id="not known",
+        ),
+        pytest.param(
+            [training_job(DIGESTS[:3], {DIGESTS[0]: (0, 1), DIGESTS[1]: (2,), DIGESTS[2]: (2,)})],
+            {number: {"net": config["net"]} for number, config in WIDE.items()},
+            ["net.width=64", "net.width=128 (bbbbbbbb, batches of 32)", "net.width=128 (cccccccc, batches of 32)"],
+            id="parameters do not tell",
+        ),
+    ],
+)
+def test_structures_are_named_by_what_differs(jobs, configs, names):
+    rows = [row(number, trial=Trial(number, config, 0, 0)) for number, config in configs.items()]
+    assert list(structure_names(jobs, rows).values()) == names
+
+
+@pytest.mark.parametrize(
+    ("numbers", "text"), [([], ""), ([3], "3"), ([0, 1, 2], "0-2"), ([9, 1, 0, 4, 5, 7], "0-1, 4-5, 7, 9")]
+)
+def test_numbers_in_ranges(numbers, text):
+    assert numbers_text(numbers) == text
+
+
+def test_names_of_structures():
+    assert structure_text("0123456789abcdef" * 2) == "01234567"
+    assert structure_text("opaque train.py 0123456789abcdef") == "opaque train.py 01234567"
+    assert key_text("0123456789abcdef x 64") == "01234567, batches of 64"
+    assert key_text("a x b x 8") == "a x b, batches of 8"

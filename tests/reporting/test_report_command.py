@@ -7,7 +7,6 @@ from timeline_samples import pretend
 from typer.testing import CliRunner
 
 from shoal.cli.app import app
-from shoal.reporting import drawing
 
 
 @pytest.fixture
@@ -20,56 +19,26 @@ def shoal(*arguments):
     return CliRunner().invoke(app, ["report", *map(str, arguments)])
 
 
-def test_a_page_and_a_picture_below_the_study(study):
+def test_a_page_below_the_study(study):
     for _ in range(2):  # the second takes the place of the first
         done = shoal(study)
         assert (done.exit_code, done.stdout) == (0, "")
-    page, picture = study / "report" / "report.html", study / "report" / "timeline.png"
-    assert f"written: {page}\nshoal: written: {picture}" in done.stderr
-    assert picture.read_bytes().startswith(b"\x89PNG")
+    page = study / "report" / "report.html"
+    assert done.stderr == f"shoal: written: {page}\n"
     assert page.read_text().startswith("<!DOCTYPE html>")
-
-
-@pytest.mark.parametrize(("name", "start"), [("a.png", b"\x89PNG"), ("a.SVG", b"<?xml")])
-def test_one_file_elsewhere(study, tmp_path, name, start):
-    assert shoal(study, "--output", tmp_path / name).exit_code == 0
-    assert (tmp_path / name).read_bytes().startswith(start)
-    assert not (study / "report").exists()
-
-
-def test_as_json_nothing_is_drawn_unless_asked_for(study, tmp_path):
-    shown = json.loads(shoal(study, "--json").stdout)
-    assert (shown["directory"], shown["jobs"], shown["files"]) == (str(study), 16, [])
-    assert not (study / "report").exists()
-    shown = json.loads(shoal(study, "--json", "--output", tmp_path / "a.svg").stdout)
-    assert shown["files"] == [str(tmp_path / "a.svg")]
-
-
-@pytest.mark.parametrize(
-    ("output", "hint"),
-    [
-        ("a.pdf", r"a timeline is a .png or .svg file, got"),
-        ("a.html", "write the page of the study with --html"),
-        ("nowhere/a.png", "is not a writable folder"),
-    ],
-)
-def test_a_file_that_cannot_be_written_is_refused(study, tmp_path, output, hint):
-    done = shoal(study, "--output", tmp_path / output)
-    assert done.exit_code == 1
-    assert hint in str(done.exception)
-
-
-def test_a_folder_that_cannot_be_made_is_named(study):
+    (study / "report").rename(study / "other")
     (study / "report").write_text("a file")
     done = shoal(study)
     assert done.exit_code == 1
-    assert "name other files with --html and with --output" in str(done.exception)
+    assert "name another file with --html" in str(done.exception)
 
 
-def test_without_matplotlib_the_remedy_is_named(study, monkeypatch):
-    monkeypatch.setattr(drawing, "find_spec", lambda name: None)
-    done = shoal(study)
-    assert str(done.exception) == "a timeline needs matplotlib. Install it with: pip install matplotlib"
+def test_as_json_nothing_is_written_unless_asked_for(study, tmp_path):
+    shown = json.loads(shoal(study, "--json").stdout)
+    assert (shown["directory"], shown["jobs"], shown["files"]) == (str(study), 16, [])
+    shown = json.loads(shoal(study, "--json", "--html", tmp_path / "a.HTML").stdout)
+    assert shown["files"] == [str(tmp_path / "a.HTML")]
+    assert not (study / "report").exists()
 
 
 def test_status_of_a_running_study_tells_of_devices_and_of_failures(tmp_path):

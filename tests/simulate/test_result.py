@@ -1,4 +1,4 @@
-"""What is made of outcomes: a table, JSON, a chart."""
+"""What is made of outcomes: a table, JSON."""
 
 import json
 from dataclasses import replace
@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 from simulate_samples import cluster, simulation, structure
 
-from shoal.cli.simulate import draw_gantt, faults, outcome_json, outcomes_table
+from shoal.cli.simulate import faults, outcome_json, outcomes_table
 from shoal.schedule import WFD, Fifo
 from shoal.simulate.run import ClusterEvent
 from shoal.simulate.scenario import Scenario
@@ -83,16 +83,8 @@ def test_faults():
     ]
 
 
-@pytest.mark.parametrize(("suffix", "start"), [("png", b"\x89PNG"), ("svg", b"<?xml")])
-def test_chart(suffix, start, outcomes, tmp_path):
-    path = tmp_path / f"chart.{suffix}"
-    draw_gantt(outcomes, path, "four jobs")
-    assert path.read_bytes().startswith(start)
-
-
-def test_names_are_shown_as_they_are(outcomes, tmp_path):
+def test_names_are_shown_as_they_are(outcomes):
     odd = replace(SCENARIO, description="[bold] $a^{$ [/nope]")
     console = Console(width=200, record=True, file=StringIO())
     console.print(outcomes_table(odd, outcomes))
     assert "[bold] $a^{$ [/nope]" in console.export_text()
-    draw_gantt(outcomes, tmp_path / "chart.svg", odd.description)

@@ -1,10 +1,9 @@
-"""`shoal profile`: measure the cost of a search before it runs, and show it as a table, as JSON or as a bar chart."""
+"""`shoal profile`: measure the cost of a search before it runs, and show it as a table or as JSON."""
 
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext, redirect_stdout
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -30,11 +29,10 @@ from shoal.core.space import flatten
 from shoal.cost.history import History, environment
 from shoal.dry_run.request import dry_run_request
 from shoal.dry_run.result import PLANS, DryRun, PlannedArray, percent
-from shoal.reporting.drawing import check_drawing, escape_math, save_figure
 from shoal.reporting.text import leaf_text, rounded
 from shoal.schedule.ledger import bytes_text
 
-__all__ = ["DryRunTable", "draw_dry_run", "dry_run_json", "profile", "seconds_text", "verdict"]
+__all__ = ["DryRunTable", "dry_run_json", "profile", "seconds_text", "verdict"]
 
 _WIDE = 140
 """Least width of the terminal, in characters, for reasons beside the figures instead of below."""
@@ -52,7 +50,6 @@ def profile(
     trials: Annotated[int, typer.Option(min=1, help="Configurations, as shoal.Random would try them.")] = 8,
     devices: Devices = None,
     packing: Packing = None,
-    plot: Annotated[Path | None, typer.Option(dir_okay=False, help="Draw the totals: a .png or .svg file.")] = None,
     seed: Annotated[int | None, typer.Option(help="Of the configurations and of all that is random.")] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -67,8 +64,6 @@ def profile(
     search does not measure them again. With --json the output of the file goes to standard error. The exit status is 1
     if no configuration could be measured.
     """
-    if plot is not None:
-        check_drawing(plot, "a plot")
     options = {"devices": device_list(devices), "packing": packing, "seed": seed}
     overrides: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
     try:
@@ -95,10 +90,6 @@ def profile(
         print_table(DryRunTable(result))
     if not result.arrays:
         raise ShoalError("no configuration could be measured; the reasons are above")
-    if plot is not None:
-        title = f"{file.name}: {request.spec['task']}, {result.trials} configurations on {result.device.name}"
-        draw_dry_run(result, plot, title)
-        print_message(f"drawn in {plot}")
 
 
 @dataclass(frozen=True)
@@ -173,38 +164,6 @@ def dry_run_json(result: DryRun) -> dict[str, Any]:
         "pays": result.pays,
         "verdict": verdict(result),
     }
-
-
-def draw_dry_run(result: DryRun, path: Path, title: str) -> None:
-    """Draw a bar for each plan.
-
-    Args:
-        result: Dry run with at least one array.
-        path: File that `check_drawing` accepts.
-        title: Title of the chart.
-
-    Raises:
-        ShoalError: the file cannot be written.
-    """
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(10, 3), layout="constrained")
-    axes = figure.subplots()
-    longest = max(result.totals.values())
-    unit, scale = ("s", 1.0) if longest >= 1 else ("ms", 1000.0)
-    for row, name in enumerate(PLANS):
-        seconds = result.totals[name]
-        axes.barh(row, scale * seconds, 0.75, color="#ee8866" if name == "chosen" else "#4477aa")
-        saving = "" if name == "apart" else f", IMPV {percent(result.saves(name))}"
-        text = f"{seconds_text(seconds)}{saving}"
-        axes.text(scale * (seconds + 0.008 * longest), row, text, va="center", fontsize=9)
-    axes.set_yticks(range(len(PLANS)), list(PLANS.values()), fontsize=9)
-    axes.invert_yaxis()
-    axes.set_xlim(0, 1.22 * scale * longest)
-    axes.set_xlabel(f"{unit} for one epoch of each trial")
-    axes.spines[["top", "right"]].set_visible(False)
-    figure.suptitle(escape_math(f"{title}\n{verdict(result)}"), fontsize=10, x=0.01, ha="left", wrap=True)
-    save_figure(figure, path, "the plot")
 
 
 def seconds_text(seconds: float) -> str:

@@ -1,4 +1,4 @@
-"""`shoal report` writes the page of a study and the timeline of its devices; `shoal rerun` trains a trial again."""
+"""`shoal report` writes the page of a study; `shoal rerun` trains a trial again."""
 
 import os
 import sys
@@ -12,68 +12,52 @@ import typer
 from shoal.cli.options import AsJson, Devices, StudyDirectory, device_list, print_json, print_message, print_table
 from shoal.core.errors import ShoalError
 from shoal.journal.view import JournalView
-from shoal.page.frozen import write_frozen_page
+from shoal.page.frozen import check_page_file, write_frozen_page
 from shoal.paths import working_directory
 from shoal.reporting.accounting import accounting, accounting_json, accounting_table
-from shoal.reporting.drawing import check_drawing
 from shoal.reporting.overview import overview, overview_json
 from shoal.reporting.rerun import find_rerun, rerun_json, rerun_notes, rerun_table
-from shoal.reporting.timeline import draw_timeline
 from shoal.results import Study
 
 __all__ = ["report", "rerun"]
 
-_DESCRIPTION = "a timeline"
-
 
 def report(
     directory: StudyDirectory,
-    output: Annotated[Path | None, typer.Option(dir_okay=False, help="One file: the timeline (.png or .svg).")] = None,
     html: Annotated[
-        Path | None, typer.Option(dir_okay=False, help="One file with the views of shoal page as they are now (.html).")
+        Path | None, typer.Option(dir_okay=False, help="Where to write it (.html); by default below DIR/report.")
     ] = None,
     spent: Annotated[
-        bool, typer.Option("--accounting", help="Print what each second of the devices was spent on; draw nothing.")
+        bool, typer.Option("--accounting", help="Print what each second of the devices was spent on; write nothing.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Report what each device of a study did and when, the best trials, and failures with reasons.
 
-    Writes the views of shoal page with the study as it is now, one file that opens in any browser without a server, and
-    draws a timeline of every device: jobs as bars, with their trials, coloured by structure; above it the best value so
-    far. Both go below DIR/report or, without permission to write there, below the working directory. With --html the
-    page alone is written, which needs no matplotlib, and with --output the timeline alone. Works on a running study,
-    too. With --json the report is printed, and files are written only with --html or --output.
+    Writes the views of shoal page with the study as it is now: one file that opens in any browser without a server. It
+    goes below DIR/report or, without permission to write there, below the working directory. Works on a running study,
+    too. With --json the report is printed, and a file is written only with --html.
 
     With --accounting a table is printed instead: seconds of all devices from the call of the study to its last event,
     by what they were spent on. They sum to the running time of the study times the number of its devices.
     """
-    if html is not None and (spent or output is not None):
-        raise ShoalError("--html writes a file of its own; leave --output and --accounting out")
-    if spent and output is not None:
-        raise ShoalError("--accounting draws nothing, so there is nothing for --output to name; leave one of them out")
+    if html is not None and spent:
+        raise ShoalError("--html writes a file of its own; leave --accounting out")
     if spent:
         _print_accounting(directory, as_json)
         return
-    if output is not None:
-        _check_output(output)
-    if html is not None and html.suffix.lower() not in (".html", ".htm"):
-        raise ShoalError(f"--html writes a page for a browser, whose name ends in .html, got {html}")
-    written: list[Path] = []
+    if html is not None:
+        check_page_file(html)
+    elif not as_json:
+        html = _default_file(directory)
     if html is not None:
         write_frozen_page(directory, html)
-        written = [html]
-    elif output is not None:
-        _draw(directory, output)
-        written = [output]
-    elif not as_json:
-        written = _write_all(directory, _folder(directory))
     if as_json:
         with JournalView.read(directory) as journal:
             study = overview(journal, time.time())
-        print_json({"directory": str(directory), **overview_json(study), "files": [str(path) for path in written]})
-    for path in written:
-        print_message(f"written: {path}")
+        print_json({"directory": str(directory), **overview_json(study), "files": [str(html)] if html else []})
+    if html is not None:
+        print_message(f"written: {html}")
 
 
 def rerun(
@@ -120,37 +104,14 @@ def _print_accounting(directory: Path, as_json: bool) -> None:
         print_table(accounting_table(found))
 
 
-def _check_output(path: Path) -> None:
-    if path.suffix.lower() in (".html", ".htm"):
-        raise ShoalError(f"--output draws the timeline; write the page of the study with --html {path}")
-    check_drawing(path, _DESCRIPTION)
-
-
-def _draw(directory: Path, path: Path) -> None:
-    with JournalView.read(directory) as journal:
-        study = overview(journal, time.time())
-    draw_timeline(study, path)
-
-
-def _folder(directory: Path) -> Path:
-    """Return the folder below the study or, without permission to write there, below the working directory."""
-    own = directory / "report"
-    if os.access(own if own.exists() else directory, os.W_OK):
-        return own
-    other = Path(f"{directory.resolve().name}-report")
-    print_message(f"{own} cannot be written; the report is written below the working directory")
-    return other
-
-
-def _write_all(directory: Path, folder: Path) -> list[Path]:
+def _default_file(directory: Path) -> Path:
+    """Return a file below the study or, without permission to write there, below the working directory."""
+    folder = directory / "report"
+    if not os.access(folder if folder.exists() else directory, os.W_OK):
+        print_message(f"{folder} cannot be written; the report is written below the working directory")
+        folder = Path(f"{directory.resolve().name}-report")
     try:
         folder.mkdir(exist_ok=True)
     except OSError as error:
-        raise ShoalError(
-            f"the report cannot be written: {error}; name other files with --html and with --output"
-        ) from error
-    page, picture = folder / "report.html", folder / "timeline.png"
-    check_drawing(picture, _DESCRIPTION)
-    write_frozen_page(directory, page)
-    _draw(directory, picture)
-    return [page, picture]
+        raise ShoalError(f"the report cannot be written: {error}; name another file with --html") from error
+    return folder / "report.html"

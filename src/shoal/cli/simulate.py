@@ -1,5 +1,6 @@
-"""`shoal simulate`: run a scenario, and show the results as a table, as JSON and as a Gantt chart."""
+"""`shoal simulate`: run a scenario, and show the results as a table, as JSON and as pages."""
 
+import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict
 from math import isfinite
@@ -11,12 +12,12 @@ from rich.markup import escape
 from rich.table import Table
 
 from shoal.cli.options import AsJson, named_option, print_json, print_message, print_table
-from shoal.reporting.drawing import assign_lanes, check_drawing, escape_math, save_figure
+from shoal.page.frozen import check_page_file, write_frozen_page
 from shoal.schedule.registry import POLICIES
 from shoal.simulate.result import SimulationResult
 from shoal.simulate.scenario import DATA, Scenario, load
 
-__all__ = ["draw_gantt", "faults", "outcome_json", "outcomes_table", "simulate"]
+__all__ = ["faults", "outcome_json", "outcomes_table", "simulate"]
 
 _HEADS = {"makespan": "makespan", "mean_completion": "mean job", "time_to_target": "to target"}
 """Titles of the objectives of a scenario; short, so that eleven columns fit into a terminal."""
@@ -33,30 +34,46 @@ def simulate(
         list[str] | None, named_option(POLICIES, "Policy to simulate; by default those of the file", repeatable=True)
     ] = None,
     seed: Annotated[int | None, typer.Option(min=0, help="Counts instead of the file's.")] = None,
-    gantt: Annotated[Path | None, typer.Option(dir_okay=False, help="Draw who ran where: a .png or .svg file.")] = None,
+    html: Annotated[
+        Path | None,
+        typer.Option(dir_okay=False, help="Write the page of the simulated study, as shoal report (.html)."),
+    ] = None,
     data: Annotated[Path, typer.Option(file_okay=False, help="Folder of the measured tables.")] = DATA,
     as_json: AsJson = False,
 ) -> None:
     """Simulate a search on a cluster under several policies, without running it.
 
-    The file describes machines, studies and events. Without --policy it also names the compared policies. The exit
-    status is 1 if jobs did not end under one of them.
+    The file describes machines, studies and events. Without --policy it also names the compared policies. With --html
+    search.html each policy has its page, of several search-fifo.html and so on. The exit status is 1 if jobs did not
+    end under one of them.
     """
-    if gantt is not None:
-        check_drawing(gantt, "a Gantt chart")
+    if html is not None:
+        check_page_file(html)
     loaded_scenario = load(scenario, data, seed)
-    outcomes = {name: loaded_scenario.simulate(name) for name in policy or loaded_scenario.policies}
+    names = dict.fromkeys(policy or loaded_scenario.policies)
+    pages = {name: html if len(names) == 1 else html.with_stem(f"{html.stem}-{name}") for name in names} if html else {}
+    outcomes = {name: _simulated(loaded_scenario, name, pages.get(name)) for name in names}
     if as_json:
         print_json([outcome_json(loaded_scenario, name, outcome) for name, outcome in outcomes.items()])
     else:
         print_table(outcomes_table(loaded_scenario, outcomes))
-    if gantt is not None:
-        draw_gantt(outcomes, gantt, f"{loaded_scenario.name}: {loaded_scenario.description}")
-        print_message(f"drawn in {gantt}")
+    for page in pages.values():
+        print_message(f"written: {page}")
     if unfinished := faults(outcomes):
         for line in unfinished:
             print_message(line)
         raise typer.Exit(1)
+
+
+def _simulated(scenario: Scenario, policy: str, page: Path | None) -> SimulationResult:
+    """Simulate under a policy, and write the page of the simulated study."""
+    if page is None:
+        return scenario.simulate(policy)
+    with tempfile.TemporaryDirectory(prefix="shoal-simulate-") as folder:
+        directory = Path(folder) / f"{scenario.name}, {policy}"
+        outcome = scenario.simulate(policy, directory)
+        write_frozen_page(directory, page)
+    return outcome
 
 
 def outcomes_table(scenario: Scenario, outcomes: Mapping[str, SimulationResult]) -> Table:
@@ -133,51 +150,3 @@ def _seconds(value: float) -> str:
     minutes, seconds = divmod(round(value), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
-
-
-def draw_gantt(outcomes: Mapping[str, SimulationResult], path: Path, title: str) -> None:
-    """Draw the jobs on all devices over time, and the occupancy below, for every policy.
-
-    Args:
-        outcomes: Results by name of the policy.
-        path: File that `check_drawing` accepts.
-        title: Title of the chart.
-    """
-    from matplotlib import colormaps
-    from matplotlib.figure import Figure
-
-    devices = sorted({interval.device for outcome in outcomes.values() for interval in outcome.intervals})
-    end = max((interval.end for outcome in outcomes.values() for interval in outcome.intervals), default=1.0)
-    chart_height = min(20.0, max(1.5, 0.3 * len(devices)))
-    figure = Figure(figsize=(11, len(outcomes) * (chart_height + 1.4) + 0.6), layout="constrained")
-    axes = figure.subplots(
-        2 * len(outcomes), 1, squeeze=False, sharex=True, height_ratios=[chart_height, 0.8] * len(outcomes)
-    ).ravel()
-    colours = colormaps["tab20"].colors  # type: ignore[attr-defined]
-    for index, (policy, outcome) in enumerate(outcomes.items()):
-        chart, usage = axes[2 * index : 2 * index + 2]
-        colour_of = {job: colours[number % len(colours)] for number, job in enumerate(outcome.arrivals)}
-        for row, device in enumerate(devices):
-            intervals = [interval for interval in outcome.intervals if interval.device == device]
-            for lane, count, interval in assign_lanes(intervals):
-                height = 0.9 / count
-                chart.broken_barh(
-                    [(interval.begin, interval.end - interval.begin)],
-                    (row - 0.45 + lane * height, height),
-                    facecolors=colour_of[interval.trial],
-                    edgecolor="white",
-                    linewidth=0.3,
-                )
-        labels = [escape_math(device) for device in devices]
-        chart.set_yticks(range(len(devices)), labels, fontsize=7 if len(devices) < 40 else 3)
-        chart.set_ylim(len(devices) - 0.5, -0.5)
-        caption = f"makespan {outcome.makespan:,.0f} s" if outcome.completion else "no job ended"
-        chart.set_title(f"{policy}: {caption}", fontsize=10, loc="left")
-        times = [*(time for time, _ in outcome.occupancy), end]
-        usage.stairs([value for _, value in outcome.occupancy], times, fill=True, color="0.6")
-        usage.set_ylim(0, 1)
-        usage.set_ylabel("in use", fontsize=8)
-        usage.set_xlim(0, end)
-    axes[-1].set_xlabel("seconds")
-    figure.suptitle(escape_math(title), fontsize=10)
-    save_figure(figure, path, "the chart")

@@ -10,7 +10,7 @@ from shoal.page.files import MODULES, page_files
 from shoal.page.plain import json_text
 from shoal.page.views import curves_view, overview_view, space_view
 
-__all__ = ["frozen_page", "write_frozen_page"]
+__all__ = ["check_page_file", "frozen_page", "write_frozen_page"]
 
 _POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:"
 """The file may load nothing, and send nothing."""
@@ -18,6 +18,16 @@ _IMPORT = re.compile(r"^import [^;]*;\n", re.MULTILINE)
 _EXPORT = re.compile(r"^export ", re.MULTILINE)
 _MAX_METRICS = 12
 """Most metrics whose curves are in the file: those of the study first."""
+
+
+def check_page_file(path: Path) -> None:
+    """Refuse the name of a file that a browser would not open as a page.
+
+    Raises:
+        ShoalError: it does not end in .html.
+    """
+    if path.suffix.lower() not in (".html", ".htm"):
+        raise ShoalError(f"--html writes a page for a browser, whose name ends in .html, got {path}")
 
 
 def write_frozen_page(directory: Path, path: Path) -> None:

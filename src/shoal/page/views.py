@@ -18,9 +18,8 @@ from shoal.journal.rows import DeviceRow, Telemetry
 from shoal.journal.statistics import StudyStatistics
 from shoal.journal.view import JournalView
 from shoal.reporting.accounting import accounting, accounting_json
-from shoal.reporting.drawing import assign_lanes
 from shoal.reporting.grid import grid_json, study_grid
-from shoal.reporting.overview import Overview, failed_job_json, overview, overview_json
+from shoal.reporting.overview import Bar, Overview, failed_job_json, overview, overview_json
 from shoal.reporting.savings import savings
 from shoal.reporting.snapshot import Snapshot, snapshot
 from shoal.reporting.table import snapshot_json
@@ -307,8 +306,7 @@ def _bars(study: Overview) -> list[Mapping[str, Any]]:
     names = {name: index for index, name in enumerate(dict.fromkeys(study.structures.values()))}
     found: list[Mapping[str, Any]] = []
     for use in study.usage:
-        row = assign_lanes([bar for bar in study.bars if bar.job.device == use.device.name])
-        for lane, lanes, bar in row:
+        for lane, lanes, bar in _lanes([bar for bar in study.bars if bar.job.device == use.device.name]):
             job = bar.job
             arrays = {study.structures.get(key, key): list(trials) for key, trials in job.members.items()}
             found.append(
@@ -329,6 +327,17 @@ def _bars(study: Overview) -> list[Mapping[str, Any]]:
                 }
             )
     return found
+
+
+def _lanes(bars: Sequence[Bar]) -> list[tuple[int, int, Bar]]:
+    """Return a lane of the device's row for each bar, so that none covers another, and the number of lanes."""
+    free: list[float] = []
+    placed: list[tuple[int, Bar]] = []
+    for bar in sorted(bars, key=lambda bar: (bar.begin, bar.end)):
+        lane = next((lane for lane, until in enumerate(free) if until <= bar.begin), len(free))
+        free[lane : lane + 1] = [bar.end]
+        placed.append((lane, bar))
+    return [(lane, len(free), bar) for lane, bar in placed]
 
 
 def _shown(value: float) -> float | None:

@@ -21,7 +21,6 @@ from shoal.reporting.snapshot import Snapshot, snapshot
 from shoal.reporting.text import finite_or_none, key_text, leaf_text
 
 __all__ = [
-    "SHARES",
     "Bar",
     "Elapsed",
     "Overview",
@@ -32,9 +31,6 @@ __all__ = [
     "overview_json",
     "structure_names",
 ]
-
-SHARES = "used: share of the time with a job on the device; reserved: mean share of its compute that jobs reserved"
-"""Explanation of the two shares of a device."""
 
 _MAX_BEST = 10
 """Most trials among the best."""

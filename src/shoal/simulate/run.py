@@ -3,7 +3,8 @@
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from contextlib import closing
+from dataclasses import asdict, dataclass
 from itertools import chain, islice, product
 from math import inf
 from pathlib import Path
@@ -18,15 +19,18 @@ from shoal.core.event import Outcome as End
 from shoal.core.job import Job, Purpose, WorkerContext
 from shoal.core.objective import Objective
 from shoal.core.request import Request
+from shoal.core.space import Space
 from shoal.core.trial import TrialState
 from shoal.cost.history import History
+from shoal.journal.writer import Journal
 from shoal.planner.grouping import Grouping
 from shoal.planner.planner import MIN_POLL_SECONDS
+from shoal.reporting.savings import savings
 from shoal.schedule.base import JobView, Plan, Policy
 from shoal.schedule.oversubscription import OversubscriptionTuner
 from shoal.simulate.result import Interval, SimulationResult
 from shoal.simulate.workload import SimulatedWorkload
-from shoal.study.actuation import carry_out
+from shoal.study.actuation import carry_out, commit
 from shoal.study.core import StudyCore
 from shoal.study.devices import DeviceConditions, DeviceTracker
 from shoal.study.event import Due, Event
@@ -134,14 +138,42 @@ class Simulation:
         self._conditions: dict[str, Condition] = {}
         self._segments: dict[int, str] = {}  # number of an unended trial -> name of its segment
         self._running: dict[str, tuple[command.JobStarted, float]] = {}
+        self._journal: Journal | None = None
 
-    def run(self) -> SimulationResult:
+    def run(self, directory: Path | None = None, policy: str = "") -> SimulationResult:
         """Run until the study is finished, or no event is left.
+
+        Args:
+            directory: Directory for the journal of the study, which has what that of a live one has; its times are
+                those of a study that began at the call. None: there is no journal.
+            policy: Name of the policy, for the journal.
 
         Raises:
             PolicyError: The policy made an illegal plan, or starts and stops jobs for ever.
             ScenarioError: A table of measurements has no row for a job.
         """
+        if directory is None:
+            self._run()
+        else:
+            with closing(self._new_journal(directory, policy)) as self._journal:
+                self._run()
+                found = savings(self._journal, self._core.state.config.history)
+                self._journal.put("savings", found and asdict(found))
+                self._journal.put("finished", self._core.state.finished)
+        for number, name in self._segments.items():
+            self._result.waiting[name] = self._core.state.trials[number].reason or "makes no progress"
+        self._result.oversubscription.update(self._tuner.ratios)
+        return self._result
+
+    def _new_journal(self, directory: Path, policy: str) -> Journal:
+        study = {"metric": "loss", "mode": "min", "space": Space({}).to_json(), "policy": policy}
+        began = time.time() - self._backend.now
+        journal = Journal.create(directory, study, task=b"", algorithm=b"", clock=lambda: began + self._backend.now)
+        journal.record_devices(self._core.state.fleet.cluster)
+        return journal
+
+    def _run(self) -> None:
+        """Take turns until the study is finished, or no event is left."""
         previous, turns, was_stuck, state = -1.0, 0, False, self._core.state
         while not state.finished:
             now = self._backend.now
@@ -161,10 +193,6 @@ class Simulation:
             until = min(next_change, max(state.planner.wake, now + MIN_POLL_SECONDS))
             for event in self._backend.poll(until - now):
                 self._handle(event)
-        for number, name in self._segments.items():
-            self._result.waiting[name] = state.trials[number].reason or "makes no progress"
-        self._result.oversubscription.update(self._tuner.ratios)
-        return self._result
 
     def _should_plan(self) -> bool:
         """Return whether to plan now; to plan for an idle study before an arrival would be an error."""
@@ -196,6 +224,8 @@ class Simulation:
             step = self._core.step(event, self._backend.now)
         except DeviceError:  # no waiting trial can ever start; the result has the reasons
             step = state.step
+        if self._journal is not None:
+            commit(self._journal, step.records)
         for record in step.records:
             self._record(record, self._backend.now)
         for command_ in step.commands:

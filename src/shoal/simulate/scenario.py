@@ -86,8 +86,12 @@ class Scenario(_Settings):
     data: Path = DATA
     tuned: tuple[str, ...] = ()
 
-    def simulate(self, policy: str | Policy) -> SimulationResult:
+    def simulate(self, policy: str | Policy, directory: Path | None = None) -> SimulationResult:
         """Simulate the scenario under a policy.
+
+        Args:
+            policy: Name of the policy, or the policy itself.
+            directory: Directory for the journal of the simulated study; None: there is no journal.
 
         Raises:
             PolicyError: There is no such policy, or it made an illegal plan.
@@ -106,7 +110,7 @@ class Scenario(_Settings):
             measured=self.measured,
             checkpoint_seconds=self.checkpoint_every,
             tick=self.tick,
-        ).run()
+        ).run(directory, policy if isinstance(policy, str) else repr(policy))
 
 
 def load(path: Path, data: Path = DATA, seed: int | None = None) -> Scenario:

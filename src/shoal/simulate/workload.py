@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, final
 
 from shoal.algorithms.base import Algorithm, Problem
@@ -61,7 +62,11 @@ class TrialSource(ABC):
 
     def structure(self, trial: Trial) -> SimulatedModel:
         """Return the structure of a trial."""
-        return self.structures[trial.config["structure"]]
+        return self._structures[trial.config["structure"]]
+
+    @cached_property
+    def _structures(self) -> Mapping[str, SimulatedModel]:
+        return {each.name: each for each in self.structures}
 
     def group_name(self, name: str) -> str:
         """Return the name in the scenario of a group that the algorithm proposed as `name`."""
@@ -94,8 +99,8 @@ class SimulatedStudy(TrialSource):
         """Return the algorithm, bound to structures and learning rates."""
         name, settings = self.settings
         algorithm = ALGORITHMS[name](**settings)
-        structures, rates = range(len(self.structures)), range(self.learning_rates)
-        space = Space({"structure": choice(structures), "learning_rate": choice(rates)})
+        names = [each.name for each in self.structures]
+        space = Space({"structure": choice(names), "learning_rate": choice(range(self.learning_rates))})
         algorithm.bind(space, metric="loss", mode="min", seed=self.seed)
         return algorithm
 
@@ -135,7 +140,8 @@ class _FixedTrials(Algorithm):
 
     def __init__(self, listed: ListedJobs, clock: Callable[[], float]) -> None:
         self._group, self._budget = listed.group, Budget(listed.epochs)
-        self._clock, self._open = clock, len(listed.structures)
+        self._names = [each.name for each in listed.structures]
+        self._clock, self._open = clock, len(self._names)
         self._arrivals = deque(sorted(zip(listed.arrivals, range(self._open), strict=True)))
 
     def begin(self, problem: Problem) -> None: ...
@@ -144,7 +150,7 @@ class _FixedTrials(Algorithm):
         trials: list[Trial] = []
         while self._arrivals and self._arrivals[0][0] <= self._clock():
             number = self._arrivals.popleft()[1]
-            trials.append(Trial(number, {"structure": number}, derive_seed("listed", number), 0))
+            trials.append(Trial(number, {"structure": self._names[number]}, derive_seed("listed", number), 0))
         groups = [tuple(trials)] * bool(trials) if self._group else [(trial,) for trial in trials]
         return [TrialGroup(each, self._budget, self._group) for each in groups]
 
