@@ -84,22 +84,24 @@ NAMES = {
 }
 
 
-def test_an_array_is_validated_at_once(caplog: pytest.LogCaptureFixture) -> None:
-    task = LightningTask(Measured, Data())
-    members = [Member(Trial(b, {"lr": lr}, seed=b, data_seed=0), 0, 1) for b, lr in enumerate((0.01, 0.1, 0.3))]
+MEMBERS = [Member(Trial(b, {"lr": lr}, seed=b, data_seed=0), 0, 1) for b, lr in enumerate((0.01, 0.1, 0.3))]
+
+
+def validated(module: Any, *some: Member) -> list[dict[str, float]]:
+    """Metrics of members of one array after a step."""
+    task = LightningTask(module, Data())
     train, valid = DataSets(task, CPU).of({"lr": 0.1})
-    batch, validation = next(train.iterate(SIZE)), list(valid.iterate(SIZE))
+    stepper = FusedStepper(task, [build(task, each, CPU) for each in some])
+    stepper.train_step([next(train.iterate(SIZE))] * len(some), [0] * len(some))
+    assert not stepper.refusal
+    return stepper.validate(list(valid.iterate(SIZE)))
 
-    def validated(*some: Member) -> list[dict[str, float]]:
-        stepper = FusedStepper(task, [build(task, each, CPU) for each in some])
-        stepper.train_step([batch] * len(some), [0] * len(some))
-        assert not stepper.refusal
-        return stepper.validate(validation)
 
+def test_an_array_is_validated_at_once(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "shoal"):
-        found = validated(*members)
+        found = validated(Measured, *MEMBERS)
     assert not [each.getMessage() for each in caplog.records], "nothing runs member by member"
-    assert found == [pytest.approx(*validated(each), rel=1e-9) for each in members]
+    assert found == [pytest.approx(*validated(Measured, each), rel=1e-9) for each in MEMBERS]
 
 
 def test_metrics_are_those_of_trainer_fit(tmp_path: Path) -> None:
@@ -201,9 +203,14 @@ class Collects(Measured):
         (Collects, "on_validation_epoch_end uses self.found; .*ReportCheckpointCallback"),
     ],
 )
-def test_uses_without_an_equal_are_refused_by_name(module: Any, said: str, tmp_path: Path) -> None:
+def test_uses_without_an_equal_are_refused_by_name(module: Any, said: str) -> None:
     with pytest.raises(ShoalError, match=said):
-        tune(LightningTask(module, Data()), {"lr": 0.1}, tmp_path, trials=1)
+        validated(module, MEMBERS[0])
+
+
+def test_a_study_ends_with_the_refusal(tmp_path: Path) -> None:
+    with pytest.raises(ShoalError, match="training_step and validation_step update the same metric"):
+        tune(LightningTask(Shared, Data()), {"lr": 0.1}, tmp_path, trials=1)
 
 
 class Nested(Classifier):

@@ -19,23 +19,23 @@ from shoal.fuse.api import fuse
 from shoal.fuse.array import ModelArray
 from shoal.fuse.optim.fused import fuse_optimizers
 
-WORDS, LENGTH = 48, 9
+WORDS, LENGTH = 48, 6
 TOKENS = torch.randint(0, WORDS, (3, LENGTH), generator=torch.Generator().manual_seed(0))
 LABELS = torch.tensor([0, 2, 1])
-STEPS = 3
+STEPS = 2
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")
 
 
 def llama() -> nn.Module:
-    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
+    sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1}
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
     torch.manual_seed(0)
     return LlamaForCausalLM(LlamaConfig(vocab_size=WORDS, use_cache=False, **sizes, **heads)).double()
 
 
 def bert() -> nn.Module:
-    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+    sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 4}
     none = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
     torch.manual_seed(0)
     return BertForSequenceClassification(BertConfig(vocab_size=WORDS, num_labels=3, **sizes, **none)).double()
@@ -107,7 +107,7 @@ CASES: dict[str, tuple[list[dict[str, Any]], bool]] = {
 }
 
 
-@pytest.mark.in_turns(3)
+@pytest.mark.in_turns(5)
 @pytest.mark.parametrize("base", BASES)
 @pytest.mark.parametrize("name", CASES)
 def test_members_of_an_array_are_as_alone(base: str, name: str) -> None:
@@ -115,6 +115,7 @@ def test_members_of_an_array_are_as_alone(base: str, name: str) -> None:
     assert check(base, settings).partial == partial
 
 
+@pytest.mark.in_turns(2)
 @pytest.mark.parametrize("base", BASES)
 def test_targets_and_ranks_of_layers_may_differ(base: str) -> None:
     first, second = BASES[base][2]
@@ -133,7 +134,10 @@ def test_twelve_members_of_ranks_from_2_to_32_on_one_base() -> None:
     assert shared == frozen
 
 
-@pytest.mark.parametrize("second", [{"lora_alpha": 16}, {"r": 2}], ids=["alphas", "ranks"])
+@pytest.mark.parametrize(
+    "second",
+    [pytest.param({"lora_alpha": 16}, marks=pytest.mark.thorough, id="alphas"), pytest.param({"r": 2}, id="ranks")],
+)
 def test_members_under_gradient_checkpointing_are_as_alone(second: dict[str, Any]) -> None:
     """`transformers` keeps a handle of its hook on the inputs, which must not count as a difference."""
     results = []
@@ -226,7 +230,9 @@ class Preferred(Adapters):
         return (loss(model, batch[0]) - base).exp()
 
 
-@pytest.mark.parametrize("ranks", [[2], [2, 2], [2, 4]], ids=str)
+@pytest.mark.parametrize(
+    "ranks", [*(pytest.param(ranks, marks=pytest.mark.thorough) for ranks in ([2], [2, 2])), [2, 4]], ids=str
+)
 def test_an_adapter_that_is_switched_off_within_a_step_trains_exactly(ranks: list[int], tmp_path: Path) -> None:
     tasks = {"r": shoal.choice(ranks), "alpha": 4, "batch_size": 8}
     study = shoal.tune(

@@ -83,6 +83,7 @@ def test_a_searcher_keeps_the_contract_of_algorithms(most: int) -> None:
     check_algorithm(lambda: RaySearch(lambda seed: Best(seed, most), 15, 3, concurrency=4), SPACE, synchronous=False)
 
 
+@pytest.mark.thorough
 def test_searchers_of_ray_keep_it_too() -> None:
     hyperopt = pytest.importorskip("ray.tune.search.hyperopt")
     pytest.importorskip("hyperopt")
