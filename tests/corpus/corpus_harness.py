@@ -1,12 +1,13 @@
 """A search of a program beside the same trials in plain PyTorch.
 
-Each comparison is a process of its own, so that what a program keeps in globals is as at its start; the trials of the
-reference begin with them so, too.
+The search and the reference are a process each, so that what a program keeps in globals is as at its start; where it
+keeps something there, so is each trial of the reference.
 """
 
 import contextlib
 import functools
 import logging
+import math
 import multiprocessing
 import os
 import random
@@ -26,6 +27,7 @@ from torch.utils.data import default_collate
 
 import shoal
 from shoal.core.errors import FusionError
+from shoal.worker import profile, run
 from shoal.worker.adaptive_step import AdaptiveStep
 
 for _late in ("numpy.random", "torch._dynamo", *(f"shoal.{name}" for name in ("api", "reproduce", "worker.run"))):
@@ -231,12 +233,34 @@ def search(task: shoal.Task, directory: Path) -> shoal.Study:
         return shoal.Study(directory)
 
 
-def compared(make: Callable[[], shoal.Task], study: shoal.Study, array: bool) -> list[str]:
+def compared(make: Callable[[], shoal.Task], study: shoal.Study, by_itself: bool) -> list[str]:
+    """What differs between trials of a study and the same in plain PyTorch, or when the last is trained again by Shoal.
+
+    Random numbers are drawn as generators draw them, and as those of an array if anything differs then.
+
+    Args:
+        make: of a new task for each trial.
+        study: with the trials.
+        by_itself: whether each trial needs a process of its own, for what the program keeps in globals.
+    """
+    call = forked if by_itself else lambda each: each()
+    differences = run_all(make, study, call, array=False)
+    if differences:
+        differences = run_all(make, study, call, array=True)
+    done = [row.number for row in study.trials if row.state.name != "FAILED"]
+    if done:
+        again = call(lambda: dict(study.rerun(done[-1]).found))
+        found = apart(dict(again[EPOCHS]), dict(study.trials[done[-1]].metrics))
+        differences += [f"trial {done[-1]} trained again: {text}" for text in found]
+    return differences
+
+
+def run_all(make: Callable[[], shoal.Task], study: shoal.Study, call: Callable[[Any], Lone], array: bool) -> list[str]:
     """What differs between trials of a study and the same in plain PyTorch."""
     found = []
     for row in study.trials:
         try:
-            wanted = in_child(lone, make, row, array)
+            wanted = call(functools.partial(lone, make(), row, array))
         except FusionError as error:
             return [f"no plain loop: {error}"]
         name = f"trial {row.number}"
@@ -248,11 +272,6 @@ def compared(make: Callable[[], shoal.Task], study: shoal.Study, array: bool) ->
         found += [f"{name}: {text}" for text in apart(dict(row.metrics), wanted.metrics)]
         found += [f"{name}: {text}" for text in apart(weights(study, row.number), wanted.weights)]
     return found
-
-
-def in_child(run: Callable[..., Any], make: Callable[[], shoal.Task], *arguments: Any) -> Any:
-    """What a function returns for a new task in a child of this process, which changes nothing here."""
-    return forked(lambda: run(make(), *arguments))
 
 
 def forked(run: Callable[[], Any]) -> Any:
@@ -278,35 +297,22 @@ def forked(run: Callable[[], Any]) -> Any:
     return result
 
 
-def rerun(make: Callable[[], shoal.Task], study: shoal.Study) -> list[str]:
-    """What differs when the last trial that was trained to its end is trained again, alone, by Shoal itself."""
-    done = [row.number for row in study.trials if row.state.name != "FAILED"]
-    if not done:
-        return []
-    again = forked(lambda: dict(study.rerun(done[-1]).found))
-    found = apart(dict(again[EPOCHS]), dict(study.trials[done[-1]].metrics))
-    return [f"trial {done[-1]} trained again: {text}" for text in found]
+def timed(stepper: Any, batches: Any, tick: int) -> float:
+    """As `_step_seconds` of a profile on a machine where all steps, of however many members, take the same time."""
+    stepper.train_step(batches, [tick] * len(batches))
+    return 1.0
 
 
-def _examine(kind: type[shoal.Task], directory: Path) -> Finding:
-    def run() -> tuple[Any, ...]:
-        AdaptiveStep._ways = (  # type: ignore[method-assign]
-            lambda steps: ("eager",) if steps._members > 1 else ("plain",)  # also where one by one is faster
-        )
-        with listening() as watch:
-            observed(kind)
-            search(kind(), directory)
-            return watch.at_once, watch.reasons
-
-    at_once, reasons = forked(run)
-    study = shoal.Study(directory)
-    drawn_by_generators = compared(kind, study, array=False)
-    differences = drawn_by_generators and compared(kind, study, array=True)
-    jobs = tuple(row.job for row in study.trials if row.state.name != "FAILED")
-    if len(set(jobs)) > 1:  # a profile that ends of an error parts the trials
-        reasons += [path.read_text().rstrip().rpartition("\n")[2] for path in (directory / "logs").glob("*.log")]
-    failures = {row.number: row.reason for row in study.trials if row.state.name == "FAILED"}
-    return Finding([*differences, *rerun(kind, study)], reasons, at_once, jobs, failures)
+def searched(kind: type[shoal.Task], directory: Path) -> tuple[int, list[str]]:
+    """How many losses a search computes of several trials at once, and why it trains trials by themselves."""
+    AdaptiveStep._ways = (  # type: ignore[method-assign]
+        lambda steps: ("eager",) if steps._members > 1 else ("plain",)  # also where one by one is faster
+    )
+    profile._step_seconds, run.FREE_SECONDS = timed, math.inf
+    with listening() as watch:
+        observed(kind)
+        search(kind(), directory)
+        return watch.at_once, watch.reasons
 
 
 def examine(module: str, name: str, directory: Path) -> Finding:
@@ -317,4 +323,13 @@ def examine(module: str, name: str, directory: Path) -> Finding:
         name: of its class.
         directory: an empty one.
     """
-    return _examine(getattr(import_module(module), name), directory)
+    kind = getattr(import_module(module), name)
+    at_once, reasons = forked(lambda: searched(kind, directory))
+    study = shoal.Study(directory)
+    keeps_globals = module == "corpus_globals"
+    differences = forked(lambda: compared(kind, study, keeps_globals))
+    jobs = tuple(row.job for row in study.trials if row.state.name != "FAILED")
+    if len(set(jobs)) > 1:  # a profile that ends of an error parts the trials
+        reasons += [path.read_text().rstrip().rpartition("\n")[2] for path in (directory / "logs").glob("*.log")]
+    failures = {row.number: row.reason for row in study.trials if row.state.name == "FAILED"}
+    return Finding(differences, reasons, at_once, jobs, failures)
