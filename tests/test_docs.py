@@ -21,7 +21,6 @@ DOCS = ROOT / "docs"
 PAGES = {
     path: re.sub(r"```.*?```", "", path.read_text(), flags=re.DOTALL)
     for path in (*sorted(ROOT.glob("*.md")), *sorted(DOCS.rglob("*.md")))
-    if path.name != "renamed.md"
 }
 """Page -> its prose."""
 REFERENCE = "\n".join(path.read_text() for path in (DOCS / "reference").glob("*.md"))

@@ -13,11 +13,7 @@ import torch
 from own_classes import CLASSES, SEARCH
 
 import shoal
-from shoal.core.demand import Demand
-from shoal.core.device import Cluster
-from shoal.core.domain import Uniform
 from shoal.core.errors import ShoalError
-from shoal.core.trial import Trial
 from shoal.pickling import dumped, loaded, original_or_loaded, register_original
 
 
@@ -33,22 +29,6 @@ def test_a_script_searches_what_its_classes_say_now_and_each_study_keeps_its_own
     assert model(one).item() == 1
     assert second.best_model()(one).item() == 10
     assert model(one).item() == first.best_model()(one).item() == 1
-
-
-@pytest.mark.parametrize(
-    ("module", "name", "now"),
-    [
-        ("shoal.domain", "Uniform", Uniform),
-        ("shoal.errors", "ShoalError", ShoalError),
-        ("shoal.trial", "Trial", Trial),
-        ("shoal.cluster.device", "Cluster", Cluster),
-        ("shoal.cost.demand", "Demand", Demand),
-        ("shoal.study", "Study", shoal.Study),
-        ("shoal.schedule.promise", "Promise", shoal.schedule.ExpectedFinish),
-    ],
-)
-def test_what_scripts_name_in_older_journals_is_found_where_it_is_now(module: str, name: str, now: type) -> None:
-    assert loaded(f"c{module}\n{name}\n.".encode()) is now
 
 
 class Counter:

@@ -123,9 +123,6 @@ def load_algorithm(
     if original is not None:
         with suppress(TypeError):  # some attributes can be pickled but not copied, such as modules
             algorithm = copy.deepcopy(original)
-    attributes = getattr(algorithm, "__dict__", {})
-    if "gather" in attributes:  # the name of `group_by` in journals up to version 5
-        algorithm.group_by = attributes.pop("gather")
     shared = None if spec["data_seed"] == "trial" else spec["data_seed"]
     algorithm.bind(space, metric=spec["metric"], mode=spec["mode"], seed=spec["seed"], data_seed=shared)
     return algorithm

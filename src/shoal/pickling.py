@@ -96,71 +96,9 @@ def why_not_loaded(error: BaseException) -> str:
 
 class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
-        module, name = _RENAMED.get((module, name), (_MOVED.get(module, module), name))
         found = super().find_class(module, name)
         return _without_class_id(found) if (module, name) in _CLASS_MAKERS else found
 
-
-_MOVED = {
-    **{f"shoal.{name}": f"shoal.core.{name}" for name in ("domain", "errors", "objective", "space", "trial")},
-    "shoal.cluster.device": "shoal.core.device",
-    "shoal.cost.demand": "shoal.core.demand",
-    "shoal.study": "shoal.results",
-    "shoal.algorithms.bracketed": "shoal.algorithms.bracket",
-    "shoal.algorithms.kde": "shoal.algorithms.bohb",
-    "shoal.fuse.batch": "shoal.fuse.api",
-    "shoal.fuse.clip": "shoal.fuse.grads",
-    "shoal.fuse.making": "shoal.fuse.api",
-    "shoal.planner.carrying_out": "shoal.schedule.check",
-    "shoal.planner.limit": "shoal.planner.partition",
-    "shoal.planner.promises": "shoal.planner.planning_context",
-    "shoal.planner.room": "shoal.planner.admission",
-    "shoal.planner.turn": "shoal.planner.planning_context",
-    "shoal.planner.packing.improve": "shoal.planner.packing.cost",
-    "shoal.planner.packing.row": "shoal.planner.packing.candidate_order",
-    "shoal.planner.packing.single": "shoal.planner.packing.baselines",
-    "shoal.schedule.action": "shoal.schedule.base",
-    "shoal.schedule.layout": "shoal.schedule.device_strips",
-    "shoal.schedule.outlook": "shoal.schedule.plan_estimate",
-    "shoal.schedule.promise": "shoal.schedule.expected_finish",
-    "shoal.schedule.sharing": "shoal.schedule.auto",
-    "shoal.schedule.shelf": "shoal.schedule.indexed_queue",
-    "shoal.schedule.turns": "shoal.schedule.time_sharing",
-    **{
-        f"shoal.planner.packing.{name}": "shoal.planner.packing.baselines"
-        for name in ("batch_size", "distance", "knn", "no_packing", "random")
-    },
-    "shoal.planner.candidates": "shoal.planner.grouping",
-    "shoal.planner.feasibility": "shoal.schedule.check",
-    "shoal.planner.free_resources": "shoal.planner.admission",
-    "shoal.planner.packing.check": "shoal.planner.packing.groups",
-    "shoal.planner.packing.local_search": "shoal.planner.packing.cost",
-    "shoal.planner.reservations": "shoal.planner.planning_context",
-    "shoal.planner.resource_limit": "shoal.planner.partition",
-    "shoal.cost.compiling": "shoal.cost.estimate",
-    "shoal.cost.marginal": "shoal.cost.scaling",
-    "shoal.schedule.dynamic_fluid": "shoal.schedule.water_filling",
-    "shoal.schedule.refusals": "shoal.schedule.ledger",
-    "shoal.schedule.space_sharing": "shoal.schedule.auto",
-    "shoal.schedule.static_fluid": "shoal.schedule.water_filling",
-    **{f"shoal.schedule.{name}": "shoal.schedule.knapsack" for name in ("best_fit", "fifo", "shortest_first")},
-    **{f"shoal.schedule.{name}": "shoal.schedule.time_sharing" for name in ("round_robin", "slaq")},
-}
-"""Old module -> present module, for objects in the pickles of journals."""
-
-_RENAMED = {
-    ("shoal.schedule.promise", "Promise"): ("shoal.schedule.expected_finish", "ExpectedFinish"),
-    ("shoal.schedule.layout", "Layout"): ("shoal.schedule.device_strips", "DeviceStrips"),
-    ("shoal.schedule.layout", "Place"): ("shoal.schedule.device_strips", "StripPlacement"),
-    ("shoal.schedule.ledger", "Room"): ("shoal.schedule.ledger", "Capacity"),
-    ("shoal.schedule.outlook", "Outlook"): ("shoal.schedule.plan_estimate", "PlanEstimate"),
-    ("shoal.schedule.outlook", "outlook"): ("shoal.schedule.plan_estimate", "plan_estimate"),
-    ("shoal.schedule.shelf", "Shelf"): ("shoal.schedule.indexed_queue", "IndexedQueue"),
-    ("shoal.planner.packing.base", "Scene"): ("shoal.planner.packing.base", "PackingContext"),
-    ("shoal.planner.packing.random", "Random"): ("shoal.planner.packing.baselines", "RandomPacking"),
-    ("shoal.planner.packing.single", "Single"): ("shoal.planner.packing.baselines", "NoPacking"),
-}
-"""Old module and class -> present module and class, for renamed policies and packings."""
 
 _CLASS_MAKERS = {("cloudpickle.cloudpickle", f"_make_skeleton_{kind}") for kind in ("class", "enum")}
 

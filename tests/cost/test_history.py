@@ -1,15 +1,14 @@
-import json
 import sqlite3
 import subprocess
 import sys
 from contextlib import closing
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from shoal.core.demand import Profile
-from shoal.cost.history import History, cache_directory, delete_records, oversubscription_ratios, records
+from shoal.cost.history import History, cache_directory, delete_records, oversubscription_ratios
 
 PROFILE = Profile({1: 0.1, 16: 0.4}, 10, 3, 100, 10, 0.5, 1.0)
 KEY = ("structure", "data", 32, "cpu/1")
@@ -54,46 +53,6 @@ def test_relative_times_belong_to_pairs_on_a_kind_of_device(tmp_path):
         assert known.relative_times("cpu/2") == {("a", "a"): 0.5}
         assert known.relative_times("H200") == {}
     assert History(path, environment="torch 2").relative_times("cpu/1") == {}
-
-
-OF_VERSION_0 = {
-    "profiles": """CREATE TABLE profiles (
-        environment TEXT, structure TEXT, data TEXT, batch_size INTEGER, kind TEXT, profile TEXT NOT NULL,
-        PRIMARY KEY (environment, structure, data, batch_size, kind))""",
-    "paces": """CREATE TABLE paces (
-        environment TEXT, one TEXT, other TEXT, kind TEXT, pace REAL NOT NULL,
-        PRIMARY KEY (environment, one, other, kind))""",
-    "origins": """CREATE TABLE origins (
-        structure TEXT, data TEXT, batch_size INTEGER, task TEXT, parameters TEXT NOT NULL,
-        PRIMARY KEY (structure, data, batch_size, task))""",
-}
-CONTENTS = {
-    "profiles": ("torch 1", *KEY, json.dumps(asdict(PROFILE))),
-    "paces": ("torch 1", "a", "b", "cpu/1", 0.7),
-    "origins": (*KEY[:3], "Digits", '{"width": 64}'),
-}
-
-
-@pytest.mark.parametrize("tables", [("profiles", "paces", "origins"), ("profiles", "paces"), ("profiles",)])
-def test_a_history_of_version_0_keeps_its_measurements_and_later_writes_of_that_version_do_no_harm(tmp_path, tables):
-    path = tmp_path / "history.sqlite"
-
-    def write_as_version_0():
-        with closing(sqlite3.connect(path)) as connection, connection:
-            for table in tables:
-                connection.execute(OF_VERSION_0[table].replace("TABLE", "TABLE IF NOT EXISTS"))
-                row = CONTENTS[table]
-                connection.execute(f"INSERT OR REPLACE INTO {table} VALUES ({', '.join('?' * len(row))})", row)
-
-    write_as_version_0()
-    for _ in range(2):
-        history = History(path, environment="torch 1")
-        assert history.get(*KEY) == PROFILE
-        assert history.relative_times("cpu/1") == ({("a", "b"): 0.7} if "paces" in tables else {})
-        assert [record.tasks for record in records(path)] == [{"Digits": {"width": 64}} if "origins" in tables else {}]
-        write_as_version_0()
-    history.put_relative_time(("a", "b"), "cpu/1", 0.5)
-    assert History(path, environment="torch 1").relative_times("cpu/1") == {("a", "b"): 0.5}
 
 
 def test_a_ratio_belongs_to_a_kind_of_device(tmp_path):

@@ -205,7 +205,7 @@ def test_trials_of_a_job_that_ended_early_wait_again(journal, failed, failures):
     journal.record_reports("1", [report(0, 2, state=PAUSED)])
     assert journal.record_job_end("1", "crashed", "killed by SIGKILL", failed=failed) == {1: failures}
     assert [(row.state, row.failures) for row in journal.trials()] == [(PAUSED, 0), (PENDING, failures)]
-    ended = ("crashed", "killed by SIGKILL", ("s x 32",), Reservation(1003.0), {"s x 32": (0, 1)})
+    ended = ("crashed", "killed by SIGKILL", Reservation(1003.0), {"s x 32": (0, 1)})
     assert journal.jobs() == [JobRow("1", Purpose.TRAIN, "cpu:0", (0, 1), 1003.0, 1005.0, *ended)]
 
 

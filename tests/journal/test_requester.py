@@ -1,4 +1,4 @@
-"""The name of a request holds its user, also a strange one; older names hold none."""
+"""The name of a request holds its user, also a strange one."""
 
 from types import SimpleNamespace
 
@@ -14,8 +14,6 @@ from shoal.journal.requests import pending_requests, write_request
     [
         pytest.param("00017-0a1b2c3d-anna", "anna", id="a name"),
         pytest.param("00017-0a1b2c3d-anna-maria.b", "anna-maria.b", id="a name with a dash"),
-        pytest.param("00017-0a1b2c3d", "", id="of an older version"),
-        pytest.param("", "", id="of version 4"),
     ],
 )
 def test_the_user_of_a_name(name: str, user: str) -> None:

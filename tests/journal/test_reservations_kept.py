@@ -58,9 +58,6 @@ def test_a_job_has_the_keys_of_its_arrays_and_of_those_that_joined(journal):
     journal.record_job_start(job("2", [3], purpose=Purpose.PROFILE), "cuda:1")
     assert [(row.trials, row.keys) for row in journal.jobs()] == [((0, 1, 2), ("s x 32", "t x 8")), ((3,), ())]
     assert [row.members for row in journal.jobs()] == [{"s x 32": (0,), "t x 8": (1, 2)}, {}]
-    journal.tables.rows("DELETE FROM joins")
-    journal.tables.rows("UPDATE jobs SET keys = ?", '["s x 32", "t x 8"]')  # as an older version wrote it
-    assert [(row.keys, row.members) for row in journal.jobs()] == [(("s x 32", "t x 8"), {})] * 2
 
 
 def test_devices_are_as_they_were_last_recorded(journal):

@@ -143,8 +143,8 @@ def test_as_json(tmp_path):
     assert [point["value"] for point in shown["curve"]] == sorted(point["value"] for point in shown["curve"])
 
 
-def training_job(keys, members=None, trials=()):
-    return JobRow("1", Purpose.TRAIN, "cpu:0", trials, 1.0, None, "", "", tuple(keys), None, members or {})
+def training_job(members):
+    return JobRow("1", Purpose.TRAIN, "cpu:0", (), 1.0, None, "", "", None, members)
 
 
 WIDE = {
@@ -157,38 +157,32 @@ DIGESTS = [f"{letter * 16} x 32" for letter in "abcd"]
     ("jobs", "configs", "names"),
     [
         pytest.param(
-            [training_job(DIGESTS[:2], {DIGESTS[0]: (0, 1), DIGESTS[1]: (2, 3)})],
+            [training_job({DIGESTS[0]: (0, 1), DIGESTS[1]: (2, 3)})],
             WIDE,
             ["net.width=64", "net.width=128"],
             id="a parameter",
         ),
         pytest.param(
-            [training_job(DIGESTS[:1], trials=(0, 1)), training_job(DIGESTS[1:2], trials=(2, 3))],
-            WIDE,
-            ["net.width=64", "net.width=128"],
-            id="a journal of an older version",
-        ),
-        pytest.param(
-            [training_job(DIGESTS[:2], {DIGESTS[0]: (0,), DIGESTS[1]: (2,)})],
+            [training_job({DIGESTS[0]: (0,), DIGESTS[1]: (2,)})],
             WIDE,
             ["net.width=64 lr=0", "net.width=128 lr=0.2"],
             id="a trial each: floats last",
         ),
-        pytest.param([training_job(DIGESTS[:1], trials=(0, 2))], WIDE, ["batches of 32"], id="one alone"),
+        pytest.param([training_job({DIGESTS[0]: (0, 2)})], WIDE, ["batches of 32"], id="one alone"),
         pytest.param(
-            [training_job(["a x 8", "b x 16"], {"a x 8": (0, 1), "b x 16": (2, 3)})],
+            [training_job({"a x 8": (0, 1), "b x 16": (2, 3)})],
             WIDE,
             ["net.width=64, batches of 8", "net.width=128, batches of 16"],
             id="another batch size that is not a parameter",
         ),
         pytest.param(
-            [training_job(DIGESTS[:2], trials=(0, 1, 2))],
+            [training_job(dict.fromkeys(DIGESTS[:2], ()))],
             WIDE,
             ["aaaaaaaa, batches of 32", "bbbbbbbb, batches of 32"],
             id="not known",
         ),
         pytest.param(
-            [training_job(DIGESTS[:3], {DIGESTS[0]: (0, 1), DIGESTS[1]: (2,), DIGESTS[2]: (2,)})],
+            [training_job({DIGESTS[0]: (0, 1), DIGESTS[1]: (2,), DIGESTS[2]: (2,)})],
             {number: {"net": config["net"]} for number, config in WIDE.items()},
             ["net.width=64", "net.width=128 (bbbbbbbb, batches of 32)", "net.width=128 (cccccccc, batches of 32)"],
             id="parameters do not tell",

@@ -42,9 +42,9 @@ class Request:
 
 
 def requester(name: str) -> str:
-    """Login name of the user who wrote a request; "" if its name does not hold it, as in older studies.
+    """Login name of the user who wrote a request.
 
     Args:
         name: Name of the request: time, random digits and user, joined by "-".
     """
-    return name.split("-", 2)[2] if name.count("-") >= 2 else ""
+    return "".join(name.split("-", 2)[2:])

@@ -41,12 +41,6 @@ _SCHEMA = (
         structure TEXT, data TEXT, batch_size INTEGER, task TEXT, parameters TEXT NOT NULL,
         PRIMARY KEY (structure, data, batch_size, task))""",
 )
-_VERSION = 1
-_RENAMED = {
-    "paces": ("ALTER TABLE paces RENAME TO relative_times", "ALTER TABLE relative_times RENAME pace TO relative_time"),
-    "origins": ("ALTER TABLE origins RENAME TO tasks",),
-}
-"""Table of version 0 -> statements that rename it and its columns."""
 _TASKS = "SELECT structure, data, batch_size, task, parameters FROM tasks"
 _BY_SIZE = ("step_seconds", "fuse_seconds", "fused_gain", "compiled_gain", "crowding", "epoch_seconds", "spreading")
 """Fields of a profile from a size or a number to a figure."""
@@ -345,29 +339,10 @@ def _connection(path: Path) -> Iterator[sqlite3.Connection]:
     """Open a connection for one transaction; a connection kept open would be shared with forked workers."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with closing(sqlite3.connect(path, timeout=_BUSY_SECONDS)) as connection:
-        _migrate(connection)
+        for statement in _SCHEMA:
+            connection.execute(statement)
         with connection:
             yield connection
-
-
-def _migrate(connection: sqlite3.Connection) -> None:
-    """Create the tables of a file, or rename those of version 0, in one transaction."""
-    if _version(connection) >= _VERSION:
-        return
-    with connection:
-        connection.execute("BEGIN IMMEDIATE")
-        if _version(connection) >= _VERSION:  # another process has done it meanwhile
-            return
-        tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
-        renamings = [statement for table in _RENAMED if table in tables for statement in _RENAMED[table]]
-        for statement in (*renamings, *_SCHEMA, f"PRAGMA user_version = {_VERSION}"):
-            connection.execute(statement)
-
-
-def _version(connection: sqlite3.Connection) -> int:
-    """Return the version of the tables; 0 also for a file without tables."""
-    (version,) = connection.execute("PRAGMA user_version").fetchone()
-    return int(version)
 
 
 @contextmanager

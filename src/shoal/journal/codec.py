@@ -82,9 +82,7 @@ def job_row(row: tuple[Any, ...]) -> JobRow:
     """Decode a row of the table jobs with the trials that joined it and its last reservation."""
     job, purpose, device, text, started, ended, outcome, message, of_keys, activities, resumes, assists, *more = row
     joined, *rest = more
-    trials, keys, reservation = json.loads(text), json.loads(of_keys), rest
-    if not all(isinstance(key, str) for key in keys):
-        raise ValueError(f"the keys {of_keys}")
+    trials, keys, reservation = json.loads(text), _object(of_keys), rest
     for key, number in json.loads(joined):
         trials.append(number)
         keys.setdefault(key, []).append(number)
@@ -97,9 +95,8 @@ def job_row(row: tuple[Any, ...]) -> JobRow:
         ended=ended,
         outcome=outcome,
         message=message,
-        keys=tuple(keys),
         reservation=None if reservation[0] is None else Reservation(*reservation),
-        members={key: tuple(dict.fromkeys(x)) for key, x in keys.items()} if isinstance(keys, dict) else {},
+        members={key: tuple(dict.fromkeys(numbers)) for key, numbers in keys.items()},
         resumes=resumes,
         assists=assists,
         activities={Activity(name): seconds for name, seconds in _numbers(activities, "activity").items()},

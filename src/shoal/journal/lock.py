@@ -22,7 +22,7 @@ class LockOwner:
 
     Args:
         pid: Id of the process; 0 before it has written its name.
-        host: Name of its machine; "" if an older version of Shoal holds the lock, or before it has written its name.
+        host: Name of its machine; "" before it has written its name.
     """
 
     pid: int

@@ -13,7 +13,7 @@ from shoal.core.errors import AlgorithmError, JournalError
 from shoal.core.objective import objectives
 from shoal.journal.codec import encode
 from shoal.journal.lock import WriterLock
-from shoal.journal.schema import connect, create_tables, migrate, open_existing, translate_errors
+from shoal.journal.schema import connect, create_tables, open_existing, translate_errors
 from shoal.journal.storage import set_journal_mode
 from shoal.journal.view import JournalView
 from shoal.paths import absolute
@@ -88,7 +88,7 @@ class LockedJournal(JournalView):
 
     @classmethod
     def open(cls, directory: Path | str, *, clock: Callable[[], float] = time.time) -> Self:
-        """Open a study for writing; only the journal's version changes before `begin_run`.
+        """Open a study for writing; nothing of it changes before `begin_run`.
 
         Args:
             directory: Directory of the study.
@@ -104,7 +104,6 @@ class LockedJournal(JournalView):
             undo.callback(lock.release)
             connection = open_existing(directory, write=True)
             undo.callback(connection.close)
-            migrate(connection)
             journal = cls(directory, connection, lock, clock)
             undo.pop_all()
         return journal

@@ -134,7 +134,7 @@ class Intervention(Intervened):
 
     @property
     def user(self) -> str:
-        """Login name of the user who made the request; "" if the journal does not hold it."""
+        """Login name of the user who made the request."""
         return requester(self.request)
 
 
@@ -152,11 +152,9 @@ class JobRow:
         outcome: Outcome; "" while it runs.
         message: Message of its end. Lines before it name the suspended job that it continues, dropped arrays, or the
             reason why it left its device.
-        keys: `FusionKey.steps` of each of its arrays; empty unless it trains.
         reservation: Present or last reservation.
-        members: Key -> numbers of its trials; empty in a journal of an older version.
-        activities: Seconds by activity; empty while it runs, if it could not report them, and in a journal of an older
-            version.
+        members: `FusionKey.steps` of each of its arrays -> numbers of its trials; empty unless it trains.
+        activities: Seconds by activity; empty while it runs, and if it could not report them.
         resumes: Id of the suspended job that it continues, or "".
         assists: Id of the job for which it computes gradients on a further device, or "".
     """
@@ -169,12 +167,16 @@ class JobRow:
     ended: float | None
     outcome: str
     message: str
-    keys: tuple[str, ...] = ()
     reservation: Reservation | None = None
     members: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     activities: Mapping[Activity, float] = field(default_factory=dict)
     resumes: str = ""
     assists: str = ""
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """`FusionKey.steps` of each of its arrays; empty unless it trains."""
+        return tuple(self.members)
 
     @property
     def failed(self) -> bool:

@@ -1,14 +1,12 @@
-"""Schema of a journal: its tables, opening, migration, and the translation of SQLite's errors."""
+"""Schema of a journal: its tables, opening, and the translation of SQLite's errors."""
 
 import errno
-import json
 import os
 import sqlite3
 import stat
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
-from operator import itemgetter
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Literal
 
@@ -16,7 +14,7 @@ from shoal.cluster.file_system import network_file_system
 from shoal.cluster.temporary import TemporaryFolder
 from shoal.core.errors import JournalError, StorageFullError, StudyExistsError
 from shoal.journal.lock import lock_owner
-from shoal.journal.storage import is_in_wal_mode, set_journal_mode
+from shoal.journal.storage import is_in_wal_mode, read_stamp
 from shoal.remedy import command
 
 __all__ = [
@@ -24,7 +22,6 @@ __all__ = [
     "VERSION",
     "connect",
     "create_tables",
-    "migrate",
     "open_existing",
     "require_read_permission",
     "translate_errors",
@@ -32,7 +29,9 @@ __all__ = [
 ]
 
 FILE_NAME = "journal.sqlite"
-VERSION = 11
+APPLICATION = int.from_bytes(b"Shoa")
+"""SQLite's application id of a journal. Files with a version and without this id are older than release 0.1.0."""
+VERSION = 1
 _BUSY_SECONDS = 10.0
 _COPIES = 20
 _COPY_PAUSE_SECONDS = 0.05
@@ -81,8 +80,8 @@ _SCHEMA = (
         target INTEGER NOT NULL, failures INTEGER NOT NULL DEFAULT 0, device TEXT NOT NULL DEFAULT '',
         job TEXT NOT NULL DEFAULT '', seconds REAL NOT NULL DEFAULT 0, metrics TEXT NOT NULL DEFAULT '{}',
         best TEXT NOT NULL DEFAULT '{}', objective REAL)""",
-    # A job as it was started. `keys` is a JSON object: key of an array -> numbers of its trials; in old journals a list
-    # of keys. `kill_reason` is the outcome after a kill, with its reason: "hung: showed no progress ...".
+    # A job as it was started. `keys` is a JSON object: key of an array -> numbers of its trials. `kill_reason` is the
+    # outcome after a kill, with its reason: "hung: showed no progress ...".
     # `activities` is a JSON object: activity -> seconds; empty for a job that did not report them. `resumes` is the id
     # of the suspended job that it continues, or ""; `assists` that of the job for which it computes gradients, or "".
     """CREATE TABLE jobs (
@@ -102,82 +101,9 @@ _SCHEMA = (
         kind TEXT NOT NULL, memory INTEGER NOT NULL, cores INTEGER NOT NULL, compute REAL NOT NULL,
         healthy INTEGER NOT NULL, reason TEXT NOT NULL)""",
     *_MEASUREMENTS,
+    f"PRAGMA application_id = {APPLICATION}",
     f"PRAGMA user_version = {VERSION}",
 )
-
-
-def _move_interventions(connection: sqlite3.Connection) -> None:
-    """Move interventions from the table study to their own table.
-
-    They were a list; retries were a mapping of each trial to the `seq` before its first retry. Proposals and reports
-    are renumbered to make room between them.
-    """
-    keys = "('interventions', 'retried')"
-    study = {k: json.loads(v) for k, v in connection.execute(f"SELECT key, value FROM study WHERE key IN {keys}")}
-    events = "(SELECT seq, time FROM asks UNION ALL SELECT seq, time FROM reports)"
-    rows: list[tuple[int, tuple[object, ...]]] = []
-    for each in study.get("interventions", ()):
-        query = f"SELECT coalesce(max(seq), 0) FROM {events} WHERE time <= ?"
-        ((after,),) = connection.execute(query, (each["time"],))
-        texts = json.dumps(each["trials"]), "[]", each["text"], json.dumps(each["refused"])
-        rows.append((after, (each["time"], each["request"], each["verb"], *texts)))
-    retried: dict[int, list[int]] = {}
-    for trial, after in study.get("retried", {}).get("after", {}).items():
-        retried.setdefault(after, []).append(int(trial))
-    for after, trials in retried.items():
-        ((moment,),) = connection.execute(f"SELECT coalesce(max(time), 0) FROM {events} WHERE seq <= ?", (after,))
-        rows.append((after, (moment, "", "retry", json.dumps(trials), "[]", "", "[]")))
-    rows.sort(key=itemgetter(0))
-    stride = len(rows) + 1
-    for table in ("asks", "reports") if rows else ():
-        connection.execute(f"UPDATE {table} SET seq = -seq * {stride}")  # negative first: numbers stay unique
-        connection.execute(f"UPDATE {table} SET seq = -seq")
-    connection.executemany(
-        "INSERT INTO interventions VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-        [(after * stride + position, *row) for position, (after, row) in enumerate(rows, 1)],
-    )
-    connection.execute(f"DELETE FROM study WHERE key IN {keys}")
-
-
-_RENAMED_VALUES = {
-    "held": "paused_trials",
-    "tried": "common_failure_trials",
-    "ended": "end_requested",
-    "over": "ended",
-}
-"""Key of a value of the study in versions 3 to 5 -> its present key; renamed in this order."""
-
-_MIGRATIONS: Mapping[int, Sequence[str | Callable[[sqlite3.Connection], None]]] = {
-    3: ("ALTER TABLE trials RENAME COLUMN array TO job", *_JOINS),
-    4: ("ALTER TABLE jobs ADD COLUMN killed TEXT NOT NULL DEFAULT ''", *_INTERVENTIONS, _move_interventions),
-    5: (
-        "ALTER TABLE asks RENAME TO proposals",
-        "ALTER TABLE promises RENAME TO reservations",
-        "DROP INDEX promises_of_job",
-        "CREATE INDEX reservations_of_job ON reservations (job)",
-        "ALTER TABLE jobs RENAME COLUMN killed TO kill_reason",
-        "UPDATE jobs SET purpose = 'signature' WHERE purpose = 'survey'",
-        "UPDATE jobs SET outcome = 'orphaned' WHERE outcome = 'lost'",
-        *(f"UPDATE study SET key = '{key}' WHERE key = '{old}'" for old, key in _RENAMED_VALUES.items()),
-    ),
-    6: ("ALTER TABLE jobs ADD COLUMN activities TEXT NOT NULL DEFAULT '{}'",),
-    7: (
-        "ALTER TABLE jobs ADD COLUMN resumes TEXT NOT NULL DEFAULT ''",
-        "UPDATE jobs SET resumes = substr(message, 14, instr(message || char(10), char(10)) - 14) "
-        "WHERE message LIKE 'goes on with %'",
-        *_MEASUREMENTS,
-    ),
-    8: tuple(
-        f"""UPDATE jobs SET activities = replace(activities, '"{old}":', '"{new}":')"""
-        for old, new in (("survey", "signature"), ("races", "autotune"))
-    ),
-    9: ("ALTER TABLE jobs ADD COLUMN assists TEXT NOT NULL DEFAULT ''",),
-    10: (
-        "ALTER TABLE reports ADD COLUMN checkpoint TEXT NOT NULL DEFAULT ''",
-        "UPDATE reports SET checkpoint = printf('%06d-000000', epoch) WHERE state = 'paused'",
-    ),
-}
-"""Version -> statements, and functions of the connection, that make the next version of it."""
 
 
 def connect(directory: Path, mode: Literal["ro", "rw", "rwc"]) -> sqlite3.Connection:
@@ -192,23 +118,23 @@ def connect(directory: Path, mode: Literal["ro", "rw", "rwc"]) -> sqlite3.Connec
 
 
 def open_existing(directory: Path, *, write: bool) -> sqlite3.Connection:
-    """A connection to an existing journal, of this version or, for writing, of an older one to `migrate`.
+    """A connection to an existing journal.
 
     If this process may not write the directory, it reads a copy in memory: SQLite reads a journal in WAL mode only with
-    a further file beside it, which this process cannot make, or which its owner could not write. It reads a copy of an
-    older version, too, since the process that runs the study may be of that version.
+    a further file beside it, which this process cannot make, or which its owner could not write.
 
     Args:
         directory: Directory of the study.
         write: Whether the journal is to be written.
 
     Raises:
-        JournalError: there is no journal, or one that this process or this version cannot read or write.
+        JournalError: there is no journal, or one of another version or that this process cannot read or write.
     """
-    nothing = JournalError(f"there is no study in {directory}; name the directory of one, or begin it with shoal run")
     with translate_errors(directory), require_read_permission(directory):
-        if not _file_exists(directory / FILE_NAME):
-            raise nothing
+        if not _has_tables(directory):
+            raise JournalError(
+                f"there is no study in {directory}; name the directory of one, or begin it with shoal run"
+            )
         own = writable(directory)
         if write and not own:
             raise JournalError(
@@ -217,27 +143,40 @@ def open_existing(directory: Path, *, write: bool) -> sqlite3.Connection:
             )
         if wal := is_in_wal_mode(directory / FILE_NAME):
             _check_readable_here(directory)
-        with ExitStack() as undo:
-            # In another mode than WAL a reader has to be able to roll back what a kill has left half done.
-            connection = connect(directory, "ro" if wal and not write else "rw") if own else _in_memory_copy(directory)
-            undo.callback(connection.close)
-            if not write:
-                connection.execute("PRAGMA query_only = ON")
-            version = _version(connection)
-            if version in _MIGRATIONS and not write:
-                undo.close()
-                connection = _in_memory_copy(directory)
-                undo.callback(connection.close)
-                migrate(connection)
-            if version == VERSION or version in _MIGRATIONS:
-                undo.pop_all()
-                return connection
-    if version == 0:
-        raise nothing
-    raise JournalError(
-        f"the study in {directory} was written with journal version {version}, this Shoal reads versions "
-        f"{min(_MIGRATIONS)} to {VERSION}; use the version of Shoal that began it"
-    )
+        # In another mode than WAL a reader has to be able to roll back what a kill has left half done.
+        connection = connect(directory, "ro" if wal and not write else "rw") if own else _in_memory_copy(directory)
+        if not write:
+            connection.execute("PRAGMA query_only = ON")
+    return connection
+
+
+def _has_tables(directory: Path) -> bool:
+    """Whether the tables of a journal are there. The files are only read: SQLite may change them when it closes them.
+
+    Raises:
+        JournalError: the file is a journal of another version, or another database.
+    """
+    file = directory / FILE_NAME
+    if not _file_exists(file) or not file.stat().st_size:
+        return False
+    application, version = read_stamp(file)
+    if not (application or version):  # nothing has been moved from the WAL to the file, or it is no database
+        with closing(_in_memory_copy(directory)) as copy:
+            application, version, tables = (
+                copy.execute(f"SELECT * FROM {source}").fetchone()[0]
+                for source in ("pragma_application_id", "pragma_user_version", "(SELECT count(*) FROM sqlite_master)")
+            )
+        if not (application or version or tables):
+            return False
+    if application != APPLICATION and (application or not version):
+        raise JournalError(f"{file} is a database of something else; choose another directory")
+    if (application, version) != (APPLICATION, VERSION):
+        before = "" if application else " of the time before release 0.1.0"
+        raise JournalError(
+            f"the journal {file} is of version {version}{before}, and this Shoal reads version {VERSION} of release "
+            "0.1.0 alone; finish its study with the Shoal that wrote it, or start a new directory"
+        )
+    return True
 
 
 def _check_readable_here(directory: Path) -> None:
@@ -252,42 +191,28 @@ def _check_readable_here(directory: Path) -> None:
         )
 
 
-def migrate(connection: sqlite3.Connection) -> None:
-    """Migrate a journal to this version. Each version step is one transaction."""
-    for version in range(_version(connection), VERSION):
-        connection.execute("BEGIN IMMEDIATE")
-        for change in (*_MIGRATIONS[version], f"PRAGMA user_version = {version + 1}"):
-            if isinstance(change, str):
-                connection.execute(change)
-            else:
-                change(connection)
-        connection.execute("COMMIT")
-
-
 def create_tables(
     directory: Path, connection: sqlite3.Connection, study: Mapping[str, str], blobs: Mapping[str, bytes]
 ) -> None:
     """Create the tables and write the values of the study in one transaction.
 
+    It is not in WAL mode yet, so that the file itself has its version from the start.
+
     Args:
         directory: Directory of the study.
-        connection: Connection made with mode "rwc".
+        connection: Connection made with mode "rwc", not used yet.
         study: Key -> JSON text.
         blobs: Name -> bytes.
 
     Raises:
         StudyExistsError: the journal exists already.
-        JournalError: the file is another database.
+        JournalError: the file is a journal of another version, or another database.
     """
-    if _version(connection):
+    if _has_tables(directory):
         raise StudyExistsError(
             f"{directory} already holds a study; go on with it ({command('resume', directory)}) or choose another "
             "directory"
         )
-    ((tables,),) = connection.execute("SELECT count(*) FROM sqlite_master").fetchall()
-    if tables:
-        raise JournalError(f"{directory / FILE_NAME} is a database of something else; choose another directory")
-    set_journal_mode(directory, connection)
     connection.execute("BEGIN IMMEDIATE")
     for statement in _SCHEMA:
         connection.execute(statement)
@@ -344,12 +269,6 @@ def require_read_permission(directory: Path) -> Iterator[None]:
             f"the study in {directory} cannot be read: {error.filename} ({error.strerror}); ask its owner for "
             "permission to read its files"
         ) from error
-
-
-def _version(connection: sqlite3.Connection) -> int:
-    """Version of the tables; 0 if there are none."""
-    (version,) = connection.execute("PRAGMA user_version").fetchone()
-    return int(version)
 
 
 _STORAGE_FULL_CODES = {

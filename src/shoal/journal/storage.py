@@ -1,12 +1,13 @@
 """How SQLite keeps a journal, which depends on the file system."""
 
 import sqlite3
+import struct
 from contextlib import suppress
 from pathlib import Path
 
 from shoal.cluster.file_system import network_file_system
 
-__all__ = ["is_in_wal_mode", "set_journal_mode"]
+__all__ = ["is_in_wal_mode", "read_stamp", "set_journal_mode"]
 
 _NETWORK_BUSY_SECONDS = 120.0
 """Longest wait of a writer for readers, which lock it out in a mode other than WAL."""
@@ -40,3 +41,11 @@ def is_in_wal_mode(file: Path) -> bool:
     """Return whether a database is in WAL mode, without opening it in SQLite."""
     with file.open("rb") as content:
         return content.read(_MODES_PLACE + 2)[_MODES_PLACE:] == _WAL_MODES
+
+
+def read_stamp(file: Path) -> tuple[int, int]:
+    """Return the application id and the version in the header of a database, without opening it in SQLite."""
+    with file.open("rb") as content:
+        header = content.read(72)
+    version, application = struct.unpack(">60xI4xI", header) if header.startswith(b"SQLite format 3\0") else (0, 0)
+    return application, version

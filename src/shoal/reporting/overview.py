@@ -312,7 +312,7 @@ def structure_names(jobs: Iterable[JobRow], rows: Iterable[TrialRow]) -> dict[st
     configs = {row.number: flatten(row.config) for row in rows}
     members: dict[str, dict[int, None]] = {}
     for job in jobs:
-        for key, trials in _trials_by_structure(job).items():
+        for key, trials in job.members.items():
             members.setdefault(key, {}).update(dict.fromkeys(trials))
     if len(members) == 1:
         return {key: f"batches of {_batch_size(key)}" for key in members}
@@ -332,13 +332,6 @@ def structure_names(jobs: Iterable[JobRow], rows: Iterable[TrialRow]) -> dict[st
         names[key] = f"{' '.join(shown)}{size}" if shown else key_text(key)
     count = Counter(names.values())
     return {key: name if count[name] == 1 else f"{name} ({key_text(key)})" for key, name in names.items()}
-
-
-def _trials_by_structure(job: JobRow) -> Mapping[str, Sequence[int]]:
-    """Return the trials of each structure of a job; older journals have them only for jobs with one structure."""
-    if job.members:
-        return job.members
-    return dict.fromkeys(job.keys, job.trials if len(job.keys) == 1 else ())
 
 
 def _common_parameters(configs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

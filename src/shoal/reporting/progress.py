@@ -357,8 +357,7 @@ def _notebook_display() -> Callable[..., Any] | None:
 
 
 def summary(study: Mapping[str, Any], devices: Sequence[str], directory: Path, done: str = "") -> list[str]:
-    """Return lines at the start of a run: task, budget, objectives, batch size, devices; old journals lack some of
-    these.
+    """Return lines at the start of a run: task, budget, objectives, batch size, devices.
 
     Args:
         study: Description of the study in the journal.

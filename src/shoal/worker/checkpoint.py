@@ -152,9 +152,7 @@ def _read(path: Path, trial: int) -> Checkpoint:
     except pickle.UnpicklingError as error:
         raise CheckpointError(f"checkpoint {path} of trial {trial} cannot be read: {error}") from error
     reports = tuple(Report(trial, epoch, metrics, seconds) for epoch, metrics, seconds in content["reports"])
-    names = ("trial", "epoch", "step", "model", "optimizer", "scheduler")
-    later = {"average": content.get("average", {}), "scaler": content.get("scaler")}  # an older checkpoint has none
-    return Checkpoint(**{name: content[name] for name in names}, reports=reports, **later)
+    return Checkpoint(**content | {"reports": reports})
 
 
 class _ChecksumWriter:
