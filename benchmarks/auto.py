@@ -21,6 +21,8 @@ import time
 from pathlib import Path
 from statistics import fmean
 
+import baselines
+
 from shoal.schedule import OBJECTIVES, POLICIES, Auto, Exact, Knapsack
 from shoal.simulate.scenario import DATA, load
 from shoal.simulate.slowdown import SHARES_FILE
@@ -44,6 +46,7 @@ QUICK = ("sp1", "fluid_toy", "fluid_halving", "hermes_type1")
 
 
 def main() -> int:
+    baselines.register()
     options = arguments()
     values: dict[str, dict[str, float]] = {}
     decisions: dict[str, float] = {}

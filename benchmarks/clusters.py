@@ -21,6 +21,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import baselines
+
 from shoal.schedule import POLICIES
 from shoal.simulate.scenario import DATA, Scenario, load
 from shoal.simulate.slowdown import SHARES_FILE
@@ -90,6 +92,7 @@ def simulated(scenario: Scenario, policy: str, fused: bool, failing: bool) -> Ro
 
 
 def main() -> int:
+    baselines.register()
     options = arguments()
     rows: list[Row] = []
     print(f"{'scenario':12} {'policy':15} {'arrays':6} {'node failures':>13} {'makespan h':>11} "

@@ -27,6 +27,8 @@ from math import inf
 from pathlib import Path
 from random import Random
 
+import baselines
+
 from shoal.core.demand import Demand
 from shoal.core.device import Cluster
 from shoal.core.errors import ScenarioError
@@ -77,6 +79,7 @@ class Walk:
 
 
 def main() -> int:
+    baselines.register()
     options = arguments()
     try:
         spaces = {name: instance(ROOT / "scenarios" / f"{name}.toml", options.data) for name in PAPER}

@@ -15,6 +15,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import baselines
 from makespan_bound import best_makespan, jobs_of
 
 from shoal.schedule import POLICIES
@@ -41,6 +42,7 @@ TUNED = "wfd, tuned"
 
 
 def main() -> int:
+    baselines.register()
     options = arguments()
     curves = read_curves(options.data)
     figures: dict[str, dict[str, float]] = {}
@@ -74,7 +76,7 @@ def main() -> int:
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--data", type=Path, default=ROOT / DATA, help="folder of the measured tables")
-    chosen = [name for name in ("ff", "ffd", "wf", "wfd", "best_fit", "auto") if name in POLICIES]
+    chosen = ["ff", "ffd", "wf", "wfd", "best_fit", "auto"]
     parser.add_argument("--policies", nargs="*", choices=list(POLICIES), default=chosen)
     parser.add_argument("--quick", action="store_true", help="SP3 only")
     options = parser.parse_args()

@@ -36,10 +36,11 @@ from pathlib import Path
 from random import Random
 from statistics import fmean
 
+from baselines import RoundRobin, Slaq
 from time_sharing_live import compare
 
 from shoal.core.demand import Demand
-from shoal.schedule import Convergence, ExpectedFinish, JobState, JobView, RoundRobin, Slaq, TurnStats
+from shoal.schedule import Convergence, ExpectedFinish, JobState, JobView, TurnStats
 from shoal.schedule.time_sharing import TimeSharing
 from shoal.simulate.curves import CURVES_FILE, CurveSet, read_task
 from shoal.simulate.curves import STEPS_PER_EPOCH as STEPS

@@ -21,6 +21,7 @@ from statistics import fmean, median
 from typing import Any
 
 import torch
+from baselines import RoundRobin, Slaq
 from search_tasks.pictures import MNIST, pictures
 from search_tasks.search import Supervised
 from search_tasks.tabular import Linear
@@ -31,7 +32,7 @@ import shoal
 from shoal.core.activity import Activity
 from shoal.journal.view import JournalView
 from shoal.reporting.accounting import accounting
-from shoal.schedule import Auto, Convergence, ExpectedFinish, Fifo, Policy, RoundRobin, Slaq
+from shoal.schedule import Auto, Convergence, ExpectedFinish, Fifo, Policy
 
 __all__ = ["compare"]
 

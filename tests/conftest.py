@@ -16,14 +16,18 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from itertools import combinations, groupby
+from pathlib import Path
 
 import pytest
 from cpu_seconds import CpuSeconds
 from hypothesis import settings
 from warm import Warm
+
+sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))  # the policies and packings of `baselines`
 
 TURNS = 10
 CONSOLE = ("COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR", "CLICOLOR_FORCE", "PY_COLORS", "GITHUB_ACTIONS")

@@ -6,6 +6,7 @@ import tempfile
 import time
 from pathlib import Path
 
+import baselines
 from rivals.first import first_search
 
 import shoal
@@ -97,6 +98,7 @@ def searched(task: Cifar, most: int, seed: int, packing: str) -> tuple[float, li
     Returns:
         Seconds, and all that was reported.
     """
+    baselines.register()
     folder = Path(tempfile.mkdtemp())
     cache = Path(os.environ["SHOAL_CACHE"])
     shutil.rmtree(cache, ignore_errors=True)

@@ -65,7 +65,7 @@ def test_trials_learn_on_a_gpu_what_they_learn_on_a_cpu(task: type[Small], tmp_p
         pytest.param({"sharing": "mps"}, id="everything, by MPS", marks=by_mps),
         pytest.param({"sharing": "mps", "policy": "wfd", "fuse": False}, id="a knapsack, by MPS", marks=by_mps),
         pytest.param({"sharing": "auto"}, id="by itself"),
-        pytest.param({"policy": "round_robin", "fuse": False, "packing": "none", "sharing": "plain"}, id="in turns"),
+        pytest.param({"policy": "convergence", "fuse": False, "packing": "none", "sharing": "plain"}, id="in turns"),
     ],
 )
 def test_however_they_are_placed_they_learn_the_same(options: Mapping[str, Any], tmp_path: Path) -> None:

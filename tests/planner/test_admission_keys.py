@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+from baselines import RandomPacking
 from planner_samples import (
     BY_BATCH,
     FETCHES,
@@ -24,7 +25,7 @@ from planner_samples import (
 from shoal.core.array import Array
 from shoal.core.demand import Demand
 from shoal.core.job import Job, Purpose
-from shoal.planner import Grouping, Planner, RandomPacking
+from shoal.planner import Grouping, Planner
 from shoal.planner.admission import MAX_REFUSED, admit
 from shoal.schedule import Fifo
 

@@ -10,7 +10,7 @@ from shoal.core.device import Device
 from shoal.core.trial import Trial
 from shoal.dry_run.result import DryRunPlan, planned
 from shoal.planner.grouping import START_SECONDS, Grouping
-from shoal.planner.packing.baselines import NoPacking
+from shoal.planner.packing.base import NoPacking
 from shoal.planner.packing.cost import Cost
 
 DEVICE = Device("cpu:0", "cpu/1", memory=4_200_000_000)

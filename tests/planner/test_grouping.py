@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+from baselines import RandomPacking
 from planner_samples import (
     BY_BATCH,
     FETCHES,
@@ -23,7 +24,7 @@ from planner_samples import (
 
 from shoal.core.array import Array
 from shoal.core.trial import Budget, TrialGroup
-from shoal.planner import Grouping, NoPacking, Planner, RandomPacking
+from shoal.planner import Grouping, NoPacking, Planner
 from shoal.planner.grouping import START_SECONDS
 from shoal.planner.packing import Packing
 from shoal.schedule import Fifo

@@ -1,30 +1,28 @@
 """Which arrays share a process, by name, by likeness and at random; the cost model has a file of its own."""
 
 import pytest
+from baselines import BASELINE_PACKINGS, KNN, BatchSize, RandomPacking
+from baselines.knn import euclidean, l1, positions
 from packing_samples import candidate, context, numbers, relative_times
 
 from shoal.core.errors import PackError
 from shoal.planner.packing import (
-    KNN,
     PACKINGS,
-    BatchSize,
     Candidate,
     Cost,
     NoPacking,
     PackingContext,
-    RandomPacking,
     check_groups,
     make_packing,
     predicted,
 )
-from shoal.planner.packing.baselines import euclidean, l1, positions
 from shoal.testing import check_packing
 
 
 @pytest.mark.in_turns(3)
-@pytest.mark.parametrize("name", sorted(PACKINGS))
-def test_every_packing_conforms(name):
-    check_packing(PACKINGS[name], examples=30)
+@pytest.mark.parametrize("made", [*PACKINGS.values(), *BASELINE_PACKINGS.values()], ids=lambda made: made.__name__)
+def test_every_packing_conforms(made):
+    check_packing(made, examples=30)
 
 
 @pytest.mark.parametrize(
@@ -74,7 +72,8 @@ def test_the_suite_rejects_broken_packings(broken, message):
         (lambda: KNN(metric="cosine"), r"`metric` must be one of l1, euclidean, measured, got 'cosine'"),
         (lambda: Cost(1.0), r"`worth` must be at least 0 and below 1, got 1.0; 0.05 is 5 % of the time"),
         (lambda: Cost(5), r"got 5"),
-        (lambda: make_packing("kn"), r"there is no packing 'kn' \(did you mean 'knn'\?\); .*one of batch_size, cost"),
+        (lambda: make_packing("cst"), r"there is no packing 'cst' \(did you mean 'cost'\?\); .*one of cost, none"),
+        (lambda: make_packing("knn"), r"'knn' is a baseline of the papers.* benchmarks/baselines .*one of cost, none"),
         (lambda: make_packing(3), r"there is no packing 3;"),
     ],
 )

@@ -3,13 +3,14 @@
 from itertools import count
 
 import pytest
+from baselines import RoundRobin
 from planner_samples import CONSTANT, GB, A, B, cluster, known, profile, slots, waiting
 
 from shoal.core.event import Ended, Outcome, Reported
 from shoal.core.trial import Report
 from shoal.planner import Planner
 from shoal.planner.job_tracker import PreemptionRequest
-from shoal.schedule import JobState, Plan, Policy, Refusal, Resize, Resume, RoundRobin, Start, TurnStats, WaterFilling
+from shoal.schedule import JobState, Plan, Policy, Refusal, Resize, Resume, Start, TurnStats, WaterFilling
 
 
 class Scene:

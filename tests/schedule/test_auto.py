@@ -3,6 +3,7 @@ from dataclasses import dataclass, replace
 from math import inf
 
 import pytest
+from baselines import RoundRobin
 from hypothesis import settings
 from schedule_samples import cluster, gpu, job, needs, placed, refused
 
@@ -13,13 +14,12 @@ from shoal.schedule import (
     OBJECTIVES,
     WFD,
     Auto,
+    Convergence,
     JobState,
     Plan,
     Policy,
     Refusal,
     Resize,
-    RoundRobin,
-    Slaq,
     Start,
     Suspend,
     WaterFilling,
@@ -334,11 +334,13 @@ def test_a_scenario_tells_its_objective(tmp_path, objective, first):
             r"'auto' with the objective 'time_to_good' compares losses.*--loss\), or choose another objective",
             id="turns by loss",
         ),
-        pytest.param(Slaq(), False, r"'slaq' compares losses.*--loss\), or choose a policy", id="another policy"),
         pytest.param(
-            Slaq(),
+            Convergence(), False, r"'convergence' compares losses.*--loss\), or choose a policy", id="another policy"
+        ),
+        pytest.param(
+            Convergence(),
             True,
-            r"maximised; choose a policy that needs none, .*\(--policy round_robin\)$",
+            r"maximised; choose a policy that needs none, .*\(--policy fifo\)$",
             id="study has begun",
         ),
     ],

@@ -212,7 +212,11 @@ def test_policies_are_made_by_name():
 
 @pytest.mark.parametrize(
     ("name", "message"),
-    [("fifoo", r"'fifoo' \(did you mean 'fifo'\?\).*auto, best_fit"), ("huge", r"no policy 'huge'; .*fifo")],
+    [
+        ("fifoo", r"'fifoo' \(did you mean 'fifo'\?\).*auto, convergence"),
+        ("huge", r"no policy 'huge'; .*fifo"),
+        ("round_robin", r"'round_robin' is a baseline of the papers.* benchmarks/baselines .*one of auto, convergence"),
+    ],
 )
 def test_an_unknown_policy_is_named_with_the_known_ones(name, message):
     with pytest.raises(PolicyError, match=message):

@@ -3,6 +3,7 @@ from dataclasses import replace
 from random import Random
 
 import pytest
+from baselines import BestFit, ShortestFirst
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from schedule_samples import GB, cluster, gpu, job, needs, placed, refused
@@ -15,14 +16,12 @@ from shoal.schedule import (
     FFD,
     WF,
     WFD,
-    BestFit,
     Exact,
     Fifo,
     JobState,
     Plan,
     Refusal,
     Resume,
-    ShortestFirst,
     check_plan,
 )
 from shoal.schedule.ledger import Ledger, Refusals

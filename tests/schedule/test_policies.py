@@ -1,18 +1,60 @@
+from pathlib import Path
+
+import baselines
 import pytest
+from baselines import BASELINE_PACKINGS, BASELINE_POLICIES
 from hypothesis import settings
 from schedule_samples import cluster, gpu, job, needs, placed, refused
+from typer.testing import CliRunner
 
+from shoal.cli.app import app
 from shoal.core.device import Cluster, Node
-from shoal.schedule import POLICIES, WFD, Fifo, check_plan
+from shoal.core.errors import PolicyError
+from shoal.schedule import POLICIES, WFD, Fifo, check_plan, make_policy, registry
+from shoal.schedule.registry import BASELINES
 from shoal.testing.policies import check_policy
 
 TWO = cluster(gpu(0), gpu(1))
 
 
 @pytest.mark.in_turns(3)
-@pytest.mark.parametrize("name", sorted(POLICIES))
-def test_every_policy_conforms(name):
-    check_policy(POLICIES[name], examples=settings.default.max_examples // 2)
+@pytest.mark.parametrize("made", [*POLICIES.values(), *BASELINE_POLICIES.values()], ids=lambda made: made.__name__)
+def test_every_policy_conforms(made):
+    check_policy(made, examples=settings.default.max_examples // 2)
+
+
+def test_every_baseline_is_named_by_the_registries():
+    assert sorted(BASELINES) == sorted([*BASELINE_POLICIES, *BASELINE_PACKINGS])
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        pytest.param(["run", "search.py", "--policy", "round_robin"], id="run"),
+        pytest.param(["run", "search.py", "--packing", "knn"], id="run, a packing"),
+        pytest.param(["simulate", "search.toml", "--policy", "slaq"], id="simulate"),
+        pytest.param(["simulate", "search.toml"], id="a scenario"),
+    ],
+)
+def test_a_baseline_is_refused_with_its_place(command, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("search.py").write_text("")
+    nodes = '[[nodes]]\nkind = "A100"\ndevices = 1\nmemory_gb = 80\n'
+    Path("search.toml").write_text(f'policies = ["fifo", "best_fit"]\n{nodes}')
+    done = CliRunner().invoke(app, command)
+    assert done.exit_code == (2 if len(command) > 2 else 1)
+    said = " ".join((done.output or str(done.exception)).replace("│", " ").split())
+    assert "is a baseline of the papers, to compare with: benchmarks/baselines of Shoal's source tree has it" in said
+
+
+def test_baselines_that_are_registered_are_known(monkeypatch):
+    monkeypatch.setattr(registry, "POLICIES", dict(POLICIES))
+    with pytest.raises(PolicyError, match=r"'slaq' is a baseline of the papers"):
+        make_policy("slaq")
+    monkeypatch.setattr(baselines, "POLICIES", registry.POLICIES)
+    monkeypatch.setattr(baselines, "PACKINGS", {})
+    baselines.register()
+    assert isinstance(make_policy("slaq"), baselines.Slaq)
 
 
 def plan(policy, jobs, where):

@@ -2,12 +2,13 @@ from dataclasses import replace
 from math import inf, nan
 
 import pytest
+from baselines import RoundRobin, Slaq
 from schedule_samples import HIGH, LOW, cluster, decide, gpu, needs, refused, running, suspended, turn, waiting
 
 from shoal.core.device import Cluster, Node
 from shoal.core.errors import PolicyError
 from shoal.cost.scaling import Scaling
-from shoal.schedule import Convergence, ExpectedFinish, Fifo, Resume, RoundRobin, Slaq, Start, Suspend
+from shoal.schedule import Convergence, ExpectedFinish, Fifo, Resume, Start, Suspend
 
 ONE = cluster(gpu(0))
 TWO = cluster(gpu(0), gpu(1))

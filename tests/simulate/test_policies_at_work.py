@@ -3,12 +3,13 @@
 from collections import Counter
 
 import pytest
+from baselines import RoundRobin, Slaq
 from simulate_samples import ROOT, cluster, simulation, structure
 
 from shoal.backends.virtual import STOP_SECONDS
 from shoal.planner.grouping import Grouping
 from shoal.planner.packing.registry import make_packing
-from shoal.schedule import Auto, Convergence, ExpectedFinish, RoundRobin, Slaq, WaterFilling
+from shoal.schedule import Auto, Convergence, ExpectedFinish, WaterFilling
 from shoal.simulate.curves import Curves
 from shoal.simulate.scenario import load
 from shoal.simulate.workload import ListedJobs

@@ -4,6 +4,7 @@ from dataclasses import replace
 from functools import partial
 
 import pytest
+from baselines import BatchSize
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulate_samples import GB, cluster, simulation, structure
@@ -206,7 +207,7 @@ def test_arrays_of_several_structures_are_packed_into_a_job_and_take_turns(monke
     """Each array's epoch of 2 s is followed by one of the other: 4 epochs of both are 16 s, of one process."""
     trained = Trained(monkeypatch)
     both = [structure(name, seconds=1.0, fused={4: 2.0}, start_seconds=1.0) for name in "ab"]
-    found = searched(both, 4, 4, cluster=cluster(), grouping=Grouping(make_packing("batch_size")))
+    found = searched(both, 4, 4, cluster=cluster(), grouping=Grouping(BatchSize()))
     assert [[len(array) for array in job] for job in trained.jobs] == [[4, 4]]
     assert found.makespan == pytest.approx(1 + 16)
     assert [stay.trials for stay in found.intervals] == [8]

@@ -16,7 +16,7 @@ from shoal.core.device import Cluster, Device, Node
 from shoal.core.errors import ScenarioError
 from shoal.cost.scaling import Scaling
 from shoal.planner.grouping import Grouping
-from shoal.planner.packing.baselines import NoPacking
+from shoal.planner.packing.base import NoPacking
 from shoal.schedule import POLICIES, WFD, JobState, JobView, OversubscriptionTuner, TurnStats, check_plan
 from shoal.simulate.run import ClusterEvent, Simulation
 from shoal.simulate.scenario import load

@@ -439,7 +439,7 @@ def test_another_policy_decides_from_the_next_plan_on(tmp_path: Path) -> None:
         assert intervention_text(journal.interventions()[0]).endswith(" policy wfd")
 
 
-@pytest.mark.parametrize("name", ["fifo", "round_robin", "water_filling", "shortest_first"])
+@pytest.mark.parametrize("name", ["fifo", "convergence", "water_filling", "wfd"])
 def test_jobs_that_one_policy_suspended_go_on_under_another(name: str, tmp_path: Path) -> None:
     stage = Stage(tmp_path / "study")
 
@@ -454,7 +454,7 @@ def test_jobs_that_one_policy_suspended_go_on_under_another(name: str, tmp_path:
 def test_a_policy_that_is_unknown_is_refused_before_anything_is_sent_and_by_the_study(tmp_path: Path) -> None:
     stage = half_way(tmp_path)
     with pytest.raises(
-        PolicyError, match=r"there is no policy 'wdf' \(did you mean 'wf'\?\).* or one of auto, best_fit"
+        PolicyError, match=r"there is no policy 'wdf' \(did you mean 'wf'\?\).* or one of auto, convergence"
     ):
         Study(stage.directory).policy("wdf")
     assert not (stage.directory / "requests").exists()
@@ -483,7 +483,7 @@ def test_a_policy_that_is_unknown_is_refused_before_anything_is_sent_and_by_the_
         ("study resume DIR", 1, "the study in .* is not paused"),
         ("study end DIR", 0, "the study will end once a process runs the study"),
         ("policy DIR fifo", 0, "policy fifo will be followed once a process runs the study"),
-        ("policy DIR lifo", 2, "'lifo' is not one of auto, best_fit"),
+        ("policy DIR lifo", 2, "'lifo' is not one of auto, convergence"),
     ],
 )
 def test_what_the_commands_say(arguments: str, status: int, words: str, tmp_path: Path) -> None:

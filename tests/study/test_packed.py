@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from baselines import KNN, RandomPacking
 from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 
@@ -82,8 +83,8 @@ def structures(directory: Path) -> list[int]:
     "options",
     [
         {"packing": "cost"},
-        pytest.param({"packing": "random"}, marks=pytest.mark.thorough),
-        pytest.param({"packing": "knn", "fuse": False}, marks=pytest.mark.thorough),
+        pytest.param({"packing": RandomPacking()}, marks=pytest.mark.thorough),
+        pytest.param({"packing": KNN(), "fuse": False}, marks=pytest.mark.thorough),
     ],
     ids=str,
 )
@@ -112,7 +113,7 @@ def test_a_packed_study_goes_on_after_an_interrupt(tmp_path: Path) -> None:
             Stops(), SPACE, metric="valid_loss", mode="min", backend="inline", devices="cpu:1", show_progress=False,
             algorithm=shoal.SuccessiveHalving(n=12, min_epochs=1, max_epochs=9, eta=3), directory=tmp_path / "packed",
         )  # fmt: skip
-    study = shoal.resume(tmp_path / "packed", packing="knn", show_progress=False)
+    study = shoal.resume(tmp_path / "packed", packing=KNN(), show_progress=False)
     with JournalView.read(tmp_path / "packed") as journal:
         for row in study.trials:
             losses = [report.metrics["valid_loss"] for report in journal.curve(row.number)]

@@ -13,6 +13,7 @@ import programs
 import pytest
 import tasks
 import torch
+from baselines import RoundRobin
 from plain import check_equal, curves, jobs, plain_loop, tune
 from torch import Tensor, nn
 from turns import RULES, Decision, stretches
@@ -20,7 +21,7 @@ from turns import RULES, Decision, stretches
 import shoal
 from shoal.core.job import Purpose
 from shoal.core.trial import TrialState
-from shoal.schedule import Convergence, Policy, RoundRobin
+from shoal.schedule import Convergence, Policy
 
 WIDTHS = {"lr": shoal.grid([0.02, 0.1]), "width": shoal.grid([4, 5, 6, 7]), "momentum": 0.5, "step_size": 2}
 

@@ -15,6 +15,7 @@ import programs
 import pytest
 import tasks
 import torch
+from baselines import Slaq
 from plain import check_equal, check_plain, curves, jobs, tune
 from torch import Tensor, nn
 from turns import RULES, check_lengths, check_losses, check_rule, middle, stretches
@@ -128,7 +129,7 @@ def test_under_every_policy_trials_learn_what_they_learn_under_fifo(
     study = tune(tasks.Momentum(), WIDTHS, tmp_path / "study", devices="cpu:2", policy=eager(name))
     assert {row.state for row in study.trials} == {TrialState.COMPLETE}
     check_equal(curves(study.directory), undisturbed)
-    if name in ("round_robin", "convergence"):
+    if name == "convergence":
         assert outcomes(study)["suspended"] >= 2
 
 
@@ -170,7 +171,7 @@ QUANTUM = 0.1
 FALLING = {"start": 1.0, "rate": shoal.grid([0.9, 0.5, 0.99])}
 """Three programs whose losses fall at different speeds."""
 
-TAKE_TURNS = ("convergence", "promise", "round_robin", "slaq")
+TAKE_TURNS = ("convergence", "promise")
 
 
 class Slow(tasks.Momentum):
@@ -242,7 +243,7 @@ def test_who_runs_follows_from_the_recorded_losses(kind: str, name: str, tmp_pat
 def test_losses_that_are_no_good(loss: str, tmp_path: Path) -> None:
     """Those that are missing or not a number do not count; who has none at all waits behind all others."""
     space = {"start": 1.0, "rate": shoal.choice([0.9]), "loss": shoal.grid(["fine", loss])}
-    study = falling(tmp_path, "function", policy_of("slaq"), space=space, metric="score", mode="max", loss="loss")
+    study = falling(tmp_path, "function", Slaq(QUANTUM), space=space, metric="score", mode="max", loss="loss")
     assert {row.state for row in study.trials} == {TrialState.COMPLETE}
     found = stretches(study.directory)
     assert check_rule(found, RULES["slaq"] if loss != "never" else lambda turns, waited: turns[-1].last) >= 1
@@ -254,10 +255,12 @@ def test_losses_that_are_no_good(loss: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", TAKE_TURNS)
 def test_without_a_loss_a_policy_that_compares_losses_is_refused(name: str, tmp_path: Path) -> None:
     settings = {"metric": "score", "mode": "max", "devices": "cpu:1", "algorithm": shoal.Grid(1)}
-    if name == "round_robin":
-        study = programs.search(programs.falls, tmp_path, FALLING, policy=name, **settings)
-        assert shoal.resume(study.directory, policy="slaq").trials == study.trials, "it has ended, and compares nothing"
-        return
     with pytest.raises(PolicyError, match=f"{name!r} compares losses.*loss=, --loss"):
         programs.search(programs.falls, tmp_path, FALLING, policy=name, **settings)
+
+
+def test_a_study_that_has_ended_compares_nothing(tmp_path: Path) -> None:
+    settings = {"metric": "score", "mode": "max", "devices": "cpu:1", "algorithm": shoal.Grid(1)}
+    study = programs.search(programs.falls, tmp_path, FALLING, policy="fifo", **settings)
+    assert shoal.resume(study.directory, policy="convergence").trials == study.trials
     assert not (tmp_path / "study").exists()

@@ -53,15 +53,9 @@ def highest_loss(turns: Sequence[TurnStats], waited: float) -> float:
     return turns[-1].last
 
 
-def longest_wait(turns: Sequence[TurnStats], waited: float) -> float:
-    """Gandiva, as Hermes compares with it."""
-    return waited
-
-
 RULES: dict[str, Callable[[Sequence[TurnStats], float], float]] = {
     "convergence": convergence,
     "slaq": highest_loss,
-    "round_robin": longest_wait,
 }
 """Name of a policy -> priority of a job that has had turns, from their losses and its seconds of waiting."""
 

@@ -20,7 +20,7 @@ from shoal.core.trial import Trial
 from shoal.cost.history import History, records
 from shoal.dry_run.request import DryRunRequest
 from shoal.dry_run.run import dry_run
-from shoal.planner.packing.baselines import NoPacking
+from shoal.planner.packing.base import NoPacking
 from shoal.planner.packing.cost import Cost
 from shoal.worker.profile import measure
 

@@ -16,7 +16,7 @@ from shoal.planner.packing.registry import PACKINGS
 from shoal.remedy import command
 from shoal.reporting.text import printable
 from shoal.schedule.auto import OBJECTIVES
-from shoal.schedule.registry import POLICIES
+from shoal.schedule.registry import BASELINES, POLICIES, baseline_text
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -36,6 +36,8 @@ def one_of(names: Collection[str]) -> Callable[[str | None], str | None]:
     """Return a callback that refuses an option whose value is not in `names`."""
 
     def check(value: str | None) -> str | None:
+        if value in BASELINES and value not in names:
+            raise typer.BadParameter(baseline_text(value))
         if value is not None and value not in names:
             raise typer.BadParameter(f"{value!r} is not one of {', '.join(names)}")
         return value

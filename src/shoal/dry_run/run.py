@@ -21,8 +21,7 @@ from shoal.dry_run.request import DryRunRequest
 from shoal.dry_run.result import DryRun, DryRunPlan, Failed, planned
 from shoal.planner.families import families, round_robin
 from shoal.planner.grouping import Grouping
-from shoal.planner.packing.base import Packing
-from shoal.planner.packing.baselines import NoPacking
+from shoal.planner.packing.base import NoPacking, Packing
 from shoal.planner.planner import Planner
 from shoal.planner.planning_context import PROFILE_MEMBERS
 from shoal.schedule.knapsack import Fifo

@@ -19,11 +19,11 @@ from shoal.schedule.check import check_plan
 from shoal.schedule.convergence import Convergence
 from shoal.schedule.exact import Exact
 from shoal.schedule.expected_finish import ExpectedFinish
-from shoal.schedule.knapsack import FF, FFD, WF, WFD, BestFit, Fifo, Knapsack, ShortestFirst
+from shoal.schedule.knapsack import FF, FFD, WF, WFD, Fifo, Knapsack
 from shoal.schedule.ledger import Ledger, start_or_resume
 from shoal.schedule.oversubscription import OversubscriptionTuner
 from shoal.schedule.registry import POLICIES, make_policy
-from shoal.schedule.time_sharing import RoundRobin, Slaq
+from shoal.schedule.time_sharing import TimeSharing
 from shoal.schedule.water_filling import WaterFilling
 
 __all__ = [
@@ -35,7 +35,6 @@ __all__ = [
     "WFD",
     "Action",
     "Auto",
-    "BestFit",
     "Convergence",
     "Exact",
     "ExpectedFinish",
@@ -50,12 +49,10 @@ __all__ = [
     "Refusal",
     "Resize",
     "Resume",
-    "RoundRobin",
-    "ShortestFirst",
-    "Slaq",
     "Start",
     "Stop",
     "Suspend",
+    "TimeSharing",
     "TurnStats",
     "WaterFilling",
     "check_plan",

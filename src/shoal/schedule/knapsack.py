@@ -13,7 +13,7 @@ from shoal.schedule.base import JobState, JobView, Plan, Policy, Resume, Start
 from shoal.schedule.indexed_queue import Entry, IndexedQueue
 from shoal.schedule.ledger import Refusals
 
-__all__ = ["FF", "FFD", "WF", "WFD", "BestFit", "DeviceOrder", "Fifo", "JobOrder", "Knapsack", "ShortestFirst"]
+__all__ = ["FF", "FFD", "WF", "WFD", "DeviceOrder", "Fifo", "JobOrder", "Knapsack"]
 
 _UNIT = 10**9
 """Compute and cores are integers in billionths, so that sums are exact and independent of their order."""
@@ -105,29 +105,6 @@ class Fifo(Knapsack):
     jobs = JobOrder.OLDEST
     devices = DeviceOrder.FIRST_FIT
     exclusive = True
-
-
-@final
-class ShortestFirst(Knapsack):
-    """Place the shortest job first, each alone on the first idle device with room.
-
-    On one device without arrivals this gives the least mean completion time (W. E. Smith, 1956).
-    """
-
-    jobs = JobOrder.SHORTEST
-    devices = DeviceOrder.FIRST_FIT
-    exclusive = True
-
-
-@final
-class BestFit(Knapsack):
-    """Best fit: place the oldest job first, each on the device with room and the least remaining compute.
-
-    It keeps devices empty for large jobs, while worst fit balances the load.
-    """
-
-    jobs = JobOrder.OLDEST
-    devices = DeviceOrder.BEST_FIT
 
 
 @dataclass(eq=False, slots=True)

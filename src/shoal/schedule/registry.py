@@ -10,28 +10,40 @@ from shoal.schedule.base import Policy
 from shoal.schedule.convergence import Convergence
 from shoal.schedule.exact import Exact
 from shoal.schedule.expected_finish import ExpectedFinish
-from shoal.schedule.knapsack import FF, FFD, WF, WFD, BestFit, Fifo, ShortestFirst
-from shoal.schedule.time_sharing import RoundRobin, Slaq
+from shoal.schedule.knapsack import FF, FFD, WF, WFD, Fifo
 from shoal.schedule.water_filling import WaterFilling
 
-__all__ = ["POLICIES", "check_losses", "check_objective_of_study", "make_policy", "unknown"]
+__all__ = [
+    "BASELINES",
+    "POLICIES",
+    "baseline_text",
+    "check_losses",
+    "check_objective_of_study",
+    "make_policy",
+    "unknown",
+]
 
-POLICIES: Mapping[str, type[Policy]] = {
+POLICIES: dict[str, type[Policy]] = {
     "auto": Auto,
-    "best_fit": BestFit,
     "convergence": Convergence,
     "exact": Exact,
     "ff": FF,
     "ffd": FFD,
     "fifo": Fifo,
     "promise": ExpectedFinish,
-    "round_robin": RoundRobin,
-    "shortest_first": ShortestFirst,
-    "slaq": Slaq,
     "water_filling": WaterFilling,
     "wf": WF,
     "wfd": WFD,
 }
+
+
+BASELINES = ("batch_size", "best_fit", "knn", "random", "round_robin", "shortest_first", "slaq")
+"""Policies and packings of papers that nobody should choose; their code is not in the package."""
+
+
+def baseline_text(name: str) -> str:
+    """Return where one of `BASELINES` is."""
+    return f"{name!r} is a baseline of the papers, to compare with: benchmarks/baselines of Shoal's source tree has it"
 
 
 def make_policy(policy: str | Policy, objective: str = "makespan") -> Policy:
@@ -107,7 +119,7 @@ def check_losses(policy: Policy, loss: str | None, *, begun: bool = False) -> No
             remedy += "another objective, or "
         raise PolicyError(
             f"the policy {name!r}{objective} compares losses, and the metric of this study is maximised; {remedy}"
-            f"a policy that needs none, such as 'round_robin'{' (--policy round_robin)' if begun else ''}"
+            f"a policy that needs none, such as 'fifo'{' (--policy fifo)' if begun else ''}"
         )
 
 
@@ -119,6 +131,8 @@ def unknown(what: str, name: object, known: Mapping[str, object]) -> str:
         name: The unknown name.
         known: Registry by name.
     """
+    if name in BASELINES:
+        return f"{baseline_text(str(name))}; `{what}` is a {what.capitalize()} or one of {', '.join(known)}"
     close = get_close_matches(str(name), known, n=1)
     hint = f" (did you mean {close[0]!r}?)" if close else ""
     return f"there is no {what} {name!r}{hint}; `{what}` is a {what.capitalize()} or one of {', '.join(known)}"

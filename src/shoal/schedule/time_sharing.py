@@ -1,9 +1,9 @@
-"""Time-sharing of devices: the base of policies in which jobs take turns, and the policies round robin and SLAQ."""
+"""Time-sharing of devices: the base of policies in which jobs take turns."""
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import floor, inf, isfinite, isnan, nan, nextafter
+from math import floor, inf, isfinite, isnan, nextafter
 from typing import ClassVar, final
 
 from shoal.core.device import Cluster
@@ -12,7 +12,7 @@ from shoal.core.event import TurnStats
 from shoal.schedule.base import QUANTUM, ROUNDING, JobState, JobView, Plan, Policy, Refusal, Suspend
 from shoal.schedule.ledger import Capacity, Ledger, start_or_resume
 
-__all__ = ["RoundRobin", "Slaq", "TimeSharing", "middle_loss"]
+__all__ = ["TimeSharing", "middle_loss"]
 
 
 @dataclass(frozen=True)
@@ -143,51 +143,6 @@ class TimeSharing(Policy):
         """Return the time after `now` at which a running job has completed another turn."""
         turn, began = self.turn(job), job.turn_start(now)
         return began + turn * (max(0, floor((now - began) / turn + ROUNDING)) + 1)
-
-
-@final
-@dataclass(frozen=True)
-class RoundRobin(TimeSharing):
-    """The job with the longest wait, since its arrival or its last turn, has the next turn.
-
-    This is the time-sharing of Gandiva (Xiao et al., OSDI 2018) as Hermes compares with it, whose quantum is the
-    default. It ignores losses.
-
-    Args:
-        quantum: Seconds of a turn.
-    """
-
-    quantum: float = 30.0
-
-    needs_losses: ClassVar[bool] = False
-
-    def priorities(self, jobs: Sequence[JobView], now: float) -> Sequence[float]:
-        """Return the seconds of waiting; a running job comes last."""
-        return [-inf if job.devices else now - job.since for job in jobs]
-
-    def is_measured(self, job: JobView) -> bool:
-        """Return True, since the policy needs no losses."""
-        return True
-
-
-@final
-@dataclass(frozen=True)
-class Slaq(TimeSharing):
-    """The job with the highest newest loss runs.
-
-    This is SLAQ (Zhang et al., SoCC 2017) as Hermes compares with it (section 4.2), whose quantum is the default: the
-    quality still to be gained on one device counts, not the gain in the next quantum that SLAQ itself predicts.
-
-    Args:
-        quantum: Seconds of a turn.
-    """
-
-    quantum: float = 30.0
-
-    def priorities(self, jobs: Sequence[JobView], now: float) -> Sequence[float]:
-        """Return the newest loss; NaN if it is not finite."""
-        newest = [job.quanta[-1].last for job in jobs]
-        return [loss if isfinite(loss) else nan for loss in newest]
 
 
 def _time_shared_jobs(jobs: Sequence[JobView], cluster: Cluster) -> list[JobView]:

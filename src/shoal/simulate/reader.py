@@ -9,6 +9,7 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from shoal.core.errors import ScenarioError, ShoalError
+from shoal.schedule.registry import BASELINES, baseline_text
 from shoal.toml_file import TomlLocation, nearest_name_hint, unknown_name_text
 
 __all__ = ["Limits", "Table", "read_toml", "reading"]
@@ -109,7 +110,8 @@ def _read(kind: Any, value: Any, place: TomlLocation) -> Any:
             return shape(value)
     names = [name for option in options for name in _valid_strings(option)]
     expected = " or ".join(_describe_type(option) for option in options)
-    raise place.error(f"{place.name} must be {expected}, got {short(value)}{nearest_name_hint(value, names)}")
+    hint = f"; {baseline_text(value)}" if names and value in BASELINES else nearest_name_hint(value, names)
+    raise place.error(f"{place.name} must be {expected}, got {short(value)}{hint}")
 
 
 def _valid_strings(option: Any) -> Collection[str]:

@@ -4,10 +4,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isfinite
+from typing import final
 
 from shoal.core.array import Array, FusionKey
 
-__all__ = ["Candidate", "Packing", "PackingContext"]
+__all__ = ["Candidate", "NoPacking", "Packing", "PackingContext"]
 
 
 @dataclass(frozen=True)
@@ -143,3 +144,13 @@ class Packing(ABC):
         """
         groups = self.pack([*present, incoming], context)
         return any(len(group) > 1 and any(each is incoming for each in group) for group in groups)
+
+
+@final
+@dataclass(frozen=True)
+class NoPacking(Packing):
+    """Puts every array into a process of its own."""
+
+    def pack(self, candidates: Sequence[Candidate], context: PackingContext) -> list[tuple[Candidate, ...]]:
+        """Return one group per candidate."""
+        return [(candidate,) for candidate in candidates]

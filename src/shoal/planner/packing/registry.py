@@ -1,21 +1,15 @@
 """Registry of packings: name to class, and `make_packing`."""
 
-from collections.abc import Mapping
-
 from shoal.core.errors import PackError
-from shoal.planner.packing.base import Packing
-from shoal.planner.packing.baselines import KNN, BatchSize, NoPacking, RandomPacking
+from shoal.planner.packing.base import NoPacking, Packing
 from shoal.planner.packing.cost import Cost
 from shoal.schedule.registry import unknown
 
 __all__ = ["PACKINGS", "make_packing"]
 
-PACKINGS: Mapping[str, type[Packing]] = {
-    "batch_size": BatchSize,
+PACKINGS: dict[str, type[Packing]] = {
     "cost": Cost,
-    "knn": KNN,
     "none": NoPacking,
-    "random": RandomPacking,
 }
 
 

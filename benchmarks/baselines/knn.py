@@ -1,4 +1,4 @@
-"""Packings that the Pack paper compares: none, by batch size, random, and kNN (Liu et al. 2021, 5.2 and 5.3)."""
+"""kNN Pack Hyperband: arrays of the nearest configurations share a process (Liu et al. 2021, section 5.2)."""
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,73 +11,7 @@ from shoal.core.trial import Config
 from shoal.planner.packing.base import Candidate, Packing, PackingContext
 from shoal.planner.packing.groups import fill_group, ordered_groups
 
-__all__ = ["KNN", "BatchSize", "NoPacking", "RandomPacking", "euclidean", "l1", "positions"]
-
-
-@final
-@dataclass(frozen=True)
-class NoPacking(Packing):
-    """Puts every array into a process of its own: the paper's baseline without packing."""
-
-    def pack(self, candidates: Sequence[Candidate], context: PackingContext) -> list[tuple[Candidate, ...]]:
-        """Return one group per candidate."""
-        return [(candidate,) for candidate in candidates]
-
-
-@final
-@dataclass(frozen=True)
-class BatchSize(Packing):
-    """Arrays of equal batch size share a process, as many as memory holds, in their order.
-
-    This is Batch-size Pack Hyperband (Liu et al. 2021, section 5.3).
-    """
-
-    def pack(self, candidates: Sequence[Candidate], context: PackingContext) -> list[tuple[Candidate, ...]]:
-        """Greedy: group the first remaining candidate with all remaining ones that match and fit."""
-        left = list(range(len(candidates)))
-        groups: list[list[int]] = []
-        while left:
-            first, *others = left
-            size = candidates[first].key.batch_size
-            same_batch_size = (index for index in others if candidates[index].key.batch_size == size)
-            groups.append(fill_group(first, same_batch_size, candidates, context))
-            taken = set(groups[-1])
-            left = [index for index in left if index not in taken]
-        return ordered_groups(groups, candidates)
-
-
-@final
-@dataclass(frozen=True)
-class RandomPacking(Packing):
-    """Random arrays share a process, as many as memory holds, or at most `size`.
-
-    This is Random Pack Hyperband (Liu et al. 2021, section 5.3).
-
-    Args:
-        size: Largest number of arrays of a process, the paper's m; None: as many as fit.
-
-    Raises:
-        PackError: `size` is not an integer of at least 1.
-    """
-
-    size: int | None = None
-
-    def __post_init__(self) -> None:
-        is_valid = isinstance(self.size, int) and not isinstance(self.size, bool) and self.size >= 1
-        if self.size is not None and not is_valid:
-            raise PackError(f"`size` must be an integer of at least 1, or None for no limit, got {self.size!r}")
-
-    def pack(self, candidates: Sequence[Candidate], context: PackingContext) -> list[tuple[Candidate, ...]]:
-        """In random order: group the first remaining candidate with the following ones that fit."""
-        left = list(range(len(candidates)))
-        Random(context.seed).shuffle(left)
-        groups: list[list[int]] = []
-        while left:
-            groups.append(fill_group(left[0], left[1:], candidates, context, self.size))
-            taken = set(groups[-1])
-            left = [index for index in left if index not in taken]
-        return ordered_groups(groups, candidates)
-
+__all__ = ["KNN", "euclidean", "l1", "positions"]
 
 _Position = tuple[float | None, int]
 """Position of a parameter's value: the index in the order of values, None without an order; a number of the value."""

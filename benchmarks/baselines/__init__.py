@@ -1,0 +1,36 @@
+"""What the papers compare with, and nobody should choose: policies and packings, for benchmarks and tests.
+
+`register` puts them into the registries of Shoal, by which `tune`, scenarios and the command line know their names.
+"""
+
+from baselines.batch_size import BatchSize
+from baselines.best_fit import BestFit
+from baselines.knn import KNN
+from baselines.random_packing import RandomPacking
+from baselines.round_robin import RoundRobin
+from baselines.shortest_first import ShortestFirst
+from baselines.slaq import Slaq
+from shoal.planner import PACKINGS
+from shoal.schedule import POLICIES
+
+__all__ = [
+    "BASELINE_PACKINGS",
+    "BASELINE_POLICIES",
+    "KNN",
+    "BatchSize",
+    "BestFit",
+    "RandomPacking",
+    "RoundRobin",
+    "ShortestFirst",
+    "Slaq",
+    "register",
+]
+
+BASELINE_POLICIES = {"best_fit": BestFit, "round_robin": RoundRobin, "shortest_first": ShortestFirst, "slaq": Slaq}
+BASELINE_PACKINGS = {"batch_size": BatchSize, "knn": KNN, "random": RandomPacking}
+
+
+def register() -> None:
+    """Make the names of all baselines known to Shoal, in this process."""
+    POLICIES.update(BASELINE_POLICIES)
+    PACKINGS.update(BASELINE_PACKINGS)
