@@ -27,8 +27,7 @@ from torch.utils.data import default_collate
 
 import shoal
 from shoal.core.errors import FusionError
-from shoal.worker import profile, run
-from shoal.worker.adaptive_step import AdaptiveStep
+from shoal.worker import fused_stepper, profile, run
 
 for _late in ("numpy.random", "torch._dynamo", *(f"shoal.{name}" for name in ("api", "reproduce", "worker.run"))):
     import_module(_late)  # else every child would
@@ -305,8 +304,8 @@ def timed(stepper: Any, batches: Any, tick: int) -> float:
 
 def searched(kind: type[shoal.Task], directory: Path) -> tuple[int, list[str]]:
     """How many losses a search computes of several trials at once, and why it trains trials by themselves."""
-    AdaptiveStep._ways = (  # type: ignore[method-assign]
-        lambda steps: ("eager",) if steps._members > 1 else ("plain",)  # also where one by one is faster
+    fused_stepper.ways_to_try = (  # type: ignore[attr-defined]
+        lambda profile, members, steps: ("eager",) if members > 1 else ("plain",)  # also where one by one is faster
     )
     profile._step_seconds, run.FREE_SECONDS = timed, math.inf
     with listening() as watch:

@@ -6,7 +6,7 @@ import pytest
 
 from shoal.core.demand import Profile
 from shoal.fuse.compile_cache import CompileRecord
-from shoal.worker.compile_decision import RETRY_SECONDS, CompileDecision
+from shoal.fuse.compile_decision import RETRY_SECONDS, CompileDecision
 
 PROFILE = Profile({4: 1.0}, 10, 3, 0, 0, 1.0, 1.0, compiled_gain={4: 2.0}, compile_seconds=20.0, reload_seconds=2.0)
 NEVER_FASTER = replace(PROFILE, compiled_gain={4: 1.0})

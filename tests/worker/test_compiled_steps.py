@@ -16,9 +16,9 @@ from shoal.cost.race import RaceRules
 from shoal.fuse.api import fuse
 from shoal.fuse.array import ModelArray
 from shoal.fuse.compile_cache import CompileRecord
+from shoal.fuse.compile_decision import RETRY_SECONDS, CompileDecision
 from shoal.fuse.optim.fused import FusedOptimizer, fuse_optimizers
-from shoal.worker.adaptive_step import AdaptiveStep
-from shoal.worker.compile_decision import RETRY_SECONDS, CompileDecision
+from shoal.fuse.step import TrainingStep, ways_to_try
 
 X = torch.randn(4, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
 KNOWN = Profile({1: 1.0, 2: 1.0}, 10, 3, 0, 0, 1.0, 1.0, compiled_gain={2: 1e6}, compile_seconds=1e-6)
@@ -36,6 +36,11 @@ def members(count: int = 2) -> tuple[ModelArray, FusedOptimizer]:
         optimizers.append(torch.optim.SGD(models[-1].parameters(), lr=0.1 * (b + 1)))
     array = fuse(models, range(count))
     return array, fuse_optimizers(optimizers, array)
+
+
+def stepping(array: ModelArray, optimizer: FusedOptimizer, profile: Profile, decision: CompileDecision) -> TrainingStep:
+    ways = ways_to_try(profile, len(array), decision.steps)
+    return TrainingStep(array, optimizer, loss, ways, decision, Clock.look, profile=profile)
 
 
 class Captured:
@@ -109,16 +114,16 @@ CASES = {
 def test_choice(profile: Profile, delay: float, steps: int, kept: bool | None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Captured, "delay", delay)
     array, optimizer = members()
-    chosen = AdaptiveStep(array, optimizer, loss, profile, CompileDecision(profile, 2, steps), Clock.look)
-    assert not chosen.settled
+    chosen = stepping(array, optimizer, profile, CompileDecision(profile, 2, steps))
+    assert chosen.way is None
     uncaptured = 2 * (RaceRules.min_runs + 1)
     total = 2 * uncaptured + RaceRules.min_runs
     for _ in range(total):
-        losses = chosen.step(X)
+        losses = chosen(X)
     torch.testing.assert_close(losses, plain(total), rtol=1e-12, atol=0)
     slow = 2  # steps until it is clear
     # The best of the others takes turns with it.
-    assert (chosen._step.way == "compiled") is bool(kept)
+    assert (chosen.way == "compiled") is bool(kept)
     assert Captured.taken == {True: total - uncaptured - slow, False: slow, None: 0}[kept]
     assert chosen.new_profile is not None
     assert chosen.new_profile.fused_gain == {2: 1.0}
@@ -134,21 +139,19 @@ def test_choice(profile: Profile, delay: float, steps: int, kept: bool | None, m
 
 @pytest.mark.parametrize(("steps", "recorded"), [(499, False), (500, True)])
 def test_a_step_is_recorded_only_where_enough_steps_are_left(steps: int, recorded: bool) -> None:
-    array, optimizer = members()
-    chosen = AdaptiveStep(array, optimizer, loss, KNOWN, CompileDecision(KNOWN, 2, steps), Clock.look)
-    assert ("captured" in chosen._ways()) == recorded
+    assert ("captured" in ways_to_try(KNOWN, 2, steps)) == recorded
 
 
 def test_a_batch_of_another_shape_runs_eagerly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Captured, "delay", -0.9)
     array, optimizer = members()
-    chosen = AdaptiveStep(array, optimizer, loss, KNOWN, CompileDecision(KNOWN, 2, 10**6), Clock.look)
+    chosen = stepping(array, optimizer, KNOWN, CompileDecision(KNOWN, 2, 10**6))
     for _ in range(4 * (RaceRules.min_runs + 1)):
-        chosen.step(X)
+        chosen(X)
     taken = Captured.taken
-    assert chosen.step(X[:2]).shape == (2,)
+    assert chosen(X[:2]).shape == (2,)
     assert Captured.taken == taken
-    chosen.step(X)
+    chosen(X)
     assert Captured.taken == taken + 1
 
 
@@ -159,9 +162,9 @@ def test_a_step_that_cannot_be_compiled_is_not_tried_again(monkeypatch: pytest.M
     monkeypatch.setattr(step_module, "CapturedStep", refuse)
     array, optimizer = members()
     decision = CompileDecision(KNOWN, 2, 10**6, record=CompileRecord("refused"))
-    chosen = AdaptiveStep(array, optimizer, loss, KNOWN, decision, Clock.look)
+    chosen = stepping(array, optimizer, KNOWN, decision)
     for _ in range(2 * (RaceRules.min_runs + 1)):
-        chosen.step(X)
+        chosen(X)
     assert not CompileRecord("refused").exists
     assert CompileRecord("refused").begin(), "others may try"
     assert chosen.new_profile is not None
@@ -188,20 +191,20 @@ def test_an_array_takes_the_compiled_step_once_another_process_has_compiled_it(
     decision = CompileDecision(
         known, 2, 10**6, record=CompileRecord(f"waited for, {lone}, {compiling}"), clock=lambda: now[0]
     )
-    chosen = AdaptiveStep(array, optimizer, loss, known, decision, Clock.look)
+    chosen = stepping(array, optimizer, known, decision)
     for _ in range(4 * (RaceRules.min_runs + 1)):
-        chosen.step(X)
-    assert chosen.settled
-    assert not chosen.plain, "a stepper that trains plainly cannot compile any more"
+        chosen(X)
+    assert chosen.way is not None
+    assert not chosen.stays_plain, "a stepper that trains plainly cannot compile any more"
     now[0] += RETRY_SECONDS
-    chosen.step(X)
+    chosen(X)
     assert Captured.taken == 0, "the other process compiles"
     other.end(compiled=True)
-    chosen.step(X)
+    chosen(X)
     assert Captured.taken == 0, "it is not asked for at every step"
     now[0] += RETRY_SECONDS
     for _ in range(4 * (RaceRules.min_runs + 1)):
-        losses = chosen.step(X)
+        losses = chosen(X)
     assert Captured.taken > RaceRules.min_runs
     assert chosen.new_profile is not None
     assert chosen.new_profile.reload_seconds == reloading
@@ -214,9 +217,9 @@ def test_the_first_process_lets_others_reload(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(Captured, "delay", -0.9)
     array, optimizer = members()
     decision = CompileDecision(KNOWN, 2, 10**6, record=CompileRecord("first"))
-    chosen = AdaptiveStep(array, optimizer, loss, KNOWN, decision, Clock.look)
+    chosen = stepping(array, optimizer, KNOWN, decision)
     for _ in range(4 * (RaceRules.min_runs + 1)):
-        chosen.step(X)
+        chosen(X)
     assert CompileRecord("first").exists
     assert chosen.new_profile is not None
     assert chosen.new_profile.compile_seconds > KNOWN.compile_seconds

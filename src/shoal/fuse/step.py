@@ -14,6 +14,8 @@ way so far:
 import logging
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 from math import inf
 from typing import Any, Literal, get_args
 
@@ -22,22 +24,26 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from shoal.core.activity import Activity
+from shoal.core.demand import Profile
 from shoal.core.errors import FusionError
 from shoal.cost.activity_clock import during
+from shoal.cost.estimate import MIN_STEPS_TO_CAPTURE, fused_gain
 from shoal.cost.race import Race
 from shoal.fuse.array import ModelArray
+from shoal.fuse.backward import backward, backward_alone, one_loss
 from shoal.fuse.capture import CapturedStep
+from shoal.fuse.compile_decision import CompileDecision
 from shoal.fuse.generators import seed_member
 from shoal.fuse.grads import clip_grad_norm_, parse_limits
 from shoal.fuse.loss_scale import LossScale
-from shoal.fuse.micro_batches import micro_batches, total, weighted
+from shoal.fuse.micro_batches import micro_batches
 from shoal.fuse.optim.fused import FusedOptimizer
 from shoal.fuse.per_member import MemberRunner, member_batch
 from shoal.fuse.scaler import GradScaler
-from shoal.fuse.shard import Shard, use_shard
+from shoal.fuse.shard import Shard
 from shoal.fuse.stacked import Stacked
 
-__all__ = ["StepMode", "TrainingStep", "backward"]
+__all__ = ["StepMode", "TrainingStep", "ways_to_try"]
 
 _log = logging.getLogger("shoal.fuse")
 
@@ -69,11 +75,12 @@ class TrainingStep:
         loss: Function as for `ModelArray.map`, which returns a scalar that depends on parameters.
         ways: Allowed ways.
         compiling: Function of the seconds of the fastest step so far that returns whether compilation may pay off; it
-            is called once, and once more after each `reconsider_compiling`.
+            is called once, and once more after each `reconsider_compiling`. A `CompileDecision` is told of all steps.
         clock: Clock in seconds.
         max_norm: Largest norm of a member's gradients, one for all members or one for each (inf for no limit); None if
             no member has a limit.
         scaler: Loss scales of the array's members, or None; gradients are clipped after they are unscaled.
+        profile: Profile of the structure, or None; `new_profile` is the profile with what the first steps measured.
 
     Raises:
         FusionError: `ways` names neither 'eager' nor 'plain', or an unknown way; `array` is not made by `fuse`;
@@ -91,6 +98,7 @@ class TrainingStep:
         clock: Callable[[], float] = time.perf_counter,
         max_norm: float | Sequence[float] | None = None,
         scaler: GradScaler | None = None,
+        profile: Profile | None = None,
     ) -> None:
         if not isinstance(array, ModelArray):
             raise FusionError(f"`array` must be what `fuse` made, got {type(array).__name__}")
@@ -111,6 +119,9 @@ class TrainingStep:
         self.way: StepMode | None = None
         self.compile_seconds = 0.0
         """Seconds spent on capturing and compiling."""
+        self.new_profile: Profile | None = None
+        """`profile` with the measurements of the first steps; None if it has not changed."""
+        self._profile = profile
         self.array = array
         self._optimizer = optimizer
         self.loss = loss
@@ -126,6 +137,7 @@ class TrainingStep:
         self._allowed: list[StepMode] = [x for x in ("captured", "compiled") if x in ways and not self._scaler.scales]
         self._later = list(self._allowed)
         self._compiling = compiling
+        self._decision = compiling if isinstance(compiling, CompileDecision) else None
         self._clock = clock
         self._shapes: list[Any] | None = None
         self._missed = 0
@@ -135,6 +147,17 @@ class TrainingStep:
     def seconds(self) -> dict[StepMode, float]:
         """Seconds of the shortest step in each timed way."""
         return self._race.seconds
+
+    @property
+    def gain(self) -> float | None:
+        """Speed-up of fused steps over plain ones; None unless both were timed."""
+        seconds = self.seconds
+        return seconds["plain"] / seconds["eager"] if {"eager", "plain"} <= seconds.keys() else None
+
+    @property
+    def stays_plain(self) -> bool:
+        """Whether the fastest way is the plain one, and no compiled one is waited for."""
+        return self.way == "plain" and not (self._decision is not None and self._decision.waits)
 
     @property
     def scales(self) -> tuple[float, ...]:
@@ -152,8 +175,24 @@ class TrainingStep:
         Raises:
             FusionError: The loss is not a scalar, or depends on no parameter; the gradients are then dropped.
         """
+        decision = self._decision
+        if decision is not None:
+            decision.steps -= 1
+            if decision.may_retry():
+                self.reconsider_compiling()
         if self.way is not None:
             return self._run(self.way, batch)
+        try:
+            losses = self._timed(batch)
+        finally:
+            if decision is not None:
+                decision.end(compiled=self.compiled)
+        if self.way is not None and self._profile is not None:
+            self._record_measurements(self.new_profile or self._profile)
+        return losses
+
+    def _timed(self, batch: Any) -> Tensor:
+        """Take a step in the way that is to be timed next."""
         shapes = _shapes(batch)
         if self._shapes is None:
             self._shapes = shapes
@@ -178,6 +217,31 @@ class TrainingStep:
         if self.way not in (None, "compiled") and "compiled" in self._allowed:
             self.way = None
             self._later = ["compiled"]
+
+    def _record_measurements(self, profile: Profile) -> None:
+        """Set `new_profile` to the profile with the times measured here.
+
+        The step time is added only if this size is larger than all measured ones. The gain of compiling is 1 if the
+        step cannot be compiled or the compiled step is slower, so that no other array tries again. A reload that took
+        as long as compiling did not find the code, and says nothing about reloads.
+        """
+        found, members = profile, len(self.array)
+        uncompiled = [seconds for way, seconds in self.seconds.items() if way != "compiled"]
+        if members > max(found.step_seconds) and uncompiled:
+            found = replace(found, step_seconds={**found.step_seconds, members: min(uncompiled)})
+        if self.gain is not None:
+            found = replace(found, fused_gain={**found.fused_gain, members: self.gain})
+        if self.compile_seconds and self._decision is not None:
+            plain = min(seconds for way, seconds in self.seconds.items() if way != "compiled")
+            gain = plain / self.seconds["compiled"] if self.way == "compiled" else 1.0
+            gains = {**found.compiled_gain, members: gain}
+            found = replace(found, compiled_gain=gains)
+            if not self._decision.reloads:
+                found = replace(found, compile_seconds=self.compile_seconds)
+            elif self.compile_seconds < (found.compile_seconds or inf):
+                found = replace(found, reload_seconds=self.compile_seconds)
+        if found is not profile:
+            self.new_profile = found
 
     def _turn_to(self, shapes: list[Any]) -> bool:
         """Count a batch of other shapes; returns whether these shapes are timed from now on."""
@@ -266,28 +330,16 @@ class TrainingStep:
         return f"{self.way} ({times})"
 
 
-def backward(
-    array: ModelArray, loss: Callable[..., Any], scaler: GradScaler, batch: Any, shards: Sequence[Shard] = ()
-) -> Tensor:
-    """Add the scaled gradients of a step to those of the array; returns the detached losses, [B].
+def ways_to_try(profile: Profile | None, members: int, steps: float) -> tuple[StepMode, ...]:
+    """Return the ways that can pay off in so many remaining steps.
 
-    Args:
-        array: Array of the models.
-        loss: Loss function as for `ModelArray.map`.
-        scaler: Loss scales of the array's members.
-        batch: Batch, or `MicroBatches`.
-        shards: The part of the whole batch that each (micro-)batch is, if several processes compute the gradients.
-
-    Raises:
-        FusionError: As for `TrainingStep`.
+    Of eager and plain, it is only the faster one if the profile shows which one is faster.
     """
-    taken = []
-    for number, (part, weight) in enumerate(micro_batches(batch)):
-        with use_shard(shards[number] if shards else None):
-            losses = weighted(_one_for_each(array.map(loss, part), len(array)), weight)
-            scaler.scale(losses).sum().backward()  # type: ignore[no-untyped-call]
-        taken.append(losses.detach())
-    return total(taken)
+    gain = fused_gain(profile, members) if profile is not None and members > 1 else None
+    uncaptured: tuple[StepMode, ...] = ("eager", "plain")
+    if gain is not None:
+        uncaptured = ("eager",) if gain >= 1 else ("plain",)
+    return (*uncaptured, "compiled") if steps < MIN_STEPS_TO_CAPTURE else (*uncaptured, "captured", "compiled")
 
 
 def _shapes(batch: Any) -> list[Any]:
@@ -366,57 +418,24 @@ class _PlainStep:
 
         Replaced buffers are committed after the backward pass, since autograd may have saved the old buffers.
         """
-        taken = []
+        scale = self._scales[b] if self._scales else None
+        max_norm = None if self._limits is None else self._limits[b]
         try:
-            for later, (part, weight) in enumerate(micro_batches(batch)):
-                loss = weighted(_one(run(self._loss, tick + later, member, part)), weight)
-                scaled = self._scales[b].scaled(loss) if self._scales else loss
-                scaled.backward()  # type: ignore[no-untyped-call]
-                self._array.state.commit_member(b)
-                taken.append(loss.detach())
+            return backward_alone(
+                member,
+                self._optimizer.members[b],
+                lambda later, part: one_loss(run(self._loss, tick + later, member, part)),
+                batch,
+                scale,
+                max_norm,
+                after_each=partial(self._array.state.commit_member, b),
+            )
         except BaseException:
             self._array.state.restore_member(b)
             raise
-        if self._scales:
-            self._scales[b].unscale_(self._optimizer.members[b])
-        if self._limits is not None:
-            nn.utils.clip_grad_norm_(member.parameters(), self._limits[b])
-        return total(taken)
 
     def drop(self) -> None:
         """Drop the gradients of the members' own parameters; call it before a step in another way."""
         for _, own in self._columns:
             for parameter in own:
                 parameter.grad = None
-
-
-def _one(returned: Any) -> Tensor:
-    """Check one member's loss, and return it with shape []."""
-    if not isinstance(returned, Tensor):
-        raise FusionError(_not_scalar(type(returned).__name__))
-    if returned.numel() != 1:
-        raise FusionError(_not_scalar(f"a tensor of shape {tuple(returned.shape)}"))
-    _check_graph(returned)
-    return returned if returned.dim() == 0 else returned.reshape(())
-
-
-def _one_for_each(returned: Any, members: int) -> Tensor:
-    """Check the members' losses, and return them with shape [B]."""
-    if not isinstance(returned, Tensor):
-        raise FusionError(_not_scalar(type(returned).__name__))
-    if returned.numel() != members:
-        raise FusionError(_not_scalar(f"a tensor of shape {tuple(returned.shape[1:])}"))
-    _check_graph(returned)
-    return returned.reshape(members)
-
-
-def _check_graph(loss: Tensor) -> None:
-    if not loss.requires_grad:
-        raise FusionError(
-            "`loss` returned a number that depends on no parameter (by `.item()`, `.detach()`, `torch.no_grad()`, or "
-            "because all parameters are frozen), so there is no gradient to compute; return the loss itself"
-        )
-
-
-def _not_scalar(found: str) -> str:
-    return f"`loss` must return a scalar tensor for a model and a batch, its mean or sum, got {found}"

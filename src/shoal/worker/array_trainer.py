@@ -19,8 +19,8 @@ from shoal.core.trial import TrialState
 from shoal.cost.activity_clock import during
 from shoal.data.loader import augmentation_seed
 from shoal.fuse.compile_cache import CompileRecord
+from shoal.fuse.compile_decision import CompileDecision
 from shoal.worker.array_members import ArrayMembers
-from shoal.worker.compile_decision import CompileDecision
 from shoal.worker.fused_stepper import make_stepper
 from shoal.worker.loss_tracker import LossTracker
 from shoal.worker.step_plan import StepPlan

@@ -20,6 +20,7 @@ from shoal.core.trial import step_seed
 from shoal.data.tracked_config import MembersConfig
 from shoal.fuse.api import fuse, stack
 from shoal.fuse.array import ModelArray
+from shoal.fuse.compile_decision import CompileDecision
 from shoal.fuse.frozen import is_shared, unshare_small
 from shoal.fuse.generators import DrawDetector, PythonRngSnapshot, seeded
 from shoal.fuse.loss_scale import LossScale
@@ -27,10 +28,9 @@ from shoal.fuse.optim.fused import FusedOptimizer, fuse_optimizers
 from shoal.fuse.optim.table import has_unmodified_step
 from shoal.fuse.scaler import GradScaler
 from shoal.fuse.stacked import NeedsMemberError, Stacked, events
+from shoal.fuse.step import TrainingStep, ways_to_try
 from shoal.fuse.transaction import Transaction
 from shoal.task import Task, call, size_of, takes_config
-from shoal.worker.adaptive_step import AdaptiveStep
-from shoal.worker.compile_decision import CompileDecision
 from shoal.worker.metrics import Precision, ValidationMetrics, task_loss, validation_values
 from shoal.worker.stepper import MixedEpochsError, PlainStepper, Stepper, StepRefusedError, TeamGradients
 from shoal.worker.trial_runtime import TrialRuntime, check_scalar, optimizers_in
@@ -81,7 +81,7 @@ class FusedStepper(Stepper):
         self._plain: PlainStepper | None = None
         self._array = fuse([x.model for x in runtimes], [x.trial.seed for x in runtimes], strict=False)
         self._one_by_one = self._array.partial or any(map(_has_custom_step, runtimes))
-        self._steps: AdaptiveStep | CustomStep
+        self._steps: TrainingStep | CustomStep
         if type(task).step is not Task.step:
             self._steps = CustomStep(self._array, runtimes, task)
         else:
@@ -89,8 +89,16 @@ class FusedStepper(Stepper):
             loss = update_wrapper(partial(task_loss, task, runtimes[0].autocast), task.loss)
             scaler = GradScaler.of(self._array, _loss_scales(runtimes))
             limits = _max_norms(runtimes)
-            self._steps = AdaptiveStep(
-                self._array, optimizer, loss, self._profile, self._compiling, max_norm=limits, scaler=scaler
+            asked = self._compiling
+            self._steps = TrainingStep(
+                self._array,
+                optimizer,
+                loss,
+                ways_to_try(self._profile, len(runtimes), inf if asked is None else asked.steps),
+                asked or (lambda seconds: False),
+                max_norm=limits,
+                scaler=scaler,
+                profile=self._profile,
             )
         measure = partial(_validate_batch, task, runtimes[0].autocast, self._array.members)
         self._validate_batch = update_wrapper(measure, task.metrics)
@@ -98,21 +106,21 @@ class FusedStepper(Stepper):
     @property
     def new_profile(self) -> Profile | None:
         """The profile with the measurements of the first steps; None if it has not changed."""
-        if self._plain is None and isinstance(self._steps, AdaptiveStep):
+        if self._plain is None and isinstance(self._steps, TrainingStep):
             return self._steps.new_profile
         return self._new_profile
 
     @property
     def gain(self) -> float | None:
         """Speed-up of fused steps over plain ones; None unless both were timed."""
-        if self._plain is None and isinstance(self._steps, AdaptiveStep):
+        if self._plain is None and isinstance(self._steps, TrainingStep):
             return self._steps.gain
         return self._gain
 
     @property
     def settled(self) -> bool:
         """Whether the fastest step mode was found."""
-        return self._plain is not None or not isinstance(self._steps, AdaptiveStep) or self._steps.settled
+        return self._plain is not None or not isinstance(self._steps, TrainingStep) or self._steps.way is not None
 
     def train_step(self, batches: Sequence[Any], ticks: Sequence[int]) -> Tensor:
         """Take one step: fused, or in plain PyTorch if that was faster or the first step could not be fused."""
@@ -124,7 +132,7 @@ class FusedStepper(Stepper):
         self._fused_before = True
         try:
             with self._checked_draws(ticks, mixed):
-                losses = self._steps.step(batch)
+                losses = self._steps(batch)
             if before is not None and before.values_changed(self._shared_memory()):
                 raise FusionError("a frozen parameter is written to through `.data`, and members share it")
         except FusionError as error:
@@ -136,7 +144,7 @@ class FusedStepper(Stepper):
                 raise StepRefusedError(str(error)) from error
             self.refusal = _log_refusal(self.runtimes, error)
             return self._switch_to_plain(keep_shared=False).train_step(batches, ticks)
-        if isinstance(self._steps, AdaptiveStep) and self._steps.plain:
+        if isinstance(self._steps, TrainingStep) and self._steps.stays_plain:
             self._switch_to_plain(keep_shared=True)
         return losses
 
@@ -157,18 +165,21 @@ class FusedStepper(Stepper):
             self._profile = self._new_profile or self._profile  # which names the fastest mode of the lone steps
             self._fuse()
         steps = self._steps
-        if not isinstance(steps, AdaptiveStep):
+        if not isinstance(steps, TrainingStep):
             return None
         mixed, batch = self._mixed_batch(batches)
         self._array.ticks = tuple(ticks)
         try:
-            return steps.team_step(
-                gradients, batch, self.runtimes[0].settings.precision, partial(self._checked_draws, ticks, mixed)
-            )
+            context = partial(self._checked_draws, ticks, mixed)
+            losses = gradients(steps, batch, self.runtimes[0].settings.precision, context)
+            steps.update()
         except FusionError as error:
             if mixed:
                 raise MixedEpochsError(error, corrupted=True) from error
             raise StepRefusedError(str(error)) from error
+        if self._compiling is not None:
+            self._compiling.steps -= 1
+        return losses
 
     def _mixed_batch(self, batches: Sequence[Any]) -> tuple[bool, Any]:
         """Whether the trials are at different epochs, and the batch of the array."""
@@ -264,7 +275,7 @@ class CustomStep:
             [_FusedOptimizerView(fuse_optimizers(column, array)) for column in columns], specs[0]
         )
 
-    def step(self, batch: Any) -> Tensor:
+    def __call__(self, batch: Any) -> Tensor:
         """Take one step of every member; return the losses, [B], detached.
 
         Raises:

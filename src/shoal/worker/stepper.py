@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from shoal.core.demand import Profile
 from shoal.core.errors import FusionError
 from shoal.core.trial import step_seed
+from shoal.fuse.backward import backward_alone
 from shoal.fuse.frozen import is_shared, unshare, unshare_small
 from shoal.fuse.generators import seed_all
-from shoal.fuse.micro_batches import micro_batches, total, weighted
 from shoal.fuse.optim.unfused_step import UnfusedStep
 from shoal.fuse.per_member import MemberRunner, member_batch
 from shoal.fuse.step import TrainingStep
@@ -222,22 +222,22 @@ class _PlainTrial:
             self._check_shared_frozen()
             return loss.detach()
         self._update.zero_grad()
-        scale, losses = self._runtime.loss_scale, []
-        for later, (part, weight) in enumerate(micro_batches(batch)):
-            loss = weighted(self._call_seeded(self._loss, tick + later, part, reseeded=not later), weight)
-            (loss if scale is None else scale.scaled(loss)).backward()  # type: ignore[no-untyped-call]
-            losses.append(loss.detach())
+        runtime, scale = self._runtime, self._runtime.loss_scale
+        loss = backward_alone(
+            runtime.model,
+            runtime.optimizer,
+            lambda later, part: self._call_seeded(self._loss, tick + later, part, reseeded=not later),
+            batch,
+            scale,
+            runtime.settings.max_norm,
+        )
         self._check_shared_frozen()
-        if scale is not None:
-            scale.unscale_(self._runtime.optimizer)
-        if self._runtime.settings.max_norm is not None:
-            nn.utils.clip_grad_norm_(self._runtime.model.parameters(), self._runtime.settings.max_norm)
         if scale is None or not scale.overflowed:
             self._update()
         if scale is not None:
             scale.update()
-            self._runtime.optimizer._opt_called = True  # else schedulers warn after a skipped step
-        return total(losses)
+            runtime.optimizer._opt_called = True  # else schedulers warn after a skipped step
+        return loss
 
     def validate_batch(self, batch: Any, tick: int) -> tuple[dict[str, Any], Any]:
         """Return loss and metrics, and the outputs, of a validation batch."""

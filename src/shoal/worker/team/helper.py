@@ -14,12 +14,12 @@ from shoal.core.errors import FusionError
 from shoal.core.job import Job
 from shoal.core.trial import step_seed
 from shoal.fuse.api import fuse
+from shoal.fuse.backward import backward
 from shoal.fuse.frozen import is_worth_sharing, share_frozen
 from shoal.fuse.generators import seeded
 from shoal.fuse.micro_batches import MicroBatches
 from shoal.fuse.scaler import GradScaler
 from shoal.fuse.shard import IndivisibleStepError, MaskRows, Shard
-from shoal.fuse.step import backward
 from shoal.pickling import loaded
 from shoal.task import size_of
 from shoal.worker.checkpoint import load_newest
