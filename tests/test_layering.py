@@ -15,13 +15,13 @@ ROOT = Path(shoal.__file__).parent
 ORDER = [
     *("core", "toml_file", "paths", "remedy", "pickling", "sources", "algorithms", "cost", "cluster"),
     *("task", "opaque", "trainable", "fuse", "data", "reproduce", "worker", "pack"),
-    *("schedule", "planner", "dry_run"),
+    *("schedule", "planner"),
     *("backends", "journal", "callbacks", "reporting", "study", "simulate", "integrations"),
     *("arguments", "results", "page", "api", "cli"),
 ]
 """Packages from the bottom up: a module imports only from its own package and from those before it."""
 
-TORCH = ("task", "fuse", "data", "reproduce", "worker", "pack", "dry_run", "integrations")
+TORCH = ("task", "fuse", "data", "reproduce", "worker", "pack", "integrations")
 TORCH_FREE = [package for package in ORDER if package not in TORCH]
 ABOVE_ALL = {"testing", "__init__", "__main__"}
 """The conformance suites, the package itself and `python -m shoal` import what they like."""

@@ -6,13 +6,15 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from itertools import chain, count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from shoal.algorithms.base import Algorithm, call_text, check_integer
+from shoal.algorithms.random import Random
 from shoal.arguments import (
+    RunOptions,
     batch_size_override,
     check_arguments,
     is_pickled_by_value,
@@ -21,24 +23,23 @@ from shoal.arguments import (
     metric_argument,
     pickled_algorithm,
     pickled_task,
+    run_options,
     strategy_text,
     study_warnings,
 )
 from shoal.backends.base import Backend
-from shoal.backends.gpu_sharing import check_sharing
 from shoal.backends.nodes.slurm_commands import restarted
 from shoal.backends.registry import backend_class
 from shoal.callbacks.base import Callback
 from shoal.callbacks.follower import callbacks_text, following
-from shoal.cluster.temporary import remove_abandoned
-from shoal.core.errors import ShoalError, TaskChangedError
+from shoal.cluster.temporary import TemporaryFolder, remove_abandoned
+from shoal.core.errors import ShoalError, StudyFailedError, TaskChangedError
 from shoal.core.job import HANG_SECONDS, WorkerContext
 from shoal.core.objective import loss_metric, objectives
 from shoal.core.space import Space
 from shoal.core.trial import Config, derive_seed
 from shoal.core.version import VERSION
 from shoal.cost.history import History, environment
-from shoal.dry_run.request import DryRunRequest, capture_request
 from shoal.journal.check import check_not_paused, check_study
 from shoal.journal.requests import pending_requests
 from shoal.journal.schema import FILE_NAME
@@ -48,14 +49,13 @@ from shoal.page.beside import beside_study, check_page
 from shoal.paths import absolute, as_given, check_path
 from shoal.planner.grouping import Grouping
 from shoal.planner.packing.base import Packing
-from shoal.planner.packing.registry import make_packing
 from shoal.remedy import command
 from shoal.reporting.failures import check_results
 from shoal.reporting.progress import progress, summary
 from shoal.reporting.snapshot import Snapshot, snapshot
 from shoal.reporting.text import batch_text, epochs_text
 from shoal.schedule.base import Policy
-from shoal.schedule.oversubscription import OversubscriptionTuner, check_oversubscription
+from shoal.schedule.oversubscription import OversubscriptionTuner
 from shoal.schedule.registry import check_losses, check_objective_of_study, make_policy
 from shoal.sources import Edit, edits, project_files, sources, written_since_start
 from shoal.study.config import EngineConfig
@@ -63,12 +63,13 @@ from shoal.study.engine import Engine
 from shoal.study.fleet import Fleet
 from shoal.study.hangs import check_hang_seconds
 from shoal.study.interrupts import interruptible
+from shoal.study.preview import MeasureOnly, Preview, preview
 
 if TYPE_CHECKING:
     from shoal.results import Study
     from shoal.task import Task
 
-__all__ = ["overridden", "resume", "tune"]
+__all__ = ["measured", "overridden", "resume", "tune"]
 
 _log = logging.getLogger("shoal.study")
 
@@ -170,8 +171,17 @@ def tune(
     chosen |= {"ray_address": ray_address, "sbatch": sbatch} | _overrides
     if _overrides.get("policy", "auto") != "auto" and "objective" not in _overrides:
         chosen["objective"] = None  # only the policy "auto" has one, and the command line names another
+    if trials := _overrides.get("measure"):
+        algorithm, callbacks = Random(trials, epochs=1), ()
+        if not (isinstance(metric, str) or isinstance(mode, str)):
+            metric, mode = metric[0], mode[0]
     space = space if isinstance(space, Space) else Space(space)
     training = opaque(task, space, time_limit)
+    if trials and training is not None:
+        raise ShoalError(
+            f"{training.name} is a program of yours, which cannot be tried for a few steps; a study measures its cost "
+            "while it runs. Only a shoal.Task can be fused and packed"
+        )
     spec = {
         "task": type(task).__name__ if training is None else training.name,
         "opaque": "" if training is None else structure(training),
@@ -227,7 +237,7 @@ def tune(
         raise ShoalError("`loss` names a reported value of a function or command; a Task has its own `loss`")
     where = backend_class(chosen["backend"])
     where.connect(chosen["ray_address"], chosen["sbatch"])
-    options = _run_options(
+    options = run_options(
         Fleet(where.discover(chosen["devices"]), chosen["devices"]),
         make_policy(chosen["policy"], spec["objective"]),
         chosen["packing"],
@@ -247,9 +257,8 @@ def tune(
     content = _describe_task(spec, task, training, space)
     for warning in study_warnings(task, search):
         _log.warning("%s", warning)
-    capture_request(DryRunRequest(spec, content, options.fleet.found, options.packing))
     with closing(Journal.create(place, spec, task=content, algorithm=plan, called=called)) as journal:
-        return _run(journal, search, options)
+        return _run(journal, search, options, measure=bool(trials))
 
 
 def resume(
@@ -309,7 +318,7 @@ def resume(
         where = backend_class(backend or spec["backend"])
         own = spec if where is backend_class(spec["backend"]) else {}
         where.connect(ray_address or own.get("ray_address"), sbatch or own.get("sbatch"))
-        options = _run_options(
+        options = run_options(
             Fleet(where.discover(devices), devices) if devices else Fleet.from_record(record, where.discover),
             make_policy(policy or load_strategy(spec["policy"]), spec.get("objective", "makespan")),
             packing or load_strategy(spec["packing"]),
@@ -347,35 +356,38 @@ def overridden(**arguments: Any) -> Iterator[list[Path]]:
             del _overrides[name]
 
 
-@dataclass(frozen=True)
-class _RunOptions:
-    """Options of one run of a study; a resume may choose others."""
+class _Measured(BaseException):
+    """Ends a call of `tune` within `measured`; no `except Exception` around the call catches it."""
 
-    fleet: Fleet
-    policy: Policy
-    packing: Packing
-    backend: type[Backend]
-    sharing: str
-    oversubscription: float | Literal["auto"]
-    show_progress: bool
-    page: bool
+    def __init__(self, found: Preview) -> None:
+        self.found = found
 
 
-def _run_options(
-    fleet: Fleet,
-    policy: Policy,
-    packing: str | Packing,
-    backend: type[Backend],
-    sharing: str,
-    oversubscription: float | Literal["auto"],
-    show_progress: bool,
-    page: bool,
-) -> _RunOptions:
-    """The options with names replaced by the objects that they stand for."""
-    packs = make_packing(packing)
-    check_sharing(sharing, fleet.found, processes=backend.concurrent)
-    check_oversubscription(oversubscription, processes=backend.concurrent)
-    return _RunOptions(fleet, policy, packs, backend, sharing, oversubscription, show_progress, page)
+def measured(run: Callable[[], None], trials: int, **arguments: Any) -> Preview | None:
+    """Run a function up to its call of `tune`, which does not return: a study in a temporary directory measures the
+    first trials that `Random` would propose, and plans their jobs.
+
+    Args:
+        run: The function.
+        trials: Number of trials.
+        arguments: As for `overridden`.
+
+    Returns:
+        What a search would do with the trials; None if there is no call of `tune`.
+
+    Raises:
+        ShoalError: as for `tune`, or a program is searched.
+    """
+    folder = TemporaryFolder()  # it stays until the next run of Shoal if something fails, since it has the logs
+    with overridden(directory=folder.path / "study", measure=trials, page=False, **arguments):
+        try:
+            run()
+        except _Measured as end:
+            if not end.found.failed:
+                folder.close()
+            return end.found
+    folder.close()
+    return None
 
 
 def _describe_task(spec: dict[str, Any], task: object, training: Opaque | None, space: Space) -> bytes:
@@ -389,7 +401,7 @@ def _describe_task(spec: dict[str, Any], task: object, training: Opaque | None, 
     return content
 
 
-def _run(journal: Journal, algorithm: Algorithm, options: _RunOptions) -> "Study":
+def _run(journal: Journal, algorithm: Algorithm, options: RunOptions, *, measure: bool = False) -> "Study":
     _directories.append(as_given(journal.directory))
     remove_abandoned()
     spec = journal.study
@@ -406,32 +418,16 @@ def _run(journal: Journal, algorithm: Algorithm, options: _RunOptions) -> "Study
         worker_context = replace(worker_context, runner=RUNNER)
     fleet = options.fleet
     with closing(options.backend(worker_context)) as backend:
-        history = History(environment=environment())
-        shared = {device.kind for _, device in fleet.found if device.is_cuda and options.backend.concurrent}
-        fixed = None if options.oversubscription == "auto" else float(options.oversubscription)
-        config = EngineConfig(
-            fleet,
-            options.policy,
-            backend,
-            history,
-            spec["retries"],
-            OversubscriptionTuner(kinds=shared, known=history.ratios, fixed=fixed),
-            Grouping(options.packing, history.relative_times, journal.space.axes(), spec["seed"]),
-            spec["fuse"],
-            spec["hang_seconds"],
-            find=backend.find,
-            monitor=backend.monitor,
-            structure=spec["opaque"],
-        )
+        config = _engine_config(journal, options, backend, measure)
 
         def take() -> Snapshot:
             return snapshot(journal, time.time(), starting=backend.starting)
 
         display = progress(take, silent=not options.show_progress)
         begun = f"{epochs_text(take())} {'reports' if spec['opaque'] else 'epochs'}" if len(journal.runs()) > 1 else ""
-        display.print_lines(
-            summary(spec, [device.name for _, device in fleet.found], as_given(journal.directory), begun)
-        )
+        if not measure:
+            names = [device.name for _, device in fleet.found]
+            display.print_lines(summary(spec, names, as_given(journal.directory), begun))
         if spec.get("paused"):
             display.print_lines([f"the study is paused; it goes on with: {command('study resume', journal.directory)}"])
         engine = Engine(journal, algorithm, config, display)
@@ -439,16 +435,42 @@ def _run(journal: Journal, algorithm: Algorithm, options: _RunOptions) -> "Study
         try:
             with beside_study(journal.directory, options.page), following(journal), interruptible(engine.interrupt):
                 engine.run()
+        except StudyFailedError:
+            if not measure:  # else the failures are among what is found
+                raise
         except ShoalError:
             raise
         except Exception as bug:  # raised by an algorithm or a policy
             again = command("resume", journal.directory)
             bug.add_note(f"All reports are recorded. After a correction, go on with: {again}")
             raise
+        if measure:
+            raise _Measured(preview(engine.state))
     check_results(journal)
     from shoal.results import Study  # what it needs to show results is not needed before
 
     return Study(journal.directory)
+
+
+def _engine_config(journal: Journal, options: RunOptions, backend: Backend, measure: bool) -> EngineConfig:
+    spec, history = journal.study, History(environment=environment())
+    shared = {device.kind for _, device in options.fleet.found if device.is_cuda and options.backend.concurrent}
+    fixed = None if options.oversubscription == "auto" else float(options.oversubscription)
+    return EngineConfig(
+        options.fleet,
+        MeasureOnly() if measure else options.policy,
+        backend,
+        history,
+        spec["retries"],
+        OversubscriptionTuner(kinds=shared, known=history.ratios, fixed=fixed),
+        Grouping(options.packing, history.relative_times, journal.space.axes(), spec["seed"]),
+        spec["fuse"],
+        spec["hang_seconds"],
+        find=backend.find,
+        monitor=backend.monitor,
+        structure=spec["opaque"],
+        trains=not measure,
+    )
 
 
 def _edits(journal: Journal, accepted: bool) -> list[Edit]:

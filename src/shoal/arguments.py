@@ -7,18 +7,25 @@ import reprlib
 import unicodedata
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
 from shoal.algorithms.base import Algorithm
+from shoal.backends.base import Backend
+from shoal.backends.gpu_sharing import check_sharing
 from shoal.core.errors import AlgorithmError, ShoalError, TaskError
 from shoal.core.space import Space
 from shoal.paths import check_path
 from shoal.pickling import dumped, loaded, register_original, why_not_loaded
 from shoal.planner.packing.base import Packing
+from shoal.planner.packing.registry import make_packing
 from shoal.schedule.base import Policy
+from shoal.schedule.oversubscription import check_oversubscription
+from shoal.study.fleet import Fleet
 from shoal.worker.failures import user_traceback
 
 __all__ = [
+    "RunOptions",
     "batch_size_override",
     "check_arguments",
     "is_pickled_by_value",
@@ -27,6 +34,7 @@ __all__ = [
     "metric_argument",
     "pickled_algorithm",
     "pickled_task",
+    "run_options",
     "strategy_text",
     "study_warnings",
 ]
@@ -229,3 +237,34 @@ def check_arguments(
 
 def _is_metric_name(metric: object) -> bool:
     return isinstance(metric, str) and all(unicodedata.category(char) != "Cc" for char in metric)
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """Options of one run of a study; a resume may choose others."""
+
+    fleet: Fleet
+    policy: Policy
+    packing: Packing
+    backend: type[Backend]
+    sharing: str
+    oversubscription: float | Literal["auto"]
+    show_progress: bool
+    page: bool
+
+
+def run_options(
+    fleet: Fleet,
+    policy: Policy,
+    packing: str | Packing,
+    backend: type[Backend],
+    sharing: str,
+    oversubscription: float | Literal["auto"],
+    show_progress: bool,
+    page: bool,
+) -> RunOptions:
+    """The options with names replaced by the objects that they stand for."""
+    packs = make_packing(packing)
+    check_sharing(sharing, fleet.found, processes=backend.concurrent)
+    check_oversubscription(oversubscription, processes=backend.concurrent)
+    return RunOptions(fleet, policy, packs, backend, sharing, oversubscription, show_progress, page)

@@ -24,15 +24,13 @@ from shoal.cli.options import (
     print_message,
     print_table,
 )
-from shoal.core.errors import ShoalError
+from shoal.core.errors import ShoalError, StudyInterrupted
 from shoal.core.space import flatten
-from shoal.cost.history import History, environment
-from shoal.dry_run.request import dry_run_request
-from shoal.dry_run.result import PLANS, DryRun, PlannedArray, percent
 from shoal.reporting.text import leaf_text, rounded
 from shoal.schedule.ledger import bytes_text
+from shoal.study.preview import PLANS, PlannedArray, Preview, percent
 
-__all__ = ["DryRunTable", "dry_run_json", "profile", "seconds_text", "verdict"]
+__all__ = ["PreviewTable", "preview_json", "profile", "seconds_text", "verdict"]
 
 _WIDE = 140
 """Least width of the terminal, in characters, for reasons beside the figures instead of below."""
@@ -68,35 +66,25 @@ def profile(
     overrides: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
     try:
         with redirect_stdout(sys.stderr) if as_json else nullcontext():
-            with api.overridden(**overrides):
-                request = dry_run_request(lambda: run_script(file, arguments or []))
-            if request is None:
-                raise ShoalError(f"{file} ended without a call of shoal.tune, so there is nothing to measure")
-            if request.spec["opaque"]:
-                raise ShoalError(
-                    f"{request.spec['task']} is a program of yours, which cannot be tried for a few steps; a study "
-                    "measures its cost while it runs. Only a shoal.Task can be fused and packed"
-                )
-            from shoal.dry_run.run import dry_run
-
-            history = History(environment=environment())
-            result = dry_run(request, request.trials(trials), history, print_message)
-    except KeyboardInterrupt as stop:
+            result = api.measured(lambda: run_script(file, arguments or []), trials, **overrides)
+    except (KeyboardInterrupt, StudyInterrupted) as stop:
         print_message("stopped; what was measured so far is in the job history")
         raise typer.Exit(1) from stop
+    if result is None:
+        raise ShoalError(f"{file} ended without a call of shoal.tune, so there is nothing to measure")
     if as_json:
-        print_json(dry_run_json(result))
+        print_json(preview_json(result))
     else:
-        print_table(DryRunTable(result))
+        print_table(PreviewTable(result))
     if not result.arrays:
         raise ShoalError("no configuration could be measured; the reasons are above")
 
 
 @dataclass(frozen=True)
-class DryRunTable:
+class PreviewTable:
     """Rich output: a row for each array, arrays of a job together; the totals; and whether sharing pays."""
 
-    result: DryRun
+    result: Preview
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
         wide = options.max_width >= _WIDE
@@ -134,7 +122,7 @@ class DryRunTable:
             yield ("", _trials(failed.trials), *blank), failed.reason
 
 
-def verdict(result: DryRun) -> str:
+def verdict(result: Preview) -> str:
     """Return whether sharing pays, in a sentence."""
     if result.trials == 1:
         return "Sharing does not pay here: there is but one configuration."
@@ -151,8 +139,8 @@ def verdict(result: DryRun) -> str:
     return f"Sharing does not pay here: {times} ({parts})."
 
 
-def dry_run_json(result: DryRun) -> dict[str, Any]:
-    """Return a dry run as plain values: seconds, bytes, numbers of trials, and numbers of arrays from 1 on as in the
+def preview_json(result: Preview) -> dict[str, Any]:
+    """Return a preview as plain values: seconds, bytes, numbers of trials, and numbers of arrays from 1 on as in the
     table.
     """
     return {

@@ -121,13 +121,13 @@ class SignaturesFound:
     Args:
         job: Id of the job.
         keys: Number of a trial -> its fusion key.
-        alone: Numbers of trials whose models could not be built; each of their keys is unique.
+        alone: Number of each trial whose model could not be built, and why, in a line; its key is unique.
         note: A text for the user on an unusual property of the task; "" if there is none.
     """
 
     job: str
     keys: Mapping[int, FusionKey]
-    alone: frozenset[int] = frozenset()
+    alone: Mapping[int, str] = field(default_factory=dict)
     note: str = ""
 
 

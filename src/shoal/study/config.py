@@ -46,6 +46,7 @@ class EngineConfig:
         monitor: Constructor of the device monitor; None: devices are not monitored.
         clock: Monotonic clock, in seconds.
         structure: Key of an opaque training in the profile history; "" if the study trains a `Task`.
+        trains: As in `CoreConfig`.
     """
 
     fleet: Fleet
@@ -61,6 +62,7 @@ class EngineConfig:
     monitor: Callable[[Cluster], Monitor] | None = None
     clock: Callable[[], float] = time.monotonic
     structure: str = ""
+    trains: bool = True
 
     def core_config(self, journal: JournalView, algorithm: Algorithm) -> CoreConfig:
         """Settings and collaborators of the study's state machine.
@@ -87,6 +89,7 @@ class EngineConfig:
             elastic=self.backend.elastic,
             limits_shares=self.backend.limits_shares,
             teams=self.backend.concurrent and self.backend.elastic and not self.structure,
+            trains=self.trains,
             jobs=len(journal.jobs()),
             loss=(loss := loss_metric(journal.study.get("loss"), journal.objectives)),
             find_policy=partial(self._find_policy, journal.study.get("objective", "makespan"), loss),

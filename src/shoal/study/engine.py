@@ -38,6 +38,8 @@ class Engine:
         self._journal, self._progress = journal, progress
         self._backend, self._clock = setting.backend, setting.clock
         self._core = StudyCore(setting.core_config(journal, algorithm))
+        self.state = self._core.state
+        """State of the study; read only."""
         self.fleet = self._core.state.fleet
         """Devices of the study."""
         self._watch = DeviceWatch(self.fleet, setting.find, setting.monitor, setting.clock, os.getpid())

@@ -6,6 +6,7 @@ from dataclasses import replace
 from math import inf, isfinite
 
 from shoal.core.array import Array, Member, remove_members
+from shoal.core.cause import cause_of
 from shoal.core.command import (
     ArrayLeft,
     Decided,
@@ -206,7 +207,8 @@ def end_job(state: StudyState, ended: Ended, now: float) -> None:
     state.interference.end(job.id)
     error = _fatal_error(state, ended, job.purpose, job.members)
     failed = ended.outcome not in NOT_TRIAL_FAILURES and error is None
-    state.signatures.end(job, device.kind, failed=failed)
+    reason = ended.outcome if ended.outcome is Outcome.OUT_OF_MEMORY else cause_of(ended.message) or ended.outcome
+    state.signatures.end(job, device.kind, failed=failed, reason=reason)
     arrays = state.trials.present(job).arrays if job.purpose is Purpose.TRAIN else job.arrays
     outcome = state.tracker.outcome(ended)
     state.step.record(JobEnded(job.id, outcome, ended.message, failed, ended.activities))

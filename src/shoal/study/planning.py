@@ -220,7 +220,7 @@ def _start(state: StudyState, starts: Iterable[tuple[Job, Device]]) -> None:
 
 
 def check_progress(state: StudyState, now: float) -> None:
-    """End a study in which no job runs and no waiting trial can ever start.
+    """End a study in which no job runs and no waiting trial can ever start, or that does not train.
 
     The study goes on if trials could start once lost devices come back or programs of others end. A trial that ran out
     of memory and waits for a larger device fails, and the study goes on, unless users have removed devices.
@@ -230,6 +230,9 @@ def check_progress(state: StudyState, now: float) -> None:
         DeviceError: the waiting trials can never start; the message names the most frequent reason.
     """
     if state.running or state.finished or state.planner.has_wake_time:
+        return
+    if not state.config.trains:
+        state.ended = True
         return
     if not state.trials.has_waiting():
         if state.trials.paused_waiting():

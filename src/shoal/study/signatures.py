@@ -27,6 +27,8 @@ class SignatureRegistry:
         """Number of a trial -> its fusion key."""
         self.unmeasurable: set[tuple[FusionKey, str]] = set()
         """Pairs of a key and a kind of device on which it cannot be measured."""
+        self.reasons: dict[FusionKey, str] = {}
+        """Reason why a key cannot be measured, in a line."""
         self._kinds = frozenset(kinds)
         self._trained: Counter[FusionKey] = Counter()
         self._requested: dict[str, list[set[int]]] = {}  # training job -> trials of each request
@@ -63,9 +65,9 @@ class SignatureRegistry:
         self.keys.update(found.keys)
         if requested := self._requested.get(found.job):
             self._failed_in_training |= requested.pop(0) - found.keys.keys()
-        self._mark_unmeasurable(found.keys[number] for number in found.alone)
+        self._mark_unmeasurable({found.keys[number]: reason for number, reason in found.alone.items()})
 
-    def end(self, job: Job, kind: str, *, failed: bool) -> None:
+    def end(self, job: Job, kind: str, *, failed: bool, reason: str = "") -> None:
         """Handle the end of a job.
 
         After a failure, the trials whose keys the job had still to find become suspects. If a profile job failed, the
@@ -75,6 +77,7 @@ class SignatureRegistry:
             job: The job, with the arrays that it has not finished.
             kind: Kind of its device.
             failed: Whether it failed.
+            reason: Reason of its failure, in a line.
         """
         left = set(chain(*self._requested.pop(job.id, [])))
         if not failed:
@@ -82,10 +85,11 @@ class SignatureRegistry:
         self._suspects |= left
         if job.purpose is Purpose.PROFILE:
             self.unmeasurable.update((array.key, kind) for array in job.arrays[:1])
+            self.reasons.update((array.key, reason) for array in job.arrays[:1])
         elif job.purpose is Purpose.SIGNATURE:
-            self._handle_crash(job)
+            self._handle_crash(job, reason)
 
-    def _handle_crash(self, job: Job) -> None:
+    def _handle_crash(self, job: Job, reason: str) -> None:
         """Retry the trials of a crashed signature job one by one; a trial that crashes alone gets a key of its own."""
         numbers = {member.trial.number for member in job.members}
         if len(numbers) > 1:
@@ -93,10 +97,11 @@ class SignatureRegistry:
             return
         keys = {number: replace(_NO_KEY, structure=f"trial {number}") for number in numbers}
         self.keys.update(keys)
-        self._mark_unmeasurable(keys.values())
+        self._mark_unmeasurable(dict.fromkeys(keys.values(), reason))
 
-    def _mark_unmeasurable(self, keys: Iterable[FusionKey]) -> None:
-        self.unmeasurable.update((key, kind) for key in keys for kind in self._kinds)
+    def _mark_unmeasurable(self, reasons: Mapping[FusionKey, str]) -> None:
+        self.unmeasurable.update((key, kind) for key in reasons for kind in self._kinds)
+        self.reasons.update(reasons)
 
 
 def in_signature_jobs(jobs: Iterable[Job]) -> set[int]:

@@ -64,6 +64,7 @@ class CoreConfig:
         find_policy: Function from a name to a policy; PolicyError if there is none. The default has no policies.
         limits_shares: Whether the processes of jobs on a device are limited to `Job.limit`.
         teams: Whether a job may have several devices, which takes jobs that run at once and receive changes.
+        trains: Whether the study trains; else it ends once all signatures and profiles are known, see `MeasureOnly`.
     """
 
     directory: Path
@@ -85,6 +86,7 @@ class CoreConfig:
     find_policy: Callable[[str], Policy] = _no_other
     limits_shares: Callable[[Device], bool] = lambda device: False
     teams: bool = False
+    trains: bool = True
 
 
 class RunningJobs(Mapping[str, tuple[Job, Device]]):

@@ -43,7 +43,7 @@ class SignatureBuilder:
         self._note = ""  # about the first trial with unusual parameters
         self._unread: frozenset[str] | None = None  # names that no trial so far has read; None: no trial so far
 
-    def find_keys(self, trials: Sequence[Trial], load: bool = True) -> tuple[dict[int, FusionKey], frozenset[int], str]:
+    def find_keys(self, trials: Sequence[Trial], load: bool = True) -> tuple[dict[int, FusionKey], dict[int, str], str]:
         """Find the keys of trials.
 
         A trial whose methods raise or return invalid values gets a unique key, and raises again when it trains.
@@ -53,24 +53,25 @@ class SignatureBuilder:
             load: Whether to load data sets. If not, trials whose data sets are not loaded get no key.
 
         Returns:
-            Trial number -> key. Numbers of the trials that raised. A note on unusual parameters or unread names, or "".
+            Trial number -> key. Number of each trial that raised -> the error, in a line. A note on unusual parameters
+            or unread names, or "".
         """
         keys: dict[int, FusionKey] = {}
-        raised: set[int] = set()
+        raised: dict[int, str] = {}
         for trial in trials:
             if not load and not self._sets.is_loaded(trial.config):
                 continue
             try:
                 keys[trial.number] = self.key(trial)
-            except Exception:
+            except Exception as error:
                 _log.warning(
                     "trial %d has no signature, since a method of its task raised:\n%s",
                     trial.number,
                     traceback.format_exc(),
                 )
                 keys[trial.number] = FusionKey(f"trial {trial.number}", "", 1)
-                raised.add(trial.number)
-        return keys, frozenset(raised), self._note or self._unread_note()
+                raised[trial.number] = " ".join(f"{type(error).__name__}: {error}".split())
+        return keys, raised, self._note or self._unread_note()
 
     def key(self, trial: Trial) -> FusionKey:
         """Return the key of one trial.

@@ -1,17 +1,25 @@
-"""What an epoch of a plan takes, and what is said of it: all worked out by hand."""
+"""What a search would do with its first trials: a study that only measures, and plans worked out by hand."""
 
 import dataclasses
+import os
+import signal
 
 import pytest
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
 
+import shoal
+from shoal.api import measured
 from shoal.core.array import Array, FusionKey, Member
 from shoal.core.demand import Profile
 from shoal.core.device import Device
+from shoal.core.errors import ShoalError, StudyInterrupted, TaskError
 from shoal.core.trial import Trial
-from shoal.dry_run.result import DryRunPlan, planned
+from shoal.cost.history import History, environment
 from shoal.planner.grouping import START_SECONDS, Grouping
-from shoal.planner.packing.base import NoPacking
 from shoal.planner.packing.cost import Cost
+from shoal.study.preview import _Jobs
 
 DEVICE = Device("cpu:0", "cpu/1", memory=4_200_000_000)
 
@@ -28,10 +36,10 @@ def array(numbers, known, structure="mlp", data="data"):
     return Array(FusionKey(structure, data, 32), tuple(Member(trial, 0, 1) for trial in trials), known)
 
 
-def plan(*jobs, relative_times=None):
+def plan(*jobs, relative_times=None, fuse=True):
     profiles = {array.key: array.profile for arrays in jobs for array in arrays}
     grouping = Grouping(Cost(), lambda kind: relative_times or {})
-    return DryRunPlan(DEVICE, lambda key, kind: profiles[key], grouping, list(jobs))
+    return _Jobs(DEVICE, lambda key, kind: profiles[key], grouping, fuse, list(jobs))
 
 
 SLOW = profile(0.001, fetch=0.05, sharing="window")
@@ -77,7 +85,7 @@ LARGE = profile(0.1, base=10, member=3_000_000_000)
         ),
         pytest.param(
             [(array([0], profile(1.0)),), (array([1], profile(1.0), "cnn"),)],
-            "by itself: sharing would save up to 0 %, at least 5 % is asked",
+            "by itself: sharing would save up to 0 %",
             id="saves too little",
         ),
         pytest.param(
@@ -87,7 +95,7 @@ LARGE = profile(0.1, base=10, member=3_000_000_000)
         ),
         pytest.param(
             [(array([0], profile(1.0)),), (array([1], profile(1.0)),)],
-            "not fused: together no faster; by itself: sharing would save up to 0 %, at least 5 % is asked",
+            "not fused: together no faster; by itself: sharing would save up to 0 %",
             id="fusing is slower",
         ),
         pytest.param(
@@ -99,13 +107,13 @@ LARGE = profile(0.1, base=10, member=3_000_000_000)
     ],
 )
 def test_an_array_by_itself_has_a_reason(jobs, expected):
-    (first, *_) = planned(plan(*jobs), Cost(), True, {})
+    (first, *_) = plan(*jobs).arrays()
     assert first.decision == expected
 
 
 def test_a_packed_array_says_with_whom_and_what_that_saves():
     jobs = [(array([3], profile(), data="other"),), (array([0, 1], SLOW), array([2], SLOW, "cnn"))]
-    single, fused, lone = planned(plan(*jobs), Cost(), True, {})
+    single, fused, lone = plan(*jobs).arrays()
     # 0.02 + 0.01 + 0.5 and a start against 0.03 + 2 * 0.5 and two
     share = f"{100 * (0.5 + START_SECONDS) / (1.03 + 2 * START_SECONDS):.0f}"
     assert fused.decision == f"2 trials fused; packed with 3: saves {share} %"
@@ -117,20 +125,116 @@ def test_a_packed_array_says_with_whom_and_what_that_saves():
     )
 
 
-def test_other_reasons_are_those_of_the_study_and_of_what_went_wrong():
-    jobs = [(array([0], profile()),), (array([1], profile()),)]
-    (unfused, _) = planned(plan(*jobs), NoPacking(), False, {})
+def test_a_study_that_does_not_fuse_is_the_reason():
+    (unfused, _) = plan((array([0], profile()),), (array([1], profile()),), fuse=False).arrays()
     assert unfused.decision.startswith("not fused: fuse=False; by itself: sharing would save up to ")
-    assert unfused.decision.endswith(", NoPacking() decides")
-    others = [(array([0], SLOW),), (array([1], SLOW, "cnn"),)]
-    (_, wrong) = planned(plan(*others), Cost(), True, {"RuntimeError: no": ((0,), (1,))})
-    assert wrong.decision == "by itself: measuring it with others failed: RuntimeError: no"
 
 
 def test_figures_of_an_array_are_those_of_its_profile():
-    (found,) = planned(plan((array([0, 1], profile(0.01, 0.012, fetch=0.03, sharing="kept")),)), Cost(), True, {})
+    (found,) = plan((array([0, 1], profile(0.01, 0.012, fetch=0.03, sharing="kept")),)).arrays()
     assert (found.step_alone, found.step_fused) == (0.01, 0.006)
     assert found.gain == pytest.approx(1 / 0.6)
     assert (found.memory_alone, found.memory) == (110, 120)
     assert found.preprocessing == 0.75
     assert dataclasses.replace(found, array=found.array).members == 2
+
+
+SPACE = {"lr": shoal.loguniform(1e-3, 1e-1), "width": shoal.choice([4, 6])}
+
+
+SENT = []
+
+
+class Sums(shoal.Task):
+    def __init__(self, odd=""):
+        self.odd = odd
+
+    def data(self, config):
+        x = torch.linspace(-1, 1, 4 * 32).view(32, 4)
+        return TensorDataset(x, x.sum(1)), TensorDataset(x, x.sum(1))
+
+    def model(self, config):
+        if self.odd == "raises" and config["width"] == 6:
+            raise ValueError("six")
+        return nn.Linear(4, config["width"])
+
+    def optimizer(self, model, config):
+        return torch.optim.SGD(model.parameters(), lr=config["lr"])
+
+    def loss(self, model, batch):
+        if self.odd == "interrupts" and not SENT:  # a second signal would end the process at once
+            SENT.append(signal.SIGINT)
+            os.kill(os.getpid(), signal.SIGINT)
+        if self.odd == "fails":
+            raise RuntimeError("no loss")
+        loss = (model(batch[0]).sum(1) - batch[1]).square()
+        return loss if self.odd == "no scalar" else loss.mean()
+
+
+def tuned(odd="", **changes):
+    given = {"metric": "valid_loss", "mode": "min", "algorithm": shoal.ASHA(9, max_epochs=9), "devices": "cpu:1"}
+    return shoal.tune(Sums(odd), SPACE, backend="inline", show_progress=False, **given | changes)
+
+
+@pytest.fixture(autouse=True)
+def empty_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("SHOAL_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+
+
+def numbers(found):
+    return sorted(member.trial.number for each in found.arrays for member in each.array.members)
+
+
+def test_tune_measures_what_random_search_would_try_and_does_not_return(tmp_path):
+    passed = []
+
+    def run():
+        try:
+            tuned(metric=["valid_loss", "b"], mode=["min", "max"], algorithm=shoal.OptunaSearch(3, 1))
+        except Exception:  # a script's own
+            passed.append("caught")
+        passed.append("after")
+
+    found = measured(run, 4, seed=5)
+    assert (passed, list((tmp_path / "here").iterdir())) == ([], [])
+    assert (numbers(found), found.failed, found.device.name) == ([0, 1, 2, 3], (), "cpu:0")
+    known = History(environment=environment())
+    for each in found.arrays:
+        key = each.array.key
+        assert known.get(key.structure, key.data, key.batch_size, found.device.kind) == each.profile
+    study = tuned(algorithm=shoal.Random(4, epochs=1), seed=5, directory=tmp_path / "study")
+    trials = {member.trial.number: member.trial for each in found.arrays for member in each.array.members}
+    assert [trials[row.number] for row in study.trials] == [row.trial for row in study.trials]
+    again = measured(tuned, 4, seed=5)
+    assert [each.profile.step_seconds.keys() for each in again.arrays] != []
+    assert measured(lambda: None, 4) is None
+
+
+def test_who_raises_is_told_and_the_others_are_planned():
+    found = measured(lambda: tuned("raises"), 8, seed=3)
+    (failed,) = found.failed
+    assert failed.reason == "ValueError: six"
+    assert sorted([*failed.trials, *numbers(found)]) == list(range(8))
+    assert {member.trial.config["width"] for each in found.arrays for member in each.array.members} == {4}
+
+
+def test_where_all_fail_alike_the_reasons_are_what_is_found():
+    found = measured(lambda: tuned("fails"), 8, seed=3)
+    assert found.arrays == ()
+    assert "RuntimeError: no loss" in {each.reason for each in found.failed}
+    assert sorted(number for each in found.failed for number in each.trials) == list(range(8))
+
+
+def test_what_no_study_could_do_ends_it(tmp_path):
+    with pytest.raises(TaskError, match="'loss' must be a real scalar"):
+        measured(lambda: tuned("no scalar"), 2)
+    with pytest.raises(StudyInterrupted):
+        measured(lambda: tuned("interrupts"), 2)
+    with pytest.raises(ShoalError, match="seed"):
+        measured(lambda: tuned(seed="x"), 2)
+    program = {"metric": "loss", "mode": "min", "algorithm": shoal.Random(1, epochs=1)}
+    with pytest.raises(ShoalError, match="cannot be tried for a few steps"):
+        measured(lambda: shoal.tune(print, SPACE, **program), 2)
+    assert list((tmp_path / "here").iterdir()) == []

@@ -1,4 +1,4 @@
-"""What is printed of a dry run before a search."""
+"""What is printed of what a search would do, before a search."""
 
 import json
 from dataclasses import replace
@@ -7,12 +7,12 @@ from itertools import pairwise
 import pytest
 from rich.console import Console
 
-from shoal.cli.profile import DryRunTable, dry_run_json, seconds_text, verdict
+from shoal.cli.profile import PreviewTable, preview_json, seconds_text, verdict
 from shoal.core.array import Array, FusionKey, Member
 from shoal.core.demand import Profile
 from shoal.core.device import Device
 from shoal.core.trial import Trial
-from shoal.dry_run.result import DryRun, Failed, PlannedArray
+from shoal.study.preview import Failed, PlannedArray, Preview
 
 
 def planned(numbers, width, job, packed_with, decided, fetch=0.1, batch_size=16):
@@ -24,7 +24,7 @@ def planned(numbers, width, job, packed_with, decided, fetch=0.1, batch_size=16)
     return PlannedArray(array, job, packed_with, 0.33, 0.13 * len(trials), decided)
 
 
-def dry_run(**changes):
+def preview(**changes):
     """Two arrays that share a process, one by itself, and a trial that raises."""
     fields = {
         "device": Device("cpu:0", "cpu/2", 4_200_000_000),
@@ -36,19 +36,19 @@ def dry_run(**changes):
         "totals": {"apart": 5.8, "packed": 1.7, "fused": 2.55, "chosen": 1.47},
         "failed": (Failed((3,), "ValueError: no [such] width"),),
     }
-    return DryRun(**fields | changes)
+    return Preview(**fields | changes)
 
 
 def printed(found, width):
     console = Console(width=width, color_system=None)
     with console.capture() as capture:
-        console.print(DryRunTable(found))
+        console.print(PreviewTable(found))
     return [line.rstrip() for line in capture.get().splitlines()]
 
 
 @pytest.mark.parametrize("width", [40, 60])
 def test_figures_are_folded_and_not_cut_where_it_is_narrow(width):
-    lines = printed(dry_run(), width)
+    lines = printed(preview(), width)
     assert max(map(len, lines)) <= width
     assert not any("…" in line for line in lines)
 
@@ -56,7 +56,7 @@ def test_figures_are_folded_and_not_cut_where_it_is_narrow(width):
 def test_a_table_that_does_not_quite_fit_cuts_no_column():
     one = planned([0, 1, 2, 3, 4], 64, 1, (), "5 trials fused", batch_size=32)
     profile = replace(one.array.profile, step_seconds={1: 0.000953, 4: 0.00243, 8: 0.00486}, sharing="resident")
-    found = dry_run(arrays=(replace(one, array=replace(one.array, profile=profile), seconds=0.0353),))
+    found = preview(arrays=(replace(one, array=replace(one.array, profile=profile), seconds=0.0353),))
     lines = printed(found, 76)
     text = "\n".join(lines)
     assert "planned" in text
@@ -65,7 +65,7 @@ def test_a_table_that_does_not_quite_fit_cuts_no_column():
 
 
 def test_a_wide_table_has_all_of_an_array_on_a_line():
-    lines = printed(dry_run(), 200)
+    lines = printed(preview(), 200)
     first, second, third, failed = lines[2:6]
     assert first.split()[:5] == ["1", "0,", "1,", "2,", "5"]
     assert first.split()[5:15] == ["16", "10", "5,", "2.0x", "1.2", "GB", "91", "%", "kept", "0.52"]
@@ -77,7 +77,7 @@ def test_a_wide_table_has_all_of_an_array_on_a_line():
 
 @pytest.mark.parametrize("width", [80, 120])
 def test_a_narrow_one_cuts_nothing(width):
-    lines = printed(dry_run(), width)
+    lines = printed(preview(), width)
     assert max(map(len, lines)) <= width
     text = " ".join(" ".join(lines).split())
     assert any("91 %" in line and "kept" in below for line, below in pairwise(lines)), "a word stands below its figure"
@@ -93,24 +93,24 @@ def test_a_narrow_one_cuts_nothing(width):
 
 
 def test_many_trials_are_counted():
-    found = dry_run(arrays=(planned(range(9), 64, 1, (), ""),), failed=())
+    found = preview(arrays=(planned(range(9), 64, 1, (), ""),), failed=())
     assert printed(found, 120)[2].split()[:4] == ["1", "9", "trials", "16"]
 
 
 def test_the_verdict_says_whether_sharing_pays_and_what_fusing_and_packing_do():
-    assert verdict(dry_run()) == (
+    assert verdict(preview()) == (
         "Sharing pays: one epoch of 6 configurations takes 1.47 s instead of 5.8 s one after another, 75 % less "
         "(fusing alone saves 56 %, packing alone saves 71 %)."
     )
-    one = dry_run(arrays=dry_run().arrays[1:2], failed=())
+    one = preview(arrays=preview().arrays[1:2], failed=())
     assert verdict(one) == "Sharing does not pay here: there is but one configuration."
-    little = dry_run(totals={"apart": 2.3, "packed": 2.3, "fused": 2.3, "chosen": 2.2})
+    little = preview(totals={"apart": 2.3, "packed": 2.3, "fused": 2.3, "chosen": 2.2})
     assert verdict(little).startswith("Sharing does not pay here: one epoch of 6 configurations takes 2.2 s")
-    assert not dry_run_json(little)["pays"]
+    assert not preview_json(little)["pays"]
 
 
 def test_json_has_everything():
-    found = json.loads(json.dumps(dry_run_json(dry_run())))
+    found = json.loads(json.dumps(preview_json(preview())))
     assert [(each["array"], each["job"], each["packed_with"]) for each in found["arrays"]] == [
         (1, 1, [2]), (2, 1, [1]), (3, 2, [])
     ]  # fmt: skip
@@ -124,7 +124,7 @@ def test_json_has_everything():
 
 
 def test_nothing_measured_is_a_table_of_reasons():
-    lines = printed(dry_run(arrays=(), totals=dict.fromkeys(("apart", "packed", "fused", "chosen"), 0.0)), 120)
+    lines = printed(preview(arrays=(), totals=dict.fromkeys(("apart", "packed", "fused", "chosen"), 0.0)), 120)
     assert lines[-1] == "trials 3: ValueError: no [such] width"
 
 

@@ -1,0 +1,276 @@
+"""What a search would do with its first trials: planned jobs, seconds of an epoch, and the reasons of the plan."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from typing import final
+
+from shoal.core.array import Array, FusionKey, Member
+from shoal.core.demand import Profile
+from shoal.core.device import Cluster, Device, Node
+from shoal.core.job import Purpose
+from shoal.cost.estimate import first_fetching, memory, step_seconds
+from shoal.planner.grouping import Grouping, candidate
+from shoal.planner.packing.base import Candidate, NoPacking, PackingContext
+from shoal.planner.packing.groups import memory_needed
+from shoal.planner.packing.prediction import predicted
+from shoal.planner.partition import Profiles
+from shoal.planner.planner import Planner
+from shoal.schedule.base import JobState, JobView, Plan, Policy, Refusal
+from shoal.schedule.knapsack import Fifo
+from shoal.schedule.ledger import bytes_text
+from shoal.study.state import StudyState
+
+__all__ = ["PLANS", "Failed", "MeasureOnly", "PlannedArray", "Preview", "percent", "preview"]
+
+PLANS = {
+    "apart": "one after another",
+    "packed": "packed, none fused",
+    "fused": "fused, none packed",
+    "chosen": "Shoal's choice",
+}
+"""Plans that are compared, with their titles for display."""
+
+MIN_SAVED_PART = 0.05
+"""Least saved part of the time from which sharing pays."""
+
+
+@final
+class MeasureOnly(Policy):
+    """Starts no training, so that a study only finds signatures and profiles."""
+
+    def plan(self, jobs: Sequence[JobView], cluster: Cluster, now: float) -> Plan:
+        """Refuse all jobs."""
+        return Plan((), tuple(Refusal(job.id, "is only measured") for job in jobs if job.state is not JobState.RUNNING))
+
+
+@dataclass(frozen=True)
+class PlannedArray:
+    """An array of trials in a job of the plan.
+
+    Args:
+        array: One or more fused trials, with the profile of their structure.
+        job: Number of the job, from 1 on.
+        packed_with: Places in the plan of the other arrays of the job.
+        seconds: Seconds of an epoch of the whole job, including its start.
+        separate_seconds: Seconds of an epoch of each trial of the array as a job of its own.
+        decision: Decision on fusing and packing, with its reason.
+    """
+
+    array: Array
+    job: int
+    packed_with: tuple[int, ...]
+    seconds: float
+    separate_seconds: float
+    decision: str
+
+    @property
+    def profile(self) -> Profile:
+        """Profile of the structure."""
+        assert self.array.profile is not None, "a planned array has a profile"
+        return self.array.profile
+
+    @property
+    def members(self) -> int:
+        """Number of fused trials."""
+        return len(self.array.members)
+
+    @property
+    def step_alone(self) -> float:
+        """Seconds of a step of one trial alone."""
+        return step_seconds(self.profile, 1)
+
+    @property
+    def step_fused(self) -> float:
+        """Seconds of a fused step, per trial."""
+        return step_seconds(self.profile, self.members) / self.members
+
+    @property
+    def gain(self) -> float:
+        """Speed-up of a trial by fusing."""
+        return self.step_alone / self.step_fused
+
+    @property
+    def memory(self) -> int:
+        """Peak bytes of a process with all trials of the array."""
+        return memory(self.profile, self.members)
+
+    @property
+    def memory_alone(self) -> int:
+        """Peak bytes of a process with one of the trials."""
+        return memory(self.profile, 1)
+
+    @property
+    def preprocessing(self) -> float:
+        """Part of the time of a trial alone for fetching and preparing samples, if these are not kept."""
+        return self.profile.fetch_seconds / (self.profile.fetch_seconds + self.step_alone)
+
+
+@dataclass(frozen=True)
+class Failed:
+    """Trials that cannot be measured or placed, with the reason."""
+
+    trials: tuple[int, ...]
+    reason: str
+
+
+@dataclass(frozen=True)
+class Preview:
+    """Plan of a search for a few configurations on a device.
+
+    Args:
+        device: The device.
+        arrays: Arrays as a search would fuse them, job by job.
+        totals: Name in `PLANS` -> seconds of one epoch of all trials.
+        failed: Trials that are in no array.
+    """
+
+    device: Device
+    arrays: tuple[PlannedArray, ...]
+    totals: Mapping[str, float]
+    failed: tuple[Failed, ...]
+
+    @property
+    def trials(self) -> int:
+        """Number of planned trials."""
+        return sum(each.members for each in self.arrays)
+
+    def saves(self, name: str) -> float:
+        """Return the part of the time that a plan saves over one job per trial; IMPV of Pack."""
+        separate_seconds = self.totals["apart"]
+        return (separate_seconds - self.totals[name]) / separate_seconds if separate_seconds else 0.0
+
+    @property
+    def pays(self) -> bool:
+        """Whether the chosen plan is clearly faster than one job per trial."""
+        return self.saves("chosen") >= MIN_SAVED_PART
+
+
+def percent(part: float) -> str:
+    """Return a fraction as text: 0.31 is "31 %"."""
+    return f"{round(100 * part)} %"
+
+
+def preview(state: StudyState) -> Preview:
+    """Plan the trials of a study as if each were to train one epoch, on its first device.
+
+    Args:
+        state: State of a study that has ended with the policy `MeasureOnly`.
+    """
+    signatures, config = state.signatures, state.config
+    node, device = next(iter(state.fleet.cluster))
+    failed: dict[str, list[int]] = {}
+    waiting: list[tuple[Member, FusionKey]] = []
+    for record in state.trials.waiting():
+        key = signatures.keys.get(record.number)
+        reason = "was not measured" if key is None else signatures.reasons.get(key)
+        if key is None or (reason and state.profiles.estimate(key, device.kind) is None):
+            failed.setdefault(reason or "", []).append(record.number)
+        else:
+            waiting.append((record.member, key))
+    apart = Grouping(NoPacking(), config.history.relative_times)
+
+    def planned(grouping: Grouping, fuse: bool) -> _Jobs:
+        ids = map("job-{}".format, count())
+        cluster = Cluster((Node(node.name, node.cores, (device,)),))
+        jobs, left = _Jobs(device, state.profiles.estimate, grouping, fuse), waiting
+        while left:
+            planner = Planner(Fifo(), jobs.profiles, ids.__next__, elastic=False, grouping=grouping, fuse=fuse)
+            placement = planner.plan(left, [], cluster, 0.0, unmeasurable=signatures.unmeasurable)
+            started = [job.arrays for job, _ in placement.starts if job.purpose is Purpose.TRAIN]
+            if not started:
+                jobs.refused = placement.refusals
+                break
+            jobs.groups += started
+            begun = {member.trial.number for arrays in started for array in arrays for member in array.members}
+            left = [(member, key) for member, key in left if member.trial.number not in begun]
+        return jobs
+
+    plans = {
+        "apart": planned(apart, False),
+        "packed": planned(config.grouping, False),
+        "fused": planned(apart, config.fuse),
+        "chosen": planned(config.grouping, config.fuse),
+    }
+    for number, reason in plans["chosen"].refused.items():
+        failed.setdefault(reason, []).append(number)
+    return Preview(
+        device,
+        plans["chosen"].arrays(),
+        {name: plan.seconds(shared=name != "apart") for name, plan in plans.items()},
+        tuple(Failed(tuple(numbers), reason) for reason, numbers in failed.items()),
+    )
+
+
+@dataclass
+class _Jobs:
+    """Jobs that the planner starts one after another on one device; `groups` has the arrays of each."""
+
+    device: Device
+    profiles: Profiles
+    grouping: Grouping
+    fuse: bool
+    groups: list[tuple[Array, ...]] = field(default_factory=list)
+    refused: Mapping[int, str] = field(default_factory=dict)
+
+    def candidates(self, arrays: Sequence[Array]) -> list[Candidate]:
+        return [candidate(array, self.profiles, [self.device]) for array in arrays]
+
+    def context(self) -> PackingContext:
+        return self.grouping.context(
+            self.candidates([array for group in self.groups for array in group]), [self.device], {}
+        )
+
+    def seconds(self, shared: bool) -> float:
+        """Seconds of one epoch of all jobs; kept samples are fetched once for all if `shared`, else once per job."""
+        context = self.context()
+        kept: dict[str, list[float]] = {}
+        for array in (array for group in self.groups for array in group):
+            profile = self.profiles(array.key, self.device.kind)
+            if profile is not None and profile.sharing == "kept":
+                kept.setdefault(array.key.data, []).append(first_fetching(profile))
+        fetching = sum(max(each) if shared else sum(each) for each in kept.values())
+        return fetching + sum(predicted(self.candidates(group), context).together for group in self.groups)
+
+    def arrays(self) -> tuple[PlannedArray, ...]:
+        """All arrays, job by job, with the reasons for fusing and packing."""
+        context, found = self.context(), list[PlannedArray]()
+        for number, group in enumerate(self.groups, start=1):
+            saved = predicted(self.candidates(group), context)
+            places = range(len(found), len(found) + len(group))
+            for index, array in zip(places, group, strict=True):
+                others = tuple(other for other in places if other != index)
+                names = ", ".join(str(other + 1) for other in others)
+                packing = f"packed with {names}: saves {percent(saved.impv)}" if others else self._why_single(array)
+                lone = self.candidates([Array(array.key, (member,)) for member in array.members])
+                separate = sum(predicted([each], context).together for each in lone)
+                decision = "; ".join(filter(None, [self._fusion(array), packing]))
+                found.append(PlannedArray(array, number, others, saved.together, separate, decision))
+        return tuple(found)
+
+    def _fusion(self, array: Array) -> str:
+        """Whether the trials of an array are fused, and why not; "" if no other trial has its key."""
+        if len(array.members) > 1:
+            return f"{len(array.members)} trials fused"
+        if sum(other.key == array.key for group in self.groups for other in group) == 1:
+            return ""
+        profile = self.profiles(array.key, self.device.kind)
+        if self.fuse and profile is not None and memory(profile, 2) > self.device.memory:
+            return f"not fused: two take {bytes_text(memory(profile, 2))}, {self._memory}"
+        return "not fused: together no faster" if self.fuse else "not fused: fuse=False"
+
+    def _why_single(self, array: Array) -> str:
+        """Why an array has a job of its own."""
+        same_data = [x for group in self.groups for x in group if x is not array and x.key.data == array.key.data]
+        if not same_data:
+            return "by itself: no other array has its data"
+        (own,), context = self.candidates([array]), self.context()
+        pairs = [[own, other] for other in self.candidates(same_data)]
+        fitting = [predicted(pair, context).impv for pair in pairs if memory_needed(pair) <= self.device.memory]
+        if not fitting:
+            return f"by itself: needs {bytes_text(min(map(memory_needed, pairs)))} with another array, {self._memory}"
+        return f"by itself: sharing would save up to {percent(max(fitting))}"
+
+    @property
+    def _memory(self) -> str:
+        return f"{self.device.name} has {bytes_text(self.device.memory)}"
