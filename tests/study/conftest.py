@@ -1,12 +1,17 @@
 """Studies on small models: a job history of its own for each test, and one thread."""
 
+import shutil
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
+import tasks
 import torch
+from plain import tune
 
+import shoal
 from shoal.core.demand import Profile
 from shoal.cost.history import history_path
 from shoal.worker import run
@@ -28,6 +33,26 @@ def one_thread() -> Iterator[None]:
         patch.setattr(torch, "set_num_threads", lambda threads: None)
         yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="session")
+def finished_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of a study that has ended, of which each test that needs one has a copy."""
+    directory = tmp_path_factory.mktemp("finished") / "study"
+    return tune(tasks.Blobs(), {"lr": shoal.grid([0.01, 0.03])}, directory).directory
+
+
+@pytest.fixture
+def finished(finished_once: Path, tmp_path: Path) -> shoal.Study:
+    """A study of `Blobs` that has ended: two learning rates, four epochs, one job of training."""
+    return shoal.Study(shutil.copytree(finished_once, tmp_path / "study"))
+
+
+@pytest.fixture
+def turn(pytestconfig: pytest.Config) -> int:
+    """The seed of what is drawn at random in this run of pytest."""
+    drawn: int = pytestconfig.option.turn
+    return drawn
 
 
 @pytest.fixture

@@ -149,10 +149,10 @@ def test_a_directory_that_is_not_a_path_is_refused(directory: Any) -> None:
         ),
     ],
 )
-def test_a_journal_of_bad_values_is_not_gone_on_with_and_loses_nothing(change: str, words: str, tmp_path: Path) -> None:
-    directory = tmp_path / "study"
-    tune(tasks.Blobs(), {"lr": shoal.grid([0.01, 0.02])}, directory, algorithm=shoal.Grid(1))
-    file = directory / "journal.sqlite"
+def test_a_journal_of_bad_values_is_not_gone_on_with_and_loses_nothing(
+    change: str, words: str, finished: shoal.Study
+) -> None:
+    file = finished.directory / "journal.sqlite"
     with closing(sqlite3.connect(file)) as connection, connection:
         connection.execute("DELETE FROM reports WHERE trial = 1")
         connection.execute("UPDATE trials SET state = 'pending', epoch = 0 WHERE number = 1")
@@ -164,7 +164,7 @@ def test_a_journal_of_bad_values_is_not_gone_on_with_and_loses_nothing(change: s
     with pytest.raises(
         JournalError, match=f"{re.escape(str(file))} is damaged: .*{words}.*; restore an older copy of it"
     ):
-        shoal.resume(directory, show_progress=False)
+        shoal.resume(finished.directory, show_progress=False)
     with closing(sqlite3.connect(file)) as connection:
         after = [line for line in connection.iterdump() if 'INSERT INTO "runs"' not in line]
     assert after == [line for line in before if 'INSERT INTO "runs"' not in line]
@@ -277,12 +277,11 @@ def test_a_metric_that_is_not_reported_is_named_with_those_that_are(tmp_path: Pa
         shoal.resume(tmp_path / "study", show_progress=False)
 
 
-def test_a_directory_that_holds_a_study_is_left_alone(tmp_path: Path) -> None:
-    study = tune(tasks.Blobs(), LR, tmp_path / "study", algorithm=shoal.Grid(1))
-    before = study.trials
+def test_a_directory_that_holds_a_study_is_left_alone(finished: shoal.Study) -> None:
+    before = finished.trials
     with pytest.raises(StudyExistsError, match=r"shoal resume .* or choose another directory"):
-        tune(tasks.Blobs(), LR, tmp_path / "study")
-    assert study.trials == before
+        tune(tasks.Blobs(), LR, finished.directory)
+    assert finished.trials == before
 
 
 def test_a_directory_without_a_study_cannot_be_resumed(tmp_path: Path) -> None:

@@ -46,7 +46,7 @@ def test_a_trial_that_was_paused_and_a_study_that_was_have_trained_as_undisturbe
     when[0, 1] = lambda: shoal.Study(directory).pause([1])
     when[0, 4] = lambda: shoal.Study(directory).resume([1])
     when[1, 3] = stop_and_go
-    study = tune(tasks.Blobs(), SPACE, directory)
+    study = tune(tasks.Blobs(), SPACE, directory, fuse=False)
     assert not when
     check_plain(study, tasks.Blobs())
     outcomes = [(job.trials, job.outcome) for job in jobs(directory) if job.purpose is Purpose.TRAIN]
@@ -68,11 +68,10 @@ def test_a_clone_goes_on_with_what_a_trial_has_learnt_and_another_begins_anew(tm
     assert study.rerun(anew.number).largest < 1e-9
 
 
-def test_a_paused_study_that_runs_says_how_it_goes_on(tmp_path: Path) -> None:
-    study = tune(tasks.Blobs(), {"lr": 0.01}, tmp_path / "study", algorithm=shoal.Grid(1))
-    with closing(Journal.open(study.directory)) as journal:
+def test_a_paused_study_that_runs_says_how_it_goes_on(finished: shoal.Study) -> None:
+    with closing(Journal.open(finished.directory)) as journal:
         journal.put("paused", True)
         with pytest.raises(
             JournalError, match=r"is paused, and process \d+ runs it; let it go on with: shoal study resume"
         ):
-            shoal.resume(study.directory)
+            shoal.resume(finished.directory)

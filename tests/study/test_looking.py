@@ -7,8 +7,6 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-import tasks
-from plain import tune
 from typer.testing import CliRunner
 
 import shoal
@@ -26,12 +24,13 @@ class Hostile:
 
 
 @pytest.fixture
-def hostile(tmp_path: Path) -> Path:
+def hostile(finished: shoal.Study) -> Path:
     """The directory of a study that has ended; whatever it has pickled makes a directory `mark` beside it."""
-    study = tune(tasks.Blobs(), {"lr": shoal.grid([0.01, 1e300])}, tmp_path / "study", algorithm=shoal.Grid(1))
-    with closing(sqlite3.connect(study.directory / "journal.sqlite")) as journal, journal:
-        journal.execute("UPDATE blobs SET data = ?", (pickle.dumps(Hostile(tmp_path / "mark")),))
-    return study.directory
+    mark = finished.directory.with_name("mark")
+    with closing(sqlite3.connect(finished.directory / "journal.sqlite")) as journal, journal:
+        journal.execute("UPDATE blobs SET data = ?", (pickle.dumps(Hostile(mark)),))
+        journal.execute("UPDATE trials SET state = 'failed', reason = 'as if it had' WHERE number = 1")
+    return finished.directory
 
 
 def test_looking_at_a_study_runs_none_of_its_code(hostile: Path) -> None:
