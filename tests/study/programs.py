@@ -2,7 +2,6 @@
 
 import atexit
 import ctypes
-import math
 import os
 import signal
 import threading
@@ -55,15 +54,15 @@ def before(config: Any, step: int) -> None:
     marker.write_text(str(os.getpid()))
     if config["fault"] == "kill the worker":
         os.kill(os.getppid(), signal.SIGKILL)
-        time.sleep(60)
+        threading.Event().wait()
     elif config["fault"] == "kill the server":
         os.kill(psutil.Process(os.getppid()).ppid(), signal.SIGKILL)
-        time.sleep(60)
+        threading.Event().wait()
     elif config["fault"] == "kill itself":
         os.kill(os.getpid(), signal.SIGKILL)
     elif config["fault"] == "kill the engine":
         os.kill(int(Path(config["engine"]).read_text()), signal.SIGKILL)
-        time.sleep(60)
+        threading.Event().wait()
 
 
 def asks_too_much(config: Any) -> None:
@@ -99,7 +98,7 @@ def raises(config: Any) -> None:
 
 def silent(config: Any) -> None:
     if config["slope"] > 1:
-        time.sleep(60)
+        threading.Event().wait()
     shoal.report({"loss": 1.0})
 
 
@@ -156,29 +155,22 @@ def surroundings(config: Any) -> None:
 
 
 def falls(config: Any) -> None:
-    """Its loss falls towards a floor; where `loss` says so, some losses are missing, not a number, or all the same."""
+    """Its loss falls towards a floor; it goes on where it was."""
     state = shoal.checkpoint() / "step.txt"
     for step in range(int(state.read_text()) if state.exists() else 0, 1000):
-        time.sleep(config.get("seconds", 0.02))
         state.write_text(str(step + 1))
         loss = config["start"] * config["rate"] ** step
-        kind = config.get("loss", "fine")
-        loss = math.nan if kind == "nan" and step % 2 else config["start"] if kind == "constant" else loss
-        metrics = {"score": -loss, "loss": loss}
-        if (kind == "missing" and step % 3) or kind == "never":
-            del metrics["loss"]
-        shoal.report(metrics, step=step + 1)
+        shoal.report({"score": -loss, "loss": loss}, step=step + 1)
 
 
 FALLS = """
-import json, sys, time
+import json, sys
 from pathlib import Path
 start, rate, state = float(sys.argv[1]), float(sys.argv[2]), Path(sys.argv[3]) / "step.txt"
 done = int(state.read_text()) if state.exists() else 0
 if done:
     print(json.dumps({"loss": start * rate ** (done - 1), "step": done}), flush=True)
 for step in range(done, 1000):
-    time.sleep(0.02)
     state.write_text(str(step + 1))
     print(json.dumps({"loss": start * rate**step, "step": step + 1}), flush=True)
 """

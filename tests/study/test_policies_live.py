@@ -3,32 +3,26 @@ undisturbed.
 """
 
 import sys
-import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import isinf
 from pathlib import Path
 from typing import Any
 
 import programs
 import pytest
 import tasks
-import torch
-from baselines import Slaq
 from plain import check_equal, check_plain, curves, jobs, tune
-from torch import Tensor, nn
-from turns import RULES, check_lengths, check_losses, check_rule, middle, stretches
 
 import shoal
 from shoal.core.device import Cluster
 from shoal.core.errors import PolicyError
-from shoal.core.event import TurnStats
 from shoal.core.job import Purpose
 from shoal.core.trial import TrialState
 from shoal.opaque import Command
 from shoal.schedule import (
     POLICIES,
+    Convergence,
     Fifo,
     JobState,
     JobView,
@@ -121,8 +115,10 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory, one_thread: None) -> d
     return curves(study.directory)
 
 
-@pytest.mark.in_turns(3)
-@pytest.mark.parametrize("name", POLICIES)
+@pytest.mark.parametrize(
+    "name",
+    [name if name == "convergence" else pytest.param(name, marks=pytest.mark.thorough) for name in POLICIES],
+)
 def test_under_every_policy_trials_learn_what_they_learn_under_fifo(
     name: str, undisturbed: dict[int, Any], tmp_path: Path
 ) -> None:
@@ -167,100 +163,37 @@ def test_a_search_whose_trials_leave_and_are_promoted_while_others_are_suspended
     check_plain(study, tasks.Momentum())
 
 
-QUANTUM = 0.1
 FALLING = {"start": 1.0, "rate": shoal.grid([0.9, 0.5, 0.99])}
 """Three programs whose losses fall at different speeds."""
 
-TAKE_TURNS = ("convergence", "promise")
+
+@pytest.mark.parametrize("kind", ["function", pytest.param("command", marks=pytest.mark.thorough)])
+def test_programs_that_are_suspended_go_on_where_they_were(kind: str, tmp_path: Path) -> None:
+    """Its turn is over when it reports, so each is suspended after its first report."""
+    function: Any = programs.falls
+    if kind == "command":
+        (tmp_path / "falls.py").write_text(programs.FALLS)
+        line = (sys.executable, str(tmp_path / "falls.py"), "{start}", "{rate}", "{directory}")
+        function = Command(line, ("loss",), tmp_path)
+    study = programs.search(function, tmp_path, FALLING, devices="cpu:1", policy=Convergence(quantum=0.001))
+    assert [(row.state, row.epoch) for row in study.trials] == [(TrialState.COMPLETE, 4)] * 3
+    assert outcomes(study)["suspended"] >= 2
+    for row in study.trials:
+        found = [report.metrics["loss"] for report in programs.curve(study, row.number)]
+        assert found == pytest.approx([row.config["rate"] ** epoch for epoch in range(4)])
 
 
-class Slow(tasks.Momentum):
-    """Takes its time for each step, so that a turn ends within its training."""
-
-    def loss(self, model: nn.Module, batch: Any) -> Tensor:
-        if torch.is_grad_enabled():
-            time.sleep(0.004)
-        return super().loss(model, batch)
-
-
-def policy_of(name: str, quantum: float = QUANTUM) -> Policy:
-    made = POLICIES[name]
-    return made(quantum=quantum) if issubclass(made, TimeSharing) else made()
-
-
-def falling(directory: Path, kind: str, policy: str | Policy, **arguments: Any) -> shoal.Study:
-    """A search of three trials, each a job of its own, on one device."""
-    settings: dict[str, Any] = {"devices": "cpu:1", "policy": policy, "fuse": False, "algorithm": shoal.Grid(10)}
-    settings |= arguments
-    if kind == "task":
-        space = {"lr": shoal.grid([0.02, 0.1, 0.5]), "width": 4, "momentum": 0.5, "step_size": 2}
-        return tune(Slow(), space, directory / "study", backend="local", **settings)
-    if kind == "function":
-        return programs.search(programs.falls, directory, settings.pop("space", FALLING), **settings)
-    (directory / "falls.py").write_text(programs.FALLS)
-    line = (sys.executable, str(directory / "falls.py"), "{start}", "{rate}", "{directory}")
-    return programs.search(Command(line, ("loss",), directory), directory, FALLING, **settings)
-
-
-def hermes_turn(turns: Sequence[TurnStats], suspensions: int) -> float:
-    """Seconds of the next turn of a job: longer with each quarter by which its loss has fallen, and each suspension."""
-    losses = list(map(middle, turns))
-    fall = losses[0] - min(losses) if losses else 0.0
-    quarters = sum(fall >= part * abs(losses[0]) > 0 for part in (0.25, 0.5, 0.75)) if losses else 0
-    return QUANTUM * (1 + quarters + 0.1 * suspensions)
-
-
-QUICK = {*(("function", name) for name in TAKE_TURNS), ("command", "convergence"), ("task", "convergence")}
-
-
-@pytest.mark.in_turns(3)
-@pytest.mark.parametrize(
-    ("kind", "name"),
-    [
-        pytest.param(kind, name, marks=() if (kind, name) in QUICK else pytest.mark.thorough)
-        for kind in ("function", "command", "task")
-        for name in POLICIES
-    ],
-)
-def test_who_runs_follows_from_the_recorded_losses(kind: str, name: str, tmp_path: Path) -> None:
-    study = falling(tmp_path, kind, policy_of(name))
-    assert [(row.state, row.epoch) for row in study.trials] == [(TrialState.COMPLETE, 10)] * 3
-    found = stretches(study.directory)
-    suspensions = sum(stretch.suspended for stretch in found)
-    if name not in TAKE_TURNS:
-        assert suspensions == 0
-        assert len(found) == 3
-        return
-    assert suspensions >= 2
-    if name in RULES:
-        assert check_rule(found, RULES[name]) >= suspensions
-    check_lengths(found, hermes_turn if name == "convergence" else lambda turns, count: QUANTUM)
-    if kind != "task":
-        check_losses(study.directory, found)
-
-
-@pytest.mark.parametrize("loss", ["missing", "nan", "constant", "never"])
-def test_losses_that_are_no_good(loss: str, tmp_path: Path) -> None:
-    """Those that are missing or not a number do not count; who has none at all waits behind all others."""
-    space = {"start": 1.0, "rate": shoal.choice([0.9]), "loss": shoal.grid(["fine", loss])}
-    study = falling(tmp_path, "function", Slaq(QUANTUM), space=space, metric="score", mode="max", loss="loss")
-    assert {row.state for row in study.trials} == {TrialState.COMPLETE}
-    found = stretches(study.directory)
-    assert check_rule(found, RULES["slaq"] if loss != "never" else lambda turns, waited: turns[-1].last) >= 1
-    bad = [turn.losses for stretch in found if 1 in stretch.trials for turn in stretch.turns]
-    assert any(isinf(turn.last) for turn in bad) or loss != "never"
-    assert any(not isinf(turn.last) for turn in bad) or loss == "never"
-
-
-@pytest.mark.parametrize("name", TAKE_TURNS)
+@pytest.mark.parametrize("name", ["convergence", "promise"])
 def test_without_a_loss_a_policy_that_compares_losses_is_refused(name: str, tmp_path: Path) -> None:
-    settings = {"metric": "score", "mode": "max", "devices": "cpu:1", "algorithm": shoal.Grid(1)}
     with pytest.raises(PolicyError, match=f"{name!r} compares losses.*loss=, --loss"):
-        programs.search(programs.falls, tmp_path, FALLING, policy=name, **settings)
-
-
-def test_a_study_that_has_ended_compares_nothing(tmp_path: Path) -> None:
-    settings = {"metric": "score", "mode": "max", "devices": "cpu:1", "algorithm": shoal.Grid(1)}
-    study = programs.search(programs.falls, tmp_path, FALLING, policy="fifo", **settings)
-    assert shoal.resume(study.directory, policy="convergence").trials == study.trials
+        programs.search(
+            programs.falls, tmp_path, FALLING, policy=name, metric="score", mode="max", devices="cpu:1",
+            algorithm=shoal.Grid(1),
+        )  # fmt: skip
     assert not (tmp_path / "study").exists()
+
+
+def test_a_study_that_has_ended_compares_no_losses(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"metric": "score", "mode": "max", "devices": "cpu:1", "algorithm": shoal.Grid(1)}
+    study = programs.search(programs.falls, tmp_path, {"start": 1.0, "rate": 0.9}, policy="fifo", **settings)
+    assert shoal.resume(study.directory, policy="convergence").trials == study.trials

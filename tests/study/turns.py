@@ -11,8 +11,8 @@ from shoal.core.job import Purpose
 from shoal.journal.rows import JobRow, Quantum
 from shoal.journal.view import JournalView
 
-CLOCKS = 0.005
-"""Seconds by which the clock of the journal, read at a commit, may differ from that of the decision."""
+ROUNDING = 1e-9
+"""Seconds by which two sums of the same times may differ."""
 
 
 @dataclass
@@ -46,18 +46,6 @@ def convergence(turns: Sequence[TurnStats], waited: float) -> float:
     if len(turns) == 1:
         return (turns[0].highest - turns[0].lowest) / turns[0].steps
     return (middle(turns[-2]) - middle(turns[-1])) / turns[-1].steps
-
-
-def highest_loss(turns: Sequence[TurnStats], waited: float) -> float:
-    """SLAQ, as Hermes compares with it."""
-    return turns[-1].last
-
-
-RULES: dict[str, Callable[[Sequence[TurnStats], float], float]] = {
-    "convergence": convergence,
-    "slaq": highest_loss,
-}
-"""Name of a policy -> priority of a job that has had turns, from their losses and its seconds of waiting."""
 
 
 @dataclass
@@ -141,17 +129,17 @@ def check_lengths(found: Sequence[Stretch], seconds: Callable[[Sequence[TurnStat
         start = stretch.job.started
         for turn in stretch.turns:
             least = seconds(before, suspensions.get(stretch.trials, 0))
-            assert turn.time - start >= least - CLOCKS, f"{turn} began at {start} and should take {least} s"
+            assert turn.time - start >= least - ROUNDING, f"{turn} began at {start} and should take {least} s"
             before.append(turn.losses)
             start = turn.time
         suspensions[stretch.trials] = suspensions.get(stretch.trials, 0) + stretch.suspended
 
 
-def check_losses(directory: Path, found: Sequence[Stretch], loss: str = "loss") -> None:
-    """The turns of programs hold the losses that were reported in them, each once, in order."""
+def check_losses(directory: Path, found: Sequence[Stretch]) -> None:
+    """The turns hold the losses that were reported in them, each once, in order."""
     with JournalView.read(directory) as journal:
         for number in sorted({number for stretch in found for number in stretch.trials}):
-            reported = [report.metrics[loss] for report in journal.curve(number)]
+            reported = [report.metrics["loss"] for report in journal.curve(number)]
             for turn in [turn.losses for stretch in found if number in stretch.trials for turn in stretch.turns]:
                 part, reported = reported[: turn.steps], reported[turn.steps :]
                 assert (turn.highest, turn.lowest, turn.last) == (max(part), min(part), part[-1])
