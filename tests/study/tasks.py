@@ -349,6 +349,30 @@ class InterruptedAfter(Momentum):
         return super().loss(model, batch)
 
 
+class Signals(Momentum):
+    """Sends the engine that made it a signal, once, some training losses after its first validation.
+
+    The process that has sent it takes its time from then on, so that the engine hears it before the training is over.
+    """
+
+    def __init__(self, number: int, marker: Path) -> None:
+        self.number, self.marker, self.engine = number, marker, os.getpid()
+        self.seen: dict[str, Any] = {"left": 3, "validated": False, "sent": False}
+
+    def loss(self, model: nn.Module, batch: Any) -> Tensor:
+        if not torch.is_grad_enabled():
+            self.seen["validated"] = True
+        elif self.seen["sent"]:
+            time.sleep(0.05)
+        elif self.seen["validated"] and not self.marker.exists():
+            self.seen["left"] -= 1
+            if self.seen["left"] == 0:
+                self.marker.touch()
+                self.seen["sent"] = True
+                os.kill(self.engine, self.number)
+        return super().loss(model, batch)
+
+
 class RandomSplit(Blobs):
     """Splits its data at random, as many do, without a seed."""
 

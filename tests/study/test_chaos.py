@@ -11,7 +11,7 @@ CHAOS = Path(__file__).parents[2] / "benchmarks" / "chaos.py"
 
 
 @pytest.mark.slow
-@pytest.mark.in_turns
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", ["task", "function", "command"])
 def test_a_study_that_is_killed_again_and_again_ends_as_if_it_had_not_been(kind: str) -> None:
     command = [sys.executable, CHAOS, "--kinds", kind, "--rounds", "2"]

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -651,6 +652,61 @@ def run_with_kills(method: str, when: str, run: Callable[[], None], monkeypatch:
     raise AssertionError("no engine got to the end")
 
 
+RECORDS = (
+    "record_proposal",
+    "record_reports",
+    "record_decisions",
+    "record_job_start",
+    "record_join",
+    "record_job_end",
+    "record_waiting_reasons",
+    "record_preemption",
+    "record_intervention",
+    "record_added_trial",
+    "record_dropped_trials",
+)
+"""Methods of the journal, around each of which an engine may be killed."""
+
+
+def walk_with_kills(seed: int, run: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> int:
+    """Run engines of which each dies at random before or after a record, until one gets to the end.
+
+    Args:
+        seed: of the walk.
+        run: runs one engine.
+        monkeypatch: of the test.
+
+    Returns:
+        How many died.
+    """
+    random = Random(seed)
+    for kills in range(200):
+        left, before = random.randrange(12), random.random() < 0.5
+
+        def mortal(original: Callable[..., object]) -> Callable[..., object]:
+            def record(*arguments: object, **named: object) -> object:
+                nonlocal left
+                left -= 1
+                if left < 0 and before:  # noqa: B023  (each engine has its own)
+                    raise Killed
+                result = original(*arguments, **named)
+                if left < 0:
+                    raise Killed
+                return result
+
+            return record
+
+        with monkeypatch.context() as patch:
+            for method in RECORDS:
+                patch.setattr(Journal, method, mortal(getattr(Journal, method)))
+            try:
+                run()
+            except Killed:
+                continue
+            return kills
+    raise AssertionError("no engine got to the end")
+
+
 MAKERS: dict[str, Callable[[], Algorithm]] = {
     "hyperband": lambda: Hyperband(9, brackets=1),
     "asha": lambda: ASHA(9, max_epochs=9, concurrency=4),
@@ -661,19 +717,18 @@ MAKERS: dict[str, Callable[[], Algorithm]] = {
 }
 
 
-@pytest.mark.in_turns
-@pytest.mark.parametrize(
-    "method",
-    [
-        "record_proposal",
-        "record_reports",
-        "record_decisions",
-        "record_job_start",
-        "record_join",
-        "record_job_end",
-        "record_waiting_reasons",
-    ],
-)
+@pytest.mark.parametrize("make", [MAKERS["brackets"], MAKERS["asha"]], ids=["brackets", "asha"])
+def test_kills_at_random_change_nothing(
+    make: Callable[[], Algorithm], turn: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    undisturbed, stage = Stage(tmp_path / "undisturbed", make), Stage(tmp_path / "study", make)
+    undisturbed.run(backend())
+    assert walk_with_kills(turn, lambda: stage.run(backend()), monkeypatch)
+    assert stage.outcome() == undisturbed.outcome()
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("method", RECORDS[:7])
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
 def test_a_kill_around_any_record_changes_nothing(
@@ -1231,7 +1286,19 @@ def test_a_study_that_runs_tries_again_at_once(tmp_path: Path) -> None:
     assert [row[2] for row in stage.outcome()] == [TrialState.COMPLETE] * 4
 
 
-@pytest.mark.in_turns(3)
+def test_kills_at_random_while_trials_are_tried_again_change_nothing(
+    turn: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stages = [Stage(tmp_path / name, MAKERS["hyperband"]) for name in ("undisturbed", "study")]
+    for stage in stages:
+        stage.run(backend(unsteady(0, 3)))
+        retry(stage)
+    stages[0].run(backend())
+    assert walk_with_kills(turn, lambda: stages[1].run(backend()), monkeypatch)
+    assert stages[1].outcome() == stages[0].outcome()
+
+
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "method", ["requeue_failed", "put", "record_reports", "record_decisions", "record_job_start", "record_job_end"]
 )

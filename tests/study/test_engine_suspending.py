@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_engine import Scripted, Stage, backend, cluster, four, nothing, run_with_kills, well
+from test_engine import Scripted, Stage, backend, cluster, four, nothing, run_with_kills, walk_with_kills, well
 
 from shoal.algorithms.asha import ASHA
 from shoal.algorithms.base import Algorithm
@@ -100,7 +100,16 @@ def test_a_study_whose_jobs_never_rest_ends_as_any_other(make: Callable[[], Algo
     assert stage.outcome() == undisturbed.outcome()
 
 
-@pytest.mark.in_turns(3)
+def test_kills_at_random_while_jobs_are_suspended_lose_no_trial(
+    turn: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    undisturbed, stage = Stage(tmp_path / "undisturbed"), Stage(tmp_path / "study", slots=2)
+    undisturbed.run(backend())
+    assert walk_with_kills(turn, lambda: stage.run(backend(), Restless()), monkeypatch)
+    assert stage.outcome() == undisturbed.outcome()
+
+
+@pytest.mark.thorough
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("method", ["record_preemption", "record_job_end", "record_job_start", "record_reports"])
 def test_a_kill_while_jobs_are_suspended_loses_no_trial(

@@ -1,6 +1,7 @@
 """People intervene in a study that runs: scripted, on one device."""
 
 import re
+import shutil
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -22,6 +23,7 @@ from test_engine import (
     nothing,
     run_with_kills,
     side_by_side,
+    walk_with_kills,
 )
 from test_engine_suspending import Restless
 from typer.testing import CliRunner
@@ -193,7 +195,7 @@ def test_a_trial_that_is_resumed_before_it_has_left_waits_for_that(tmp_path: Pat
     assert sorted(trained + joined) == [(0, 0), (1, 0), (2, 0), (2, 1), (3, 0)]
 
 
-@pytest.mark.in_turns
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "method", ["record_intervention", "record_dropped_trials", "record_decisions", "record_job_start"]
 )
@@ -237,44 +239,47 @@ def test_two_people_at_once_are_both_noted_in_order_and_what_makes_no_sense_is_r
     assert stage.outcome() == undisturbed(tmp_path, four)
 
 
-def half_way(tmp_path: Path) -> Stage:
-    """A study that was killed when its four trials had one epoch."""
-    stage = four(tmp_path / "study")
+@pytest.fixture(scope="module")
+def half_way_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    stage = four(tmp_path_factory.mktemp("half way") / "study")
     with pytest.raises(Killed):
         stage.run(asking(stage, (reached(3, 1), die)))
-    return stage
+    return stage.directory
 
 
-def test_what_is_asked_while_nobody_runs_the_study_is_done_when_it_goes_on(tmp_path: Path) -> None:
-    stage = half_way(tmp_path)
-    study = Study(stage.directory)
+@pytest.fixture
+def half_way(half_way_once: Path, tmp_path: Path) -> Stage:
+    """A study that was killed when its four trials had one epoch."""
+    return four(shutil.copytree(half_way_once, tmp_path / "study"))
+
+
+def test_what_is_asked_while_nobody_runs_the_study_is_done_when_it_goes_on(half_way: Stage, tmp_path: Path) -> None:
+    study = Study(half_way.directory)
     assert study.pause([1, 2, 2]) == [1, 2]
     with pytest.raises(ShoalError, match=r"trial 1 of the study in .* is paused already"):
         study.pause([1])
     study.resume([1])
-    said = " ".join(CliRunner().invoke(app, ["status", str(stage.directory)]).output.split())
+    said = " ".join(CliRunner().invoke(app, ["status", str(half_way.directory)]).output.split())
     assert "shoal: to be done: pause trials 1, 2 shoal: to be done: resume trial 1" in said
-    carrier = asking(stage, (complete(3), lambda study: study.resume([2])))
-    stage.run(carrier)
+    carrier = asking(half_way, (complete(3), lambda study: study.resume([2])))
+    half_way.run(carrier)
     assert [[m.trial.number for m in job] for job in carrier.trained()] == [[0, 1, 3], [2]]
-    assert stage.outcome() == undisturbed(tmp_path, four)
+    assert half_way.outcome() == undisturbed(tmp_path, four)
 
 
-def test_what_only_a_newer_version_knows_is_refused_and_the_study_goes_on(tmp_path: Path) -> None:
-    stage = half_way(tmp_path)
-    write_request(stage.directory, "turn", trials=[0])  # type: ignore[arg-type]
-    stage.run(backend())
-    ((verb, trials, (why,)),) = noted(stage)
+def test_what_only_a_newer_version_knows_is_refused_and_the_study_goes_on(half_way: Stage, tmp_path: Path) -> None:
+    write_request(half_way.directory, "turn", trials=[0])  # type: ignore[arg-type]
+    half_way.run(backend())
+    ((verb, trials, (why,)),) = noted(half_way)
     assert (verb, trials) == ("turn", ())
     assert why.startswith("the version of shoal that runs the study does not know this request")
-    assert stage.outcome() == undisturbed(tmp_path, four)
+    assert half_way.outcome() == undisturbed(tmp_path, four)
 
 
-def test_trials_that_can_never_start_end_a_study_with_their_reason_and_not_that_of_paused_ones(tmp_path: Path) -> None:
-    stage = half_way(tmp_path)
-    Study(stage.directory).pause([0, 1, 2])
+def test_trials_that_can_never_start_end_a_study_with_their_reason_and_not_that_of_paused_ones(half_way: Stage) -> None:
+    Study(half_way.directory).pause([0, 1, 2])
     with pytest.raises(DeviceError, match="1 trials can never start: it is not a good day"):
-        stage.run(backend(), Refuse())
+        half_way.run(backend(), Refuse())
 
 
 @pytest.mark.parametrize(
@@ -288,11 +293,10 @@ def test_trials_that_can_never_start_end_a_study_with_their_reason_and_not_that_
         ("stop", [7], "has no trial 7"),
     ],
 )
-def test_what_cannot_be_done_is_refused_in_words(verb: str, numbers: list[int], words: str, tmp_path: Path) -> None:
-    stage = half_way(tmp_path)
+def test_what_cannot_be_done_is_refused_in_words(verb: str, numbers: list[int], words: str, half_way: Stage) -> None:
     with pytest.raises(ShoalError, match=words):
-        getattr(Study(stage.directory), verb)(numbers)
-    assert not (stage.directory / "requests").exists()
+        getattr(Study(half_way.directory), verb)(numbers)
+    assert not (half_way.directory / "requests").exists()
 
 
 def test_a_trial_that_is_over_is_neither_paused_nor_resumed_nor_stopped(tmp_path: Path) -> None:
@@ -303,11 +307,10 @@ def test_a_trial_that_is_over_is_neither_paused_nor_resumed_nor_stopped(tmp_path
             getattr(Study(stage.directory), verb)([1])
 
 
-def test_interventions_are_kept_with_their_time(tmp_path: Path) -> None:
-    stage = half_way(tmp_path)
-    write_request(stage.directory, "resume", trials=[0])
-    stage.run(backend())
-    with closing(stage.open()) as journal:
+def test_interventions_are_kept_with_their_time(half_way: Stage) -> None:
+    write_request(half_way.directory, "resume", trials=[0])
+    half_way.run(backend())
+    with closing(half_way.open()) as journal:
         (only,) = journal.interventions()
         assert only == Intervention(only.request, "resume", refused=("trial 0 is not paused",), time=only.time)
         assert [job.purpose for job in journal.jobs()].count(Purpose.TRAIN) == 2
@@ -395,7 +398,7 @@ def test_an_algorithm_that_chooses_only_stopped_trials_is_asked_again_at_once(tm
     assert len(stage.outcome()) == 4
 
 
-@pytest.mark.in_turns
+@pytest.mark.thorough
 @pytest.mark.parametrize("method", ["record_intervention", "record_user_stop", "record_proposal"])
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_kill_while_trials_are_stopped_changes_nothing(
@@ -451,18 +454,19 @@ def test_jobs_that_one_policy_suspended_go_on_under_another(name: str, tmp_path:
     assert stage.outcome() == undisturbed(tmp_path, Stage)
 
 
-def test_a_policy_that_is_unknown_is_refused_before_anything_is_sent_and_by_the_study(tmp_path: Path) -> None:
-    stage = half_way(tmp_path)
+def test_a_policy_that_is_unknown_is_refused_before_anything_is_sent_and_by_the_study(
+    half_way: Stage, tmp_path: Path
+) -> None:
     with pytest.raises(
         PolicyError, match=r"there is no policy 'wdf' \(did you mean 'wf'\?\).* or one of auto, convergence"
     ):
-        Study(stage.directory).policy("wdf")
-    assert not (stage.directory / "requests").exists()
-    write_request(stage.directory, "policy", arguments={"policy": "wdf"})
-    stage.run(backend())
-    ((_, _, (why,)),) = noted(stage)
+        Study(half_way.directory).policy("wdf")
+    assert not (half_way.directory / "requests").exists()
+    write_request(half_way.directory, "policy", arguments={"policy": "wdf"})
+    half_way.run(backend())
+    ((_, _, (why,)),) = noted(half_way)
     assert why.startswith("there is no policy 'wdf'")
-    assert stage.outcome() == undisturbed(tmp_path, four)
+    assert half_way.outcome() == undisturbed(tmp_path, four)
 
 
 @pytest.mark.parametrize(
@@ -486,14 +490,13 @@ def test_a_policy_that_is_unknown_is_refused_before_anything_is_sent_and_by_the_
         ("policy DIR lifo", 2, "'lifo' is not one of auto, convergence"),
     ],
 )
-def test_what_the_commands_say(arguments: str, status: int, words: str, tmp_path: Path) -> None:
-    stage = half_way(tmp_path)
-    given = [str(stage.directory) if word == "DIR" else word for word in arguments.split()]
+def test_what_the_commands_say(arguments: str, status: int, words: str, half_way: Stage) -> None:
+    given = [str(half_way.directory) if word == "DIR" else word for word in arguments.split()]
     done = CliRunner().invoke(app, given)
     assert done.exit_code == status
     said = " ".join((done.output or str(done.exception)).replace("│", " ").split())
     assert re.search(words, said)
-    assert len(pending_requests(stage.directory)) == (status == 0)
+    assert len(pending_requests(half_way.directory)) == (status == 0)
 
 
 ADDED = 1_000_000
@@ -573,47 +576,44 @@ def test_a_clone_goes_on_from_the_newest_end_of_an_epoch_that_is_saved(tmp_path:
     assert intervention_text(each).endswith(f"clone {ADDED} of trial 1, from its weights at epoch 2")
 
 
-def test_a_clone_whose_checkpoint_is_gone_fails_and_the_others_go_on(tmp_path: Path) -> None:
-    stage = half_way(tmp_path)
-    saved(stage, 0, "000001-000000-0badcafe.pt")
-    Study(stage.directory).clone(0)
-    for path in checkpoint_files(stage.directory, 0):
+def test_a_clone_whose_checkpoint_is_gone_fails_and_the_others_go_on(half_way: Stage, tmp_path: Path) -> None:
+    saved(half_way, 0, "000001-000000-0badcafe.pt")
+    Study(half_way.directory).clone(0)
+    for path in checkpoint_files(half_way.directory, 0):
         path.unlink()
-    stage.run(backend())
-    assert rows_of(stage)[ADDED].state is TrialState.FAILED
-    assert "whose checkpoint is gone" in rows_of(stage)[ADDED].reason
-    assert stage.outcome()[:4] == undisturbed(tmp_path, four)
+    half_way.run(backend())
+    assert rows_of(half_way)[ADDED].state is TrialState.FAILED
+    assert "whose checkpoint is gone" in rows_of(half_way)[ADDED].reason
+    assert half_way.outcome()[:4] == undisturbed(tmp_path, four)
 
 
-def test_weights_that_do_not_fit_a_clone_fail_it_and_not_the_study(tmp_path: Path) -> None:
-    stage = half_way(tmp_path)
-    saved(stage, 0, "000001-000000-0badcafe.pt")
-    Study(stage.directory).clone(0, {"x": 99.0}, outside=True)
-    stage.run(backend(failing(ADDED, outcome=Outcome.UNUSABLE)))
-    assert (rows_of(stage)[ADDED].state, rows_of(stage)[ADDED].failures) == (TrialState.FAILED, 3)
-    assert stage.outcome()[:4] == undisturbed(tmp_path, four)
+def test_weights_that_do_not_fit_a_clone_fail_it_and_not_the_study(half_way: Stage, tmp_path: Path) -> None:
+    saved(half_way, 0, "000001-000000-0badcafe.pt")
+    Study(half_way.directory).clone(0, {"x": 99.0}, outside=True)
+    half_way.run(backend(failing(ADDED, outcome=Outcome.UNUSABLE)))
+    assert (rows_of(half_way)[ADDED].state, rows_of(half_way)[ADDED].failures) == (TrialState.FAILED, 3)
+    assert half_way.outcome()[:4] == undisturbed(tmp_path, four)
 
 
-def test_a_value_outside_its_domain_is_noted_and_shown_everywhere(tmp_path: Path) -> None:
-    stage = half_way(tmp_path)
-    Study(stage.directory).add({"x": 9.5, "y": "new"}, 2, outside=True)
-    stage.run(backend())
-    with closing(stage.open()) as journal:
+def test_a_value_outside_its_domain_is_noted_and_shown_everywhere(half_way: Stage) -> None:
+    Study(half_way.directory).add({"x": 9.5, "y": "new"}, 2, outside=True)
+    half_way.run(backend())
+    with closing(half_way.open()) as journal:
         (each,) = journal.interventions()
     assert (
         each.text
         == "outside the space: `y` is not in the space; `x` is 9.5, and the space has choice([1.0, 2.0, 3.0, 4.0])"
     )
-    study = Study(stage.directory)
+    study = Study(half_way.directory)
     assert study.grid().cells
     assert study.dataframe()["config.x"].tolist()[-1] == 9.5
     theirs = study.to_optuna().trials[-1]
     assert (theirs.params, theirs.user_attrs["config"]) == ({}, {"x": 9.5, "y": "new"})
     for command in ("status", "trials", "report"):
-        assert CliRunner().invoke(app, [command, str(stage.directory)]).exit_code == 0
+        assert CliRunner().invoke(app, [command, str(half_way.directory)]).exit_code == 0
 
 
-@pytest.mark.in_turns
+@pytest.mark.thorough
 @pytest.mark.parametrize("method", ["record_intervention", "record_added_trial", "record_decisions"])
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_kill_while_trials_are_added_changes_nothing(
@@ -652,24 +652,22 @@ def test_a_kill_while_trials_are_added_changes_nothing(
         ),
     ],
 )
-def test_what_cannot_be_added_is_refused_in_words(ask: Callable[[Study], object], words: str, tmp_path: Path) -> None:
-    stage = half_way(tmp_path)
+def test_what_cannot_be_added_is_refused_in_words(ask: Callable[[Study], object], words: str, half_way: Stage) -> None:
     with pytest.raises(ShoalError, match=words):
-        ask(Study(stage.directory))
-    assert not (stage.directory / "requests").exists()
+        ask(Study(half_way.directory))
+    assert not (half_way.directory / "requests").exists()
 
 
 @pytest.mark.parametrize("verb", ["pause", "resume", "stop", "retry", "clone"])
 @pytest.mark.parametrize(
     "numbers", [True, [0, False], 1.0, "1", [1, "2"], None, np.float64(1), np.array([1.5])], ids=repr
 )
-def test_what_names_no_trial_is_refused_in_words(verb: str, numbers: Any, tmp_path: Path) -> None:
+def test_what_names_no_trial_is_refused_in_words(verb: str, numbers: Any, half_way: Stage) -> None:
     if verb == "retry" and numbers is None:
         pytest.skip("all that have failed")
-    stage = half_way(tmp_path)
     with pytest.raises(ShoalError, match=r"name a trial by its number, such as 3, several as a list, \[3, 7\]; got "):
-        getattr(Study(stage.directory), verb)(numbers)
-    assert not (stage.directory / "requests").exists()
+        getattr(Study(half_way.directory), verb)(numbers)
+    assert not (half_way.directory / "requests").exists()
 
 
 @pytest.mark.parametrize(
@@ -677,23 +675,22 @@ def test_what_names_no_trial_is_refused_in_words(verb: str, numbers: Any, tmp_pa
     [(2, [2]), ([2], [2]), ((2, 1, 2), [1, 2]), (np.int64(2), [2]), (np.array(2), [2]), (np.array([2, 1]), [1, 2])],
     ids=repr,
 )
-def test_a_number_is_as_good_as_several(numbers: Any, asked: list[int], tmp_path: Path) -> None:
-    study = Study(half_way(tmp_path).directory)
+def test_a_number_is_as_good_as_several(numbers: Any, asked: list[int], half_way: Stage) -> None:
+    study = Study(half_way.directory)
     assert study.pause(numbers) == asked
     assert study.resume(numbers) == asked
     assert study.stop(numbers) == asked
     assert study.clone(numbers, {"x": 4.0}, anew=True) == [{"x": 4.0}] * len(asked)
 
 
-def test_what_a_study_cannot_add_is_noted(tmp_path: Path) -> None:
-    stage = half_way(tmp_path)
+def test_what_a_study_cannot_add_is_noted(half_way: Stage, tmp_path: Path) -> None:
     given = {"config": {"x": 9.0}, "epochs": 2, "origin": {"trial": 7, "epoch": 1}}
-    write_request(stage.directory, "clone", arguments=given)
-    stage.run(backend())
-    ((_, numbers, refused),) = noted(stage)
+    write_request(half_way.directory, "clone", arguments=given)
+    half_way.run(backend())
+    ((_, numbers, refused),) = noted(half_way)
     assert numbers == ()
     assert refused == ("`x` is 9.0, and the space has choice([1.0, 2.0, 3.0, 4.0])", "there is no trial 7")
-    assert stage.outcome() == undisturbed(tmp_path, four)
+    assert half_way.outcome() == undisturbed(tmp_path, four)
 
 
 def test_a_study_that_is_paused_frees_its_devices_and_goes_on(tmp_path: Path) -> None:
@@ -711,7 +708,28 @@ def test_a_study_that_is_paused_frees_its_devices_and_goes_on(tmp_path: Path) ->
     assert noted(stage) == [("pause study", (), ()), ("resume study", (), ())]
 
 
-@pytest.mark.in_turns
+def test_kills_at_random_while_people_intervene_change_nothing(
+    turn: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage = Stage(tmp_path / "study")
+    asks: list[Then] = [
+        (reached(1, 1), lambda study: study.policy("wfd")),
+        (reached(2, 1), lambda study: study.pause([0, 4])),
+        (nothing_runs, lambda study: study.pause_study()),
+        (nothing_runs, lambda study: study.resume_study()),
+        (nothing_runs, lambda study: study.resume([0, 4])),
+    ]
+
+    def run() -> None:
+        stage.run(Asking(side_by_side, at_once=False, on_start=nothing, directory=stage.directory, asks=asks))
+
+    assert walk_with_kills(turn, run, monkeypatch)
+    assert not asks
+    assert stage.outcome() == undisturbed(tmp_path, Stage)
+    assert [verb for verb, _, _ in noted(stage)] == ["policy", "pause", "pause study", "resume study", "resume"]
+
+
+@pytest.mark.thorough
 @pytest.mark.parametrize("method", ["record_intervention", "put", "record_job_end", "record_job_start"])
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_kill_while_the_policy_changes_and_the_study_is_paused_and_resumed_changes_nothing(
@@ -781,7 +799,7 @@ def test_a_study_that_is_ended_keeps_what_it_has_and_is_over_after_a_resume_too(
     assert stage.outcome()[-1][2:4] == (TrialState.COMPLETE, 2)
 
 
-@pytest.mark.in_turns
+@pytest.mark.thorough
 @pytest.mark.parametrize("method", ["record_intervention", "put", "record_user_stop", "record_job_end"])
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_kill_while_a_study_is_ended_changes_nothing(
@@ -799,18 +817,17 @@ def test_a_kill_while_a_study_is_ended_changes_nothing(
     assert noted(stage) == [("end study", (), ())]
 
 
-def test_what_makes_no_sense_of_the_whole_study_is_noted(tmp_path: Path) -> None:
-    stage = half_way(tmp_path)
-    study = Study(stage.directory)
+def test_what_makes_no_sense_of_the_whole_study_is_noted(half_way: Stage) -> None:
+    study = Study(half_way.directory)
     study.pause_study()
     with pytest.raises(ShoalError, match="is paused already"):
         study.pause_study()
     for verb in ("pause study", "resume study", "resume study", "end study", "end study", "pause study"):
-        write_request(stage.directory, verb)  # type: ignore[arg-type]
+        write_request(half_way.directory, verb)  # type: ignore[arg-type]
     with pytest.raises(ShoalError, match="is to end already"):
         study.resume_study()
-    stage.run(backend())
-    assert [(verb, refused) for verb, _, refused in noted(stage)] == [
+    half_way.run(backend())
+    assert [(verb, refused) for verb, _, refused in noted(half_way)] == [
         ("pause study", ()),
         ("pause study", ("the study is paused already",)),
         ("resume study", ()),
@@ -819,7 +836,7 @@ def test_what_makes_no_sense_of_the_whole_study_is_noted(tmp_path: Path) -> None
         ("end study", ("the study has ended already",)),
         ("pause study", ("the study is ended already",)),
     ]
-    assert {row[2] for row in stage.outcome()} == {TrialState.STOPPED}
+    assert {row[2] for row in half_way.outcome()} == {TrialState.STOPPED}
 
 
 def test_code_that_the_study_runs_changes_its_devices_without_waiting_for_itself(tmp_path: Path) -> None:

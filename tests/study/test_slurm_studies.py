@@ -1,66 +1,40 @@
 """Studies in Slurm jobs: requeued at the time limit; and on a real Slurm of three nodes, where it is installed."""
 
-import os
-import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
 import tasks
 from plain import check_equal, curves, digits
 from slurm_clusters import RealCluster, fake_cluster, real_cluster
+from test_engine_killed import PROGRAM
 
 import shoal
 from shoal.backends.nodes.slurm import Slurm
 from shoal.core.device import Device
-from shoal.core.errors import JournalError
 from shoal.journal.view import JournalView
 from shoal.testing.backends import BACKEND_CHECKS, Devices, MakeBackend
 
 pytestmark = pytest.mark.slow
 
-PROGRAM = """
-import sys
-from pathlib import Path
-sys.path[:] = {path!r}
-from ray_engine import search
-study = search(Path({directory!r}), {epochs}, devices="cpu:1")
-print("complete:", sum(str(row.state) == "complete" for row in study.trials))
-"""
-
-
-def trains(directory: Path) -> bool:
-    with suppress(JournalError), JournalView.read(directory) as journal:
-        return any(row.epoch > 3 for row in journal.trials())
-    return False
-
 
 def test_a_job_at_its_time_limit_is_saved_and_requeued_and_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    shoal: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    directory = tmp_path / "study"
-    program = tmp_path / "program.py"
-    program.write_text(PROGRAM.format(path=sys.path, directory=str(directory), epochs=40))
-    command = [sys.executable, "-c", "from shoal.cli.entry_point import main; main()", "run", str(program)]
+    directory, marker, program = tmp_path / "study", tmp_path / "sent", tmp_path / "program.py"
+    program.write_text(PROGRAM.format(path=sys.path, name="SIGUSR1", marker=str(marker), directory=str(directory)))
     with fake_cluster(tmp_path / "slurm", monkeypatch, ["ash"]) as slurm:
         monkeypatch.setenv("SLURM_JOB_ID", "12")
-        with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as first:
-            deadline = time.monotonic() + 120.0
-            while not trains(directory):
-                assert time.monotonic() < deadline
-                time.sleep(0.05)
-            os.kill(first.pid, signal.SIGUSR1)
-            _, said = first.communicate(timeout=60.0)
-        assert "stopped; everything is saved" in said
-        assert said.endswith("shoal: Slurm has put the job back into its queue\n")
+        first = shoal("run", program, cwd=tmp_path)
+        assert "stopped; everything is saved" in first.stderr
+        assert first.stderr.endswith("shoal: Slurm has put the job back into its queue\n")
         assert slurm.calls("scontrol") == [["requeue", "12"]]
         monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
-        again = subprocess.run(command, capture_output=True, text=True, timeout=120.0, check=True)
-    assert "complete: 8" in again.stdout
+        again = shoal("run", program, cwd=tmp_path)
+    assert again.stdout.endswith("complete\n"), again.stderr
     with JournalView.read(directory) as journal:
         assert len(journal.runs()) == 2
 
