@@ -49,10 +49,12 @@ for step in range(done + 1, epochs + 1):
     say(step)
     if fault == "unread" and step == 3 and done == 0:
         os.kill(os.getppid(), signal.SIGKILL)
-        time.sleep(60)
+        while True:
+            signal.pause()
     if fault == "overruns" and step == 6 and done == 0:
         os.kill(os.getppid(), signal.SIGCONT)
-        time.sleep(60)
+        while True:
+            signal.pause()
     time.sleep(0.02)
 """
 
@@ -78,12 +80,18 @@ def starts(tmp_path: Path) -> list[tuple[int, ...]]:
 @pytest.mark.parametrize(
     ("fault", "epochs", "begins"),
     [
-        pytest.param("none", 1000, [(0, 0)], id="left alone"),
-        pytest.param("no steps", 1000, [(0, 0)], id="without steps"),
+        pytest.param("none", 1000, [(0, 0)], id="left alone", marks=pytest.mark.thorough),
+        pytest.param("no steps", 1000, [(0, 0)], id="without steps", marks=pytest.mark.thorough),
         pytest.param("unread", 1000, [(0, 0), (3, 3)], id="nobody had read what it printed"),
         pytest.param("prints again", 1000, [(0, 0), (3, 2)], id="it had saved, and prints its last report again"),
         pytest.param("saved", 1000, [(0, 0), (3, 2), (0, 0)], id="it had saved and not printed"),
-        pytest.param("saved the last", 4, [(0, 0), (4, 3), (0, 0)], id="it had saved its last step and not printed"),
+        pytest.param(
+            "saved the last",
+            4,
+            [(0, 0), (4, 3), (0, 0)],
+            id="it had saved its last step and not printed",
+            marks=pytest.mark.thorough,
+        ),
     ],
 )
 def test_no_report_of_a_command_is_lost_or_taken_for_another(

@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +15,10 @@ from plain import array_sizes, check_equal, curves, jobs, plain_loop, tune
 from typer.testing import CliRunner
 
 import shoal
+from shoal.backends.local import Local
 from shoal.cli import interventions
+from shoal.cluster.monitor import Condition
+from shoal.core.device import Cluster
 from shoal.core.errors import DeviceError, JournalError
 from shoal.core.job import Purpose
 from shoal.core.trial import TrialState
@@ -46,10 +49,40 @@ def test_a_job_that_hangs_is_killed_and_its_trials_are_trained_alone(tmp_path: P
     assert Path(hung.message.partition("Log: ")[2]).exists()
 
 
+def test_a_job_on_a_device_that_is_lost_is_killed_and_its_trial_goes_on_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The job stops in the middle of a step, as those of a lost device do."""
+    marker = tmp_path / "happened"
+
+    class Watching:
+        """The first device that trains is lost as soon as its job stands still."""
+
+        def watch(self, cluster: Cluster) -> None:
+            """Both devices."""
+
+        def conditions(self, own: Collection[int]) -> Mapping[str, Condition]:
+            lost = [job.device for job in jobs(tmp_path / "study") if job.purpose is Purpose.TRAIN][:1]
+            gone = Condition(healthy=False, reason="has fallen off the bus")
+            return dict.fromkeys(lost, gone) if marker.exists() else {}
+
+    monkeypatch.setattr(Local, "monitor", lambda backend, cluster: Watching())
+    monkeypatch.setattr("shoal.study.devices.MONITOR_SECONDS", 0.1)
+    task = tasks.Disturbed(str(marker))
+    space = {"lr": 0.01, "harm": "hang once", "after": 20}
+    study = tune(task, space, tmp_path / "study", backend="local", devices="cpu:2")
+    check_all(study, task)
+    assert {row.failures for row in study.trials} == {0}
+    lost, other = [job for job in jobs(study.directory) if job.purpose is Purpose.TRAIN]
+    assert (lost.outcome, other.outcome) == ("device lost", "finished")
+    assert lost.message.startswith(f"{lost.device} is lost: has fallen off the bus")
+    assert other.device != lost.device
+
+
 def test_arrays_that_run_out_of_memory_are_halved_until_they_fit(tmp_path: Path, fusing_pays: None) -> None:
     space = {"lr": shoal.grid([0.01, 0.02, 0.03, 0.04]), "harm": "memory in company", "after": 20}
     tune(tasks.Disturbed(), {**space, "harm": "none"}, tmp_path / "measured", algorithm=shoal.Grid(epochs=1))
-    study = tune(tasks.Disturbed(), space, tmp_path / "study", backend="local", retries=0)
+    study = tune(tasks.Disturbed(), space, tmp_path / "study", retries=0)
     check_all(study, tasks.Disturbed())
     assert array_sizes(study.directory) == [4, 2, 2]
     assert [job.outcome for job in jobs(study.directory) if job.purpose is Purpose.TRAIN] == [
@@ -59,6 +92,7 @@ def test_arrays_that_run_out_of_memory_are_halved_until_they_fit(tmp_path: Path,
     ]
 
 
+@pytest.mark.thorough
 def test_a_third_of_memory_and_time_in_the_history_is_corrected_within_the_study(tmp_path: Path) -> None:
     space = {"lr": shoal.grid([0.01, 0.02, 0.03])}
     tune(tasks.Lingering(), space, tmp_path / "first", backend="local")

@@ -20,13 +20,13 @@ FEW_RATES = shoal.grid([0.003, 0.01, 0.03, 0.1])
 @pytest.fixture(scope="module")
 def rates(pytestconfig: pytest.Config) -> list[float]:
     """Those of the benchmark; in a fast run some of the calm ones, which are the same to the last digits."""
-    return RATES if pytestconfig.getoption("thorough") else RATES[:20:4]
+    return RATES if pytestconfig.getoption("thorough") else RATES[:20:8]
 
 
 @pytest.fixture(scope="module")
 def epochs(pytestconfig: pytest.Config) -> int:
     """Those of the benchmark, or some."""
-    return 10 if pytestconfig.getoption("thorough") else 4
+    return 10 if pytestconfig.getoption("thorough") else 3
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +63,7 @@ def test_a_search_is_as_many_plain_loops_as_it_has_trials(
     assert {str(row.state) for row in study.trials} == {"complete"}
 
 
-@pytest.mark.in_turns(3)
+@pytest.mark.in_turns(5)
 @pytest.mark.usefixtures("fusing_pays")
 @pytest.mark.parametrize(
     ("task", "space", "fused"),
@@ -112,7 +112,7 @@ def test_trials_with_their_own_order_of_samples_equal_plain_loops(tmp_path: Path
     assert array_sizes(study.directory) == [1] * 4
 
 
-@pytest.mark.in_turns(3)
+@pytest.mark.in_turns(5)
 @pytest.mark.usefixtures("fusing_pays")
 @pytest.mark.parametrize("scheduler", ["multistep", "lambda", "onecycle", "cosine", "sequential"])
 def test_promoted_trials_go_on_where_they_stopped_with_any_scheduler(scheduler: str, tmp_path: Path) -> None:
@@ -123,7 +123,9 @@ def test_promoted_trials_go_on_where_they_stopped_with_any_scheduler(scheduler: 
     check_plain(study, tasks.Scheduled())
 
 
-@pytest.mark.parametrize(("backend", "devices"), [("inline", "cpu:1"), ("local", "cpu:2")])
+@pytest.mark.parametrize(
+    ("backend", "devices"), [pytest.param("inline", "cpu:1", marks=pytest.mark.thorough), ("local", "cpu:2")]
+)
 def test_promoted_trials_equal_plain_loops_without_a_stop(backend: str, devices: str, tmp_path: Path) -> None:
     space = {"lr": shoal.loguniform(0.003, 0.3), "momentum": shoal.uniform(0.0, 0.9), "step_size": shoal.choice([2, 3])}
     algorithm = shoal.Hyperband(max_epochs=9, eta=3)
@@ -132,7 +134,7 @@ def test_promoted_trials_equal_plain_loops_without_a_stop(backend: str, devices:
     assert max(row.epoch for row in study.trials) == 9
 
 
-@pytest.mark.in_turns(3)
+@pytest.mark.in_turns(5)
 @pytest.mark.usefixtures("fusing_pays")
 @pytest.mark.parametrize(
     ("task", "space"),
@@ -161,7 +163,7 @@ def test_random_numbers_are_the_trials_own(task: shoal.Task, space: Mapping[str,
 
 def test_a_random_split_is_the_same_one_in_every_process(tmp_path: Path) -> None:
     space = {"lr": FEW_RATES, "width": shoal.grid([8, 9])}
-    arguments: dict[str, Any] = {"algorithm": shoal.Grid(epochs=2), "backend": "local", "devices": "cpu:2"}
-    one = tune(tasks.RandomSplit(), space, tmp_path / "one", **arguments)
-    other = tune(tasks.RandomSplit(), space, tmp_path / "other", **arguments)
+    algorithm = shoal.Grid(epochs=2)
+    one = tune(tasks.RandomSplit(), space, tmp_path / "one", algorithm=algorithm, backend="local", devices="cpu:2")
+    other = tune(tasks.RandomSplit(), space, tmp_path / "other", algorithm=algorithm)
     check_equal(curves(one.directory), curves(other.directory))

@@ -60,7 +60,13 @@ A_THREAD = "threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
 """Forbids a fork of the caller, so that the server is a new process."""
 
 
-@pytest.mark.parametrize("before", ["", A_THREAD], ids=["server is a fork", "server is new"])
+@pytest.mark.parametrize(
+    "before",
+    [
+        pytest.param("", id="server is a fork"),
+        pytest.param(A_THREAD, id="server is new", marks=pytest.mark.thorough),
+    ],
+)
 def test_a_function_in_a_fork_has_what_a_new_process_has(before: str, tmp_path: Path) -> None:
     module = tmp_path / "imported_once.py"
     module.write_text(IMPORTED_ONCE)

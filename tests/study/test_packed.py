@@ -1,6 +1,5 @@
 """Studies whose trials differ in structure and batch size: packed or not, each is the same trial."""
 
-import time
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +15,8 @@ from shoal.core.job import Purpose
 from shoal.journal.view import JournalView
 
 
-class Slow(Dataset[Any]):
-    """Samples that take a while to make."""
+class Points(Dataset[Any]):
+    """Samples that are made one by one."""
 
     def __init__(self, rows: range) -> None:
         generator = torch.Generator().manual_seed(0)
@@ -27,7 +26,6 @@ class Slow(Dataset[Any]):
         return len(self.x)
 
     def __getitem__(self, index: int) -> Any:
-        time.sleep(0.002)
         return self.x[index], int(self.x[index].sum() > 0)
 
 
@@ -35,8 +33,8 @@ class Net(shoal.Task):
     """Small models of two widths, with dropout."""
 
     def data(self, config: Any) -> tuple[Any, Any]:
-        valid = Slow(range(40, 60))
-        return Slow(range(40)), TensorDataset(valid.x, (valid.x.sum(1) > 0).long())
+        valid = Points(range(40, 60))
+        return Points(range(40)), TensorDataset(valid.x, (valid.x.sum(1) > 0).long())
 
     def model(self, config: Any) -> nn.Module:
         width = config["width"]
@@ -63,12 +61,21 @@ def searched(directory: Path, **options: Any) -> dict[int, list[float]]:
         directory=directory,
         devices="cpu:1",
         show_progress=False,
-        **options,
+        **{"backend": "inline", **options},
     )
     with JournalView.read(directory) as journal:
         return {
             row.number: [report.metrics["valid_loss"] for report in journal.curve(row.number)] for row in study.trials
         }
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[float]]:
+    """The search of trials by themselves."""
+    directory = tmp_path_factory.mktemp("alone") / "study"
+    found = searched(directory, packing="none", fuse=False)
+    assert set(structures(directory)) == {1}
+    return found
 
 
 def structures(directory: Path) -> list[int]:
@@ -82,15 +89,15 @@ def structures(directory: Path) -> list[int]:
 @pytest.mark.parametrize(
     "options",
     [
-        {"packing": "cost"},
+        {"packing": "cost", "backend": "local"},
         pytest.param({"packing": RandomPacking()}, marks=pytest.mark.thorough),
         pytest.param({"packing": KNN(), "fuse": False}, marks=pytest.mark.thorough),
     ],
     ids=str,
 )
-def test_a_packed_search_is_the_search_of_trials_by_themselves(options: dict[str, Any], tmp_path: Path) -> None:
-    alone = searched(tmp_path / "alone", packing="none", fuse=False)
-    assert set(structures(tmp_path / "alone")) == {1}
+def test_a_packed_search_is_the_search_of_trials_by_themselves(
+    options: dict[str, Any], alone: dict[int, list[float]], tmp_path: Path
+) -> None:
     packed = searched(tmp_path / "packed", **options)
     assert max(structures(tmp_path / "packed")) > 1
     assert packed.keys() == alone.keys()
@@ -98,9 +105,7 @@ def test_a_packed_search_is_the_search_of_trials_by_themselves(options: dict[str
         assert losses == pytest.approx(alone[number], rel=1e-9), number
 
 
-def test_a_packed_study_goes_on_after_an_interrupt(tmp_path: Path) -> None:
-    alone = searched(tmp_path / "alone", packing="none", fuse=False)
-
+def test_a_packed_study_goes_on_after_an_interrupt(alone: dict[int, list[float]], tmp_path: Path) -> None:
     class Stops(Net):
         def metrics(self, model: nn.Module, batch: Any) -> dict[str, Tensor]:
             if not (tmp_path / "stopped").exists():

@@ -73,7 +73,9 @@ def plain(task: Population, trial: Trial, others: dict[int, Trial], epochs: int)
     return model, optimizer.state_dict()["state"], curve
 
 
-@pytest.mark.parametrize(("backend", "devices"), [("inline", "cpu:1"), ("local", "cpu:2")])
+@pytest.mark.parametrize(
+    ("backend", "devices"), [("inline", "cpu:1"), pytest.param("local", "cpu:2", marks=pytest.mark.thorough)]
+)
 def test_copies_are_what_plain_pytorch_makes_of_their_parents(backend: str, devices: str, tmp_path: Path) -> None:
     study = search(tmp_path / "study", backend=backend, devices=devices)
     rows = {row.number: row for row in study.trials}

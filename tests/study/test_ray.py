@@ -283,30 +283,6 @@ def test_a_node_that_others_hold_is_said_to_be_waited_for(
         assert backend.condition(BEECH).healthy
 
 
-def test_a_cluster_without_a_free_gpu_is_waited_for_and_no_agent_is_on_a_node_without_one(tmp_path: Path) -> None:
-    class Trainer:
-        def ready(self) -> bool:
-            return True
-
-    with clustered("ash") as cluster:
-        cluster.add_node(num_cpus=1, num_gpus=1, node_name="beech")  # a GPU that there is not: "auto" means CPU slots
-        holder = ray.remote(num_gpus=1)(Trainer).options(name="others").remote()
-        ray.get(holder.ready.remote())
-        assert {device.node for _, device in Ray.discover("auto")} == {"beech"}
-        with scripted(Ray, tmp_path, reports_at_once) as backend:
-            assert isinstance(backend, Ray)
-            assert not backend.usable("beech")
-            assert backend.usable("ash"), "a node without a GPU has an agent"
-            backend.start(scripted_job("one"), BEECH)
-            assert backend.poll(3.0) == []
-            reason = backend.waiting_reason("beech")
-            assert " CPUs and 0 GPUs; there are actor " in reason
-            assert "Trainer 'others' of job " in reason
-            ray.kill(holder)
-            assert [type(event) for event in events_until_ended(backend, ["one"])["one"]] == [Reported, Ended]
-            assert backend.usable("ash")
-
-
 @pytest.mark.usefixtures("cluster")
 def test_the_next_study_of_a_process_has_the_agents_of_the_last(tmp_path: Path) -> None:
     found = []
@@ -373,3 +349,32 @@ def test_no_ray_is_an_error_that_says_how_to_install_it(monkeypatch: pytest.Monk
     monkeypatch.setattr("shoal.backends.nodes.ray.find_spec", lambda name: None)
     with pytest.raises(BackendError, match=r"needs Ray, which is not installed. Install it with: pip install ray"):
         Ray.connect(None)
+
+
+def test_a_cluster_without_a_free_gpu_is_waited_for_and_no_agent_is_on_a_node_without_one(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    class Trainer:
+        def ready(self) -> bool:
+            return True
+
+    # a GPU that there is not: "auto" means CPU slots
+    cedar = cluster.add_node(num_cpus=1, num_gpus=1, node_name="cedar")
+    try:
+        holder = ray.remote(num_gpus=1)(Trainer).options(name="others").remote()
+        ray.get(holder.ready.remote())
+        assert {device.node for _, device in Ray.discover("auto")} == {"cedar"}
+        with scripted(Ray, tmp_path, reports_at_once) as backend:
+            assert isinstance(backend, Ray)
+            assert not backend.usable("cedar")
+            assert backend.usable("ash"), "a node without a GPU has an agent"
+            backend.start(scripted_job("one"), Device("cedar/cpu:0", "cpu/1", 2**30))
+            assert backend.poll(3.0) == []
+            reason = backend.waiting_reason("cedar")
+            assert " CPUs and 0 GPUs; there are actor " in reason
+            assert "Trainer 'others' of job " in reason
+            ray.kill(holder)
+            assert [type(event) for event in events_until_ended(backend, ["one"])["one"]] == [Reported, Ended]
+            assert backend.usable("ash")
+    finally:
+        cluster.remove_node(cedar)

@@ -169,13 +169,14 @@ def losses(task: shoal.Task, directory: Path, rates: list[float] | float) -> lis
     return [row.metrics["valid_loss"] for row in study.trials]
 
 
-@pytest.mark.in_turns(3)
+@pytest.mark.in_turns(5)
 @pytest.mark.parametrize("kind", AS_PLAIN.values(), ids=AS_PLAIN)
 def test_fused_or_not_it_is_a_plain_loop(kind: dict[str, Any], tmp_path: Path) -> None:
     fused = losses(Unusual(**kind), tmp_path / "fused", RATES)
     assert fused == pytest.approx(losses(Plain(**kind), tmp_path / "plain", RATES), rel=1e-9)
 
 
+@pytest.mark.in_turns(5)
 @pytest.mark.parametrize("kind", AS_ALONE.values(), ids=AS_ALONE)
 def test_company_makes_no_difference(kind: dict[str, Any], tmp_path: Path) -> None:
     together = losses(Unusual(**kind), tmp_path / "together", RATES)
