@@ -1,6 +1,7 @@
 """Activations, and layers of pairs of inputs: outputs and gradients equal those of each member alone."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -9,13 +10,11 @@ import torch.nn.functional as F
 from looped_functions import in_loops
 from shared_or_stacked import check_mixes
 from torch import Tensor, nn
-from twins import Of, check
+from twins import Make, Of, check, check_table
 
 torch.manual_seed(7)
 X = torch.randn(6, 4, dtype=torch.float64)
 IMAGE = torch.randn(3, 4, 3, 5, dtype=torch.float64)
-
-Make = Callable[[], nn.Module]
 
 ACTIVATIONS: dict[str, Make] = {
     **{
@@ -49,36 +48,18 @@ ACTIVATIONS: dict[str, Make] = {
 }
 
 
-@pytest.mark.parametrize("members", [1, 2, 5, 10])
-@pytest.mark.parametrize("name", ACTIVATIONS)
-def test_activation(name: str, members: int) -> None:
-    width = 3 if name == "GLU" else 6
-    with in_loops() as found:
-        check(lambda: nn.Sequential(nn.Linear(4, 6), ACTIVATIONS[name](), nn.Linear(width, 2)), X, members=members)
-    assert set(found) <= {"rrelu"}
-
-
-IMAGES: dict[str, tuple[Make, Tensor]] = {
-    "PReLU": (nn.PReLU, IMAGE),
-    "PReLU of one sample": (nn.PReLU, IMAGE[0]),
-    "PReLU of channels": (lambda: nn.PReLU(3), IMAGE),
-    "Softmax2d": (nn.Softmax2d, IMAGE),
-    "Softmax2d of one sample": (nn.Softmax2d, IMAGE[0]),
-    "GLU of channels": (lambda: nn.Sequential(nn.Conv2d(3, 2, 1), nn.GLU(1)), IMAGE),
-    "LeakyReLU": (nn.LeakyReLU, IMAGE),
+IMAGES: dict[str, tuple[Make, Any]] = {
+    "PReLU of images": (nn.PReLU, "images"),
+    "PReLU of an image": (nn.PReLU, "an image"),
+    "PReLU of channels of images": (lambda: nn.PReLU(4), "images"),
+    "Softmax2d": (nn.Softmax2d, "images"),
+    "Softmax2d of an image": (nn.Softmax2d, "an image"),
+    "GLU of channels": (lambda: nn.GLU(1), "images"),
+    "LeakyReLU of images": (nn.LeakyReLU, "images"),
+    "PReLU of a row": (nn.PReLU, "a row"),
+    "PReLU of a number": (nn.PReLU, "a number"),
+    "PReLU of a shared input": (nn.PReLU, X),
 }
-
-
-@pytest.mark.parametrize("members", [1, 2, 5, 10])
-@pytest.mark.parametrize("name", IMAGES)
-def test_activation_of_images(name: str, members: int) -> None:
-    layer, x = IMAGES[name]
-    check(lambda: nn.Sequential(nn.Conv2d(4, 3, 1), layer()), x, members=members)
-
-
-@pytest.mark.parametrize("x", [X, X[0], X[0, 0]], ids=["rows", "row", "number"])
-def test_one_slope_for_all_channels(x: Tensor) -> None:
-    check(lambda: Of(lambda m, x: m.prelu(m.w * x), prelu=nn.PReLU(), w=nn.Parameter(torch.randn(()))), x, members=3)
 
 
 def _own(start: float) -> float:
@@ -100,15 +81,22 @@ OWN_NUMBERS: dict[str, Make] = {
 }
 
 
-@pytest.mark.parametrize("members", [1, 2, 5, 10])
-@pytest.mark.parametrize("name", OWN_NUMBERS)
-def test_numbers_of_the_members_own(name: str, members: int) -> None:
-    check(lambda: nn.Sequential(nn.Linear(4, 6), OWN_NUMBERS[name](), nn.Linear(6, 2)), X, members=members)
+FIRSTS: dict[str, tuple[Make, Tensor]] = {
+    "rows": (lambda: nn.Linear(4, 6), X),
+    "a row": (lambda: nn.Linear(4, 6), X[0]),
+    "a number": (lambda: Of(lambda m, x: m.w * x, w=nn.Parameter(torch.randn(()))), X[0, 0]),
+    "images": (lambda: nn.Conv2d(4, 4, 1), IMAGE),
+    "an image": (lambda: nn.Conv2d(4, 4, 1), IMAGE[0]),
+}
 
 
-@pytest.mark.parametrize("name", [name for name in OWN_NUMBERS if "in place" not in name])
-def test_numbers_of_the_members_own_and_a_shared_input(name: str) -> None:
-    check(lambda: nn.Sequential(OWN_NUMBERS[name](), nn.Linear(4, 2)), X, members=3)
+def test_activations() -> None:
+    check_table({name: (layer, "rows") for name, layer in ACTIVATIONS.items()} | IMAGES, FIRSTS, loops=["rrelu"])
+
+
+def test_numbers_of_the_members_own() -> None:
+    shared = {f"{name} of a shared input": (layer, X) for name, layer in OWN_NUMBERS.items() if "place" not in name}
+    check_table({name: (layer, "rows") for name, layer in OWN_NUMBERS.items()} | shared, FIRSTS)
 
 
 def _parameter(*shape: int) -> nn.Parameter:
@@ -145,13 +133,9 @@ PAIRS: dict[str, Make] = {
 }
 
 
-@pytest.mark.parametrize("members", [1, 2, 5, 10])
-@pytest.mark.parametrize("name", PAIRS)
-def test_layer_of_pairs(name: str, members: int) -> None:
-    def make() -> nn.Module:
-        return Of(lambda m, x: m.pair(m.first(x), x), first=nn.Linear(4, 4), pair=PAIRS[name]())
-
-    check(make, X, members=members)
+def test_layers_of_pairs() -> None:
+    firsts = {"four": (lambda: nn.Linear(4, 4), X)}
+    check_table({name: (layer, "four", X) for name, layer in PAIRS.items()}, firsts)
 
 
 TARGETS = torch.tensor([1, 4, 9, 2, 3, 8])
@@ -162,14 +146,12 @@ ADAPTIVE: dict[str, Callable[[Any, Tensor], Any]] = {
 }
 
 
-@pytest.mark.parametrize("members", [1, 2, 5, 10])
-@pytest.mark.parametrize("name", ADAPTIVE)
-def test_adaptive_softmax(name: str, members: int) -> None:
-    def make() -> nn.Module:
+def test_adaptive_softmax() -> None:
+    def around(fn: Callable[[Any, Tensor], Any]) -> nn.Module:
         softmax = nn.AdaptiveLogSoftmaxWithLoss(8, 10, [3, 6], div_value=2.0, head_bias=True)
-        return Of(lambda m, x: ADAPTIVE[name](m.softmax, m.first(x)), first=nn.Linear(4, 8), softmax=softmax)
+        return Of(lambda m, x: fn(m.softmax, m.first(x)), first=nn.Linear(4, 8), softmax=softmax)
 
-    check(make, X, members=members)
+    check_table({name: (partial(around, fn), X) for name, fn in ADAPTIVE.items()})
 
 
 def test_prediction_by_adaptive_softmax() -> None:

@@ -1,15 +1,15 @@
 """Padding, interpolation and channel shuffles: equal results, and chains of them keep the channel-major layout."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from looped_functions import in_loops
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from twins import check
+from twins import Make, check, check_table
 
 from shoal.fuse.rules.base import channel_major, split_channels
 from shoal.fuse.stacked import Stacked
@@ -27,8 +27,6 @@ FIRST: dict[int, Callable[..., nn.Module]] = {
     2: nn.Conv2d,
     3: nn.Conv3d,
 }
-
-Make = Callable[[], nn.Module]
 
 PADS: dict[str, tuple[int, Make]] = {
     f"{kind} {axes}d": (axes, lambda kind=kind, axes=axes, sizes=sizes: getattr(nn, f"{kind}Pad{axes}d")(*sizes))
@@ -68,34 +66,32 @@ OTHERS: dict[str, tuple[int, Make]] = {
 CASES = {**PADS, **OTHERS}
 
 
-@pytest.mark.parametrize("members", [1, 2, 5, 10])
-@pytest.mark.parametrize("name", CASES)
-def test_layer(name: str, members: int) -> None:
-    axes, layer = CASES[name]
-    with in_loops() as found:
-        check(lambda: nn.Sequential(FIRST[axes](4, 4, 1), layer()), INPUTS[axes], members=members)
-    assert not found
+FIRSTS: dict[str, tuple[Make, Tensor]] = {
+    **{f"{axes}d": (lambda axes=axes: FIRST[axes](4, 4, 1), x) for axes, x in INPUTS.items()},
+    **{f"one {axes}d": (lambda axes=axes: FIRST[axes](4, 4, 1), x[0]) for axes, x in INPUTS.items()},
+    "in another order": (lambda: nn.Linear(4, 4), INPUTS[2]),
+}
 
 
-@pytest.mark.parametrize("name", [*PADS, "pixel shuffle", "pixel unshuffle", "unfold", "fold"])
-def test_layer_of_one_sample(name: str) -> None:
-    axes, layer = CASES[name]
-    check(lambda: nn.Sequential(FIRST[axes](4, 4, 1), layer()), INPUTS[axes][0], members=3)
+def test_layers() -> None:
+    """Also of one sample, and of data that is not channel-major."""
+    cases = {name: (layer, f"{axes}d") for name, (axes, layer) in CASES.items()}
+    kept = [*PADS, "pixel shuffle", "pixel unshuffle", "unfold", "fold"]
+    one = {f"{name} of one": (CASES[name][1], f"one {CASES[name][0]}d") for name in kept}
+    other = {
+        f"{name} in another order": (CASES[name][1], "in another order")
+        for name in ("Circular 2d", "nearest 2d", "pixel shuffle", "unfold")
+    }
+    check_table({**cases, **one, **other}, FIRSTS, loops=())
 
 
-@pytest.mark.parametrize("name", ["Circular 2d", "nearest 2d", "pixel shuffle", "unfold"])
-def test_layer_of_data_that_is_not_channel_major(name: str) -> None:
-    axes, layer = CASES[name]
-    check(lambda: nn.Sequential(nn.Linear(4, 4), layer()), INPUTS[axes], members=3)
-
-
-@pytest.mark.parametrize("mode", ["zeros", "reflect", "replicate", "circular"])
-@pytest.mark.parametrize("axes", [1, 2, 3])
-def test_convolutions_pad_in_every_mode(axes: int, mode: str) -> None:
-    def make() -> nn.Module:
+def test_convolutions_pad_in_every_mode() -> None:
+    def make(axes: int, mode: str) -> nn.Module:
         return nn.Sequential(*(FIRST[axes](4, 4, 3, padding=2, padding_mode=mode) for _ in range(2)))
 
-    check(make, INPUTS[axes], members=3)
+    modes = ("zeros", "reflect", "replicate", "circular")
+    check_table({f"{axes}d, {mode}": (partial(make, axes, mode), INPUTS[axes]) for axes in (1, 2, 3) for mode in modes},
+                members=[3])  # fmt: skip
 
 
 def test_values_of_the_members_own() -> None:

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from twins import Of, check
+from twins import Make, Of, check, check_table
 
 from shoal.fuse.api import fuse
 from shoal.fuse.autotune import forced_lowerings
@@ -22,8 +22,6 @@ VOLUME = torch.randn(2, 4, 4, 5, 4, dtype=torch.float64)
 NAMES = {kind: [f"conv{n}d", f"conv_transpose{n}d"] for n, kind in ((1, SEQUENCE), (2, IMAGE), (3, VOLUME))}
 WAYS = ("grouped", "bmm", "loop")
 """A shared input takes one convolution where it does not have the way that is asked for."""
-
-Make = Callable[[], nn.Module]
 
 
 def two(kind: type[nn.Module], kernel: Any = 3, **options: Any) -> Make:
@@ -72,21 +70,14 @@ def going(way: str) -> Any:
     return forced_lowerings({name: way for names in NAMES.values() for name in names})
 
 
-@pytest.mark.in_turns(3)
-@pytest.mark.pairwise
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("members", [2, 5, 10])
-@pytest.mark.parametrize("name", CASES)
-def test_every_way_equals_the_members(name: str, members: int, way: str) -> None:
-    make, x = CASES[name]
+def test_every_way_equals_the_members(way: str) -> None:
     with going(way):
-        check(make, x, members=members, steps=1)
+        check_table(CASES, members=[3], steps=1)
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_one_member_is_itself(name: str) -> None:
-    make, x = CASES[name]
-    check(make, x, members=1, steps=1)
+def test_one_member_is_itself() -> None:
+    check_table(CASES, members=[1], steps=1)
 
 
 torch.manual_seed(12)
@@ -102,31 +93,29 @@ LAYOUTS: dict[str, Callable[[nn.Module, Tensor], Tensor]] = {
     "channels last": lambda m, x: (x * m.scale).contiguous(memory_format=torch.channels_last),
 }
 ARGUMENTS: dict[str, Callable[[nn.Module, Tensor], tuple[Any, Any]]] = {
-    "own weight, own bias": lambda m, w: (m.own.weight, m.own.bias),
-    "own weight, shared bias": lambda m, w: (m.own.weight, BIAS),
-    "own weight": lambda m, w: (m.own.weight, None),
-    "shared weight, own bias": lambda m, w: (w, m.own.bias),
+    "own weight, own bias": lambda m, w: (m.weight, m.bias),
+    "own weight, shared bias": lambda m, w: (m.weight, BIAS),
+    "own weight": lambda m, w: (m.weight, None),
+    "shared weight, own bias": lambda m, w: (w, m.bias),
     "shared weight, shared bias": lambda m, w: (w, BIAS),
     "shared weight": lambda m, w: (w, None),
 }
 
 
-@pytest.mark.pairwise
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("arguments", ARGUMENTS)
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("kind", SHARED)
-def test_any_mix_of_own_and_shared_arguments(kind: str, layout: str, arguments: str, way: str) -> None:
-    func, weight, layer = SHARED[kind]
+def test_any_mix_of_own_and_shared_arguments(way: str) -> None:
+    def run(m: Any, x: Tensor) -> dict[str, Tensor]:
+        inputs = {name: layout(m, x) for name, layout in LAYOUTS.items()}
+        return {
+            f"{kind}, {layout}, {name}": func(given, *arguments(m.layers[kind], weight), padding=1) * m.scale[0]
+            for kind, (func, weight, _) in SHARED.items()
+            for layout, given in inputs.items()
+            for name, arguments in ARGUMENTS.items()
+        }
 
     def make() -> nn.Module:
-        model = Of(
-            lambda m, x: func(LAYOUTS[layout](m, x), *ARGUMENTS[arguments](m, weight), padding=1) * m.scale[0],
-            own=layer(4, 6, 3),
-            before=nn.Conv2d(4, 4, 1),
-        )
-        model.scale = nn.Parameter(torch.rand(4, 1, 1))
-        return model
+        layers = nn.ModuleDict({kind: layer(4, 6, 3) for kind, (_, _, layer) in SHARED.items()})
+        return Of(run, layers=layers, before=nn.Conv2d(4, 4, 1), scale=nn.Parameter(torch.rand(4, 1, 1)))
 
     with going(way):
         check(make, IMAGE, members=3, steps=1)

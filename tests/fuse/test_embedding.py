@@ -6,10 +6,9 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from looped_functions import in_loops
 from shared_or_stacked import check_mixes
 from torch import Tensor, nn
-from twins import Of, check
+from twins import Make, Of, check, check_table
 
 from shoal.core.errors import FusionError
 from shoal.fuse.api import fuse
@@ -20,8 +19,6 @@ TOKENS = torch.randint(0, 11, (3, 5))
 FLAT = TOKENS.flatten()
 OFFSETS = torch.tensor([0, 4, 4, 9])
 SCALES = torch.rand(3, 5, dtype=torch.float64)
-
-Make = Callable[[], nn.Module]
 
 
 def bag(**options: Any) -> Make:
@@ -71,13 +68,8 @@ CASES: dict[str, tuple[Make, tuple[Tensor, ...]]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("members", [1, 2, 5, 10])
-@pytest.mark.parametrize("name", CASES)
-def test_embedding(name: str, members: int) -> None:
-    make, batch = CASES[name]
-    with in_loops() as found:
-        check(make, *batch, members=members)
-    assert not found
+def test_embeddings() -> None:
+    check_table({name: (make, *batch) for name, (make, batch) in CASES.items()}, loops=())
 
 
 BY_LOOP: dict[str, Make] = {
@@ -87,9 +79,8 @@ BY_LOOP: dict[str, Make] = {
 }
 
 
-@pytest.mark.parametrize("name", BY_LOOP)
-def test_embedding_by_loop(name: str) -> None:
-    check(BY_LOOP[name], TOKENS, members=3)
+def test_embeddings_by_loop() -> None:
+    check_table({name: (make, TOKENS) for name, make in BY_LOOP.items()}, members=[3])
 
 
 def test_offsets_of_the_members_own() -> None:

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from twins import Of, check
+from twins import Of, check, check_table
 
 from shoal.fuse.api import fuse
 from shoal.fuse.autotune import forced_lowerings
@@ -36,18 +37,15 @@ def all_large(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(linear, "_LARGE", 0)
 
 
-@pytest.mark.pairwise
 @pytest.mark.usefixtures("all_large")
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("members", [1, 2, 5, 10])
-@pytest.mark.parametrize("name", INPUTS)
-def test_every_way_equals_the_members(name: str, members: int, bias: bool, way: str) -> None:
-    def make() -> nn.Module:
+def test_every_way_equals_the_members(way: str) -> None:
+    def make(bias: bool) -> nn.Module:
         return nn.Sequential(nn.Linear(4, 5, bias=bias), nn.Tanh(), nn.Linear(5, 3, bias=bias))
 
+    cases = {f"{name}, bias {bias}": (partial(make, bias), x) for name, x in INPUTS.items() for bias in (True, False)}
     with forced_lowerings({"linear": way}):
-        check(make, INPUTS[name], members=members, steps=1)
+        check_table(cases, steps=1)
 
 
 ARGUMENTS: dict[str, Callable[[nn.Module], tuple[Any, ...]]] = {
@@ -62,19 +60,20 @@ ARGUMENTS: dict[str, Callable[[nn.Module], tuple[Any, ...]]] = {
 }
 
 
-@pytest.mark.pairwise
 @pytest.mark.usefixtures("all_large")
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("arguments", ARGUMENTS)
-@pytest.mark.parametrize("own_input", [True, False], ids=["own input", "shared input"])
-@pytest.mark.parametrize("name", ["of rank 1", "of rank 2", "turned"])
-def test_any_mix_of_own_and_shared_arguments(name: str, own_input: bool, arguments: str, way: str) -> None:
-    def run(model: nn.Module, x: Tensor) -> Tensor:
-        own = model.before(x) if own_input else x
-        return F.linear(own, *ARGUMENTS[arguments](model)).sum() * model.own.bias
+def test_any_mix_of_own_and_shared_arguments(way: str) -> None:
+    def run(m: Any, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {
+            f"{name}, {own}, {arguments}": F.linear(given, *of(m)).sum() * m.own.bias
+            for name, x in inputs.items()
+            for own, given in (("own input", m.before(x)), ("shared input", x))
+            for arguments, of in ARGUMENTS.items()
+        }
 
+    inputs = {name: INPUTS[name] for name in ("of rank 1", "of rank 2", "turned")}
     with forced_lowerings({"linear": way}):
-        check(lambda: Of(run, before=nn.Linear(4, 4), own=nn.Linear(4, 3)), INPUTS[name], members=3, steps=1)
+        check(lambda: Of(run, before=nn.Linear(4, 4), own=nn.Linear(4, 3)), inputs, members=3, steps=1)
 
 
 SQUARE = torch.randn(4, 4, dtype=torch.float64)
@@ -102,15 +101,11 @@ OWNERS = {
 }
 
 
-@pytest.mark.parametrize("owners", OWNERS)
-@pytest.mark.parametrize("name", PRODUCTS)
-def test_product(name: str, owners: str) -> None:
-    def make() -> nn.Module:
-        model = Of(lambda m: PRODUCTS[name](*OWNERS[owners](m)))
-        model.a, model.b = nn.Parameter(torch.randn(4, 4)), nn.Parameter(torch.randn(4, 4))
-        return model
+def test_products() -> None:
+    def run(m: Any) -> dict[str, Tensor]:
+        return {f"{name}, {who}": fn(*owners(m)) for name, fn in PRODUCTS.items() for who, owners in OWNERS.items()}
 
-    check(make, members=3, steps=1)
+    check(lambda: Of(run, a=nn.Parameter(torch.randn(4, 4)), b=nn.Parameter(torch.randn(4, 4))), members=3, steps=1)
 
 
 class Products(TorchDispatchMode):

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from twins import Of, build, check, compare
+from twins import Of, build, check, check_table, compare
 
 from shoal.fuse.api import fuse
 from shoal.fuse.stacked import Stacked
@@ -180,22 +180,23 @@ def works_in_torch(loss: Loss) -> bool:
     return True
 
 
-@pytest.mark.in_turns(3)
-@pytest.mark.parametrize("members", [1, 2, 5, 10])
-@pytest.mark.parametrize("name", ROWS)
-def test_loss_of_rows(name: str, members: int) -> None:
-    make = lambda: Of(None, net=nn.Linear(4, 3), targets=Targets())  # noqa: E731
-    if not works_in_torch(ROWS[name]):
-        pytest.skip("this torch has no backward pass for it")
-    apart = name == "triplet, own distance"  # a function of torch's calls one that closes over the members' own
-    check(make, X, fn=partial(in_all_ways, ROWS[name]), members=members, steps=1, apart=apart)
+APART = "triplet, own distance"  # a function of torch's calls one that closes over the members' own
 
 
-@pytest.mark.parametrize("members", [1, 2, 5, 10])
-@pytest.mark.parametrize("name", MAPS)
-def test_loss_of_maps(name: str, members: int) -> None:
-    make = lambda: Of(None, net=nn.Conv2d(4, 3, 1), targets=Targets())  # noqa: E731
-    check(make, IMAGE, fn=partial(in_all_ways, MAPS[name]), members=members, steps=1)
+def test_losses_of_rows() -> None:
+    def make(name: str) -> nn.Module:
+        return Of(lambda m, x: in_all_ways(ROWS[name], m, x), net=nn.Linear(4, 3), targets=Targets())
+
+    names = [name for name in ROWS if works_in_torch(ROWS[name])]
+    check_table({name: (partial(make, name), X) for name in names if name != APART}, steps=1)
+    check(partial(make, APART), X, members=3, steps=1, apart=True)
+
+
+def test_losses_of_maps() -> None:
+    def make(name: str) -> nn.Module:
+        return Of(lambda m, x: in_all_ways(MAPS[name], m, x), net=nn.Conv2d(4, 3, 1), targets=Targets())
+
+    check_table({name: (partial(make, name), IMAGE) for name in MAPS}, steps=1)
 
 
 SPEECH: dict[str, Callable[[Tensor, str], Tensor]] = {
@@ -209,14 +210,13 @@ SPEECH: dict[str, Callable[[Tensor, str], Tensor]] = {
 SPOKEN = torch.tensor([[1, 2], [2, 2]])
 
 
-@pytest.mark.parametrize("members", [1, 2, 5, 10])
-@pytest.mark.parametrize("name", SPEECH)
-def test_ctc_loss(name: str, members: int) -> None:
-    def losses(model: nn.Module, x: Tensor) -> list[Tensor]:
+def test_ctc_losses() -> None:
+    def losses(model: nn.Module, x: Tensor) -> dict[str, list[Tensor]]:
         rows = model(x).unflatten(1, (2, 3)).log_softmax(-1)
-        return [SPEECH[name](rows, r) for r in REDUCTIONS]
+        return {name: [loss(rows, r) for r in REDUCTIONS] for name, loss in SPEECH.items()}
 
-    check(lambda: nn.Linear(4, 6), X, fn=losses, members=members, steps=1)
+    for members in (1, 3):
+        check(lambda: nn.Linear(4, 6), X, fn=losses, members=members, steps=1)
 
 
 LINEAR: dict[str, Callable[[nn.Module, Tensor, str], Tensor]] = {
@@ -231,11 +231,12 @@ LINEAR: dict[str, Callable[[nn.Module, Tensor, str], Tensor]] = {
 
 
 @pytest.mark.skipif(not hasattr(F, "linear_cross_entropy"), reason="this torch does not have it yet")
-@pytest.mark.parametrize("members", [1, 2, 5, 10])
-@pytest.mark.parametrize("name", LINEAR)
-def test_linear_cross_entropy(name: str, members: int) -> None:
-    make = lambda: Of(None, a=nn.Linear(4, 4), b=nn.Linear(4, 3))  # noqa: E731
-    check(make, X, fn=lambda m, x: [LINEAR[name](m, x, r) for r in REDUCTIONS], members=members, steps=1)
+def test_linear_cross_entropy() -> None:
+    def losses(m: nn.Module, x: Tensor) -> dict[str, list[Tensor]]:
+        return {name: [loss(m, x, r) for r in REDUCTIONS] for name, loss in LINEAR.items()}
+
+    for members in (1, 3):
+        check(lambda: Of(losses, a=nn.Linear(4, 4), b=nn.Linear(4, 3)), X, members=members, steps=1)
 
 
 class Smoothed(nn.Module):
@@ -268,14 +269,11 @@ NUMBERS: dict[str, Callable[..., Tensor]] = {
 }
 
 
-@pytest.mark.parametrize("members", [1, 2, 5, 10])
-@pytest.mark.parametrize("name", NUMBERS)
-def test_members_that_differ_in_a_number(name: str, members: int) -> None:
-    def make() -> nn.Module:
-        seed = torch.initial_seed()  # `build` gives each member its own; one has no smoothing
-        return Smoothed(NUMBERS[name], seed / 20)
+def test_members_that_differ_in_a_number() -> None:
+    def make(loss: Callable[..., Tensor]) -> nn.Module:
+        return Smoothed(loss, torch.initial_seed() / 20)  # `build` gives each member its own; one has no smoothing
 
-    check(make, X, members=members, steps=1)
+    check_table({name: (partial(make, loss), X) for name, loss in NUMBERS.items()}, steps=1)
 
 
 def test_smoothing_of_none_is_not_spoilt_by_an_impossible_class() -> None:
@@ -319,18 +317,24 @@ MODULES: dict[str, tuple[Callable[[], nn.Module], list[str]]] = {
 }
 
 
-@pytest.mark.parametrize("name", MODULES)
-def test_loss_module_within_the_model_and_outside(name: str) -> None:
-    kind, names = MODULES[name]
+def test_loss_modules_within_the_model_and_outside() -> None:
     torch.manual_seed(0)
-    outside = kind().double()
+    outside = {name: kind().double() for name, (kind, _) in MODULES.items()}
 
-    def losses(model: nn.Module, x: Tensor) -> list[Tensor]:
+    def losses(model: nn.Module, x: Tensor) -> dict[str, list[Tensor]]:
         rows = model.net(x)
-        targets = [getattr(SHARED, name) for name in names]
-        return [model.loss(rows, *targets), outside(rows, *targets)]
+        targets = {name: [getattr(SHARED, each) for each in names] for name, (_, names) in MODULES.items()}
+        return {
+            name: [model.losses[name](rows, *targets[name]), loss(rows, *targets[name])]
+            for name, loss in outside.items()
+        }
 
-    check(lambda: Of(None, net=nn.Linear(4, 3), loss=kind()), X, fn=losses, members=3)
+    def make() -> nn.Module:
+        return Of(
+            None, net=nn.Linear(4, 3), losses=nn.ModuleDict({name: kind() for name, (kind, _) in MODULES.items()})
+        )
+
+    check(make, X, fn=losses, members=3)
 
 
 LEGACY: dict[str, Loss] = {
@@ -340,10 +344,9 @@ LEGACY: dict[str, Loss] = {
 }
 
 
-@pytest.mark.parametrize("name", LEGACY)
 @pytest.mark.filterwarnings("ignore:size_average and reduce args will be deprecated:UserWarning")
-def test_reduction_in_torchs_old_words(name: str) -> None:
-    check(lambda: nn.Linear(4, 3), X, fn=lambda m, x: LEGACY[name](m(x)), members=3)
+def test_reduction_in_torchs_old_words() -> None:
+    check(lambda: nn.Linear(4, 3), X, fn=lambda m, x: {name: fn(m(x)) for name, fn in LEGACY.items()}, members=3)
 
 
 WRONG: dict[str, Loss] = {
@@ -374,19 +377,18 @@ def test_the_error_of_a_wrong_call_is_that_of_one_member(name: str) -> None:
     assert str(caught.value).split("\n")[0] == str(own.value).split("\n")[0]
 
 
-@pytest.mark.in_turns
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["single logits", "half logits"])
-@pytest.mark.parametrize("name", [*CLASSES, *PAIRS, *DISTANCES])
-def test_loss_under_autocast(name: str, dtype: torch.dtype) -> None:
+def test_losses_under_autocast(dtype: torch.dtype) -> None:
     """The logits being equal, so are the losses, in the precision that autocast chooses for one member."""
     torch.manual_seed(0)
     logits = torch.randn(3, 6, 3)
     shared = Targets().float()
 
-    def losses(x: Tensor) -> list[Tensor]:
+    def losses(x: Tensor) -> dict[str, list[Tensor]]:
         with torch.autocast("cpu", torch.bfloat16), warnings.catch_warnings():
             warnings.filterwarnings("ignore", "reduction: 'mean' divides the total loss", UserWarning)
-            return [ROWS[name](x.to(dtype), shared, r) for r in REDUCTIONS]
+            x = x.to(dtype)
+            return {name: [loss(x, shared, r) for r in REDUCTIONS] for name, loss in ROWS.items()}
 
     result = fuse([nn.Identity() for _ in logits]).map(lambda m, x: losses(x), Stacked(logits))
     compare(result, [losses(x) for x in logits], 1e-5 if dtype == torch.float32 else 2e-2)
@@ -428,6 +430,8 @@ WEIGHTS = torch.arange(1.0, X.numel() + 1, dtype=torch.float64).view(X.shape)
 
 @pytest.mark.skipif("weight" not in signature(F.l1_loss).parameters, reason="this torch knows no weights here")
 @pytest.mark.parametrize("members", [1, 2])
-@pytest.mark.parametrize("name", L1)
-def test_weights_that_torch_does_not_hand_on(name: str, members: int) -> None:
-    check(lambda: Of(lambda m, x: [L1[name](m.map, x, r) for r in REDUCTIONS], map=nn.Linear(4, 4)), X, members=members)
+def test_weights_that_torch_does_not_hand_on(members: int) -> None:
+    def losses(m: nn.Module, x: Tensor) -> dict[str, list[Tensor]]:
+        return {name: [loss(m.map, x, r) for r in REDUCTIONS] for name, loss in L1.items()}
+
+    check(lambda: Of(losses, map=nn.Linear(4, 4)), X, members=members)

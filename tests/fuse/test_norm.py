@@ -1,13 +1,15 @@
 """Norms: outputs, gradients and running statistics equal those of each member alone."""
 
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from shared_or_stacked import check_mixes
 from torch import Tensor, nn
-from twins import check
+from twins import Make, check, check_table
 
 from shoal.fuse.autotune import forced_lowerings
 from shoal.fuse.stacked import NeedsMemberError, Stacked
@@ -18,72 +20,70 @@ SEQUENCE = torch.randn(3, 4, 5, dtype=torch.float64)
 IMAGE = torch.randn(3, 4, 5, 4, dtype=torch.float64)
 VOLUME = torch.randn(2, 4, 3, 3, 2, dtype=torch.float64)
 
-Make = Callable[[], nn.Module]
-
-
-def after(first: Callable[..., nn.Module], *args: int) -> Callable[[Make], Make]:
-    return lambda norm: lambda: nn.Sequential(first(*args), norm())
-
-
-rows, sequences = after(nn.Linear, 4, 4), after(nn.Conv1d, 4, 4, 1)
-images, volumes = after(nn.Conv2d, 4, 4, 1), after(nn.Conv3d, 4, 4, 1)
-
-CASES: dict[str, tuple[Make, Tensor]] = {
-    "batch": (rows(lambda: nn.BatchNorm1d(4)), X),
+FIRSTS: dict[str, tuple[Make, Tensor]] = {
+    "rows": (lambda: nn.Linear(4, 4), X),
+    "a row": (lambda: nn.Linear(4, 4), X[0]),
+    "sequences": (lambda: nn.Conv1d(4, 4, 1), SEQUENCE),
+    "images": (lambda: nn.Conv2d(4, 4, 1), IMAGE),
+    "an image": (lambda: nn.Conv2d(4, 4, 1), IMAGE[0]),
+    "volumes": (lambda: nn.Conv3d(4, 4, 1), VOLUME),
+}
+CASES: dict[str, tuple[Make, Any]] = {
+    "batch": (lambda: nn.BatchNorm1d(4), "rows"),
     "batch of shared input": (lambda: nn.BatchNorm1d(4), X),
     "batch of shared images": (lambda: nn.BatchNorm2d(4), IMAGE),
-    "batch 1d": (sequences(lambda: nn.BatchNorm1d(4)), SEQUENCE),
-    "batch 2d": (images(lambda: nn.BatchNorm2d(4)), IMAGE),
-    "batch 3d": (volumes(lambda: nn.BatchNorm3d(4)), VOLUME),
-    "batch cumulative": (rows(lambda: nn.BatchNorm1d(4, momentum=None)), X),
-    "batch without statistics": (images(lambda: nn.BatchNorm2d(4, track_running_stats=False)), IMAGE),
-    "batch without weights": (images(lambda: nn.BatchNorm2d(4, affine=False)), IMAGE),
-    "batch of nothing but numbers": (rows(lambda: nn.BatchNorm1d(4, affine=False, track_running_stats=False)), X),
-    "batch with other settings": (images(lambda: nn.BatchNorm2d(4, eps=0.1, momentum=0.4)), IMAGE),
-    "synchronised batch": (images(lambda: nn.SyncBatchNorm(4)), IMAGE),
+    "batch 1d": (lambda: nn.BatchNorm1d(4), "sequences"),
+    "batch 2d": (lambda: nn.BatchNorm2d(4), "images"),
+    "batch 3d": (lambda: nn.BatchNorm3d(4), "volumes"),
+    "batch cumulative": (lambda: nn.BatchNorm1d(4, momentum=None), "rows"),
+    "batch without statistics": (lambda: nn.BatchNorm2d(4, track_running_stats=False), "images"),
+    "batch without weights": (lambda: nn.BatchNorm2d(4, affine=False), "images"),
+    "batch of nothing but numbers": (lambda: nn.BatchNorm1d(4, affine=False, track_running_stats=False), "rows"),
+    "batch with other settings": (lambda: nn.BatchNorm2d(4, eps=0.1, momentum=0.4), "images"),
+    "synchronised batch": (lambda: nn.SyncBatchNorm(4), "images"),
     "lazy batch": (lambda: _initialised(nn.LazyBatchNorm2d(), IMAGE), IMAGE),
-    "group": (images(lambda: nn.GroupNorm(2, 4)), IMAGE),
-    "group of one": (sequences(lambda: nn.GroupNorm(1, 4)), SEQUENCE),
-    "group of rows": (rows(lambda: nn.GroupNorm(2, 4)), X),
+    "group": (lambda: nn.GroupNorm(2, 4), "images"),
+    "group of one": (lambda: nn.GroupNorm(1, 4), "sequences"),
+    "group of rows": (lambda: nn.GroupNorm(2, 4), "rows"),
     "group of shared input": (lambda: nn.GroupNorm(4, 4), IMAGE),
-    "group without weights": (rows(lambda: nn.GroupNorm(2, 4, affine=False)), X),
-    "instance 1d": (sequences(lambda: nn.InstanceNorm1d(4)), SEQUENCE),
-    "instance 2d": (images(lambda: nn.InstanceNorm2d(4, affine=True)), IMAGE),
-    "instance 2d of one sample": (images(lambda: nn.InstanceNorm2d(4, affine=True)), IMAGE[0]),
-    "instance 2d tracked": (images(lambda: nn.InstanceNorm2d(4, affine=True, track_running_stats=True)), IMAGE),
-    "instance 3d": (volumes(lambda: nn.InstanceNorm3d(4, track_running_stats=True)), VOLUME),
+    "group without weights": (lambda: nn.GroupNorm(2, 4, affine=False), "rows"),
+    "instance 1d": (lambda: nn.InstanceNorm1d(4), "sequences"),
+    "instance 2d": (lambda: nn.InstanceNorm2d(4, affine=True), "images"),
+    "instance 2d of one sample": (lambda: nn.InstanceNorm2d(4, affine=True), "an image"),
+    "instance 2d tracked": (lambda: nn.InstanceNorm2d(4, affine=True, track_running_stats=True), "images"),
+    "instance 3d": (lambda: nn.InstanceNorm3d(4, track_running_stats=True), "volumes"),
     "instance of shared input": (lambda: nn.InstanceNorm2d(4, affine=True), IMAGE),
-    "layer": (rows(lambda: nn.LayerNorm(4)), X),
-    "layer of one row": (rows(lambda: nn.LayerNorm(4)), X[0]),
+    "layer": (lambda: nn.LayerNorm(4), "rows"),
+    "layer of one row": (lambda: nn.LayerNorm(4), "a row"),
     "layer of shared input": (lambda: nn.LayerNorm(4), X),
-    "layer over axes": (images(lambda: nn.LayerNorm((4, 5, 4))), IMAGE),
-    "layer without bias": (rows(lambda: nn.LayerNorm(4, bias=False)), X),
-    "layer without weights": (rows(lambda: nn.LayerNorm(4, elementwise_affine=False)), X),
-    "root mean square": (rows(lambda: nn.RMSNorm(4)), X),
-    "root mean square over axes": (images(lambda: nn.RMSNorm((5, 4), eps=0.1)), IMAGE),
+    "layer over axes": (lambda: nn.LayerNorm((4, 5, 4)), "images"),
+    "layer without bias": (lambda: nn.LayerNorm(4, bias=False), "rows"),
+    "layer without weights": (lambda: nn.LayerNorm(4, elementwise_affine=False), "rows"),
+    "root mean square": (lambda: nn.RMSNorm(4), "rows"),
+    "root mean square over axes": (lambda: nn.RMSNorm((5, 4), eps=0.1), "images"),
     "root mean square of shared input": (lambda: nn.RMSNorm(4), X),
-    "root mean square without weights": (rows(lambda: nn.RMSNorm(4, elementwise_affine=False)), X),
-    "local response": (images(lambda: nn.LocalResponseNorm(2)), IMAGE),
-    "local response 1d": (sequences(lambda: nn.LocalResponseNorm(3, 0.1, 0.5, 2.0)), SEQUENCE),
-    "own momenta": (images(lambda: nn.BatchNorm2d(4, momentum=_own(0.1, 0.2))), IMAGE),
-    "own momenta of rows": (rows(lambda: nn.BatchNorm1d(4, momentum=_own(0.1, 0.2))), X),
+    "root mean square without weights": (lambda: nn.RMSNorm(4, elementwise_affine=False), "rows"),
+    "local response": (lambda: nn.LocalResponseNorm(2), "images"),
+    "local response 1d": (lambda: nn.LocalResponseNorm(3, 0.1, 0.5, 2.0), "sequences"),
+    "own momenta": (lambda: nn.BatchNorm2d(4, momentum=_own(0.1, 0.2)), "images"),
+    "own momenta of rows": (lambda: nn.BatchNorm1d(4, momentum=_own(0.1, 0.2)), "rows"),
     "own momenta without statistics": (
-        rows(lambda: nn.BatchNorm1d(4, momentum=_own(0.1, 0.2), track_running_stats=False)),
-        X,
+        lambda: nn.BatchNorm1d(4, momentum=_own(0.1, 0.2), track_running_stats=False),
+        "rows",
     ),
     "own momenta and nothing else": (
         lambda: nn.Sequential(nn.BatchNorm1d(4, momentum=_own(0.1, 0.2), affine=False, track_running_stats=False)),
         X,
     ),
     "own momenta of instances": (
-        images(lambda: nn.InstanceNorm2d(4, momentum=_own(0.1, 0.2), track_running_stats=True)),
-        IMAGE,
+        lambda: nn.InstanceNorm2d(4, momentum=_own(0.1, 0.2), track_running_stats=True),
+        "images",
     ),
-    "own eps of batches": (images(lambda: nn.BatchNorm2d(4, eps=_own(0.1, 1.0))), IMAGE),
-    "own eps of groups": (images(lambda: nn.GroupNorm(2, 4, eps=_own(0.1, 1.0))), IMAGE),
-    "own eps of instances": (images(lambda: nn.InstanceNorm2d(4, eps=_own(0.1, 1.0))), IMAGE),
-    "own eps of layers": (rows(lambda: nn.LayerNorm(4, eps=_own(0.1, 1.0))), X),
-    "own eps of root mean squares": (rows(lambda: nn.RMSNorm(4, eps=_own(0.1, 1.0))), X),
+    "own eps of batches": (lambda: nn.BatchNorm2d(4, eps=_own(0.1, 1.0)), "images"),
+    "own eps of groups": (lambda: nn.GroupNorm(2, 4, eps=_own(0.1, 1.0)), "images"),
+    "own eps of instances": (lambda: nn.InstanceNorm2d(4, eps=_own(0.1, 1.0)), "images"),
+    "own eps of layers": (lambda: nn.LayerNorm(4, eps=_own(0.1, 1.0)), "rows"),
+    "own eps of root mean squares": (lambda: nn.RMSNorm(4, eps=_own(0.1, 1.0)), "rows"),
 }
 
 
@@ -97,18 +97,21 @@ def _initialised(module: nn.Module, x: Tensor) -> nn.Module:
     return module
 
 
-@pytest.mark.parametrize("members", [1, 2, 5, 10])
-@pytest.mark.parametrize("name", CASES)
-def test_norm(name: str, members: int) -> None:
-    make, x = CASES[name]
-    check(make, x, members=members)
+def test_norms() -> None:
+    check_table(CASES, FIRSTS)
 
 
-@pytest.mark.parametrize("members", [1, 2, 5, 10])
-@pytest.mark.parametrize("name", [name for name in CASES if "batch" in name or "tracked" in name or "own m" in name])
-def test_evaluation_uses_the_running_statistics(name: str, members: int) -> None:
-    make, x = CASES[name]
-    check(lambda: make().eval(), x, members=members)
+def test_evaluation_uses_the_running_statistics() -> None:
+    kept = [name for name in CASES if "batch" in name or "tracked" in name or "own m" in name]
+    check_table(
+        {f"{name} in evaluation": (partial(evaluating, *CASES[name][:1]), *CASES[name][1:]) for name in kept},
+        FIRSTS,
+        members=[3],
+    )
+
+
+def evaluating(make: Make) -> nn.Module:
+    return make().eval()
 
 
 def test_training_and_evaluation_by_turns() -> None:
@@ -116,7 +119,7 @@ def test_training_and_evaluation_by_turns() -> None:
         first = model.train()(x)
         return first + model.eval()(x)
 
-    check(CASES["batch"][0], X, fn=turns, members=3)
+    check(lambda: nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)), X, fn=turns, members=3)
 
 
 @pytest.mark.parametrize("momentum", [0.1, None], ids=["fixed", "cumulative"])
@@ -131,7 +134,7 @@ def test_members_that_have_seen_different_numbers_of_batches(momentum: float | N
 
 
 def test_a_custom_function_that_resizes_runs_member_by_member() -> None:
-    check(images(lambda: nn.CrossMapLRN2d(2)), IMAGE, members=3, apart=True)
+    check(lambda: nn.Sequential(nn.Conv2d(4, 4, 1), nn.CrossMapLRN2d(2)), IMAGE, members=3, apart=True)
 
 
 def test_one_value_per_channel_is_refused_in_the_members_shape() -> None:
@@ -174,10 +177,10 @@ def test_shared_and_own_tensors_in_every_mix(name: str) -> None:
 
 
 @pytest.mark.parametrize("way", ["at once", "loop"])
-@pytest.mark.parametrize("name", ["layer", "layer without bias"])
-def test_large_layers_go_either_way(name: str, way: str) -> None:
+def test_large_layers_go_either_way(way: str) -> None:
+    firsts = {"rows": (lambda: nn.Linear(4, 4), X.repeat(512, 1))}
     with forced_lowerings({"layer_norm": way}):
-        check(CASES[name][0], X.repeat(512, 1), members=2)
+        check_table({name: CASES[name] for name in ("layer", "layer without bias")}, firsts, members=[2])
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

@@ -1,15 +1,13 @@
 """Pooling: outputs and gradients equal those of each member alone."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from looped_functions import in_loops
 from shared_or_stacked import check_mixes
 from torch import Tensor, nn
-from twins import Of, build, check
+from twins import Make, Of, build, check, check_table
 
 from shoal.fuse.api import fuse
 
@@ -20,8 +18,6 @@ INPUTS = {
     3: torch.randn(2, 4, 4, 6, 4, dtype=torch.float64),
 }
 FIRST = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
-
-Make = Callable[[], nn.Module]
 
 POOLS: dict[str, tuple[int, Make]] = {
     "max 1d": (1, lambda: nn.MaxPool1d(2)),
@@ -58,27 +54,25 @@ def _unpooled(pool: type[nn.Module], unpool: type[nn.Module]) -> nn.Module:
     return Of(run, pool=pool(2, return_indices=True), unpool=unpool(2))
 
 
-@pytest.mark.parametrize("members", [1, 2, 5, 10])
-@pytest.mark.parametrize("name", POOLS)
-def test_pool(name: str, members: int) -> None:
-    axes, pool = POOLS[name]
-    with in_loops() as found:
-        check(lambda: nn.Sequential(FIRST[axes](4, 3, 1), pool()), INPUTS[axes], members=members)
-    assert not found
+FIRSTS: dict[str, tuple[Make, Tensor]] = {
+    **{f"{axes}d": (lambda axes=axes: FIRST[axes](4, 3, 1), x) for axes, x in INPUTS.items()},
+    **{f"one {axes}d": (lambda axes=axes: FIRST[axes](4, 3, 1), x[0]) for axes, x in INPUTS.items()},
+    **{
+        f"{axes}d in another order": (lambda: Of(lambda m, given: m.w * given, w=nn.Parameter(torch.randn(()))), x)
+        for axes, x in INPUTS.items()
+    },
+}
 
 
-@pytest.mark.parametrize("name", [name for name in POOLS if "unpooled" not in name])
-def test_pool_of_one_sample(name: str) -> None:
-    axes, pool = POOLS[name]
-    check(lambda: nn.Sequential(FIRST[axes](4, 3, 1), pool()), INPUTS[axes][0], members=2)
-
-
-@pytest.mark.parametrize("name", ["max 1d", "adaptive average 2d", "average 3d"])
-def test_pool_of_data_in_another_order(name: str) -> None:
-    axes, pool = POOLS[name]
-    check(
-        lambda: Of(lambda m, x: m.pool(m.w * x), pool=pool(), w=nn.Parameter(torch.randn(()))), INPUTS[axes], members=3
-    )
+def test_pools() -> None:
+    """Also of one sample, and of data that is not channel-major."""
+    cases = {name: (pool, f"{axes}d") for name, (axes, pool) in POOLS.items()}
+    one = {f"{name} of one": (pool, f"one {axes}d") for name, (axes, pool) in POOLS.items() if "unpooled" not in name}
+    other = {
+        f"{name} in another order": (POOLS[name][1], f"{POOLS[name][0]}d in another order")
+        for name in ("max 1d", "adaptive average 2d", "average 3d")
+    }
+    check_table({**cases, **one, **other}, FIRSTS, loops=())
 
 
 def test_powers_of_the_members_own() -> None:

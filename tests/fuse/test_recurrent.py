@@ -1,6 +1,7 @@
 """Recurrent layers and cells: outputs and gradients equal those of each member alone."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from shared_or_stacked import check_mixes
 from torch import Tensor, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_leaves
-from twins import Of, build, check, close, skip_if_torch_cannot_run
+from twins import Of, build, check, check_table, close, skip_if_torch_cannot_run
 
 from shoal.fuse import autotune
 from shoal.fuse.api import fuse
@@ -19,7 +20,7 @@ from shoal.fuse.rules.recurrent import RULES
 from shoal.fuse.step import TrainingStep
 
 torch.manual_seed(7)
-SEQUENCE = torch.randn(5, 3, 4, dtype=torch.float64)
+SEQUENCE = torch.randn(3, 3, 4, dtype=torch.float64)
 TOKENS = torch.randint(0, 11, (3, 5))
 
 LAYERS: dict[str, Callable[[], nn.Module]] = {
@@ -47,24 +48,10 @@ def _way(way: str) -> Any:
     return autotune.forced_lowerings(dict.fromkeys(NAMES, way))
 
 
-def check_ruled(make: Callable[[], nn.Module], *batch: Any, **options: Any) -> None:
-    """Compare with the members, and see that every function had a rule, and the rule no error."""
-    with in_loops() as found:
-        check(make, *batch, **options)
-    assert not found
-
-
-@pytest.mark.parametrize("members", [1, 2, 5, 10])
-@pytest.mark.parametrize("name", LAYERS)
-def test_layer_equals_its_members(name: str, members: int) -> None:
-    with _way("batched"):
-        check_ruled(LAYERS[name], SEQUENCE, members=members)
-
-
-@pytest.mark.parametrize("name", LAYERS)
-def test_layer_in_a_loop_equals_its_members(name: str) -> None:
-    with _way("loop"):
-        check_ruled(LAYERS[name], SEQUENCE, members=3)
+@pytest.mark.parametrize(("way", "members"), [("batched", [1, 3]), ("loop", [3])])
+def test_layers_equal_their_members(way: str, members: list[int]) -> None:
+    with _way(way):
+        check_table({name: (layer, SEQUENCE) for name, layer in LAYERS.items()}, members=members, loops=())
 
 
 def _states(model: nn.Module, batch: int) -> Any:
@@ -105,14 +92,14 @@ KINDS: dict[str, Callable[[], nn.Module]] = {
 }
 
 
-@pytest.mark.in_turns(3)
-@pytest.mark.pairwise
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", INPUTS)
-def test_inputs_and_states_of_all_kinds(name: str, kind: str, way: str) -> None:
+def test_inputs_and_states_of_all_kinds(way: str) -> None:
+    def make(name: str, kind: str) -> nn.Module:
+        return Of(INPUTS[name], first=nn.Linear(4, 4), rnn=KINDS[kind]())
+
+    cases = {f"{name}, {kind}": (partial(make, name, kind), SEQUENCE) for name in INPUTS for kind in KINDS}
     with _way(way):
-        check_ruled(lambda: Of(INPUTS[name], first=nn.Linear(4, 4), rnn=KINDS[kind]()), SEQUENCE, members=3)
+        check_table(cases, members=[3], loops=(), steps=1)
 
 
 class SharedWeights(nn.Module):
@@ -139,11 +126,15 @@ class SharedWeights(nn.Module):
         return func(x, hx, weights, True, 1, 0.0, True, rnn.bidirectional, rnn.batch_first)
 
 
-@pytest.mark.parametrize("own", [False, True], ids=["all weights shared", "one weight own"])
-@pytest.mark.parametrize("options", [{}, {"batch_first": True, "bidirectional": True}], ids=["one way", "both ways"])
-@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN], ids=lambda kind: kind.__name__)
-def test_weights_that_all_members_share(kind: type[nn.RNNBase], options: dict[str, Any], own: bool) -> None:
-    check_ruled(lambda: SharedWeights(kind, own, **options), SEQUENCE, members=3)
+def test_weights_that_all_members_share() -> None:
+    settings: list[dict[str, Any]] = [{}, {"batch_first": True, "bidirectional": True}]
+    cases = {
+        f"{kind.__name__}, {options}, one weight own: {own}": (partial(SharedWeights, kind, own, **options), SEQUENCE)
+        for kind in (nn.LSTM, nn.GRU, nn.RNN)
+        for options in settings
+        for own in (False, True)
+    }
+    check_table(cases, members=[3], loops=())
 
 
 CELLS: dict[str, Callable[[], nn.Module]] = {
@@ -164,28 +155,30 @@ def _steps(model: nn.Module, x: Tensor) -> Any:
     return states
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("members", [1, 2, 5, 10])
-@pytest.mark.parametrize("name", CELLS)
-def test_cell_equals_its_members(name: str, members: int, way: str) -> None:
+def stepping(cell: Callable[[], nn.Module]) -> nn.Module:
+    return Of(lambda m, x: _steps(m.cell, x), cell=cell())
+
+
+@pytest.mark.parametrize(("way", "members"), [("batched", [1, 3]), ("loop", [3])])
+def test_cells_equal_their_members(way: str, members: list[int]) -> None:
+    """Also of one sample."""
+    cases = {name: (partial(stepping, cell), SEQUENCE) for name, cell in CELLS.items()}
+    one = {f"{name} of one sample": (partial(stepping, CELLS[name]), SEQUENCE[:, 0]) for name in ("lstm", "gru")}
     with _way(way):
-        check_ruled(CELLS[name], SEQUENCE, fn=_steps, members=members)
+        check_table({**cases, **one}, members=members, loops=())
 
 
-@pytest.mark.parametrize("name", ["lstm", "gru"])
-def test_cell_of_one_sample(name: str) -> None:
-    check_ruled(CELLS[name], SEQUENCE[:, 0], fn=_steps, members=3)
-
-
-@pytest.mark.parametrize("name", CELLS)
-def test_cell_whose_weights_all_members_share(name: str) -> None:
+def test_cells_whose_weights_all_members_share() -> None:
     torch.manual_seed(0)
-    shared = {"cell": CELLS[name]().double().requires_grad_(False)}  # in a dict, so no part of the model
+    shared = {name: cell().double().requires_grad_(False) for name, cell in CELLS.items()}  # no parts of the model
 
     def run(model: nn.Module, x: Tensor) -> Any:
-        return _steps(shared["cell"], model.first(x))
+        x = model.first(x)
+        return {name: _steps(cell, x) for name, cell in shared.items()}
 
-    check_ruled(lambda: Of(run, first=nn.Linear(4, 4)), SEQUENCE, members=3)
+    with in_loops() as found:
+        check(lambda: Of(run, first=nn.Linear(4, 4)), SEQUENCE, members=3)
+    assert not found
 
 
 def _joined(result: Any) -> Tensor:
@@ -236,9 +229,9 @@ def test_dropout_between_layers_is_the_members_own(name: str, ways: tuple[str, s
         return nn.Sequential(nn.Linear(4, 4), DROPPED[name]())
 
     with _way(ways[0]):
-        array = fuse(build(make, 5), range(5))
+        array = fuse(build(make, 3), range(3))
         together = [array(SEQUENCE)[0] for _ in range(2)]
-    for b, model in enumerate(build(make, 5)):
+    for b, model in enumerate(build(make, 3)):
         with _way(ways[1]):
             alone = fuse([model], [b])
             for own in together:
@@ -260,9 +253,9 @@ def test_members_that_differ_in_their_rate() -> None:
     assert not torch.allclose(without, some)
 
 
-@pytest.mark.parametrize("name", DROPPED)
-def test_evaluation_drops_nothing(name: str) -> None:
-    check_ruled(lambda: DROPPED[name]().eval(), SEQUENCE, members=3)
+def test_evaluation_drops_nothing() -> None:
+    cases = {name: (lambda layer=layer: layer().eval(), SEQUENCE) for name, layer in DROPPED.items()}
+    check_table(cases, members=[3], loops=())
 
 
 def test_measuring_draws_nothing(tmp_path: Any) -> None:
@@ -314,15 +307,18 @@ def test_weights_are_not_moved_while_the_array_runs(monkeypatch: pytest.MonkeyPa
     assert nn.RNNBase.flatten_parameters is refuse
 
 
-@pytest.mark.parametrize("name", ["lstm", "lstm, two layers in both directions, batch first", "gru"])
-def test_gradient_of_a_gradient(name: str) -> None:
+def test_gradient_of_a_gradient() -> None:
     def penalty(model: nn.Module, x: Tensor) -> Tensor:
         x = x.clone() + model.first.bias
         (slope,) = torch.autograd.grad(model.rnn(x)[0].square().sum(), x, create_graph=True)
         return slope.square().sum()
 
+    names = ("lstm", "lstm, two layers in both directions, batch first", "gru")
+    cases = {
+        name: (lambda name=name: Of(penalty, first=nn.Linear(4, 4), rnn=LAYERS[name]()), SEQUENCE) for name in names
+    }
     with _way("batched"):
-        check_ruled(lambda: Of(penalty, first=nn.Linear(4, 4), rnn=LAYERS[name]()), SEQUENCE, members=3)
+        check_table(cases, members=[3], loops=())
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -1,11 +1,12 @@
 """An array and equal models that run alone, for comparison."""
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import pytest
 import torch
+from looped_functions import in_loops
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
@@ -13,6 +14,7 @@ from shoal.fuse.api import fuse
 from shoal.fuse.array import ModelArray
 
 TOLERANCE = 1e-9
+Make = Callable[[], nn.Module]
 
 
 class Of(nn.Module):
@@ -28,7 +30,28 @@ class Of(nn.Module):
         return self.fn(self, *inputs)
 
 
-def build(make: Callable[[], nn.Module], members: int, dtype: torch.dtype = torch.float64) -> list[nn.Module]:
+class Table(nn.Module):
+    """Models side by side, each called with inputs of its own: results by name.
+
+    Args:
+        models: by name.
+        firsts: name -> a layer before several of the models, whose result they are given for this name.
+    """
+
+    def __init__(self, models: Mapping[str, nn.Module], firsts: Mapping[str, nn.Module]) -> None:
+        super().__init__()
+        self.models = nn.ModuleList(models.values())
+        self.firsts = nn.ModuleList(firsts.values())
+
+    def forward(self, inputs: Mapping[str, Any], of_firsts: Mapping[str, Tensor]) -> dict[str, Any]:
+        hidden = {name: layer(x) for layer, (name, x) in zip(self.firsts, of_firsts.items(), strict=True)}
+        return {
+            name: model(*(hidden[x].clone() if isinstance(x, str) else x for x in inputs[name]))
+            for model, name in zip(self.models, inputs, strict=True)
+        }
+
+
+def build(make: Make, members: int, dtype: torch.dtype = torch.float64) -> list[nn.Module]:
     """Models with weights and buffers of their own."""
     models = []
     for b in range(members):
@@ -53,7 +76,7 @@ def close(actual: Tensor, expected: Tensor, what: str, tolerance: float = TOLERA
 
 
 def check(
-    make: Callable[[], nn.Module],
+    make: Make,
     *batch: Any,
     fn: Callable[..., Any] | None = None,
     members: int = 2,
@@ -91,16 +114,68 @@ def check(
     return array
 
 
+def check_table(
+    cases: Mapping[str, tuple[Any, ...]],
+    firsts: Mapping[str, tuple[Make, Tensor]] | None = None,
+    *,
+    members: Sequence[int] = (1, 3),
+    loops: Collection[str] | None = None,
+    **options: Any,
+) -> None:
+    """Compare all cases of a table as one model, in a fraction of the time that they take one by one.
+
+    What fails is run again case by case, and the one that fails by itself is named.
+
+    Args:
+        cases: name -> what makes a model, and its inputs; one of these may be the name of a first layer.
+        firsts: name -> what makes a layer that stands before several cases, and its input.
+        members: several B.
+        loops: the only functions that may run in a loop, by neither a rule nor vmap; all may by default.
+        options: of `check`.
+    """
+
+    def run(names: Collection[str], count: int) -> None:
+        inputs = {name: cases[name][1:] for name in names}
+        used = {x for given in inputs.values() for x in given if isinstance(x, str)}
+        layers = {name: first for name, first in (firsts or {}).items() if name in used}
+
+        def make() -> nn.Module:
+            return Table(
+                {name: cases[name][0]() for name in names}, {name: layer() for name, (layer, _) in layers.items()}
+            )
+
+        with in_loops() as found:
+            check(make, inputs, {name: x for name, (_, x) in layers.items()}, members=count, **options)
+        assert loops is None or set(found) <= set(loops), f"{found} ran in a loop"
+
+    for count in members:
+        try:
+            run(cases, count)
+        except Exception:
+            for name in cases:
+                try:
+                    run([name], count)
+                except Exception as error:
+                    error.add_note(f"of {name!r}, {count} members")
+                    raise
+            raise
+
+
 def compare(result: Any, expected: Sequence[Any], tolerance: float = TOLERANCE) -> None:
-    leaves = pytree.tree_leaves(result)
+    leaves = pytree.tree_flatten_with_path(result)[0]
     own = [pytree.tree_leaves(value) for value in expected]
     assert {len(leaves)} == {len(values) for values in own}
-    for i, leaf in enumerate(leaves):
+    for i, (path, leaf) in enumerate(leaves):
         assert type(leaf) in (Tensor, nn.Parameter)
         assert len(leaf) == len(expected)
         for b, values in enumerate(own):
             value = values[i]
-            close(leaf[b], value if isinstance(value, Tensor) else torch.tensor(value), f"output {i} of {b}", tolerance)
+            close(
+                leaf[b],
+                value if isinstance(value, Tensor) else torch.tensor(value),
+                f"output {pytree.keystr(path)} of {b}",
+                tolerance,
+            )
 
 
 def compare_state(array: ModelArray, twins: Sequence[nn.Module], tolerance: float = TOLERANCE) -> None:
