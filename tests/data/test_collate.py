@@ -104,7 +104,7 @@ def test_trials_learn_what_they_learn_in_a_loop_of_their_own(
     task = kind()
     study = shoal.tune(
         task, {"lr": shoal.loguniform(1e-3, 1e-1), "batch_size": shoal.choice([4, 8])}, metric="valid_loss", mode="min",
-        algorithm=shoal.Random(5, epochs=2), devices="cpu:1", backend="inline", directory=tmp_path / "study",
+        algorithm=shoal.Random(3, epochs=2), devices="cpu:1", backend="inline", directory=tmp_path / "study",
         show_progress=False,
     )  # fmt: skip
     for trial in study.trials:

@@ -254,6 +254,7 @@ def test_a_trial_that_stops_within_an_epoch_goes_on_with_the_same_samples(
     assert_plain(found, TASKS[name], some)
 
 
+@pytest.mark.in_turns(2)
 @pytest.mark.parametrize("name", TASKS)
 def test_every_trial_of_a_search_equals_a_plain_loop(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -276,6 +277,6 @@ def test_an_epoch_without_an_end_names_the_remedy(tmp_path: Path) -> None:
 def search(task: shoal.Task, directory: Path) -> Any:
     return shoal.tune(
         task, {"lr": shoal.loguniform(1e-3, 1e-1)}, metric="valid_loss", mode="min",
-        algorithm=shoal.SuccessiveHalving(n=6, max_epochs=4, eta=2), devices="cpu:1", backend="inline",
+        algorithm=shoal.SuccessiveHalving(n=4, max_epochs=2, eta=2), devices="cpu:1", backend="inline",
         directory=directory / "study", show_progress=False,
     )  # fmt: skip

@@ -117,15 +117,15 @@ def jittered(samples: list[Any]) -> Any:
     return x + torch.rand(x.shape, dtype=torch.float64) / 100, y
 
 
-def search(task: shoal.Task, directory: Path, trials: int = 4, **options: Any) -> Any:
+def search(task: shoal.Task, directory: Path, trials: int = 2, **options: Any) -> Any:
     return shoal.tune(
         task, {"lr": shoal.loguniform(1e-3, 1e-1)}, metric="valid_loss", mode="min",
-        algorithm=shoal.Random(trials, epochs=3), devices="cpu:1", backend="inline", directory=directory / "study",
+        algorithm=shoal.Random(trials, epochs=2), devices="cpu:1", backend="inline", directory=directory / "study",
         show_progress=False, **options,
     )  # fmt: skip
 
 
-def learned_alone(task: Task, trial: Any, epochs: int = 3) -> float:
+def learned_alone(task: Task, trial: Any, epochs: int = 2) -> float:
     """Return the last validation loss of a plain loop over the same loaders."""
     torch.manual_seed(trial.seed)
     model = task.model(trial.config)
@@ -265,7 +265,7 @@ def test_a_batch_size_that_the_loader_contradicts_names_both(
 
 def test_a_batch_size_that_the_loader_has_too(tmp_path: Path) -> None:
     task = Sized(lambda config: (DataLoader(POINTS, 7, shuffle=True), POINTS))
-    assert all("valid_loss" in trial.metrics for trial in search(task, tmp_path, trials=2).trials)
+    assert all("valid_loss" in trial.metrics for trial in search(task, tmp_path).trials)
 
 
 @pytest.mark.parametrize("workers", [-1, 1.5, True])

@@ -1,12 +1,16 @@
 """`ModelArray`: making, calling, selecting and unfusing arrays of models."""
 
 import copy
+import gc
+import multiprocessing
 import pickle
-import subprocess
-import sys
+import resource
+import runpy
+import weakref
 from collections import deque
 from collections.abc import Callable
 from functools import partial
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -165,18 +169,23 @@ def test_members_of_arrays_at_different_steps_keep_their_random_numbers() -> Non
     assert pickle.loads(pickle.dumps(joined)).ticks == (4, 3, 3)
 
 
+def peak_of_fusing(found: Connection) -> None:
+    """Send by how many MB the peak of this process grows as models of 32 MB each become an array."""
+    models = [nn.Linear(2048, 4096, bias=False) for _ in range(4)]
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    array = fuse(models)
+    assert array.stacked.weight.shape == (4, 4096, 2048)
+    found.send((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
+
+
 def test_building_takes_the_memory_of_one_member_more() -> None:
-    """Weights of 32 MB each, in a process of their own, whose peak only grows."""
-    code = """
-import resource, torch, shoal.fuse
-models = [torch.nn.Linear(2048, 4096, bias=False) for _ in range(4)]
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-array = shoal.fuse(models)
-assert array.stacked.weight.shape == (4, 4096, 2048)
-print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert float(done.stdout) < 2 * 32
+    """In a process of its own, whose peak only grows."""
+    context = multiprocessing.get_context("fork")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=peak_of_fusing, args=(theirs,))
+    process.start()
+    assert ours.recv() < 2 * 32
+    process.join()
 
 
 def test_a_run_of_members_is_a_view_of_their_array() -> None:
@@ -452,13 +461,7 @@ def test_digests_of_classes_made_by_functions_are_those_of_before_a_pickle() -> 
     assert structure_digest(once) == before == structure_digest(made())
 
 
-def test_a_script_and_its_workers_have_one_digest_of_its_classes(
-    script: Callable[..., tuple[int, str, str]], tmp_path: Path
-) -> None:
-    """To the workers `__main__` is another module, and its classes come by value."""
-    path = tmp_path / "script.py"
-    path.write_text("""
-import subprocess, sys
+SCRIPT = """
 import cloudpickle
 from torch import nn
 from shoal.fuse.structure import structure_digest
@@ -469,15 +472,20 @@ class Net(nn.Module):
         self.layer = nn.Linear(2, 2)
     def forward(self, x):
         return [self.slope * y for y in self.layer(x)]
-print(structure_digest(Net()), flush=True)
-worker = "import sys, pickle; from shoal.fuse.structure import structure_digest as digest; "
-worker += "print(digest(pickle.load(sys.stdin.buffer)()))"
-subprocess.run([sys.executable, "-c", worker], input=cloudpickle.dumps(Net), check=True)
-""")
-    status, printed, errors = script(path, cwd=tmp_path)
-    assert status == 0, errors
-    assert len(printed.split()) == 2
-    assert len(set(printed.split())) == 1
+digest, pickled = structure_digest(Net()), cloudpickle.dumps(Net)
+"""
+
+
+def test_a_script_and_its_workers_have_one_digest_of_its_classes(tmp_path: Path) -> None:
+    """To the workers `__main__` is another module, as it is here, and its classes come by value."""
+    path = tmp_path / "script.py"
+    path.write_text(SCRIPT)
+    of_script = runpy.run_path(str(path), run_name="__main__")
+    digest, pickled, net = of_script["digest"], of_script["pickled"], weakref.ref(of_script["Net"])
+    del of_script
+    gc.collect()
+    assert net() is None, "which would be found by the pickle"
+    assert structure_digest(pickle.loads(pickled)()) == digest
 
 
 def test_exports() -> None:

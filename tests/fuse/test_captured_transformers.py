@@ -17,7 +17,7 @@ from shoal.fuse.array import ModelArray
 from shoal.fuse.capture import CapturedStep
 from shoal.fuse.optim.fused import FusedOptimizer, fuse_optimizers
 
-pytestmark = pytest.mark.filterwarnings("default")  # of the models, about themselves
+pytestmark = [pytest.mark.thorough, pytest.mark.filterwarnings("default")]  # of the models, about themselves
 
 
 def of_text(model: Any, batch: Any) -> Tensor:
@@ -70,14 +70,11 @@ def steps_agree(name: str, compiling: bool) -> None:
         same(mine.state_dict(), other.state_dict(), 1e-9, "weights")
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.thorough] if name != "BERT" else []) for name in CASES]
-)
+@pytest.mark.parametrize("name", CASES)
 def test_traced_steps(name: str) -> None:
     steps_agree(name, compiling=False)
 
 
 @pytest.mark.slow
-@pytest.mark.thorough
 def test_a_compiled_step() -> None:
     steps_agree("BERT", compiling=True)

@@ -2,9 +2,11 @@
 
 import errno
 import fcntl
+import multiprocessing
 import os
 import subprocess
 import sys
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
@@ -104,27 +106,25 @@ def test_one_process_compiles_at_a_time() -> None:
     assert (one.exists, two.exists, other.exists) == (True, True, False)
 
 
-HOLDER = """
-import sys
-from shoal.fuse.compile_cache import CompileRecord
-assert CompileRecord("step").begin()
-print("begun", flush=True)
-sys.stdin.read()
-"""
+def hold(begun: Connection) -> None:
+    begun.send(CompileRecord("step").begin())
+    begun.recv()
 
 
 @pytest.mark.usefixtures("cache")
 def test_a_killed_process_leaves_the_right_to_others() -> None:
-    process = subprocess.Popen([sys.executable, "-c", HOLDER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    with process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "begun\n"
-        mine = CompileRecord("step")
-        assert not mine.begin()
-        process.kill()
-        process.wait()
-        assert mine.begin()
-        assert not mine.exists
+    context = multiprocessing.get_context("fork")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=hold, args=(theirs,))
+    process.start()
+    assert ours.recv()
+    mine = CompileRecord("step")
+    assert not mine.begin()
+    process.kill()
+    process.join()
+    assert mine.begin()
+    assert not mine.exists
+    process.close()
 
 
 STEP = """

@@ -1,6 +1,7 @@
 """Functions, operators and hooks of the user run for all members at once if torch allows it, else member by member."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -8,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
-from twins import check
+from twins import Make, Of, check, check_table
 
 from shoal.core.errors import FusionError
 from shoal.fuse.api import fuse
@@ -211,19 +212,19 @@ def _bumped(changed: Tensor, x: Tensor) -> list[Tensor]:
     return [x * changed, x + product]
 
 
-@pytest.mark.parametrize("members", [1, 3])
-@pytest.mark.parametrize("name", AT_ONCE)
 @pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning")
-def test_at_once(name: str, members: int) -> None:
-    make, fn = AT_ONCE[name]
-    check(make, X, fn=fn, members=members)
+def test_at_once() -> None:
+    def around(make: Make, fn: Callable[..., Any]) -> nn.Module:
+        return Of(lambda m, x: fn(m.model, x), model=make())
+
+    check_table({name: (partial(around, *case), X) for name, case in AT_ONCE.items()})
 
 
 @pytest.mark.parametrize("members", [1, 3])
 @pytest.mark.parametrize("name", APART)
 def test_member_by_member(name: str, members: int) -> None:
     make, fn = APART[name]
-    check(make, X, fn=fn, members=members, apart=True)
+    check(make, X, fn=fn, members=members, apart=True, steps=1)
 
 
 class Compiled(nn.Module):

@@ -4,6 +4,7 @@ import logging
 import traceback
 import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import prune
-from twins import Of, check
+from twins import Make, Of, check, check_table
 
 from shoal.core.errors import FusionError
 from shoal.fuse.api import fuse
@@ -95,11 +96,11 @@ def _without_gradient(m: nn.Module, x: Tensor) -> Tensor:
     return m(x) * scale
 
 
-@pytest.mark.parametrize("members", [1, 3])
-@pytest.mark.parametrize("name", AT_ONCE)
-def test_at_once(name: str, members: int) -> None:
-    make, fn = AT_ONCE[name]
-    check(make, X, fn=fn, members=members)
+def test_at_once() -> None:
+    def around(make: Make, fn: Callable[..., Any]) -> nn.Module:
+        return Of(lambda m, x: fn(m.model, x), model=make())
+
+    check_table({name: (partial(around, *case), X) for name, case in AT_ONCE.items()})
 
 
 double = Doubler.apply

@@ -70,7 +70,7 @@ def state_of(optimizer: Optimizer) -> list[dict[str, Any]]:
     return [copy.deepcopy(dict(state)) for state in optimizer.state.values()]
 
 
-@pytest.mark.in_turns(3)
+@pytest.mark.in_turns
 @pytest.mark.parametrize("ways", [("eager",), ("plain",), ("eager", "plain")], ids="-".join)
 @pytest.mark.parametrize("make", MAKES.values(), ids=MAKES)
 @pytest.mark.parametrize("accumulated", [False, True])

@@ -20,18 +20,19 @@ SHAPES = {"gates": (B, T, N, 4 * H), "h": (B, N, H), "c": (B, N, H), "weight": (
 Tensors = tuple[Tensor, ...]
 
 
-def tensors(trained: tuple[str, ...] = tuple(SHAPES)) -> Tensors:
+def tensors(trained: tuple[str, ...] = tuple(SHAPES), steps: int = T) -> Tensors:
     torch.manual_seed(0)
+    shapes = {**SHAPES, "gates": (B, steps, N, 4 * H)}
     return tuple(
-        torch.randn(shape, dtype=torch.float64, requires_grad=name in trained) for name, shape in SHAPES.items()
+        torch.randn(shape, dtype=torch.float64, requires_grad=name in trained) for name, shape in shapes.items()
     )
 
 
-@pytest.mark.in_turns(3)
+@pytest.mark.in_turns(4)
 @pytest.mark.parametrize("reverse", [False, True], ids=["forwards", "backwards"])
 @pytest.mark.parametrize("trained", [tuple(SHAPES), ("gates",), ("weight",), ("h", "c")], ids=", ".join)
 def test_gradients_and_their_gradients(trained: tuple[str, ...], reverse: bool) -> None:
-    given = tensors(trained)
+    given = tensors(trained, T - 1)
     assert gradcheck(lambda *x: lstm_sequence(*x, reverse), given)
     assert gradgradcheck(lambda *x: lstm_sequence(*x, reverse), given)
 

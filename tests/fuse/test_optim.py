@@ -17,16 +17,13 @@ from shoal.fuse.optim.unfused_step import MemberLoop
 
 
 @pytest.mark.in_turns(3)
-@pytest.mark.pairwise
 @pytest.mark.parametrize("lowering", LOWERINGS)
-@pytest.mark.parametrize("members", [1, 2, 5, 10])
 @pytest.mark.parametrize("make", [*RULES.values(), *OTHERS.values()], ids=[*RULES, *OTHERS])
-def test_equals_the_members_own_optimizers(make: Make, members: int, lowering: Any) -> None:
-    twins = Twins(make, members, lowering=lowering)
-    twins.step(2)
-    twins.check()
-    twins.step(8)
-    twins.check()
+def test_equals_the_members_own_optimizers(make: Make, lowering: Any) -> None:
+    for members in (1, 4):
+        twins = Twins(make, members, lowering=lowering)
+        twins.step(7)
+        twins.check()
 
 
 ON_A_GPU = {name: make for name, make in {**RULES, **OTHERS}.items() if name != "adagrad-fused"}

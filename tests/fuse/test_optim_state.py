@@ -21,7 +21,14 @@ MAKES: dict[str, Make] = {
     **{name: RULES[name] for name in ("rmsprop-momentum", "rmsprop-centered")},
 }
 cases = pytest.mark.parametrize("make", MAKES.values(), ids=MAKES)
-lowerings = pytest.mark.parametrize("lowering", ["kernels", "elementwise"])
+both_cases = pytest.mark.parametrize(
+    ("make", "lowering"),
+    [
+        pytest.param(make, way, id=f"{name}-{way}", marks=[pytest.mark.thorough] if (i + j) % 2 else [])
+        for i, (name, make) in enumerate(MAKES.items())
+        for j, way in enumerate(["kernels", "elementwise"])
+    ],
+)
 
 
 @pytest.fixture
@@ -38,8 +45,7 @@ def wide_product(request: pytest.FixtureRequest) -> None:
         request.getfixturevalue("wide")
 
 
-@cases
-@lowerings
+@both_cases
 @pytest.mark.usefixtures("wide_product")
 def test_a_member_goes_on_alone(make: Make, lowering: Any) -> None:
     twins = Twins(make, 3, lowering=lowering)
@@ -59,8 +65,7 @@ def test_a_member_goes_on_alone(make: Make, lowering: Any) -> None:
     same(optimizer.state_dict(), twins.optimizers[1].state_dict(), 1e-9, "state")
 
 
-@cases
-@lowerings
+@both_cases
 @pytest.mark.usefixtures("wide_product")
 def test_members_of_different_age_are_fused(make: Make, lowering: Any) -> None:
     """Member b has made b steps, member 0 none; `bias` joins later than `weight`."""
@@ -80,8 +85,7 @@ def test_members_of_different_age_are_fused(make: Make, lowering: Any) -> None:
     twins.check()
 
 
-@cases
-@lowerings
+@both_cases
 @pytest.mark.usefixtures("wide_product")
 def test_a_checkpoint_is_loaded_into_a_member(make: Make, lowering: Any) -> None:
     twins = Twins(make, 3, lowering=lowering)
@@ -94,8 +98,7 @@ def test_a_checkpoint_is_loaded_into_a_member(make: Make, lowering: Any) -> None
     twins.check()
 
 
-@cases
-@lowerings
+@both_cases
 def test_survivors_are_fused_again(make: Make, lowering: Any) -> None:
     twins = Twins(make, 5, lowering=lowering)
     twins.step(3)
@@ -155,7 +158,7 @@ def test_state_of_torch_keeps_its_form(make: Make) -> None:
 
 
 @pytest.mark.parametrize("keep", [[0, 1, 2, 3], [1, 2], [3]], ids=str)
-@cases
+@pytest.mark.parametrize("make", [MAKES["adam"], MAKES["rmsprop-centered"]])
 def test_neighbours_are_fused_again_without_a_copy(make: Make, keep: list[int]) -> None:
     twins = Twins(make, 4)
     twins.step(2)

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 from torch.nn.utils.parametrizations import orthogonal, spectral_norm, weight_norm
 from torch.nn.utils.parametrize import register_parametrization
-from twins import Of, build, check, close
+from twins import Of, build, check_table, close
 
 from shoal.fuse.api import fuse
 
@@ -91,14 +91,11 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Tensor]] = {
 }
 
 
-@pytest.mark.parametrize("members", [1, 2, 5])
-@pytest.mark.parametrize("name", CASES)
 @pytest.mark.filterwarnings("ignore:.*`torch.nn.utils.weight_norm` is deprecated:FutureWarning")
 @pytest.mark.filterwarnings("ignore:.*`torch.nn.utils.spectral_norm` is deprecated:FutureWarning")
-def test_parametrized_layer(name: str, members: int) -> None:
+def test_parametrized_layers() -> None:
     """Also the power iterations of spectral norms, which change buffers in training."""
-    make, x = CASES[name]
-    check(make, x, members=members, steps=3)
+    check_table(CASES)
 
 
 def test_members_keep_their_parametrizations() -> None:

@@ -55,8 +55,7 @@ def test_the_table_is_complete() -> None:
     assert public <= set(SCHEDULERS)
 
 
-@pytest.mark.in_turns(3)
-@pytest.mark.pairwise
+@pytest.mark.in_turns(6)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS.values(), ids=OPTIMIZERS)
 @pytest.mark.parametrize("lowering", ["kernels", "elementwise"])
 @pytest.mark.parametrize("make", SCHEDULERS.values(), ids=SCHEDULERS)
@@ -72,8 +71,8 @@ def test_schedulers(make: Make, lowering: Any, optimizer: Callable[[Any, int], O
                 scheduler.step(abs(n - 2.0))
             else:
                 scheduler.step()
-        twins.check()
         apart |= len({own.param_groups[0]["lr"] for own in twins.own}) == 3
+    twins.check()
     assert apart, "each member is to have a rate of its own"
     assert twins.fused.version == 1
 
@@ -88,9 +87,9 @@ def test_schedulers_of_momentum(name: str, optimizer: Callable[[Any, int], Optim
         twins.step()
         for scheduler in (*schedulers[0], *schedulers[1]):
             scheduler.step()
-        twins.check()
         group = twins.own[1].param_groups[0]
         seen.add(group["betas"][0] if "betas" in group else group["momentum"])
+    twins.check()
     assert len(seen) > 3, "the momentum is to change"
 
 

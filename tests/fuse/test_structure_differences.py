@@ -296,7 +296,7 @@ APART: dict[str, tuple[Callable[[int], Any], Callable[[Any, Tensor], Any]]] = {
 @pytest.mark.parametrize("name", APART)
 def test_what_differs_runs_apart(name: str) -> None:
     value, use = APART[name]
-    check(lambda b: Net(Uses(value(b), use)), apart=True)
+    check(lambda b: Net(Uses(value(b), use)), apart=True, steps=1)
 
 
 @pytest.mark.parametrize("name", [name for name in APART if name != "closure-over-module"])  # another each time

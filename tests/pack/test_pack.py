@@ -92,7 +92,7 @@ def loaded(kind: Any = SGD, make: Callable[[], nn.Module] = mlp, size: int = 50,
     return load(seeded(make, seed), "cpu", optimizer=of(kind), loss=loss, batch_size=size)
 
 
-@pytest.mark.parametrize("size", [100, 64, 7, 1000])
+@pytest.mark.parametrize("size", [64, 1000])
 def test_each_member_equals_its_lone_twin(size: int) -> None:
     twins = [seeded(make, seed) for seed, (make, _, _) in enumerate(MIX)]
     expected = [alone(twin, kind, own) for twin, (_, kind, own) in zip(twins, MIX, strict=True)]
