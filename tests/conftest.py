@@ -6,9 +6,8 @@ Fast is the default: every test runs, products of cases are thinned. Thorough ru
     pytest --thorough     every case, more examples of hypothesis (or SHOAL_TESTS=thorough in the environment)
     pytest --turn 3       fast, with tenth 3 (of 0 to 9) of what takes turns; without it, each day has its own
 
-A fast run leaves out what is marked `thorough`. Of a parameter called `members` it takes one number of several, and the
-least in turns; of a test marked `pairwise` the cases that have every pair of values between them; of one marked
-`in_turns` every tenth case, or every third if it is marked `in_turns(3)`.
+A fast run leaves out what is marked `thorough`. Of a test marked `pairwise` it takes the cases that have every pair of
+values between them; of one marked `in_turns` every tenth case, or every third if it is marked `in_turns(3)`.
 A case that is named on the command line always runs.
 """
 
@@ -124,21 +123,10 @@ def _fast(items: Iterable[pytest.Item], turn: int) -> Iterator[pytest.Item]:
     for _, group in groupby(items, key=lambda item: item.nodeid.partition("[")[0]):
         cases = [item for item in group if item.get_closest_marker("thorough") is None]
         marks = {mark.name: mark for item in cases for mark in item.iter_markers()}
-        cases = _two_counts(cases, turn)
         if mark := marks.get("in_turns"):
             every = mark.args[0] if mark.args else TURNS
             cases = cases[turn % min(every, len(cases)) :: every]
         yield from _pairwise(cases) if "pairwise" in marks else cases
-
-
-def _two_counts(cases: list[pytest.Item], turn: int) -> list[pytest.Item]:
-    """Of several numbers of members the last but one; and the least, in which nothing is fused, in every tenth case."""
-    counts = sorted({value for item in cases if isinstance(value := _parameters(item).get("members"), int)})
-    if len(counts) < 3:
-        return cases
-    lone = [item for item in cases if _parameters(item)["members"] == counts[0]]
-    kept = {*lone[turn % min(TURNS, len(lone)) :: TURNS]}
-    return [item for item in cases if item in kept or _parameters(item)["members"] == counts[-2]]
 
 
 def _pairwise(cases: list[pytest.Item]) -> Iterator[pytest.Item]:

@@ -4,11 +4,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import pytest
 import torch
-import torch.nn.functional as F
-from looped_functions import in_loops
-from shared_or_stacked import check_mixes
 from torch import Tensor, nn
 from twins import Make, Of, check, check_table
 
@@ -97,31 +93,6 @@ def test_activations() -> None:
 def test_numbers_of_the_members_own() -> None:
     shared = {f"{name} of a shared input": (layer, X) for name, layer in OWN_NUMBERS.items() if "place" not in name}
     check_table({name: (layer, "rows") for name, layer in OWN_NUMBERS.items()} | shared, FIRSTS)
-
-
-def _parameter(*shape: int) -> nn.Parameter:
-    return nn.Parameter(torch.randn(3, *shape, dtype=torch.float64))
-
-
-MIXES: dict[str, tuple[Callable[..., Tensor], tuple[Tensor, ...]]] = {
-    "prelu": (F.prelu, (_parameter(2, 4, 3), _parameter(4))),
-    "prelu of one slope": (torch.prelu, (_parameter(2, 4), _parameter(1))),
-    "cosine": (lambda x, y: F.cosine_similarity(x, y, -1), (_parameter(2, 4), _parameter(4))),
-    "cosine of channels": (F.cosine_similarity, (_parameter(2, 4, 3), _parameter(2, 4, 3))),
-    "distance": (F.pairwise_distance, (_parameter(2, 4), _parameter(4))),
-    "distance of vectors": (lambda x, y: F.pairwise_distance(x, y, 1.0, keepdim=True), (_parameter(4), _parameter(4))),
-    "clamp": (torch.clamp, (_parameter(2, 4), _parameter(4) - 1, _parameter(2, 4) + 1)),
-    "clamp from below": (lambda x, low: x.clamp(min=low), (_parameter(2, 4), _parameter(4))),
-    "clamp from above": (lambda x, high: torch.clamp_max(x, high), (_parameter(2, 4), _parameter(1))),
-}
-
-
-@pytest.mark.parametrize("name", MIXES)
-def test_shared_and_own_tensors_in_every_mix(name: str) -> None:
-    fn, columns = MIXES[name]
-    with in_loops() as found:
-        check_mixes(fn, *columns)
-    assert not found
 
 
 PAIRS: dict[str, Make] = {

@@ -210,14 +210,14 @@ def switching(model: Any, x: Tensor) -> tuple[Tensor, ...]:
     return half, full, model.a(x)
 
 
-@pytest.mark.parametrize("members", [1, 2, 5, 10])
+@pytest.mark.parametrize("members", [1, 3])
 def test_autocast_within_the_function(members: int) -> None:
     make = CASES["parameter"][0]
     array, twins = fuse(build(make, members, torch.float32)), build(make, members, torch.float32)
     check_half(array, twins, switching, X, False, ROUNDING[torch.bfloat16])
 
 
-@pytest.mark.parametrize("members", [1, 2, 5, 10])
+@pytest.mark.parametrize("members", [1, 3])
 def test_autocast_leaves_float64_alone(members: int) -> None:
     """What runs in float64 under autocast, which casts it not, is exact."""
     make = CASES["linear"][0]

@@ -119,7 +119,7 @@ def frozen_alike(members: int) -> list[nn.Module]:
     return models
 
 
-@pytest.mark.parametrize("members", [1, 2, 5])
+@pytest.mark.parametrize("members", [1, 3])
 def test_a_frozen_parameter_that_is_written_to_becomes_the_members_own(members: int) -> None:
     models, twins = frozen_alike(members), frozen_alike(members)
     array = fuse(models)

@@ -49,7 +49,7 @@ NETS: dict[str, Callable[[], nn.Module]] = {
 
 @pytest.mark.pairwise
 @pytest.mark.parametrize("own", [False, True], ids=["shared", "own"])
-@pytest.mark.parametrize("members", [1, 2, 5, 10])
+@pytest.mark.parametrize("members", [1, 3])
 @pytest.mark.parametrize("make", NETS.values(), ids=NETS)
 def test_equals_the_members_alone(make: Callable[[], nn.Module], members: int, own: bool) -> None:
     def last() -> nn.Module:

@@ -1,12 +1,10 @@
 """Embeddings: outputs, gradients and tables equal those of each member alone."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from shared_or_stacked import check_mixes
 from torch import Tensor, nn
 from twins import Make, Of, check, check_table
 
@@ -88,31 +86,6 @@ def test_offsets_of_the_members_own() -> None:
         return m.bag(flat, torch.stack([torch.zeros(3), m.w.new_tensor([1, 2, 4]) + m.w.sum().gt(7)])[:, 0].long())
 
     check(lambda: Of(run, bag=nn.EmbeddingBag(11, 4), w=nn.Parameter(torch.randn(3))), FLAT, members=3)
-
-
-def _table(rows: int = 6) -> nn.Parameter:
-    return nn.Parameter(torch.randn(3, rows, 4, dtype=torch.float64))
-
-
-MIXES: dict[str, tuple[Callable[..., Tensor], tuple[Tensor, ...]]] = {
-    "embedding": (lambda i, w: F.embedding(i, w), (torch.randint(0, 6, (3, 2, 4)), _table())),
-    "padding": (lambda i, w: F.embedding(i, w, padding_idx=2), (torch.randint(0, 6, (3, 2, 4)), _table())),
-    "bag": (lambda i, w: F.embedding_bag(i, w, padding_idx=2), (torch.randint(0, 6, (3, 2, 4)), _table())),
-    "bag scales": (
-        lambda i, w, s: F.embedding_bag(i, w, per_sample_weights=s, mode="sum"),
-        (torch.randint(0, 6, (3, 2, 4)), _table(), nn.Parameter(torch.randn(3, 2, 4, dtype=torch.float64))),
-    ),
-    "bag offsets": (
-        lambda i, w: F.embedding_bag(i, w, torch.tensor([0, 3])),
-        (torch.randint(0, 6, (3, 7)), _table()),
-    ),
-}
-
-
-@pytest.mark.parametrize("name", MIXES)
-def test_shared_and_own_tensors_in_every_mix(name: str) -> None:
-    fn, columns = MIXES[name]
-    check_mixes(fn, *columns)
 
 
 @pytest.mark.parametrize("function", [F.embedding, F.embedding_bag])

@@ -46,7 +46,7 @@ def adapted(b: int) -> nn.Module:
     return net
 
 
-@pytest.mark.parametrize("members", [1, 2, 5, 10])
+@pytest.mark.parametrize("members", [1, 3])
 def test_adapters_train_as_alone(members: int) -> None:
     models, twins = ([adapted(b) for b in range(members)] for _ in range(2))
     make = lambda model, b: torch.optim.AdamW(model.parameters(), lr=0.01 * (b + 1))  # noqa: E731

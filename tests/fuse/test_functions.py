@@ -17,7 +17,6 @@ torch.manual_seed(5)
 WHOLE = torch.randn(3, 4, 6, 2, dtype=torch.float64)
 SHARED = torch.randn(4, 6, 2, dtype=torch.float64)
 INDEX = torch.tensor([3, 0, 2])
-MASK = torch.tensor([True, False, True, True])
 
 
 def members_equal(fn: Callable[..., Any], *wholes: Tensor) -> None:
@@ -130,36 +129,6 @@ REDUCTIONS: dict[str, Callable[[Tensor], Any]] = {
     "sum of a number": lambda x: x.sum().sum(0) + x.sum().mean(),
     "unique shape": lambda x: x.numel() + x.size(0) + x.dim() + len(x) + sum(x.shape),
 }
-INDEXING: dict[str, Callable[[Tensor], Any]] = {
-    "int": lambda x: x[1],
-    "negative": lambda x: x[-1, ..., 0],
-    "slices": lambda x: x[1:, ::2, None],
-    "tensor": lambda x: x[INDEX],
-    "tensor later": lambda x: x[:, INDEX],
-    "tensor and int": lambda x: x[1, :, INDEX % 2],
-    "two tensors": lambda x: x[INDEX, INDEX],
-    "two tensors apart": lambda x: x[INDEX, :, INDEX % 2],
-    "list": lambda x: x[[0, 2]],
-    "mask": lambda x: x[MASK],
-    "mask later": lambda x: x.transpose(0, 1)[:, MASK],
-    "own tensor": lambda x: x[x.argmax(0)[0]],
-    "shared by own": lambda x: SHARED[x.argmax(0)[0]],
-    "gather": lambda x: x.gather(1, x.argsort(1)[:, :2]),
-    "gather shared index": lambda x: x.gather(0, INDEX.view(1, 3, 1).expand(2, 3, 2)),
-    "gather from shared": lambda x: SHARED.gather(1, x.argsort(1)),
-    "index_select": lambda x: x.index_select(0, INDEX),
-    "index_select of own": lambda x: torch.index_select(SHARED, 0, x.argmax(0)[0]),
-    "take_along_dim": lambda x: torch.take_along_dim(x, x.argsort(0), 0),
-    "scatter": lambda x: torch.zeros_like(x).scatter(1, x.argsort(1), x),
-    "scatter_add_": lambda x: torch.zeros_like(x).scatter_add_(1, x.argsort(1), x),
-    "index_add": lambda x: x.index_add(0, INDEX, SHARED[:3]),
-    "masked_fill": lambda x: x.masked_fill(x > 0, 3.0),
-    "masked_fill shared": lambda x: x.masked_fill(SHARED > 0, -1),
-    "where": lambda x: torch.where(x > 0, 1.0, x),
-    "where shared": lambda x: torch.where(SHARED > 0, x, SHARED),
-    "where scalars": lambda x: torch.where(x > 0, 1, 0),
-    "where by name": lambda x: torch.where(condition=x > 0, input=x, other=SHARED),
-}
 MATRICES: dict[str, Callable[[Tensor], Any]] = {
     "matmul": lambda x: x @ x.mT,
     "matmul shared": lambda x: x @ SHARED.mT,
@@ -238,9 +207,7 @@ def _written(zeros: Tensor, x: Tensor) -> Tensor:
     return zeros
 
 
-@pytest.mark.parametrize(
-    "table", [SHAPES, REDUCTIONS, INDEXING, MATRICES, OTHERS], ids=["shape", "sum", "index", "matmul", "other"]
-)
+@pytest.mark.parametrize("table", [SHAPES, REDUCTIONS, MATRICES, OTHERS], ids=["shape", "sum", "matmul", "other"])
 def test_table(table: dict[str, Callable[[Tensor], Any]], subtests: Any) -> None:
     for name, fn in table.items():
         with subtests.test(name):

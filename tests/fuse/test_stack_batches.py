@@ -21,7 +21,7 @@ def net() -> nn.Module:
     return nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, 3))
 
 
-@pytest.mark.parametrize("members", [1, 2, 5, 10])
+@pytest.mark.parametrize("members", [1, 3])
 def test_each_member_sees_its_own_batch(members: int) -> None:
     models, twins = build(net, members), build(net, members)
     array = fuse(models)

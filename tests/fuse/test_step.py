@@ -52,7 +52,8 @@ def states(array: ModelArray) -> list[dict[str, Tensor]]:
     return [member.state_dict() for member in array.unfuse()]
 
 
-@pytest.mark.parametrize("members", [1, 2, 5, 10])
+@pytest.mark.pairwise
+@pytest.mark.parametrize("members", [1, 3])
 @pytest.mark.parametrize("rate", [0.0, 0.4])
 @pytest.mark.parametrize("own", [False, True], ids=["shared batch", "own batches"])
 def test_plain_steps_equal_eager_ones(members: int, rate: float, own: bool) -> None:
