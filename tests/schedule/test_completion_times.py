@@ -7,10 +7,10 @@ from hypothesis import given, settings
 from schedule_samples import cluster, gpu, job, needs, placed, refused
 
 import shoal.schedule.auto as auto_module
+from shoal.core.resources import Ledger
 from shoal.schedule import Auto, JobState, check_plan
 from shoal.schedule.auto import SpaceSharing
 from shoal.schedule.completion_times import MIN_WAITING_GAIN, CompletionTimes
-from shoal.schedule.ledger import Ledger
 from shoal.testing.policies import check_policy
 from shoal.testing.strategies import scheduling_problems
 

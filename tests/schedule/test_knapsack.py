@@ -11,6 +11,7 @@ from schedule_samples import GB, cluster, gpu, job, needs, placed, refused
 from shoal.core.demand import Demand
 from shoal.core.device import Cluster, Device, Node
 from shoal.core.errors import PolicyError
+from shoal.core.resources import Ledger
 from shoal.schedule import (
     FF,
     FFD,
@@ -24,7 +25,7 @@ from shoal.schedule import (
     Resume,
     check_plan,
 )
-from shoal.schedule.ledger import Ledger, Refusals
+from shoal.schedule.refusals import Refusals, refusal
 
 TWO = cluster(gpu(0), gpu(1))
 JOBS = [
@@ -256,7 +257,7 @@ def test_a_plan_is_that_of_trying_every_job_on_every_device(policy, arrivals, no
             expected[view.id] = best.device.name
     assert list(placed(plan).items()) == list(expected.items())
     assert refused(plan) == {
-        view.id: ledger.refusal(view).reason for view in jobs if not (view.devices or view.id in expected)
+        view.id: refusal(view, ledger).reason for view in jobs if not (view.devices or view.id in expected)
     }
 
 

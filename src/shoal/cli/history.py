@@ -20,7 +20,7 @@ from shoal.cost.history import (
     records,
 )
 from shoal.reporting.text import config_text, rounded, structure_text
-from shoal.schedule.ledger import bytes_text
+from shoal.schedule.refusals import bytes_text
 
 __all__ = ["history_app", "history_table", "record_json", "tasks_table"]
 

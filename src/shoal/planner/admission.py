@@ -10,12 +10,12 @@ from shoal.core.array import Array, FusionKey, Member, add_members
 from shoal.core.demand import Demand, Profile
 from shoal.core.device import Cluster, Device
 from shoal.core.job import Job, Purpose
+from shoal.core.resources import ROUNDING
 from shoal.cost.estimate import best_size, fuse_seconds, largest_fitting, memory, packed_demand, seconds
 from shoal.planner.grouping import START_SECONDS, CandidateCosts, Grouping, candidate, stream_of
 from shoal.planner.packing.base import Candidate
 from shoal.planner.packing.prediction import lockstep_seconds
 from shoal.planner.partition import Profiles, worth_mixing
-from shoal.schedule.ledger import ROUNDING
 
 __all__ = ["MAX_REFUSED", "FreeResources", "admit"]
 

@@ -11,7 +11,7 @@ from shoal.core.device import Cluster, Device
 from shoal.core.job import Job, Purpose
 from shoal.cost.estimate import packed_demand, share_to_measure
 from shoal.planner.partition import Profiles, ResourceLimit
-from shoal.schedule.ledger import no_device
+from shoal.schedule.refusals import no_device
 
 __all__ = ["PROFILE_MEMBERS", "PlanningContext", "reservations"]
 

@@ -1,6 +1,7 @@
 """Placement policies: which job runs on which device. The contract of a policy, and the policies."""
 
 from shoal.core.event import TurnStats
+from shoal.core.resources import Ledger
 from shoal.schedule.auto import OBJECTIVES, Auto
 from shoal.schedule.base import (
     Action,
@@ -20,8 +21,8 @@ from shoal.schedule.convergence import Convergence
 from shoal.schedule.exact import Exact
 from shoal.schedule.expected_finish import ExpectedFinish
 from shoal.schedule.knapsack import FF, FFD, WF, WFD, Fifo, Knapsack
-from shoal.schedule.ledger import Ledger, start_or_resume
 from shoal.schedule.oversubscription import OversubscriptionTuner
+from shoal.schedule.refusals import refusal, start_or_resume
 from shoal.schedule.registry import POLICIES, make_policy
 from shoal.schedule.time_sharing import TimeSharing
 from shoal.schedule.water_filling import WaterFilling
@@ -57,5 +58,6 @@ __all__ = [
     "WaterFilling",
     "check_plan",
     "make_policy",
+    "refusal",
     "start_or_resume",
 ]

@@ -7,13 +7,14 @@ from typing import Final, final
 from shoal.core.demand import Demand
 from shoal.core.device import Cluster, Device
 from shoal.core.errors import PolicyError
+from shoal.core.resources import ROUNDING, Ledger
 from shoal.schedule.base import JobState, JobView, Plan, Policy, Resume, Start
 from shoal.schedule.completion_times import CompletionTimes
 from shoal.schedule.expected_finish import ExpectedFinish
 from shoal.schedule.growth import fill_up_idle, give_back, on_first_device
 from shoal.schedule.knapsack import WFD, DeviceOrder, JobOrder, Knapsack
-from shoal.schedule.ledger import ROUNDING, Ledger, Refusals, start_or_resume
 from shoal.schedule.plan_estimate import PlanEstimate, plan_estimate
+from shoal.schedule.refusals import Refusals, start_or_resume
 from shoal.schedule.water_filling import WaterFilling
 
 __all__ = ["OBJECTIVES", "Auto", "SpaceSharing", "check_objective"]

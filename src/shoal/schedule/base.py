@@ -9,11 +9,11 @@ from typing import ClassVar
 from shoal.core.demand import Demand
 from shoal.core.device import Cluster, Device
 from shoal.core.event import TurnStats
+from shoal.core.resources import ROUNDING
 from shoal.cost.scaling import Scaling
 
 __all__ = [
     "QUANTUM",
-    "ROUNDING",
     "Action",
     "JobState",
     "JobView",
@@ -29,9 +29,6 @@ __all__ = [
 
 QUANTUM = 10.0
 """Default seconds of a turn (Hermes, section 3.2)."""
-
-ROUNDING = 1e-9
-"""Sums of compute, widths and cores may exceed their limit by this, and times may miss it by this part."""
 
 
 class JobState(StrEnum):

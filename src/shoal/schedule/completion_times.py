@@ -10,8 +10,8 @@ from typing import Generic, NamedTuple, TypeVar
 
 from shoal.core.demand import Demand
 from shoal.core.device import Device
-from shoal.schedule.base import ROUNDING, JobView
-from shoal.schedule.ledger import Capacity, Ledger
+from shoal.core.resources import ROUNDING, Capacity, Ledger
+from shoal.schedule.base import JobView
 
 __all__ = ["MIN_WAITING_GAIN", "CompletionTimes", "ExpectedStart"]
 
@@ -191,7 +191,7 @@ class CompletionTimes:
         ends = [hold._replace(end=hold.end * slowdown) for hold in holds.running]
         compute = capacity.compute - sum(hold.compute for hold in holds.reserved)
         memory = capacity.memory - sum(hold.memory for hold in holds.reserved)
-        cores = self._ledger.cores(capacity.node) - sum(hold.cores for hold in holds.reserved)
+        cores = self._ledger.cores(capacity.node.name) - sum(hold.cores for hold in holds.reserved)
         for hold in (_Hold(0.0, 0.0, 0, 0.0), *sorted([*ends, *holds.reserved])):
             if hold.end >= best:
                 break

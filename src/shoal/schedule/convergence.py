@@ -8,8 +8,9 @@ from typing import final
 from shoal.core.device import Cluster
 from shoal.core.errors import PolicyError
 from shoal.core.event import TurnStats
+from shoal.core.resources import Ledger
 from shoal.schedule.base import JobState, JobView, Refusal
-from shoal.schedule.ledger import Ledger, fits_empty_device
+from shoal.schedule.refusals import fits_empty_device, refusal
 from shoal.schedule.time_sharing import TimeSharing, middle_loss
 
 __all__ = ["Convergence", "convergence"]
@@ -103,7 +104,7 @@ class Convergence(TimeSharing):
             return Refusal(job.id, f"waits for its turn on {home or job.devices[0]}")
         if any(fits_empty_device(capacity.node, capacity.device, job) for capacity in ledger.capacities):
             return Refusal(job.id, f"waits for a device with fewer than {self.jobs_per_device} jobs")
-        return ledger.refusal(job)
+        return refusal(job, ledger)
 
 
 def convergence(quanta: Sequence[TurnStats], *, per_second: bool = False) -> float:

@@ -4,8 +4,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from shoal.core.device import Cluster, Device
+from shoal.core.resources import ROUNDING
 from shoal.schedule.base import JobState, JobView
-from shoal.schedule.ledger import ROUNDING
 
 __all__ = ["DeviceStrips", "StripPlacement"]
 

@@ -14,9 +14,10 @@ from typing import NamedTuple, final
 from shoal.core.demand import Demand
 from shoal.core.device import Cluster
 from shoal.core.errors import PolicyError
+from shoal.core.resources import Capacity, Ledger
 from shoal.schedule.base import JobState, JobView, Plan, Policy, Resume, Start
 from shoal.schedule.knapsack import WFD
-from shoal.schedule.ledger import Capacity, Ledger, Refusals, start_or_resume
+from shoal.schedule.refusals import Refusals, start_or_resume
 
 __all__ = ["Exact"]
 
@@ -107,7 +108,7 @@ class Exact(Policy):
                 (("jobs", demand_key), 1, max_jobs),
                 (("compute", capacity), demand.compute, capacity.compute),
                 (("memory", capacity), demand.memory, capacity.memory),
-                (("cores", capacity.node.name), demand.cores, ledger.cores(capacity.node)),
+                (("cores", capacity.node.name), demand.cores, ledger.cores(capacity.node.name)),
             ):
                 if amount > 0:  # relative to the limit, since memory and compute differ by 10^10
                     entries.append((amount / left, rows.setdefault(limit, len(rows)), column))

@@ -11,7 +11,7 @@ from shoal.core.demand import Demand
 from shoal.core.device import Cluster, Device
 from shoal.schedule.base import JobState, JobView, Plan, Policy, Resume, Start
 from shoal.schedule.indexed_queue import Entry, IndexedQueue
-from shoal.schedule.ledger import Refusals
+from shoal.schedule.refusals import Refusals
 
 __all__ = ["FF", "FFD", "WF", "WFD", "DeviceOrder", "Fifo", "JobOrder", "Knapsack"]
 

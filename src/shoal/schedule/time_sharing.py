@@ -9,8 +9,9 @@ from typing import ClassVar, final
 from shoal.core.device import Cluster
 from shoal.core.errors import PolicyError
 from shoal.core.event import TurnStats
-from shoal.schedule.base import QUANTUM, ROUNDING, JobState, JobView, Plan, Policy, Refusal, Suspend
-from shoal.schedule.ledger import Capacity, Ledger, start_or_resume
+from shoal.core.resources import ROUNDING, Capacity, Ledger
+from shoal.schedule.base import QUANTUM, JobState, JobView, Plan, Policy, Refusal, Suspend
+from shoal.schedule.refusals import refusal, start_or_resume
 
 __all__ = ["TimeSharing", "middle_loss"]
 
@@ -70,7 +71,7 @@ class TimeSharing(Policy):
             home: Device of its queue, or None.
             ledger: Remaining resources of the cluster.
         """
-        return ledger.refusal(job)
+        return refusal(job, ledger)
 
     @final
     def plan(self, jobs: Sequence[JobView], cluster: Cluster, now: float) -> Plan:
@@ -88,18 +89,17 @@ class TimeSharing(Policy):
         )
         rank = {job.id: position for position, job in enumerate(order)}
         occupant_rank = {name: rank[occupant] for name, occupant in turn_over.items()}
-        capacities = {capacity.device.name: capacity for capacity in ledger.capacities}
         placed: list[tuple[JobView, Capacity]] = []
         unplaced: list[JobView] = []
         for job in order:
             if job.devices:
-                device_capacity = capacities[job.devices[0]]
+                device_capacity = ledger[job.devices[0]]
                 if ledger.fits(job, device_capacity):
-                    ledger.charge(job, device_capacity)
+                    ledger.take(job, device_capacity)
                 else:
                     unplaced.append(job)
                 continue
-            allowed = ledger.capacities if homes is None else [capacities[homes[job.id]]] if job.id in homes else []
+            allowed = ledger.capacities if homes is None else [ledger[homes[job.id]]] if job.id in homes else []
             able = [capacity for capacity in allowed if ledger.fits(job, capacity)]
             if able:
                 capacity = min(able, key=lambda capacity: _preference(job, capacity, occupant_rank))

@@ -25,7 +25,7 @@ from shoal.core.job import Job, JobUpdate, Purpose
 from shoal.core.trial import FIRST_ADDED, TrialState
 from shoal.planner.planner import Placement, Planner
 from shoal.remedy import command
-from shoal.schedule.ledger import no_device
+from shoal.schedule.refusals import no_device
 from shoal.study.interventions import PAUSED, STOPPED, stop
 from shoal.study.job_events import observe
 from shoal.study.signatures import in_signature_jobs

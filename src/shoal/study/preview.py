@@ -18,7 +18,7 @@ from shoal.planner.partition import Profiles
 from shoal.planner.planner import Planner
 from shoal.schedule.base import JobState, JobView, Plan, Policy, Refusal
 from shoal.schedule.knapsack import Fifo
-from shoal.schedule.ledger import bytes_text
+from shoal.schedule.refusals import bytes_text
 from shoal.study.state import StudyState
 
 __all__ = ["PLANS", "Failed", "MeasureOnly", "PlannedArray", "Preview", "percent", "preview"]

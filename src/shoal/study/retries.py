@@ -8,7 +8,7 @@ from shoal.core.cause import Cause, cause_of, causes, log_of
 from shoal.core.device import Device
 from shoal.core.event import ArrayFailed, Ended, Outcome
 from shoal.planner.partition import ResourceLimit
-from shoal.schedule.ledger import bytes_text
+from shoal.schedule.refusals import bytes_text
 from shoal.study.trials import TrialRecord, TrialTable
 
 __all__ = ["COMMON_FAILURES", "FailureContext", "FirstFailures", "RetryPolicy"]

@@ -8,7 +8,7 @@ from shoal.core.device import Cluster
 from shoal.core.errors import PolicyError
 from shoal.schedule.base import JobView, Plan, Policy
 from shoal.schedule.check import check_plan
-from shoal.schedule.ledger import fits_empty_device
+from shoal.schedule.refusals import fits_empty_device
 
 __all__ = ["check_policy"]
 

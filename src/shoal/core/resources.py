@@ -1,0 +1,170 @@
+"""The ledger of what is free: compute and memory of devices, cores of nodes, and the shares that jobs hold of them."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+from shoal.core.demand import Demand
+from shoal.core.device import Cluster, Device, Node
+
+__all__ = ["ROUNDING", "Capacity", "Ledger", "Share", "Tenant"]
+
+ROUNDING = 1e-9
+"""Sums of compute, widths and cores may exceed their limit by this, and times may miss it by this part."""
+
+
+class Share(NamedTuple):
+    """What a job holds of one device.
+
+    Args:
+        compute: Compute, in units of `Demand.compute`.
+        memory: Bytes.
+        cores: Cores of its node.
+    """
+
+    compute: float = 0.0
+    memory: int = 0
+    cores: float = 0.0
+
+
+class Tenant(Protocol):
+    """A job as the ledger sees it: its demands, and its devices if it has any."""
+
+    @property
+    def id(self) -> str:
+        """Id of the job."""
+
+    @property
+    def demand(self) -> Mapping[str, Demand]:
+        """Device kind -> demand of the job there."""
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """Names of its devices; empty if it holds none."""
+
+    def compute(self, device: Device) -> float:
+        """Return the compute of the job on a device."""
+
+
+@dataclass(eq=False, slots=True)
+class Capacity:
+    """What is free of one device.
+
+    Args:
+        device: The device.
+        node: Node of the device.
+        position: Place in the cluster, which breaks ties.
+        compute: Free compute; below 0 if more is held than the device has.
+        memory: Free bytes, likewise.
+        holders: Id of each job on the device -> number of all its devices. A job of several has each to itself.
+    """
+
+    device: Device
+    node: Node
+    position: int
+    compute: float
+    memory: int
+    holders: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def has_multi_device_job(self) -> bool:
+        """Whether one of its jobs also holds other devices; the device then admits no other job."""
+        return any(count > 1 for count in self.holders.values())
+
+
+class Ledger:
+    """Free compute and memory of every device, free cores of every node, and who holds which share.
+
+    A device's capacity is its oversubscription times its compute; memory and cores are hard. The ledger notes whatever
+    is held, also beyond these limits.
+
+    Args:
+        cluster: The current cluster.
+        jobs: Jobs; those with devices hold them, except devices that are not in the cluster.
+        exclusive: Whether a device holds one job at a time.
+    """
+
+    def __init__(self, cluster: Cluster, jobs: Iterable[Tenant] = (), *, exclusive: bool = False) -> None:
+        self.cluster = cluster
+        self.exclusive = exclusive
+        self._all = {
+            device.name: Capacity(device, node, position, device.capacity, device.memory)
+            for position, (node, device) in enumerate(cluster)
+        }
+        self.capacities = tuple(each for each in self._all.values() if each.device.healthy)
+        """The healthy devices, in order."""
+        self._cores = {node.name: float(node.cores) for node in cluster.nodes}
+        self._held: dict[str, list[tuple[Capacity, Share]]] = {}
+        for job in jobs:
+            self.hold(job)
+
+    def __contains__(self, name: str) -> bool:
+        """Return whether a device is in the cluster."""
+        return name in self._all
+
+    def __getitem__(self, name: str) -> Capacity:
+        """Return what is free of a device, healthy or not; KeyError if it is not in the cluster."""
+        return self._all[name]
+
+    def cores(self, node: str) -> float:
+        """Return the free CPU cores of a node."""
+        return self._cores[node]
+
+    def memory(self, capacity: Capacity) -> int:
+        """Return the free bytes of a device; at most 0 if the cores of its node are overdrawn."""
+        return capacity.memory if self._cores[capacity.node.name] >= -ROUNDING else min(capacity.memory, 0)
+
+    def is_closed(self, capacity: Capacity) -> bool:
+        """Return whether the jobs on a device exclude another one."""
+        return capacity.has_multi_device_job or (self.exclusive and bool(capacity.holders))
+
+    def has_room(self, capacity: Capacity, share: Share) -> bool:
+        """Return whether a share of a device is free."""
+        return (
+            not self.is_closed(capacity)
+            and share.compute <= capacity.compute + ROUNDING
+            and share.memory <= capacity.memory
+            and share.cores <= self._cores[capacity.node.name] + ROUNDING
+        )
+
+    def fits(self, job: Tenant, capacity: Capacity) -> bool:
+        """Return whether a job can start on a device now."""
+        demand = job.demand.get(capacity.device.kind)
+        return demand is not None and self.has_room(capacity, Share(demand.compute, demand.memory, demand.cores))
+
+    def take(self, job: Tenant, capacity: Capacity) -> None:
+        """Let a job hold one device."""
+        demand = job.demand[capacity.device.kind]
+        self.add(job.id, capacity, Share(job.compute(capacity.device), demand.memory, demand.cores))
+
+    def hold(self, job: Tenant) -> None:
+        """Let a job hold the devices that it names."""
+        for name in job.devices:
+            if name in self._all:
+                capacity = self._all[name]
+                demand = job.demand[capacity.device.kind]
+                share = Share(job.compute(capacity.device), demand.memory, demand.cores)
+                self.add(job.id, capacity, share, len(job.devices))
+
+    def add(self, holder: str, capacity: Capacity, share: Share, devices: int = 1) -> None:
+        """Add a share of a device to what a job holds.
+
+        Args:
+            holder: Id of the job.
+            capacity: The device.
+            share: The share.
+            devices: Number of all devices of the job.
+        """
+        capacity.compute -= share.compute
+        capacity.memory -= share.memory
+        capacity.holders[holder] = devices
+        self._cores[capacity.node.name] -= share.cores
+        self._held.setdefault(holder, []).append((capacity, share))
+
+    def release(self, holder: str) -> None:
+        """Free all that a job holds; nothing if it holds nothing."""
+        for capacity, share in self._held.pop(holder, ()):
+            capacity.compute += share.compute
+            capacity.memory += share.memory
+            capacity.holders.pop(holder, None)
+            self._cores[capacity.node.name] += share.cores
