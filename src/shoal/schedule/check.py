@@ -6,6 +6,7 @@ from math import inf, isfinite
 
 from shoal.core.device import Cluster, Device, Node
 from shoal.core.errors import PolicyError
+from shoal.core.resources import Ledger
 from shoal.schedule.base import Action, JobState, JobView, Plan, Resize, Resume, Start, Stop, Suspend
 
 __all__ = ["FeasiblePlan", "check_plan", "feasible"]
@@ -41,20 +42,21 @@ def check_plan(plan: Plan, jobs: Sequence[JobView], cluster: Cluster, now: float
     """
     state = {job.id: job for job in jobs}
     devices_by_name = cluster.places
-    held = _HeldResources(jobs, devices_by_name)
+    ledger = Ledger(cluster, jobs)
     for action in plan.actions:
         job = state.get(action.job)
         if job is None:
             raise PolicyError(f"{action} names a job that does not exist")
         after = _view_after(action, job, devices_by_name)
-        held.remove(job)
+        ledger.release(job.id)
         if isinstance(action, Stop):
             del state[job.id]
             continue
         state[job.id] = after
-        held.add(after)
+        ledger.hold(after)
         for name in after.devices:
-            held.check(action, name)
+            if excess_text := _excess_text(ledger, name):
+                raise PolicyError(f"{action}: {excess_text}")
     _check_refusals(plan, {job.id for job in state.values() if not job.devices})
     if plan.wake is not None and not now < plan.wake < inf:
         raise PolicyError(f"`wake` must be finite and after now, {now!r} s, got {plan.wake!r} s")
@@ -100,53 +102,25 @@ def _check_device(action: Action, name: str, job: JobView, devices_by_name: _Dev
         raise PolicyError(f"{action}: the job cannot run on {device.kind}, only on {', '.join(job.demand)}")
 
 
-class _HeldResources:
-    """The jobs on each device, and the sums of their demands."""
-
-    def __init__(self, jobs: Sequence[JobView], devices_by_name: _DevicePlaces) -> None:
-        self._places = devices_by_name
-        self._on: dict[str, dict[str, JobView]] = {}
-        for job in jobs:
-            self.add(job)
-
-    def add(self, job: JobView) -> None:
-        """Add a job to its devices."""
-        for name in job.devices:
-            if name in self._places:
-                self._on.setdefault(name, {})[job.id] = job
-
-    def remove(self, job: JobView) -> None:
-        """Remove a job from its devices."""
-        for name in job.devices:
-            if name in self._on:
-                del self._on[name][job.id]
-
-    def check(self, action: Action, name: str) -> None:
-        """Check the limits of a device and the cores of its node."""
-        if excess_text := self.excess_text(name):
-            raise PolicyError(f"{action}: {excess_text}")
-
-    def excess_text(self, name: str) -> str:
-        """Return the exceeded limit of a device or of its node, in words; empty if there is none."""
-        node, device = self._places[name]
-        jobs_here = self._on.get(name, {}).values()
-        if len(jobs_here) > 1 and (multi_device_job := next((job for job in jobs_here if len(job.devices) > 1), None)):
-            return (
-                f"{name} would be shared with {multi_device_job.id!r}, which holds {len(multi_device_job.devices)} "
-                "devices; a job of several devices has each to itself"
-            )
-        compute = sum(job.compute(device) for job in jobs_here)
-        if compute > device.capacity + _ROUNDING:
-            return f"the jobs on {name} would take {compute:.6g} of its {device.capacity:.6g} compute"
-        memory = sum(job.demand[device.kind].memory for job in jobs_here)
-        if memory > device.memory:
-            return f"the jobs on {name} would take {memory} of its {device.memory} bytes"
-        cores = sum(
-            job.demand[other.kind].cores for other in node.devices for job in self._on.get(other.name, {}).values()
+def _excess_text(ledger: Ledger, name: str) -> str:
+    """Return the exceeded limit of a device or of its node, in words; empty if there is none."""
+    capacity = ledger[name]
+    node, device, holders = capacity.node, capacity.device, capacity.holders
+    if len(holders) > 1 and capacity.has_multi_device_job:
+        holder, count = next((holder, count) for holder, count in holders.items() if count > 1)
+        return (
+            f"{name} would be shared with {holder!r}, which holds {count} devices; a job of several devices has each "
+            "to itself"
         )
-        if cores > node.cores + _ROUNDING:
-            return f"the jobs on node {node.name} would take {cores:.6g} of its {node.cores:.6g} cores"
-        return ""
+    if capacity.compute < -_ROUNDING:
+        compute = device.capacity - capacity.compute
+        return f"the jobs on {name} would take {compute:.6g} of its {device.capacity:.6g} compute"
+    if capacity.memory < 0:
+        return f"the jobs on {name} would take {device.memory - capacity.memory} of its {device.memory} bytes"
+    free = ledger.cores(node.name)
+    if free < -_ROUNDING:
+        return f"the jobs on node {node.name} would take {node.cores - free:.6g} of its {node.cores:.6g} cores"
+    return ""
 
 
 def _check_refusals(plan: Plan, unplaced: set[str]) -> None:
@@ -191,7 +165,7 @@ def feasible(plan: Plan, jobs: Sequence[JobView], cluster: Cluster, leaving: Col
         leaving: Ids of jobs with an open request to leave.
     """
     views = {job.id: job for job in jobs}
-    held = _HeldResources(jobs, cluster.places)
+    ledger = Ledger(cluster, jobs)
     vacating = {name: job.id for job in jobs if job.id in leaving for name in job.devices}
     actions: list[Action] = []
     deferred: dict[str, str] = {}
@@ -208,11 +182,11 @@ def feasible(plan: Plan, jobs: Sequence[JobView], cluster: Cluster, leaving: Col
             if before.state is not JobState.RUNNING:
                 deferred[action.job] = f"waits until {vacating[name]} has left {name}"
             continue
-        held.remove(before)
-        held.add(after)
-        if excess_text := next(filter(None, map(held.excess_text, holds)), ""):
-            held.remove(after)
-            held.add(before)
+        ledger.release(before.id)
+        ledger.hold(after)
+        if excess_text := next(filter(None, (_excess_text(ledger, name) for name in holds)), ""):
+            ledger.release(after.id)
+            ledger.hold(before)
             if before.state is not JobState.RUNNING:
                 deferred[action.job] = f"waits until others have left their devices: {excess_text}"
             continue
