@@ -5,8 +5,8 @@ from dataclasses import replace
 from shoal.core.array import Array, FusionKey, Member
 from shoal.core.demand import Profile
 from shoal.core.device import Cluster, Device, Node
+from shoal.core.resources import Ledger, Share
 from shoal.core.trial import Trial
-from shoal.planner.admission import FreeResources
 
 GB = 10**9
 A, B, C = (FusionKey(name, "", 32) for name in "ABC")
@@ -80,10 +80,10 @@ def cluster(*devices):
 def room(free, cores=64.0):
     """So many bytes are left of each device, and so many cores of their node."""
     devices = tuple(Device(name, "cpu/1", 10**15) for name in free)
-    left = FreeResources(Cluster((Node("n0", 64, devices),)), [])
+    left = Ledger(Cluster((Node("n0", 64, devices),)))
     for name, memory in free.items():
-        left.take(name, 10**15 - memory)
-    left.take(devices[0].name, 0, 64.0 - cores)
+        left.add("others", left[name], Share(memory=10**15 - memory))
+    left.add("others", left[devices[0].name], Share(cores=64.0 - cores))
     return left
 
 

@@ -1,6 +1,6 @@
 """Admission of waiting arrays to running jobs, where that is faster than waiting for a free device."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from math import inf
@@ -8,57 +8,19 @@ from math import inf
 from shoal.cluster.mps_limits import job_memory_limit
 from shoal.core.array import Array, FusionKey, Member, add_members
 from shoal.core.demand import Demand, Profile
-from shoal.core.device import Cluster, Device
+from shoal.core.device import Device
 from shoal.core.job import Job, Purpose
-from shoal.core.resources import ROUNDING
+from shoal.core.resources import Ledger, Share
 from shoal.cost.estimate import best_size, fuse_seconds, largest_fitting, memory, packed_demand, seconds
 from shoal.planner.grouping import START_SECONDS, CandidateCosts, Grouping, candidate, stream_of
 from shoal.planner.packing.base import Candidate
 from shoal.planner.packing.prediction import lockstep_seconds
 from shoal.planner.partition import Profiles, worth_mixing
 
-__all__ = ["MAX_REFUSED", "FreeResources", "admit"]
+__all__ = ["MAX_REFUSED", "admit"]
 
 MAX_REFUSED = 16
 """Number of refused arrays after which admission ends for this turn of planning."""
-
-
-class FreeResources:
-    """Free bytes of devices and free cores of nodes.
-
-    Nothing is free on a device whose jobs take more than it has, as after a growth of their estimates.
-
-    Args:
-        cluster: The current cluster; unhealthy devices have nothing free.
-        held: Device and demand of each job.
-    """
-
-    def __init__(self, cluster: Cluster, held: Iterable[tuple[Device, Demand]]) -> None:
-        self._memory = {device.name: device.memory for _, device in cluster if device.healthy}
-        self._node = {device.name: node.name for node, device in cluster}
-        self._cores = {node.name: float(node.cores) for node in cluster.nodes}
-        for device, demand in held:
-            self.take(device.name, demand.memory, demand.cores)
-
-    def __contains__(self, device: str) -> bool:
-        """Return whether a device exists and is healthy."""
-        return device in self._memory
-
-    def memory(self, device: str) -> int:
-        """Return the free bytes of a device; at most 0 if the cores of its node are overdrawn."""
-        left = self._memory[device]
-        return left if self._cores[self._node[device]] >= -ROUNDING else min(left, 0)
-
-    def holds(self, device: str, memory: int, cores: float) -> bool:
-        """Return whether these amounts are free on a device and its node."""
-        left = self._cores[self._node[device]]
-        return memory <= self.memory(device) and cores <= left + ROUNDING
-
-    def take(self, device: str, memory: int, cores: float = 0.0) -> None:
-        """Take these amounts of a device and its node."""
-        if device in self._memory:
-            self._memory[device] -= memory
-        self._cores[self._node[device]] -= cores
 
 
 class _HostJob:
@@ -69,7 +31,7 @@ class _HostJob:
         job: Job,
         device: Device,
         profiles: Profiles,
-        free: FreeResources,
+        free: Ledger,
         amounts: dict[object, CandidateCosts],
         alone: AbstractSet[int],
     ) -> None:
@@ -103,7 +65,7 @@ class _HostJob:
     def free_slots(self, index: int, profile: Profile, max_members: int) -> int:
         """Return the number of members that may join an array, by memory and the most efficient size."""
         present = len(self._arrays[index].members)
-        available = memory(profile, present) + self._free.memory(self.device.name)
+        available = memory(profile, present) + self._free.memory(self._free[self.device.name])
         if self._limit is not None:
             available = min(available, self._limit - (sum(self._needs) - self._needs[index]))
         fits = largest_fitting(profile, available, present + max_members)
@@ -131,7 +93,7 @@ class _HostJob:
 
     def join(self, index: int, profile: Profile, members: Sequence[Member]) -> None:
         """Add members to an array."""
-        self._free.take(self.device.name, len(members) * profile.member_memory)
+        self._take(Share(memory=len(members) * profile.member_memory))
         array = self._arrays[index]
         self._arrays[index] = replace(array, members=(*array.members, *members))
         self._needs[index] = memory(profile, len(self._arrays[index].members))
@@ -176,15 +138,20 @@ class _HostJob:
         """Admit a candidate if its demand is free and the packing agrees; return whether it was admitted."""
         self._demand = before = self._demand or self._demand_of(self.present)
         after = self._demand_of([*self.present, incoming])
-        extra = after.memory - before.memory, max(0.0, after.cores - before.cores)
-        if not self._free.holds(self.device.name, *extra) or (self._limit is not None and after.memory > self._limit):
+        extra = Share(memory=after.memory - before.memory, cores=max(0.0, after.cores - before.cores))
+        if self._limit is not None and after.memory > self._limit:
+            return False
+        if not self._free.has_room(self._free[self.device.name], extra):
             return False
         if not grouping.admits(incoming, self.present, self.device):
             return False
-        self._free.take(self.device.name, *extra)
+        self._take(extra)
         self.present.append(incoming)
         self._demand, self.seconds = after, lockstep_seconds(self.present)
         return True
+
+    def _take(self, share: Share) -> None:
+        self._free.add(self.job.id, self._free[self.device.name], share)
 
     def _profile(self, array: Array) -> Profile | None:
         return self._profile_of(array.key, self.device.kind)
@@ -198,7 +165,7 @@ class _HostJob:
 def admit(
     waiting: Sequence[Array],
     running: Sequence[tuple[Job, Device]],
-    free: FreeResources,
+    free: Ledger,
     profiles: Profiles,
     grouping: Grouping,
     alone: AbstractSet[int] = frozenset(),
@@ -211,7 +178,7 @@ def admit(
     Args:
         waiting: Arrays in the order of service.
         running: All jobs that hold devices and are to stay there, with their current members.
-        free: Free resources; reduced by the admitted arrays.
+        free: What is free of memory and cores; reduced by the admitted arrays.
         profiles: Profile of a key on a kind of device, or None.
         grouping: Packing that decides which arrays may share a process.
         alone: Numbers of trials that failed in a shared job: they join no job, and their jobs admit no arrays.

@@ -11,7 +11,8 @@ from shoal.core.array import Array, FusionKey, Member
 from shoal.core.demand import Demand
 from shoal.core.device import Cluster, Device
 from shoal.core.job import Job, Purpose
-from shoal.planner.admission import FreeResources, admit
+from shoal.core.resources import Ledger, Share
+from shoal.planner.admission import admit
 from shoal.planner.families import by_family, round_robin
 from shoal.planner.grouping import Grouping
 from shoal.planner.job_tracker import JobTracker, PreemptionRequest
@@ -277,9 +278,12 @@ class Planner:
         alone: AbstractSet[int],
     ) -> dict[str, tuple[Array, ...]]:
         """Return the arrays without a device that join running jobs, except jobs that are to leave their devices."""
-        reserved = [(device, planning.running_demand(job, device)) for job, device in (*held, *draft.placed)]
-        free = FreeResources(planning.cluster, reserved)
-        held = [(job, device) for job, device in held if device.name in free]  # without lost devices
+        free = Ledger(planning.cluster)
+        for job, device in (*held, *draft.placed):
+            if device.name in free:
+                demand = planning.running_demand(job, device)
+                free.add(job.id, free[device.name], Share(memory=demand.memory, cores=demand.cores))
+        held = [(job, device) for job, device in held if device.name in free and free[device.name].device.healthy]
         held = [(job, device) for job, device in held if job.id not in self.tracker.leaving]
         arrays = [array for array, _ in draft.refused]
         return admit(arrays, held, free, self._profiles, self._grouping, alone, self._fuse)
