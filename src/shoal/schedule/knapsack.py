@@ -8,15 +8,16 @@ from heapq import heapify, heappop, heapreplace
 from typing import ClassVar, final
 
 from shoal.core.demand import Demand
-from shoal.core.device import Cluster, Device
+from shoal.core.device import Cluster
+from shoal.core.resources import Capacity, Ledger
 from shoal.schedule.base import JobState, JobView, Plan, Policy, Resume, Start
 from shoal.schedule.indexed_queue import Entry, IndexedQueue
-from shoal.schedule.refusals import Refusals
+from shoal.schedule.refusals import Refusals, start_or_resume
 
 __all__ = ["FF", "FFD", "WF", "WFD", "DeviceOrder", "Fifo", "JobOrder", "Knapsack"]
 
 _UNIT = 10**9
-"""Compute and cores are integers in billionths, so that sums are exact and independent of their order."""
+"""Compute and cores are compared in billionths, so that the order of additions does not matter."""
 
 _CLOSED = -1
 """Compute that a device offers if it admits no other job, not even one without compute."""
@@ -56,8 +57,8 @@ class Knapsack(Policy):
     @final
     def plan(self, jobs: Sequence[JobView], cluster: Cluster, now: float) -> Plan:
         """Decide what to do at `now` (seconds)."""
-        packing = _BinPacking(cluster, self.jobs, self.devices, exclusive=self.exclusive)
-        actions = tuple(packing.place(jobs))
+        ledger = Ledger(cluster, jobs, exclusive=self.exclusive)
+        actions = tuple(_BinPacking(ledger, self.jobs, self.devices).place(jobs))
         waiting = sum(job.state is not JobState.RUNNING for job in jobs) - len(actions)
         return Plan(actions, Refusals(waiting, lambda: jobs, actions, cluster, exclusive=self.exclusive))
 
@@ -107,28 +108,6 @@ class Fifo(Knapsack):
     exclusive = True
 
 
-@dataclass(eq=False, slots=True)
-class _NodeBins:
-    """A node with its remaining cores."""
-
-    cores: int
-
-
-@dataclass(eq=False, slots=True)
-class _DeviceBin:
-    """A healthy device with its remaining resources, and its entry in the queue of its kind."""
-
-    name: str
-    kind: str
-    position: int
-    node_bins: _NodeBins
-    compute: int
-    memory: int
-    jobs: int = 0
-    has_multi_device_job: bool = False
-    entry: Entry["_DeviceBin"] = field(init=False)
-
-
 _Need = tuple[str, int, int, int]
 """Kind of device, compute, memory and cores."""
 
@@ -143,35 +122,27 @@ class _JobQueue:
 
 
 class _BinPacking:
-    """Remaining compute, memory and cores of a cluster while jobs are placed."""
+    """A ledger of what is free while jobs are placed, its devices of each kind in order.
 
-    def __init__(
-        self, cluster: Cluster, job_order: JobOrder, device_order: DeviceOrder, *, exclusive: bool = False
-    ) -> None:
+    Args:
+        ledger: Ledger in which the running jobs hold their devices.
+        job_order: Order of jobs; the older job wins a tie.
+        device_order: Order of devices; the first device in the cluster wins a tie.
+    """
+
+    def __init__(self, ledger: Ledger, job_order: JobOrder, device_order: DeviceOrder) -> None:
+        self._ledger = ledger
         self._job_order = int(job_order)
         self._device_order = int(device_order)
-        self._exclusive = exclusive
-        self._places: dict[str, tuple[Device, _NodeBins, _DeviceBin | None]] = {}
-        entries_by_kind: dict[str, list[Entry[_DeviceBin]]] = {}
-        for node in cluster.nodes:
-            node_bins = _NodeBins(round(node.cores * _UNIT))
-            for device in node.devices:
-                device_bin = None
-                if device.healthy:
-                    capacity = round(device.capacity * _UNIT)
-                    device_bin = _DeviceBin(
-                        device.name, device.kind, len(self._places), node_bins, capacity, device.memory
-                    )
-                    entries_by_kind.setdefault(device.kind, []).append(self._new_entry(device_bin))
-                self._places[device.name] = (device, node_bins, device_bin)
-        sorted_by_compute = device_order is DeviceOrder.WORST_FIT
-        self._devices = {
-            kind: IndexedQueue(entries, sorted_by_compute=sorted_by_compute)
-            for kind, entries in entries_by_kind.items()
-        }
+        self._entries = {each.position: self._new_entry(each) for each in ledger.capacities}
+        of_kind: dict[str, list[Entry[Capacity]]] = {}
+        for entry in self._entries.values():
+            of_kind.setdefault(entry[5].device.kind, []).append(entry)
+        by_compute = device_order is DeviceOrder.WORST_FIT
+        self._devices = {kind: IndexedQueue(each, sorted_by_compute=by_compute) for kind, each in of_kind.items()}
 
     def place(self, jobs: Sequence[JobView]) -> list[Start | Resume]:
-        """Place every waiting or suspended job that fits beside the running ones, in order; the jobs come oldest first.
+        """Place every waiting or suspended job that fits, in order; the jobs come oldest first.
 
         Nothing is freed meanwhile, so a queue whose first job fits nowhere is done.
         """
@@ -180,12 +151,14 @@ class _BinPacking:
         actions: list[Start | Resume] = []
         while order:
             job_queue = order[0][2]
-            device_bin = self._take_first(job_queue)
-            if device_bin is None:
+            capacity = self._first_fitting(job_queue.needs)
+            if capacity is None:
                 heappop(order)
                 continue
             _, job = job_queue.jobs.popleft()
-            actions.append((Resume if job.state is JobState.SUSPENDED else Start)(job.id, (device_bin.name,)))
+            self._ledger.take(job, capacity)
+            self._reindex(capacity)
+            actions.append(start_or_resume(job, capacity))
             if job_queue.jobs:
                 heapreplace(order, (job_queue.rank, job_queue.jobs[0][0], job_queue))
             else:
@@ -193,11 +166,10 @@ class _BinPacking:
         return actions
 
     def _queues(self, jobs: Sequence[JobView]) -> list[_JobQueue]:
-        """Charge the devices of running jobs, and return queues of all others."""
+        """Return queues of all jobs that do not run."""
         running, queues = JobState.RUNNING, dict[int, _JobQueue]()
         for arrival, job in enumerate(jobs):
             if job.state is running:
-                self._charge(job)
                 continue
             job_queue = queues.get(id(job.demand))
             if job_queue is None:
@@ -205,67 +177,37 @@ class _BinPacking:
             job_queue.jobs.append((arrival, job))
         return list(queues.values())
 
-    def _charge(self, job: JobView) -> None:
-        for name in job.devices:
-            if name not in self._places:
-                continue
-            device, node_bins, device_bin = self._places[name]
-            demand = job.demand[device.kind]
-            node_bins.cores -= round(demand.cores * _UNIT)
-            if device_bin is not None:
-                device_bin.has_multi_device_job |= len(job.devices) > 1
-                self._reduce(device_bin, round(job.compute(device) * _UNIT), demand.memory)
-
     def _new_queue(self, demand: Mapping[str, Demand]) -> _JobQueue:
         here = [(kind, ask) for kind, ask in demand.items() if kind in self._devices]
         seconds = min([ask.seconds for _, ask in here], default=0.0)
         needs = tuple([(kind, round(ask.compute * _UNIT), ask.memory, round(ask.cores * _UNIT)) for kind, ask in here])
         return _JobQueue(self._job_order * seconds, needs)
 
-    def _take_first(self, job_queue: _JobQueue) -> _DeviceBin | None:
-        """Reduce the first device in order on which the jobs of a queue fit; None if there is none."""
-        best: tuple[Entry[_DeviceBin], _Need] | None = None
-        for need in job_queue.needs:
-            entry = self._fitting(need)
-            if entry is not None and (best is None or entry < best[0]):
-                best = entry, need
-        if best is None:
-            return None
-        device_bin, (_, compute, memory, cores) = best[0][5], best[1]
-        device_bin.node_bins.cores -= cores
-        self._reduce(device_bin, compute, memory)
-        return device_bin
+    def _first_fitting(self, needs: Sequence[_Need]) -> Capacity | None:
+        """Return the first device in order on which a job fits; None if there is none."""
+        found = [entry for need in needs if (entry := self._fitting(need)) is not None]
+        return min(found)[5] if found else None
 
-    def _reduce(self, device_bin: _DeviceBin, compute: int, memory: int) -> None:
-        device_bin.compute -= compute
-        device_bin.memory -= memory
-        device_bin.jobs += 1
-        self._reindex(device_bin)
-
-    def _fitting(self, need: _Need) -> Entry[_DeviceBin] | None:
+    def _fitting(self, need: _Need) -> Entry[Capacity] | None:
         kind, compute, memory, cores = need
         queue = self._devices[kind]
         entry = queue.first(-compute, -memory, -cores)
-        while entry is not None and entry[5].node_bins.cores < cores:  # jobs on other devices of the node took cores
+        while entry is not None and self._free_cores(entry[5]) < cores:  # jobs on other devices of the node took cores
             self._reindex(entry[5])
             entry = queue.first(-compute, -memory, -cores)
         return entry
 
-    def _reindex(self, device_bin: _DeviceBin) -> None:
+    def _reindex(self, capacity: Capacity) -> None:
         """Update the entry of a device in its queue."""
-        before = device_bin.entry
-        self._devices[device_bin.kind].replace(before, self._new_entry(device_bin))
+        before = self._entries[capacity.position]
+        entry = self._entries[capacity.position] = self._new_entry(capacity)
+        self._devices[capacity.device.kind].replace(before, entry)
 
-    def _new_entry(self, device_bin: _DeviceBin) -> Entry[_DeviceBin]:
-        """Return the entry of a device in its queue: its offers count, negated, as requests."""
-        is_closed = device_bin.has_multi_device_job or (self._exclusive and device_bin.jobs)
-        offered_compute = _CLOSED if is_closed else device_bin.compute
-        device_bin.entry = entry = (
-            self._device_order * offered_compute,
-            device_bin.position,
-            -offered_compute,
-            -device_bin.memory,
-            -device_bin.node_bins.cores,
-            device_bin,
-        )
-        return entry
+    def _new_entry(self, capacity: Capacity) -> Entry[Capacity]:
+        """Return the entry of a device in its queue: what is free counts, negated, as requests."""
+        compute = _CLOSED if self._ledger.is_closed(capacity) else round(capacity.compute * _UNIT)
+        order = self._device_order * compute
+        return order, capacity.position, -compute, -capacity.memory, -self._free_cores(capacity), capacity
+
+    def _free_cores(self, capacity: Capacity) -> int:
+        return round(self._ledger.cores(capacity.node.name) * _UNIT)
