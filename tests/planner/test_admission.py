@@ -108,7 +108,7 @@ def test_hosts_of_one_device_share_its_memory():
     waiting = [array(2), Array(B, tuple(member(10 + number) for number in range(5)))]
     joins = joined(waiting, pair, free, known(A=FUSES, B=FUSES))
     assert {job: len(members) for job, members in joins.items()} == {"one": 2, "two": 1}
-    assert free.memory("cpu") == 0
+    assert free.memory(free["cpu"]) == 0
 
 
 @pytest.mark.parametrize(
@@ -198,6 +198,6 @@ def test_joining_invariants(waiting, present, step):
         assert all(keys[m.trial.number] == before.key for m in members)
         if members:
             assert step is not LINEAR
-            assert free.memory(device.name) >= 0
+            assert free.memory(free[device.name]) >= 0
             mine, theirs = ([m.epochs for m in some] for some in (before.members, members))
             assert seconds(step, [*mine, *theirs]) < seconds(step, mine) + seconds(step, theirs)

@@ -25,6 +25,7 @@ from planner_samples import (
 from shoal.core.array import Array
 from shoal.core.demand import Demand
 from shoal.core.job import Job, Purpose
+from shoal.core.resources import Share
 from shoal.planner import Grouping, Planner
 from shoal.planner.admission import MAX_REFUSED, admit
 from shoal.schedule import Fifo
@@ -174,12 +175,12 @@ def test_a_joining_array_takes_the_additional_demand_of_the_job(free, cores, pro
     left = room({device.name: free * GB}, cores)
     taken = taken_in([array(B, 1)], running, Grouping(), profiles, left, frozenset())
     assert taken.keys() == ({"runs"} if comes else set())
-    assert left.memory(device.name) == (0 if comes else free * GB)
+    assert left.memory(left[device.name]) == (0 if comes else free * GB)
 
 
 def test_no_array_joins_if_the_cores_are_overdrawn():
     left = room({"cpu:0": 5 * GB}, cores=-0.5)
-    assert (left.memory("cpu:0"), left.holds("cpu:0", 0, 0.0)) == (0, False)
+    assert (left.memory(left["cpu:0"]), left.has_room(left["cpu:0"], Share())) == (0, False)
 
 
 @pytest.mark.parametrize(

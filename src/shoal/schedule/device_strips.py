@@ -1,10 +1,10 @@
 """Layout of jobs on devices as strips of width 1, on which `WaterFilling` builds a plan of widths."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from shoal.core.device import Cluster, Device
-from shoal.core.resources import ROUNDING
+from shoal.core.resources import ROUNDING, Ledger, Share
 from shoal.schedule.base import JobState, JobView
 
 __all__ = ["DeviceStrips", "StripPlacement"]
@@ -41,11 +41,8 @@ class DeviceStrips:
         self.devices = {device.name: device for _, device in cluster if device.healthy}
         self.node = {device.name: node.name for node, device in cluster}
         self._kind = {device.name: device.kind for _, device in cluster}
-        self._cores = {node.name: node.cores for node in cluster.nodes}
-        self._position = {name: position for position, name in enumerate(self.devices)}
-        self._free = dict.fromkeys(self.devices, 1.0)
-        self._memory = {name: device.memory for name, device in self.devices.items()}
-        self._jobs_on: dict[str, dict[str, JobView]] = {name: {} for name in self.devices}
+        self._ledger = Ledger(cluster.map(lambda device: replace(device, compute=1.0, oversubscription=1.0)))
+        self._jobs: dict[str, JobView] = {}
         self.places: dict[str, StripPlacement] = {}
         for job in jobs:
             if job.state is JobState.RUNNING:
@@ -59,46 +56,36 @@ class DeviceStrips:
 
     def place(self, job: JobView, place: StripPlacement) -> None:
         """Place a job that has no place."""
-        self._charge(job, place, 1)
+        for name in place.devices:
+            if name in self._ledger:
+                demand = job.demand[self._kind[name]]
+                share = Share(min(place.width, 1.0), demand.memory, demand.cores)
+                self._ledger.add(job.id, self._ledger[name], share, len(place.devices))
+        self._jobs[job.id] = job
         self.places[job.id] = place
 
     def remove(self, job: JobView) -> StripPlacement:
         """Remove a job from its place, and return the place."""
-        place = self.places.pop(job.id)
-        self._charge(job, place, -1)
-        return place
+        self._ledger.release(job.id)
+        return self.places.pop(job.id)
 
     def move(self, job: JobView, place: StripPlacement) -> None:
         """Move a job to another place."""
         self.remove(job)
         self.place(job, place)
 
-    def _charge(self, job: JobView, place: StripPlacement, sign: int) -> None:
-        for name in place.devices:
-            if name not in self.node:
-                continue
-            demand = job.demand[self._kind[name]]
-            self._cores[self.node[name]] -= sign * demand.cores
-            if name not in self.devices:
-                continue
-            self._free[name] -= sign * min(place.width, 1.0)
-            self._memory[name] -= sign * demand.memory
-            if sign > 0:
-                self._jobs_on[name][job.id] = job
-            else:
-                del self._jobs_on[name][job.id]
-
     def free(self, name: str) -> float:
         """Return the free part of a device."""
-        return 1.0 if not self._jobs_on[name] else max(0.0, self._free[name])
+        capacity = self._ledger[name]
+        return max(0.0, capacity.compute) if capacity.holders else 1.0
 
     def jobs_on(self, name: str) -> Sequence[JobView]:
         """Return the jobs on a device."""
-        return tuple(self._jobs_on[name].values())
+        return tuple(self._jobs[holder] for holder in self._ledger[name].holders)
 
     def idle_devices(self) -> list[str]:
         """Return the devices without a job."""
-        return [name for name, jobs in self._jobs_on.items() if not jobs]
+        return [name for name in self.devices if not self._ledger[name].holders]
 
     def fits(self, job: JobView, place: StripPlacement) -> bool:
         """Return whether a job without a place fits on a place."""
@@ -108,17 +95,17 @@ class DeviceStrips:
             if demand is None or not self._has_room(job, name, min(place.width, 1.0)):
                 return False
             cores[self.node[name]] = cores.get(self.node[name], 0.0) + demand.cores
-        return all(cores_asked <= self._cores[node] + ROUNDING for node, cores_asked in cores.items())
+        return all(asked <= self._ledger.cores(node) + ROUNDING for node, asked in cores.items())
 
     def _has_room(self, job: JobView, name: str, width: float) -> bool:
         device = self.devices[name]
         demand = job.demand[device.kind]
-        is_empty = not self._jobs_on[name]
+        capacity = self._ledger[name]
         return (
             width <= self.free(name) + ROUNDING
-            and (is_empty or width < 1)
-            and demand.memory <= self._memory[name]
-            and demand.cores <= self._cores[self.node[name]] + ROUNDING
+            and (width < 1 or not capacity.holders)
+            and demand.memory <= capacity.memory
+            and demand.cores <= self._ledger.cores(capacity.node.name) + ROUNDING
             and (device.capacity > 0 if job.scaling.may_share else demand.compute <= device.capacity + ROUNDING)
         )
 
@@ -145,10 +132,10 @@ class DeviceStrips:
             groups: list[list[str]] = []
             for node, names in nodes.items():
                 names.sort(key=lambda name: rank.get(name, 0))
-                groups.append(names[: int((self._cores[node] + ROUNDING) / cores)] if cores > 0 else names)
+                groups.append(names[: int((self._ledger.cores(node) + ROUNDING) / cores)] if cores > 0 else names)
             groups.sort(key=lambda names: (min((rank.get(name, 0) for name in names), default=0), -len(names)))
             chosen = [name for names in groups for name in names][:max_devices]
-            chosen.sort(key=lambda name: rank.get(name, self._position[name]))
+            chosen.sort(key=lambda name: rank.get(name, self._ledger[name].position))
             places.append(StripPlacement(tuple(chosen), float(len(chosen))))
         return min(places, key=lambda place: self.seconds(job, place), default=None)
 
@@ -168,7 +155,7 @@ class DeviceStrips:
         return StripPlacement((best,), width)
 
     def _work(self, name: str) -> float:
-        return sum(job.demand[self._kind[name]].seconds for job in self._jobs_on[name].values())
+        return sum(job.demand[self._kind[name]].seconds for job in self.jobs_on(name))
 
     def share(self, job: JobView, place: StripPlacement) -> float | None:
         """Return the `share` of an action that gives a job this place; None if the job needs no share there."""
