@@ -56,7 +56,8 @@ class Capacity:
         position: Place in the cluster, which breaks ties.
         compute: Free compute; below 0 if more is held than the device has.
         memory: Free bytes, likewise.
-        holders: Id of each job on the device -> number of all its devices. A job of several has each to itself.
+        holders: Id of each job on the device -> number of all its devices.
+        multi_device_jobs: Number of its jobs that also hold other devices; such a device admits no other job.
     """
 
     device: Device
@@ -65,11 +66,7 @@ class Capacity:
     compute: float
     memory: int
     holders: dict[str, int] = field(default_factory=dict)
-
-    @property
-    def has_multi_device_job(self) -> bool:
-        """Whether one of its jobs also holds other devices; the device then admits no other job."""
-        return any(count > 1 for count in self.holders.values())
+    multi_device_jobs: int = 0
 
 
 class Ledger:
@@ -116,10 +113,10 @@ class Ledger:
 
     def is_closed(self, capacity: Capacity) -> bool:
         """Return whether the jobs on a device exclude another one."""
-        return capacity.has_multi_device_job or (self.exclusive and bool(capacity.holders))
+        return capacity.multi_device_jobs > 0 or (self.exclusive and bool(capacity.holders))
 
-    def has_room(self, capacity: Capacity, share: Share) -> bool:
-        """Return whether a share of a device is free."""
+    def has_room(self, capacity: Capacity, share: Share | Demand) -> bool:
+        """Return whether a share of a device, or as much as a demand asks for, is free."""
         return (
             not self.is_closed(capacity)
             and share.compute <= capacity.compute + ROUNDING
@@ -130,7 +127,7 @@ class Ledger:
     def fits(self, job: Tenant, capacity: Capacity) -> bool:
         """Return whether a job can start on a device now."""
         demand = job.demand.get(capacity.device.kind)
-        return demand is not None and self.has_room(capacity, Share(demand.compute, demand.memory, demand.cores))
+        return demand is not None and self.has_room(capacity, demand)
 
     def take(self, job: Tenant, capacity: Capacity) -> None:
         """Let a job hold one device."""
@@ -157,7 +154,9 @@ class Ledger:
         """
         capacity.compute -= share.compute
         capacity.memory -= share.memory
-        capacity.holders[holder] = devices
+        if holder not in capacity.holders:
+            capacity.holders[holder] = devices
+            capacity.multi_device_jobs += devices > 1
         self._cores[capacity.node.name] -= share.cores
         self._held.setdefault(holder, []).append((capacity, share))
 
@@ -166,5 +165,6 @@ class Ledger:
         for capacity, share in self._held.pop(holder, ()):
             capacity.compute += share.compute
             capacity.memory += share.memory
-            capacity.holders.pop(holder, None)
+            if devices := capacity.holders.pop(holder, 0):
+                capacity.multi_device_jobs -= devices > 1
             self._cores[capacity.node.name] += share.cores

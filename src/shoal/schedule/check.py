@@ -106,7 +106,7 @@ def _excess_text(ledger: Ledger, name: str) -> str:
     """Return the exceeded limit of a device or of its node, in words; empty if there is none."""
     capacity = ledger[name]
     node, device, holders = capacity.node, capacity.device, capacity.holders
-    if len(holders) > 1 and capacity.has_multi_device_job:
+    if len(holders) > 1 and capacity.multi_device_jobs:
         holder, count = next((holder, count) for holder, count in holders.items() if count > 1)
         return (
             f"{name} would be shared with {holder!r}, which holds {count} devices; a job of several devices has each "

@@ -186,7 +186,7 @@ class CompletionTimes:
 
     def _rank_all(self, ask: Demand, capacity: Capacity) -> tuple[float, int] | None:
         device, holds = capacity.device, self._holds[capacity.device.name]
-        closed, best = capacity.has_multi_device_job, inf
+        closed, best = capacity.multi_device_jobs > 0, inf
         slowdown = 1.0 if closed else _slowdown(device, device.capacity - capacity.compute)
         ends = [hold._replace(end=hold.end * slowdown) for hold in holds.running]
         compute = capacity.compute - sum(hold.compute for hold in holds.reserved)
