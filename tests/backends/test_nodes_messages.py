@@ -31,8 +31,7 @@ from shoal.backends.nodes.messages import (
     ProcessSettings,
 )
 from shoal.backends.nodes.probe import agent_probe_fault, write_probe
-from shoal.backends.nodes.ray import is_address_of
-from shoal.backends.nodes.ray_agents import RayAgent
+from shoal.backends.nodes.ray import RayAgent, is_address_of
 from shoal.core.command import BackendCommand, KillJob, StartJob, StopJob
 from shoal.core.device import Cluster, Device, Node
 from shoal.core.errors import DeviceError
@@ -403,7 +402,7 @@ def test_an_agent_without_the_devices_says_which_are_missing(tmp_path: Path) -> 
 def test_an_actor_ends_the_agent_of_an_older_run_and_ignores_its_calls(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("shoal.backends.nodes.ray_agents.Agent", partial(Agent, make=Recorder))
+    monkeypatch.setattr("shoal.backends.nodes.ray.Agent", partial(Agent, make=Recorder))
     actor, process, made = RayAgent(), ProcessSettings.of_this_process(), len(MADE)
     for run in ("older", "newer"):
         write_probe(tmp_path, run)

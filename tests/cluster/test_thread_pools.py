@@ -9,7 +9,7 @@ import pytest
 
 CODE = """
 import ctypes, numpy, torch
-from shoal.cluster.thread_pools import limit_threads, openblas_libraries, openmp_libraries
+from shoal.cluster.machine import limit_threads, openblas_libraries, openmp_libraries
 limit_threads(3)
 found = {torch.get_num_threads()}
 found |= {ctypes.CDLL(path).omp_get_max_threads() for path in openmp_libraries()}
@@ -32,7 +32,7 @@ def test_all_libraries_get_the_number() -> None:
 REPLACED = """
 import ctypes, shutil, sys, torch
 from pathlib import Path
-from shoal.cluster.thread_pools import limit_threads, openmp_libraries
+from shoal.cluster.machine import limit_threads, openmp_libraries
 known = set(openmp_libraries())
 copy = Path(shutil.copy(min(known), Path(sys.argv[1]) / "libgomp-copy.so.1"))
 ctypes.CDLL(str(copy))

@@ -15,8 +15,8 @@ from torch import Tensor
 from shoal.data import batches as batches_module
 from shoal.data.batches import Batches
 from shoal.data.loader import LoaderSettings, epoch_order
+from shoal.data.loader_processes import deserialize, serialize
 from shoal.data.samples import samples_equal
-from shoal.data.shared_memory import deserialize, serialize
 from shoal.fuse.generators import seed_all
 
 WORKERS = LoaderSettings(num_workers=2)

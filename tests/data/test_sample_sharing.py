@@ -19,7 +19,7 @@ from shoal.data.batches import PROBED_SAMPLES, Batches
 from shoal.data.fetch import Fetcher
 from shoal.data.loader import epoch_order
 from shoal.data.samples import samples_equal
-from shoal.data.unit import BLOCK
+from shoal.data.source import BLOCK
 from shoal.fuse.generators import seed_all
 
 SIZES = (20, 50, 70)

@@ -7,19 +7,19 @@ from typing import Any
 
 import pytest
 
-from shoal.fuse import dispatch
+from shoal.fuse import intercept
 
 
 @contextmanager
 def in_loops() -> Iterator[Counter[str]]:
     """Within, counts the functions that run in a loop, by neither a rule nor vmap."""
     found: Counter[str] = Counter()
-    loop = dispatch.loop
+    loop = intercept.loop
 
     def by_loop(func: Any, *args: Any, **kwargs: Any) -> Any:
-        found[dispatch._name(func)] += 1
+        found[intercept._name(func)] += 1
         return loop(func, *args, **kwargs)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(dispatch, "loop", by_loop)
+        patch.setattr(intercept, "loop", by_loop)
         yield found

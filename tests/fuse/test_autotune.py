@@ -22,8 +22,7 @@ from torch.utils.checkpoint import checkpoint
 from twins import check
 
 from shoal.fuse import autotune
-from shoal.fuse.autotune import autotuning, fastest, forced_lowerings, without_autotuning
-from shoal.fuse.tuning_cache import TuningCache
+from shoal.fuse.autotune import TuningCache, autotuning, fastest, forced_lowerings, without_autotuning
 
 X = torch.ones(3, 2, dtype=torch.float64)
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from shoal.fuse.copy_on_write import lazy_clone
+from shoal.fuse.aliasing import lazy_clone
 
 X, Y = torch.randn(3, 2), torch.arange(3)
 

@@ -13,7 +13,7 @@ from torch.nn import functional
 from twins import build, close
 
 from shoal.fuse.api import fuse
-from shoal.fuse.rules.lstm_sequence import lstm_sequence
+from shoal.fuse.rules.recurrent import lstm_sequence
 
 B, T, N, H = 2, 3, 2, 2
 SHAPES = {"gates": (B, T, N, 4 * H), "h": (B, N, H), "c": (B, N, H), "weight": (B, 4 * H, H)}

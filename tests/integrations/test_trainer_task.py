@@ -46,7 +46,7 @@ from shoal.core.space import Space
 from shoal.core.trial import Trial
 from shoal.data.datasets import DataSets
 from shoal.integrations.transformers import TrainerTask
-from shoal.worker import train
+from shoal.worker import run
 from shoal.worker.checkpoint import load_newest
 from shoal.worker.control import JobControl
 from shoal.worker.signature_builder import SignatureBuilder
@@ -223,7 +223,7 @@ def by_shoal(
     assert len({key.family or key.structure for key in keys}) == 1, "they are one array"
     job = Job("job", (Array(keys.pop(), tuple(Member(each, 0, epochs) for each in trials)),))
     state = WorkerState(task, sets, TrialCache(), CPU, directory)
-    trainer = train.Trainer(job, state, signatures, JobControl(prompt=True), WorkerContext(directory, b""))
+    trainer = run.Trainer(job, state, signatures, JobControl(prompt=True), WorkerContext(directory, b""))
     reports = [report for event in trainer.run() if isinstance(event, Reported) for report in event.reports]
     found = {}
     for each in trials:

@@ -11,8 +11,7 @@ from serving import Page, served
 from timeline_samples import training
 
 from shoal.core.errors import ShoalError
-from shoal.page.app import PageServer
-from shoal.page.controls import STUDY_VERBS, TRIAL_VERBS, VERBS
+from shoal.page.app import STUDY_VERBS, TRIAL_VERBS, VERBS, PageServer
 from shoal.page.files import MODULES
 from shoal.page.guard import MAX_BODY
 from shoal.page.views import log_view

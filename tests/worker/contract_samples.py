@@ -16,8 +16,8 @@ from shoal.core.trial import Report, Trial
 from shoal.data.datasets import DataSets
 from shoal.task import Task
 from shoal.worker.control import JobControl
+from shoal.worker.run import Trainer
 from shoal.worker.signature_builder import SignatureBuilder
-from shoal.worker.train import Trainer
 from shoal.worker.trial_runtime import TrialRuntime, build
 from shoal.worker.worker_state import TrialCache, WorkerState
 

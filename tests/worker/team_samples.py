@@ -25,11 +25,11 @@ from shoal.worker.array_trainer import ArrayTrainer
 from shoal.worker.checkpoint import load_newest
 from shoal.worker.control import JobControl
 from shoal.worker.fused_stepper import FusedStepper
+from shoal.worker.run import Trainer
 from shoal.worker.signature_builder import SignatureBuilder
 from shoal.worker.stepper import Stepper
-from shoal.worker.team import step_times
+from shoal.worker.team import leader
 from shoal.worker.team.leader import TeamLeader
-from shoal.worker.train import Trainer
 from shoal.worker.worker_state import TrialCache, WorkerState
 
 SAMPLES = 26
@@ -368,8 +368,8 @@ class Leader:
         with (
             patch.object(ArrayTrainer, "_take_step", observed),
             patch.object(FusedStepper, "settled", True),  # so that the first lone step is measured
-            patch.object(step_times, "WARM_UP", 0),
-            patch.object(step_times, "COUNTED", 1),
+            patch.object(leader, "WARM_UP", 0),
+            patch.object(leader, "COUNTED", 1),
         ):
             try:
                 return list(trainer.run())

@@ -25,8 +25,8 @@ from shoal.data.datasets import DataSets
 from shoal.task import Task
 from shoal.worker.checkpoint import load_newest
 from shoal.worker.control import JobControl
+from shoal.worker.run import Trainer
 from shoal.worker.signature_builder import SignatureBuilder
-from shoal.worker.train import Trainer
 from shoal.worker.worker_state import TrialCache, WorkerState
 
 CPU = torch.device("cpu")

@@ -15,9 +15,9 @@ from shoal.core.job import Job, WorkerContext
 from shoal.data.datasets import DataSets
 from shoal.fuse.frozen import record_shared
 from shoal.worker.control import JobControl
+from shoal.worker.run import Trainer
 from shoal.worker.signature_builder import SignatureBuilder
 from shoal.worker.stepper import PlainStepper
-from shoal.worker.train import Trainer
 from shoal.worker.trial_runtime import build
 from shoal.worker.worker_state import TrialCache, WorkerState
 

@@ -15,8 +15,8 @@ from shoal.data.datasets import DataSets
 from shoal.task import Task
 from shoal.worker.array_trainer import ArrayTrainer
 from shoal.worker.control import JobControl
+from shoal.worker.run import Trainer
 from shoal.worker.signature_builder import SignatureBuilder
-from shoal.worker.train import Trainer
 from shoal.worker.worker_state import TrialCache, WorkerState
 
 CPU = torch.device("cpu")

@@ -19,9 +19,9 @@ from shoal.fuse.frozen import share_frozen
 from shoal.task import Task
 from shoal.worker.control import JobControl
 from shoal.worker.profile import measure
+from shoal.worker.run import Trainer
 from shoal.worker.signature_builder import SignatureBuilder
 from shoal.worker.stepper import PlainStepper
-from shoal.worker.train import Trainer
 from shoal.worker.trial_runtime import build
 from shoal.worker.worker_state import TrialCache, WorkerState
 

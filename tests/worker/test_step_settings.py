@@ -21,11 +21,11 @@ from shoal.data.loader import LoaderSettings, epoch_order
 from shoal.fuse.generators import seed_all
 from shoal.task import Task
 from shoal.worker import worker_state
+from shoal.worker.array_trainer import update_averages
 from shoal.worker.checkpoint import load_newest
 from shoal.worker.checkpoint_paths import copy_checkpoint
 from shoal.worker.step_plan import StepPlan
 from shoal.worker.step_settings import StepSettings
-from shoal.worker.weight_average import update_averages
 from shoal.worker.worker_state import TrialCache
 
 EPOCHS = 3

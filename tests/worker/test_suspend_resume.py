@@ -17,11 +17,11 @@ from shoal.core.job import Job, WorkerContext
 from shoal.core.trial import Trial
 from shoal.data.datasets import DataSets
 from shoal.worker import array_members, loss_tracker
-from shoal.worker import train as train_module
+from shoal.worker import run as run_module
 from shoal.worker.array_trainer import ArrayTrainer
 from shoal.worker.control import JobControl
+from shoal.worker.run import Trainer
 from shoal.worker.signature_builder import SignatureBuilder
-from shoal.worker.train import Trainer
 from shoal.worker.trial_runtime import build
 from shoal.worker.worker_state import TrialCache, WorkerState
 
@@ -143,7 +143,7 @@ def test_no_lane_is_alive_when_a_suspended_job_frees_its_device(
         alive.extend(lane() for lane in lanes)
 
     monkeypatch.setattr(ArrayTrainer, "suspend", suspended)
-    monkeypatch.setattr(train_module, "release_cached_memory", release)
+    monkeypatch.setattr(run_module, "release_cached_memory", release)
     train(tmp_path, TrialCache(), After(4), 0, 3)
     assert alive == [None, None]
 

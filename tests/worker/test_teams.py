@@ -26,7 +26,7 @@ from shoal.core.job import JobUpdate
 from shoal.fuse.shard import IndivisibleStepError
 from shoal.task import Task
 from shoal.worker.team import leader
-from shoal.worker.team.step_check import GradientSnapshot
+from shoal.worker.team.leader import GradientSnapshot
 
 
 def check_equal(one: Leader, other: Leader, members: Iterable[Member], relative: float = 1e-9) -> None:

@@ -24,8 +24,8 @@ from pathlib import Path
 from subprocess import TimeoutExpired
 from typing import Any
 
+from shoal.cluster.machine import openblas_libraries, openmp_libraries
 from shoal.cluster.processes import driver_files
-from shoal.cluster.thread_pools import openblas_libraries, openmp_libraries
 
 __all__ = ["ForkedProcess", "prepare_fork"]
 

@@ -15,9 +15,8 @@ from shoal.data.fetch import Fetcher
 from shoal.data.iterable import PassOrder
 from shoal.data.loader_processes import FetchRequest
 from shoal.data.samples import compact, has_graph, is_copyable, views_larger_memory
-from shoal.data.source import BatchRequest, BatchSource, StreamSync
-from shoal.data.unit import BLOCK, Unit, blocks
-from shoal.fuse.copy_on_write import lazy_clone
+from shoal.data.source import BLOCK, BatchRequest, BatchSource, StreamSync, Unit, blocks
+from shoal.fuse.aliasing import lazy_clone
 from shoal.fuse.generators import seed_all
 
 __all__ = ["SampleWindow"]

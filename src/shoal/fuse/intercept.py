@@ -1,31 +1,267 @@
-"""Intercepts torch functions while an array runs: functions of stacked tensors, and random functions."""
+"""Intercepts torch functions while an array runs: functions of stacked tensors, and random functions.
 
-from collections.abc import Callable, Iterable, Iterator
+A function of stacked tensors runs by a fusion rule, by vmap, or in a loop over the members.
+"""
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from typing import Any, Self
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._C import _functorch as functorch
+from torch._ops import OpOverload, OpOverloadPacket
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from shoal.core.errors import FusionError
-from shoal.fuse.dispatch import dispatch
-from shoal.fuse.patches import begun_checkpoints, close_checkpoints, install_patches, remove_patches
-from shoal.fuse.randomness import RandomSource, active_source, use_source
+from shoal.fuse.aliasing import record_copy, refuse_aliased_write, share_memory
+from shoal.fuse.generators import forked_rng
+from shoal.fuse.patches import HiddenWarning, begun_checkpoints, close_checkpoints, install_patches, remove_patches
+from shoal.fuse.randomness import RandomSource, active_source, current_source, use_source
 from shoal.fuse.rows import members_without_grad, record_row_grad
 from shoal.fuse.rules.attention import multi_head_without_overrides
+from shoal.fuse.rules.table import RULES
+from shoal.fuse.shard import IndivisibleStepError, active_shard
 from shoal.fuse.side_effects import (
+    HIDDEN_WRITES,
     RANDOM_FUNCTIONS,
     STATISTICS_FUNCTIONS,
     draws_random,
     updates_statistics,
     written_arguments,
 )
-from shoal.fuse.stacked import NeedsMemberError, Ragged, Stacked
+from shoal.fuse.stacked import (
+    NeedsMemberError,
+    Ragged,
+    SharedWriteError,
+    Stacked,
+    member_count,
+    member_values,
+    refuse_custom_autograd,
+    stack,
+)
 
-__all__ = ["FunctionInterceptor", "RowLookup", "member_run"]
+__all__ = ["FunctionInterceptor", "RowLookup", "dispatch", "loop", "member_run"]
+
+_log = logging.getLogger("shoal.fuse")
+_looped: set[Any] = {Tensor.__setitem__}
+"""Functions that run in a loop without vmap: those that vmap refused before, and `x[:, i] = y`, where vmap is wrong."""
+
+_vmap_warnings = HiddenWarning(
+    r"There is a performance drop|torch\.searchsorted\(\): input value tensor is non-contiguous"
+)
+"""Warnings that vmap uses a loop, and that vmap has made a tensor that is not contiguous."""
+
+_EXPECTED_ERRORS = (RuntimeError, NotImplementedError, ValueError, TypeError, IndexError, AssertionError)
+
+
+def dispatch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Run a torch function for all members.
+
+    A rule or vmap may fail on wrong or unsupported arguments. The loop runs then; if the arguments are wrong, it raises
+    torch's own error for one member.
+
+    Raises:
+        NeedsMemberError: `func` must see one member at a time.
+    """
+    for value in args:  # fast path: most calls need no refusal
+        if isinstance(value, Stacked):
+            if value.grad_fn is not None:
+                refuse_custom_autograd(args)
+        elif isinstance(value, (list, tuple)):
+            refuse_custom_autograd(value)
+    if not args and "input" in kwargs and "condition" not in kwargs:  # move torch's first argument to `args`
+        kwargs = dict(kwargs)
+        args = (kwargs.pop("input"),)
+    changed = written_arguments(func, args, kwargs)
+    for tensor in changed:
+        if isinstance(tensor, Tensor) and not isinstance(tensor, Stacked):
+            raise SharedWriteError(_name(func), tensor)
+    if changed:
+        refuse_aliased_write(_name(func), changed)
+    versions = _versions(changed)
+    rule = RULES.get(func)
+    refusal = None
+    try:
+        try:
+            if rule is not None:
+                result = rule.run(func, *args, **kwargs)
+                if result is not NotImplemented:
+                    return result
+            if updates_statistics(func, args, kwargs) and not all(isinstance(value, Stacked) for value in args[1:3]):
+                raise NeedsMemberError(f"{_name(func)} updates statistics that all members share")
+            if _can_vmap(func, kwargs) and not draws_random(func, args, kwargs):
+                result = _vmap(func, args, kwargs)
+                if result is not NotImplemented:
+                    return changed[-1] if changed else result
+        except (torch.OutOfMemoryError, FusionError):
+            raise
+        except _EXPECTED_ERRORS as error:
+            if versions != _versions(changed):  # the function has begun to write, and must not write twice
+                raise
+            refusal = str(error).split("\n")[0]
+        result = loop(func, args, kwargs)
+        if refusal is not None and rule is None:
+            _looped.add(func)
+            _log.info("%s runs in a loop over the members: %s", _name(func), refusal)
+        return changed[-1] if changed else result
+    except NeedsMemberError:
+        raise
+    except Exception as error:
+        members, arguments = member_count((args, kwargs)), _describe_arguments(args, kwargs)
+        error.add_note(f"in {_name(func)} of {members} members, for one member: {arguments}")
+        raise
+
+
+def _can_vmap(func: Any, kwargs: dict[str, Any]) -> bool:
+    """Whether to try vmap; never under autocast, since vmap decomposes functions that autocast must see whole."""
+    if func in _looped or func in HIDDEN_WRITES or kwargs.get("out") is not None:
+        return False
+    return not torch._C._is_any_autocast_enabled() and _is_batched(func)
+
+
+@cache
+def _is_batched(func: Any) -> bool:
+    """Whether vmap has a batching rule for a custom operator; without one, vmap would use a slow loop and warn."""
+    if isinstance(func, OpOverloadPacket):
+        return all(_is_batched(getattr(func, name)) for name in func.overloads())  # type: ignore[no-untyped-call]
+    if not isinstance(func, OpOverload) or func.namespace == "aten":
+        return True
+    return torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "FuncTorchBatched")  # type: ignore[no-untyped-call]
+
+
+def _vmap(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Run a function as `torch.func.vmap` does, without its checks, which take ten times as long.
+
+    Returns NotImplemented for floats in which members differ. A result that depends on no stacked tensor is copied for
+    each member, unless it shares memory with a shared argument.
+    """
+    leaves, spec = pytree.tree_flatten((args, kwargs))
+    members = member_count(leaves)
+    own = [leaf for leaf in leaves if isinstance(leaf, Stacked)]
+    if members is None or any(leaf.floats is not None for leaf in own):
+        return NotImplemented
+    shared = [leaf for leaf in leaves if isinstance(leaf, Tensor) and not isinstance(leaf, Stacked)]
+    if any(leaf.dim() == 0 for leaf in own) and len({leaf.dtype for leaf in (*own, *shared)}) > 1:
+        return NotImplemented  # torch's type promotion gives 0-dim tensors a lower priority
+
+    def of_all(result: Tensor) -> Tensor:
+        if functorch.is_batchedtensor(result):
+            return Stacked(functorch._remove_batch_dim(result, level, members, 0))
+        if any(share_memory(leaf, result) for leaf in shared):
+            return result
+        return Stacked(result.expand(members, *result.shape).clone(memory_format=torch.contiguous_format))
+
+    level = functorch._vmap_increment_nesting(members, "error")
+    try:
+        batched = [functorch._add_batch_dim(x.whole, 0, level) if isinstance(x, Stacked) else x for x in leaves]
+        own_args, own_kwargs = pytree.tree_unflatten(batched, spec)
+        with _vmap_warnings():
+            result = func(*own_args, **own_kwargs)
+        return pytree.tree_map_only(Tensor, of_all, result)
+    finally:
+        functorch._vmap_decrement_nesting()
+
+
+def loop(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], seeded: bool = False) -> Any:
+    """Run `func` for one member after another.
+
+    Args:
+        func: Function of tensors.
+        args: Positional arguments, stacked or shared.
+        kwargs: Keyword arguments, stacked or shared.
+        seeded: Whether to seed torch's default generators by each member's key, as for functions known to be random.
+    """
+    leaves, spec = pytree.tree_flatten((args, kwargs))
+    source = active_source()
+    members = member_count(leaves) or (len(source.keys) if source else 1)
+    changed = _stacked(written_arguments(func, args, kwargs))
+    copies = {id(tensor): [row.clone() for row in tensor.whole.unbind(0)] for tensor in changed}
+    if func in HIDDEN_WRITES:
+        columns = [_slices(leaf, members) for leaf in leaves]
+    else:
+        columns = [copies[id(leaf)] if id(leaf) in copies else member_values(leaf, members) for leaf in leaves]
+    rows = zip(*columns, strict=True) if columns else [()] * members
+    calls = [pytree.tree_unflatten(list(values), spec) for values in rows]
+    if seeded or draws_random(func, args, kwargs):
+        own = _run_seeded(func, calls, leaves, None if seeded else [draws_random(func, *call) for call in calls])
+    else:
+        own = [func(*own_args, **own_kwargs) for own_args, own_kwargs in calls]
+    result = stack(own)
+    if changed:
+        for tensor in changed:
+            _write_back(tensor, copies[id(tensor)])
+    else:
+        _record_views(leaves, own[0], result)
+    return result
+
+
+def _slices(value: Any, members: int) -> Iterable[Any]:
+    """As `member_values`, but with slices that allow writes: autograd refuses writes to the results of `unbind`."""
+    is_tensor = isinstance(value, Stacked) and value.floats is None
+    return [value.whole[b] for b in range(members)] if is_tensor else member_values(value, members)
+
+
+def _write_back(tensor: Stacked, rows: list[Tensor]) -> None:
+    """Write the members' changed copies back together: autograd does not distinguish writes to slices of a tensor."""
+    if any(row.shape != tensor.shape for row in rows):
+        raise NeedsMemberError(f"an in-place function changes the shape {tuple(tensor.shape)} of a tensor")
+    tensor.whole.copy_(torch.stack(rows))
+
+
+def _run_seeded(func: Any, calls: list[tuple[Any, Any]], leaves: list[Any], drawing: list[bool] | None) -> list[Any]:
+    """Run a random function for each member, with torch's default generators seeded by the member's key."""
+    if active_shard() is not None:
+        raise IndivisibleStepError(f"{_name(func)} draws random numbers, of which a part of the batch cannot be drawn")
+    devices = sorted({leaf.device.index for leaf in leaves if isinstance(leaf, Tensor) and leaf.is_cuda})
+    if not devices and torch.cuda.is_initialized():  # type: ignore[no-untyped-call] # its generator is seeded, too
+        devices = [torch.cuda.current_device()]
+    generators = [torch.default_generator, *(torch.cuda.default_generators[index] for index in devices)]
+    results = []
+    with forked_rng(devices):
+        for key, (args, kwargs) in zip(current_source(len(calls)).next(drawing).tolist(), calls, strict=True):
+            for generator in generators:  # `torch.manual_seed` takes half a millisecond
+                generator.manual_seed(key)
+            results.append(func(*args, **kwargs))
+    return results
+
+
+def _record_views(leaves: list[Any], own: Any, result: Any) -> None:
+    """Record which results were views of arguments before they were stacked."""
+    for view, copy in zip(pytree.tree_leaves(own), pytree.tree_leaves(result), strict=True):
+        for leaf in leaves:
+            if isinstance(copy, Stacked) and isinstance(leaf, Stacked) and share_memory(view, leaf.whole):
+                record_copy(leaf.whole, copy.whole)
+
+
+def _stacked(changed: Sequence[Any]) -> list[Stacked]:
+    """Stacked tensors that a function writes to, also those in lists."""
+    return [tensor for tensor in pytree.tree_leaves(list(changed)) if isinstance(tensor, Stacked)] if changed else []
+
+
+def _versions(changed: Sequence[Any]) -> list[int]:
+    """Write counts of the stacked tensors."""
+    return [x.whole._version for x in _stacked(changed) if not x.whole.is_inference()]
+
+
+def _name(func: Any) -> str:
+    return str(getattr(func, "__name__", func))
+
+
+def _describe_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    def show(value: Any) -> str:
+        if isinstance(value, Tensor):
+            return f"{'each' if isinstance(value, Stacked) else 'shared'} {tuple(value.shape)}"
+        return repr(value)
+
+    return ", ".join([*map(show, args), *(f"{name}={show(value)}" for name, value in kwargs.items())])
+
+
+Stacked.dispatch = staticmethod(dispatch)
 
 
 RowLookup = Callable[[Tensor], tuple[Tensor, int] | None]

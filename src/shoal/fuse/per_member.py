@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from shoal.core.errors import FusionError
+from shoal.fuse.aliasing import lazy_clone
 from shoal.fuse.array_state import ArrayState, check_shared, commit_member_rows
-from shoal.fuse.copy_on_write import lazy_clone
 from shoal.fuse.generators import DrawDetector, seed_member
 from shoal.fuse.intercept import member_run
 from shoal.fuse.randomness import RandomSource, member_keys

@@ -59,7 +59,7 @@ class Stacked(Tensor):
     whole: Tensor
     floats: tuple[float, ...] | None
     dispatch: ClassVar[Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]]
-    """Function that runs a torch function; set by `shoal.fuse.dispatch`."""
+    """Function that runs a torch function; set by `shoal.fuse.intercept`."""
 
     @staticmethod
     def __new__(cls, whole: Tensor, floats: tuple[float, ...] | None = None) -> "Stacked":

@@ -1,11 +1,17 @@
-"""Runs a job in a worker process; its contract is `shoal.backends.base.Runner`."""
+"""Runs a job in a worker process; its contract is `shoal.backends.base.Runner`.
 
+The arrays of a job that trains take turns and share one data stream.
+"""
+
+import logging
 import os
+import time
 from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 
 import torch
+from torch import nn
 
 from shoal.cluster.machine import threads
 from shoal.cluster.temporary import TemporaryFolder
@@ -13,22 +19,262 @@ from shoal.core.activity import Activity
 from shoal.core.array import Array, FusionKey, Member
 from shoal.core.device import Device
 from shoal.core.errors import UnusableTaskError
-from shoal.core.event import Event, Profiled, Reported, SignaturesFound
-from shoal.core.job import Job, Purpose, WorkerContext
+from shoal.core.event import (
+    ArrayFailed,
+    Event,
+    MembersLeft,
+    Outcome,
+    Profiled,
+    RelativeTimeMeasured,
+    Reported,
+    SignaturesFound,
+    TeamMeasured,
+)
+from shoal.core.job import Job, Purpose, WorkerContext, log_path
 from shoal.core.trial import Report, Trial
 from shoal.cost.activity_clock import during
 from shoal.data.datasets import DataSets
 from shoal.pickling import original_or_loaded, why_not_loaded
 from shoal.task import Task
+from shoal.worker.array_trainer import ArrayTrainer
 from shoal.worker.control import JobControl
+from shoal.worker.failures import outcome_of, record_failure
+from shoal.worker.lane_scheduler import LaneFailure, LaneScheduler
+from shoal.worker.memory import MemoryTracker, release_cached_memory
 from shoal.worker.postponed_compiler import postpone_compiler
 from shoal.worker.profile import FREE_SECONDS, measure
 from shoal.worker.signature_builder import SignatureBuilder
 from shoal.worker.team.helper import assist
-from shoal.worker.train import Trainer
+from shoal.worker.team.leader import TeamLeader
 from shoal.worker.worker_state import TrialCache, WorkerState
 
-__all__ = ["prepare", "retrain", "run"]
+__all__ = ["Trainer", "prepare", "retrain", "run"]
+
+_log = logging.getLogger("shoal.worker")
+
+
+class Trainer:
+    """Trains the arrays of a job, each a lane that takes turns with the others.
+
+    Requests are handled between two steps: trials leave, join, or get a signature. A lane that raises is dropped, and
+    the others continue. If the last lane raises, the job fails.
+
+    Args:
+        job: Job to train.
+        worker_state: State of this process.
+        signature_builder: Signature builder of the task, for requests.
+        control: Requests to the job, polled after every step. On a request to stop, all trials are saved.
+        worker_context: Settings of the study for its workers.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        worker_state: WorkerState,
+        signature_builder: SignatureBuilder,
+        control: JobControl,
+        worker_context: WorkerContext,
+    ) -> None:
+        self._job = job
+        self._worker_state = worker_state
+        self._signature_builder = signature_builder
+        self._control = control
+        self._worker_context = worker_context
+        self._team: TeamLeader | None = None
+        self._saved = time.monotonic()
+        self._lanes: list[ArrayTrainer] = []
+        self._lanes += [self._lane(array) for array in job.arrays]
+        self._memory_tracker = MemoryTracker(job.id, worker_state.device)
+        self._scheduler = LaneScheduler(worker_state.device)
+        self._last_measurement: RelativeTimeMeasured | None = None
+        self._lane_count = len(self._lanes)
+
+    def run(self) -> Iterator[Event]:
+        """Train; yield the reports of the trials, with one event for trials that end an epoch together.
+
+        A trial that reaches its target is saved before it is reported as PAUSED. If the job runs out of memory, its
+        memory is reported before the exception is raised.
+        """
+        try:
+            yield from self._train()
+        except Exception as error:
+            if outcome_of(error) is Outcome.OUT_OF_MEMORY:
+                yield from self._memory_events()
+            raise
+        finally:
+            if self._team is not None:
+                self._team.close()
+
+    def _train(self) -> Iterator[Event]:
+        while True:
+            yield from self._handle_requests()
+            self._lanes = [lane for lane in self._lanes if not lane.done]
+            if not self._lanes:
+                self._free_memory()
+                return
+            if self._control.stopping():
+                yield from self._suspend()
+                return
+            failures = self._prepare()
+            if not failures and not any(lane.events or lane.failures for lane in self._lanes):
+                failures, found = self._round()
+                yield from found
+            yield from self._events()
+            while failures:
+                yield self._drop_lane(failures.pop())
+            self._free_memory()
+            if self._save_due():
+                self._save()
+            yield from self._wait_for_joins()
+
+    def _suspend(self) -> Iterator[Event]:
+        """Save and cache all trials, and free the device."""
+        for lane in self._lanes:
+            lane.suspend()
+        yield from self._events()
+        del lane  # this name and the list hold the lanes, whose arrays are in device memory
+        self._lanes.clear()
+        release_cached_memory(self._worker_state.device)
+
+    def _prepare(self) -> list[LaneFailure]:
+        """Bring all lanes to their next steps; return the lanes that raised."""
+        failures = []
+        for lane in self._lanes:
+            try:
+                lane.prepare()
+            except (Exception, SystemExit) as error:  # the caller drops the lane, or ends the job
+                failures.append(LaneFailure(lane, error))
+        return failures
+
+    def _interrupted(self) -> bool:
+        """Return whether a request, an event or a checkpoint is due between two steps."""
+        if self._control.stopping() or self._control.wait(0) or any(lane.events for lane in self._lanes):
+            return True
+        return self._save_due()
+
+    def _handle_requests(self) -> Iterator[Event]:
+        """Handle requests: trials leave, join, or get a signature."""
+        for change in self._control.changes():
+            if change.team is not None:
+                yield from self._allow_helpers(change.team)
+            if gone := frozenset[int]().union(*(lane.leave(change.leave) for lane in self._lanes)):
+                yield MembersLeft(self._job.id, gone)
+            for array in change.join:
+                self._join(array)
+            if change.find_signatures:
+                self._control.beat(settled=False)
+                with during(Activity.SIGNATURE):
+                    found = self._signature_builder.find_keys(change.find_signatures, load=False)
+                yield SignaturesFound(self._job.id, *found)
+
+    def _allow_helpers(self, helpers: frozenset[str]) -> Iterator[Event]:
+        """Let other jobs compute gradients from the next step on, while this job trains a single array."""
+        try:
+            if self._team is None and helpers:
+                self._team = TeamLeader(self._job.id, self._worker_context)
+        except OSError as error:
+            reason = f"helpers cannot connect to job {self._job.id}: {error}"
+            _log.warning("%s", reason)
+            for lane in self._lanes:
+                yield TeamMeasured(self._job.id, lane.key, len(lane.trials), {}, reason)
+        if self._team is not None:
+            self._team.allow(helpers)
+
+    def _join(self, array: Array) -> None:
+        """Add members to the lane of their key, or add a new lane."""
+        for lane in self._lanes:
+            if lane.key == array.key and not array.separate:
+                lane.join(array.members)
+                return
+        self._lanes.append(self._lane(array))
+
+    def _lane(self, array: Array) -> ArrayTrainer:
+        return ArrayTrainer(self._job.id, array, self._worker_state, self._frozen_sources, self._heartbeat)
+
+    def _heartbeat(self) -> None:
+        """Send a heartbeat. It says whether lanes only take steps, so that the next step is expected to take as long as
+        the last."""
+        self._control.beat(all(lane.steady for lane in self._lanes))
+
+    def _frozen_sources(self) -> list[nn.Module]:
+        """Return one model of each array."""
+        return [model for lane in self._lanes for model in lane.models[:1]]
+
+    def _memory_events(self) -> Iterator[Event]:
+        """Yield the peak memory of the job, if it has grown."""
+        self._memory_tracker.sample((lane.key, len(lane.models)) for lane in self._lanes)
+        if (news := self._memory_tracker.new_peak()) is not None:
+            yield news
+
+    def _events(self) -> Iterator[Event]:
+        """Yield the events of all lanes."""
+        if any(lane.events for lane in self._lanes):
+            yield from self._memory_events()
+        for lane in self._lanes:
+            while lane.events:
+                yield lane.events.pop(0)
+            while lane.failures:
+                yield self._array_failed(*lane.failures.pop(0))
+
+    def _round(self) -> tuple[list[LaneFailure], list[Event]]:
+        """Let lanes take turns for one round."""
+        lanes = [lane for lane in self._lanes if lane.ready]
+        for lane in self._lanes:
+            lane.team = self._team if len(self._lanes) == 1 else None
+        failures = self._scheduler.round(lanes, self._interrupted)
+        schedule, seconds = self._scheduler.schedule, self._scheduler.seconds
+        if schedule is None or "turns" not in seconds:
+            return failures, []
+        keys = tuple(lane.key for lane in lanes)
+        found = RelativeTimeMeasured(self._job.id, keys, seconds[schedule] / seconds["turns"])
+        news = found != self._last_measurement
+        self._last_measurement = found
+        return failures, [found] if news else []
+
+    def _wait_for_joins(self) -> Iterator[Event]:
+        """If trials have just left the only lane, wait a short time for others to join."""
+        if len(self._lanes) != 1:
+            return
+        (lane,) = self._lanes
+        deadline = time.monotonic() + lane.join_wait
+        while time.monotonic() < deadline and not self._control.stopping():
+            with during(Activity.ENGINE):
+                requested = self._control.wait(deadline - time.monotonic())
+            if requested:
+                before = lane.trials
+                yield from self._handle_requests()
+                if lane.trials - before:
+                    return
+
+    def _drop_lane(self, failure: LaneFailure) -> Event:
+        """Drop a lane that raised."""
+        (failed,) = [mine for mine in self._lanes if mine is failure.lane]
+        error = failure.error
+        self._lanes.remove(failed)
+        if not self._lanes:
+            raise error
+        return self._array_failed(failed.trials, error)
+
+    def _array_failed(self, trials: frozenset[int], error: Exception | SystemExit) -> Event:
+        if outcome_of(error) is Outcome.STORAGE_FULL:
+            raise error
+        outcome, message = record_failure(error, log_path(self._worker_state.directory, self._job.id))
+        _log.warning("trials %s leave the job after an error: %s", sorted(trials), message)
+        return ArrayFailed(self._job.id, trials, outcome, message)
+
+    def _free_memory(self) -> None:
+        """Free the device memory of lanes that have ended."""
+        before, self._lane_count = self._lane_count, len(self._lanes)
+        if self._lane_count < before:
+            release_cached_memory(self._worker_state.device)
+
+    def _save_due(self) -> bool:
+        return time.monotonic() - self._saved >= self._worker_context.checkpoint_seconds
+
+    def _save(self) -> None:
+        for lane in self._lanes:
+            lane.save()
+        self._saved = time.monotonic()
 
 
 def run(job: Job, device: Device, worker_context: WorkerContext, control: JobControl) -> Iterator[Event]:

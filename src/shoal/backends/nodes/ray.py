@@ -4,20 +4,311 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from importlib.util import find_spec
 from itertools import chain, count
 from typing import Any, ClassVar
 
-from shoal.backends.base import WorkerContext
+from shoal.backends.launcher import begin_imports, imported_libraries
+from shoal.backends.nodes.agent import Agent
 from shoal.backends.nodes.backend import Nodes
-from shoal.backends.nodes.inventory import check_nodes, cluster_of, devices_on
-from shoal.backends.nodes.link import LEASE_SECONDS
-from shoal.backends.nodes.ray_agents import NodeActors, RayCarrier, RayNode, waiting_text
+from shoal.backends.nodes.inventory import NodeInventory, check_nodes, cluster_of, devices_on, take_node_inventory
+from shoal.backends.nodes.link import LEASE_SECONDS, Carrier, NodeGone, NodeUnreachable
+from shoal.backends.nodes.messages import AgentSetup, MessageBatch, ProcessSettings
+from shoal.core.command import BackendCommand
 from shoal.core.device import Cluster
 from shoal.core.errors import BackendError
+from shoal.core.job import WorkerContext
 
-__all__ = ["Ray", "is_address_of"]
+__all__ = ["NodeActors", "Ray", "RayAgent", "RayCarrier", "RayNode", "is_address_of", "waiting_text"]
+
+_ANSWER_SECONDS = 5.0
+"""Longest wait for the answer of an agent after its own time."""
+_CLOSE_SECONDS = 15.0
+"""Longest wait for an agent to end its jobs."""
+_RESERVE_SECONDS = 1
+"""Longest wait for a reservation before the actor is called; Ray takes whole seconds."""
+
+
+@dataclass(frozen=True)
+class RayNode:
+    """A living node of the cluster.
+
+    Args:
+        name: Name of the node in Shoal.
+        id: Ray's id.
+        cpus: Cores that Ray may give away there.
+        gpus: GPUs that Ray may give away there.
+    """
+
+    name: str
+    id: str
+    cpus: int
+    gpus: int
+
+
+class RayAgent:
+    """The actor of a node: a process of Ray's that runs the agents of the driver's studies, one after another.
+
+    It reserves nothing, so it starts while others use the node, and is kept between studies; the jobs of an agent run
+    within a reservation of the carrier.
+    """
+
+    def __init__(self) -> None:
+        self._agents: dict[str, Agent] = {}  # id of a run -> its agent; at most one
+
+    def inventory(
+        self,
+        process: ProcessSettings,
+        libraries: Sequence[str],
+        devices: str | Sequence[str],
+        cores: int | None,
+        gpus: int,
+    ) -> NodeInventory:
+        """Find the node's devices; meanwhile the server of its workers imports torch, and libraries of the driver."""
+        process.apply()
+        begin_imports(WorkerContext.runner, libraries)
+        return take_node_inventory(devices, cores, gpus)
+
+    def begin(self, setup: AgentSetup) -> None:
+        """Begin the agent of a run, whose `setup.probe` is its id; an agent of another run is ended."""
+        for run in list(self._agents):
+            self.close(run)
+        setup.process.apply()
+        self._agents[setup.probe] = Agent(setup)
+
+    def post(self, run: str, first: int, commands: Sequence[BackendCommand]) -> None:
+        """As `Agent.post`; a call of a run that has ended is ignored."""
+        if (agent := self._agents.get(run)) is not None:
+            agent.post(first, commands)
+
+    def fetch(self, run: str, acknowledged: int, timeout: float) -> MessageBatch:
+        """As `Agent.fetch`; nothing comes for a run that has ended or has not begun."""
+        agent = self._agents.get(run)
+        return MessageBatch(1, (), 0) if agent is None else agent.fetch(acknowledged, timeout)
+
+    def close(self, run: str) -> None:
+        """End all jobs of a run."""
+        if (agent := self._agents.get(run)) is not None:
+            agent.close()
+            self._agents.pop(run, None)
+
+
+class NodeActors:
+    """The actors of this driver that serve no study now, by node.
+
+    An actor is started for the inventory of a node, becomes its agent, and is kept for the next study of this process.
+    Ray ends it with this process.
+    """
+
+    def __init__(self) -> None:
+        self._idle: dict[tuple[str, str], Any] = {}  # (job of this driver, id of a node) -> actor
+
+    def take(self, node: RayNode) -> Any:
+        """Return an actor on a node, which the caller has alone: one that is idle, or a new one."""
+        return self._idle.pop(self._key(node), None) or self._start(node)
+
+    def give_back(self, node: RayNode, actor: Any) -> None:
+        """Keep an actor for the next study; end it if there is one on the node already."""
+        import ray
+
+        if self._idle.setdefault(self._key(node), actor) is not actor:
+            ray.kill(actor)
+
+    def inventories(self, settings: Mapping[RayNode, str | Sequence[str]], seconds: float) -> dict[str, NodeInventory]:
+        """Take the inventories of nodes.
+
+        Args:
+            settings: Node -> setting of `discover` there.
+            seconds: Longest wait for each.
+
+        Returns:
+            Name of a node -> its inventory.
+
+        Raises:
+            BackendError: A node cannot run Shoal.
+        """
+        import ray
+
+        process, libraries = ProcessSettings.of_this_process(), imported_libraries()
+
+        def ask(node: RayNode, actor: Any) -> tuple[Any, Any]:
+            return actor, actor.inventory.remote(process, libraries, settings[node], node.cpus or None, node.gpus)
+
+        asked = {node: ask(node, self.take(node)) for node in settings}
+        found: dict[str, NodeInventory] = {}
+        for node, (actor, answer) in asked.items():
+            try:
+                try:
+                    found[node.name] = ray.get(answer, timeout=seconds)
+                except ray.exceptions.RayActorError:  # it was killed, a kept one perhaps since the last study
+                    actor, answer = ask(node, self._start(node))
+                    found[node.name] = ray.get(answer, timeout=seconds)
+            except ray.exceptions.RayError as error:
+                raise BackendError(
+                    f"node {node.name} of the Ray cluster cannot run Shoal: {_short(error)}; all nodes need the same "
+                    "versions of Python, torch and Shoal"
+                ) from error
+            self.give_back(node, actor)
+        return found
+
+    @staticmethod
+    def _key(node: RayNode) -> tuple[str, str]:
+        import ray
+
+        return ray.get_runtime_context().get_job_id(), node.id
+
+    @staticmethod
+    def _start(node: RayNode) -> Any:
+        """Start an actor; it has a thread for commands and one for messages: else a stop may overtake its start."""
+        import ray
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy as OnNode
+
+        remote: Any = ray.remote
+        actor = remote(concurrency_groups={"commands": 1, "messages": 1})(RayAgent)
+        return actor.options(num_cpus=0, max_restarts=0, scheduling_strategy=OnNode(node.id, soft=False)).remote()
+
+
+class RayCarrier(Carrier):
+    """Carries calls to the agent of a node, which begins when Ray has reserved all CPUs and GPUs there.
+
+    The reservation is a placement group of one bundle. It waits until other programs have given back what they hold,
+    and ends with the carrier, or with this process.
+
+    Args:
+        setup: Settings of the agent.
+        node: Node of the agent.
+        actors: Actors of this driver.
+    """
+
+    def __init__(self, setup: AgentSetup, node: RayNode, actors: NodeActors) -> None:
+        from ray.util.placement_group import placement_group
+
+        self._setup = setup
+        self._node = node
+        self._actors = actors
+        self._actor = actors.take(node)
+        bundle = {name: float(count) for name, count in (("CPU", node.cpus), ("GPU", node.gpus)) if count}
+        self._reservation: Any = placement_group(
+            [bundle],
+            strategy="STRICT_PACK",
+            name=f"shoal-{setup.probe}-{node.id}",
+            bundle_label_selector=[{"ray.io/node-id": node.id}],
+        )
+        self._begun = False
+        self._answer: Any = None  # of a fetch that has not come so far
+        self._ended: Any = None
+        self._closed = False
+
+    def post(self, first: int, commands: Sequence[BackendCommand]) -> None:
+        """Call the actor; Ray keeps the call until it is connected."""
+        self._actor.post.options(concurrency_group="commands").remote(self._setup.probe, first, list(commands))
+
+    def fetch(self, acknowledged: int, timeout: float) -> MessageBatch:
+        """Call the actor; an answer that is late is waited for again, and not called for twice."""
+        import ray
+
+        reserved = self._begun or self._reservation.wait(_RESERVE_SECONDS)
+        try:
+            if reserved and not self._begun:
+                ray.get(self._actor.begin.remote(self._setup), timeout=_CLOSE_SECONDS)
+                self._begun = True
+            if self._answer is None:
+                fetch = self._actor.fetch.options(concurrency_group="messages")
+                self._answer = fetch.remote(self._setup.probe, acknowledged, timeout)
+            batch: MessageBatch = ray.get(self._answer, timeout=timeout + _ANSWER_SECONDS)
+        except ray.exceptions.GetTimeoutError as error:
+            raise NodeUnreachable("no answer") from error
+        except ray.exceptions.ActorUnavailableError as error:
+            self._answer = None
+            raise NodeUnreachable(_short(error)) from error
+        except ray.exceptions.RayError as error:
+            raise NodeGone(_short(error), bool(getattr(error, "actor_init_failed", False))) from error
+        self._answer = None
+        if not reserved:  # the call has shown that the node is there
+            raise NodeUnreachable("Ray has not reserved the node")
+        return batch
+
+    def end(self) -> None:
+        """Call the actor."""
+        self._ended = self._actor.close.remote(self._setup.probe)
+
+    def close(self) -> None:
+        """Wait for the end of the agent's jobs, give back the reservation, and keep the actor if it has answered."""
+        import ray
+        from ray.util.placement_group import remove_placement_group
+
+        if self._closed:
+            return
+        self._closed = True
+        keep = False
+        with suppress(ray.exceptions.RayError):  # it has ended already, or takes too long: then it is killed
+            if self._ended is not None:
+                ray.get(self._ended, timeout=_CLOSE_SECONDS)
+                keep = True
+        if keep:
+            self._actors.give_back(self._node, self._actor)
+        else:
+            ray.kill(self._actor)
+        remove_placement_group(self._reservation)
+
+
+def waiting_text(node: str) -> str:
+    """Return what Ray has free on a node, and which actors and reservations of others are there.
+
+    Args:
+        node: Ray's id of the node.
+    """
+    free = _from_ray("what is free", lambda state: state.available_resources_per_node()).get(node)
+    groups = _from_ray("its reservations", lambda state: state.placement_group_table(None)).values()
+    actors = _from_ray("its actors", lambda state: state.actor_table(None)).values()
+    there = [
+        f"placement group {each['name'] or each['placement_group_id']!r}"
+        for each in groups
+        if each["state"] == "CREATED" and node in each["bundles_to_node_id"].values()
+    ]
+    there += sorted(_actor_text(each) for each in actors if each["State"] == "ALIVE" and _node_of(each) == node)
+    text = "" if free is None else f"; free are {free.get('CPU', 0):g} CPUs and {free.get('GPU', 0):g} GPUs"
+    return (
+        f"Ray has not reserved it: its agent needs all CPUs and GPUs that Ray has there{text}; there are "
+        f"{', '.join(there) or 'no actors and placement groups, so tasks hold the others'}; more says: ray list actors"
+    )
+
+
+def _node_of(actor: Mapping[str, Any]) -> str:
+    """Return the node of an actor; "" for an idle or waiting agent, which holds nothing."""
+    return "" if actor["ActorClassName"] == RayAgent.__name__ else str(actor["Address"]["NodeID"])
+
+
+def _actor_text(actor: Mapping[str, Any]) -> str:
+    name = f" {actor['Name']!r}" if actor["Name"] else ""
+    return f"actor {actor['ActorClassName']}{name} of job {actor['JobID']}, process {actor['Pid']}"
+
+
+def _from_ray(what: str, ask: Callable[[Any], Any]) -> Mapping[str, Any]:
+    """Return a table of Ray's state; nothing if Ray, which has no public function for it, fails."""
+    import ray
+
+    try:
+        private: Any = ray._private
+        table: Mapping[str, Any] = ask(private.state.state)
+    except (AttributeError, RuntimeError, ray.exceptions.RayError) as error:
+        _log.info("Ray does not say %s: %s", what, error)
+        return {}
+    return table
+
+
+def _short(error: BaseException) -> str:
+    """Return an error of Ray in one line: the exception of the code that Ray called, or what Ray itself says."""
+    if (cause := getattr(error, "cause", None)) is not None:
+        return f"{type(cause).__name__}: {cause}"
+    lines = [line.strip() for line in str(error).splitlines() if line.strip() and not line.startswith("\t")]
+    if getattr(error, "actor_init_failed", False):  # a traceback, whose last line is the exception
+        return lines[-1]
+    return " ".join(lines[:2]) or type(error).__name__
+
 
 _log = logging.getLogger("shoal.backends")
 

@@ -46,7 +46,7 @@ class Layout(Enum):
 class Rule:
     """A fusion rule: runs some torch functions for all members of an array at once.
 
-    `shoal.fuse.dispatch.dispatch` calls `run` instead of the function if members differ in an argument: in any thread,
+    `shoal.fuse.intercept.dispatch` calls `run` instead of the function if members differ in an argument: in any thread,
     in the forward and the backward pass, in eager steps and while a step is traced. The default `run` first calls
     `declines`, then one of the lowerings. Without a rule, and if the rule declines, a function runs by
     `torch.func.vmap`, or for one member after another if vmap fails. So a rule changes the speed, but not the results.

@@ -18,7 +18,7 @@ from contextlib import suppress
 from types import ModuleType
 from typing import Any
 
-from shoal.cluster.thread_pools import limit_threads
+from shoal.cluster.machine import limit_threads
 from shoal.core.errors import UnusableTaskError
 from shoal.pickling import loaded, why_not_loaded
 from shoal.trainable import TrainingStopped, forget_reports
