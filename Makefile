@@ -53,15 +53,17 @@ tests tests-thorough: $(READY)
 	$(BIN)/pytest --numprocesses logical --dist worksteal $(if $(findstring thorough,$@),--thorough)
 
 # That each of them runs; chaos.py and device_chaos.py are run by the tests.
-benchmarks-quick: $(BENCHMARKS:%=quick-%)
+benchmarks-quick: $(READY)
+	$(BIN)/python tools/quick.py $(BENCHMARKS)
 
-quick-% benchmarks-thorough: export OMP_NUM_THREADS = 1
+benchmarks-quick quick-% benchmarks-thorough: export OMP_NUM_THREADS = 1
 
 quick-%: $(READY)
 	$(BIN)/python benchmarks/$*.py --quick
 
 benchmarks-thorough: $(READY)
 	$(BIN)/python benchmarks/algorithms.py --quick --tasks digits cifar --algorithms Hyperband ASHA
+	$(BIN)/python benchmarks/simulation_fuzz.py --faults
 	$(BIN)/python benchmarks/time_sharing.py --bins 20
 	$(BIN)/python benchmarks/time_sharing.py --live --quick
 	$(BIN)/python benchmarks/groups.py --seeds 3

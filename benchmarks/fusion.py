@@ -134,7 +134,12 @@ def measured(options: argparse.Namespace, device: torch.device) -> Iterator[dict
         workload = WORKLOADS[name](full)
         makers: dict[str, Any] = {key: RIVALS[key] for key in options.rivals}
         if Processes.name in makers:
-            makers[Processes.name] = partial(Processes, workload=name, full=full)
+            makers[Processes.name] = partial(
+                Processes,
+                workload=name,
+                full=full,
+                begin="fork" if options.quick and device.type == "cpu" else "forkserver",
+            )
         if Chosen.name in makers:
             makers[Chosen.name] = partial(Chosen, compiling=Compiled.name in makers)
         for members in sizes:

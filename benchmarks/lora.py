@@ -50,7 +50,12 @@ def main() -> int:
         workload = WORKLOADS[name](full)
         makers: dict[str, Any] = {
             Serial.name: Serial,
-            Processes.name: partial(Processes, workload=name, full=full),
+            Processes.name: partial(
+                Processes,
+                workload=name,
+                full=full,
+                begin="fork" if options.quick and device.type == "cpu" else "forkserver",
+            ),
             VMap.name: VMap,
             AdapterTurns.name: partial(AdapterTurns, adapters=adapters, full=full),
             Chosen.name: partial(Chosen, compiling=options.compile),

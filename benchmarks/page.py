@@ -264,7 +264,8 @@ def main() -> None:
     print(f"{trials} trials, {trials * epochs} reports; Python {platform.python_version()}, {platform.machine()}")
     figures = engine_figures(trials, epochs, given.rounds) if given.engine else measure(trials, epochs)
     if given.quick and not given.engine:
-        engine_figures(2, 2, 1)  # only that it runs: seconds so short say nothing
+        with tempfile.TemporaryDirectory() as folder:  # only that it runs: seconds so short say nothing
+            study_seconds(Path(folder) / "study", 2, 2, CLIENTS)
     found = {name: round(value, 3) for name, value in figures.items()}
     for name, value in found.items():
         print(f"{name:20} {value:10.3f}" + (f"   asked at most {ASKED[name]:g}" if name in ASKED else ""))

@@ -99,7 +99,7 @@ def main() -> int:
               f"{torch.__version__}; {', '.join(used)}")  # fmt: skip
         if not options.quick:
             seconds(folder / "first", trackers(folder), 3)
-        seconds(folder / "history", [], epochs)
+            seconds(folder / "history", [], epochs)
         ratios = []
         for number in range(rounds):
             without = seconds(folder / f"without-{number}", [], epochs)

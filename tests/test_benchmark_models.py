@@ -37,6 +37,7 @@ def test_a_full_model_has_as_many_parameters_as_published(name: str) -> None:
     assert sum(parameter.numel() for parameter in model.parameters()) == PARAMETERS[name]
 
 
+@pytest.mark.thorough
 @pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_a_model_trains(name: str) -> None:
@@ -58,6 +59,7 @@ def test_a_model_trains(name: str) -> None:
         assert torch.equal(parameter, before[path]) == (not parameter.requires_grad), path
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_draws_says_whether_training_is_random(name: str) -> None:
     workload = WORKLOADS[name](False)

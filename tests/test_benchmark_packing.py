@@ -237,6 +237,7 @@ def test_the_paper_decodes_again_what_smaller_batches_have_left(folder: Path) ->
     assert counts == {"none": (400, 100), "sizes": (400, 160)}
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_the_original_is_what_shoal_does_with_every_trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rates of 0.1 are left out: there rounding alone moves losses by 1e-2, in float64 too."""
@@ -262,6 +263,7 @@ def test_the_original_is_what_shoal_does_with_every_trial(tmp_path: Path, monkey
     assert comparison.explained, str(comparison)
 
 
+@pytest.mark.thorough
 def test_another_order_within_batches_changes_nothing_but_rounding() -> None:
     task = MLP3("pictures", train=60, test=TEST, dtype=torch.float64)
     make = lambda: hyperband(3, 1)  # noqa: E731

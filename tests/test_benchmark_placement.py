@@ -15,7 +15,6 @@ sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 
 from packs import pictures
 from placed import plain
-from placed.dispatch import gaps
 from placed.figures import Figures, middle
 from placed.jobs import FULL, MODELS, QUICK, SMALL, Pictures, configs
 from placed.ours import FUSION, FUSION_AND_PACKING, ONE_JOB, PACKED, SECOND, rows
@@ -127,9 +126,3 @@ def test_figures_are_medians() -> None:
 )
 def test_what_is_missed_is_said(makespans: dict[str, float], gpu: bool, found: list[str]) -> None:
     assert judged(makespans, gpu) == found
-
-
-def test_between_two_jobs_of_a_slot_the_engine_hears_decides_and_tells(tmp_path: Path) -> None:
-    found = gaps(6, "fifo", tmp_path)
-    assert len(found) == 6
-    assert all(gap.heard > 0 and gap.decided > 0 and gap.begun > 0 for gap in found)

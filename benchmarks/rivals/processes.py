@@ -68,16 +68,17 @@ class Processes(Rival):
         cell: what to train.
         workload: name of its workload.
         full: size of its workload.
+        begin: how processes begin: "forkserver", or "fork" of this process, which then must have used no GPU.
     """
 
     name = "processes"
 
-    def __init__(self, cell: Cell, workload: str, full: bool) -> None:
+    def __init__(self, cell: Cell, workload: str, full: bool, begin: str = "forkserver") -> None:
         super().__init__(cell)
         count = min(cell.members, os.cpu_count() or 1)
         self._mps = _daemon(cell.device)
         environment = {} if self._mps is None else self._mps.environment()
-        context = multiprocessing.get_context("forkserver")
+        context: Any = multiprocessing.get_context(begin)
         context.set_forkserver_preload(list(HEAVY))
         self._connections: list[Connection] = []
         self._processes = []
