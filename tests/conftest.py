@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from itertools import combinations, groupby
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cpu_seconds import CpuSeconds
@@ -86,6 +87,23 @@ def script() -> Iterator[Callable[..., tuple[int, str, str]]]:
     )
     yield lambda path, *arguments, cwd: warm.script(path, arguments, cwd)
     warm.close()
+
+
+@pytest.fixture(scope="session")
+def finished_study(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of a study that has ended; only to be copied."""
+    from finished import made_once  # and torch, which many tests need not import
+
+    place = tmp_path_factory.getbasetemp()
+    return made_once(place.parent if "PYTEST_XDIST_WORKER" in os.environ else place)
+
+
+@pytest.fixture
+def finished(finished_study: Path, tmp_path: Path) -> Any:
+    """A copy of the finished study, a test's own."""
+    import shoal
+
+    return shoal.Study(shutil.copytree(finished_study, tmp_path / "study"))
 
 
 @pytest.hookimpl(wrapper=True)

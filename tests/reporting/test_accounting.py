@@ -154,14 +154,21 @@ class Halves(shoal.Task):
         return F.cross_entropy(model(x), y)
 
 
-@pytest.mark.parametrize("backend", ["local", "inline"])
-def test_the_activities_of_a_real_study_sum_to_the_time_of_its_slots(backend: str, tmp_path: Path) -> None:
+def test_the_activities_of_a_study_in_one_process_sum_to_the_time_of_its_slots(finished: shoal.Study) -> None:
+    check_activities(finished.directory)
+
+
+def test_the_activities_of_a_study_in_several_processes_sum_to_the_time_of_its_slots(tmp_path: Path) -> None:
     shoal.tune(
         Halves(), {"lr": shoal.loguniform(1e-3, 1e-1), "batch_size": shoal.choice([16, 32])},
         metric="valid_loss", mode="min", algorithm=shoal.SuccessiveHalving(n=8, max_epochs=4, eta=2), devices="cpu:2",
-        backend=backend, directory=tmp_path / "study", show_progress=False,
+        backend="local", directory=tmp_path / "study", show_progress=False,
     )  # fmt: skip
-    done = CliRunner().invoke(app, ["report", str(tmp_path / "study"), "--accounting", "--json"])
+    check_activities(tmp_path / "study")
+
+
+def check_activities(study: Path) -> None:
+    done = CliRunner().invoke(app, ["report", str(study), "--accounting", "--json"])
     shown = json.loads(done.stdout)
     total = shown["wall_seconds"] * shown["slots"]
     assert (shown["slots"], list(shown["devices"])) == (2, ["cpu:0", "cpu:1"])
@@ -171,7 +178,7 @@ def test_the_activities_of_a_real_study_sum_to_the_time_of_its_slots(backend: st
     assert shown["seconds"]["unreported"] == 0.0
     for activity in ("start", "data", "signature", "build", "steps", "validation", "checkpoints", "engine"):
         assert shown["seconds"][activity] > 0.0, f"no time was spent on {activity}"
-    table = CliRunner().invoke(app, ["report", str(tmp_path / "study"), "--accounting"]).stdout
+    table = CliRunner().invoke(app, ["report", str(study), "--accounting"]).stdout
     assert "validation" in table
     assert "unreported" not in table
-    assert not (tmp_path / "study" / "report").exists()
+    assert not (study / "report").exists()

@@ -138,35 +138,8 @@ def test_a_repeated_report_is_one_epoch(journal: Journal, history: History) -> N
     assert found.epochs == 4
 
 
-def test_a_study_that_has_ended_keeps_it(tmp_path: Path) -> None:
-    torch = pytest.importorskip("torch")
-
-    class Line(shoal.Task):
-        def data(self, config):
-            x = torch.linspace(-1, 1, 64).unsqueeze(1)
-            return (both := torch.utils.data.TensorDataset(x, x)), both
-
-        def model(self, config):
-            return torch.nn.Linear(1, 1)
-
-        def optimizer(self, model, config):
-            return torch.optim.SGD(model.parameters(), lr=config["lr"])
-
-        def loss(self, model, batch):
-            return (model(batch[0]) - batch[1]).square().mean()
-
-    study = shoal.tune(
-        Line(),
-        {"lr": shoal.loguniform(1e-3, 1e-1)},
-        metric="valid_loss",
-        mode="min",
-        algorithm=shoal.Random(8, epochs=4),
-        directory=tmp_path / "study",
-        backend="inline",
-        devices="cpu:1",
-        show_progress=False,
-    )
-    with JournalView.read(study.directory) as journal:
+def test_a_study_that_has_ended_keeps_it(finished: shoal.Study) -> None:
+    with JournalView.read(finished.directory) as journal:
         found = snapshot(journal, 0.0).savings
     assert found is not None
     assert 0 < found.epochs <= 32
