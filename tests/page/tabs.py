@@ -1,6 +1,7 @@
 """Tabs of a browser that show a page."""
 
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -37,11 +38,16 @@ def opened(
 
 def wait(tab: Any, expression: str) -> None:
     """Wait until an expression is true; the policy of the page forbids playwright's own way."""
-    for _ in range(200):
+    for _ in range(1200):
         if tab.evaluate(expression):
             return
         tab.wait_for_timeout(50)
-    pytest.fail(f"not so after ten seconds: {expression}\n{tab.inner_text('body')[:2000]}")
+    pytest.fail(f"not so after a minute: {expression}\n{tab.inner_text('body')[:2000]}")
+
+
+def shows(tab: Any, texts: Sequence[str]) -> None:
+    """Wait until all of some texts are to be read."""
+    wait(tab, f"(seen => {json.dumps(texts)}.every(text => seen.includes(text)))(document.body.innerText)")
 
 
 def ready(tab: Any, view: str = "") -> None:
@@ -49,9 +55,10 @@ def ready(tab: Any, view: str = "") -> None:
 
 
 def go(tab: Any, study: str, view: str) -> None:
-    tab.evaluate(f"location.hash = '#/{study}/{view}'")
-    tab.wait_for_timeout(50)
+    there = json.dumps(f"#/{study}/{view}")
+    tab.evaluate(f"if (location.hash !== {there}) {{ delete document.body.dataset.ready; location.hash = {there} }}")
     ready(tab, view.partition("/")[0])
+    wait(tab, f"document.title.startsWith({json.dumps(study + ' ')})")
 
 
 def filled(tab: Any, button: str, values: dict[str, str], choice: str = "", answer: str = "#ask-yes") -> None:

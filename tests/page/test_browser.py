@@ -2,13 +2,16 @@
 
 import re
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from page_studies import NASTY, lively_study, nasty_study
-from serving import served
-from tabs import filled, go, opened, ready, wait
+from serving import Page, served
+from tabs import filled, go, opened, ready, shows, wait
 
+from shoal.core.request import Request
 from shoal.core.trial import Report
 from shoal.journal.requests import pending_requests
 from shoal.page.frozen import write_frozen_page
@@ -39,7 +42,7 @@ SEEN = {
 
 
 @pytest.fixture(scope="module")
-def page(tmp_path_factory):
+def page(tmp_path_factory) -> Iterator[Page]:
     folder = tmp_path_factory.mktemp("studies")
     with lively_study(folder / "study"):  # this process runs it
         kept = folder / "study" / "checkpoints" / "000033"
@@ -52,23 +55,59 @@ def page(tmp_path_factory):
             yield page
 
 
-@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-@pytest.mark.parametrize("width", [1280, 390])
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """Of studies of which tests change one each: no process runs "unchanged", which they copy."""
+    place = tmp_path_factory.mktemp("changed")
+    lively_study(place / "unchanged").close()
+    kept = place / "unchanged" / "checkpoints" / "000033"
+    kept.mkdir(parents=True)
+    (kept / "000012-000000-0123abcd.pt").touch()
+    return place
+
+
+@pytest.fixture(scope="module")
+def site(folder: Path) -> Iterator[Page]:
+    with served(folder) as page:
+        yield page
+
+
+def copied(folder: Path, name: str) -> Path:
+    return shutil.copytree(folder / "unchanged", folder / name)
+
+
+def written(tab: Any, study: Path) -> list[Request]:
+    """Requests to a study, when there are any."""
+    for _ in range(600):
+        if found := pending_requests(study):
+            return found
+        tab.wait_for_timeout(50)
+    pytest.fail(f"no request after half a minute: {tab.inner_text('body')[:2000]}")
+
+
+@pytest.mark.parametrize(
+    ("width", "dark"),
+    [
+        pytest.param(1280, False, id="1280-light"),
+        pytest.param(390, True, id="390-dark"),
+        pytest.param(1280, True, id="1280-dark", marks=pytest.mark.thorough),
+        pytest.param(390, False, id="390-light", marks=pytest.mark.thorough),
+    ],
+)
 def test_each_view_shows_the_study_in_both_widths_and_themes(
-    browser, page, pictures: Path, width: int, dark: bool
+    browser, page: Page, pictures: Path | None, width: int, dark: bool
 ) -> None:
     with opened(browser, page.address, width=width, dark=dark) as tab:
         assert "token" not in tab.url
         for view in VIEWS:
             go(tab, "study", view)
-            tab.wait_for_timeout(300)
-            text = tab.inner_text("body")
-            assert [each for each in SEEN[view] if each not in text] == []
+            shows(tab, SEEN[view])
             assert tab.evaluate("document.documentElement.scrollWidth <= innerWidth"), (
                 f"{view} is wider than the window"
             )
-            name = f"{view.replace('/', '-')}-{width}-{'dark' if dark else 'light'}.png"
-            tab.screenshot(path=pictures / name, full_page=True)
+            if pictures is not None:
+                name = f"{view.replace('/', '-')}-{width}-{'dark' if dark else 'light'}.png"
+                tab.screenshot(path=pictures / name, full_page=True)
 
 
 def test_the_table_is_sorted_searched_filtered_and_saved(browser, page) -> None:
@@ -127,20 +166,19 @@ CONTROLS = [
 ]
 
 
-@pytest.mark.parametrize(("view", "button", "verb", "trials"), CONTROLS, ids=[f"{x[0]} {x[1]}" for x in CONTROLS])
-def test_a_control_asks_once_and_writes_its_request(browser, tmp_path: Path, view, button, verb, trials) -> None:
-    lively_study(tmp_path / "study").close()
-    with served(tmp_path / "study") as page, opened(browser, page.address) as tab:
-        go(tab, "study", view)
-        tab.locator(f"[data-verb='{button}']").first.click()
-        tab.click("dialog >> text=Cancel")
-        assert pending_requests(tmp_path / "study") == []
-        tab.locator(f"[data-verb='{button}']").first.click()
-        tab.click("#ask-yes")
-        tab.wait_for_selector("#said:not(:empty)")
-        assert [(each.verb, each.trials) for each in pending_requests(tmp_path / "study")] == [(verb, trials)]
-        go(tab, "study", "overview")
-        tab.wait_for_selector(".requests .badge >> text=to be done")
+def test_a_control_asks_once_and_writes_its_request(browser, site: Page, folder: Path) -> None:
+    with opened(browser, site.address) as tab:
+        for number, (view, button, verb, trials) in enumerate(CONTROLS):
+            study = copied(folder, f"controlled-{number}")
+            go(tab, study.name, view)
+            tab.locator(f"[data-verb='{button}']").first.click()
+            tab.click("dialog >> text=Cancel")
+            assert pending_requests(study) == []
+            tab.locator(f"[data-verb='{button}']").first.click()
+            tab.click("#ask-yes")
+            assert [(each.verb, each.trials) for each in written(tab, study)] == [(verb, trials)]
+            go(tab, study.name, "overview")
+            tab.wait_for_selector(".requests .badge >> text=to be done")
 
 
 FORMS = {
@@ -168,32 +206,27 @@ FORMS = {
 }
 
 
-@pytest.mark.parametrize("case", FORMS.values(), ids=FORMS)
-def test_a_form_asks_once_and_writes_its_request(browser, tmp_path: Path, case) -> None:
-    view, button, values, choice, (verb, expected), origin = case
-    lively_study(tmp_path / "study").close()
-    kept = tmp_path / "study" / "checkpoints" / "000033"
-    kept.mkdir(parents=True)
-    (kept / "000012-000000-0123abcd.pt").touch()
-    with served(tmp_path / "study") as page, opened(browser, page.address) as tab:
-        go(tab, "study", view)
-        filled(tab, button, values, choice, answer="dialog >> text=Cancel")
-        assert pending_requests(tmp_path / "study") == []
-        filled(tab, button, values, choice)
-        tab.wait_for_selector("#said:not(:empty)")
-        (found,) = pending_requests(tmp_path / "study")
-        config = found.arguments.get("config", {})
-        known = {name: ... if expected["config"][name] is ... else value for name, value in config.items()}
-        shown = {name: known if name == "config" else found.arguments[name] for name in expected}
-        assert (found.verb, shown, found.arguments.get("origin")) == (verb, expected, origin)
-        go(tab, "study", "overview")
-        tab.wait_for_selector(".requests .badge >> text=to be done")
+def test_a_form_asks_once_and_writes_its_request(browser, site: Page, folder: Path) -> None:
+    with opened(browser, site.address) as tab:
+        for number, (view, button, values, choice, (verb, expected), origin) in enumerate(FORMS.values()):
+            study = copied(folder, f"formed-{number}")
+            go(tab, study.name, view)
+            filled(tab, button, values, choice, answer="dialog >> text=Cancel")
+            assert pending_requests(study) == []
+            filled(tab, button, values, choice)
+            (found,) = written(tab, study)
+            config = found.arguments.get("config", {})
+            known = {name: ... if expected["config"][name] is ... else value for name, value in config.items()}
+            shown = {name: known if name == "config" else found.arguments[name] for name in expected}
+            assert (found.verb, shown, found.arguments.get("origin")) == (verb, expected, origin)
+            go(tab, study.name, "overview")
+            tab.wait_for_selector(".requests .badge >> text=to be done")
 
 
-def test_what_a_form_cannot_ask_is_said_and_not_sent(browser, tmp_path: Path) -> None:
-    lively_study(tmp_path / "study").close()
-    with served(tmp_path / "study") as page, opened(browser, page.address, javascript_faults=True) as tab:
-        go(tab, "study", "trials")
+def test_what_a_form_cannot_ask_is_said_and_not_sent(browser, site: Page, folder: Path) -> None:
+    study = copied(folder, "refused")
+    with opened(browser, site.address, javascript_faults=True) as tab:
+        go(tab, "refused", "trials")
         for field, value, said in (
             ("field-train", "0", "whole number of epochs"),
             ("field-lr", "7", "outside the space"),
@@ -203,12 +236,12 @@ def test_what_a_form_cannot_ask_is_said_and_not_sent(browser, tmp_path: Path) ->
             tab.fill(f"dialog [name='{field}']", value)
             tab.click("#ask-yes")
             wait(tab, f"document.getElementById('said').textContent.includes('{said}')")
-        go(tab, "study", "trial/45")
+        go(tab, "refused", "trial/45")
         tab.click("[data-form=Clone]")
         assert "begins anew" in tab.inner_text("dialog")
         assert tab.locator("dialog label:has-text('from its weights') input").is_disabled()
         tab.keyboard.press("Escape")
-        assert pending_requests(tmp_path / "study") == []
+        assert pending_requests(study) == []
 
 
 def test_an_axis_is_brushed_by_pointer_and_by_keyboard(browser, page) -> None:
@@ -249,10 +282,10 @@ def test_the_grid_counts_every_trial_once_by_any_two_axes(browser, page) -> None
         assert tab.locator(".grid-of-states td a").count() > 5
 
 
-def test_chosen_trials_are_paused_together_and_a_refusal_is_shown(browser, tmp_path: Path) -> None:
-    lively_study(tmp_path / "study").close()
-    with served(tmp_path / "study") as page, opened(browser, page.address, javascript_faults=True) as tab:
-        go(tab, "study", "trials")
+def test_chosen_trials_are_paused_together_and_a_refusal_is_shown(browser, site: Page, folder: Path) -> None:
+    study = copied(folder, "chosen")
+    with opened(browser, site.address, javascript_faults=True) as tab:
+        go(tab, "chosen", "trials")
         for expected in ("Noted", "paused already"):
             for trial in (0, 33, 35):  # trial 0 has ended
                 tab.check(f"input[aria-label='choose trial {trial}']")
@@ -262,30 +295,22 @@ def test_chosen_trials_are_paused_together_and_a_refusal_is_shown(browser, tmp_p
             wait(tab, f"document.getElementById('said').textContent.includes('{expected}')")
             chosen = tab.locator("tbody input:checked").count()
             assert chosen == (0 if expected == "Noted" else 3)
-        assert [each.trials for each in pending_requests(tmp_path / "study")] == [(33, 35)]
+        assert [each.trials for each in pending_requests(study)] == [(33, 35)]
 
 
-def test_a_report_reaches_the_page_without_a_reload(browser, tmp_path: Path) -> None:
-    with (
-        lively_study(tmp_path / "study") as journal,
-        served(tmp_path / "study") as page,
-        opened(browser, page.address) as tab,
-    ):
-        go(tab, "study", "trials")
+def test_a_report_reaches_the_page_without_a_reload(browser, site: Page, folder: Path) -> None:
+    with lively_study(folder / "reported") as journal, opened(browser, site.address) as tab:
+        go(tab, "reported", "trials")
         tab.fill("input[type=search]", "cuda:0")
         journal.record_reports("job-00005", [Report(32, 13, {"accuracy": 0.987654}, 0.1)])
         tab.wait_for_selector("tbody tr:first-child td:nth-child(4) >> text=0.9877")
-        go(tab, "study", "overview")
+        go(tab, "reported", "overview")
         tab.wait_for_selector(".figure >> text=0.9877")
 
 
-def test_a_change_takes_neither_the_focus_nor_the_place_in_the_window(browser, tmp_path: Path) -> None:
-    with (
-        lively_study(tmp_path / "study") as journal,
-        served(tmp_path / "study") as page,
-        opened(browser, page.address) as tab,
-    ):
-        go(tab, "study", "trials")
+def test_a_change_takes_neither_the_focus_nor_the_place_in_the_window(browser, site: Page, folder: Path) -> None:
+    with lively_study(folder / "focused") as journal, opened(browser, site.address) as tab:
+        go(tab, "focused", "trials")
         tab.focus("[data-verb='pause study']")
         tab.evaluate("scrollTo(0, 400)")
         journal.record_reports("job-00005", [Report(32, 13, {"accuracy": 0.987654}, 0.1)])
@@ -301,18 +326,14 @@ def test_a_change_takes_neither_the_focus_nor_the_place_in_the_window(browser, t
         tab.wait_for_selector("tbody tr:first-child td:nth-child(4) >> text=0.9912", state="attached")
 
 
-def test_a_hidden_tab_follows_nothing_and_catches_up_when_it_is_seen(browser, tmp_path: Path) -> None:
+def test_a_hidden_tab_follows_nothing_and_catches_up_when_it_is_seen(browser, site: Page, folder: Path) -> None:
     turn = "Object.defineProperty(document, 'hidden', {value: %s, configurable: true}); " + (
         "document.dispatchEvent(new Event('visibilitychange'))"
     )
-    with (
-        lively_study(tmp_path / "study") as journal,
-        served(tmp_path / "study") as page,
-        opened(browser, page.address) as tab,
-    ):
-        go(tab, "study", "trials")
+    with lively_study(folder / "hidden") as journal, opened(browser, site.address) as tab:
+        go(tab, "hidden", "trials")
         tab.evaluate(turn % "true")
-        events = page.events("study", page.json("/api/state?study=study")["position"])
+        events = site.events("hidden", site.json("/api/state?study=hidden")["position"])
         journal.record_reports("job-00005", [Report(32, 13, {"accuracy": 0.987654}, 0.1)])
         events.until(lambda event: event["reports"])
         tab.wait_for_timeout(800)
@@ -322,13 +343,9 @@ def test_a_hidden_tab_follows_nothing_and_catches_up_when_it_is_seen(browser, tm
         events.close()
 
 
-def test_an_open_traceback_stays_open(browser, tmp_path: Path) -> None:
-    with (
-        lively_study(tmp_path / "study") as journal,
-        served(tmp_path / "study") as page,
-        opened(browser, page.address) as tab,
-    ):
-        go(tab, "study", "failures")
+def test_an_open_traceback_stays_open(browser, site: Page, folder: Path) -> None:
+    with lively_study(folder / "opened") as journal, opened(browser, site.address) as tab:
+        go(tab, "opened", "failures")
         tab.locator("summary").first.click()
         with tab.expect_response(lambda answer: "/api/overview" in answer.url):
             journal.record_reports("job-00005", [Report(32, 13, {"accuracy": 0.9}, 0.1)])
@@ -336,12 +353,12 @@ def test_an_open_traceback_stays_open(browser, tmp_path: Path) -> None:
         assert tab.locator("details[open]").count() == 1
 
 
-def test_a_study_that_was_begun_again_replaces_the_old_one(browser, tmp_path: Path) -> None:
-    lively_study(tmp_path / "study").close()
-    with served(tmp_path / "study") as page, opened(browser, page.address) as tab:
-        go(tab, "study", "trials")
-        shutil.rmtree(tmp_path / "study")
-        lively_study(tmp_path / "study", trials=16, running=False).close()
+def test_a_study_that_was_begun_again_replaces_the_old_one(browser, site: Page, folder: Path) -> None:
+    study = copied(folder, "again")
+    with opened(browser, site.address) as tab:
+        go(tab, "again", "trials")
+        shutil.rmtree(study)
+        lively_study(study, trials=16, running=False).close()
         wait(tab, "document.body.innerText.includes('16 of 16 trials')")
 
 
@@ -352,31 +369,31 @@ def test_a_log_is_shown_as_text(browser, page) -> None:
         tab.wait_for_selector("pre.log >> text=said <b>this</b>")
 
 
-def test_markup_of_a_study_is_inert_served_and_in_a_report(browser, tmp_path: Path) -> None:
-    nasty_study(tmp_path / "study")
-    write_frozen_page(tmp_path / "study", tmp_path / "report.html")
-    with served(tmp_path / "study") as page:
-        for address in (page.address, (tmp_path / "report.html").as_uri()):
-            with opened(browser, address) as tab:
-                for view in (*VIEWS[:-2], "trial/0"):
-                    go(tab, "study", view)
-                    assert tab.locator("img").count() == 0
-                assert NASTY[:20] in tab.inner_text("body")
+def test_markup_of_a_study_is_inert_served_and_in_a_report(browser, site: Page, folder: Path, tmp_path: Path) -> None:
+    nasty_study(folder / "nasty")
+    write_frozen_page(folder / "nasty", tmp_path / "report.html")
+    for address in (site.address, (tmp_path / "report.html").as_uri()):
+        with opened(browser, address) as tab:
+            for view in (*VIEWS[:-2], "trial/0"):
+                go(tab, "nasty", view)
+                assert tab.locator("img").count() == 0
+            assert NASTY[:20] in tab.inner_text("body")
 
 
-def test_a_report_is_one_file_with_all_views_that_asks_for_nothing(browser, tmp_path: Path, pictures: Path) -> None:
+def test_a_report_is_one_file_with_all_views_that_asks_for_nothing(
+    browser, tmp_path: Path, pictures: Path | None
+) -> None:
     with lively_study(tmp_path / "study"):
         write_frozen_page(tmp_path / "study", tmp_path / "report.html")
     address, asked = (tmp_path / "report.html").as_uri(), list[str]()
     with opened(browser, address, asked=asked) as tab:
         for view in VIEWS:
             go(tab, "study", view)
-            tab.wait_for_timeout(200)
-            text = tab.inner_text("body")
-            assert [each for each in SEEN[view] if each not in text] == []
+            shows(tab, SEEN[view])
             assert tab.locator("[data-verb]").count() == 0
         assert asked == [address]
-        tab.screenshot(path=pictures / "report-trial.png", full_page=True)
+        if pictures is not None:
+            tab.screenshot(path=pictures / "report-trial.png", full_page=True)
 
 
 def test_without_a_token_the_page_says_what_to_do(browser, page) -> None:
@@ -400,10 +417,9 @@ def test_all_is_reached_by_the_keyboard(browser, page) -> None:
         assert re.match(r"Failures \(\d+\)", names[8])
 
 
-def test_a_folder_lists_its_studies(browser, tmp_path: Path) -> None:
-    for name in ("one", "group/two"):
-        lively_study(tmp_path / name, trials=16, running=False).close()
-    with served(tmp_path) as page, opened(browser, page.address) as tab:
+def test_a_folder_lists_its_studies(browser, site: Page, folder: Path) -> None:
+    copied(folder, "group/two")
+    with opened(browser, site.address) as tab:
         tab.wait_for_selector("a >> text=group/two")
         tab.click("a >> text=group/two")
         ready(tab, "overview")

@@ -12,6 +12,7 @@ import sqlite3
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -61,11 +62,25 @@ serve(Path(sys.argv[1]), announce=lambda address: print(address, flush=True))
 """
 
 
-def test_changes_come_in_order_and_each_once(tmp_path: Path) -> None:
-    with lively_study(tmp_path / "study") as journal, served(tmp_path) as page:
-        state = page.json("/api/state?study=study")
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of studies, each of one test."""
+    place = tmp_path_factory.mktemp("live")
+    lively_study(place / "first", trials=16).close()
+    return place
+
+
+@pytest.fixture(scope="module")
+def page(folder: Path) -> Iterator[Page]:
+    with served(folder) as page:
+        yield page
+
+
+def test_changes_come_in_order_and_each_once(page: Page, folder: Path) -> None:
+    with lively_study(folder / "ordered") as journal:
+        state = page.json("/api/state?study=ordered")
         assert len(state["trials"]) == 48
-        one, other = (page.events("study", state["position"]) for _ in range(2))
+        one, other = (page.events("ordered", state["position"]) for _ in range(2))
         position = state["position"]
         for epoch in (13, 14):
             journal.record_reports("job-00005", [Report(32, epoch, {"accuracy": 0.5 + epoch / 100}, 0.1)])
@@ -75,11 +90,11 @@ def test_changes_come_in_order_and_each_once(tmp_path: Path) -> None:
                 assert [trial["epochs"] for trial in event["trials"] if trial["trial"] == 32] == [epoch]
             assert event["position"] != position
             position = event["position"]
-        late = page.events("study", state["position"])  # one that was away gets both at once
+        late = page.events("ordered", state["position"])  # one that was away gets both at once
         assert [report[:2] for report in late.next()["reports"]] == [[32, 13], [32, 14]]
-        curves = page.json("/api/curves?study=study&metric=accuracy")["curves"]
+        curves = page.json("/api/curves?study=ordered&metric=accuracy")["curves"]
         assert curves["32"][0][-2:] == [13, 14]
-        assert len(page.json("/api/trial?study=study&trial=32")["reports"]) == 14
+        assert len(page.json("/api/trial?study=ordered&trial=32")["reports"]) == 14
         for events in (one, other, late):
             events.close()
 
@@ -94,20 +109,20 @@ def test_a_position_that_is_not_known_loads_the_study_again(tmp_path: Path, posi
     assert feed.delta(feed.position) is None
 
 
-def test_a_journal_that_is_damaged_or_deleted_is_told_of(tmp_path: Path) -> None:
-    lively_study(tmp_path / "study").close()
-    with served(tmp_path) as page:
-        state = page.json("/api/state?study=study")
-        events = page.events("study", state["position"])
-        for name in os.listdir(tmp_path / "study"):
-            if name.startswith(FILE_NAME):
-                (tmp_path / "study" / name).unlink()
-        assert "there is no study" in events.until(lambda event: event["error"])["error"]
-        (tmp_path / "study" / FILE_NAME).write_bytes(b"no database at all" * 1000)
-        assert "cannot be used" in events.until(lambda event: "there is no study" not in event["error"])["error"]
-        assert page.ask("GET", "/api/overview?study=study")[0] == 404
-        assert page.json("/api/studies")["studies"][0]["study"]["error"]
-        events.close()
+def test_a_journal_that_is_damaged_or_deleted_is_told_of(page: Page, folder: Path) -> None:
+    lively_study(folder / "damaged").close()
+    state = page.json("/api/state?study=damaged")
+    events = page.events("damaged", state["position"])
+    for name in os.listdir(folder / "damaged"):
+        if name.startswith(FILE_NAME):
+            (folder / "damaged" / name).unlink()
+    assert "there is no study" in events.until(lambda event: event["error"])["error"]
+    (folder / "damaged" / FILE_NAME).write_bytes(b"no database at all" * 1000)
+    assert "cannot be used" in events.until(lambda event: "there is no study" not in event["error"])["error"]
+    assert page.ask("GET", "/api/overview?study=damaged")[0] == 404
+    (listed,) = (each for each in page.json("/api/studies")["studies"] if each["name"] == "damaged")
+    assert listed["study"]["error"]
+    events.close()
 
 
 def test_a_study_that_was_begun_again_at_the_same_path_is_another_one(tmp_path: Path) -> None:
@@ -180,17 +195,17 @@ def test_a_study_whose_trials_have_all_ended_may_go_on(tmp_path: Path, finished:
         assert snapshot_view(journal, snapshot(journal, time.time()))["ended"] is ended
 
 
-def test_a_browser_that_never_reads_holds_up_nothing(tmp_path: Path) -> None:
-    with lively_study(tmp_path / "study") as journal, served(tmp_path) as page:
-        state = page.json("/api/state?study=study")
+def test_a_browser_that_never_reads_holds_up_nothing(page: Page, folder: Path) -> None:
+    with lively_study(folder / "deaf") as journal:
+        state = page.json("/api/state?study=deaf")
         with socket.socket() as deaf:
             deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
             deaf.connect(("127.0.0.1", page.port))
-            path = f"/api/events?study=study&position={state['position']}"
+            path = f"/api/events?study=deaf&position={state['position']}"
             deaf.sendall(
                 f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1:{page.port}\r\nCookie: {page.cookie}\r\n\r\n".encode()
             )
-            events = page.events("study", state["position"])
+            events = page.events("deaf", state["position"])
             values, sent = {"accuracy": 0.5, "long" * 10_000: 1.0}, 0
             for epoch in range(13, 24):
                 journal.record_reports("job-00005", [Report(x, epoch, values, 0.1) for x in range(32, 40)])
@@ -200,6 +215,7 @@ def test_a_browser_that_never_reads_holds_up_nothing(tmp_path: Path) -> None:
             events.close()
 
 
+@pytest.mark.thorough  # fast, test_steering.py steers one from a browser
 def test_a_study_that_runs_is_paused_resumed_and_ended_from_its_page(tmp_path: Path) -> None:
     (tmp_path / "search.py").write_text(PROGRAM)
     process = subprocess.Popen(
@@ -256,13 +272,12 @@ def test_the_page_ends_after_its_study_was_killed(tmp_path: Path) -> None:
     pytest.fail("the page is still there after 20 seconds")
 
 
-def test_a_request_to_a_study_without_a_process_is_kept(tmp_path: Path) -> None:
-    lively_study(tmp_path / "study").close()
-    with served(tmp_path / "study") as page:
-        assert page.ask("POST", "/api/request?study=study", body={"verb": "pause", "trials": [33]})[0] == 202
-        pending = page.json("/api/state?study=study")["snapshot"]["pending"]
+def test_a_request_to_a_study_without_a_process_is_kept(page: Page, folder: Path) -> None:
+    lively_study(folder / "asked").close()
+    assert page.ask("POST", "/api/request?study=asked", body={"verb": "pause", "trials": [33]})[0] == 202
+    pending = page.json("/api/state?study=asked")["snapshot"]["pending"]
     assert pending == [{"user": USER, "said": "pause trial 33"}]
-    assert [(each.verb, each.trials) for each in pending_requests(tmp_path / "study")] == [("pause", (33,))]
+    assert [(each.verb, each.trials) for each in pending_requests(folder / "asked")] == [("pause", (33,))]
 
 
 def test_what_cannot_be_served_is_refused_with_a_remedy(tmp_path: Path) -> None:
