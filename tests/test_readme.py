@@ -9,6 +9,8 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 GUIDES = sorted((ROOT / "docs").rglob("*.md"))
+EXAMPLES = ("lightning", "lora", "trainer")
+"""Guides whose code is much like an example, which tests run."""
 
 Script = Callable[..., tuple[int, str, str]]
 
@@ -16,7 +18,7 @@ Script = Callable[..., tuple[int, str, str]]
 def blocks(*pages: Path) -> list[Any]:
     """The Python code of pages."""
     return [
-        pytest.param(code, id=f"{page.stem}-{number}")
+        pytest.param(code, id=f"{page.stem}-{number}", marks=[pytest.mark.thorough] * (page.stem in EXAMPLES))
         for page in pages
         for number, code in enumerate(re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL))
     ]
