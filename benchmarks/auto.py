@@ -42,7 +42,7 @@ SEEDS = {"hermes_type1": 5, "hermes_type2": 5}
 STOPPING = ("fluid_halving", "mixed_day")
 """Whose algorithms stop trials early."""
 DEFAULT = "makespan"
-QUICK = ("sp1", "fluid_toy", "fluid_halving", "hermes_type1")
+QUICK, QUICK_POLICIES = ("sp1", "fluid_halving"), ["wfd"]
 
 
 def main() -> int:
@@ -106,11 +106,12 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--data", type=Path, default=ROOT / DATA, help="folder of the measured tables")
     others = [name for name in POLICIES if name != "auto"]
-    parser.add_argument("--policies", nargs="+", choices=others, default=others, help="to compare auto with")
+    parser.add_argument("--policies", nargs="+", choices=others, help="to compare auto with; by default all")
     parser.add_argument("--scenarios", nargs="+", choices=SCENARIOS, help="of the folder scenarios/")
-    parser.add_argument("--quick", action="store_true", help=f"only {', '.join(QUICK)}, one seed each")
+    parser.add_argument("--quick", action="store_true", help=f"only {', '.join(QUICK)}, one seed each, and wfd")
     options = parser.parse_args()
     options.scenarios = options.scenarios or (QUICK if options.quick else SCENARIOS)
+    options.policies = options.policies or (QUICK_POLICIES if options.quick else others)
     if not (options.data / SHARES_FILE).is_file():
         if options.data != ROOT / DATA:
             parser.error(f"{options.data / SHARES_FILE} is not there")

@@ -55,8 +55,8 @@ LEAST_ON_GPU = {"packing": 2.8, "fusion and packing": 6.0}
 MOST_SECONDS = 0.050
 """Of deciding and dispatching, per start."""
 STARTS = 500
-ALIKE = ("ffd", "wf", "wfd")
-"""Rows of CPU slots in which nothing but the order of jobs is another than with "ff"; left out of a quick run."""
+QUICK_ROWS = [PLAIN, FUSION_AND_PACKING, DISPATCH, MIXES]
+"""Of a quick run."""
 
 
 def main() -> int:
@@ -93,14 +93,14 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--batch-sizes", nargs="*", type=int, help="others than HyperSack's")
     parser.add_argument("--rows", nargs="*", help="some of them, by name")
     parser.add_argument("--mixes", nargs="+", choices=mixes.MIXES, metavar="MIX", help="of the row mixes, alone")
-    parser.add_argument("--quick", action="store_true", help="4 jobs of 24 pictures, 10 starts, a mix; judges nothing")
+    parser.add_argument(
+        "--quick", action="store_true", help="4 jobs of 24 pictures, 10 starts, a mix, few rows; judges nothing"
+    )
     options = parser.parse_args()
     look_for_data(parser, quick=options.quick)
     options.gpu = not options.devices.startswith("cpu")
     known = [PLAIN, *rows(options.gpu), DISPATCH, *([] if options.gpu else [MIXES])]
-    options.rows = options.rows or (
-        [MIXES] if options.mixes else [name for name in known if not (options.quick and name in ALIKE)]
-    )
+    options.rows = options.rows or ([MIXES] if options.mixes else QUICK_ROWS if options.quick else known)
     if unknown := [name for name in options.rows if name not in known]:
         parser.error(f"--rows: there is no {unknown[0]!r} on {options.devices}; there are {', '.join(known)}")
     if SECOND in options.rows and FUSION_AND_PACKING not in options.rows:

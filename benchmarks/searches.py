@@ -49,6 +49,8 @@ DATA = Path(__file__).parents[2] / "shared" / "data"
 SLOTS = 2
 SEED = 1
 WAYS = ("plain", "pool", "empty", "full")
+QUICK = ["200 linear", "CIFAR CNN, halving", "LSTM"]
+"""Of a quick run, one of each kind of data."""
 
 LONG_SECONDS = 10.0
 """Searches that take the pool longer are long."""
@@ -243,14 +245,17 @@ def measured(name: str, data: Path, rounds: int, quick: bool) -> Measured:
 
 def options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--searches", nargs="*", choices=list(SEARCHES), default=list(SEARCHES), metavar="NAME",
-                        help=f"some of: {'; '.join(SEARCHES)}")  # fmt: skip
+    parser.add_argument("--searches", nargs="*", choices=list(SEARCHES), metavar="NAME",
+                        help=f"some of: {'; '.join(SEARCHES)}; all of them without a name")  # fmt: skip
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--data", type=Path, default=DATA, help="folder of the data sets")
     parser.add_argument(
-        "--quick", action="store_true", help="the smallest versions, one round, all in this process; checks no figure"
+        "--quick",
+        action="store_true",
+        help="the smallest versions of a few, one round, all in this process; checks no figure",
     )
     given = parser.parse_args()
+    given.searches = given.searches or (QUICK if given.quick and given.searches is None else list(SEARCHES))
     missing = {SEARCHES[name].file for name in given.searches if not (given.data / SEARCHES[name].file).exists()}
     if missing and not given.quick:
         parser.error(f"{', '.join(sorted(missing))} missing in {given.data}; name the folder with --data")
