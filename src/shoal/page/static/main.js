@@ -99,7 +99,8 @@ async function open() {
     document.title = `${study.name} – Shoal`;
     drawHead();
     drawTabs(kind);
-    document.querySelector("#tabs [aria-current]")?.scrollIntoView({ block: "nearest", inline: "nearest" });
+    const tabs = document.getElementById("tabs"), tab = tabs.querySelector("[aria-current]");
+    if (tab) tabs.scrollLeft = tab.offsetLeft - tabs.offsetLeft - (tabs.clientWidth - tab.offsetWidth) / 2; // scrollIntoView would move where Tab begins
     main.replaceChildren(shown.element);
     fault(study.error);
     const heads = throttled(async () => { if (view === shown) { drawHead(); drawTabs(kind); fault(study.error); } }, FAST);
