@@ -65,6 +65,7 @@ benchmarks-thorough: $(READY)
 	$(BIN)/python benchmarks/algorithms.py --quick --tasks digits cifar --algorithms Hyperband ASHA
 	$(BIN)/python benchmarks/simulation_fuzz.py --faults
 	$(BIN)/python benchmarks/searches.py --quick --searches
+	$(BIN)/python benchmarks/placement.py --quick --mixes "arithmetic + input"
 	$(BIN)/python benchmarks/time_sharing.py --bins 20
 	$(BIN)/python benchmarks/time_sharing.py --live --quick
 	$(BIN)/python benchmarks/groups.py --seeds 3

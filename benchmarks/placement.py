@@ -55,7 +55,7 @@ LEAST_ON_GPU = {"packing": 2.8, "fusion and packing": 6.0}
 MOST_SECONDS = 0.050
 """Of deciding and dispatching, per start."""
 STARTS = 500
-QUICK_ROWS = [PLAIN, FUSION_AND_PACKING, DISPATCH, MIXES]
+QUICK_ROWS = [PLAIN, FUSION_AND_PACKING, DISPATCH]
 """Of a quick run."""
 
 
@@ -94,7 +94,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--rows", nargs="*", help="some of them, by name")
     parser.add_argument("--mixes", nargs="+", choices=mixes.MIXES, metavar="MIX", help="of the row mixes, alone")
     parser.add_argument(
-        "--quick", action="store_true", help="4 jobs of 24 pictures, 10 starts, a mix, few rows; judges nothing"
+        "--quick", action="store_true", help="4 jobs of 24 pictures, 10 starts, few rows; judges nothing"
     )
     options = parser.parse_args()
     look_for_data(parser, quick=options.quick)
