@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cpu_seconds import CpuSeconds
+from cpu_seconds import CpuSeconds, lasting
 from hypothesis import settings
 from warm import Warm
 
@@ -73,7 +73,8 @@ def _begin_alike(config: pytest.Config) -> None:
 def shoal() -> Iterator[Callable[..., subprocess.CompletedProcess[str]]]:
     """A command of `shoal` as a process that need not import anything."""
     warm = Warm()
-    yield lambda *arguments, cwd: warm.shoal(arguments, cwd)
+    with lasting(warm.pid):
+        yield lambda *arguments, cwd: warm.shoal(arguments, cwd)
     warm.close()
 
 
@@ -85,7 +86,8 @@ def script() -> Iterator[Callable[..., tuple[int, str, str]]]:
         *("-W", "ignore:`isinstance(treespec, LeafSpec)`:FutureWarning"),  # of Lightning's own code
         *("-W", "ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"),  # of peft's
     )
-    yield lambda path, *arguments, cwd: warm.script(path, arguments, cwd)
+    with lasting(warm.pid):
+        yield lambda path, *arguments, cwd: warm.script(path, arguments, cwd)
     warm.close()
 
 

@@ -62,6 +62,10 @@ class Warm:
             command, *self._ask(directory, command=command, environment=dict(os.environ))
         )
 
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
     def close(self) -> None:
         self._process.communicate()
 
