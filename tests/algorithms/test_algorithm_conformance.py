@@ -66,13 +66,13 @@ ASYNCHRONOUS = {
 }
 
 
-@pytest.mark.in_turns(3)
+@pytest.mark.in_turns(5)
 @pytest.mark.parametrize("case", CASES)
 def test_our_algorithms_conform(case):
     check_algorithm(*CASES[case])
 
 
-@pytest.mark.in_turns(3)
+@pytest.mark.in_turns(5)
 @pytest.mark.parametrize("case", ASYNCHRONOUS)
 def test_our_asynchronous_algorithms_conform(case):
     check_algorithm(*ASYNCHRONOUS[case], synchronous=False)

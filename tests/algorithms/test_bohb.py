@@ -182,7 +182,7 @@ def test_parameters_within_options():
         return worse + abs(math.log10(config["lr"]) + 3) + abs(config["layers"] - 2)
 
     first, late = [], []
-    for seed in range(6):
+    for seed in range(2):
         trials, _ = run(bound(SyncBOHB(27, brackets=12), NESTED, seed=seed), loss)
         for trial in trials:
             NESTED.parameters(trial.config)  # raises if it is none of the space

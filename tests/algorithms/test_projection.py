@@ -192,13 +192,17 @@ def test_halving_with_a_model_looks_where_it_is_good(variant):
     assert sum(map(distance, modelled[30:])) < 0.5 * sum(map(distance, random[30:]))
 
 
-@pytest.mark.parametrize("sampler", ["tpe", "qmc", "nsga2", "random", Witness])
+@pytest.mark.parametrize(
+    "sampler",
+    ["tpe", "random", *(pytest.param(name, marks=pytest.mark.thorough) for name in ("qmc", "nsga2", Witness))],
+)
 def test_the_same_reports_give_the_same_proposals(sampler):
     first, second = (searched(halving(sampler), PLANE, distance) for _ in range(2))
     assert first == second
     assert len({config["x"] for config in first}) >= 50  # children of NSGA-II can be twins
 
 
+@pytest.mark.thorough
 def test_gp_with_halving():
     configs = searched(halving("gp", n=20, max_epochs=3, concurrency=2), LINE, distance)
     assert min(map(distance, configs[10:])) < 0.05

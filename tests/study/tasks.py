@@ -384,15 +384,6 @@ class RandomSplit(Blobs):
         return train, valid
 
 
-class Slow(Momentum):
-    """A task of which a kill hits the middle: each epoch takes a tenth of a second at least."""
-
-    def loss(self, model: nn.Module, batch: Any) -> Tensor:
-        if torch.is_grad_enabled():
-            time.sleep(0.015)
-        return super().loss(model, batch)
-
-
 class Adversarial(shoal.Task):
     """A GAN on points: two optimizers, whose step draws no random numbers, or does."""
 

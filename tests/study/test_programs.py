@@ -16,17 +16,26 @@ from programs import curve, search
 
 import shoal
 from shoal.cluster.temporary import remove_abandoned
+from shoal.core.demand import Profile
 from shoal.core.errors import ShoalError
 from shoal.core.event import Outcome
 from shoal.core.job import Purpose
 from shoal.core.trial import TrialState
-from shoal.cost.history import History, environment
+from shoal.cost.history import History, environment, history_path
 from shoal.journal.view import JournalView
 
+Profiles = dict[tuple[str, str, int, str], Profile]
 
-@pytest.mark.parametrize("backend", ["local", "inline"])
-def test_a_function_is_trained_up_to_its_budget(tmp_path: Path, backend: str) -> None:
-    study = search(programs.counted, tmp_path, backend=backend)
+
+@pytest.fixture(scope="module")
+def counted(tmp_path_factory: pytest.TempPathFactory) -> tuple[shoal.Study, Profiles]:
+    """A study of three functions in processes of their own, and what it has learnt of them; of those who only read."""
+    history_path().unlink(missing_ok=True)
+    study = search(programs.counted, tmp_path_factory.mktemp("counted"), backend="local")
+    return study, History(environment=environment()).all()
+
+
+def check_budget(study: shoal.Study) -> None:
     assert [(row.state, row.epoch, row.metrics["loss"]) for row in study.trials] == [
         (TrialState.COMPLETE, 4, 4.0 * slope) for slope in (1, 2, 3)
     ]
@@ -35,17 +44,25 @@ def test_a_function_is_trained_up_to_its_budget(tmp_path: Path, backend: str) ->
     assert study.best_trial.config == {"slope": 1}
 
 
-def test_each_trial_has_a_job_of_its_own_and_none_is_looked_at_or_measured_before(tmp_path: Path) -> None:
-    study = search(programs.counted, tmp_path)
-    with JournalView.read(study.directory) as journal:
+def test_a_function_is_trained_up_to_its_budget(counted: tuple[shoal.Study, Profiles]) -> None:
+    check_budget(counted[0])
+
+
+def test_a_function_is_trained_without_a_back_end_of_processes(tmp_path: Path) -> None:
+    check_budget(search(programs.counted, tmp_path, backend="inline"))
+
+
+def test_each_trial_has_a_job_of_its_own_and_none_is_looked_at_or_measured_before(
+    counted: tuple[shoal.Study, Profiles],
+) -> None:
+    with JournalView.read(counted[0].directory) as journal:
         jobs = journal.jobs()
     assert [job.purpose for job in jobs] == [Purpose.TRAIN] * 3
     assert sorted(job.trials for job in jobs) == [(0,), (1,), (2,)]
 
 
-def test_what_a_function_takes_is_learnt_and_kept_for_the_next_study(tmp_path: Path) -> None:
-    search(programs.counted, tmp_path)
-    ((key, profile),) = History(environment=environment()).all().items()
+def test_what_a_function_takes_is_learnt_and_kept_for_the_next_study(counted: tuple[shoal.Study, Profiles]) -> None:
+    ((key, profile),) = counted[1].items()
     structure, data, size, _ = key
     assert structure.startswith("opaque counted ")
     assert (data, size) == ("", 1)
@@ -120,6 +137,7 @@ def test_after_a_kill_of_the_engine_a_study_is_gone_on_with(tmp_path: Path, monk
     temporary.rmdir()  # which it can be only if nothing is left
 
 
+@pytest.mark.thorough
 def test_a_function_that_keeps_nothing_begins_again(tmp_path: Path) -> None:
     study = search(
         programs.keeps_nothing, tmp_path, {"slope": shoal.uniform(0, 1)}, algorithm=shoal.SuccessiveHalving(3, 3, eta=3)
@@ -170,10 +188,9 @@ def test_a_function_sees_its_device_and_its_trial(tmp_path: Path) -> None:
     assert row.config == {"slope": 1}
 
 
-def test_there_is_no_model_but_a_directory(tmp_path: Path) -> None:
-    study = search(programs.counted, tmp_path, {"slope": 1}, algorithm=shoal.Random(1, 2))
-    with pytest.raises(ShoalError, match=r"a program of yours.* trial 0 is in .*000002-000000-files/files"):
-        study.best_model()
+def test_there_is_no_model_but_a_directory(counted: tuple[shoal.Study, Profiles]) -> None:
+    with pytest.raises(ShoalError, match=r"a program of yours.* trial 0 is in .*000004-000000-files/files"):
+        counted[0].best_model()
 
 
 def test_a_function_of_a_script_is_carried_along(tmp_path: Path) -> None:

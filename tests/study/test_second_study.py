@@ -15,9 +15,9 @@ def purposes(study: shoal.Study) -> set[Purpose]:
     return {job.purpose for job in jobs(study.directory)}
 
 
-def test_a_second_study_of_the_same_models_starts_without_profiling(tmp_path: Path) -> None:
+def test_a_second_study_measures_only_the_models_that_are_new(tmp_path: Path) -> None:
     first = tune(tasks.Blobs(), SPACE, tmp_path / "first", backend="local", devices="cpu:2")
-    second = tune(tasks.Blobs(), SPACE, tmp_path / "second")
+    second = tune(tasks.Blobs(), SPACE, tmp_path / "second", devices="cpu:2")
 
     assert Purpose.PROFILE in purposes(first)
     assert Purpose.PROFILE not in purposes(second)
@@ -25,13 +25,8 @@ def test_a_second_study_of_the_same_models_starts_without_profiling(tmp_path: Pa
     check_plain(first, tasks.Blobs())
     check_equal(curves(second.directory), curves(first.directory))
 
-
-def test_a_second_study_measures_only_the_models_that_are_new(tmp_path: Path) -> None:
-    tune(tasks.Blobs(), SPACE, tmp_path / "first")
     wider = {"lr": shoal.grid([0.01, 0.03]), "width": shoal.choice([6, 8, 10])}
-    second = tune(tasks.Blobs(), wider, tmp_path / "second")
-
-    widths = {row.number: row.config["width"] for row in second.trials}
-    measured = [job for job in jobs(second.directory) if job.purpose is Purpose.PROFILE]
+    third = tune(tasks.Blobs(), wider, tmp_path / "third", devices="cpu:2")
+    widths = {row.number: row.config["width"] for row in third.trials}
+    measured = [job for job in jobs(third.directory) if job.purpose is Purpose.PROFILE]
     assert {widths[number] for job in measured for number in job.trials} == {10}
-    check_plain(second, tasks.Blobs())

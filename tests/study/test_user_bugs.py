@@ -78,6 +78,7 @@ def recorded(stage: Stage) -> list[tuple[int, int]]:
         return sorted((number, report.epoch) for number in numbers for report in journal.curve(number))
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("at_once", [False, True], ids=["event by event", "all at once"])
 @pytest.mark.parametrize("script", [well, side_by_side], ids=["one by one", "side by side"])
 @pytest.mark.parametrize("where", ["observe", "next_groups", "plan"])
