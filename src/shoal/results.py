@@ -14,9 +14,8 @@ from shoal.journal.rows import TrialRow
 from shoal.journal.view import JournalView
 from shoal.paths import absolute, check_path
 from shoal.reporting.grid import StudyGrid, study_grid
-from shoal.reporting.notebook import notebook_html
 from shoal.reporting.optuna_study import optuna_study
-from shoal.reporting.overview import overview
+from shoal.reporting.overview import notebook_html, overview
 from shoal.reporting.ranking import front, ranked, why_no_best
 from shoal.reporting.rerun import Rerun, find_rerun
 from shoal.reporting.table import dataframe

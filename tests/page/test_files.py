@@ -10,8 +10,7 @@ from shoal.core.demand import Profile
 from shoal.cost.history import History, environment
 from shoal.page.files import MODULES, page_files
 from shoal.page.frozen import frozen_page
-from shoal.page.plain import json_text
-from shoal.page.views import overview_view
+from shoal.page.views import json_text, overview_view
 from shoal.reporting.savings import savings
 from shoal.results import Study
 

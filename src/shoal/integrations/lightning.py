@@ -13,8 +13,15 @@ from shoal.core.objective import Objective
 from shoal.core.trial import Config
 from shoal.integrations.lightning_metrics import EpochMetrics, find_metrics, stand_ins
 from shoal.integrations.lightning_module import BATCHES, REMEDY, check_class, check_module, parameters_of, uses
-from shoal.integrations.lightning_schedules import Schedules, parsed
-from shoal.integrations.lightning_trainer import Length, ValidationLog, attached, check_others, precision_of
+from shoal.integrations.lightning_trainer import (
+    Length,
+    Schedules,
+    ValidationLog,
+    attached,
+    check_others,
+    parsed,
+    precision_of,
+)
 from shoal.integrations.optional import check_installed, numbers
 from shoal.task import Task, size_of
 from shoal.trainable import checkpoint, report

@@ -1,8 +1,9 @@
-"""TrainerTask: the training of `transformers.Trainer` as a task, whose trials train as arrays."""
+"""Training as by `transformers.Trainer`: a task whose trials train as arrays, and a callback of it for a function."""
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, cast
 
 import torch
@@ -16,6 +17,7 @@ from transformers import (
     PreTrainedTokenizerBase,
     SequenceFeatureExtractor,
     Trainer,
+    TrainerCallback,
     TrainingArguments,
     default_data_collator,
     get_scheduler,
@@ -24,12 +26,18 @@ from transformers.loss.loss_utils import LOSS_MAPPING, ForCausalLMLoss
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.trainer_optimizer import is_optimizer_factory
 from transformers.trainer_pt_utils import EvalLoopContainer, LabelSmoother
-from transformers.trainer_utils import denumpify_detensorize, number_of_arguments, unwrap_peft_model
+from transformers.trainer_utils import (
+    denumpify_detensorize,
+    get_last_checkpoint,
+    number_of_arguments,
+    unwrap_peft_model,
+)
 from transformers.utils.generic import can_return_loss, find_labels
 
 from shoal.core.errors import TaskError
 from shoal.core.objective import Objective
 from shoal.core.trial import Config
+from shoal.integrations.optional import numbers
 from shoal.integrations.trainer_arguments import (
     check,
     check_environment,
@@ -38,8 +46,8 @@ from shoal.integrations.trainer_arguments import (
     total_steps,
     warnings_for,
 )
-from shoal.integrations.transformers_callback import ReportCheckpointCallback
 from shoal.task import Task
+from shoal.trainable import checkpoint, report
 
 __all__ = ["ReportCheckpointCallback", "TrainerTask"]
 
@@ -387,3 +395,75 @@ def _takes_config(model_init: Any) -> bool:
 def _full_precision(value: Any) -> Any:
     half = isinstance(value, Tensor) and value.dtype in (torch.float16, torch.bfloat16)
     return value.float() if half else value
+
+
+class TransformersReportCallback(TrainerCallback):
+    """Has the Trainer save a checkpoint after each evaluation, and then reports the metrics of that evaluation.
+
+    Budgets count evaluations (`eval_strategy`). If the trial must stop, the report ends the function, so `train` does
+    not return. `save_strategy` is best "no"; `save_total_limit=1` keeps the directory of the trial small. In a training
+    on several processes the first one reports.
+
+    Import it as `shoal.integrations.transformers.ReportCheckpointCallback`.
+
+    Example:
+        A training function that goes on from its checkpoint::
+
+            def train(config):
+                callback = ReportCheckpointCallback()
+                args = TrainingArguments(
+                    shoal.checkpoint(), eval_strategy="epoch", save_strategy="no", save_total_limit=1, **config
+                )
+                trainer = Trainer(model, args, train_dataset=train, eval_dataset=valid, callbacks=[callback])
+                trainer.train(resume_from_checkpoint=callback.resume_from_checkpoint)
+    """
+
+    def __init__(self) -> None:
+        self._metrics: dict[str, float] | None = None
+
+    @property
+    def resume_from_checkpoint(self) -> str | None:
+        """The checkpoint to go on from, for `Trainer.train(resume_from_checkpoint=...)`; None if there is none.
+
+        Raises:
+            ShoalError: The program runs outside of a study.
+        """
+        found: str | None = get_last_checkpoint(str(checkpoint()))
+        return found
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Check the arguments.
+
+        Raises:
+            TaskError: Checkpoints of the Trainer would not be in the directory of the trial, or not be made after each
+                evaluation, or there are no evaluations.
+        """
+        if Path(args.output_dir).resolve() != checkpoint().resolve():
+            raise TaskError(
+                f"`output_dir` is {str(args.output_dir)!r}, where the study does not find the checkpoints of the "
+                "Trainer; write TrainingArguments(output_dir=shoal.checkpoint(), ...)"
+            )
+        if args.eval_strategy == "no":
+            raise TaskError("`eval_strategy` is 'no', so there is nothing to report; write eval_strategy='epoch'")
+        if args.save_strategy == "best":
+            raise TaskError(
+                "`save_strategy` is 'best', but a trial goes on from its last evaluation; write save_strategy='no'"
+            )
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any = None, **kwargs: Any) -> None:
+        """Keep the metrics, and ask for a checkpoint, which the Trainer makes next."""
+        self._metrics = numbers(metrics or {})
+        control.should_save = True
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Report the metrics of the evaluation before.
+
+        Raises:
+            TrainingStopped: The trial stops now.
+        """
+        metrics, self._metrics = self._metrics, None
+        if metrics is not None and state.is_world_process_zero:
+            report(metrics)
+
+
+ReportCheckpointCallback = TransformersReportCallback

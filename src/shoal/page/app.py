@@ -24,12 +24,10 @@ from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from shoal.core.errors import ShoalError
-from shoal.page.feed import Stamp, StudyFeed, file_stamp
+from shoal.page.feed import Stamp, StudyFeed, file_stamp, find_studies
 from shoal.page.files import page_files
 from shoal.page.guard import Guard
-from shoal.page.plain import json_text
-from shoal.page.studies import find_studies
-from shoal.page.views import curves_view, log_view, overview_view, space_view, summary_view, trial_view
+from shoal.page.views import curves_view, json_text, log_view, overview_view, space_view, summary_view, trial_view
 from shoal.results import Study
 
 __all__ = ["LOGIN", "STUDY_VERBS", "TRIAL_VERBS", "VERBS", "PageServer", "carry_out"]

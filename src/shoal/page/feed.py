@@ -1,22 +1,60 @@
-"""The state of one study for all browsers that show it, and its changes in order."""
+"""The studies of a folder; the state of one for all browsers that show it, and its changes in order."""
 
+import os
 import secrets
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from shoal.core.errors import ShoalError
 from shoal.journal.rows import Run
 from shoal.journal.schema import FILE_NAME
 from shoal.journal.view import JournalView
-from shoal.page.plain import json_text
-from shoal.page.views import report_values, snapshot_view
+from shoal.page.views import json_text, report_values, snapshot_view
+from shoal.paths import absolute
 from shoal.reporting.snapshot import snapshot
 from shoal.reporting.table import trial_json
 
-__all__ = ["StudyFeed", "file_stamp"]
+__all__ = ["StudyFeed", "file_stamp", "find_studies"]
+
+_DEPTH = 3
+"""Folders between the given one and a study, at most."""
+_MOST = 1000
+"""Studies that are shown, at most."""
+
+
+def find_studies(root: Path) -> dict[str, Path]:
+    """Return the studies of a folder: its path below the folder, or the folder's own name -> directory.
+
+    Args:
+        root: Directory of a study, or a folder of studies.
+
+    Raises:
+        ShoalError: The folder does not exist.
+    """
+    root = absolute(root)
+    if not root.is_dir():
+        raise ShoalError(f"there is no folder {root}; name the directory of a study, or a folder of studies")
+    if (root / FILE_NAME).is_file():
+        return {root.resolve().name: root}
+    return {str(path.relative_to(root)): path for path in sorted(_below(root, _DEPTH))[:_MOST]}
+
+
+def _below(folder: Path, depth: int) -> Iterator[Path]:
+    """Yield the directories of studies below a folder; links to folders are not followed."""
+    try:
+        entries = [entry for entry in os.scandir(folder) if entry.is_dir(follow_symlinks=False)]
+    except OSError:  # removed meanwhile, or not readable by this user: it shows no study
+        return
+    for entry in entries:
+        path = Path(entry.path)
+        if (path / FILE_NAME).is_file():
+            yield path
+        elif depth > 1:
+            yield from _below(path, depth - 1)
+
 
 _MAX_KEPT = 20_000
 """Most reports that are kept for browsers that are behind; one that is further behind loads the study again."""

@@ -7,8 +7,7 @@ from pathlib import Path
 from shoal.core.errors import ShoalError
 from shoal.page.feed import StudyFeed
 from shoal.page.files import MODULES, page_files
-from shoal.page.plain import json_text
-from shoal.page.views import curves_view, overview_view, space_view
+from shoal.page.views import curves_view, json_text, overview_view, space_view
 
 __all__ = ["check_page_file", "frozen_page", "write_frozen_page"]
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from shoal.core.errors import ShoalError
 from shoal.journal.view import JournalView
 from shoal.page.beside import check_page
-from shoal.page.studies import find_studies
+from shoal.page.feed import find_studies
 
 if TYPE_CHECKING:
     import uvicorn

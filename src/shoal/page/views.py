@@ -1,5 +1,6 @@
-"""The views of a study as plain values: taken from `shoal.reporting`, which computes all figures."""
+"""The views of a study as plain values and JSON: taken from `shoal.reporting`, which computes all figures."""
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError
@@ -39,6 +40,7 @@ from shoal.worker.checkpoint_paths import checkpoint_files, program_checkpoints
 
 __all__ = [
     "curves_view",
+    "json_text",
     "log_view",
     "overview_view",
     "report_values",
@@ -47,6 +49,27 @@ __all__ = [
     "summary_view",
     "trial_view",
 ]
+
+
+def json_text(value: Any) -> str:
+    """Return compact JSON text. A NaN or an infinity in a configuration becomes a text, as JSON has neither.
+
+    Args:
+        value: None, bool, int, float, str, or lists, tuples and string-keyed dicts of these.
+    """
+    try:
+        return json.dumps(value, allow_nan=False, separators=(",", ":"))
+    except ValueError:
+        return json.dumps(_finite(value), allow_nan=False, separators=(",", ":"))
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, dict):
+        return {name: _finite(each) for name, each in value.items()}
+    return [_finite(each) for each in value] if isinstance(value, list | tuple) else value
+
 
 MAX_POINTS = 60_000
 """Most points of all curves of a metric; of longer curves every second, third ... epoch is sent."""
