@@ -7,7 +7,7 @@ import pytest
 from shoal.core.array import FusionKey, Member
 from shoal.core.demand import Profile
 from shoal.core.trial import Trial
-from shoal.planner.families import by_family, families, round_robin
+from shoal.planner.partition import by_family, families, round_robin
 
 
 def key(structure: str, family: str = "adapters", data: str = "d") -> FusionKey:

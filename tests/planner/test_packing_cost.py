@@ -10,8 +10,7 @@ from packing_samples import candidate, context, groupings, numbers, relative_tim
 
 from shoal.core.errors import PackError
 from shoal.planner.packing import Cost, check_groups, predicted
-from shoal.planner.packing.candidate_order import CandidateOrder
-from shoal.planner.packing.cost import local_search
+from shoal.planner.packing.cost import CandidateOrder, local_search
 from shoal.planner.packing.prediction import makespan
 from shoal.testing.strategies import packing_contexts
 

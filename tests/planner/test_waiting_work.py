@@ -4,7 +4,7 @@ import pytest
 
 from shoal.core.array import Array, FusionKey, Member
 from shoal.core.trial import Budget, Trial, TrialGroup
-from shoal.planner.waiting_work import WaitingWork
+from shoal.planner.planner import WaitingWork
 
 KEY, OTHER = FusionKey("structure", "data", 32), FusionKey("other", "data", 32)
 

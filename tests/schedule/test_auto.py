@@ -26,8 +26,7 @@ from shoal.schedule import (
     check_plan,
     make_policy,
 )
-from shoal.schedule.auto import SpaceSharing
-from shoal.schedule.plan_estimate import PlanEstimate, plan_estimate
+from shoal.schedule.auto import PlanEstimate, SpaceSharing, plan_estimate
 from shoal.schedule.registry import check_losses
 from shoal.simulate.result import SimulationResult
 from shoal.simulate.scenario import load

@@ -1,7 +1,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.schedule.indexed_queue import IndexedQueue
+from shoal.schedule.knapsack import IndexedQueue
 
 AMOUNTS = st.integers(0, 6)
 STEPS = st.lists(

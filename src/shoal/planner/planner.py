@@ -1,6 +1,7 @@
 """The planner: one turn of planning, from trials to arrays to jobs to devices."""
 
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -12,18 +13,17 @@ from shoal.core.demand import Demand
 from shoal.core.device import Cluster, Device
 from shoal.core.job import Job, Purpose
 from shoal.core.resources import Ledger, Share
+from shoal.core.trial import TrialGroup
 from shoal.planner.admission import admit
-from shoal.planner.families import by_family, round_robin
 from shoal.planner.grouping import Grouping
 from shoal.planner.job_tracker import JobTracker, PreemptionRequest
 from shoal.planner.limits import jobs_to_restart, limit_placed
-from shoal.planner.partition import Profiles, ResourceLimit, partition
+from shoal.planner.partition import Profiles, ResourceLimit, by_family, partition, round_robin
 from shoal.planner.planning_context import PROFILE_MEMBERS, PlanningContext, reservations
-from shoal.planner.waiting_work import WaitingWork
 from shoal.schedule.base import Action, JobView, Policy, Resize, Resume, Start, Stop, Suspend
 from shoal.schedule.check import check_plan, feasible
 
-__all__ = ["MIN_POLL_SECONDS", "Placement", "Planner"]
+__all__ = ["MIN_POLL_SECONDS", "Placement", "Planner", "WaitingWork"]
 
 MIN_POLL_SECONDS = 0.005
 """Shortest time between two polls for events, even if the next turn of planning is due."""
@@ -60,7 +60,7 @@ class _Draft:
     shares: dict[str, float | None] = field(default_factory=dict)
     preemptions: dict[str, PreemptionRequest] = field(default_factory=dict)
     wake: float = inf
-    work: WaitingWork | None = None
+    work: "WaitingWork | None" = None
 
 
 class Planner:
@@ -426,3 +426,39 @@ def _seconds_until_free(running: Sequence[JobView]) -> dict[str, float]:
         for name in job.devices:
             busy[name] = max(busy.get(name, 0.0), left)
     return busy
+
+
+class WaitingWork:
+    """Counts the waiting arrays of each key and size by their epochs.
+
+    Later rungs of single members count, too: the trials of a group that go on train `TrialGroup.work_ahead` epochs
+    together, counted as members that train `epochs_ahead` epochs each. Larger arrays shrink from rung to rung, and
+    compiled code is for one size.
+
+    Args:
+        groups: Arrays of each job that waits or is suspended.
+        group_of: Trial group of a member, or None.
+    """
+
+    def __init__(
+        self, groups: Iterable[Sequence[Array]], group_of: Callable[[Member], TrialGroup | None] = lambda member: None
+    ) -> None:
+        self._arrays: defaultdict[object, defaultdict[int, float]] = defaultdict(lambda: defaultdict(float))
+        for array in (array for arrays in groups for array in arrays if array.members):
+            arrays_of_size = self._arrays[_size(array)]
+            arrays_of_size[max(array.epochs)] += 1
+            group = group_of(array.members[0]) if len(array.members) == 1 else None
+            if group is not None and group.epochs_ahead:
+                arrays_of_size[group.epochs_ahead] += group.work_ahead / group.epochs_ahead / len(group.trials)
+
+    def besides(self, array: Array) -> Mapping[int, float]:
+        """Return `Array.later` of one of the arrays."""
+        later = dict(self._arrays[_size(array)])
+        if array.members:
+            later[max(array.epochs)] -= 1
+        return {epochs: count for epochs, count in later.items() if count > 0}
+
+
+def _size(array: Array) -> tuple[str, str, int, int]:
+    """Return what arrays have to agree in to share compiled code."""
+    return array.key.structure, array.key.data, array.key.batch_size, len(array.members)

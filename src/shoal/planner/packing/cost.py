@@ -1,17 +1,18 @@
 """The cost packing: groups with the least expected makespan, found by cuts and local search."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
+from math import inf
 from typing import final
 
+from shoal.core.array import FusionKey
 from shoal.core.errors import PackError
 from shoal.planner.packing.base import Candidate, Packing, PackingContext
-from shoal.planner.packing.candidate_order import CandidateOrder, Partition
 from shoal.planner.packing.groups import memory_needed, ordered_groups
 from shoal.planner.packing.prediction import makespan, predicted
 
-__all__ = ["Cost", "local_search"]
+__all__ = ["CandidateOrder", "Cost", "Partition", "local_search"]
 
 _JOBS = (1, 2, 3, 4, 6, 8)
 """Numbers of jobs per device to try. More jobs balance devices better, but fewer arrays share a process."""
@@ -88,6 +89,250 @@ class Cost(Packing):
         alone = context.start + incoming.seconds
         added = predicted(group, context).together - predicted(present, context).together
         return alone - added >= self.worth * alone
+
+
+_MAX_OPEN_GROUPS = 3
+"""Number of newest groups that may still grow; the next candidate joins the one with the largest saving."""
+
+
+@dataclass(frozen=True)
+class Partition:
+    """Candidates in groups.
+
+    Args:
+        groups: Places of the candidates of each group.
+        lengths: Predicted seconds of each group.
+        tails: Seconds from the end of each group to the end of the training that follows, if nothing waits.
+    """
+
+    groups: list[list[int]]
+    lengths: list[float]
+    tails: list[float]
+
+
+@dataclass(eq=False, slots=True)
+class _Item:
+    """Amounts of a candidate; `alone` is its start, fetching and steps, `epochs` the largest number of a member."""
+
+    index: int
+    kind: int
+    alone: float
+    fetching: float
+    steps: float
+    memory: int
+    base: int
+    epochs: int
+    tail: float
+
+
+@dataclass(eq=False, slots=True)
+class _ItemGroup:
+    """Items of one data set in one process."""
+
+    items: list[_Item]
+    apart: float
+    together: float
+    fetching: float
+    steps: float
+    memory: int
+    base: int
+    kinds: dict[int, int]
+    change: float = 0.0
+
+    @classmethod
+    def of(cls, item: _Item) -> "_ItemGroup":
+        """Return a group of one item."""
+        alone = (item.alone, item.alone, item.fetching, item.steps, item.memory, item.base)
+        return cls([item], *alone, kinds={item.kind: 1})
+
+    def tail(self, start: float) -> float:
+        """Return the seconds from the end of the group to the end of all training that follows its items. The items
+        train each epoch together, so items with fewer epochs end before the group."""
+        tails: dict[int, float] = {}  # longest tail by the epochs after which it begins
+        for item in self.items:
+            if item.tail:
+                tails[item.epochs] = max(item.tail, tails.get(item.epochs, 0.0))
+        if not tails:
+            return 0.0
+        max_epochs = max(item.epochs for item in self.items)
+        relative_time = (self.together - start - self.fetching) / self.steps if self.steps else 1.0
+        last = self.together
+        for epochs, tail in tails.items():
+            steps = sum(item.steps * min(1.0, epochs / item.epochs) for item in self.items)
+            last = max(last, start + self.fetching * epochs / max_epochs + relative_time * steps + tail)
+        return last - self.together
+
+    def add(self, item: _Item, together: float, change: float) -> None:
+        """Add an item; `together` and `change` are the values of the group with it."""
+        self.items.append(item)
+        self.apart += item.alone
+        self.together = together
+        self.fetching = max(self.fetching, item.fetching)
+        self.steps += item.steps
+        self.memory += item.memory
+        self.base = max(self.base, item.base)
+        self.kinds[item.kind] = self.kinds.get(item.kind, 0) + 1
+        self.change = change
+
+
+class CandidateOrder:
+    """Sorts candidates, and cuts the order into groups of any length.
+
+    Candidates are sorted by data set, then by keys that gain from each other, then by fetching time: a group fetches as
+    long as its longest candidate, so candidates of similar fetching times save most.
+
+    Args:
+        candidates: Any number of candidates.
+        context: The packing context.
+        worth: Part of its time that a group must save.
+    """
+
+    def __init__(self, candidates: Sequence[Candidate], context: PackingContext, worth: float) -> None:
+        self._start, self._memory, self._worth = context.start, context.memory, worth
+        kinds: dict[FusionKey, int] = {}
+        self._items = [_item(index, candidate, context, kinds) for index, candidate in enumerate(candidates)]
+        self._data = [candidate.key.data for candidate in candidates]
+        self._relative_time_changes = _relative_time_changes(kinds, context)
+        rank = _ranks(self._items, self._relative_time_changes)
+        candidate_order = sorted(self._items, key=lambda item: (rank[item.kind], -item.fetching))
+        streams: dict[str, list[_Item]] = {}
+        for item in candidate_order:
+            streams.setdefault(self._data[item.index], []).append(item)
+        self._streams = list(streams.values())
+
+    def single(self) -> Partition:
+        """Return one group per candidate."""
+        items = self._items
+        return Partition(
+            [[item.index] for item in items], [item.alone for item in items], [item.tail for item in items]
+        )
+
+    def cut(self, longest: float = inf) -> Partition:
+        """Return the worthwhile groups of at most `longest` seconds.
+
+        The next candidate in the order joins one of the newest groups if that saves enough of its time, else it begins
+        a new group.
+        """
+        groups: list[list[int]] = []
+        lengths: list[float] = []
+        tails: list[float] = []
+        for group in (group for stream in self._streams for group in self._grow_groups(stream, longest)):
+            if self._saves_enough(group):
+                groups.append([item.index for item in group.items])
+                lengths.append(group.together)
+                tails.append(group.tail(self._start))
+            else:
+                groups += [[item.index] for item in group.items]
+                lengths += [item.alone for item in group.items]
+                tails += [item.tail for item in group.items]
+        return Partition(groups, lengths, tails)
+
+    def evaluate(self, indices: Iterable[int]) -> tuple[float, float] | None:
+        """Return the predicted seconds and tail of a group of candidates; None if they cannot share a process, or save
+        too little.
+        """
+        first, *others = (self._items[index] for index in indices)
+        group = _ItemGroup.of(first)
+        for item in others:
+            if self._data[item.index] != self._data[first.index] or not self._fits(group, item):
+                return None
+            group.add(item, *self._joined_cost(group, item))
+        return (group.together, group.tail(self._start)) if self._saves_enough(group) else None
+
+    def _grow_groups(self, stream: Sequence[_Item], longest: float) -> list[_ItemGroup]:
+        """Return the groups of items of the same data set."""
+        done: list[_ItemGroup] = []
+        open_groups: list[_ItemGroup] = []
+        for item in stream:
+            best: tuple[_ItemGroup, float, float] | None = None
+            best_saving = self._worth * item.alone
+            for group in open_groups:
+                if self._fits(group, item):
+                    together, change = self._joined_cost(group, item)
+                    saved = group.together + item.alone - together
+                    if together <= longest and saved > 0 and saved >= best_saving:
+                        best, best_saving = (group, together, change), saved
+            if best is not None:
+                group, together, change = best
+                group.add(item, together, change)
+                continue
+            if len(open_groups) == _MAX_OPEN_GROUPS:
+                done.append(
+                    open_groups.pop(max(range(_MAX_OPEN_GROUPS), key=lambda index: open_groups[index].together))
+                )
+            open_groups.append(_ItemGroup.of(item))
+        return done + open_groups
+
+    def _fits(self, group: _ItemGroup, item: _Item) -> bool:
+        return max(group.base, item.base) + group.memory + item.memory <= self._memory
+
+    def _saves_enough(self, group: _ItemGroup) -> bool:
+        return len(group.items) == 1 or group.apart - group.together >= self._worth * group.apart
+
+    def _joined_cost(self, group: _ItemGroup, item: _Item) -> tuple[float, float]:
+        """Return the predicted seconds and `change` of a group with the item."""
+        change, measured, kinds = group.change, self._relative_time_changes[item.kind], group.kinds
+        if measured:
+            for kind in measured if len(measured) < len(kinds) else kinds:
+                if kind in kinds and kind in measured:
+                    change += measured[kind] * kinds[kind]
+        count = len(group.items)
+        relative_time = 1 + change / (count * (count + 1) / 2)
+        return self._start + max(group.fetching, item.fetching) + relative_time * (group.steps + item.steps), change
+
+
+def _item(index: int, candidate: Candidate, context: PackingContext, kinds: dict[FusionKey, int]) -> _Item:
+    return _Item(
+        index,
+        kinds.setdefault(candidate.key, len(kinds)),
+        context.start + candidate.seconds,
+        candidate.fetching,
+        candidate.seconds - candidate.fetching,
+        candidate.memory,
+        candidate.base,
+        max(1, *candidate.array.epochs),
+        candidate.tail,
+    )
+
+
+def _relative_time_changes(kinds: Mapping[FusionKey, int], context: PackingContext) -> list[dict[int, float]]:
+    """Return, for each kind, the kinds measured with it -> their relative time minus 1."""
+    changes: list[dict[int, float]] = [{} for _ in kinds]
+    for pair, relative_time in context.relative_times.items():
+        one, other = (numbers := [kinds.get(key) for key in pair])[0], numbers[-1]  # equal for a pair of one key
+        if one is not None and other is not None:
+            changes[one][other] = changes[other][one] = relative_time - 1
+    return changes
+
+
+def _ranks(items: Sequence[_Item], changes: Sequence[Mapping[int, float]]) -> list[tuple[float, int, int]]:
+    """Return the sort key of each kind. Kinds that gain from each other form a chain, the pair with the largest gain
+    first.
+
+    Chains and unmeasured kinds are sorted by their longest fetching time.
+    """
+    chains = [[kind] for kind in range(len(changes))]
+    gains = sorted(
+        (change, kind, other)
+        for kind, others in enumerate(changes)
+        for other, change in others.items()
+        if kind < other and change < 0
+    )
+    for _, kind, other in gains:
+        one, two = sorted((chains[kind], chains[other]), key=len, reverse=True)
+        if one is not two:
+            one += two
+            for member in two:
+                chains[member] = one
+    fetching = [0.0] * len(changes)
+    for item in items:
+        fetching[item.kind] = max(fetching[item.kind], item.fetching)
+    ranks: list[tuple[float, int, int]] = [(0.0, 0, 0)] * len(changes)
+    for chain in {id(chain): chain for chain in chains}.values():
+        longest = max(fetching[kind] for kind in chain)
+        for position, kind in enumerate(chain):
+            ranks[kind] = (-longest, chain[0], position)
+    return ranks
 
 
 def _candidate_cuts(candidate_order: CandidateOrder, loads: Sequence[float]) -> Iterator[Partition]:
