@@ -384,7 +384,7 @@ class Leader:
             assert time.monotonic() < deadline, (self._wanted, present)
             if team._side.refusal():
                 break
-            time.sleep(0.002)
+            self._poll()
         team._polled = 0.0
 
     def _poll(self) -> None:

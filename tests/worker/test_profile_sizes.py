@@ -1,6 +1,5 @@
 """The array sizes that a profile job measures, depending on the amount of waiting work."""
 
-import time
 from math import inf
 from types import SimpleNamespace
 from typing import Any
@@ -22,8 +21,8 @@ CPU = torch.device("cpu")
 EPOCH_STEPS = 2
 
 
-class Slow(Task):
-    """Has a loss that takes some milliseconds, so measuring four members exceeds the free time."""
+class Small(Task):
+    """A linear model."""
 
     def data(self, config: Any) -> Any:
         x = torch.randn(4 * EPOCH_STEPS, 3, generator=torch.Generator().manual_seed(0))
@@ -36,8 +35,13 @@ class Slow(Task):
         return torch.optim.SGD(model.parameters(), lr=config["lr"])
 
     def loss(self, model: nn.Module, batch: Any) -> Tensor:
-        time.sleep(0.003)
         return model(batch[0]).square().mean()
+
+
+def milliseconds(stepper: Any, batches: Any, tick: int) -> float:
+    """Take a step on a machine where measuring four members exceeds the free time."""
+    stepper.train_step(batches, [tick] * len(batches))
+    return 0.003 * len(batches)
 
 
 def enough(members: int) -> float:
@@ -57,9 +61,10 @@ def enough(members: int) -> float:
     ids=["little waits", "some", "much", "not said", "time is given"],
 )
 def test_sizes_are_measured_that_the_waiting_work_is_worth(
-    pending: float, free_seconds: float, sizes: set[int], noted: int | None
+    pending: float, free_seconds: float, sizes: set[int], noted: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    task = Slow()
+    monkeypatch.setattr("shoal.worker.profile._step_seconds", milliseconds)
+    task = Small()
     members = tuple(
         Member(Trial(b, {"lr": 0.01 * (b + 1), "batch_size": 4}, seed=b, data_seed=0), 0, 2) for b in range(5)
     )
@@ -69,7 +74,7 @@ def test_sizes_are_measured_that_the_waiting_work_is_worth(
     assert (profile.sample, profile.pending) == (5, noted)
 
 
-class Kept(Slow):
+class Kept(Small):
     """Has one weight matrix of a megabyte, so the memory per member depends on the optimizer."""
 
     def data(self, config: Any) -> Any:

@@ -192,7 +192,7 @@ def test_a_start_from_the_beginning_leaves_nothing(tmp_path: Path, store: Progra
 
 
 def test_a_process_that_was_left_is_ended_first(tmp_path: Path, store: ProgramFiles) -> None:
-    left = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    left = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"])
     store.record_process(left.pid)
     again(tmp_path)
     assert left.poll() is not None

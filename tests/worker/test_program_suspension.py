@@ -2,12 +2,12 @@
 
 import os
 import pickle
+import signal
 import sys
-import time
 from pathlib import Path
 
 import pytest
-from processes import alive, gone
+from processes import alive, gone, wait_for
 
 from shoal.core.array import Array, FusionKey, Member
 from shoal.core.device import Device
@@ -28,7 +28,7 @@ directory, kind = sys.argv[1], sys.argv[2]
 path = directory + "/state"
 done = int(open(path).read()) if os.path.exists(path) else 0
 open(directory + "/../starts", "a").write(f"{os.getpid()} ")
-asked = []
+asked, gate = [], os.open(sys.argv[3], os.O_RDONLY)
 
 def ask(number, frame):
     asked.append(number)
@@ -38,30 +38,36 @@ if kind != "plain":
 if kind == "ignores":
     signal.signal(signal.SIGTERM, ask)
 for step in range(done or 1, 1000):
-    time.sleep(0.04 if step > done else 0)
+    step > done and os.read(gate, 1)
     open(path + ".new", "w").write(str(step))
     os.rename(path + ".new", path)
     print(json.dumps({"loss": 1 / step, "step": step}), flush=True)
     if asked and kind == "asked":
-        time.sleep(0.1)
+        time.sleep(0.1)  # its last work takes a while
         open(directory + "/../clean", "w").write(str(step))
         sys.exit(3)
 """
 
 
 def stretch(tmp_path: Path, kind: str, start: int, *, until: int = TARGET) -> list[int]:
-    """The steps that one job reports; it is suspended after its report `until`."""
+    """The steps that one job reports; it is suspended after its report `until`. A step waits for the report before."""
     (tmp_path / "program.py").write_text(PROGRAM)
-    command = Command((sys.executable, str(tmp_path / "program.py"), "{directory}", kind), ("loss",), tmp_path)
+    gate = tmp_path / f"gate-{start}"
+    os.mkfifo(gate)
+    line = (sys.executable, str(tmp_path / "program.py"), "{directory}", kind, str(gate))
+    command = Command(line, ("loss",), tmp_path)
     array = Array(FusionKey("program", "", 1, opaque=True), (Member(Trial(0, {}, 0, 0), start, TARGET),))
     control, steps = JobControl(), []
     job = Job(f"job-{start}", (array,))
-    for event in run.run(job, SLOT, WorkerContext(tmp_path, pickle.dumps(command)), control):
-        if isinstance(event, Reported):
-            assert all(report.state is not TrialState.FAILED for report in event.reports)
-            steps += [report.epoch for report in event.reports]
-            if steps[-1] == until and until < TARGET:
-                control.stop()
+    with gate.open("r+b", buffering=0) as steps_to_take:
+        steps_to_take.write(b".")
+        for event in run.run(job, SLOT, WorkerContext(tmp_path, pickle.dumps(command)), control):
+            if isinstance(event, Reported):
+                assert all(report.state is not TrialState.FAILED for report in event.reports)
+                steps += [report.epoch for report in event.reports]
+                if steps[-1] == until and until < TARGET:
+                    control.stop()
+                steps_to_take.write(b"." * len(event.reports))
     return steps
 
 
@@ -86,17 +92,18 @@ def test_a_program_that_does_not_know_the_request_is_not_killed_by_it(tmp_path: 
 
 
 ASKED_PROGRAM = """
-import os, signal, subprocess, sys, time
+import os, signal, subprocess, sys
 kind, folder = sys.argv[1:]
-note = lambda name, text: (open(folder + "/.new", "w").write(text), os.rename(folder + "/.new", folder + "/" + name))
+note = lambda name: os.close(os.open(folder + "/" + name, os.O_CREAT))
 if kind != "no handler":
-    signal.signal(signal.SIGUSR1, lambda number, frame: note(f"got {os.getpid()}", ""))
+    signal.signal(signal.SIGUSR1, lambda number, frame: note(f"got {os.getpid()}"))
+signal.signal(signal.SIGUSR2, lambda number, frame: note(f"later {os.getpid()}"))
 if kind == "wraps a program without a handler":
     subprocess.Popen(["sleep", "60"])
 if kind != "forks" or os.fork() == 0:
-    note("ready", "")
+    note("ready")
 while True:
-    time.sleep(0.01)
+    signal.pause()
 """
 
 
@@ -121,14 +128,14 @@ def test_only_the_first_process_is_asked_and_only_where_all_handle_it(
     with (tmp_path / "log").open("wb") as log:
         program = ProgramProcess(command, Trial(0, {}, 0, 0), os.environ, log, log, tmp_path)
     try:
-        while not (tmp_path / "ready").exists():
-            assert program.status() is None
-            time.sleep(0.01)
+        wait_for((tmp_path / "ready").exists)
+        assert program.status() is None
         assert len(program.tree()) == 1 + (kind in ("forks", "wraps a program without a handler"))
         assert program.request_end() is asked
-        while asked and not list(tmp_path.glob("got *")):
-            time.sleep(0.01)
-        time.sleep(0.1)  # for those that nobody was to ask
+        handlers = [process for process in program.tree() if process.name() != "sleep"]
+        for process in handlers:
+            process.send_signal(signal.SIGUSR2)  # which comes after what anyone was asked
+        wait_for(lambda: all((tmp_path / f"later {process.pid}").exists() for process in handlers))
         assert [path.name for path in tmp_path.glob("got *")] == [f"got {program.pid}"] * asked
         assert all(alive(process.pid) for process in program.tree())
     finally:

@@ -3,8 +3,10 @@
 import gc
 import weakref
 from dataclasses import replace
+from functools import cache
 from math import inf
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -66,12 +68,18 @@ def metrics(events: list[Reported]) -> dict[tuple[int, int], Any]:
     return {(report.trial, report.epoch): dict(report.metrics) for event in events for report in event.reports}
 
 
+@cache
+def whole() -> dict[tuple[int, int], Any]:
+    """Metrics of two trials that are not suspended."""
+    with TemporaryDirectory() as directory:
+        return metrics(train(Path(directory), TrialCache(), JobControl(prompt=True), 0, 3))
+
+
 @pytest.mark.parametrize("stays", [True, False], ids=["in this process", "in another"])
 @pytest.mark.parametrize("looks", [3, 5, 12])
 def test_who_goes_on_learns_what_it_would_have_learnt(
     looks: int, stays: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = metrics(train(tmp_path / "whole", TrialCache(), JobControl(prompt=True), 0, 3))
     trial_cache, control = TrialCache(), After(looks)
     told = train(tmp_path / "parts", trial_cache, control, 0, 3)
     assert control.stop_noticed
@@ -84,7 +92,7 @@ def test_who_goes_on_learns_what_it_would_have_learnt(
     monkeypatch.setattr(array_members, "build", noted)
     told += train(tmp_path / "parts", trial_cache if stays else TrialCache(), JobControl(prompt=True), 0, 3)
     assert sorted(built) == ([] if stays else [0, 3])
-    assert metrics(told) == whole
+    assert metrics(told) == whole()
 
 
 def test_the_losses_are_told_of_the_best_member_with_each_epoch_and_when_it_stops(tmp_path: Path) -> None:

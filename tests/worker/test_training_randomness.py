@@ -129,8 +129,7 @@ def same(got: dict[tuple[int, int], Any], wanted: dict[tuple[int, int], Any]) ->
 COMPANIES = {"a lone trial": [0], "an array": [0, 1], "a pack": [0, 2, 3, 4]}
 
 
-@pytest.mark.in_turns(3)
-@pytest.mark.pairwise
+@pytest.mark.in_turns
 @pytest.mark.parametrize("first", [4, 8, 9, 16], ids=lambda first: f"from step {first}")
 @pytest.mark.parametrize("seconds", [30.0, 0.0], ids=["few checkpoints", "many"])
 @pytest.mark.parametrize("numbers", COMPANIES.values(), ids=COMPANIES)
