@@ -32,6 +32,11 @@ from shoal.worker.team import leader
 from shoal.worker.team.leader import GradientSnapshot
 
 
+@pytest.fixture(autouse=True)
+def own_history() -> None:
+    """All tests have one environment, so that their back ends share a server, which imports torch once."""
+
+
 @cache
 def alone(task: Callable[[], Task], number: int, epochs: int) -> dict[str, Tensor]:
     """Return the final weights of a trial that is trained by itself."""
