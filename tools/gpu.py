@@ -41,7 +41,7 @@ SHARE = 0.75
 """Of its budget, after which a benchmark begins nothing new."""
 PACKAGES = {"pynvml": "nvidia-ml-py", "PIL": "pillow"}
 """Module -> package, where their names differ."""
-CORE = ("torch", "numpy", "cloudpickle", "psutil", "pynvml", "rich")
+CORE = ("torch", "numpy", "cloudpickle", "msgspec", "psutil", "pynvml", "rich")
 TESTS = (*CORE, "pytest", "hypothesis", "typer")
 PYTEST = (
     "-m",

@@ -12,6 +12,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
 
+from msgspec import convert
+
 from shoal.core.demand import Profile
 from shoal.core.errors import ShoalError
 from shoal.core.version import VERSION
@@ -42,8 +44,6 @@ _SCHEMA = (
         PRIMARY KEY (structure, data, batch_size, task))""",
 )
 _TASKS = "SELECT structure, data, batch_size, task, parameters FROM tasks"
-_BY_SIZE = ("step_seconds", "fuse_seconds", "fused_gain", "compiled_gain", "crowding", "epoch_seconds", "spreading")
-"""Fields of a profile from a size or a number to a figure."""
 _BUSY_SECONDS = 5.0
 """Longest wait for the lock of another process."""
 
@@ -316,16 +316,10 @@ def delete_records(path: Path, *, kind: str | None = None, structure: str | None
 
 
 def profile_from(text: str) -> Profile | None:
-    """Return the profile of a JSON text; None if the text is damaged or has other fields. Sizes are strings in JSON."""
+    """Return the profile of a JSON text; None if the text is damaged. Sizes are strings in JSON."""
     try:
-        fields: Mapping[str, Any] = json.loads(text)
-        by_size = {name: {int(size): float(value) for size, value in fields.get(name, {}).items()} for name in _BY_SIZE}
-        shares = {
-            int(size): {float(share): float(speed) for share, speed in speeds.items()}
-            for size, speeds in fields.get("share_speeds", {}).items()
-        }
-        return Profile(**{**fields, **by_size, "share_speeds": shares})
-    except (ValueError, TypeError, KeyError, AttributeError):
+        return convert(json.loads(text), Profile, str_keys=True)
+    except ValueError:
         return None
 
 

@@ -1,12 +1,15 @@
 """Encoding and decoding of journal columns.
 
-JSON text keeps all bits of floats, NaN and infinities included. Decoding an invalid value raises the exception of the
-Python constructor that rejects it.
+JSON text keeps all bits of floats, NaN and infinities included. Decoding an invalid value raises the exception of
+msgspec or of the Python constructor that rejects it.
 """
 
 import json
 from collections.abc import Sequence
 from typing import Any
+
+from msgspec import DecodeError, Struct, convert
+from msgspec.json import Decoder
 
 from shoal.core.activity import Activity
 from shoal.core.command import GroupsProposed
@@ -20,6 +23,18 @@ __all__ = [
     *("encode", "storable"),
     *("intervention_of", "job_row", "metric_values", "metrics_of", "proposal_of", "report_of", "trial_row"),
 ]
+
+
+class _Group(Struct):
+    name: str
+    epochs: int
+    trials: list[int]
+
+
+_NUMBERS, _TEXTS, _GROUPS = Decoder(list[int]), Decoder(list[str]), Decoder(list[_Group])
+_OBJECT, _OBJECTS = Decoder(dict[str, Any]), Decoder(list[dict[str, Any]])
+_MEMBERS, _JOINED = Decoder(dict[str, list[int]]), Decoder(list[tuple[str, int]])
+_ACTIVITIES = Decoder(dict[Activity, float])
 
 
 def encode(value: Any, what: str) -> str:
@@ -40,66 +55,40 @@ def storable(text: str) -> str:
 
 def trial_row(row: tuple[Any, ...]) -> TrialRow:
     """Decode a row of the table trials; its columns are in the order of `TrialRow`."""
-    (
-        number,
-        config,
-        seed,
-        data_seed,
-        origin,
-        start,
-        state,
-        reason,
-        epoch,
-        target,
-        failures,
-        device,
-        job,
-        seconds,
-        *scores,
-    ) = row
-    metrics, best, objective = scores
+    number, config, seed, data_seed, origin, start, state, reason, epoch, target, failures, *others = row
+    device, job, seconds, last, best, objective = others
     least = {"start": (start, 0), "epoch": (epoch, start), "target": (target, 1), "failures": (failures, 0)}
-    for name, (value, minimum) in least.items():
-        if value < minimum:
-            raise ValueError(f"`{name}` is {value}, below {minimum}")
-    return TrialRow(
-        trial=Trial(number, _object(config), seed, data_seed, None if origin is None else Origin(origin, start)),
-        state=TrialState(state),
-        reason=reason,
-        epoch=epoch,
-        target=target,
-        failures=failures,
-        device=device,
-        job=job,
-        seconds=seconds,
-        metrics=metrics_of(metrics),
-        best=metrics_of(best),
-        objective=objective,
-    )
+    for name, (found, minimum) in least.items():
+        if found < minimum:
+            raise ValueError(f"`{name}` is {found}, below {minimum}")
+    source = None if origin is None else Origin(origin, start)
+    trial = Trial(number, _decoded(config, _OBJECT), seed, data_seed, source)
+    scores = metrics_of(last), metrics_of(best), objective
+    return TrialRow(trial, TrialState(state), reason, epoch, target, failures, device, job, seconds, *scores)
 
 
 def job_row(row: tuple[Any, ...]) -> JobRow:
     """Decode a row of the table jobs with the trials that joined it and its last reservation."""
-    job, purpose, device, text, started, ended, outcome, message, of_keys, activities, resumes, assists, *more = row
-    joined, *rest = more
-    trials, keys, reservation = json.loads(text), _object(of_keys), rest
-    for key, number in json.loads(joined):
-        trials.append(number)
-        keys.setdefault(key, []).append(number)
+    job, purpose, device, trials, started, ended, outcome, message, keys, activities, *others = row
+    resumes, assists, joined, *reservation = others
+    numbers, members = _decoded(trials, _NUMBERS), _decoded(keys, _MEMBERS)
+    for key, number in _decoded(joined, _JOINED):
+        numbers.append(number)
+        members.setdefault(key, []).append(number)
     return JobRow(
-        id=job,
-        purpose=Purpose(purpose),
-        device=device,
-        trials=tuple(dict.fromkeys(trials)),
-        started=started,
-        ended=ended,
-        outcome=outcome,
-        message=message,
-        reservation=None if reservation[0] is None else Reservation(*reservation),
-        members={key: tuple(dict.fromkeys(numbers)) for key, numbers in keys.items()},
-        resumes=resumes,
-        assists=assists,
-        activities={Activity(name): seconds for name, seconds in _numbers(activities, "activity").items()},
+        job,
+        Purpose(purpose),
+        device,
+        tuple(dict.fromkeys(numbers)),
+        started,
+        ended,
+        outcome,
+        message,
+        None if reservation[0] is None else Reservation(*reservation),
+        {key: tuple(dict.fromkeys(found)) for key, found in members.items()},
+        _decoded(activities, _ACTIVITIES),
+        resumes,
+        assists,
     )
 
 
@@ -109,21 +98,26 @@ def report_of(row: tuple[Any, ...]) -> Report:
     return Report(trial, epoch, metrics_of(metrics), seconds, TrialState(state), reason)
 
 
-def _object(text: str) -> dict[str, Any]:
-    value = json.loads(text)
-    if not isinstance(value, dict):
-        raise ValueError(f"{value!r} is not a JSON object")
-    return value
+def _decoded(text: str, decoder: Decoder[Any]) -> Any:
+    """Decode JSON as the type of a decoder."""
+    try:
+        return decoder.decode(text)
+    except DecodeError:  # a NaN or an infinity, which msgspec does not read, or really an error
+        return convert(json.loads(text), decoder.type)
 
 
 def metrics_of(text: str) -> dict[str, float]:
     """Decode metrics: name -> value."""
-    return _numbers(text, "metric")
+    metrics: dict[str, float] = _decoded(text, _OBJECT)
+    for name, value in metrics.items():
+        if not is_number(value):
+            raise ValueError(f"the metric {name!r} is {value!r}")
+    return metrics
 
 
 def metric_values(texts: Sequence[str], name: str) -> list[float | None]:
     """Decode the metrics of several reports at once: the value of one metric in each, None where it is missing."""
-    values = [metrics.get(name) for metrics in json.loads(f"[{','.join(texts)}]")]
+    values = [metrics.get(name) for metrics in _decoded(f"[{','.join(texts)}]", _OBJECTS)]
     if len(values) != len(texts):
         raise ValueError("a text is not one JSON object")
     for value in values:
@@ -132,25 +126,17 @@ def metric_values(texts: Sequence[str], name: str) -> list[float | None]:
     return values
 
 
-def _numbers(text: str, what: str) -> dict[str, float]:
-    values = _object(text)
-    for name, value in values.items():
-        if not is_number(value):
-            raise ValueError(f"the {what} {name!r} is {value!r}")
-    return values
-
-
 def proposal_of(free: int, proposed: str, trials: dict[int, Trial]) -> GroupsProposed:
     """Decode a row of the table proposals."""
-    groups = tuple(
-        TrialGroup(tuple(trials[number] for number in group["trials"]), Budget(group["epochs"]), group["name"])
-        for group in json.loads(proposed)
+    groups = (
+        TrialGroup(tuple(trials[number] for number in group.trials), Budget(group.epochs), group.name)
+        for group in _decoded(proposed, _GROUPS)
     )
-    return GroupsProposed(free, groups)
+    return GroupsProposed(free, tuple(groups))
 
 
 def intervention_of(row: tuple[Any, ...]) -> Intervention:
     """Decode a row of the table interventions; its first column is `seq`."""
     _, time, request, verb, trials, devices, text, refused = row
-    lists = (tuple(json.loads(trials)), tuple(json.loads(devices)))
-    return Intervention(request, verb, *lists, text, tuple(json.loads(refused)), time=time)
+    lists = tuple(_decoded(trials, _NUMBERS)), tuple(_decoded(devices, _TEXTS))
+    return Intervention(request, verb, *lists, text, tuple(_decoded(refused, _TEXTS)), time=time)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from shoal.core.errors import JournalError
 from shoal.core.objective import Objective
 from shoal.core.trial import Report, TrialState
-from shoal.journal.codec import storable
+from shoal.journal.codec import metrics_of, storable
 
 __all__ = ["lower_is_better", "merge_best", "record"]
 
@@ -53,7 +53,7 @@ def record(
     """
     numbers = json.dumps([report.trial for report in reports])
     trials = {
-        number: (state in _FINAL_STATES, json.loads(metrics), json.loads(best))
+        number: (state in _FINAL_STATES, metrics_of(metrics), metrics_of(best))
         for number, state, metrics, best in connection.execute(_SELECT_TRIALS, (numbers,))
     }
     seen = _reported_states(connection, reports)

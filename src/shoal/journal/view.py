@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from operator import itemgetter
 from pathlib import Path
-from types import TracebackType
+from types import NoneType, TracebackType
 from typing import Any, Self, TypeVar
 
 from shoal.core.command import GroupsProposed
@@ -55,32 +55,18 @@ _JOB = (
 _INTERVENTION = "SELECT seq, time, request, verb, trials, devices, text, refused FROM interventions"
 _OPEN = tuple(state for state in TrialState if not state.final)
 
-_WHOLE = ("number", "seed", "data_seed", "start", "epoch", "target", "failures", "seq", "trial", "pid", "epochs")
-_NUMBER = ("seconds", "started")
-_TEXT = (
-    "config",
-    "state",
-    "reason",
-    "device",
-    "metrics",
-    "best",
-    "id",
-    "purpose",
-    "trials",
-    "outcome",
-    "request",
-    "verb",
-    "activities",
-    "resumes",
-    "assists",
-)
 _KINDS: dict[str, tuple[type, ...]] = {
-    **dict.fromkeys((*_WHOLE, "free"), (int,)),
-    **dict.fromkeys(_NUMBER, (int, float)),
-    **dict.fromkeys((*_TEXT, "message", "keys", "key", "value", "proposed", "job", "name", "node", "kind"), (str,)),
-    **dict.fromkeys(("origin", "memory"), (int, type(None))),
-    **dict.fromkeys(("objective", "ended", "time", "compute", "cores", "node_cores"), (int, float, type(None))),
-    **dict.fromkeys(("data",), (bytes,)),
+    name: kinds
+    for kinds, names in (
+        ((int,), "number seed data_seed start epoch target failures seq trial pid epochs free"),
+        ((int, float), "seconds started"),
+        ((str,), "config state reason device metrics best id purpose trials outcome request verb activities resumes"),
+        ((str,), "assists message keys key value proposed job name node kind"),
+        ((int, NoneType), "origin memory"),
+        ((int, float, NoneType), "objective ended time compute cores node_cores"),
+        ((bytes,), "data"),
+    )
+    for name in names.split()
 }
 """Types of the columns by name; a name has the same type in all tables. SQLite itself accepts any value."""
 
