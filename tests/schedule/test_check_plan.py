@@ -192,7 +192,7 @@ def unshrunk():
 @pytest.mark.parametrize(
     ("policy", "message"),
     [
-        (Forgetful, "a second call returns another plan|given only"),
+        (Forgetful, "a second call returns another plan"),
         (Lazy, "nothing is started"),
         (Greedy, "illegal"),
         (Meddling, "changed what it was given"),
@@ -200,7 +200,7 @@ def unshrunk():
 )
 def test_the_conformance_suite_finds_broken_policies(policy, message):
     with pytest.raises(AssertionError, match=message):
-        check_policy(policy)
+        check_policy(policy, examples=60)
 
 
 def test_policies_are_made_by_name():

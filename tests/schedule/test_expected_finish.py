@@ -117,7 +117,7 @@ LOSSES = st.lists(
 )
 
 
-@settings(max_examples=100, deadline=None, database=None)
+@settings(max_examples=40, deadline=None, database=None)
 @given(LOSSES, st.integers(10, 1000).map(lambda parts: parts / 128), st.sampled_from([0.25, 2.0, 64.0]))
 def test_the_unit_and_the_height_of_losses_do_not_matter(losses, shift, scale):  # exactly: ties have to stay ties
     def seconds(change):
@@ -126,7 +126,7 @@ def test_the_unit_and_the_height_of_losses_do_not_matter(losses, shift, scale): 
     assert seconds(lambda loss: scale * loss + shift) == pytest.approx(seconds(lambda loss: loss), rel=1e-3, abs=1e-3)
 
 
-@settings(max_examples=100, deadline=None, database=None)
+@settings(max_examples=40, deadline=None, database=None)
 @given(LOSSES)
 def test_every_job_runs_eventually(losses):
     """However bad a loss, its time to the goal is finite."""

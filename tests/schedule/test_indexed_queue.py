@@ -9,11 +9,11 @@ STEPS = st.lists(
         st.tuples(st.just("replace"), st.integers(0, 500), st.integers(1, 200), AMOUNTS),
         st.tuples(st.just("look"), AMOUNTS, AMOUNTS, AMOUNTS),
     ),
-    max_size=30,
+    max_size=15,
 )
 
 
-@settings(max_examples=100, deadline=None, database=None)
+@settings(max_examples=40, deadline=None, database=None)
 @given(st.integers(1, 700), STEPS)
 def test_first_agrees_with_a_linear_search(count, steps):
     entries = sorted((float(i * 7 % 11), i, i % 5, i % 7, i % 3, "") for i in range(count))

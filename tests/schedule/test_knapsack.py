@@ -150,7 +150,7 @@ def test_exact(name):
     assert starts == expected if isinstance(expected, dict) else starts.keys() == expected
 
 
-@settings(max_examples=25, deadline=None, database=None)
+@settings(max_examples=15, deadline=None, database=None)
 @given(
     st.lists(st.tuples(st.integers(1, 10), st.integers(1, 40)), max_size=8),
     st.lists(st.integers(10, 80), min_size=1, max_size=3),
@@ -164,7 +164,7 @@ def test_no_heuristic_has_more_compute_in_use_than_exact(amounts, memories):
 
 
 def test_a_missing_solution_is_logged(caplog):
-    jobs = [job(str(i), compute=0.2 + 0.001 * i, seconds=i) for i in range(200)]
+    jobs = [job(str(i), compute=0.2 + 0.001 * i, seconds=i) for i in range(60)]
     where = cluster(*(gpu(index) for index in range(8)), cores=1000)
     with caplog.at_level(logging.WARNING):
         plan = checked(Exact(seconds=1e-9), jobs, where)
@@ -232,7 +232,7 @@ ARRIVALS = st.lists(
 KNAPSACKS = st.sampled_from((FF(), FFD(), WF(), WFD(), BestFit(), Fifo(), ShortestFirst()))
 
 
-@settings(max_examples=120, deadline=None, database=None)
+@settings(max_examples=50, deadline=None, database=None)
 @given(policy=KNAPSACKS, arrivals=ARRIVALS, nodes=st.integers(1, 3))
 def test_a_plan_is_that_of_trying_every_job_on_every_device(policy, arrivals, nodes):
     where = Cluster(tuple(NODES[:nodes]))
@@ -275,7 +275,7 @@ def in_use(plan, jobs):
 def test_the_solver_prints_nothing_to_standard_output(capfd):
     """HiGHS prints a line for some of these from C, whatever it is asked."""
     random = Random(0)
-    jobs = [job(f"j{i}", compute=random.random(), seconds=random.uniform(1, 9)) for i in range(40)]
+    jobs = [job(f"j{i}", compute=random.random(), seconds=random.uniform(1, 9)) for i in range(20)]
     Exact().plan(jobs, cluster(gpu(0), gpu(1)), 0.0)
     print("told")
     assert capfd.readouterr().out == "told\n"

@@ -53,7 +53,7 @@ def test_each_kind_settles_near_the_ratio_that_it_can_deliver(seed):
 
 
 @given(st.floats(1.0, 4.0), st.sampled_from((0.1, 0.25, 0.3, 0.5)), st.integers(0, 1000))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_wherever_the_limit_is_the_device_delivers_nearly_all_it_can(limit, demand, seed):
     device = SimulatedDevice(limit, demand=demand, noise=0.02, seed=seed)
     ratio = settle(OversubscriptionTuner(), "A100", device)
