@@ -1,3 +1,4 @@
+import os
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -5,6 +6,15 @@ from pathlib import Path
 
 import mps_fakes as fakes
 import pytest
+
+
+@pytest.fixture
+def gate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A FIFO that `slow_runner` waits for when it is imported, until it is opened here."""
+    path = tmp_path / "gate"
+    os.mkfifo(path)
+    monkeypatch.setenv("GATE", str(path))
+    return path
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 
 from shoal.backends.base import Event, Reported
@@ -38,27 +37,33 @@ def inherits(job: Job, device: Device, control: JobControl) -> Iterator[Event]:
     yield measured(job, umask=os.umask(0), cores=len(os.sched_getaffinity(0)))
 
 
+def wait_for_stop(control: JobControl) -> None:
+    control.changes()
+    while not control.stopping():
+        control.wait(600.0)
+        control.changes()
+
+
 def waits(job: Job, device: Device, control: JobControl) -> Iterator[Event]:
     yield pids(job)
-    while not control.stopping():
-        time.sleep(0.005)
+    wait_for_stop(control)
 
 
 def waits_with_child(job: Job, device: Device, control: JobControl) -> Iterator[Event]:
-    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]) as child:
+    with subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"]) as child:
         yield measured(job, worker=os.getpid(), server=os.getppid(), child=child.pid)
         child.wait()
 
 
 def holds_the_interpreter(job: Job, device: Device, control: JobControl) -> Iterator[Event]:
     yield pids(job)
-    ctypes.PyDLL(None).sleep(600)  # unlike CDLL, keeps the GIL: no other thread of the worker runs
+    ctypes.PyDLL(None).pause()  # unlike CDLL, keeps the GIL: no other thread of the worker runs
 
 
 def kills_its_server(job: Job, device: Device, control: JobControl) -> Iterator[Event]:
     yield pids(job)
     os.kill(os.getppid(), signal.SIGKILL)
-    time.sleep(600)
+    signal.pause()
 
 
 def exits(job: Job, device: Device, control: JobControl) -> Iterator[Event]:
@@ -72,8 +77,9 @@ def reads_address_zero(job: Job, device: Device, control: JobControl) -> Iterato
 
 
 def reports_and_dies(job: Job, device: Device, control: JobControl) -> Iterator[Event]:
-    for number in range(500):
+    for number in range(50):  # as many as a pipe holds
         yield measured(job, number=number)
+    os.write(1, f"{os.getpid()}\n".encode())
     os._exit(1)
 
 

@@ -4,9 +4,10 @@ import os
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
+
+from local_scripts import wait_for_stop
 
 from shoal.backends.base import Event, Reported, SignaturesFound
 from shoal.cluster.mps import COMMAND
@@ -63,24 +64,23 @@ def uses_gpu(job: Job, device: Device, orders: JobControl) -> Iterator[Event]:
     """A job that uses CUDA, and is a client where the environment says so."""
     assert os.environ["CUDA_VISIBLE_DEVICES"] == device.uuid
     with open(os.environ[DEVICE_FILE], "w"):
-        if (pipe := os.environ.get("CUDA_MPS_PIPE_DIRECTORY")) is not None:
-            connect(os.getpid(), pipe)
+        if (pipe := os.environ.get("CUDA_MPS_PIPE_DIRECTORY")) is not None and connect(os.getpid(), pipe):
+            print("connected", flush=True)
         if not job.id.startswith("silent"):
             yield shown(job)
-        while not (orders.stopping() or job.id.startswith("short")):
-            time.sleep(0.005)
+        if not job.id.startswith("short"):
+            wait_for_stop(orders)
 
 
 def lets_a_child_use_it(job: Job, device: Device, orders: JobControl) -> Iterator[Event]:
     """A job whose command uses CUDA."""
     with (
         open(os.environ[DEVICE_FILE], "w") as file,
-        subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], pass_fds=[file.fileno()]) as child,
+        subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"], pass_fds=[file.fileno()]) as child,
     ):
         assert connect(child.pid, os.environ["CUDA_MPS_PIPE_DIRECTORY"])
         yield shown(job)
-        while not orders.stopping():
-            time.sleep(0.005)
+        wait_for_stop(orders)
         child.kill()
 
 
@@ -90,15 +90,13 @@ def escapes(job: Job, device: Device, orders: JobControl) -> Iterator[Event]:
         if job.id.startswith("client"):
             connect(os.getpid(), os.environ["CUDA_MPS_PIPE_DIRECTORY"])
         yield shown(job)
-        while not orders.stopping():
-            time.sleep(0.005)
+        wait_for_stop(orders)
 
 
 def stays_off(job: Job, device: Device, orders: JobControl) -> Iterator[Event]:
     """A job that leaves the GPU alone."""
     yield shown(job)
-    while not orders.stopping():
-        time.sleep(0.005)
+    wait_for_stop(orders)
 
 
 def blames_mps(job: Job, device: Device, orders: JobControl) -> Iterator[Event]:
@@ -112,5 +110,4 @@ def signature_job(job: Job, device: Device, orders: JobControl) -> Iterator[Even
     """A job that opens the GPU, without a context on it."""
     with open(os.environ[DEVICE_FILE], "w"):
         yield SignaturesFound(job.id, {})
-        while not orders.stopping():
-            time.sleep(0.005)
+        wait_for_stop(orders)

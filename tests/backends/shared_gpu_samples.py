@@ -57,7 +57,7 @@ def seen(event: Event) -> dict[str, float]:
 
 
 def next_event(backend: Local) -> Event:
-    (event,) = backend.poll(30.0)
+    (event,) = backend.poll(60.0)
     return event
 
 

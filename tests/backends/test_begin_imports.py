@@ -44,12 +44,12 @@ def server_of_a_job(backend: Backend) -> int:
 @pytest.mark.parametrize(
     "runner", ["shoal.testing.backends:follow", "slow_runner:follow", "nowhere:run"], ids=["usual", "slow", "missing"]
 )
-def test_the_process_that_imports_early_serves_the_study(runner: str, tmp_path: Path) -> None:
+def test_the_process_that_imports_early_serves_the_study(runner: str, tmp_path: Path, gate: Path) -> None:
     begin_imports(runner)
     (early,) = launcher._IDLE_PROCESSES
     begin_imports(runner)
     assert list(launcher._IDLE_PROCESSES) == [early], "one is enough"
-    with scripted(Local, tmp_path, scripts.returns) as backend:
+    with scripted(Local, tmp_path, scripts.returns) as backend, gate.open("r+b", buffering=0):
         assert server_of_a_job(backend) == early.pid
     begin_imports(runner)
     assert list(launcher._IDLE_PROCESSES) == [early], "that of the last study has imported"
@@ -78,7 +78,7 @@ def test_modules_of_large_libraries_are_those_that_tasks_may_import(monkeypatch:
 
 
 def test_one_that_has_ended_or_has_another_environment_is_not_used(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, gate: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begin_imports("slow_runner:follow")
     (early,) = launcher._IDLE_PROCESSES

@@ -25,6 +25,7 @@ from shoal.testing.backends import BACKEND_CHECKS, Devices, MakeBackend, events_
 ASH, BEECH = DEVICES = (Device("ash/cpu:0", "cpu/1", 2**30), Device("beech/cpu:0", "cpu/1", 2**30))
 
 
+@pytest.mark.in_turns(3)
 @pytest.mark.parametrize("check", BACKEND_CHECKS, ids=lambda check: check.__name__)
 def test_nodes_keep_the_contract(check: Callable[[MakeBackend, Path, Devices], None], tmp_path: Path) -> None:
     check(PipeNodes, tmp_path, DEVICES)
@@ -39,6 +40,13 @@ class Partitionable(PipeCarrier):
         if self.cut:
             raise NodeUnreachable("the network is cut")
         return super().fetch(acknowledged, timeout)
+
+
+class PatientNodes(PipeNodes):
+    """Two nodes that no slowness of a machine loses."""
+
+    def __init__(self, worker_context: WorkerContext) -> None:
+        super().__init__(worker_context, lease=600.0)
 
 
 class PartitionedNodes(PipeNodes):
@@ -143,7 +151,7 @@ def hold_a_job(directory: str) -> None:
     """Be an engine, and print the process of its job."""
     with scripted(PipeNodes, Path(directory), scripts.waits) as backend:
         print(first_reports(backend, "one")["one"], flush=True)
-        time.sleep(60.0)
+        signal.pause()
 
 
 def late(setup: AgentSetup, node: str) -> Partitionable:
@@ -188,7 +196,7 @@ def test_a_node_that_a_study_cannot_begin_with_is_an_error_once(
 ) -> None:
     """Then the study can stop, as its jobs end, whatever else is faulty."""
 
-    class Changed(PipeNodes):
+    class Changed(PatientNodes):
         def make_carrier(self, setup: AgentSetup) -> PipeCarrier:
             return late(change(setup), "beech")
 
@@ -203,7 +211,7 @@ def test_a_node_that_a_study_cannot_begin_with_is_an_error_once(
 
 
 def test_a_faulty_node_is_no_error_once_another_has_joined(tmp_path: Path) -> None:
-    class Changed(PipeNodes):
+    class Changed(PatientNodes):
         def make_carrier(self, setup: AgentSetup) -> PipeCarrier:
             return late(another_directory(setup) if setup.node == "ash" else setup, "ash")
 
@@ -222,7 +230,7 @@ def test_a_faulty_node_is_no_error_once_another_has_joined(tmp_path: Path) -> No
 def test_a_node_without_the_devices_is_left_out_of_a_setting_for_all_nodes(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    class Changed(PipeNodes):
+    class Changed(PatientNodes):
         def make_carrier(self, setup: AgentSetup) -> PipeCarrier:
             return late(replace(setup, devices=["xpu:7"]) if setup.node == "ash" else setup, "beech")
 

@@ -1,13 +1,13 @@
 """Nodes without processes: what each node has, what a link delivers, and what an agent does; clocks are invented."""
 
 import queue
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import pytest
+from processes import wait_for
 
 from shoal.backends.base import Backend, Ended, Event, Outcome, Reported, WorkerContext
 from shoal.backends.nodes.agent import Agent
@@ -296,8 +296,7 @@ def test_commands_do_not_renew_the_lease_of_a_node_that_is_given_up(monkeypatch:
     carrier = Commanded(MessageBatch(1, (JOINED,), 0), *[NodeUnreachable("no answer")] * 400, clock=clock)
     inbox: queue.SimpleQueue[tuple[NodeLink, AgentMessage]] = queue.SimpleQueue()
     carrier.link = link = NodeLink("ash", carrier, inbox, lease=200.0, clock=clock)
-    while not link._silent:
-        time.sleep(0.001)
+    wait_for(lambda: link._silent)
     posted = len(carrier.times)
     assert posted > 0
     link.send(StopJob("b"))

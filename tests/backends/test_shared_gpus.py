@@ -80,7 +80,7 @@ class TestBinding:
             assert two["pid"] == one["pid"]
             other = begin(backend, job("other", compute=0.5))
             assert other["pid"] != one["pid"]
-            assert gone(one["pid"], 5.0)
+            assert gone(one["pid"])
             assert stopped(backend, "other")
 
     def test_closing_ends_the_daemons(self, place: Path) -> None:
@@ -88,7 +88,7 @@ class TestBinding:
             begin(backend, job("job"))
             pids = [daemon_pid(place), *servers(place)]
             assert len(pids) == 2
-        assert all(gone(pid, 5.0) for pid in pids)
+        assert all(gone(pid) for pid in pids)
 
 
 class TestWithoutMps:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from multiprocessing import AuthenticationError
 from multiprocessing.connection import Client, Connection
 from pathlib import Path
 
+import cloudpickle
 import local_scripts as scripts
 import psutil
 import pytest
@@ -68,6 +70,7 @@ def with_nodes(worker_context: WorkerContext) -> Slurm:
     return backend
 
 
+@pytest.mark.in_turns(5)
 @pytest.mark.usefixtures("allocation")
 @pytest.mark.parametrize("check", BACKEND_CHECKS, ids=lambda check: check.__name__)
 def test_nodes_of_an_allocation_keep_the_contract(
@@ -88,7 +91,9 @@ def test_nodes_of_batch_jobs_keep_the_contract(
 
 def test_a_step_says_what_it_takes_of_its_node(allocation: FakeCluster, tmp_path: Path) -> None:
     with closing(with_nodes(context(tmp_path))):
-        pass
+        (agent,) = agents("ash", tmp_path)
+        assert os.getsid(agent.pid) != os.getsid(0), "Ctrl-C of a terminal goes to all processes of its session"
+    assert gone(agent.pid)
     for node, call in zip(["ash", "beech"], sorted(allocation.calls("srun")), strict=True):
         options = ["--jobid=12", "--overlap", "--nodes=1", "--ntasks=1", f"--nodelist={node}"]
         assert call[:7] == [*options, "--cpus-per-task=1", "--gpus-per-node=0"]
@@ -120,7 +125,8 @@ def test_the_key_is_for_its_user_alone_and_is_gone_after_the_run(allocation: Fak
 
 @pytest.mark.usefixtures("allocation")
 def test_strangers_and_agents_of_other_runs_are_refused(tmp_path: Path) -> None:
-    with closing(with_nodes(context(tmp_path))) as backend:
+    waiting = WorkerContext(tmp_path, cloudpickle.dumps(scripts.waits), runner="shoal.testing.backends:follow")
+    with closing(with_nodes(waiting)) as backend:
         (file,) = (tmp_path / "agents").glob("*.key")
         contact = json.loads(file.read_text())
         address = ("127.0.0.1", contact["port"])
@@ -203,7 +209,7 @@ def hold_a_job(directory: str) -> None:
     """Be an engine, and print the process of its job."""
     with scripted(Slurm, Path(directory), scripts.waits) as backend:
         print(first_report(backend, "one", ASH), flush=True)
-        time.sleep(60.0)
+        signal.pause()
 
 
 def test_a_cancelled_job_is_replaced_and_its_trials_are_lost_not_failed(slurm: FakeCluster, tmp_path: Path) -> None:
@@ -389,12 +395,3 @@ def test_the_share_of_each_node_is_read_from_slurm() -> None:
 
 def context(directory: Path) -> WorkerContext:
     return WorkerContext(directory, b"", runner="shoal.testing.backends:follow")
-
-
-@pytest.mark.usefixtures("allocation")
-def test_steps_are_in_no_session_of_the_terminal(tmp_path: Path) -> None:
-    """Ctrl-C of a terminal goes to all its processes, but not to steps."""
-    with closing(with_nodes(context(tmp_path))):
-        (agent,) = agents("ash", tmp_path)
-        assert os.getsid(agent.pid) != os.getsid(0)
-    assert gone(agent.pid)

@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any
 
 import pytest
 import told
-from processes import alive
+from processes import gone, wait_for
 from told import Raises, Told, processes, read, train
 
 import shoal
@@ -37,13 +36,6 @@ def tune(directory: Path, *callbacks: shoal.Callback, **arguments: Any) -> shoal
         show_progress=False,
         **given,
     )
-
-
-def until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline, "did not happen"
-        time.sleep(0.02)
 
 
 def recorded(directory: Path) -> list[list[Any]]:
@@ -73,13 +65,14 @@ def check_order(lines: list[list[Any]], study: shoal.Study) -> None:
 
 @pytest.fixture
 def begun(tmp_path: Path) -> Iterator[Callable[[str], subprocess.Popen[bytes]]]:
-    """Starts the study of `told.run` in a process."""
+    """Starts the study of `told.run` in a process; trials have their fourth report when the gate is opened."""
     started: list[subprocess.Popen[bytes]] = []
+    os.mkfifo(tmp_path / "gate")
 
     def begin(backend: str) -> subprocess.Popen[bytes]:
         path = os.pathsep.join([str(Path(told.__file__).parent), *sys.path])
         line = [sys.executable, "-c", RUN, str(tmp_path / "study"), str(tmp_path / "told"), backend]
-        started.append(subprocess.Popen(line, env={**os.environ, "PYTHONPATH": path}))
+        started.append(subprocess.Popen(line, env={**os.environ, "PYTHONPATH": path, "GATE": str(tmp_path / "gate")}))
         return started[-1]
 
     yield begin
@@ -94,11 +87,11 @@ def test_a_killed_engine_costs_and_repeats_nothing(
 ) -> None:
     file, directory = tmp_path / "told", tmp_path / "study"
     engine = begun(backend)
-    until(lambda: len(read(file)) > 3)
+    wait_for(lambda: len(read(file)) > 3)
     (follower,) = processes(file)
     engine.send_signal(signal.SIGKILL)
     engine.wait()
-    until(lambda: not alive(follower))
+    assert gone(follower)
     so_far = recorded(directory)
     assert [line for line in read(file) if line[0] == "report"] == so_far, "what was recorded is told after the kill"
     assert read(file)[-1] == ["study ends", False]
@@ -121,9 +114,13 @@ def test_a_killed_follower_is_said_and_costs_nothing_after_a_resume(
 ) -> None:
     file, directory = tmp_path / "told", tmp_path / "study"
     engine = begun("local")
-    until(lambda: len(read(file)) > 3)
-    os.kill(processes(file)[0], signal.SIGKILL)
+    wait_for(lambda: len(read(file)) > 3)
+    (follower,) = processes(file)
+    os.kill(follower, signal.SIGKILL)
+    assert gone(follower)
+    gate = os.open(tmp_path / "gate", os.O_RDWR)
     assert engine.wait() == 0, "the study goes on"
+    os.close(gate)
     told_before = read(file)
     assert len([line for line in told_before if line[0] == "report"]) < len(recorded(directory))
     study = shoal.resume(directory, show_progress=False)

@@ -27,7 +27,7 @@ from shoal.integrations.wandb import WandbCallback
 from shoal.testing import check_callback
 
 
-def tune(directory: Path, callback: Callback, xs: tuple[float, ...] = (1.0, 2.0)) -> shoal.Study:
+def tune(directory: Path, *callbacks: Callback, xs: tuple[float, ...] = (1.0, 2.0)) -> shoal.Study:
     return shoal.tune(
         train,
         {"x": shoal.grid(xs), "optimizer": {"name": "sgd"}},
@@ -37,7 +37,7 @@ def tune(directory: Path, callback: Callback, xs: tuple[float, ...] = (1.0, 2.0)
         directory=directory,
         devices="cpu:1",
         backend="inline",
-        callbacks=[callback],
+        callbacks=callbacks,
         show_progress=False,
     )
 
@@ -129,10 +129,11 @@ def events(run: Path) -> list[Any]:
     return found
 
 
-def test_tensorboard_has_metrics_and_config_in_one_run(tmp_path: Path) -> None:
+def test_tensorboard_has_metrics_and_config_in_one_run_and_keeps_the_best_trials(tmp_path: Path) -> None:
     from tensorboardX.proto.plugin_hparams_pb2 import HParamsPluginData
 
-    study = tune(tmp_path / "study", TensorBoardCallback())
+    best = TensorBoardCallback(tmp_path / "runs", top_k=2)
+    study = tune(tmp_path / "study", TensorBoardCallback(), best, xs=(4.0, 1.0, 3.0, 2.0))
     for row in study.trials:
         found = events(tmp_path / "study" / "tensorboard" / f"trial-{row.number:06d}")
         values = [(event.step, event.wall_time, value) for event in found for value in event.summary.value]
@@ -142,10 +143,6 @@ def test_tensorboard_has_metrics_and_config_in_one_run(tmp_path: Path) -> None:
         told = HParamsPluginData.FromString(start.metadata.plugin_data.content).session_start_info.hparams
         assert told["x"].number_value == row.config["x"]
         assert told["optimizer.name"].string_value == "sgd"
-
-
-def test_tensorboard_keeps_the_best_trials(tmp_path: Path) -> None:
-    tune(tmp_path / "study", TensorBoardCallback(tmp_path / "runs", top_k=2), (4.0, 1.0, 3.0, 2.0))
     assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == ["trial-000001", "trial-000003"]
 
 

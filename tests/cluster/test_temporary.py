@@ -13,12 +13,12 @@ import pytest
 from shoal.cluster.temporary import TemporaryFolder, remove_abandoned
 
 OWNER = """
-import sys, time
+import signal
 from shoal.cluster.temporary import TemporaryFolder
 folder = TemporaryFolder()
 (folder.path / "socket").touch()
 print(folder.path, flush=True)
-time.sleep(600)
+signal.pause()
 """
 
 
@@ -83,7 +83,7 @@ def test_one_that_is_just_being_made_is_not_lost(place: Path) -> None:
         return found
 
     with ThreadPoolExecutor(2) as pool:
-        making = pool.submit(make, 300)
+        making = pool.submit(make, 100)
         while not making.done():
             remove_abandoned()
         assert all(making.result())

@@ -211,7 +211,7 @@ jobs = st.fixed_dictionaries(
 )
 
 
-@settings(deadline=None, max_examples=max(3, settings.default.max_examples * 12 // 100))
+@settings(deadline=None, max_examples=max(2, settings.default.max_examples * 12 // 100))
 @given(kind=st.sampled_from(sorted(TASKS)), script=st.lists(jobs, max_size=4))
 def test_whatever_is_done_to_arrays_each_member_is_as_if_alone(kind: str, script: list[dict[str, Any]]) -> None:
     task = TASKS[kind]()

@@ -155,7 +155,7 @@ def test_draws_of_the_first_member_are_not_hidden_by_those_of_the_others(generat
     same(got, wanted)
 
 
-@pytest.mark.pairwise
+@pytest.mark.in_turns(3)
 @pytest.mark.parametrize("first", [4, 9])
 @pytest.mark.parametrize("numbers", [[0], [0, 1]], ids=["a lone trial", "an array"])
 @pytest.mark.parametrize("generator", DRAWS)
