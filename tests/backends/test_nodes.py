@@ -49,14 +49,18 @@ class PatientNodes(PipeNodes):
         super().__init__(worker_context, lease=600.0)
 
 
-class PartitionedNodes(PipeNodes):
-    """Two nodes with a short lease."""
-
-    def __init__(self, worker_context: WorkerContext) -> None:
-        super().__init__(worker_context, lease=2.0)
+class PartitionedNodes(PatientNodes):
+    """Nodes that can be cut off."""
 
     def make_carrier(self, setup: AgentSetup) -> Partitionable:
         return Partitionable(setup)
+
+
+class ImpatientNodes(PartitionedNodes):
+    """Such with a short lease."""
+
+    def __init__(self, worker_context: WorkerContext) -> None:
+        PipeNodes.__init__(self, worker_context, lease=2.0)
 
 
 def first_reports(backend: Backend, *jobs: str) -> dict[str, int]:
@@ -111,7 +115,7 @@ def test_a_study_without_any_node_left_ends_with_the_reasons(tmp_path: Path) -> 
 
 @pytest.mark.thorough
 def test_a_partition_for_longer_than_the_lease_ends_the_jobs_on_both_sides(tmp_path: Path) -> None:
-    with scripted(PartitionedNodes, tmp_path, scripts.waits) as backend:
+    with scripted(ImpatientNodes, tmp_path, scripts.waits) as backend:
         assert isinstance(backend, PipeNodes)
         workers = first_reports(backend, "one", "two")
         cut = backend.carriers["ash"]
@@ -184,9 +188,9 @@ def another_directory(setup: AgentSetup) -> AgentSetup:
             id="not shared",
         ),
         pytest.param(
-            ["ash/xpu:7"],
+            ["ash/cuda:77"],
             lambda setup: setup,
-            "node ash cannot be used: device 'xpu:7' is not there; this machine has",
+            "node ash cannot be used: device 'cuda:77' is not there; this machine has",
             id="no such device",
         ),
     ],
@@ -232,7 +236,7 @@ def test_a_node_without_the_devices_is_left_out_of_a_setting_for_all_nodes(
 ) -> None:
     class Changed(PatientNodes):
         def make_carrier(self, setup: AgentSetup) -> PipeCarrier:
-            return late(replace(setup, devices=["xpu:7"]) if setup.node == "ash" else setup, "beech")
+            return late(replace(setup, devices=["cuda:77"]) if setup.node == "ash" else setup, "beech")
 
     with scripted(Changed, tmp_path, scripts.returns) as backend:
         assert isinstance(backend, Changed)
@@ -242,7 +246,7 @@ def test_a_node_without_the_devices_is_left_out_of_a_setting_for_all_nodes(
         while "beech" not in backend._inventories:
             assert backend.poll(0.1) == []
         assert not [record for record in caplog.records if record.name == "shoal.backends"]
-        assert "node ash is gone: device 'xpu:7' is not there" in backend.condition(ASH).reason
+        assert "node ash is gone: device 'cuda:77' is not there" in backend.condition(ASH).reason
         assert {device.node for _, device in backend.find("auto")} == {"beech"}
         with pytest.raises(DeviceError, match=r"beech/cuda:1 cannot be added: .* shoal resume DIR --devices"):
             backend.find(["beech/cuda:1"])
