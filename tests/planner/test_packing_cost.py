@@ -5,7 +5,7 @@ from itertools import combinations
 from time import process_time
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from packing_samples import candidate, context, groupings, numbers, relative_times, together
 
 from shoal.core.errors import PackError
@@ -100,7 +100,6 @@ def test_a_group_must_save_the_part_worth():
     assert numbers(Cost().pack(candidates, where)) == [[0], [1]]
 
 
-@settings(max_examples=150, deadline=None)
 @given(packing_contexts())
 def test_the_makespan_never_exceeds_no_packing_and_every_group_saves_enough(drawn):
     candidates, where = drawn
@@ -110,7 +109,6 @@ def test_the_makespan_never_exceeds_no_packing_and_every_group_saves_enough(draw
     assert all(predicted(group, where).impv >= 0.05 * (1 - 1e-9) for group in groups if len(group) > 1)
 
 
-@settings(max_examples=100, deadline=None)
 @given(packing_contexts())
 def test_the_candidate_order_agrees_with_predicted(drawn):
     candidates, where = drawn

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from simulate_samples import tables
 
@@ -99,7 +99,6 @@ def test_failures_depend_on_the_seed_and_on_nothing_else(folder):
     assert one == same != other
 
 
-@settings(max_examples=20, deadline=None)
 @given(seed=st.integers(0, 10**6), fuse=st.booleans(), policy=st.sampled_from(["fifo", "wfd", "auto"]))
 def test_failing_nodes_lose_no_trial_and_no_device_works_longer_than_there_is(folder, seed, fuse, policy):
     scenario = replace(scenario_of(folder, CLUSTER + FAILURES, seed), fuse=fuse)

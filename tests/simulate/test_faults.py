@@ -16,7 +16,7 @@ from shoal.planner import job_tracker
 from shoal.study import planning, state
 
 
-@pytest.mark.in_turns
+@pytest.mark.in_turns(20)
 @pytest.mark.parametrize("first", range(0, 200, 10))
 def test_what_has_to_hold_of_a_disturbed_study_does(first: int) -> None:
     for seed in range(first, first + 10):
@@ -25,6 +25,7 @@ def test_what_has_to_hold_of_a_disturbed_study_does(first: int) -> None:
         assert found.trials
 
 
+@pytest.mark.in_turns(5)
 @pytest.mark.parametrize("seed", range(5))
 def test_so_it_does_where_more_wait_than_are_planned_for_in_a_turn(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(state, "HORIZON", 1)
@@ -33,6 +34,7 @@ def test_so_it_does_where_more_wait_than_are_planned_for_in_a_turn(seed: int, mo
     assert not found.violation, f"seed {seed}, with {dict(found.faults)}"
 
 
+@pytest.mark.in_turns(4)
 @pytest.mark.parametrize("first", range(1000, 1020, 5))
 def test_so_it_does_where_jobs_grow_at_every_chance(first: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(random_studies, "POLICY_NAMES", [])

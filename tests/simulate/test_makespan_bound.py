@@ -47,7 +47,7 @@ def test_bound(jobs, where, expected, data):
     assert bound(jobs, where, data) == pytest.approx(expected)
 
 
-@settings(max_examples=40, deadline=None, database=None)
+@settings(database=None)
 @given(
     st.lists(
         st.tuples(st.sampled_from(("light/1", "heavy/1")), st.integers(1, 30), st.sampled_from((0.2, 0.5, 1.0))),

@@ -251,7 +251,7 @@ def test_an_illegal_plan_is_an_error():
         outcome(jobs(10), policy=Scripted({0: start("n7/0")}))
 
 
-@settings(max_examples=30, deadline=None, database=None)
+@settings(database=None)
 @given(
     st.lists(
         st.tuples(st.integers(0, 9), st.integers(0, 20), st.sampled_from((0.2, 0.5, 1.0))), min_size=1, max_size=12

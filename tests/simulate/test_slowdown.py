@@ -48,7 +48,7 @@ def test_allocate(weights, bounds, expected):
     assert divide_in_proportion(weights, bounds) == pytest.approx(expected)
 
 
-@settings(max_examples=100, deadline=None, database=None)
+@settings(database=None)
 @given(st.lists(st.tuples(st.floats(0, 2), st.floats(0, 1)), max_size=8))
 def test_an_allocation_keeps_its_limits(pairs):
     weights, bounds = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
