@@ -180,7 +180,6 @@ def callbacks_text(callbacks: object, more: Sequence[Callback] = ()) -> list[dic
     """Callbacks for the journal, each as its name and its pickle.
 
     Args:
-        callbacks: Argument of a user.
         more: Trackers of the command line; of each class one is added, and none if `callbacks` has one.
 
     Raises:
@@ -208,9 +207,6 @@ def following(journal: JournalView) -> Iterator[None]:
 
     At the end it waits up to `CLOSE_SECONDS` until all entries of the journal are delivered. Warnings of the
     follower are passed on to the logger `shoal.callbacks`.
-
-    Args:
-        journal: Journal of the study, which this process writes.
     """
     if not journal.study.get("callbacks"):
         yield

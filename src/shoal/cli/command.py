@@ -87,7 +87,6 @@ def run_script(file: Path, arguments: Sequence[str]) -> None:
     exception: it begins in the file.
 
     Args:
-        file: The file.
         arguments: Its `sys.argv[1:]`.
     """
     working_directory()  # without a working directory an import of torch ends the process, with a misleading error
@@ -130,10 +129,6 @@ class CommandRequest:
 
 def run_command(request: CommandRequest, line: Sequence[str]) -> None:
     """Run a study of a program.
-
-    Args:
-        request: Search space and search of the study.
-        line: The program and its arguments.
 
     Raises:
         typer.BadParameter: An option is missing, or does not fit the algorithm.

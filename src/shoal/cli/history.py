@@ -92,10 +92,6 @@ def history_table(records: Sequence[Record], current: str) -> Table:
     """Return a row for each record; records of another environment are dim, marked with a star and explained below.
 
     If a structure was measured with several data sets, these stand below it, as another column would not fit.
-
-    Args:
-        records: Records, those of one environment together.
-        current: Environment that a study would have now.
     """
     others = sorted({record.environment for record in records} - {current})
     caption = "\n".join(f"{_mark(name, current, others)} measured with {name}: not used now" for name in others)

@@ -98,7 +98,6 @@ def carry_out(directory: Path, asked: Any) -> None:
     """Write the request of a browser for the process that runs the study.
 
     Args:
-        directory: Directory of the study.
         asked: JSON value: {"verb": "pause", "trials": [3]}, {"verb": "pause study"}, {"verb": "policy", "policy":
             "fifo"}, {"verb": "add devices", "devices": ["cpu:1"]}, {"verb": "add trial", "config": {"lr": 0.1},
             "epochs": 9}, or {"verb": "clone", "trial": 3, "changes": {"lr": 0.1}, "epochs": 9, "anew": true}. The last

@@ -31,7 +31,6 @@ def beside_study(directory: Path, wanted: bool) -> Iterator[None]:
     """Serve the page of a study in a process of its own, as long as the context lasts, and print its address.
 
     Args:
-        directory: Directory of a study that this process runs.
         wanted: Whether to serve it.
     """
     if not wanted:

@@ -28,9 +28,6 @@ _MOST = 1000
 def find_studies(root: Path) -> dict[str, Path]:
     """Return the studies of a folder: its path below the folder, or the folder's own name -> directory.
 
-    Args:
-        root: Directory of a study, or a folder of studies.
-
     Raises:
         ShoalError: The folder does not exist.
     """

@@ -32,10 +32,6 @@ def check_page_file(path: Path) -> None:
 def write_frozen_page(directory: Path, path: Path) -> None:
     """Write the page of a study.
 
-    Args:
-        directory: Directory of the study.
-        path: File to write.
-
     Raises:
         JournalError: there is no study, or its journal cannot be read.
         ShoalError: the file cannot be written.
@@ -51,7 +47,6 @@ def frozen_page(directory: Path, now: float) -> str:
     """Return the HTML of `write_frozen_page`.
 
     Args:
-        directory: Directory of the study.
         now: Seconds since 1970.
     """
     overview, space = json_text(overview_view(directory, now)), json_text(space_view(directory))

@@ -40,7 +40,6 @@ def serve(
     """Serve the page until Ctrl-C.
 
     Args:
-        root: Directory of a study, or a folder of studies.
         port: Port on 127.0.0.1; 0: a free one.
         announce: Function that is given the address with its token, once the server answers.
         parent: Process with whose end the server ends, or with a line on standard input.

@@ -86,12 +86,7 @@ _MAX_LOG = 64 * 1024
 
 
 def snapshot_view(journal: JournalView, found: Snapshot) -> dict[str, Any]:
-    """Return the state of a study with the texts that `shoal status` has, and the requests of users.
-
-    Args:
-        journal: Journal of the study.
-        found: Its snapshot.
-    """
+    """Return the state of a study with the texts that `shoal status` has, and the requests of users."""
     shown = snapshot_json(found)
     requests = shown.pop("interventions")[-_MAX_REQUESTS:]
     texts = [intervention_text(each) for each in found.interventions[-_MAX_REQUESTS:]]
@@ -128,7 +123,6 @@ def summary_view(directory: Path, now: float) -> dict[str, Any]:
     """Return a study in a list of studies: its state in words, or why its journal cannot be read.
 
     Args:
-        directory: Directory of the study.
         now: Seconds since 1970.
     """
     try:
@@ -151,12 +145,7 @@ def report_values(report: Report, time: float) -> list[Any]:
 
 
 def trial_view(directory: Path, number: int) -> dict[str, Any]:
-    """Return all reports of a trial, and the checkpoints that it has now.
-
-    Args:
-        directory: Directory of the study.
-        number: Number of the trial.
-    """
+    """Return all reports of a trial, and the checkpoints that it has now."""
     with JournalView.read(directory) as journal:
         rows = journal.tables.rows("SELECT seq, time FROM reports WHERE trial = ? ORDER BY seq", number)
         reports = journal.curve(number)
@@ -185,11 +174,7 @@ def _checkpoints(directory: Path, trial: int) -> list[dict[str, Any]]:
 
 
 def space_view(directory: Path) -> dict[str, Any]:
-    """Return the axes of the search space and the grid of its trials, and which axes explain most.
-
-    Args:
-        directory: Directory of the study.
-    """
+    """Return the axes of the search space and the grid of its trials, and which axes explain most."""
     with JournalView.read(directory) as journal:
         grid = study_grid(journal.space, journal.trials(), journal.objectives[0])
         runs = journal.writer() is not None
@@ -206,10 +191,6 @@ def curves_view(directory: Path, metric: str) -> dict[str, Any]:
     """Return the values of a metric of all trials: number of the trial -> epochs, seconds since 1970, values.
 
     Of more than `MAX_POINTS` reports only every `stride`-th epoch and the first one are read.
-
-    Args:
-        directory: Directory of the study.
-        metric: Name of a reported value.
     """
     curves: dict[int, tuple[list[int], list[float], list[float | None]]] = {}
     with JournalView.read(directory) as journal:
@@ -236,7 +217,6 @@ def overview_view(directory: Path, now: float) -> dict[str, Any]:
     packing have saved so far, and the measured use of GPUs.
 
     Args:
-        directory: Directory of the study.
         now: Seconds since 1970.
     """
     with JournalView.read(directory) as journal:
@@ -274,10 +254,6 @@ def _history() -> History:
 
 def log_view(directory: Path, job: str) -> dict[str, Any]:
     """Return the end of the log of a job; only a job of the journal has one.
-
-    Args:
-        directory: Directory of the study.
-        job: Id of the job.
 
     Raises:
         ShoalError: the study has no such job, or the job has no log.

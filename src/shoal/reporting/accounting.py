@@ -73,7 +73,6 @@ def accounting(journal: JournalView, now: float) -> Accounting:
     of the study, even if it was added later.
 
     Args:
-        journal: Journal of the study, which may be running.
         now: Seconds since 1970.
     """
     statistics = StudyStatistics(journal)

@@ -31,7 +31,6 @@ def device_lines(use: DeviceUse, unit: str) -> list[str]:
     """Return a device's kind, reserved share and jobs; several jobs stand on lines below.
 
     Args:
-        use: Use of the device.
         unit: Unit of progress, see `Snapshot`.
     """
     jobs = [_job_text(job, unit) for job in use.jobs]
@@ -70,11 +69,7 @@ def device_json(use: DeviceUse) -> dict[str, Any]:
 
 
 def devices_table(inventory: Inventory) -> Table:
-    """Return a row for each device: kind, capacity, users, and whether it can take jobs.
-
-    Args:
-        inventory: Devices to show.
-    """
+    """Return a row for each device: kind, capacity, users, and whether it can take jobs."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("device", no_wrap=True)
     table.add_column("kind", overflow="fold")
@@ -100,11 +95,7 @@ def devices_table(inventory: Inventory) -> Table:
 
 
 def devices_json(inventory: Inventory) -> dict[str, Any]:
-    """Return the devices as plain values; None for unknown values.
-
-    Args:
-        inventory: Devices to show.
-    """
+    """Return the devices as plain values; None for unknown values."""
     return {
         "nodes": [{"name": node.name, "cores": node.cores} for node in inventory.cluster.nodes],
         "devices": [

@@ -116,8 +116,6 @@ def study_grid(space: Space, rows: Iterable[TrialRow], objective: Objective) -> 
     """Build the grid of a study.
 
     Args:
-        space: Search space.
-        rows: All trials, as read from the journal.
         objective: Objective of the study; of several, the first.
     """
     searched = axes(space)
@@ -147,7 +145,6 @@ def grid_json(grid: StudyGrid, *, runs: bool = True) -> dict[str, Any]:
     """Return a grid as plain values; None for NaN and the infinities.
 
     Args:
-        grid: Grid of a study.
         runs: Whether a process runs the study; without one, running trials are "interrupted".
     """
     return {

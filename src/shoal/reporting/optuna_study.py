@@ -34,10 +34,7 @@ def optuna_study(
     Open trials are left out.
 
     Args:
-        trials: Trials, each with its reports.
-        space: Search space of the study.
         objectives: Objectives of the study; their metrics become an attribute of the new study.
-        name: Name of the new study.
         storage: Storage as for `_open_storage`; None: in memory.
 
     Raises:

@@ -162,7 +162,6 @@ def overview(journal: JournalView, now: float) -> Overview:
     """Read the content of a report from a study's journal.
 
     Args:
-        journal: Journal of the study, which may be running.
         now: Seconds since 1970.
     """
     state, statistics = snapshot(journal, now), StudyStatistics(journal)
@@ -316,10 +315,6 @@ def structure_names(jobs: Iterable[JobRow], rows: Iterable[TrialRow]) -> dict[st
 
     A structure without such parameters, or the only one, is named by its digest or its batch size; two with equal
     parameters have the digest added.
-
-    Args:
-        jobs: Jobs of a study.
-        rows: Trials of the study.
 
     Returns:
         `JobRow.keys` -> "width=64"; with the batch size if it differs and is none of the parameters.

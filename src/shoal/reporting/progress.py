@@ -360,9 +360,6 @@ def summary(study: Mapping[str, Any], devices: Sequence[str], directory: Path, d
     """Return lines at the start of a run: task, budget, objectives, batch size, devices.
 
     Args:
-        study: Description of the study in the journal.
-        devices: Names of the devices.
-        directory: Directory of the study.
         done: Progress of a resumed study: "25 of 69 epochs".
     """
     unit = "reports" if study["opaque"] else "epochs"

@@ -10,12 +10,7 @@ __all__ = ["all_nan", "front", "ranked", "values", "why_no_best"]
 
 
 def values(row: TrialRow, objectives: Sequence[Objective]) -> tuple[float, ...] | None:
-    """Return the last values of a study's metrics; None for a trial that lacks one, or that failed.
-
-    Args:
-        row: Trial.
-        objectives: Objectives of the study.
-    """
+    """Return the last values of a study's metrics; None for a trial that lacks one, or that failed."""
     if row.objective is None or row.state is TrialState.FAILED:
         return None
     return (row.objective, *(row.metrics[other.metric] for other in objectives[1:]))
@@ -25,7 +20,6 @@ def front(rows: Sequence[TrialRow], objectives: Sequence[Objective]) -> set[int]
     """Return the numbers of the trials that no other dominates, by the last values of a study's metrics.
 
     Args:
-        rows: Trials, as read from the journal.
         objectives: Objectives of the study; with one alone, the front is the best trial and its equals.
     """
     losses = {}
@@ -42,8 +36,6 @@ def ranked(rows: Sequence[TrialRow], objectives: Sequence[Objective], best: Set[
     With several metrics, the front comes first, then the others, both by the first metric.
 
     Args:
-        rows: Trials, as read from the journal.
-        objectives: Objectives of the study.
         best: The `front` of the trials, if it is known already.
     """
     if best is None:
@@ -59,12 +51,7 @@ def ranked(rows: Sequence[TrialRow], objectives: Sequence[Objective], best: Set[
 
 
 def all_nan(rows: Sequence[TrialRow], objectives: Sequence[Objective]) -> str | None:
-    """Return the first of the study's metrics all of whose reports were NaN; None if there is none.
-
-    Args:
-        rows: Trials, as read from the journal.
-        objectives: Objectives of the study.
-    """
+    """Return the first of the study's metrics all of whose reports were NaN; None if there is none."""
     for name in (goal.metric for goal in objectives):
         reported = [row for row in rows if name in row.metrics]
         if reported and not any(name in row.best for row in reported):
@@ -77,7 +64,6 @@ def why_no_best(rows: Sequence[TrialRow], objectives: Sequence[Objective]) -> st
 
     Args:
         rows: Trials, as read from the journal, none of them with values.
-        objectives: Objectives of the study.
     """
     if (name := all_nan(rows, objectives)) is not None:
         return f"has a value of {name!r}: all that were reported are NaN"

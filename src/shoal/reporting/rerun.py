@@ -29,8 +29,6 @@ def find_rerun(
     """Return the trial to rerun, and the device for it.
 
     Args:
-        journal: Journal of the study.
-        number: Number of the trial.
         devices: Devices as for `shoal.tune`, of which the first is used. None: the study's own.
 
     Raises:
@@ -47,10 +45,6 @@ def find_rerun(
 
 def check_rerun(row: TrialRow, opaque: object) -> None:
     """Refuse a trial that cannot be rerun, or has no record to compare with.
-
-    Args:
-        row: Trial.
-        opaque: Program of the user that the study trains, if it trains one.
 
     Raises:
         ShoalError: gives the reason and the remedy.
@@ -120,10 +114,6 @@ class Rerun:
         """Compare reports.
 
         Args:
-            trial: Trial.
-            device: Name of the device.
-            recorded: Reports in the journal.
-            found: Reports of the rerun.
             study: Description of the study, as of `JournalView.study`.
         """
         first, second = ({report.epoch: report.metrics for report in side} for side in (recorded, found))

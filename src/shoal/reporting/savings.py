@@ -46,10 +46,6 @@ class Savings:
 def savings(journal: JournalView, history: History) -> Savings | None:
     """Compare the time of the reported epochs with that of the same epochs one trial at a time.
 
-    Args:
-        journal: Journal of the study, which may be running.
-        history: What was measured on the study's machine.
-
     Returns:
         The comparison; None if no trials were fused or packed, or nothing of them was measured.
     """

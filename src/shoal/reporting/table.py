@@ -77,7 +77,6 @@ def trials_table(
 
     Args:
         rows: Trials, as read from the journal; all of them, or a selection.
-        objectives: Objectives of the study.
         best: The `front` of all trials, if it is known already.
         runs: Whether a process runs the study.
     """
@@ -122,7 +121,6 @@ def best_table(row: TrialRow, objectives: Sequence[Objective], *, runs: bool = T
     """Return one trial with its whole config and all its metrics, last and best.
 
     Args:
-        row: Trial.
         objectives: Objectives of the study; their metrics come first.
         runs: Whether a process runs the study.
     """
@@ -140,11 +138,7 @@ def best_table(row: TrialRow, objectives: Sequence[Objective], *, runs: bool = T
 
 
 def status_table(snapshot: Snapshot) -> Table:
-    """Return a study at one moment: progress, waiting reasons, failures, best trials, jobs of each device.
-
-    Args:
-        snapshot: Snapshot of the study.
-    """
+    """Return a study at one moment: progress, waiting reasons, failures, best trials, jobs of each device."""
     table = Table.grid(padding=(0, 2))
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
@@ -175,7 +169,6 @@ def trial_json(row: TrialRow, *, runs: bool = True) -> dict[str, Any]:
     """Return a trial as plain values; None for NaN and the infinities.
 
     Args:
-        row: Trial.
         runs: Whether a process runs the study; without one, running trials are "interrupted".
     """
     return {
@@ -204,7 +197,6 @@ def dataframe(rows: Sequence[TrialRow], *, runs: bool = True) -> "pd.DataFrame":
     another metric, is called `metric.<name>`.
 
     Args:
-        rows: Trials, as read from the journal.
         runs: Whether a process runs the study; without one, running trials are "interrupted".
 
     Raises:

@@ -64,7 +64,6 @@ def printable(text: str, lines: bool = False) -> str:
     """Return the text of a user, safe for a terminal: control characters and unencodable ones are escaped.
 
     Args:
-        text: Name, value or error.
         lines: Whether the text may have several lines.
     """
     return "".join(char if _is_harmless(char, lines) else char.encode("unicode_escape").decode() for char in text)
@@ -98,12 +97,7 @@ def shortened(text: str) -> str:
 
 
 def rate_text(rate: float, what: str) -> str:
-    """Return a rate in the unit of time with the most readable number: "12 epochs/s", "4.5 epochs/min".
-
-    Args:
-        rate: Rate per second.
-        what: Name of the counted unit, in the plural.
-    """
+    """Return a rate per second in the unit of time with the most readable number: "12 epochs/s", "4.5 epochs/min"."""
     for seconds, unit in ((1, "s"), (60, "min")):
         if rate * seconds >= 1:
             return f"{rounded(rate * seconds, 2)} {what}/{unit}"
@@ -204,7 +198,6 @@ def state_text(state: TrialState, runs: bool) -> str:
     """Return a state in words for users.
 
     Args:
-        state: State of a trial.
         runs: Whether a process runs the study.
     """
     return "waiting" if state is TrialState.PENDING else state_name(state, runs)
@@ -214,7 +207,6 @@ def state_name(state: TrialState, runs: bool) -> str:
     """Return a state for programs: a running trial without a process is "interrupted".
 
     Args:
-        state: State of a trial in the journal.
         runs: Whether a process runs the study.
     """
     return "interrupted" if state is TrialState.RUNNING and not runs else str(state)
@@ -290,7 +282,6 @@ def batch_text(space: Space, task: str | None) -> str:
     """Return the batch size, as far as the space determines it.
 
     Args:
-        space: Search space of the study.
         task: Name of the task if it overrides `batch_size`; else None.
     """
     if task is not None:
