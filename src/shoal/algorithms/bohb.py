@@ -218,7 +218,6 @@ class Density:
     Args:
         points: N points, at least one.
         options: Number of options in each of the D dimensions, 0 for a continuous one.
-        least: Least bandwidth.
     """
 
     def __init__(self, points: Sequence[_Point], options: Sequence[int], least: float) -> None:

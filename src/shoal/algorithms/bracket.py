@@ -197,11 +197,7 @@ class BracketedAlgorithm(Algorithm):
 
 
 def totals_of(tables: Iterable[Sequence[Rung]]) -> Totals:
-    """Sums of the trials and epochs of brackets.
-
-    Args:
-        tables: Rungs of each bracket.
-    """
+    """Sums of the trials and epochs of brackets."""
     trials = epochs = 0
     for rungs in tables:
         trials += rungs[0].trials

@@ -52,8 +52,6 @@ class Projection:
     The study gets no other input, so the same seed and the same observations in the same order give the same proposals.
 
     Args:
-        problem: Search problem of the study.
-        sampler: Sampler for this study alone.
         name: Name of the sampler, for errors.
         budgets: Epochs at which trials have values, rising.
     """
@@ -106,7 +104,6 @@ class Projection:
 
         Args:
             number: Number of the trial, in the order of the proposals.
-            epochs: Budget.
             values: Values of the metrics; with a NaN the trial counts as failed.
         """
         if any(map(math.isnan, values)):
@@ -205,7 +202,6 @@ def projection(
     """Make an empty projection. A user's sampler is first tried on the problem with random values.
 
     Args:
-        problem: Search problem of the study.
         sampler: Name of `SAMPLERS`, or a function that makes an Optuna sampler of a seed.
         budgets: Epochs at which trials have values, rising.
         n: Number of trials in all.

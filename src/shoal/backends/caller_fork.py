@@ -141,8 +141,6 @@ class ForkedProcess:
     exit handlers of the caller.
 
     Args:
-        target: Function that the process calls.
-        log: Descriptor of the file for its output.
         allocator: Variables of glibc's allocator to set, as they would be in the environment of a new process.
     """
 

@@ -67,7 +67,6 @@ class Setup:
     Args:
         argv: `sys.argv` of the engine.
         directory: Working directory of the engine; "" if it was removed.
-        worker_context: Context of all workers.
         libraries: Modules of libraries that the server imports, if they are installed, for its workers and their forks.
     """
 

@@ -35,8 +35,6 @@ def check_sharing(name: object, cluster: Cluster, *, processes: bool) -> None:
     """Check the `sharing` of a study before the study begins.
 
     Args:
-        name: Name of the setting.
-        cluster: Devices of the study.
         processes: Whether the back end gives every job a process of its own.
 
     Raises:
@@ -96,7 +94,6 @@ class GpuSharing:
         name: Name of the setting, a key of `SHARINGS`.
         daemon: Maker of the daemon of a GPU, from the UUID of the GPU.
         clock: Monotonic clock, in seconds.
-        shared_gpu: Maker of the monitor of one GPU.
         check_interval: Seconds between two calls of `check`.
     """
 

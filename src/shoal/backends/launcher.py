@@ -151,9 +151,6 @@ class ForkServer:
     it is that of the last study, unless the environment, the module path, the umask or the CPU affinity has changed; or
     a new one. The constructor returns at once, while a new process imports torch. Requests before that wait in its
     socket.
-
-    Args:
-        worker_context: Context of all its workers.
     """
 
     def __init__(self, worker_context: WorkerContext) -> None:

@@ -59,8 +59,6 @@ class SharedGpu:
     """One GPU and its MPS daemon; `start` starts the daemon.
 
     Args:
-        device: Name of the GPU.
-        daemon: Its MPS daemon.
         device_file: Beginning of the paths of files that a process has open if it uses a GPU.
     """
 
@@ -91,7 +89,6 @@ class SharedGpu:
         server is dead, else non-clients. A process that has just begun may be a client of the daemon's next server.
 
         Args:
-            mps_clients: All processes that are bound to this GPU.
             now: Seconds of a monotonic clock.
         """
         due = [client for client in mps_clients if client.due(now)]

@@ -55,11 +55,6 @@ def run_job(
     the job like any exception. KeyboardInterrupt is passed on to the caller.
 
     Args:
-        runner: Runner of the job.
-        job: Job to run.
-        device: Device of the job.
-        worker_context: Context of the workers of the study.
-        control: Requests to the job.
         start_seconds: Seconds that the job has waited for the start of this process.
     """
     clock = ActivityClock(_USUAL[job.purpose])

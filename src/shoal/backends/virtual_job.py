@@ -43,7 +43,6 @@ class VirtualJob:
 
     Args:
         job: The job as it was started.
-        device: Its device.
         lanes: Its arrays, which take turns; the first one is next.
         joining: Arrays that join at the end of the epoch.
         last_checkpoint: Time of its last checkpoint, in seconds of the virtual clock.

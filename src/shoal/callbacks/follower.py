@@ -44,7 +44,6 @@ class Positions:
     """The positions of a study's callbacks, in the file `callbacks.json` of its directory.
 
     Args:
-        directory: Directory of the study.
         count: Number of callbacks.
 
     Raises:
@@ -80,9 +79,6 @@ class Delivery:
     """Calls one callback with the new entries of a journal.
 
     Args:
-        callback: The callback.
-        journal: Journal of the study.
-        positions: Positions of all callbacks of the study.
         index: Index of this callback in `positions`.
     """
 

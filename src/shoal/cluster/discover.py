@@ -25,7 +25,6 @@ class Inventory:
     """The requested devices, whether or not they can take jobs.
 
     Args:
-        cluster: The devices.
         gpus: NVML's data of the NVIDIA GPUs, by device name.
         absence_reason: Reason why no GPU was found; "" if one was found, or none was requested.
         driver_fails: Whether a driver is installed and fails.

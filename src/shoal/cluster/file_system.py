@@ -15,11 +15,7 @@ _LOCAL_FUSE = frozenset({"fuse.fuse-overlayfs", "fuse.portal", "fuse.gvfsd-fuse"
 
 
 def network_file_system(path: Path) -> str:
-    """Return the type of the file system of a path, such as "nfs4", if other machines may have it too; else "".
-
-    Args:
-        path: Path of a file or directory.
-    """
+    """Return the type of the file system of a path, such as "nfs4", if other machines may have it too; else ""."""
     try:
         lines = _MOUNTS.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
     except OSError:  # not Linux

@@ -151,7 +151,6 @@ class MpsDaemon:
     Args:
         uuid: UUID of the GPU, "GPU-...", as indices differ between a server and its clients.
         directory: Directory of pipes and logs of this GPU; by default `default_directory`.
-        command: The control program.
         patience: Longest time of a command, in seconds.
 
     Raises:

@@ -32,7 +32,6 @@ def job_memory_limit(demand: Demand | None, device: Device) -> int | None:
 
     Args:
         demand: Demand of the job; None if unknown.
-        device: Device of the job.
 
     Returns:
         None without a limit.

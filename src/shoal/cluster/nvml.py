@@ -156,7 +156,6 @@ def read_gpu(nvml: Any, handle: Any) -> Gpu:
 
     Args:
         nvml: The module `pynvml`.
-        handle: Handle of the GPU or the instance.
     """
     gpu = Gpu("")
     try:

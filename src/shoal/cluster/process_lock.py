@@ -16,9 +16,7 @@ class ProcessLock:
     `exec` never has one.
 
     Args:
-        path: Path of the file.
         flags: Flags of `os.open`; by default the file is created if it does not exist.
-        mode: Mode of a created file.
 
     Raises:
         OSError: The file cannot be opened.

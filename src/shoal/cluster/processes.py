@@ -114,9 +114,7 @@ def kill_tree(pid: int, started: float, seconds: float) -> None:
     """Kill a process, which need not be a child, and its descendants; wait for their ends.
 
     Args:
-        pid: Id of the process.
         started: Start time, as of `start_time`; a later process with the same id is not killed.
-        seconds: Longest wait.
     """
     tree = process_tree(pid) if start_time(pid) == started else []
     kill(tree)

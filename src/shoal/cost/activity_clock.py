@@ -16,7 +16,6 @@ class ActivityClock:
     for none. The clock is read when an activity begins and when it ends.
 
     Args:
-        usual: Activity outside of all others.
         clock: Clock in seconds.
     """
 

@@ -70,7 +70,6 @@ def step_seconds(profile: Profile, members: int) -> float:
     of the smallest size is returned, an upper bound. With a single measurement the time is proportional to the members.
 
     Args:
-        profile: Profile of the structure.
         members: B, at least 1.
     """
     return _interpolated(profile.step_seconds, members)
@@ -105,7 +104,6 @@ def seconds(profile: Profile, epochs: Sequence[int], step_overhead: float = 0.0)
     """Return the expected seconds until all members that begin together finish, including validation.
 
     Args:
-        profile: Profile of the structure.
         epochs: Epochs of each member; the others continue after a member has finished.
         step_overhead: Seconds added to each step.
     """
@@ -125,10 +123,6 @@ def fetching(profile: Profile, epochs: Sequence[int]) -> float:
     """Return the expected seconds for fetching and preparing the samples of members that begin together.
 
     It is 0 for kept samples, which the first job of a process fetches once.
-
-    Args:
-        profile: Profile of the structure.
-        epochs: Epochs of each member.
     """
     return 0.0 if profile.sharing == "kept" else first_fetching(profile) * max(epochs)
 
@@ -177,7 +171,6 @@ def best_size(profile: Profile, at_most: int) -> int:
     `size_to_try`.
 
     Args:
-        profile: Profile of the structure.
         at_most: Largest B that memory or the number of trials allows, at least 1.
     """
     if (tried := size_to_try(profile)) is not None:
@@ -196,7 +189,6 @@ def compute(profile: Profile, members: int = 1) -> float:
     slightly more.
 
     Args:
-        profile: Profile of the structure.
         members: B.
     """
     if speeds := _share_speeds(profile, members):

@@ -77,7 +77,6 @@ class Record:
 
     Args:
         environment: Versions at the time of the measurement.
-        kind: Kind of the device.
         structure: Digest of the model, and of its optimizer where fusion depends on it.
         data: Digest of the parameters that determine the data.
         batch_size: Samples per step and member.
@@ -152,8 +151,6 @@ class History:
             structure: As in `get`.
             data: As in `get`.
             batch_size: As in `get`.
-            task: Name of the task.
-            configs: Flattened configurations of trials with the structure.
         """
         key = (structure, data, batch_size, task)
         known = self._tasks.get(key)
@@ -237,9 +234,6 @@ class History:
 def records(path: Path) -> list[Record]:
     """Return all records of a job history, of every environment, sorted; empty if there is no file.
 
-    Args:
-        path: Path of the file.
-
     Raises:
         ShoalError: The file is not a job history.
     """
@@ -263,7 +257,6 @@ def oversubscription_ratios(path: Path, environment_name: str) -> dict[str, floa
     """Return device kind -> oversubscription ratio in a job history, sorted; empty if there is no file.
 
     Args:
-        path: Path of the file.
         environment_name: Versions at the time of the measurement, as returned by `environment()`.
 
     Raises:
@@ -280,8 +273,6 @@ def delete_records(path: Path, *, kind: str | None = None, structure: str | None
     """Delete measurements from a job history, of every environment, so that they are repeated.
 
     Args:
-        path: Path of the file.
-        kind: Restriction to a kind of device.
         structure: Restriction to structures whose digest begins with this prefix.
 
     Returns:

@@ -70,7 +70,6 @@ class Race(Generic[C]):
 
     Args:
         candidates: Candidates, at least one; the first wins unless another one beats it by the margin.
-        rules: Rules of the race.
     """
 
     def __init__(self, candidates: Iterable[C], rules: RaceRules | None = None) -> None:
@@ -120,7 +119,6 @@ class Race(Generic[C]):
         """Record a run of the `next` candidate; no effect after the race is over.
 
         Args:
-            seconds: Duration of the run.
             work: Work of the run, in one unit for all candidates.
         """
         if not self._open:
@@ -141,7 +139,6 @@ class Race(Generic[C]):
         """Add a candidate that races against the leader, which is timed again: first runs of a process are slower.
 
         Args:
-            candidate: A new candidate.
             margin: Least speed-up; by default the one of the rules.
         """
         leader = self._incumbent = self.leader
@@ -198,7 +195,6 @@ def choose_fastest(
 
     Args:
         candidates: Name -> function that runs the candidate once and returns its seconds; the first is the default.
-        rules: Rules of the race.
         expected_errors: Exceptions for which a candidate is dropped, unless it is the first.
 
     Returns:

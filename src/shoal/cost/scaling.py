@@ -175,7 +175,6 @@ def measured_scaling(
     Args:
         shared_times: p -> T^p, seconds of an iteration of each of p trials on one device, including p = 1.
         multi_device_times: w -> seconds of an iteration on w devices; may be empty.
-        max_devices: Upper limit of d.
 
     Raises:
         ValueError: times are missing or not above 0.
@@ -199,7 +198,6 @@ def shared_device_scaling(profile: Profile, expected: int) -> Scaling | None:
     While every additional job has paid, c may be one more than the measured number of jobs.
 
     Args:
-        profile: Profile of the key.
         expected: c by the compute demand of the jobs, which holds until measurements differ.
 
     Returns:

@@ -80,9 +80,7 @@ class WeightedMeans:
         """Return the mean including one more observation.
 
         Args:
-            name: Name of the quantity.
             known: The mean so far, or None.
-            observation: The observation.
             reset_factor: Factor from which the mean so far is discarded and replaced by the observation.
 
         Returns:
@@ -117,13 +115,7 @@ class ProfileStore:
         return self._history.get(key.structure, key.data, key.batch_size, kind)
 
     def observe(self, observation: Observation, job: Job, device: Device) -> None:
-        """Update profiles with an observation.
-
-        Args:
-            observation: The observation.
-            job: The observed job.
-            device: Device of the job.
-        """
+        """Update profiles with an observation."""
         match observation:
             case Profiled():
                 self._observe_profile(observation, job, device.kind)
@@ -150,7 +142,6 @@ class ProfileStore:
         No plan depends on it, so it is none of the `changes`.
 
         Args:
-            key: Key of an array.
             kind: `Device.kind`.
             members: B.
             seconds: Least seconds of an epoch in this study.

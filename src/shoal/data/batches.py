@@ -44,7 +44,6 @@ def materialized_bytes(batch: Any, rows: int, samples: int) -> int | None:
     """Return the bytes that a whole data set takes on the device.
 
     Args:
-        batch: A collated batch of some of its samples.
         rows: Number of samples in the batch.
         samples: Number of samples in the data set.
 
@@ -62,10 +61,8 @@ class MaterializedSource(BatchSource):
     """Keeps all samples on the device; for data sets without random numbers whose samples are all of one kind.
 
     Args:
-        fetcher: Fetcher of the data set.
         samples: Number of samples.
         first: Some of the samples.
-        device: Device to keep all samples on.
     """
 
     sharing: Sharing = "kept"
@@ -182,13 +179,11 @@ class Batches:
 
     Args:
         dataset: Data set with a length and indices, or an iterable one.
-        device: Device of the batches.
         name: Name of the set in error messages, "training" or "validation".
         shared_augmentation: Whether the random numbers of a sample depend on its position in the order, not on its
             batch.
         collate: Function that makes a batch of samples; None for `default_collate`. A function of the user may draw
             random numbers, so whole batches are held for iterators of the same batch size.
-        settings: Settings of the loader.
 
     Raises:
         TaskError: The data set has no length or no indices and cannot be iterated over repeatedly, or an epoch has no

@@ -63,7 +63,6 @@ class IterableReader:
     Args:
         dataset: Data set whose `__iter__` returns a new iterator at each call. Its `set_epoch`, if it has one, is
             called with the number of the pass.
-        name: Name of the set in error messages.
     """
 
     def __init__(self, dataset: Any, name: str) -> None:
@@ -160,7 +159,6 @@ class IterableReader:
         Args:
             epoch: Number of the pass, or None.
             position: Number of samples so far.
-            ended: Whether the pass ended.
         """
         where = "a validation" if epoch is None else f"pass {epoch}"
         if self.endless:

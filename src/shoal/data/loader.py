@@ -29,7 +29,6 @@ def epoch_order(samples: int, data_seed: int, epoch: int) -> Tensor:
     """Return the order in which an epoch visits a shuffled training set, int64 [samples].
 
     Args:
-        samples: Size of the training set.
         data_seed: Data seed of the trial.
         epoch: Number of epochs before this one.
     """
@@ -128,7 +127,6 @@ def parse_loader(returned: Any, name: str, num_workers: int = 0) -> tuple[Datase
 
     Args:
         returned: Data set or `DataLoader`.
-        name: Name of the set in error messages.
         num_workers: Number of loader processes for a plain data set.
 
     Returns:

@@ -102,7 +102,6 @@ class FetchRequest:
 
     Args:
         key: Key of the request; requests with equal keys are for the same samples.
-        indices: Indices of the samples.
         seed: Seed of the generators before the first sample; None to leave the generators unchanged.
         random_samples: Whether the samples may draw random numbers.
         collate: Whether to collate the samples into a batch.
@@ -146,10 +145,7 @@ class LoaderProcesses:
     The processes are forked, so the data set need not be pickled and no module is imported again.
 
     Args:
-        dataset: Data set with indices.
-        collate: Function that makes a batch of samples.
         name: Name of the data set in error messages.
-        settings: Settings of the loader.
     """
 
     def __init__(
@@ -178,7 +174,6 @@ class LoaderProcesses:
         """Fetch samples, and request others in advance.
 
         Args:
-            wanted: Request whose samples are returned.
             upcoming: Requests that are likely to be next, the most likely first.
 
         Returns:

@@ -35,12 +35,9 @@ class SampleWindow(BatchSource):
     that were fetched in advance.
 
     Args:
-        fetcher: Fetcher of the data set.
-        device: Device of the batches.
         random_samples: Whether samples draw random numbers. If so, generators are seeded for each unit with the seed of
             the iterator and the number of the unit.
         batch_units: Whether a unit is a batch.
-        collate: Function that makes a batch of samples.
     """
 
     def __init__(

@@ -126,7 +126,6 @@ class MembersConfig(_ObservedConfig):
     that differs (an integer, a boolean, a string, a list, a key that some members lack) raises `NeedsMemberError`.
 
     Args:
-        configs: Configs of the members.
         path: Path of these dicts within the config, for error messages.
     """
 

@@ -85,10 +85,6 @@ def _have_storage(*tensors: Tensor) -> bool:
 def refuse_aliased_write(name: str, changed: Sequence[Any]) -> None:
     """Refuse a write to a tensor that would share memory with another one in plain PyTorch, but is a copy in the array.
 
-    Args:
-        name: Name of the function.
-        changed: Tensors that the function writes to.
-
     Raises:
         NeedsMemberError: The other tensor is still in memory, perhaps only because autograd keeps it.
     """

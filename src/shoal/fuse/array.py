@@ -41,11 +41,7 @@ _logged: set[Any] = set()
 
 
 class MapRunner:
-    """Runs functions for `ModelArray.map`, which states the contract.
-
-    Args:
-        state: State of the array.
-    """
+    """Runs functions for `ModelArray.map`, which states the contract."""
 
     def __init__(self, state: ArrayState) -> None:
         self._state = state
@@ -54,11 +50,6 @@ class MapRunner:
 
     def __call__(self, fn: Callable[..., Any], training: bool, batch: tuple[Any, ...]) -> Any:
         """Run a function on all members; this counts as one call of the array.
-
-        Args:
-            fn: Function of a model and a batch.
-            training: Mode of the array.
-            batch: Further arguments of the function.
 
         Raises:
             FusionError: A call of the function after its first one shows that it must run member by member.

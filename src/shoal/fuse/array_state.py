@@ -37,7 +37,6 @@ class ArrayState:
         members: Models that `check_members` accepts.
         seeds: Seeds of the members' random numbers, one each.
         strict: Whether to refuse members that differ in a submodule.
-        stacked: Module that gets the stacked parameters and buffers.
         frozen: Module that gets the frozen parameters that are stored once for all members.
 
     Raises:
@@ -269,10 +268,7 @@ def commit_member_rows(slots: Sequence[Slot], b: int, rows: Sequence[Tensor], me
     """Copy values that user code has assigned in member b into the stacked tensors.
 
     Args:
-        slots: Slots of the array.
-        b: Index of the member.
         rows: Tensors that the member held before: rows of the stacked tensors, or the member's own.
-        member: The member.
 
     Raises:
         FusionError: A parameter is replaced, or a buffer is replaced by a tensor of another shape.

@@ -67,7 +67,6 @@ class TuningCache:
 
         Args:
             key: Description of the measured function, its tensors and the machine.
-            lowering: Fastest lowering.
             seconds: Seconds of each lowering.
         """
         if self._lowerings is None:
@@ -206,7 +205,6 @@ def fastest(
         name: Name of the computed function, such as "conv2d".
         lowerings: Functions of `tensors` by name, the default first. They do not write to the tensors and draw no
             random numbers. Equal names, settings, shapes, strides and dtypes mean equal lowerings.
-        tensors: All plain tensors that the lowerings depend on.
         settings: Other values that the time depends on; plain values, since their `repr` is stored on disk.
         layouts: Lowerings with a preferred memory layout, in which they are timed: their arguments have this layout if
             another such lowering, or a compiled function, computed them.

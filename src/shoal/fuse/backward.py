@@ -22,7 +22,6 @@ def backward(
     """Add the scaled gradients of a step to those of the array; returns the detached losses, [B].
 
     Args:
-        array: Array of the models.
         loss: Loss function as for `ModelArray.map`.
         scaler: Loss scales of the array's members.
         batch: Batch, or `MicroBatches`.
@@ -53,12 +52,10 @@ def backward_alone(
 
     Args:
         model: The model, with parameters of its own.
-        optimizer: Its optimizer.
         loss: Function of the number of a batch within the step and the batch, which returns the loss.
         batch: Batch, or `MicroBatches`.
         scale: Loss scale of the model, or None.
         max_norm: Largest norm of the gradients, or None.
-        after_each: Called after each backward pass.
     """
     taken = []
     for number, (part, weight) in enumerate(micro_batches(batch)):

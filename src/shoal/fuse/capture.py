@@ -50,8 +50,6 @@ class CapturedStep:
     The step must have run eagerly before.
 
     Args:
-        array: Array of the models.
-        optimizer: Optimizer of the array.
         loss: Function as for `ModelArray.map`.
         batch: Example batch; later batches must have its shapes.
         compiling: Whether Inductor compiles the step. Otherwise a GPU records its kernels as they are, and on a CPU the

@@ -21,8 +21,6 @@ def check_iterable(given: Any, name: str, of: str) -> Iterable[Any]:
     """Check that an argument is iterable, and return it.
 
     Args:
-        given: Argument.
-        name: Name of the argument.
         of: What it must be a list of, for the message.
 
     Raises:
@@ -135,10 +133,6 @@ def _check_initialised(b: int, model: nn.Module) -> None:
 
 def check_structure(models: Sequence[nn.Module], strict: bool) -> UnfusedParts:
     """Find the submodules and attributes in which the members of an array differ.
-
-    Args:
-        models: Members of the array.
-        strict: Whether to refuse submodules that differ.
 
     Raises:
         FusionError: A submodule differs and `strict` is set, or the models differ in something that no submodule

@@ -27,7 +27,6 @@ class CompileDecision:
         members: B.
         steps: Number of remaining steps; the caller counts them down.
         later: Number of steps -> expected number of later arrays of this size with as many steps.
-        record: Record of the compiled step.
         clock: Clock in seconds.
     """
 

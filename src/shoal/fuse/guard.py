@@ -32,7 +32,6 @@ def differences(values: Sequence[Any], texts: Sequence[Callable[[Any], str]]) ->
     must not contain tensors, modules or floats: arrays keep these for each member.
 
     Args:
-        values: Value of each member.
         texts: Serializer of each member; equal texts mean equal values.
     """
     kind = type(values[0])
@@ -64,7 +63,6 @@ def guard(container: dict[Any, Any], key: Any, differing: Differences, path: str
 
     Args:
         container: Attributes of a module or an object, or a dict.
-        key: Key of the value.
         differing: Result of `differences`.
         path: Path of the value, for messages.
 
@@ -91,7 +89,6 @@ def refuse_user_access(what: str, frame: FrameType) -> None:
 
     Args:
         what: Operation, in words.
-        frame: Frame of the calling code.
 
     Raises:
         NeedsMemberError: An array runs, and the calling code is user code.

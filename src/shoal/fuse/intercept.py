@@ -171,7 +171,6 @@ def loop(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], seeded: bool 
     """Run `func` for one member after another.
 
     Args:
-        func: Function of tensors.
         args: Positional arguments, stacked or shared.
         kwargs: Keyword arguments, stacked or shared.
         seeded: Whether to seed torch's default generators by each member's key, as for functions known to be random.

@@ -33,8 +33,6 @@ class AttributeSync:
     Other attributes of the template stay as they were when the array was made, except for `pull_nested`.
 
     Args:
-        template: Model that runs for all members.
-        members: Members of the array.
         slotted: Containers and keys of values that have a slot, which are not synchronised here.
     """
 
@@ -211,8 +209,6 @@ class ModuleChangeDetector:
     Checking all members in every run would cost as much as running a small model, so each run checks one member.
 
     Args:
-        template: Model that runs for all members.
-        members: Members of the array.
         slots: Slots of their tensors, after `Slot.stack_members`.
         unfused_paths: Paths of submodules that run member by member, below which members may change.
     """

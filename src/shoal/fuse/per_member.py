@@ -47,8 +47,6 @@ class MemberRunner:
 
     Args:
         seed: Seed of the model's random numbers.
-        device: Device of the model.
-        intercepted: Whether to intercept all runs.
     """
 
     def __init__(self, seed: int, device: torch.device, intercepted: bool = False) -> None:
@@ -62,9 +60,7 @@ class MemberRunner:
         """Call `fn` with the model and a batch.
 
         Args:
-            fn: Function of a model and a batch.
             tick: Number of the call; its random numbers depend on this number and the seed.
-            model: Model in training or evaluation.
             batch: The model's own batch.
 
         Raises:
@@ -100,7 +96,6 @@ def run_each_member(
     During its call, a member's parameters are rows of the stacked parameters, which receive the gradients.
 
     Args:
-        state: State of an array.
         fn: Function as for `ModelArray.map`.
         keys: Function that makes the keys of the members' random numbers, one per member.
         batch: Arguments as for `ModelArray.map`.

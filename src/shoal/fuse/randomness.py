@@ -135,7 +135,6 @@ def keep_mask(keys: Tensor, shape: Sequence[int], drop: Tensor | float, device: 
         keys: Keys from `RandomSource.next`, int64 [B].
         shape: Shape of one member's tensor.
         drop: Probability: a number in [0, 1), or a float64 tensor in [0, 1] that broadcasts to [B, *shape].
-        device: Device of the mask.
 
     Returns:
         Mask, bool [B, *shape]; in a step of several processes, the rows of this process of the mask of the whole batch.

@@ -53,7 +53,6 @@ def stack_rows(tensors: Sequence[Tensor], move: bool = False) -> Tensor:
     The result is a view if the tensors lie one after another in memory, as rows of a stacked tensor do; else a copy.
 
     Args:
-        tensors: One or more tensors.
         move: Whether to make each tensor a view of its row once it is copied, which frees its memory for the next row.
     """
     first = tensors[0].detach()

@@ -274,8 +274,6 @@ def find_slots(template: nn.Module, members: Sequence[nn.Module], unfused_paths:
 
     Args:
         template: Copy of `members[0]` with the same tensors, which the slots will replace.
-        members: Models of one structure.
-        unfused_paths: Paths of submodules that are left out.
 
     Raises:
         FusionError: The members hold values in different places, or differ in a value that cannot be replaced.

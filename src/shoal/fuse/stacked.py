@@ -33,7 +33,6 @@ class SharedWriteError(NeedsMemberError):
     """User code writes values of each member to a tensor that all members share.
 
     Args:
-        function: Name of the function that writes.
         target: The shared tensor.
     """
 

@@ -71,7 +71,6 @@ def obstacle(model: nn.Module, only_member: bool) -> str | None:
     """The reason why a model cannot be a member of an array, or None.
 
     Args:
-        model: Candidate.
         only_member: Whether it is the only member. The array then runs no copy, so references in functions are allowed.
     """
     for path, parameter in model.named_parameters():

@@ -98,9 +98,7 @@ class MetricStandIn:
     """Stands for a metric within a step: keeps the arguments of its calls.
 
     Args:
-        name: Name of the metric.
         keys: Keys of a collection; None for a single metric.
-        epoch: Metrics of the task.
         training: Whether the step is a training step, of which nothing is kept.
 
     Raises:
@@ -195,8 +193,6 @@ class EpochMetrics:
         """Return what a validation logs of its metrics.
 
         Args:
-            module: Class of the module.
-            arguments: Its arguments in the trial.
             batches: For each batch its samples, and the calls and the logged metrics; see `ValidationLog.recorded`.
 
         Raises:

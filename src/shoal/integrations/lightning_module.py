@@ -65,10 +65,6 @@ def _overrides(module: type, base: type, name: str) -> bool:
 def check_module(model: Any, has_metrics: bool) -> None:
     """Check a new module.
 
-    Args:
-        model: The module.
-        has_metrics: Whether it holds metrics of torchmetrics.
-
     Raises:
         TaskError: It optimizes manually, or has an end of validation without metrics or with a call of `super`.
     """
@@ -101,8 +97,6 @@ def uses(module: type[nn.Module], method: str, default_name: str) -> bool:
     """Whether a step may use its second argument, the number of the batch.
 
     Args:
-        module: Class of the step.
-        method: Name of the step.
         default_name: Name of the argument, which it has if the step takes any number of arguments.
     """
     function = inspect.unwrap(getattr(module, method))

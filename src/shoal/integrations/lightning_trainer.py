@@ -100,7 +100,6 @@ class TrainerView:
 
     Args:
         model: Module, or an array of modules.
-        length: Length of the training.
 
     Raises:
         TaskError: The module reads anything else of its Trainer.
@@ -171,9 +170,6 @@ class TrainerView:
 
 class ValidationLog:
     """Takes the place of `self.log` in a validation step.
-
-    Args:
-        batch: Batch of the step.
 
     Raises:
         TaskError: A value is logged in a way that has no equal.
@@ -264,13 +260,7 @@ class _Scheduled:
 
 
 class Schedules:
-    """The LR schedulers of one optimizer, and the count of its module's batches.
-
-    Args:
-        schedulers: Schedulers with their intervals.
-        model: Module.
-        length: Length of the training.
-    """
+    """The LR schedulers of one optimizer, and the count of its module's batches."""
 
     def __init__(self, schedulers: list[_Scheduled], model: nn.Module, length: Length) -> None:
         self._schedulers = schedulers

@@ -30,7 +30,6 @@ class OpenRuns(Generic[_Run]):
 
         Args:
             trial: Number of the trial.
-            config: Configuration of the trial.
         """
         run = self._runs.pop(trial, None)
         if run is None:

@@ -76,8 +76,6 @@ def override(args: TrainingArguments, config: Mapping[str, Any], free: bool) -> 
     Values are converted to the type of the argument, as `Trainer.hyperparameter_search` does.
 
     Args:
-        args: Arguments of the study.
-        config: Config of the trial.
         free: Whether the config may have other names, which `model_init` reads.
 
     Raises:
@@ -163,12 +161,7 @@ def _pass_steps(args: TrainingArguments, samples: int) -> int:
 
 
 def total_steps(args: TrainingArguments, samples: int) -> int:
-    """Optimizer steps of the schedule of learning rates, as `Trainer` counts them.
-
-    Args:
-        args: Arguments of a trial.
-        samples: Size of the training set.
-    """
+    """Optimizer steps of the schedule of learning rates, as `Trainer` counts them."""
     return args.max_steps if args.max_steps > 0 else math.ceil(args.num_train_epochs * _pass_steps(args, samples))
 
 
@@ -186,9 +179,6 @@ def warnings_for(
     """Warnings about arguments that a study does not follow, though it trains as they say.
 
     Args:
-        args: Arguments of a trial.
-        samples: Size of the training set.
-        objectives: Objectives of the study.
         longest: Epochs of its longest trials; None if the algorithm does not say.
 
     Raises:

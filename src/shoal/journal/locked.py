@@ -27,8 +27,6 @@ class LockedJournal(JournalView):
     A `kill -9` loses no committed transaction, and leaves no partial one.
 
     Args:
-        directory: Directory of the study.
-        connection: Connection to its journal.
         lock: Writer's lock, held.
         clock: Clock, in seconds since 1970.
     """
@@ -57,7 +55,6 @@ class LockedJournal(JournalView):
         Args:
             directory: Directory of the study; made if it does not exist.
             study: Values of the study, JSON values; must hold "metric" and "mode" ("min" or "max"), or lists of them.
-            task: The pickled task.
             algorithm: The pickled algorithm, before its first use.
             clock: Clock, in seconds since 1970.
             called: As in `begin_run`.
@@ -91,7 +88,6 @@ class LockedJournal(JournalView):
         """Open a study for writing; nothing of it changes before `begin_run`.
 
         Args:
-            directory: Directory of the study.
             clock: Clock, in seconds since 1970.
 
         Raises:

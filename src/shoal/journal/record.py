@@ -37,10 +37,8 @@ def record(
     """Write reports, and update their trials.
 
     Args:
-        connection: Connection in a transaction.
         next_seq: Function that returns a number above those of all proposals, reports and interventions so far.
         now: Time in seconds since 1970.
-        job: Id of the job that sent the reports.
         reports: Reports in the order of arrival.
         objectives: Objectives of the study. The objective of a trial is its value of the first one, if it has values of
             all.
@@ -100,12 +98,7 @@ def _first_objective(metrics: Mapping[str, float], objectives: Sequence[Objectiv
 
 
 def lower_is_better(name: str, objectives: Sequence[Objective]) -> bool:
-    """Whether a metric is minimised: the study's by its mode, others if their name ends with "loss" or "error".
-
-    Args:
-        name: Name of the metric.
-        objectives: Objectives of the study.
-    """
+    """Whether a metric is minimised: the study's by its mode, others if their name ends with "loss" or "error"."""
     for objective in objectives:
         if objective.metric == name:
             return objective.mode == "min"
@@ -120,7 +113,6 @@ def merge_best(
     Args:
         best: Name -> best value so far.
         metrics: Name -> reported value.
-        objectives: Objectives of the study.
     """
     merged = dict(best)
     for name, value in metrics.items():

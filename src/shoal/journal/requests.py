@@ -37,9 +37,6 @@ def write_request(
     """Write a request for the process that runs the study now or later; does not wait for the result.
 
     Args:
-        directory: Directory of the study.
-        verb: Action to carry out.
-        devices: Names of the devices.
         trials: Numbers of the trials.
         arguments: Further arguments, JSON values.
 

@@ -33,7 +33,6 @@ class TrialRow:
 
     Args:
         trial: Number, config and seeds.
-        state: State of the trial.
         reason: Reason why it waits, was stopped or failed.
         epoch: Epochs reported.
         target: Epochs requested by its algorithm.

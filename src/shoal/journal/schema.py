@@ -110,7 +110,6 @@ def connect(directory: Path, mode: Literal["ro", "rw", "rwc"]) -> sqlite3.Connec
     """A connection in autocommit mode; transactions need explicit BEGIN and COMMIT.
 
     Args:
-        directory: Directory of the study.
         mode: "ro": read only; "rw": read and write; "rwc": create as well.
     """
     uri = f"{(directory / FILE_NAME).resolve().as_uri()}?mode={mode}"
@@ -122,10 +121,6 @@ def open_existing(directory: Path, *, write: bool) -> sqlite3.Connection:
 
     If this process may not write the directory, it reads a copy in memory: SQLite reads a journal in WAL mode only with
     a further file beside it, which this process cannot make, or which its owner could not write.
-
-    Args:
-        directory: Directory of the study.
-        write: Whether the journal is to be written.
 
     Raises:
         JournalError: there is no journal, or one of another version or that this process cannot read or write.
@@ -199,7 +194,6 @@ def create_tables(
     It is not in WAL mode yet, so that the file itself has its version from the start.
 
     Args:
-        directory: Directory of the study.
         connection: Connection made with mode "rwc", not used yet.
         study: Key -> JSON text.
         blobs: Name -> bytes.
@@ -283,7 +277,6 @@ def translate_errors(directory: Path, *, begun: bool = True) -> Iterator[None]:
     """Translate errors of SQLite and of the file system into errors with a remedy.
 
     Args:
-        directory: Directory of the study.
         begun: Whether the study exists already and can be resumed.
 
     Raises:

@@ -22,10 +22,6 @@ def set_journal_mode(directory: Path, connection: sqlite3.Connection) -> None:
     On a local file system that is WAL with NORMAL: only a power failure may lose the last transactions. WAL needs
     memory that all its processes share, so on a network file system it is TRUNCATE with FULL: readers on other machines
     may read, and the writer waits for them.
-
-    Args:
-        directory: Directory of the study.
-        connection: Connection outside of a transaction.
     """
     if network_file_system(directory):
         connection.execute(f"PRAGMA busy_timeout = {1000 * _NETWORK_BUSY_SECONDS:.0f}")

@@ -75,7 +75,6 @@ class JournalTables:
     """The tables of one journal, read and written by SQL.
 
     Args:
-        directory: Directory of the study.
         connection: Connection to its journal, in autocommit mode.
     """
 
@@ -85,10 +84,6 @@ class JournalTables:
 
     def rows(self, sql: str, *values: object) -> list[Any]:
         """All rows that a statement returns.
-
-        Args:
-            sql: One statement.
-            values: Its parameters.
 
         Raises:
             JournalError: a column holds a value of the wrong type.
@@ -134,9 +129,6 @@ class JournalTables:
     def decoding(self, what: str) -> Iterator[None]:
         """Turn decoding errors inside the block into an error that names the damaged part.
 
-        Args:
-            what: Name of the part that is decoded.
-
         Raises:
             JournalError: decoding failed.
         """
@@ -153,10 +145,6 @@ class JournalTables:
 
 class OpenJournal:
     """The open file of a study's journal.
-
-    Args:
-        directory: Directory of the study.
-        connection: Connection to its journal.
 
     Attributes:
         directory: Directory of the study.
@@ -341,11 +329,7 @@ class JournalView(OpenJournal):
         return self.tables.read("intervention", intervention_of, f"{_INTERVENTION} ORDER BY seq")
 
     def intervention(self, request: str) -> Intervention | None:
-        """Result of a request; None while it is pending.
-
-        Args:
-            request: Name of the request.
-        """
+        """Result of a request; None while it is pending."""
         found = self.tables.read("intervention", intervention_of, f"{_INTERVENTION} WHERE request = ?", request)
         return found[0] if found else None
 

@@ -81,7 +81,6 @@ class Journal(LockedJournal):
 
         Args:
             free: Number of further trials that could start, as passed to the algorithm.
-            groups: Groups that it returned.
         """
         if not groups:
             return
@@ -104,7 +103,6 @@ class Journal(LockedJournal):
         """Record a trial that a user has added; it waits.
 
         Args:
-            trial: The new trial.
             target: Epochs up to which it shall train.
         """
         self.tables.rows(_INSERT_TRIAL, *_trial_values(trial, target))
@@ -302,8 +300,6 @@ class Journal(LockedJournal):
         """Record the end of a job; its RUNNING trials wait again.
 
         Args:
-            job: Id of the job.
-            outcome: Outcome of the job.
             message: Message of the back end; "" adds nothing to the message of the job.
             failed: Whether this counts as a failure of the trials that wait again.
             activities: Seconds of the job by activity; empty if they are unknown.
@@ -337,7 +333,6 @@ class Journal(LockedJournal):
         """Record trials that a job does not train any more; RUNNING ones wait again.
 
         Args:
-            job: Id of the job.
             trials: Numbers of the trials.
             message: Reason, which is added to the message of the job.
             failed: As in `record_job_end`.
@@ -364,9 +359,6 @@ class Journal(LockedJournal):
         """Record that the study ends because its first trials failed with one cause, and clear failures of open trials.
 
         `study["common_failure_trials"]` keeps the trials of all such ends; on resume they wait behind the others.
-
-        Args:
-            cause: The common cause.
         """
         with self.transaction():
             self.tables.rows(f"UPDATE trials SET failures = 0 WHERE state NOT IN {_FINAL}")

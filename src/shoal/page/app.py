@@ -174,8 +174,6 @@ class PageServer:
     Args:
         root: Directory of a study, or a folder of studies.
         token: Token that a browser must bring.
-        port: Port of the server.
-        hosts: Names under which it is reached.
 
     Attributes:
         failed: Whether an unexpected error has ended all updates; the server must end then.

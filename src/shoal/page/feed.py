@@ -87,8 +87,6 @@ class StudyFeed:
     study at the same path.
 
     Args:
-        name: Name of the study.
-        directory: Its directory.
         clock: Time in seconds since 1970.
 
     Attributes:

@@ -38,10 +38,6 @@ class Guard:
     as a cookie. A POST also needs the header `WRITE_HEADER` and a JSON body of at most `MAX_BODY` bytes.
 
     Args:
-        app: The application behind.
-        token: Token of this server.
-        cookie: Name of the cookie that holds it.
-        hosts: Legal values of Host.
         public: Paths that may be read without the token: the files of the page, which say nothing of a study.
         login: Path to which the token may be posted without the cookie.
     """

@@ -172,9 +172,7 @@ def candidate(
     """Return the packing candidate of an array, without training that follows; means over the devices with profiles.
 
     Args:
-        array: A running or waiting array.
         profiles: Profile of a key on a kind of device, or None.
-        devices: Devices on which the array can run.
         costs: Cache for equal arrays, extended by this call.
     """
     kinds = [device.kind for device in devices]
@@ -195,9 +193,7 @@ def candidates(
     profiles.
 
     Args:
-        arrays: Waiting arrays.
         profiles: Profile of a key on a kind of device, or None.
-        devices: Devices on which the arrays can run.
         group_of: Trial group of a member, which says what training may follow; or None.
     """
     kinds = Counter(device.kind for device in devices)

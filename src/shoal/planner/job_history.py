@@ -18,7 +18,6 @@ class EarlierJob:
     """A job of an engine that has ended: it was suspended, or was running when the engine ended.
 
     Args:
-        id: Id of the job.
         suspended: Whether it was suspended.
         arrays: Numbers of the trials of each of its arrays that wait.
         device: Name of its last device.
@@ -122,7 +121,6 @@ class JobHistory:
         """Return the history of a job of an earlier engine.
 
         Args:
-            job: The job.
             now: Time from which the ages are counted back; the time between the two engines is left out.
         """
         return cls(

@@ -288,7 +288,6 @@ class JobTracker:
         """Record that a job has left its device.
 
         Args:
-            job: The job with its members.
             outcome: Result of `outcome`.
             unfinished: Numbers of the trials that have not reached their targets.
             now: Time in seconds.
@@ -324,11 +323,7 @@ class JobTracker:
         suspensions.
 
         Args:
-            job: The job with its current members.
-            device: Device of the job.
-            demand: Demand on this device.
             now: Time in seconds.
-            further: Names of the devices of its helpers.
         """
         history, demands = self._running[job.id], {device.kind: demand}
         view = JobView(

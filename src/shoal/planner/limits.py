@@ -23,7 +23,6 @@ def limit_placed(placed: _Placed, held: _Placed, limits_shares: Callable[[Device
 
     Args:
         placed: Jobs that start, with their devices.
-        held: Jobs that hold devices.
         limits_shares: Whether the processes of jobs on a device are limited.
     """
     jobs_on = _jobs_on(held, placed)
@@ -44,8 +43,6 @@ def jobs_to_restart(
     it gains follows from its measured speeds on shares, or else from its measured slow-down beside others.
 
     Args:
-        held: Jobs that hold devices.
-        placed: Jobs that start.
         views: Views of the jobs that hold devices, before the plan.
         shares: Id of a job -> its new share of the compute of its device, or None.
     """

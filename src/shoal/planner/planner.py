@@ -436,7 +436,6 @@ class WaitingWork:
     compiled code is for one size.
 
     Args:
-        groups: Arrays of each job that waits or is suspended.
         group_of: Trial group of a member, or None.
     """
 

@@ -33,7 +33,6 @@ class PlanningContext:
 
     Args:
         profiles: Profile of a key on a kind of device, or None.
-        cluster: The current cluster.
         alone: Numbers of trials that failed in a shared job.
         unmeasurable: Pairs of key and kind of device that cannot be profiled.
         limits: Number of a trial that ran out of memory -> its limit.
@@ -251,7 +250,6 @@ def reservations(
     Args:
         running: All jobs that hold devices, with their current members.
         joins: Id of a job -> arrays that join it.
-        planning: The context of this turn.
         shares: Id of a job -> its new share of the compute of its device; None: as in its demand.
 
     Returns:

@@ -32,7 +32,6 @@ class Axis:
     Args:
         name: Name of the parameter, dotted if it is nested.
         labels: Readable label of each position.
-        values: Values with a position each.
         edges: Edges of the bins, ascending, one more than there are bins; empty without bins. A bin holds its lower
             edge, and the last one both.
         chooser: Name of the choice that decides the parameter, and perhaps others; mostly the parameter itself.

@@ -130,7 +130,6 @@ class Overview:
 
     Args:
         name: Name of its directory.
-        objectives: Objectives of the study.
         state: Snapshot at the last moment.
         elapsed: Running time at a moment.
         bars: All jobs, in the order of their start.

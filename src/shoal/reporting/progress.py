@@ -149,7 +149,6 @@ class NotebookProgress(Progress):
     """Redraws the table of `LiveProgress` in the output of a notebook's cell in place, at most twice a second.
 
     Args:
-        take_snapshot: Function that makes a snapshot of the study.
         display: `IPython.display.display`.
         clock: Monotonic clock in seconds.
     """
@@ -329,7 +328,6 @@ def progress(
     """Return the display that suits the console.
 
     Args:
-        take_snapshot: Function that makes a snapshot of the study.
         silent: Whether to show nothing, for output that a program reads.
         console: Console to show it on; by default the output of the notebook's cell that runs the study, or else
             standard error.

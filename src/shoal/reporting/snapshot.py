@@ -33,7 +33,6 @@ class JobUse:
 
     Args:
         job: Id of the job.
-        purpose: Purpose of the job.
         members: Number of trials in the job now.
         compute: Reserved fraction of the device.
         memory: Reserved bytes.

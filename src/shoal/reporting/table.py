@@ -78,7 +78,6 @@ def trials_table(
     Args:
         rows: Trials, as read from the journal; all of them, or a selection.
         best: The `front` of all trials, if it is known already.
-        runs: Whether a process runs the study.
     """
     if best is None:
         best = front(rows, objectives) if len(objectives) > 1 else set()
@@ -122,7 +121,6 @@ def best_table(row: TrialRow, objectives: Sequence[Objective], *, runs: bool = T
 
     Args:
         objectives: Objectives of the study; their metrics come first.
-        runs: Whether a process runs the study.
     """
     first = [objective.metric for objective in objectives]
     table = Table(box=None, pad_edge=False, show_header=False)

@@ -323,9 +323,7 @@ def plan_estimate(plan: Plan, jobs: Sequence[JobView], cluster: Cluster) -> Plan
     ignored.
 
     Args:
-        plan: The plan.
         jobs: Jobs given to the policy; jobs that can run on no healthy device do not count.
-        cluster: Cluster given to the policy.
     """
     devices = {device.name: device for _, device in cluster if device.healthy}
     kinds = {device.kind for device in devices.values()}

@@ -159,9 +159,6 @@ def feasible(plan: Plan, jobs: Sequence[JobView], cluster: Cluster, leaving: Col
     A job that keeps its first device is not moved, but gives back others and gets further ones.
 
     Args:
-        plan: A legal plan.
-        jobs: Jobs given to the policy.
-        cluster: Cluster given to the policy.
         leaving: Ids of jobs with an open request to leave.
     """
     views = {job.id: job for job in jobs}

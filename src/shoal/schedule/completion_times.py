@@ -82,7 +82,6 @@ class CompletionTimes:
 
     Args:
         ledger: Ledger of the plan; jobs are placed by `take`.
-        jobs: All jobs.
     """
 
     def __init__(self, ledger: Ledger, jobs: Sequence[JobView]) -> None:
@@ -114,7 +113,6 @@ class CompletionTimes:
         `MIN_WAITING_GAIN`; None if there is none.
 
         Args:
-            job: A waiting job.
             free: The result of `first_free` for it.
         """
         here = job.demand[free.capacity.device.kind].seconds

@@ -33,7 +33,6 @@ class DeviceStrips:
     A job that runs without a share, or on several devices, fills each of its devices.
 
     Args:
-        cluster: The current cluster.
         jobs: All jobs; running jobs are placed on their devices.
     """
 

@@ -29,7 +29,6 @@ class Trend:
 
     Args:
         start: Loss at the beginning.
-        level: Current loss.
         slope: Fall of the loss while the run time grows e-fold; at least 0.
         ran: Seconds trained.
         remaining: Seconds of training left.

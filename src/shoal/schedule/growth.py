@@ -31,8 +31,6 @@ def give_back(plan: Plan, jobs: Sequence[JobView], cluster: Cluster) -> Plan:
 
     Args:
         plan: Plan for the views of `on_first_device`.
-        jobs: The jobs on all their devices.
-        cluster: Cluster given to the policy.
     """
     placing = [action for action in plan.actions if not isinstance(action, (Suspend, Stop))]
     taken = {name for action in placing for name in action.devices}
@@ -94,7 +92,6 @@ def grow(
       full; one job at a time.
 
     Args:
-        layout: The layout to change.
         jobs: Jobs that may be resized.
         offered: Whether an idle device may be given to a job.
     """

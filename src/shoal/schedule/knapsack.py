@@ -219,7 +219,6 @@ class _BinPacking:
     """A ledger of what is free while jobs are placed, its devices of each kind in order.
 
     Args:
-        ledger: Ledger in which the running jobs hold their devices.
         job_order: Order of jobs; the older job wins a tie.
         device_order: Order of devices; the first device in the cluster wins a tie.
     """

@@ -78,7 +78,6 @@ class Refusals(Sequence[Refusal]):
         count: Number of refusals.
         jobs: Function that returns all jobs given to the policy, oldest first.
         actions: Actions of the plan, each of which starts or resumes a job on one device.
-        cluster: Cluster given to the policy.
         exclusive: Whether a device holds one job at a time.
         waits: Id of a job that fits somewhere now -> reason for which it waits.
     """

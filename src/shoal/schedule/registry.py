@@ -70,7 +70,6 @@ def check_objective_of_study(policy: str | Policy, objective: str | None, target
     """Check the arguments `objective` and `target` of `shoal.tune`.
 
     Args:
-        policy: Policy of the study.
         objective: Objective of the study; None if the caller named none.
         target: Value of the metric at which the study ends, or None.
         metrics: Number of metrics of the study.
@@ -102,7 +101,6 @@ def check_losses(policy: Policy, loss: str | None, *, begun: bool = False) -> No
     """Check that a policy can compare the programs of a study.
 
     Args:
-        policy: Policy of the study.
         loss: Reported value that is their loss, or None.
         begun: Whether the study has begun, so that its loss cannot be named any more.
 
@@ -128,8 +126,6 @@ def unknown(what: str, name: object, known: Mapping[str, object]) -> str:
 
     Args:
         what: Name of the argument and, capitalised, of the class: "policy".
-        name: The unknown name.
-        known: Registry by name.
     """
     if name in BASELINES:
         return f"{baseline_text(str(name))}; `{what}` is a {what.capitalize()} or one of {', '.join(known)}"

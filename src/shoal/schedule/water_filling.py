@@ -86,7 +86,6 @@ def due_widths(seconds: Sequence[float], scalings: Sequence[Scaling], devices: f
 
     Args:
         seconds: h_{i,1}, seconds left of each trial alone on one device.
-        scalings: c and d of each trial.
         devices: n, number of devices to divide, including parts of devices.
     """
     total = sum(seconds)
@@ -108,8 +107,6 @@ def fill_up(
     Args:
         widths: Due width of each trial; see `due_widths`.
         seconds: h_{i,1} of each trial.
-        scalings: h(w) and d of each trial.
-        devices: n.
     """
     filled = list(widths)
     left_over = devices - sum(filled)

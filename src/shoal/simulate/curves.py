@@ -55,7 +55,6 @@ class RecordedCurves(Curves):
     """Recorded curves, one for each trial, with one recorded interval an epoch; after the end the last loss stays.
 
     Args:
-        task: Task of the curves.
         seed: Seed of the assignment of curves to trials.
         trials: Number of trials of the search, if `good` is given.
         good: Number of trials that reach the target, in random order (Hermes's bins); None: each draws any curve.

@@ -50,7 +50,6 @@ class SimulationResult:
         decisions: Number of decisions of the policy.
         switches: Number of times that a job was suspended, stopped or lost its device.
         oversubscription: Ratio at the end, by kind of device, of the kinds that a tuner has observed.
-        decision_seconds: Real time of all decisions.
         longest_decision: Real time of the slowest decision, in seconds.
     """
 

@@ -70,12 +70,8 @@ class Simulation:
 
     Args:
         workload: Algorithms of the study, and costs and losses of its trials.
-        cluster: Devices at the start.
-        policy: Policy that places the jobs.
         slowdown: Speeds of jobs that share a device.
-        events: Changes of the cluster.
         tuner: Tuner of the oversubscription of devices; by default oversubscription stays as it is.
-        grouping: Grouping of arrays into jobs.
         fuse: Whether trials may share an array.
         measured: Whether the costs of trials are known at the start; else signatures and profiles come first.
         checkpoint_seconds: Seconds between two checkpoints of a job, at ends of epochs.

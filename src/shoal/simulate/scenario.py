@@ -73,7 +73,6 @@ class Scenario(_Settings):
     Args:
         name: Name of the file.
         cluster: Devices at the start.
-        sources: Sources of the trials.
         events: Changes of the cluster, with the failures that were drawn.
         data: Folder of the measured tables.
         tuned: Kinds of devices whose oversubscription a tuner finds during a simulation.

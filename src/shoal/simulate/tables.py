@@ -158,12 +158,7 @@ class ModelTable(Table):
     fused_compute: Mapping[str, Fraction] = field(default_factory=dict)
 
     def structures(self, kinds: Sequence[str], data: Path) -> list[SimulatedModel]:
-        """Return a structure for each batch size, on a cluster of these kinds of devices.
-
-        Args:
-            kinds: Kinds of devices of the cluster.
-            data: Folder of the measured tables.
-        """
+        """Return a structure for each batch size, on a cluster of these kinds of devices."""
         if self.profile is not None:
             return self._measured_structures(self.profile, kinds)
         fused, fused_compute = (self._per_members(key) for key in ("fused", "fused_compute"))

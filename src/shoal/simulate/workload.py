@@ -78,7 +78,6 @@ class SimulatedStudy(TrialSource):
     """One study: an algorithm and its search space.
 
     Args:
-        name: Name of the study.
         structures: Structures of its trials.
         learning_rates: Number of learning rates of each structure; they only multiply the trials.
         settings: Name and settings of the algorithm.
@@ -110,8 +109,6 @@ class ListedJobs(TrialSource):
     """Jobs without a search, each a trial with a structure of its own.
 
     Args:
-        name: Name of the list.
-        structures: Structure of each job.
         arrivals: Arrival of each job, in seconds.
         group: Name of the TrialGroup of the jobs, which may be shared with other lists; "" for a group of each job.
         curves: Losses of the jobs.

@@ -100,11 +100,6 @@ def _write(journal: Journal, record: Record) -> None:
 def carry_out(command: Command, backend: Backend, directory: Path) -> TrialFailed | None:
     """Execute a command.
 
-    Args:
-        command: Command of the state machine.
-        backend: Back end of the study.
-        directory: Directory of the study.
-
     Returns:
         `TrialFailed` if the origin of a trial has no checkpoint to copy, otherwise None. The caller handles this event
         at once.

@@ -65,12 +65,7 @@ class EngineConfig:
     trains: bool = True
 
     def core_config(self, journal: JournalView, algorithm: Algorithm) -> CoreConfig:
-        """Settings and collaborators of the study's state machine.
-
-        Args:
-            journal: Journal of the study.
-            algorithm: Algorithm of the study.
-        """
+        """Settings and collaborators of the study's state machine."""
         # A back end without concurrency cannot kill a job.
         hang_detector = HangDetector(self.hang_seconds) if self.backend.concurrent else None
         return CoreConfig(

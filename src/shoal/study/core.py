@@ -51,9 +51,6 @@ class StudyCore:
 
     It has no clock, thread or process. `step` returns records, and commands to carry out once the records are
     committed. The same events give the same steps.
-
-    Args:
-        config: Settings and collaborators.
     """
 
     def __init__(self, config: CoreConfig) -> None:
@@ -98,8 +95,6 @@ class StudyCore:
 
         Args:
             records: Records of all trials, none of them RUNNING.
-            decisions: All decisions of the algorithm.
-            reported: Whether any trial has reported a metric.
             retried: Numbers of the trials that a user has retried after they failed.
             jobs: Jobs that were suspended or running, on devices that are still there.
             requests: Names of the user requests that were carried out or refused.

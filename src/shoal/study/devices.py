@@ -57,10 +57,7 @@ class DeviceTracker:
     Jobs that hang and jobs on a lost device are killed. Jobs on a removed device are stopped after a checkpoint.
 
     Args:
-        fleet: Devices of the study.
-        find: Finder of devices that users add.
         hang_detector: Detector of jobs that hang; None if the back end cannot kill jobs.
-        directory: Directory of the study.
     """
 
     def __init__(self, fleet: Fleet, find: Finder, hang_detector: HangDetector | None, directory: Path) -> None:
@@ -99,9 +96,7 @@ class DeviceTracker:
         """End jobs that hang, and jobs on lost or removed devices. Call this before placing jobs.
 
         Args:
-            running: Running jobs.
             now: Time of a monotonic clock, in seconds.
-            step: Step that gets the records and commands.
         """
         if self._hang_detector is not None:
             for job, seconds in self._hang_detector.poll(now):
@@ -167,8 +162,6 @@ class DeviceWatch:
     """Polls the device monitor every `MONITOR_SECONDS`, and at once after devices were added; looks for new GPUs.
 
     Args:
-        fleet: Devices of the study.
-        find: Finder of devices.
         make_monitor: Constructor of the monitor; None: devices are not monitored.
         clock: Monotonic clock, in seconds.
         pid: Id of this process; the monitor does not count its memory as use by other programs.

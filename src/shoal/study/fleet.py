@@ -49,7 +49,6 @@ class Fleet:
 
         Args:
             record: Result of `record`.
-            find: Finder of devices.
 
         Raises:
             DeviceError: a device of the record does not exist any more.
@@ -143,10 +142,6 @@ class Fleet:
     def add(self, names: Sequence[str], find: Finder) -> None:
         """Add new devices, or devices that were removed before.
 
-        Args:
-            names: Names of the devices.
-            find: Finder of the new ones.
-
         Raises:
             DeviceError: a device is named twice, is in use already or does not exist; nothing is added.
         """
@@ -167,9 +162,6 @@ class Fleet:
 
         While a GPU of a node is missing, those after it have other names, so none of the node counts as new. A node
         that has CPU slots alone is not new in a study of other devices.
-
-        Args:
-            discovered: All devices that the setting stands for.
         """
         known = {node.name: node for node in self._found.nodes}
         slots = all(device.is_cpu for _, device in self._found)

@@ -148,10 +148,6 @@ class InterferenceTracker:
     def epoch(self, event: Reported, has_waiting: Callable[[], bool]) -> EpochTimes | None:
         """Measure an epoch that members of a job have finished together.
 
-        Args:
-            event: Reports of the members.
-            has_waiting: Whether trials wait for a device.
-
         Returns:
             Times of the epochs with the present jobs on the device; None if too few epochs count yet, or if the job has
             several arrays, members at different epochs, or a share that is not an equal part.

@@ -89,7 +89,6 @@ def observe(state: StudyState, job: str, reports: Iterable[Report]) -> None:
     """Apply reports, and the decisions of the algorithm that follow.
 
     Args:
-        state: State of the study.
         job: Id of the job that sent the reports; "" if the study itself fails a trial.
         reports: Reports in the order of arrival.
 

@@ -119,7 +119,6 @@ class Preview:
     """Plan of a search for a few configurations on a device.
 
     Args:
-        device: The device.
         arrays: Arrays as a search would fuse them, job by job.
         totals: Name in `PLANS` -> seconds of one epoch of all trials.
         failed: Trials that are in no array.

@@ -41,7 +41,6 @@ def restore(core: StudyCore, journal: Journal) -> Step:
 
     Args:
         core: State machine that has taken no step.
-        journal: Journal of the study.
 
     Returns:
         The step to commit and carry out.
@@ -124,7 +123,6 @@ def replay(
     """Replay the proposals and reports of a journal on a new algorithm.
 
     Args:
-        journal: Journal of the study.
         algorithm: Algorithm in its state at the beginning of the study.
         enlist: Function called with all groups, in the order of their proposal.
 

@@ -62,7 +62,6 @@ class RetryPolicy:
 
         Args:
             failed: End of the job, or failure of some of its arrays.
-            context: Circumstances of the failure.
             left: Numbers of the trials that wait again.
 
         Returns:
@@ -136,9 +135,6 @@ class FirstFailures:
     """Detects that the first `COMMON_FAILURES` trials of a study fail with one cause, each alone.
 
     It counts no failures once a trial has reported a value. It ignores trials whose failure ended an earlier run.
-
-    Args:
-        trials: Trials of the study.
     """
 
     def __init__(self, trials: TrialTable) -> None:
@@ -156,7 +152,6 @@ class FirstFailures:
 
         Args:
             number: Number of the trial.
-            message: Whole message of the failure.
         """
         if not self._over and number not in self._trials.common_failures:
             self._failures[number] = message

@@ -16,11 +16,7 @@ _NO_KEY = FusionKey("unknown", "", 1)
 
 
 class SignatureRegistry:
-    """Stores fusion keys, distributes trials over signature jobs, and isolates trials that crash these jobs.
-
-    Args:
-        kinds: Kinds of all devices.
-    """
+    """Stores fusion keys, distributes trials over signature jobs, and isolates trials that crash these jobs."""
 
     def __init__(self, kinds: Collection[str]) -> None:
         self.keys: dict[int, FusionKey] = {}
@@ -75,8 +71,6 @@ class SignatureRegistry:
 
         Args:
             job: The job, with the arrays that it has not finished.
-            kind: Kind of its device.
-            failed: Whether it failed.
             reason: Reason of its failure, in a line.
         """
         left = set(chain(*self._requested.pop(job.id, [])))

@@ -51,7 +51,6 @@ class CoreConfig:
         algorithm: Algorithm that proposes trials.
         policy: Policy that decides which job runs where.
         history: Profiles of jobs, across studies.
-        devices: Tracker of the devices.
         retries: Number of retries of a trial after its first failed job.
         tuner: Tuner of the oversubscription of devices.
         grouping: Rule that decides which arrays share a process.
@@ -142,9 +141,6 @@ class RunningJobs(Mapping[str, tuple[Job, Device]]):
 
 class StudyState:
     """State of a study. Only functions of `shoal.study` change it, and only during a step.
-
-    Args:
-        config: Settings and collaborators.
 
     Attributes:
         step: Records and commands of the present event.

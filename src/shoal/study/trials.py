@@ -21,7 +21,6 @@ class TrialRecord:
     """State and history of a trial.
 
     Args:
-        trial: The trial.
         target: Epochs up to which the trial shall train.
         epoch: Epochs reported.
         state: State of the trial; only `TrialTable.move` sets it.
@@ -175,9 +174,7 @@ class TrialTable:
         """Make RUNNING trials of a job wait again.
 
         Args:
-            job: Id of the job.
             trials: Numbers of the trials; None: all trials of the job.
-            failed: Whether this counts as a failure of the trials.
 
         Returns:
             Numbers of the trials that wait again.

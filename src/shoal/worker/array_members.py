@@ -23,13 +23,10 @@ class ArrayMembers:
     """Manages the trials of an array: those in training, and those that wait to join.
 
     Args:
-        members: Trials that join first.
-        worker_state: State of the process.
         losses: Loss tracker of the array, which also sends the reports.
         frozen_sources: Function that returns models whose large frozen parameters new models may share; see
             `ArrayTrainer`.
         heartbeat: Function to call before each operation that may take long.
-        use_schedulers: Whether trials use their LR schedulers.
     """
 
     def __init__(
@@ -139,11 +136,6 @@ class ArrayMembers:
     ) -> list[Report]:
         """End an epoch of these trials, and return their reports. Trials that reached their targets or failed leave the
         array.
-
-        Args:
-            group: Trials that finished the epoch.
-            metrics: Metrics of each trial on the validation set.
-            seconds: Wall time of the epoch for each trial.
         """
         reports = []
         for runtime, values in zip(group, metrics, strict=True):

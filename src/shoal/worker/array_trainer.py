@@ -79,9 +79,7 @@ class ArrayTrainer:
     reached its target, when its loss is not finite, or by `leave`. Others join at the end of an epoch.
 
     Args:
-        job: Id of the job that the array belongs to.
         array: Trials to train, each from its checkpoint or from its start.
-        worker_state: State of the process.
         frozen_sources: Function that returns models of other arrays in this process. If a large frozen parameter of a
             new model equals the one of the same name in such a model, both share its memory.
         heartbeat: Function to call at each step and validation batch, and before each operation that may take long.

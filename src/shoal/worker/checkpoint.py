@@ -43,7 +43,6 @@ class Checkpoint:
         trial: Number of the saved trial.
         epoch: Epochs finished.
         step: Steps done of the next epoch.
-        model: State dict of the model.
         optimizer: State dict of the optimizer, or a list with one for each of several optimizers.
         scheduler: State dict of the LR scheduler, a list with one for each of several, or None.
         reports: Reports of all epochs so far; the journal may lack the last ones.
@@ -66,7 +65,6 @@ def save(directory: Path, checkpoint: Checkpoint) -> Path:
     """Write a checkpoint, return its path, and delete all but the newest two checkpoints of the trial.
 
     Args:
-        directory: Directory of the study.
         checkpoint: State to save. Its tensors may be views on any device; only their own elements are stored, on the
             CPU.
 
@@ -113,7 +111,6 @@ def load_newest(directory: Path, trial: int, oldest: str = "") -> Checkpoint | N
     A network file system may show a file of another machine late, so there it is waited for.
 
     Args:
-        directory: Directory of the study.
         trial: Number of the trial.
         oldest: Beginning of the name of a checkpoint that was written, as in `Report`; "" if none is known.
     """
@@ -133,7 +130,6 @@ def mismatch_message(what: str, checkpoint: Checkpoint, error: Exception) -> str
     Args:
         what: "model" or "optimizer".
         checkpoint: Checkpoint that does not fit.
-        error: Exception of torch.
     """
     return (
         f"the {what} that the task makes now does not fit the checkpoint of trial {checkpoint.trial}, saved after "

@@ -39,7 +39,6 @@ def checkpoint_directory(directory: Path, trial: int) -> Path:
     """Return the directory of a trial's checkpoints.
 
     Args:
-        directory: Directory of the study.
         trial: Number of the trial.
     """
     return directory / "checkpoints" / f"{trial:06d}"
@@ -66,11 +65,8 @@ def wait_for_checkpoint(
     """Return whether a trial has a checkpoint that is not older than another one; wait on a network file system.
 
     Args:
-        directory: Directory of the study.
         trial: Number of the trial.
         oldest: Beginning of the name of that other one, as of `checkpoint_stem`.
-        seconds: Longest wait.
-        sleep: Function that waits.
     """
     deadline = time.monotonic() + seconds
     while True:
@@ -99,10 +95,6 @@ def copy_checkpoint(directory: Path, trial: Trial) -> None:
     """Copy the checkpoint of a trial's origin to the trial, unless it has checkpoints already.
 
     The copy is a hard link if the file system supports it, so each trial may delete its file.
-
-    Args:
-        directory: Directory of the study.
-        trial: Trial with an origin.
 
     Raises:
         CheckpointError: The origin has no checkpoint at the end of that epoch.

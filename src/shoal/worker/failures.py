@@ -38,7 +38,6 @@ class ProgramFailedError(Exception):
     """A program of the user failed in its own process.
 
     Args:
-        outcome: Outcome of the job.
         message: Message for the user, from that process.
     """
 

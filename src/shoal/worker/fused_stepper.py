@@ -46,8 +46,6 @@ class FusedStepper(Stepper):
     If the first step cannot be fused, it is rolled back and the trials train in plain PyTorch.
 
     Args:
-        task: Task of the study.
-        runtimes: Trials of one structure.
         profile: Profile of the structure, or None.
         compiling: Decides when the step is compiled; None: never.
         fused_before: Whether trials of the structure have taken fused steps before, so the first step needs no
@@ -255,7 +253,6 @@ class CustomStep:
     `step` gets the array as its model, and for each optimizer an object that steps the optimizers of all members.
 
     Args:
-        array: Models of the trials.
         runtimes: Trials, in the order of the array.
         task: Task that overrides `step`.
 
@@ -333,8 +330,6 @@ def make_stepper(
     The results of a trial and its random numbers do not depend on the other trials.
 
     Args:
-        task: Task of the study.
-        runtimes: Trials at the same step of an epoch.
         profile: Profile of their structure, or None.
         compiling: Decides when their step is compiled; None: never.
         fused_before: See `FusedStepper`.

@@ -114,7 +114,6 @@ class ScheduleSearch:
         """Record a round in the schedule `next`. Several rounds may add up to a probe.
 
         Args:
-            seconds: Duration of the round.
             taken: Number of samples that each lane has trained on in the round.
         """
         self._seconds += seconds
@@ -144,7 +143,6 @@ class LaneScheduler:
     which gains nothing for them without streams.
 
     Args:
-        device: Device of all lanes.
         clock: Clock in seconds.
     """
 

@@ -31,7 +31,6 @@ class LossTracker:
 
     Args:
         job: Id of the job, for the reports.
-        events: List that the reports are appended to.
         check: Whether to look for trials that fail.
     """
 

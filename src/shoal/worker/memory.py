@@ -20,10 +20,6 @@ class MemoryTracker:
 
     On a GPU it is the peak of the memory that torch has reserved, as in a profile. On a CPU it is the maximum of the
     resident set over all calls of `sample`, without memory shared with the parent process.
-
-    Args:
-        job: Id of the job.
-        device: Device that the job trains on.
     """
 
     def __init__(self, job: str, device: torch.device) -> None:

@@ -77,10 +77,6 @@ class MetricMeans:
 class ValidationMetrics:
     """Metrics of several trials over a validation set: means over its samples, and the results of the task's
     `evaluate`.
-
-    Args:
-        task: Task of the study.
-        runtimes: Trials.
     """
 
     def __init__(self, task: Task, runtimes: Sequence[TrialRuntime]) -> None:
@@ -128,10 +124,8 @@ def task_loss(task: Task, precision: Precision, model: nn.Module, batch: Any) ->
     """Return the task's loss for a batch.
 
     Args:
-        task: Task of the study.
         precision: Function that returns a context to run the model in.
         model: Model, or an array of models.
-        batch: Batch.
 
     Raises:
         TaskError: The loss is not a real scalar.

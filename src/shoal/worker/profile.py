@@ -83,10 +83,7 @@ def measure(
     Sizes are left out if measuring them would cost a large part of the time that they could save.
 
     Args:
-        task: Task of the study.
         sets: Data sets of the task, on `device`.
-        array: Array to measure.
-        device: Device to measure on.
         memory: Bytes of the device. Sizes are left out if all sizes together would take more than half of it.
         free_seconds: Seconds that may always be used for measuring sizes.
         on_note: Function that is called with the reason if the members cannot be one array.

@@ -60,11 +60,8 @@ class Trainer:
     the others continue. If the last lane raises, the job fails.
 
     Args:
-        job: Job to train.
-        worker_state: State of this process.
         signature_builder: Signature builder of the task, for requests.
         control: Requests to the job, polled after every step. On a request to stop, all trials are saved.
-        worker_context: Settings of the study for its workers.
     """
 
     def __init__(
@@ -309,9 +306,7 @@ def retrain(task: bytes, trial: Trial, epochs: int, device: Device) -> list[Repo
 
     Args:
         task: Task of the study, pickled by cloudpickle.
-        trial: Trial without an origin.
         epochs: Number of epochs. There are fewer reports if the loss becomes infinite or NaN before.
-        device: Device to train on.
 
     Returns:
         The reports of the trial.

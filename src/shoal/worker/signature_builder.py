@@ -49,7 +49,6 @@ class SignatureBuilder:
         A trial whose methods raise or return invalid values gets a unique key, and raises again when it trains.
 
         Args:
-            trials: Trials to find keys for.
             load: Whether to load data sets. If not, trials whose data sets are not loaded get no key.
 
         Returns:

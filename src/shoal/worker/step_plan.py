@@ -28,7 +28,6 @@ class StepPlan:
 
     Args:
         settings: Settings of the config.
-        train: Training set.
         weigh: `Task._weigh` of the task, which assigns weights to the batches of a step.
     """
 

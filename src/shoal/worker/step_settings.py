@@ -49,8 +49,6 @@ class StepSettings:
         """Return the settings of a config.
 
         Args:
-            task: Task of the study.
-            config: Config of the trial.
             train: Batch size of the training `DataLoader` that the task's `data` returned, or None.
             valid: Batch size of the validation `DataLoader`, or None.
 
@@ -105,8 +103,6 @@ def batch_size(task: Task, config: Config, loader: int | None = None) -> int:
     """Return the number of samples per batch of a config.
 
     Args:
-        task: Task of the study.
-        config: Config of the trial.
         loader: Batch size of the training `DataLoader` that the task's `data` returned, or None.
 
     Raises:

@@ -29,7 +29,6 @@ class MixedEpochsError(Exception):
     """Trials at different epochs cannot be one array.
 
     Args:
-        reason: Reason in words.
         corrupted: Whether a step with wrong results was taken before this was detected; if not, nothing has changed.
     """
 
@@ -44,7 +43,6 @@ class StepRefusedError(Exception):
     The trials restart from their checkpoints and train in plain PyTorch from there.
 
     Args:
-        reason: Reason in words.
         trial: Number of the trial, if it cannot draw its own random numbers even when it trains alone; else None.
     """
 
@@ -148,8 +146,6 @@ class PlainStepper(Stepper):
     """Trains trials one after another, each as a plain loop over its model and optimizer.
 
     Args:
-        task: Task of the study.
-        runtimes: Trials of any structures.
         global_rng: Numbers of trials that draw from the process-wide generators, seeded with the trial's seed, since
             their models cannot draw the random numbers of an array (dropout under `torch.utils.checkpoint`).
         check_draws: Whether the random draws of each run are checked; else only those of the first few.

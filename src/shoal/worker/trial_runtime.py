@@ -58,7 +58,6 @@ class TrialRuntime:
         optimizer: Optimizer of the task; several in a list, tuple or dict, if the task has its own `step`.
         scheduler: LR scheduler of the task, several as for the optimizer, or None.
         device: Device of the model.
-        settings: Settings of its training steps.
         by_step: Whether schedulers step after each training step instead of after each epoch.
         epoch: Epochs finished.
         step: Steps done of the next epoch.
@@ -157,10 +156,6 @@ class TrialRuntime:
         From a checkpoint of another trial, weights and optimizer state are restored. Optimizer settings stay those of
         this trial, and its LR scheduler takes as many steps as it would have taken until this epoch.
 
-        Args:
-            directory: Directory of the study.
-            epoch_steps: Training steps of this trial in an epoch.
-
         Raises:
             UnusableTaskError: The model or the optimizer does not fit the trial's own checkpoint.
             CheckpointError: The trial begins with the checkpoint of another one, and none is there.
@@ -250,8 +245,6 @@ def trained_model(task: bytes, trial: Trial, directory: Path) -> nn.Module:
 
     Args:
         task: Task of the study, pickled by cloudpickle.
-        trial: Trial of the study.
-        directory: Directory of the study.
 
     Raises:
         CheckpointError: The trial has no intact checkpoint.
@@ -383,8 +376,6 @@ def check_scalar(name: str, value: Any, axes: int = 0) -> None:
     """Check that a loss or metric is a real scalar.
 
     Args:
-        name: Name of the loss or metric.
-        value: Value that the task returned.
         axes: Number of leading axes that count members.
 
     Raises:

@@ -45,9 +45,7 @@ def python_command(function: str, module: str, path: Sequence[str], *arguments: 
     """Return the command of a process that calls a function of a module of Shoal, the same Shoal as the caller's.
 
     Args:
-        function: Name of the function.
         module: Name of its module, which is imported after the module path is set.
-        path: Module path.
         arguments: Arguments from `sys.argv[2]` on.
     """
     code = f"import json, sys; sys.path[:] = json.loads(sys.argv[1]); from {module} import {function}; {function}()"
@@ -64,8 +62,6 @@ class Agent:
     for the time of the lease: it may have started the jobs elsewhere by then.
 
     Args:
-        setup: Settings of the agent.
-        make: Maker of the local back end.
         clock: Monotonic clock, in seconds.
     """
 

@@ -40,7 +40,6 @@ class Nodes(Backend):
     `look_for_nodes`.
 
     Args:
-        worker_context: Context of the workers of the study.
         lease: Seconds without a call after which an agent ends its jobs.
 
     Raises:
@@ -86,7 +85,6 @@ class Nodes(Backend):
         """Return the settings of a node's agent.
 
         Args:
-            node: Name of the node.
             cores: Number of CPU cores that the study may use there; None: all.
             gpus: Number of GPUs, likewise.
         """
@@ -301,12 +299,7 @@ class Nodes(Backend):
 
 
 class NodesMonitor:
-    """Monitors the devices of all nodes: each agent monitors those of its node, and a lost node loses its devices.
-
-    Args:
-        nodes: Back end whose agents monitor the devices.
-        cluster: Cluster of the monitored devices.
-    """
+    """Monitors the devices of all nodes: each agent monitors those of its node, and a lost node loses its devices."""
 
     def __init__(self, nodes: Nodes, cluster: Cluster) -> None:
         self._nodes = nodes

@@ -49,7 +49,6 @@ def version_fault(node: str, found: Mapping[str, str]) -> str:
     """Return in words how the versions of a node differ from those of this process; "" if they are equal.
 
     Args:
-        node: Name of the node.
         found: Its versions, as of `versions`.
     """
     own = versions()
@@ -107,7 +106,6 @@ def devices_on(node: str, devices: str | Sequence[str]) -> str | Sequence[str]:
     """Return the part of a study's setting that is about a node, with the names that devices have there.
 
     Args:
-        node: Name of the node.
         devices: "auto", "cpu:2", "cuda", ["cuda:0", "cuda:1"] for what each node has; or devices of nodes:
             ["ash/cuda:0", "beech/cuda:1"].
 
@@ -174,7 +172,6 @@ def first_gpus(cluster: Cluster, gpus: int) -> Cluster:
     """Return a node's devices without the GPUs after the first ones, and its cores divided among those that are left.
 
     Args:
-        cluster: Devices of one node.
         gpus: Number of GPUs that are left.
     """
     left = [device.name for _, device in cluster if device.is_cuda][:gpus]

@@ -33,7 +33,6 @@ class NodeGone(Exception):  # noqa: N818
     """The process of an agent has ended, and with it all workers of its node.
 
     Args:
-        reason: Reason in words.
         failed: Whether another agent on the node would fail, too.
     """
 
@@ -79,8 +78,6 @@ class NodeLink:
     of a lease, in which the agent ends its jobs, and only then declares the end.
 
     Args:
-        node: Name of the node.
-        carrier: Carrier of calls.
         inbox: Queue of the back end, for pairs of this link and a message.
         lease: Seconds, as of the agent.
         clock: Monotonic clock, in seconds.

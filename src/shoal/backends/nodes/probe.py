@@ -15,7 +15,6 @@ def write_probe(directory: Path, name: str) -> None:
     """Write the file of the engine or of an agent.
 
     Args:
-        directory: Directory of the study.
         name: Name of the file, unique in all runs.
 
     Raises:
@@ -36,10 +35,7 @@ def agent_probe_fault(directory: Path, node: str, probe: str, seconds: float = P
     node writes there.
 
     Args:
-        directory: Directory of the study.
-        node: Name of the node.
         probe: Name of the engine's file.
-        seconds: Longest wait for the file.
     """
     if not directory.is_dir():  # an agent makes no directory, since the engine's study would not be in it
         return _not_shared(directory, f"node {node} does not have it")

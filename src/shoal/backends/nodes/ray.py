@@ -122,7 +122,6 @@ class NodeActors:
 
         Args:
             settings: Node -> setting of `discover` there.
-            seconds: Longest wait for each.
 
         Returns:
             Name of a node -> its inventory.
@@ -176,11 +175,6 @@ class RayCarrier(Carrier):
 
     The reservation is a placement group of one bundle. It waits until other programs have given back what they hold,
     and ends with the carrier, or with this process.
-
-    Args:
-        setup: Settings of the agent.
-        node: Node of the agent.
-        actors: Actors of this driver.
     """
 
     def __init__(self, setup: AgentSetup, node: RayNode, actors: NodeActors) -> None:

@@ -124,12 +124,7 @@ class AgentListener:
 
 
 class SocketCarrier(Carrier):
-    """Carries calls over the connection that the agent of a launch makes.
-
-    Args:
-        setup: Settings of the agent.
-        launch: Launch of the agent.
-    """
+    """Carries calls over the connection that the agent of a launch makes."""
 
     def __init__(self, setup: AgentSetup, launch: Launch) -> None:
         self._setup = setup

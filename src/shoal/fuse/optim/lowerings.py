@@ -30,7 +30,6 @@ class KernelCalls:
     One call updates a run of consecutive members with equal hyper-parameters and step counts.
 
     Args:
-        rule: Rule of all members.
         parts: Parameters, after `ParamState.open`.
     """
 
@@ -118,7 +117,6 @@ class ForeachCalls:
     """Updates parameters by `torch._foreach_*` functions of stacked tensors, in chunks that fit the processor's cache.
 
     Args:
-        rule: Rule of all members.
         parts: Parameters, after `ParamState.open`.
     """
 
@@ -162,7 +160,6 @@ def update(
     """Update stacked tensors in place without other side effects, so that `make_fx` can trace the update.
 
     Args:
-        rule: Rule of all members.
         params: P parameters, [B, *shape] each.
         grads: Gradients, shaped as `params`.
         moments: The moments of each parameter, in the order of the rule.

@@ -46,10 +46,6 @@ class ParamGroupBatch:
     initialised, or stacked from the members' state, at its first gradient.
 
     Args:
-        rule: Rule of all members.
-        members: Optimizers of the members.
-        start: Index in the array of the first member.
-        group: Index of the parameter group in each optimizer.
         stacked_params: At least one parameter; all of them belong to all members, or all belong to one single member.
         lowering: Lowering to use if both are possible; None for the faster one.
     """

@@ -118,11 +118,9 @@ class KernelRule(UpdateRule):
         """Update, in place, all parameters of one member, or of several with equal hyper-parameters and step counts.
 
         Args:
-            params: Dense parameters.
             grads: Dense gradients, shaped as `params`.
             moments: One list as `params` for each name in `moments`.
             steps: Number of updates of each parameter, including the current one, 0-dim; empty without moments.
-            hyperparameters: Hyper-parameters of these members.
         """
 
 

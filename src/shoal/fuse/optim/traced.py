@@ -87,7 +87,6 @@ def trace(param_batches: Sequence[ParamGroupBatch], params: Sequence[Tensor]) ->
 
     Args:
         param_batches: Batches, in any order.
-        params: Stacked parameters that get gradients.
     """
     wanted = {id(param) for param in params}
     places: dict[int, int] = {}

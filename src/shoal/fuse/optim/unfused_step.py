@@ -39,9 +39,6 @@ class UnfusedStep:
     If neither `foreach` nor `fused` is set, torch loops over the parameters on the CPU, which takes ten times as long
     as a fused kernel for small parameters. So `fused` is set for the duration of the step. Torch's wrappers around a
     step, for hooks, profiler and compiler, take as long as the kernel, and are skipped if none of these is in use.
-
-    Args:
-        optimizer: Any optimizer of torch or of the user.
     """
 
     def __init__(self, optimizer: Optimizer) -> None:
@@ -138,11 +135,6 @@ class MemberLoop:
 
     For its step, each optimizer gets its rows of the gradients. It updates its own parameters, which are views of the
     array's. Its state is not stacked.
-
-    Args:
-        members: Optimizers of consecutive members.
-        start: Index in the array of the first member.
-        stacked_params: Parameters of each member.
 
     Raises:
         FusionError: An optimizer needs sparse gradients, or a closure, which would run a single member.

@@ -39,9 +39,6 @@ def shard_batch_norm(
         running_var: Running variance, [C], or None.
         scale: Scale, [C], or None.
         shift: Shift, [C], or None.
-        momentum: Weight of the batch in the running statistics.
-        eps: Epsilon.
-        shard: The shard.
 
     Raises:
         IndivisibleStepError: The whole batch has fewer than two values of a channel.

@@ -183,7 +183,6 @@ class CandidateOrder:
 
     Args:
         candidates: Any number of candidates.
-        context: The packing context.
         worth: Part of its time that a group must save.
     """
 
@@ -397,7 +396,6 @@ def local_search(cut: Partition, candidate_order: CandidateOrder, loads: Sequenc
     """Improve groups by small changes until none is better, or the effort is used up.
 
     Args:
-        cut: The initial groups.
         candidate_order: The order from which they were cut.
         loads: Seconds until each device is free.
     """

@@ -19,10 +19,7 @@ def fill_group(
     """Return a group of one candidate and, in order, the others that have its data and still fit; the rest is skipped.
 
     Args:
-        first: Place of the first candidate.
         others: Places of further candidates, the best first.
-        candidates: All candidates.
-        context: The context with the available memory.
         size: Largest number of candidates of the group, or None.
     """
     group = [first]

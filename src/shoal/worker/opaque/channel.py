@@ -31,9 +31,7 @@ class OutputReports:
     """Reads reports from the lines of a file to which a program may still write. The file outlives the worker.
 
     Args:
-        path: Path of the file.
         metrics: Metrics that a line of JSON must contain to be a report.
-        log: File to which the whole output is copied.
     """
 
     def __init__(self, path: Path, metrics: Sequence[str], log: BinaryIO | None = None) -> None:

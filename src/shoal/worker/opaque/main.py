@@ -42,8 +42,6 @@ def main_of_fork(content: bytes, config: dict[str, object], environment: Mapping
 
     Args:
         content: The function, pickled by cloudpickle.
-        config: Its argument.
-        environment: Environment variables for it.
     """
     global _main_of_caller
     _main_of_caller = sys.modules["__main__"]

@@ -48,7 +48,6 @@ class ProgramFiles:
     """Manages the files of one trial.
 
     Args:
-        directory: Directory of the study.
         trial: Number of the trial.
     """
 

@@ -34,9 +34,7 @@ def program_environment(trial: Trial, device: Device, address: str, directory: P
     """Return the environment variables for a program.
 
     Args:
-        trial: Trial to train.
         device: Only device that the program sees; its cores set the number of threads.
-        address: Path of the socket for reports.
         directory: Directory of the program's checkpoint.
         step: Number of the report after which this checkpoint was written.
     """
@@ -73,12 +71,7 @@ class ProgramProcess:
     a function runs in a new process.
 
     Args:
-        training: Function or command to run.
-        trial: Trial to train.
         environment: Environment variables; see `program_environment`.
-        output: File for standard output.
-        log: File for standard error.
-        directory: Directory of the trial.
     """
 
     def __init__(

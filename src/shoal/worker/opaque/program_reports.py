@@ -43,7 +43,6 @@ class ProgramReports:
 
     Args:
         trial: Number of the trial.
-        reports: Reports before this run.
         step: Number of the last report before the state from which the program starts.
         metrics: Names of metrics that must be numbers; None for all.
         recorded: Number of epochs that the study has recorded.

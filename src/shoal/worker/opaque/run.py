@@ -68,9 +68,7 @@ class _Session:
     """A running program.
 
     Args:
-        child: Its process.
         channel: Its connection for reports.
-        monitor: Monitor of its usage.
         log_began: Position in the log of the job at its start.
         last_report: Time of its last report or start, of `time.monotonic`.
         awaits_answers: Whether it waits for answers to its reports.

@@ -43,8 +43,6 @@ class UsageMonitor:
     """Samples the resource usage of the processes of a program.
 
     Args:
-        tree: Function that returns the current processes of the program.
-        device: Device of the program.
         inherited_memory: Bytes of main memory that the program shares with this process from its start.
     """
 

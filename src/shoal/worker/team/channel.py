@@ -31,10 +31,8 @@ class Channel:
     tried on and is not used.
 
     Args:
-        store: Store of the leader.
         generation: Number of the team; each team of a leader has its own.
         members: Ids of the jobs, in the order of their ranks.
-        rank: Rank of this process.
         host: Address of this machine at which the other processes reach this one.
         seconds: Time after which an operation fails.
 
@@ -68,7 +66,6 @@ class Channel:
         """As `broadcast` for a helper, which may wait for long.
 
         Args:
-            data: Tensor to fill.
             idle: Function called from time to time, which returns whether to go on waiting.
 
         Returns:

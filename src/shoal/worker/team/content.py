@@ -18,7 +18,6 @@ class TrainedArray:
     """The members of an array, in its order, and what a helper must have built equally.
 
     Args:
-        members: The members.
         tensors: Name of each parameter and buffer -> its shape, type and whether it is trained, for each member;
             of a frozen parameter, which is not sent, also a checksum.
         rows: As many rows of a batch as a helper may get, on which it tries its array before others wait for it.

@@ -102,7 +102,6 @@ class SharedState:
         """Wait for the leader's next message; return its header, or None if it waited in vain.
 
         Args:
-            channel: Channel to the leader.
             idle: See `Channel.await_broadcast`.
         """
         if not channel.await_broadcast(self._message, idle):
@@ -203,9 +202,6 @@ class BatchLeaf:
 def leaves_of(parts: Sequence[Any]) -> tuple[Any, list[Tensor]]:
     """Take the tensors out of micro-batches.
 
-    Args:
-        parts: Micro-batches.
-
     Returns:
         The form: the micro-batches with a `BatchLeaf` in the place of each tensor. And the tensors, [N, ...] or
         [B, N, ...] each.
@@ -264,13 +260,7 @@ def pack(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def unpack(leaves: Sequence[BatchLeaf], rows: Sequence[int], receive: Callable[[Tensor], None]) -> list[Tensor]:
-    """Receive the message of `pack`, and return its tensors.
-
-    Args:
-        leaves: Leaves of the form.
-        rows: Rows of each micro-batch.
-        receive: Function that fills a message.
-    """
+    """Receive the message of `pack`, and return its tensors."""
     shapes = [leaf.sized(rows[leaf.part]) for leaf in leaves]
     begins, size = _places([prod(s) * leaf.dtype.itemsize for s, leaf in zip(shapes, leaves, strict=True)])
     receive(message := torch.empty(size, dtype=torch.uint8))

@@ -46,8 +46,6 @@ def assist(job: Job, state: WorkerState, control: JobControl, host: str) -> None
     """Compute gradients for the job that this one assists, until that job ends or needs it no more.
 
     Args:
-        job: Job with the purpose ASSIST.
-        state: State of this process.
         control: Requests to the job; a request to stop ends it between two steps.
         host: Address of this machine at which the leader reaches this process.
     """

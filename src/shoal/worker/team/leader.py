@@ -81,7 +81,6 @@ def tolerance(dtype: torch.dtype, mixed: bool) -> float:
     """Largest relative difference of two sums over the same rows in different order.
 
     Args:
-        dtype: Type of the gradients.
         mixed: Whether the model runs under autocast, in a type of half precision.
     """
     return _MIXED_TOLERANCE if mixed else _TOLERANCES.get(dtype, _MIXED_TOLERANCE)
@@ -110,7 +109,6 @@ class GradientSnapshot:
         """Compare with what a team has computed.
 
         Args:
-            other: Snapshot of the same step of the team.
             relative: Largest difference of a member's values, relative to the norm of these values.
 
         Raises:
@@ -180,7 +178,6 @@ class TeamLeader:
 
     Args:
         job: Id of the leader's job.
-        worker_context: Settings of the study for its workers.
         clock: Clock in seconds.
 
     Raises:
@@ -230,11 +227,8 @@ class TeamLeader:
         """Take a step of an array, with the helpers that are ready; return the losses, [B].
 
         Args:
-            key: Key of the array.
-            stepper: Stepper of the array.
             batches: As for `Stepper.train_step`.
             ticks: As for `Stepper.train_step`.
-            alone: Function that takes the step without helpers.
 
         Raises:
             StepRefusedError: Steps that were divided cannot be.
@@ -358,9 +352,6 @@ class TeamLeader:
         """Compute the gradients of a step with the helpers, for a batch with enough rows; return the losses, [B].
 
         Args:
-            channel: Channel to the helpers.
-            step: Training step of the array.
-            batch: Batch of the step.
             precision: Precision of the models, see `Task.precision`.
             context: Function that returns a context for each computation of the gradients.
 

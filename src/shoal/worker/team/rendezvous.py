@@ -38,7 +38,6 @@ def address_path(directory: Path, leader: str) -> Path:
     """Path of the file with the address of a leader.
 
     Args:
-        directory: Directory of the study.
         leader: Id of the leader's job.
     """
     return directory / "teams" / leader
@@ -48,7 +47,6 @@ class LeaderSide:
     """The leader's side of the rendezvous; hosts the store.
 
     Args:
-        directory: Directory of the study.
         job: Id of the leader's job.
         host: Address at which helpers reach this process.
 
