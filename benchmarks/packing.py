@@ -93,14 +93,14 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--quick",
         action="store_true",
-        help="100 samples, 2 members, 3 epochs, 1 thread, one case, 3 packings; judges nothing",
+        help="100 samples, 2 members, 3 epochs, 1 thread, one case, one packing; judges nothing",
     )
     options = parser.parse_args()
     look_for_data(parser, quick=options.quick)
     options.samples, options.pictures = SAMPLES, None
     if options.quick:
         WAYS["shoal"] = partial(ours.Chosen, settled=1)
-        options.pictures, options.packings = 400, ["cost", "knn", "none"]
+        options.pictures, options.packings = 400, ["cost"]
         options.samples, options.rounds, options.sizes, options.most, options.searches = 100, 1, [2], 3, 1
         options.seconds = 0.0
         options.tasks, options.pipelines, options.threads = options.tasks[:1], ["tensors", "png"], 1

@@ -281,7 +281,7 @@ def main() -> int:
     tasks, seeds = tables(options.data), range(options.seeds)
     comparisons = dict(COMPARISONS)
     if options.quick:
-        tasks, seeds = tasks[:2], range(2)
+        tasks, seeds = tasks[:2], range(1)
     elif find_spec("syne_tune") is not None:
         comparisons |= SYNE_TUNE
     if options.only:
@@ -313,7 +313,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--data", type=Path, default=ROOT / DATA, help=f"folder of {CURVES_FILE}")
     parser.add_argument("--seeds", type=int, default=30, help="of each task")
     parser.add_argument("--only", choices=[*COMPARISONS, *SYNE_TUNE], metavar="NAME", help="one row of the table")
-    parser.add_argument("--quick", action="store_true", help="two tasks, two seeds; no Syne Tune")
+    parser.add_argument("--quick", action="store_true", help="two tasks, one seed; no Syne Tune")
     options = parser.parse_args()
     if options.seeds < 1:
         parser.error(f"--seeds must be at least 1, got {options.seeds}")

@@ -64,7 +64,7 @@ def trackers(folder: Path) -> list[shoal.Callback]:
     return [make() for package, make in found.items() if importlib.util.find_spec(package) is not None]
 
 
-def seconds(directory: Path, callbacks: list[shoal.Callback], epochs: int) -> float:
+def seconds(directory: Path, callbacks: list[shoal.Callback], epochs: int, backend: str) -> float:
     """The time of a study, and a check that it was tracked."""
     began = time.perf_counter()
     study = shoal.tune(
@@ -75,6 +75,7 @@ def seconds(directory: Path, callbacks: list[shoal.Callback], epochs: int) -> fl
         algorithm=shoal.Hyperband(max_epochs=epochs, eta=3),
         directory=directory,
         callbacks=callbacks,
+        backend=backend,
         show_progress=False,
     )
     took = time.perf_counter() - began
@@ -88,9 +89,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--epochs", type=int, default=81, help="most epochs of a trial")
-    parser.add_argument("--quick", action="store_true", help="one round of at most 3 epochs; judges nothing")
+    parser.add_argument(
+        "--quick", action="store_true", help="one round of at most 3 epochs, in one process; judges nothing"
+    )
     options = parser.parse_args()
-    rounds, epochs = (1, 3) if options.quick else (options.rounds, options.epochs)
+    rounds, epochs, backend = (1, 3, "inline") if options.quick else (options.rounds, options.epochs, "local")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         os.environ["SHOAL_CACHE"] = str(folder / "cache")
@@ -98,12 +101,12 @@ def main() -> int:
         print(f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, torch "
               f"{torch.__version__}; {', '.join(used)}")  # fmt: skip
         if not options.quick:
-            seconds(folder / "first", trackers(folder), 3)
-            seconds(folder / "history", [], epochs)
+            seconds(folder / "first", trackers(folder), 3, backend)
+            seconds(folder / "history", [], epochs, backend)
         ratios = []
         for number in range(rounds):
-            without = seconds(folder / f"without-{number}", [], epochs)
-            tracked = seconds(folder / f"with-{number}", trackers(folder), epochs)
+            without = seconds(folder / f"without-{number}", [], epochs, backend)
+            tracked = seconds(folder / f"with-{number}", trackers(folder), epochs, backend)
             ratios.append(tracked / without)
             print(f"round {number}: {without:.2f} s without, {tracked:.2f} s with: {ratios[-1]:.3f}", flush=True)
     ratio = median(ratios)
