@@ -23,18 +23,18 @@ demo: $(READY)  ## search hyper-parameters of two models on handwritten digits, 
 # changes. test-thorough: every case of the tests' products.
 test test-thorough: private SHELL := bash
 test test-thorough: $(READY)
-	@exec 3>&1 4>&2; took=$$(TIMEFORMAT='%0R %U %S'; { time $(MAKE) --no-print-directory $@-steps >&3 2>&4 3>&- 4>&-; } 2>&1); \
+	@exec 8>&1 9>&2; took=$$(TIMEFORMAT='%0R %U %S'; { time $(MAKE) --no-print-directory $@-steps >&8 2>&9 8>&- 9>&-; } 2>&1); \
 	status=$$?; awk "{ printf \"make $@: %d min %d s, %.0f CPU seconds (user + sys)$(LIMIT)\n\", \$$1 / 60, \$$1 % 60, \$$2 + \$$3 }" \
 	<<< "$$took"; exit $$status
 
 test: LIMIT = ; the limit is 900
 
 test-steps:
-	$(MAKE) $(TWO_AT_A_TIME) lint types docs benchmarks-quick
+	$(MAKE) $(TWO_AT_A_TIME) benchmarks-quick types docs lint
 	$(MAKE) --no-print-directory tests
 
 test-thorough-steps:
-	$(MAKE) $(TWO_AT_A_TIME) lint types docs benchmarks-quick benchmarks-thorough
+	$(MAKE) $(TWO_AT_A_TIME) benchmarks-quick types docs lint benchmarks-thorough
 	$(MAKE) --no-print-directory tests-thorough
 
 lint: $(READY)
