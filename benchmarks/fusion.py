@@ -106,12 +106,12 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--output", type=Path, help="a JSON file, written after each cell")
     parser.add_argument("--plot", type=Path, help="a PNG file")
     parser.add_argument("--overhead", action="store_true", help="of a small step in a search's loop, and nothing else")
-    parser.add_argument("--quick", action="store_true", help="two models, B = 4, nothing compiled; judges no speed")
+    parser.add_argument("--quick", action="store_true", help="two models, B = 2, nothing compiled; judges no speed")
     options = parser.parse_args()
     if options.plot and find_spec("matplotlib") is None:
         parser.error("--plot needs matplotlib; install it with: pip install matplotlib")
     if options.quick:
-        options.models, options.sizes = options.models or QUICK, options.sizes or [4]
+        options.models, options.sizes = options.models or QUICK, options.sizes or [2]
         options.seconds, options.rounds, options.threads = min(options.seconds, 0.1), 1, 1
     if not options.rivals:
         left_out = {Compiled} if options.quick else set()

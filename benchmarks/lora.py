@@ -131,11 +131,11 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--compile", action=argparse.BooleanOptionalAction, default=True, help="whether Shoal may compile"
     )
-    parser.add_argument("--quick", action="store_true", help="mixed ranks, B = 4, nothing compiled; judges nothing")
+    parser.add_argument("--quick", action="store_true", help="mixed ranks, B = 2, nothing compiled; judges nothing")
     options = parser.parse_args()
     options.dtype = "float32"
     if options.quick:
-        options.adapters, options.sizes, options.compile = ["mixed"], [4], False
+        options.adapters, options.sizes, options.compile = ["mixed"], [2], False
         options.seconds, options.rounds, options.threads = 0.1, 1, 1
     return options
 
