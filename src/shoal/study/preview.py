@@ -162,11 +162,11 @@ def preview(state: StudyState) -> Preview:
     waiting: list[tuple[Member, FusionKey]] = []
     for record in state.trials.waiting():
         key = signatures.keys.get(record.number)
-        reason = "was not measured" if key is None else signatures.reasons.get(key)
-        if key is None or (reason and state.profiles.estimate(key, device.kind) is None):
-            failed.setdefault(reason or "", []).append(record.number)
-        else:
+        if key is not None and state.profiles.estimate(key, device.kind) is not None:
             waiting.append((record.member, key))
+        else:
+            reason = "was not measured" if key is None else signatures.reasons.get(key, "was not measured")
+            failed.setdefault(reason, []).append(record.number)
     apart = Grouping(NoPacking(), config.history.relative_times)
 
     def planned(grouping: Grouping, fuse: bool) -> _Jobs:
