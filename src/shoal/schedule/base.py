@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import ClassVar
 
@@ -94,6 +94,12 @@ class JobView:
         if len(self.devices) > 1:
             return device.capacity
         return self.demand[device.kind].compute if self.share is None else self.share
+
+    def after(self, action: "Action") -> "JobView":
+        """Return the view of the job after an action on it; after a stop its trials wait."""
+        if isinstance(action, (Suspend, Stop)):
+            return replace(self, state=JobState.SUSPENDED, devices=(), share=None)
+        return replace(self, state=JobState.RUNNING, devices=action.devices, share=action.share)
 
     def turn_start(self, now: float) -> float:
         """Return the start of the current turn of a running job: of its first turn, after the switch if it has run

@@ -69,12 +69,11 @@ def _view_after(action: Action, job: JobView, devices_by_name: _DevicePlaces) ->
         raise PolicyError(f"{action} names a job that is {job.state}; it must be {' or '.join(legal)}")
     if isinstance(action, (Suspend, Resize, Stop)) and not job.preemptible:
         raise PolicyError(f"{action} names a job that is not preemptible; only its end frees its devices")
-    if isinstance(action, (Suspend, Stop)):
-        return replace(job, state=JobState.SUSPENDED, devices=(), share=None)
-    _check_width(action, job)
-    for name in action.devices:
-        _check_device(action, name, job, devices_by_name)
-    return replace(job, state=JobState.RUNNING, devices=action.devices, share=action.share)
+    if not isinstance(action, (Suspend, Stop)):
+        _check_width(action, job)
+        for name in action.devices:
+            _check_device(action, name, job, devices_by_name)
+    return job.after(action)
 
 
 def _check_width(action: Start | Resume | Resize, job: JobView) -> None:

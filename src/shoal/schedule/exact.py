@@ -6,7 +6,7 @@ import sys
 from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from logging import getLogger
 from operator import itemgetter
 from typing import NamedTuple, final
@@ -88,7 +88,9 @@ class Exact(Policy):
                 if ledger.fits(queue[0], pair.capacity):
                     ledger.take(queue[0], pair.capacity)
                     actions.append(start_or_resume(queue.popleft(), pair.capacity))
-        fallback = WFD().plan(_views_after(actions, jobs), cluster, now)
+        begun = {action.job: action for action in actions}
+        after = [job.after(begun[job.id]) if job.id in begun else job for job in jobs]
+        fallback = WFD().plan(after, cluster, now)
         placed = (*actions, *(action for action in fallback.actions if isinstance(action, (Start, Resume))))
         return Plan(placed, Refusals(len(fallback.refusals), lambda: jobs, placed, cluster))
 
@@ -156,12 +158,3 @@ class _Pair(NamedTuple):
     capacity: Capacity
     demand: Demand
     max_jobs: int
-
-
-def _views_after(actions: Sequence[Start | Resume], jobs: Sequence[JobView]) -> list[JobView]:
-    """Return the views of the jobs after the actions."""
-    devices = {action.job: action.devices for action in actions}
-    return [
-        replace(job, state=JobState.RUNNING, devices=devices[job.id], share=None) if job.id in devices else job
-        for job in jobs
-    ]

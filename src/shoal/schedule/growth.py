@@ -72,11 +72,7 @@ def _views_after(plan: Plan, jobs: Sequence[JobView]) -> list[JobView]:
     """Return the views of the jobs that hold devices after the plan."""
     views = {job.id: job for job in jobs}
     for action in plan.actions:
-        if isinstance(action, (Suspend, Stop)):
-            del views[action.job]
-        else:
-            after = replace(views[action.job], state=JobState.RUNNING, devices=action.devices, share=action.share)
-            views[action.job] = after
+        views[action.job] = views[action.job].after(action)
     return [job for job in views.values() if job.state is JobState.RUNNING]
 
 

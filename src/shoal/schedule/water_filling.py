@@ -360,19 +360,12 @@ def _actions(jobs: Sequence[JobView], now: DeviceStrips, then: DeviceStrips) -> 
 def _refusals(jobs: Sequence[JobView], actions: Sequence[Action], cluster: Cluster) -> Refusals:
     """Return the refusals of the jobs without a place; a device with any job counts as busy."""
     placed = {action.job: action for action in actions if isinstance(action, (Start, Resume, Resize))}
-    suspended = {action.job for action in actions if isinstance(action, Suspend)}
-    jobs = [
-        replace(job, state=JobState.SUSPENDED, devices=(), share=None) if job.id in suspended else job for job in jobs
-    ]
+    suspended = {action.job: action for action in actions if isinstance(action, Suspend)}
+    jobs = [job.after(suspended[job.id]) if job.id in suspended else job for job in jobs]
     count = sum(job.state is not JobState.RUNNING and job.id not in placed for job in jobs)
 
     def after() -> list[JobView]:
-        return [
-            replace(job, state=JobState.RUNNING, devices=action.devices, share=action.share)
-            if (action := placed.get(job.id))
-            else _without_compute(job)
-            for job in jobs
-        ]
+        return [job.after(action) if (action := placed.get(job.id)) else _without_compute(job) for job in jobs]
 
     return Refusals(count, after, (), cluster, exclusive=True)
 
