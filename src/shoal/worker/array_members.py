@@ -123,7 +123,8 @@ class ArrayMembers:
         at the lowest epoch come first.
 
         Args:
-            mixed_epochs: Whether trials at different epochs train as one array."""
+            mixed_epochs: Whether trials at different epochs train as one array.
+        """
 
         def sort_key(runtime: TrialRuntime) -> tuple[int, int]:
             return (0 if mixed_epochs else runtime.epoch, -runtime.step)
