@@ -406,7 +406,7 @@ def test_what_takes_no_time_has_figures(tmp_path):
 
 SCENARIOS = sorted((ROOT / "scenarios").glob("*.toml"))
 LARGE = ("large", "gavel_1k", "gavel_10k", "alibaba_1k", "alibaba_10k")  # benchmarks/clusters.py and scheduling.py
-LONG = ("mixed_day", "sp4", "sp4_4", "sp4_8", "sp4_h100")
+LONG = ("mixed_day", "sp4", "sp4_4", "sp4_8", "sp4_h100", "sp4_mixed")
 
 
 @needs_data
@@ -426,7 +426,7 @@ def test_every_scenario_runs_to_its_end(path):
 
 
 @needs_data
-@pytest.mark.parametrize("name", ["sp3", "fluid_halving", "hermes_type2"])
+@pytest.mark.parametrize("name", ["sp3", "fluid_halving", pytest.param("hermes_type2", marks=pytest.mark.thorough)])
 def test_a_scenario_has_one_outcome(name):
     scenario = load(ROOT / "scenarios" / f"{name}.toml", REAL)
     assert scenario.simulate("auto") == scenario.simulate("auto")

@@ -209,7 +209,7 @@ def test_a_mistake_is_told_with_its_line(old, new, line, message, tmp_path):
 
 
 @needs_data
-@pytest.mark.parametrize("name", ["sp1", "sp3"])
+@pytest.mark.parametrize("name", [pytest.param("sp1", marks=pytest.mark.thorough), "sp3"])
 def test_on_measured_share_curves_a_search_gains_while_the_ratio_is_being_found(name, tmp_path):
     """What is tried costs something beside the ratio that the paper found, and far less than not to share."""
     text = (ROOT / f"scenarios/{name}.toml").read_text()
