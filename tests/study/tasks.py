@@ -287,6 +287,22 @@ class Lingering(Blobs):
         return super().loss(model, batch)
 
 
+class Held(Blobs):
+    """Takes its time until there is a file.
+
+    Args:
+        released: the file.
+    """
+
+    def __init__(self, released: Path) -> None:
+        self.released = released
+
+    def loss(self, model: nn.Module, batch: Any) -> Tensor:
+        if torch.is_grad_enabled() and not self.released.exists():
+            time.sleep(0.05)
+        return super().loss(model, batch)
+
+
 class Harmful(torch.optim.SGD):
     """SGD that does harm after some steps."""
 

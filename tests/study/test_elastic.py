@@ -40,7 +40,7 @@ def check_all(study: shoal.Study, task: shoal.Task, epochs: int = 4) -> None:
 def test_a_job_that_hangs_is_killed_and_its_trials_are_trained_alone(tmp_path: Path) -> None:
     marker = tmp_path / "happened"
     space = {"lr": 0.01, "harm": shoal.grid(["none", "hang once"]), "after": 30}
-    arguments: dict[str, Any] = {"backend": "local", "hang_seconds": 3.0, "algorithm": shoal.Grid(epochs=6)}
+    arguments: dict[str, Any] = {"backend": "local", "hang_seconds": 8.0, "algorithm": shoal.Grid(epochs=6)}
     study = tune(tasks.Disturbed(str(marker)), space, tmp_path / "study", **arguments)
     assert marker.exists()
     check_all(study, tasks.Disturbed(str(marker)), epochs=6)
@@ -116,15 +116,17 @@ def test_a_third_of_memory_and_time_in_the_history_is_corrected_within_the_study
 
 @contextmanager
 def running(directory: Path, **arguments: Any) -> Iterator[threading.Thread]:
-    """A study in a thread, once a job trains."""
-    space = {"lr": shoal.grid([0.01, 0.02, 0.03, 0.04]), "width": shoal.grid([8, 9])}
-    given = {"algorithm": shoal.Grid(epochs=12), "devices": "cpu:2", "backend": "local", **arguments}
-    thread = threading.Thread(target=tune, args=(tasks.Lingering(), space, directory), kwargs=given)
+    """A study in a thread, once a job trains; it takes its time until the end of the context."""
+    released = directory.with_name("released")
+    space = {"lr": shoal.grid([0.01, 0.02]), "width": shoal.grid([8, 9])}
+    given = {"algorithm": shoal.Grid(epochs=40), "devices": "cpu:2", "backend": "local", **arguments}
+    thread = threading.Thread(target=tune, args=(tasks.Held(released), space, directory), kwargs=given)
     thread.start()
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline and thread.is_alive() and not _trains(directory):
         time.sleep(0.05)
     yield thread
+    released.touch()
     thread.join(300)
     assert not thread.is_alive()
 

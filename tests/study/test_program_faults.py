@@ -37,17 +37,17 @@ def test_a_crash_is_shown_by_its_innermost_frames(tmp_path: Path) -> None:
 def test_a_function_may_leave_a_pool_of_processes_and_a_thread_at_its_end(tmp_path: Path) -> None:
     marker = tmp_path / "marker"
     space = {"marker": shoal.choice([str(marker)])}
-    study = search(programs.leaves_a_pool, tmp_path, space, time_limit=20.0, retries=0)
+    study = search(programs.leaves_a_pool, tmp_path, space, time_limit=120.0, retries=0)
     assert [(row.state, row.epoch) for row in study.trials] == [(TrialState.COMPLETE, 4)]
     assert marker.read_text() == "in order"
 
 
 def test_silence_ends_after_the_time_limit(tmp_path: Path) -> None:
-    study = search(programs.silent, tmp_path, {"slope": shoal.grid([1, 2])}, time_limit=1.0, algorithm=shoal.Grid(1))
+    study = search(programs.silent, tmp_path, {"slope": shoal.grid([1, 2])}, time_limit=5.0, algorithm=shoal.Grid(1))
     fine, mute = study.trials
     assert (fine.state, fine.epoch) == (TrialState.COMPLETE, 1)
     assert (mute.state, mute.failures) == (TrialState.FAILED, 0)
-    assert "silent has never reported for 1 s, its time limit" in mute.reason
+    assert "silent has never reported for 5 s, its time limit" in mute.reason
 
 
 @pytest.mark.parametrize(
