@@ -88,11 +88,7 @@ def main() -> None:
 
 
 def serve(control: socket.socket) -> None:
-    """Serve one study after another until the engine ends.
-
-    Args:
-        control: The server's end of the control socket.
-    """
+    """Serve one study after another until the engine ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     control.set_inheritable(False)
     with control:

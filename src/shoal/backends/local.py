@@ -81,7 +81,6 @@ class Local(Backend):
     """Runs each job in a worker process of its own.
 
     Args:
-        worker_context: Context of the workers of the study.
         sharing: Binding of jobs to GPUs; by default that of `worker_context.sharing`.
     """
 

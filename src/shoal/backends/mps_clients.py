@@ -33,13 +33,11 @@ class MpsClient:
     """A worker process on a GPU that jobs share by MPS.
 
     Args:
-        device: Name of the GPU.
         pid: Id of the process; 0 until its first message.
         busy: Whether it has had a job that computes on the device; a job that only finds signatures may not.
         reported: Whether a job of it has reported results of the device.
         verified: Whether it or one of its descendants was an MPS client at a check.
         misses: Number of checks at which it used the GPU without being a client.
-        next_check: Time of its next check.
     """
 
     device: str

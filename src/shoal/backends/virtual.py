@@ -84,7 +84,6 @@ class Virtual(Backend):
 
     Args:
         worker_context: Context of the workers, of which only `checkpoint_seconds` is used.
-        workload: Keys, costs and reports of the trials.
         checkpoints: Epochs of the newest checkpoint by number of the trial, from earlier back ends of the study.
         now: Start of the clock, in seconds.
         beat_seconds: Longest time of work between two events of a job.

@@ -25,9 +25,7 @@ class VirtualArray:
     """An array in a job.
 
     Args:
-        key: Key of its members.
         profile: Profile of the key on the device of the job.
-        members: Members by number of their trials.
         epochs: Finished epochs of each member.
     """
 
@@ -42,12 +40,10 @@ class VirtualJob:
     """A job on a device; read-only for all but `Virtual`.
 
     Args:
-        job: The job as it was started.
         lanes: Its arrays, which take turns; the first one is next.
         joining: Arrays that join at the end of the epoch.
         last_checkpoint: Time of its last checkpoint, in seconds of the virtual clock.
         hangs: Whether it makes no progress any more and never ends.
-        timeline: Its remaining steps.
         entry: Number of its valid entry in the heap; entries with other numbers are void.
         remaining: Seconds until its next events at `updated`, alone on its device.
         updated: Time at which `remaining` was computed.

@@ -37,7 +37,6 @@ class Gpu:
         free: Free memory, in bytes.
         compute_mode: "default", "exclusive process" or "prohibited"; "" if NVML does not report it.
         utilisation: Percent of the last sampling period with a running kernel; None if NVML does not report it.
-        processes: All programs on it.
         uncorrected: Number of uncorrected ECC errors since the start of the driver.
         reason: Reason why no job can use it; "" if jobs can.
     """

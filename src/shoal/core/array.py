@@ -52,9 +52,6 @@ class Member:
     """A trial to be trained from epoch `start` to epoch `target`.
 
     Args:
-        trial: The trial.
-        start: Epochs that it has reported.
-        target: Epochs up to which it shall train.
         checkpoint: Beginning of the name of the oldest checkpoint that it may go on from, as in `Report`; "" for any.
     """
 
@@ -74,7 +71,6 @@ class Array:
     """Trials of one structure, trained as one model, each from its present epoch to its own target.
 
     Args:
-        key: Key of all members.
         members: At least one, but none if all members of the job are done.
         profile: Profile of the key on the device of the array; None if unknown.
         pending: Trained and remaining epochs of all trials of the key, which bound the useful cost of profiling.

@@ -15,9 +15,7 @@ class Cause:
 
     Args:
         text: The cause in a line, the last line of a traceback.
-        trials: Numbers of the trials, ascending.
         log: Path of the first log that a message names; "" if there is none.
-        reason: Whole message of the first trial.
     """
 
     text: str

@@ -189,7 +189,6 @@ class JobKilled:
     Args:
         job: Id of the job.
         outcome: Outcome of the job after the kill.
-        reason: Reason of the kill.
     """
 
     job: str
@@ -203,7 +202,6 @@ class JobEnded:
 
     Args:
         job: Id of the job.
-        outcome: Outcome of the job.
         message: Message of the back end; "" adds nothing to the message of the job.
         failed: Whether this counts as a failure of the trials that wait again.
         activities: Seconds of the job by activity; empty if it could not report them.
@@ -222,7 +220,6 @@ class ArrayLeft:
 
     Args:
         job: Id of the job.
-        trials: Numbers of the trials.
         message: Reason, which is added to the message of the job.
         failed: As in `JobEnded`.
     """
@@ -247,7 +244,6 @@ class QuantumMeasured:
     Args:
         job: Id of the job.
         number: Number of the turn, counted from 0 over all stretches of the job on devices.
-        losses: Statistics of its losses.
     """
 
     job: str
@@ -279,12 +275,7 @@ class Requeued:
 
 @dataclass(frozen=True)
 class TrialAdded:
-    """A trial that a user has added; it waits.
-
-    Args:
-        trial: The new trial.
-        target: Epochs up to which it shall train.
-    """
+    """A trial that a user has added; it waits."""
 
     trial: Trial
     target: int
@@ -292,12 +283,7 @@ class TrialAdded:
 
 @dataclass(frozen=True)
 class TrialsStopped:
-    """Trials that become STOPPED in any state, and not by the algorithm.
-
-    Args:
-        trials: Numbers of the trials.
-        reason: Reason, for the user.
-    """
+    """Trials that become STOPPED in any state, and not by the algorithm."""
 
     trials: tuple[int, ...]
     reason: str
@@ -308,11 +294,8 @@ class Intervened:
     """Result of a user's request.
 
     Args:
-        request: Name of the request.
-        verb: Requested action.
         trials: Numbers of the trials for which it was carried out.
         devices: Names of the devices for which it was carried out.
-        text: Further description of the result.
         refused: Refused parts with their reasons, a line each.
     """
 

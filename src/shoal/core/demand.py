@@ -25,8 +25,6 @@ class Demand:
     Args:
         compute: Fraction of the device's compute, 1.0 = all of it.
         memory: Peak bytes on the device (of a CPU slot: of the process).
-        cores: CPU cores of the node.
-        seconds: Expected run time alone on the device.
     """
 
     compute: float
@@ -49,8 +47,6 @@ class Profile:
 
     Args:
         step_seconds: Members trained together (B) -> least seconds of one training step of all B.
-        epoch_steps: Training steps of one epoch.
-        validation_steps: Validation steps of one epoch.
         base_memory: Bytes of the process before any member.
         member_memory: Bytes that each member adds at the peak of a step.
         compute: Fraction of the device in use, averaged over the run. On a GPU it counts the time in which any kernel
@@ -74,7 +70,6 @@ class Profile:
         spreading: Devices -> duration of a step on all of them, relative to one device. 1 for two devices says that
             steps cannot be divided. The least number that was not measured may be tried, if all below have paid.
         fetch_seconds: Seconds to fetch and prepare the samples of a batch that are not in memory.
-        sharing: Sharing of the fetched samples.
         sample: Number of members for which it was measured; it does not extrapolate to much larger arrays.
         pending: Epochs that waited for the measurement, if they were too few to measure all sizes; else None.
     """

@@ -69,11 +69,7 @@ class TurnStats:
     Losses that are missing or not finite do not count. A turn in which no loss counts has infinite losses.
 
     Args:
-        highest: Highest training loss.
-        lowest: Lowest training loss.
-        last: Newest training loss.
         steps: Number of losses, `|L_j(i)|`.
-        seconds: Duration of the turn.
     """
 
     highest: float
@@ -104,7 +100,6 @@ class Reported:
 
     Args:
         job: Id of the job.
-        reports: Reports of the trials.
         losses: Training losses of the array since the last event with losses, or None. Of several members, each
             step counts the least loss, because the value of a job is that of its best trial.
     """
@@ -137,8 +132,6 @@ class Profiled:
 
     Args:
         job: Id of the job.
-        key: Key of the array.
-        profile: The profile.
         note: Reason why its trials train in plain PyTorch, for the user; "" if they are fused.
         limit: Part of the compute of the device that its process could use (see `Job.limit`); None: all of it.
     """
@@ -156,7 +149,6 @@ class RelativeTimeMeasured:
 
     Args:
         job: Id of the job.
-        keys: Keys of its arrays.
         relative_time: Seconds of their steps in the fastest way, divided by the seconds of running array after array;
             at most 1, since that is one of the ways.
     """
@@ -172,8 +164,6 @@ class TeamMeasured:
 
     Args:
         job: Id of the job.
-        key: Key of the array.
-        members: Number of members.
         seconds: Number of devices -> median seconds of a step; 1 is among them, unless there is a note.
         note: Reason why the steps of the array cannot be divided between devices; "" if they can.
     """
@@ -206,9 +196,6 @@ class ArrayFailed:
 
     Args:
         job: Id of the job.
-        trials: Numbers of the trials of the array.
-        outcome: Outcome, as for a job.
-        message: Message, as for a job.
     """
 
     job: str
@@ -249,8 +236,6 @@ class Ended:
 
     Args:
         job: Id of the job.
-        outcome: Outcome of the job.
-        message: Reason of a failure.
         activities: Seconds of the job by activity, without the time that its events took to the engine; empty if the
             job could not report them.
     """

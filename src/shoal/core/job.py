@@ -34,7 +34,6 @@ class Job:
     Args:
         id: Id, unique in the study.
         arrays: At least one array.
-        purpose: Purpose of the job.
         demand: Reservation on its device; None if its demand is unknown.
         resumes: Id of the suspended job that it continues; "" of a new job.
         limit: Largest part of the compute of its device that its process may use, by MPS; None: all of it.
@@ -80,7 +79,6 @@ class WorkerContext:
 
     Args:
         directory: Directory of the study; workers write checkpoints and logs below it.
-        task: The user's task, pickled by cloudpickle.
         runner: "module:function" of the `Runner`, resolved in the process that runs it.
         checkpoint_seconds: Longest wall time between two checkpoints of a running trial.
         sharing: Method by which jobs share a GPU: "auto", "mps" or "plain".
@@ -105,7 +103,6 @@ def log_path(directory: Path, job: str) -> Path:
     """Path of the file with a job's output and, if it failed, its full traceback.
 
     Args:
-        directory: Directory of the study.
         job: Id of the job.
     """
     return directory / "logs" / f"{job}.log"

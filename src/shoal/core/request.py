@@ -28,10 +28,6 @@ class Request:
 
     Args:
         name: Unique name; names sort in the order of the requests.
-        verb: Requested action.
-        devices: Names of the devices.
-        trials: Numbers of the trials.
-        arguments: Further arguments, JSON values.
     """
 
     name: str

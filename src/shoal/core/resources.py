@@ -19,7 +19,6 @@ class Share(NamedTuple):
     Args:
         compute: Compute, in units of `Demand.compute`.
         memory: Bytes.
-        cores: Cores of its node.
     """
 
     compute: float = 0.0
@@ -51,9 +50,6 @@ class Capacity:
     """What is free of one device.
 
     Args:
-        device: The device.
-        node: Node of the device.
-        position: Place in the cluster, which breaks ties.
         compute: Free compute; below 0 if more is held than the device has.
         memory: Free bytes, likewise.
         holders: Id of each job on the device -> number of all its devices.
@@ -76,7 +72,6 @@ class Ledger:
     is held, also beyond these limits.
 
     Args:
-        cluster: The current cluster.
         jobs: Jobs; those with devices hold them, except devices that are not in the cluster.
         exclusive: Whether a device holds one job at a time.
     """
@@ -148,9 +143,7 @@ class Ledger:
 
         Args:
             holder: Id of the job.
-            capacity: The device.
             share: The share.
-            devices: Number of all devices of the job.
         """
         capacity.compute -= share.compute
         capacity.memory -= share.memory

@@ -279,7 +279,6 @@ def compiling_pays(
         profile: Profile of the structure, or None. The measured gain of this size, or of the nearest one, decides.
         members: B.
         eager_seconds: Measured seconds of one step that is not compiled.
-        steps: Number of remaining steps.
         later: Number of steps -> expected number of later arrays of this size with as many steps.
         compiled_before: Whether the machine has compiled this step before, so that the code is only reloaded.
     """

@@ -76,7 +76,6 @@ class Record:
     """Measurements of one structure on one kind of device.
 
     Args:
-        environment: Versions at the time of the measurement.
         structure: Digest of the model, and of its optimizer where fusion depends on it.
         data: Digest of the parameters that determine the data.
         batch_size: Samples per step and member.

@@ -39,7 +39,6 @@ class Scaling:
         trial: Whether one job more may be tried on one device, as c is 1 and no measurement of two speaks against it.
         devices: d, largest number of devices of a job.
         grows: Whether a job may be tried on one device more than d, as no measurement of so many speaks against it.
-        resize_seconds: ε, cost of a change of width.
     """
 
     alpha: float = 2.0

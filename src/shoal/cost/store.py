@@ -44,8 +44,6 @@ class EpochTimes:
     """Epochs of a job with one array, with constant members and constant jobs on the device.
 
     Args:
-        jobs: Number of jobs on the device.
-        members: Number of members of the array.
         seconds: Seconds of the shortest epoch.
         alone: Seconds of an epoch of as many members of the key alone on the device, or None if never observed.
     """
@@ -58,11 +56,7 @@ class EpochTimes:
 
 @dataclass(frozen=True)
 class OutOfMemoryObserved:
-    """Out-of-memory failure of a job.
-
-    Args:
-        arrays: Arrays of the job with their members.
-    """
+    """Out-of-memory failure of a job."""
 
     arrays: tuple[Array, ...]
 
@@ -99,7 +93,6 @@ class ProfileStore:
 
     Args:
         history: The job history, which keeps profiles across studies.
-        task: Name of the study's task, for display.
     """
 
     def __init__(self, history: History, task: str = "") -> None:

@@ -43,10 +43,6 @@ indexed."""
 def materialized_bytes(batch: Any, rows: int, samples: int) -> int | None:
     """Return the bytes that a whole data set takes on the device.
 
-    Args:
-        rows: Number of samples in the batch.
-        samples: Number of samples in the data set.
-
     Returns:
         The bytes; None if the batch does not consist of dense tensors.
     """
@@ -58,12 +54,7 @@ def materialized_bytes(batch: Any, rows: int, samples: int) -> int | None:
 
 
 class MaterializedSource(BatchSource):
-    """Keeps all samples on the device; for data sets without random numbers whose samples are all of one kind.
-
-    Args:
-        samples: Number of samples.
-        first: Some of the samples.
-    """
+    """Keeps all samples on the device; for data sets without random numbers whose samples are all of one kind."""
 
     sharing: Sharing = "kept"
 
@@ -296,7 +287,6 @@ class Batches:
         For an iterable data set, these are the indices of one pass.
 
         Args:
-            data_seed: Data seed of the trial.
             epoch: Number of epochs before this one; None for the validation set.
 
         Raises:

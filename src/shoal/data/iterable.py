@@ -30,12 +30,7 @@ _END = object()
 
 @dataclass(frozen=True)
 class PassOrder:
-    """Indices of one pass in ascending order. Slicing creates the indices on demand, since a pass may have no end.
-
-    Args:
-        first: Index of the first sample.
-        samples: Number of samples.
-    """
+    """Indices of one pass in ascending order. Slicing creates the indices on demand, since a pass may have no end."""
 
     first: int
     samples: int
@@ -88,7 +83,6 @@ class IterableReader:
         """Return the indices of a pass.
 
         Args:
-            data_seed: Data seed of the trial.
             epoch: Number of the pass, or of the first pass of an endless sequence; None for a pass over the validation
                 set.
         """
@@ -158,7 +152,6 @@ class IterableReader:
 
         Args:
             epoch: Number of the pass, or None.
-            position: Number of samples so far.
         """
         where = "a validation" if epoch is None else f"pass {epoch}"
         if self.endless:

@@ -29,7 +29,6 @@ def epoch_order(samples: int, data_seed: int, epoch: int) -> Tensor:
     """Return the order in which an epoch visits a shuffled training set, int64 [samples].
 
     Args:
-        data_seed: Data seed of the trial.
         epoch: Number of epochs before this one.
     """
     generator = torch.Generator().manual_seed(derive_seed(data_seed, "epoch", epoch))
@@ -40,7 +39,6 @@ def augmentation_seed(data_seed: int, epoch: int | None) -> int:
     """Return the seed for samples that draw random numbers, such as random augmentation.
 
     Args:
-        data_seed: Data seed of the trial.
         epoch: Number of epochs before this one; None for the validation set, which has the same random numbers at each
             epoch.
     """
@@ -78,8 +76,6 @@ class LoaderSettings:
         has one, are seeded with the data seed and the epoch, and its `set_epoch`, if it has one, is called.
 
         Args:
-            samples: Number of samples of an epoch.
-            data_seed: Data seed of the trial.
             epoch: Number of epochs before this one; None for the validation set, which has the same order at each
                 epoch.
 

@@ -75,7 +75,6 @@ class BatchRequest:
 
     Args:
         indices: Indices of the samples, int64 [samples] on the CPU.
-        device_indices: The same indices on the device.
         number: Number of the batch in the order.
         order: Indices of all samples of the iterator, on the CPU, or the pass over an iterable data set.
         first: Position of the batch's first sample in the order.

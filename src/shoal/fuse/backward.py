@@ -23,7 +23,6 @@ def backward(
 
     Args:
         loss: Loss function as for `ModelArray.map`.
-        scaler: Loss scales of the array's members.
         batch: Batch, or `MicroBatches`.
         shards: The part of the whole batch that each (micro-)batch is, if several processes compute the gradients.
 
@@ -51,7 +50,6 @@ def backward_alone(
     """Add the gradients of a step to those of one model, unscaled and clipped; returns its detached loss.
 
     Args:
-        model: The model, with parameters of its own.
         loss: Function of the number of a batch within the step and the batch, which returns the loss.
         batch: Batch, or `MicroBatches`.
         scale: Loss scale of the model, or None.

@@ -37,7 +37,6 @@ def parse_indices(given: Any, members: int) -> list[int]:
     Args:
         given: Indices, where negative ones count from the end, or one boolean per member; a sequence, a tensor or a
             NumPy array.
-        members: Number of members, B.
 
     Raises:
         FusionError: No member is chosen, one is chosen twice, or an index is out of range.

@@ -39,7 +39,6 @@ def seed_all(seed: int, device: torch.device) -> None:
     `torch.manual_seed` does the same for torch, and takes half a millisecond for it.
 
     Args:
-        seed: Seed of all generators.
         device: Device whose generator is seeded in addition to those of the CPU.
     """
     random.seed(seed)

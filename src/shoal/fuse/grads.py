@@ -20,7 +20,6 @@ class Gradients:
     """The gradients of an array after `backward`, to compute norms of them and to change them in place.
 
     Args:
-        members: Number of members, B.
         stacked: Gradients that all members have, [B, *shape] each.
         per_member: Gradients that only some members have: the member and its gradient, [*shape].
     """

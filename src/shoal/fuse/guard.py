@@ -64,7 +64,6 @@ def guard(container: dict[Any, Any], key: Any, differing: Differences, path: str
     Args:
         container: Attributes of a module or an object, or a dict.
         differing: Result of `differences`.
-        path: Path of the value, for messages.
 
     Raises:
         FusionError: The class of an object allows no guard.
@@ -86,9 +85,6 @@ def guard(container: dict[Any, Any], key: Any, differing: Differences, path: str
 
 def refuse_user_access(what: str, frame: FrameType) -> None:
     """Refuse an operation of user code (outside of Shoal and torch) while an array runs for all members at once.
-
-    Args:
-        what: Operation, in words.
 
     Raises:
         NeedsMemberError: An array runs, and the calling code is user code.

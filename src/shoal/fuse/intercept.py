@@ -274,8 +274,6 @@ class FunctionInterceptor(TorchFunctionMode):
     while another source of random numbers is active: a single member then runs on its own within the array's run.
 
     Args:
-        members: Number of members that run.
-        source: Source of their random numbers.
         row_lookup: Lookup of stacked parameters, if a single member runs on rows of them, so that its gradients go to
             rows of the stacked gradients. It may refuse access to a tensor's gradient.
     """
@@ -380,7 +378,6 @@ def member_run(source: RandomSource, row_lookup: RowLookup | None = None) -> Ite
     """Context manager in which a single member runs on plain tensors and draws from `source`.
 
     Args:
-        source: Source of the member's random numbers.
         row_lookup: As for `FunctionInterceptor`.
     """
     with use_source(source), FunctionInterceptor(1, source, row_lookup):

@@ -22,7 +22,6 @@ class LossScale:
     Scale the loss, go backward, call `unscale_`, step the optimizer unless `overflowed`, call `update`.
 
     Args:
-        scale: Factor of the loss.
         growth_factor: Factor above 1 by which the scale grows.
         backoff_factor: Factor below 1 by which the scale shrinks after an overflow.
         growth_interval: Number of steps in a row without an overflow after which the scale grows.

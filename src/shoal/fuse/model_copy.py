@@ -53,7 +53,6 @@ def find_reference(root: nn.Module, parts: set[int], leave_out: Iterable[nn.Modu
     """Find an attribute that refers to given modules or tensors, directly or through containers and functions.
 
     Args:
-        root: Model whose modules' attributes are searched.
         parts: `id` of the modules and tensors.
         leave_out: Modules that are not searched, including their submodules.
 

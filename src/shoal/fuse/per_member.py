@@ -44,9 +44,6 @@ class MemberRunner:
     Intercepting all torch functions takes a fifth of the time of a small model's step. So a function that has drawn no
     random numbers in its first runs is no longer intercepted; instead, torch's generators are compared before and after
     it. A function that changes attributes of the model is always intercepted, since checkpoints do not contain these.
-
-    Args:
-        seed: Seed of the model's random numbers.
     """
 
     def __init__(self, seed: int, device: torch.device, intercepted: bool = False) -> None:
@@ -61,7 +58,6 @@ class MemberRunner:
 
         Args:
             tick: Number of the call; its random numbers depend on this number and the seed.
-            batch: The model's own batch.
 
         Raises:
             FusionError: `fn` draws random numbers after it had drawn none in its first runs. These are not the

@@ -43,7 +43,6 @@ class MaskRows:
         """Axis of the rows of a mask.
 
         Args:
-            number: Number of the mask in the step.
             shape: Shape of the mask for the rows of a shard.
 
         Raises:
@@ -66,7 +65,6 @@ class Shard:
     Args:
         first: Number of rows before.
         rows: Number of rows, at least 1.
-        total: Number of rows of the whole batch.
         all_reduce: Function that replaces a tensor by its sum over the shards.
         masks: Rows of the masks, shared by all steps of the same function.
     """

@@ -38,9 +38,7 @@ class Slot:
         uniform: Whether the value is a buffer with equal values, which user code sees as one plain tensor, so that
             results that depend on it are computed once. False as soon as the values differ.
         stacked_place: Container and key of the stacked tensor, [B, *shape].
-        template_value: Value in the places of the template.
         versions: Version counters of the tensors when they were last compared.
-        addresses: Memory addresses of the members' tensors.
     """
 
     path: str

@@ -183,11 +183,7 @@ class Ragged(Stacked):
     """Tensors whose shapes differ between the members, such as the hidden values of adapters of different ranks.
 
     Torch functions run on it member by member. Their results are stacked again if they agree in shape. In-place
-    functions are refused.
-
-    Args:
-        rows: The members' tensors.
-    """
+    functions are refused."""
 
     _rows: tuple[Tensor, ...] | None
     padded: Tensor | None

@@ -224,7 +224,6 @@ def refuse_changes(
 
     Args:
         model: Model, with everything that its modules refer to.
-        functions: Functions, with everything that they name.
         tensors: Parameters and buffers of the model that must not change either.
 
     Raises:

@@ -45,11 +45,7 @@ class PaddedLinear:
     """Runs the members' `nn.Linear` layers, which differ in `in_features` or `out_features`, as one batched product.
 
     Weights are padded with zeros to one shape. Zeros add nothing to a product, so a member's result equals the result
-    of its own layer, up to rounding. `fastest` chooses by measurement between the padded product and a loop.
-
-    Args:
-        modules: Layers of the members, without bias.
-    """
+    of its own layer, up to rounding. `fastest` chooses by measurement between the padded product and a loop."""
 
     def __init__(self, modules: Sequence[nn.Linear]) -> None:
         self._modules = modules
@@ -116,12 +112,7 @@ class UnfusedModule(nn.Module):
     """Module in the template of an array that stands for a submodule in which the members differ.
 
     A call runs each member's module with that member's part of the arguments, and stacks the results, or makes them
-    `Ragged` if they differ in shape. Reading an attribute reads it from all members' modules, and stacks tensors.
-
-    Args:
-        path: Path of the submodules.
-        own: The members' submodules.
-    """
+    `Ragged` if they differ in shape. Reading an attribute reads it from all members' modules, and stacks tensors."""
 
     member_modules: tuple[nn.Module, ...]
     _linear: PaddedLinear | None

@@ -24,7 +24,6 @@ class WatchedStep(TorchDispatchMode):
     """A step that runs as traces do, and is watched: it is refused if a graph of it would freeze values.
 
     Args:
-        fn: The step, a function of tensors.
         keys: Index of the keys of random numbers among the tensors.
     """
 

@@ -40,9 +40,6 @@ class LockOwner:
 class WriterLock:
     """An flock on `<directory>/journal.lock`, held from construction until `release`; the file names its owner.
 
-    Args:
-        directory: Directory of the study, which must exist.
-
     Raises:
         JournalError: another process, or another journal of this process, holds the lock.
     """

@@ -27,7 +27,6 @@ class LockedJournal(JournalView):
     A `kill -9` loses no committed transaction, and leaves no partial one.
 
     Args:
-        lock: Writer's lock, held.
         clock: Clock, in seconds since 1970.
     """
 

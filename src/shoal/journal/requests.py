@@ -36,10 +36,6 @@ def write_request(
 ) -> str:
     """Write a request for the process that runs the study now or later; does not wait for the result.
 
-    Args:
-        trials: Numbers of the trials.
-        arguments: Further arguments, JSON values.
-
     Returns:
         Name of the request.
 

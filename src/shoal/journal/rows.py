@@ -32,10 +32,7 @@ class TrialRow:
     """A trial with its state and results.
 
     Args:
-        trial: Number, config and seeds.
         reason: Reason why it waits, was stopped or failed.
-        epoch: Epochs reported.
-        target: Epochs requested by its algorithm.
         failures: Number of jobs that failed while they trained it.
         device: Name of its present or last device; "" before the first job.
         job: Id of its present or last job; "" before the first.
@@ -89,7 +86,6 @@ class Reservation:
         time: Begin, in seconds since 1970.
         compute: Fraction of the device.
         memory: Bytes.
-        cores: CPU cores of the node.
     """
 
     time: float
@@ -103,13 +99,10 @@ class DeviceRow:
     """A device of the study, as it was last recorded.
 
     Args:
-        name: Name, unique in the study.
-        node: Name of its machine.
         node_cores: CPU cores of this machine, which the jobs on all its devices share.
         kind: Kind; devices of one kind share measurements.
         memory: Bytes that jobs may use.
         cores: CPU cores that a job on it may use as threads.
-        compute: Capacity, in units of a reservation's compute.
         healthy: Whether it gets jobs.
         reason: Reason why it gets none; "" if it is healthy.
     """
@@ -144,14 +137,11 @@ class JobRow:
     Args:
         id: Id, unique in the study.
         purpose: Purpose: training, finding signatures, profiling or assisting.
-        device: Name of its device.
-        trials: Numbers of its members.
         started: Start, in seconds since 1970.
         ended: End, in seconds since 1970; None while it runs.
         outcome: Outcome; "" while it runs.
         message: Message of its end. Lines before it name the suspended job that it continues, dropped arrays, or the
             reason why it left its device.
-        reservation: Present or last reservation.
         members: `FusionKey.steps` of each of its arrays -> numbers of its trials; empty unless it trains.
         activities: Seconds by activity; empty while it runs, and if it could not report them.
         resumes: Id of the suspended job that it continues, or "".
@@ -201,7 +191,6 @@ class Quantum:
         job: Id of the job.
         number: Number of the turn, counted from 0 over all stretches of the job on devices.
         time: Time at which it was recorded, its end, in seconds since 1970.
-        losses: Statistics of its losses.
     """
 
     job: str
@@ -216,7 +205,6 @@ class Telemetry:
 
     Args:
         time: Begin, in seconds since 1970.
-        device: Name of the device.
         utilisation: Percent of the last sampling period with a running kernel; None if unknown.
         memory: Bytes in use; None if unknown.
     """

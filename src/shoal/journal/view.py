@@ -72,11 +72,7 @@ _KINDS: dict[str, tuple[type, ...]] = {
 
 
 class JournalTables:
-    """The tables of one journal, read and written by SQL.
-
-    Args:
-        connection: Connection to its journal, in autocommit mode.
-    """
+    """The tables of one journal, read and written by SQL."""
 
     def __init__(self, directory: Path, connection: sqlite3.Connection) -> None:
         self.directory = directory

@@ -100,11 +100,7 @@ class Journal(LockedJournal):
             self._execute_many(f"{_INSERT_TRIAL} ON CONFLICT (number) DO UPDATE SET {_REQUEUE_TRIAL}", rows)
 
     def record_added_trial(self, trial: Trial, target: int) -> None:
-        """Record a trial that a user has added; it waits.
-
-        Args:
-            target: Epochs up to which it shall train.
-        """
+        """Record a trial that a user has added; it waits."""
         self.tables.rows(_INSERT_TRIAL, *_trial_values(trial, target))
 
     def record_reports(self, job: str, reports: Iterable[Report]) -> list[Report]:
@@ -138,9 +134,6 @@ class Journal(LockedJournal):
 
         A separate intervention records that the algorithm does not observe them any more; see `retried`.
 
-        Args:
-            numbers: Numbers of the trials.
-
         Returns:
             Number of each trial that waits again -> epochs reported before it failed.
         """
@@ -159,12 +152,7 @@ class Journal(LockedJournal):
         return epochs
 
     def record_user_stop(self, numbers: Iterable[int], reason: str) -> None:
-        """Record trials as STOPPED by a user, in any state.
-
-        Args:
-            numbers: Numbers of the trials.
-            reason: Reason, for the user.
-        """
+        """Record trials as STOPPED by a user, in any state."""
         self._execute_many(
             "UPDATE trials SET state = ?, reason = ? WHERE number = ?",
             [(TrialState.STOPPED, storable(reason), number) for number in numbers],
@@ -333,7 +321,6 @@ class Journal(LockedJournal):
         """Record trials that a job does not train any more; RUNNING ones wait again.
 
         Args:
-            trials: Numbers of the trials.
             message: Reason, which is added to the message of the job.
             failed: As in `record_job_end`.
 

@@ -173,7 +173,6 @@ class PageServer:
 
     Args:
         root: Directory of a study, or a folder of studies.
-        token: Token that a browser must bring.
 
     Attributes:
         failed: Whether an unexpected error has ended all updates; the server must end then.

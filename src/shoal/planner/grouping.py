@@ -39,7 +39,6 @@ class Grouping:
         packing: The packing; by default `Cost`.
         relative_times: Measured relative times of pairs of structures.
         axes: Ordered values of parameters of the space; see `PackingContext`.
-        seed: Seed of the packing.
     """
 
     def __init__(

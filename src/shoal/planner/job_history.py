@@ -20,9 +20,6 @@ class EarlierJob:
     Args:
         suspended: Whether it was suspended.
         arrays: Numbers of the trials of each of its arrays that wait.
-        device: Name of its last device.
-        quanta: Losses of its turns.
-        preemptions: Number of its suspensions.
         ran: Seconds on devices.
         waited: Seconds between its end and the end of the engine.
         age: Seconds between its first start and the end of the engine.
@@ -90,10 +87,8 @@ class JobHistory:
         device: Current or last device, without those of helpers. The queue of the job belongs to it.
         share: Share of the compute of its device, or None.
         ran: Seconds on devices before the last start.
-        quanta: Statistics of the finished turns.
         current_turn: Statistics of the current turn so far, or None.
         turn_since: Start of the current turn; None in the first turn since `since`.
-        preemptions: Number of its suspensions.
         has_reported: Whether the job has reported since its last start.
         preemption_requested_at: Time of the last request to leave its device.
         switch: Seconds that the last departure from its device took.

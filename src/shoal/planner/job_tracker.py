@@ -46,7 +46,6 @@ class PreemptionRequest:
 
     Args:
         suspends: True: the job is suspended and keeps its arrays. False: the job ends and its trials wait again.
-        reason: Reason in words.
     """
 
     suspends: bool

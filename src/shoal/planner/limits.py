@@ -22,7 +22,6 @@ def limit_placed(placed: _Placed, held: _Placed, limits_shares: Callable[[Device
     a new process would cost more than the limit is worth: the others have limits.
 
     Args:
-        placed: Jobs that start, with their devices.
         limits_shares: Whether the processes of jobs on a device are limited.
     """
     jobs_on = _jobs_on(held, placed)

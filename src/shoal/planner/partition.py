@@ -37,7 +37,6 @@ class ResourceLimit:
     """Limit for a trial that ran out of memory; its array has a job of its own.
 
     Args:
-        max_members: Largest number of members of its array.
         memory: Least bytes of a device that the job has to itself; None: the job gets its estimated demand.
     """
 
@@ -361,7 +360,6 @@ def by_family(
         profiles: Profile of a key on a kind of device, or None.
         kinds: Kinds of devices; the family must gain on each kind with profiles.
         unmeasurable: Pairs of key and kind of device that cannot be profiled.
-        excluded: Numbers of trials that keep their keys.
         relative_time: Time of arrays of some keys in one process over their time one after another.
     """
     family_keys: dict[int, FusionKey] = {}

@@ -71,11 +71,9 @@ class Planner:
     is kept between turns. A suspended job keeps its arrays until the policy resumes it.
 
     Args:
-        policy: The placement policy.
         profiles: Profile of a key on a kind of device, or None.
         new_id: Source of job ids that are unique in the study.
         elastic: Whether the members of a running array can change, and can be at different epochs.
-        grouping: Packing of arrays into jobs.
         fuse: Whether arrays may have several members.
         trained_epochs: Function from a key to the epochs that its trials have trained in the study.
         tracker: History of the jobs of the study; by default an empty one.
@@ -131,7 +129,6 @@ class Planner:
         Args:
             waiting: Waiting members, oldest first, including those of suspended jobs; each trial occurs once.
             running: All jobs that hold devices, oldest first, with their current members.
-            cluster: The current cluster.
             now: Time in seconds, for the policy.
             alone: Numbers of trials that failed in a shared job.
             unmeasurable: Pairs of key and kind of device whose profile job failed; it is not repeated.

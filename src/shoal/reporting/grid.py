@@ -54,7 +54,6 @@ class StudyGrid:
         axes: Axis of each searched parameter.
         cells: Position on each axis -> the trials there; positions without trials are left out.
         metric: Metric of the study; of several, the first.
-        mode: "min" or "max", for that metric.
         explained: Name of each axis -> share of the variance of the trials' ranks by that metric which the means at its
             positions explain, corrected for their number (Kelley's epsilon squared, 0 to 1); empty while there are too
             few values, or all are equal.

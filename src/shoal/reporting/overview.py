@@ -89,7 +89,6 @@ class Bar:
     """A job on its device.
 
     Args:
-        job: Job as in the journal.
         begin: Seconds of running time at its start.
         end: Seconds of running time at its end; for a running job, up to now.
     """
@@ -104,12 +103,9 @@ class Usage:
     """How the time of a device was used.
 
     Args:
-        device: Device as in the journal.
         busy: Fraction of the time in which it had a job, "used" in a report.
         occupancy: Mean fraction of its compute that was reserved; a job without a profile has all of it.
         seconds: Seconds by the purpose of its jobs; concurrent jobs share them evenly.
-        jobs: Number of jobs that began on it.
-        failed: Number of these jobs that failed.
         kernels: Mean fraction of the time with a running kernel, by NVML; None if it was not measured.
         memory: Most bytes in use at a time, by any program; None if they were not measured.
     """
@@ -129,13 +125,9 @@ class Overview:
     """A study, from its beginning to now or its end.
 
     Args:
-        name: Name of its directory.
-        state: Snapshot at the last moment.
-        elapsed: Running time at a moment.
         bars: All jobs, in the order of their start.
         curve: (seconds, best value so far of the first metric) at each improvement.
         usage: Usage of each device, in order.
-        best: Best trials, the very best first.
         failed_trials: Trials that have failed and are not retried.
         structures: Name of each fusion key of its jobs, see `structure_names`.
     """

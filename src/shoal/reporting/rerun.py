@@ -72,9 +72,6 @@ class Difference:
 
     Args:
         relative: |a - b| / max(|a|, |b|); 0 for two NaN, infinite for one.
-        epoch: Epoch of the largest difference.
-        recorded: Value there in the journal.
-        found: Value there in the rerun.
     """
 
     relative: float
@@ -89,7 +86,6 @@ class Rerun:
 
     Args:
         trial: Trial.
-        device: Name of the device.
         recorded: Epoch -> metrics in the journal.
         found: Epoch -> metrics of the rerun; it has fewer epochs if a loss was not finite.
         changed: Paths of files of the task that were edited since the study last ran.

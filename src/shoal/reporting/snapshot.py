@@ -33,10 +33,8 @@ class JobUse:
 
     Args:
         job: Id of the job.
-        members: Number of trials in the job now.
         compute: Reserved fraction of the device.
         memory: Reserved bytes.
-        cores: Reserved CPU cores of the node.
         rate: Recent epochs, or reports, per second of all its trials together.
         assists: Id of the job for which it computes gradients, or "".
     """
@@ -56,7 +54,6 @@ class DeviceUse:
     """The jobs on a device.
 
     Args:
-        device: Device as in the journal.
         jobs: Jobs on the device, in the order of their start; none if it is idle.
     """
 
@@ -84,7 +81,6 @@ class Failing:
     """A trial that has failed and is retried.
 
     Args:
-        trial: Trial, which waits or runs.
         job: Newest of its failed jobs; None if only its array failed.
         retries: Number of retries that the study allows a trial that fails by itself; None if unknown.
         runs: Whether a process runs the study.
@@ -118,12 +114,10 @@ class Snapshot:
     """A study at one moment.
 
     Args:
-        metric: Name of the metric, or of several.
         mode: "min" or "max", or one for each of several metrics.
         states: Number of trials in each state.
         waiting: Reason -> numbers of the trials that wait for it.
         best: Best trial; None before the first value, and for several metrics.
-        epochs_done: Epochs done by all trials.
         epochs_asked: `epochs_done` plus the open epochs of the trials that wait or run. An algorithm may request more
             later.
         elapsed: Seconds since `tune` or `resume` was called in the process that runs it, or ran it last.
@@ -133,13 +127,11 @@ class Snapshot:
         pid: Process that runs the study; None without one.
         host: Name of its machine, if that is another one; else "".
         front: Trials that no other dominates, for several metrics, by the first one.
-        failing: Trials that have failed and are retried.
         totals: Trials and epochs that the algorithm announced, plus those that users added; None if unknown.
         causes: Causes of the trials that failed for good, the most frequent first.
         stopped: Common cause of the first trials' failures, which stopped the study; None if it was not stopped, or was
             resumed.
         epochs_lost: Epochs of `totals` that failed trials will not do.
-        edits: Resumes with an edited task.
         starting: Whether its workers are starting, and nothing can run before; only its own process knows.
         unmeasured: Causes of failed profiles of this run, each with the first trial of the profile.
         unit: Unit of progress: "epochs", or "reports" of programs.

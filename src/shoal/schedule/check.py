@@ -31,12 +31,6 @@ def check_plan(plan: Plan, jobs: Sequence[JobView], cluster: Cluster, now: float
     Actions are taken in order, so a job may use resources that an earlier action of the plan has freed. Limits are
     checked only on devices on which an action places a job; other devices may be overfull.
 
-    Args:
-        plan: Result of the policy.
-        jobs: Jobs given to the policy.
-        cluster: Cluster given to the policy.
-        now: Time given to the policy.
-
     Raises:
         PolicyError: The plan is illegal; the message names the action and the broken rule or limit.
     """

@@ -28,7 +28,6 @@ class Trend:
     """Level and slope of the loss of a job.
 
     Args:
-        start: Loss at the beginning.
         slope: Fall of the loss while the run time grows e-fold; at least 0.
         ran: Seconds trained.
         remaining: Seconds of training left.
@@ -100,12 +99,7 @@ class ExpectedFinish(TimeSharing):
         return [(job.switch_seconds if job.devices else 0.0) - seconds[job.id] for job in jobs]
 
     def seconds(self, trends: Sequence[Trend | None], best: float = inf) -> list[float]:
-        """Return the expected seconds until each job of a study reaches the goal; inf for a job without a trend.
-
-        Args:
-            trends: Trends of the jobs of the study.
-            best: Lowest loss measured in the study.
-        """
+        """Return the expected seconds until each job of a study reaches the goal; inf for a job without a trend."""
         known = [each for each in trends if each is not None]
         if not known:
             return [inf] * len(trends)

@@ -88,7 +88,6 @@ def grow(
       full; one job at a time.
 
     Args:
-        jobs: Jobs that may be resized.
         offered: Whether an idle device may be given to a job.
     """
     candidates = [job for job in jobs if job.state is JobState.RUNNING and _is_alone(layout, job)]

@@ -162,7 +162,6 @@ class OversubscriptionTuner:
         Observations of devices that are not full, for lack of waiting jobs, do not change the result.
 
         Args:
-            kind: Kind of the device.
             jobs: Demand of each job, and its measured throughput as a fraction of its throughput alone.
 
         Raises:

@@ -20,12 +20,7 @@ __all__ = [
 
 
 def refusal(job: JobView, ledger: Ledger) -> Refusal:
-    """Return the refusal of a job that fits nowhere now.
-
-    Args:
-        job: The job.
-        ledger: What is free.
-    """
+    """Return the refusal of a job that fits nowhere now."""
     return Refusal(job.id, _reason(job, ledger))
 
 
@@ -75,7 +70,6 @@ class Refusals(Sequence[Refusal]):
     Jobs with the same demand object get the same reason, unless the policy names another.
 
     Args:
-        count: Number of refusals.
         jobs: Function that returns all jobs given to the policy, oldest first.
         actions: Actions of the plan, each of which starts or resumes a job on one device.
         exclusive: Whether a device holds one job at a time.

@@ -72,7 +72,6 @@ def check_objective_of_study(policy: str | Policy, objective: str | None, target
     Args:
         objective: Objective of the study; None if the caller named none.
         target: Value of the metric at which the study ends, or None.
-        metrics: Number of metrics of the study.
 
     Raises:
         PolicyError: The policy does not choose by an objective, or objective, target and metrics do not fit together.

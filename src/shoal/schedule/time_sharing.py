@@ -67,9 +67,7 @@ class TimeSharing(Policy):
         """Return the refusal of a waiting job.
 
         Args:
-            job: The waiting job.
             home: Device of its queue, or None.
-            ledger: Remaining resources of the cluster.
         """
         return refusal(job, ledger)
 

@@ -18,9 +18,6 @@ class Interval:
     """The time of a job on a device.
 
     Args:
-        trial: Label of its first trial.
-        trials: Number of its trials.
-        device: Name of the device.
         begin: Start, in seconds.
         end: End, in seconds.
         compute: Compute that it reserved there, in units of `Demand.compute`.
@@ -47,7 +44,6 @@ class SimulationResult:
         waiting: Reason of each segment that had not ended when no event was left.
         intervals: Times of jobs on devices, in the order of their ends.
         clusters: (seconds, devices from then on).
-        decisions: Number of decisions of the policy.
         switches: Number of times that a job was suspended, stopped or lost its device.
         oversubscription: Ratio at the end, by kind of device, of the kinds that a tuner has observed.
         longest_decision: Real time of the slowest decision, in seconds.

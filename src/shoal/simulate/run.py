@@ -52,10 +52,6 @@ class ClusterEvent:
 
     Args:
         at: Seconds from the start of the simulation.
-        failed: Names of devices that fail.
-        restored: Names of devices that work again.
-        removed: Names of devices that a user removes.
-        added: Nodes that a user adds.
     """
 
     at: float
@@ -142,7 +138,6 @@ class Simulation:
         Args:
             directory: Directory for the journal of the study, which has what that of a live one has; its times are
                 those of a study that began at the call. None: there is no journal.
-            policy: Name of the policy, for the journal.
 
         Raises:
             PolicyError: The policy made an illegal plan, or starts and stops jobs for ever.

@@ -71,10 +71,7 @@ class Scenario(_Settings):
     """All inputs of a simulation except the policy.
 
     Args:
-        name: Name of the file.
-        cluster: Devices at the start.
         events: Changes of the cluster, with the failures that were drawn.
-        data: Folder of the measured tables.
         tuned: Kinds of devices whose oversubscription a tuner finds during a simulation.
     """
 
@@ -114,11 +111,6 @@ class Scenario(_Settings):
 
 def load(path: Path, data: Path = DATA, seed: int | None = None) -> Scenario:
     """Read a scenario file; docs/simulate.md describes it.
-
-    Args:
-        path: Path of the TOML file.
-        data: Folder of the measured tables.
-        seed: Seed in place of the file's own.
 
     Raises:
         ScenarioError: The file is invalid; the error names the file, the line, the key and the nearest valid one.

@@ -108,7 +108,6 @@ def profile(
         seconds: Seconds of an epoch.
         compute: Fraction of a device.
         memory: Memory, in bytes.
-        cores: Number of CPU cores.
         fused: Time of an epoch of an array as a multiple of that of one trial, by number of members.
         fused_compute: Fraction of a device that an array needs, by number of members; by default that of one trial.
     """

@@ -29,7 +29,6 @@ class SimulatedModel:
     """A model with a batch size in one study; its trials can share an array.
 
     Args:
-        name: Name, unique in the scenario.
         profiles: Costs by kind of device; it cannot run on other kinds.
         workload: Its row in the table of a slow-down model, or empty.
         alpha: Overhead of sharing a device (Fluid); None: only a share below its demand has a cost.
@@ -78,12 +77,8 @@ class SimulatedStudy(TrialSource):
     """One study: an algorithm and its search space.
 
     Args:
-        structures: Structures of its trials.
         learning_rates: Number of learning rates of each structure; they only multiply the trials.
-        settings: Name and settings of the algorithm.
         arrivals: Start of the study, in seconds.
-        curves: Losses of the trials.
-        seed: Seed of the study.
     """
 
     name: str
@@ -111,7 +106,6 @@ class ListedJobs(TrialSource):
     Args:
         arrivals: Arrival of each job, in seconds.
         group: Name of the TrialGroup of the jobs, which may be shared with other lists; "" for a group of each job.
-        curves: Losses of the jobs.
         epochs: Number of epochs of each job; it reports after each.
     """
 
@@ -166,11 +160,7 @@ class _FixedTrials(Algorithm):
 class SimulatedWorkload(Algorithm, Workload):
     """All sources of trials as the algorithm and the workload of one study.
 
-    Trials are numbered in the order of their proposals, over all sources.
-
-    Args:
-        sources: The sources, at their start.
-    """
+    Trials are numbered in the order of their proposals, over all sources."""
 
     def __init__(self, sources: Sequence[TrialSource]) -> None:
         self.now = 0.0

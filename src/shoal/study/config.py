@@ -33,10 +33,6 @@ class EngineConfig:
     """Settings and collaborators of an engine.
 
     Args:
-        fleet: Devices of the study.
-        policy: Policy that decides which job runs where.
-        backend: Back end that runs the jobs.
-        history: Profiles of jobs, across studies.
         retries: Number of retries of a trial after its first failed job.
         tuner: Tuner of the oversubscription of devices, from reports of jobs; the default changes no ratio.
         grouping: Rule that decides which arrays share a process.

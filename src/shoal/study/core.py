@@ -61,7 +61,6 @@ class StudyCore:
         """Apply an event to the state.
 
         Args:
-            event: The event.
             now: Time of a monotonic clock, in seconds.
 
         Returns:

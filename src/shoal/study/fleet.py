@@ -28,12 +28,7 @@ class Fleet:
     """The devices that jobs may use now.
 
     A removed or lost device stays in the cluster as unhealthy, because jobs may still be on it and it may come back.
-    The memory of a device excludes memory that other programs hold.
-
-    Args:
-        cluster: Devices found when the study began.
-        devices: Device names as the user wrote them.
-    """
+    The memory of a device excludes memory that other programs hold."""
 
     def __init__(self, cluster: Cluster, devices: str | Sequence[str] = "auto") -> None:
         self._devices = devices

@@ -94,11 +94,7 @@ class InterferenceTracker:
 
     On every kind of device, epochs beside other jobs are compared with epochs alone, for Fluid's α and c. As in a
     simulation, the tuner gets no observation of a device while no trial waits, while the device holds more than a
-    lowered ratio allows, or while it holds a job of several arrays, which take turns.
-
-    Args:
-        tuner: Oversubscription tuner, which keeps the ratios.
-    """
+    lowered ratio allows, or while it holds a job of several arrays, which take turns."""
 
     def __init__(self, tuner: OversubscriptionTuner) -> None:
         self._tuner = tuner

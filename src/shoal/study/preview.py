@@ -121,7 +121,6 @@ class Preview:
     Args:
         arrays: Arrays as a search would fuse them, job by job.
         totals: Name in `PLANS` -> seconds of one epoch of all trials.
-        failed: Trials that are in no array.
     """
 
     device: Device

@@ -39,9 +39,6 @@ _KEPT = (Outcome.SUSPENDED, Outcome.ORPHANED, Outcome.STOPPED)
 def restore(core: StudyCore, journal: Journal) -> Step:
     """Restore a new state machine and its algorithm from the journal of their study.
 
-    Args:
-        core: State machine that has taken no step.
-
     Returns:
         The step to commit and carry out.
 

@@ -22,8 +22,6 @@ class FailureContext:
     """Circumstances of a failure.
 
     Args:
-        arrays: The failed arrays.
-        device: Device on which they ran.
         shared_array: Whether the arrays had more than one member, including members that have left.
         shared_device: Whether other jobs, or other arrays of the same job, are on the device.
         largest_memory: Bytes of the largest device on which the arrays may run.
@@ -62,7 +60,6 @@ class RetryPolicy:
 
         Args:
             failed: End of the job, or failure of some of its arrays.
-            left: Numbers of the trials that wait again.
 
         Returns:
             Number of each trial that has failed for good -> reason.
@@ -148,11 +145,7 @@ class FirstFailures:
         self._failures.clear()
 
     def note(self, number: int, message: str) -> None:
-        """Count a failure of a trial that failed alone.
-
-        Args:
-            number: Number of the trial.
-        """
+        """Count a failure of a trial that failed alone."""
         if not self._over and number not in self._trials.common_failures:
             self._failures[number] = message
 

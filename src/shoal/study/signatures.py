@@ -71,7 +71,6 @@ class SignatureRegistry:
 
         Args:
             job: The job, with the arrays that it has not finished.
-            reason: Reason of its failure, in a line.
         """
         left = set(chain(*self._requested.pop(job.id, [])))
         if not failed:

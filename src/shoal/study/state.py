@@ -45,14 +45,8 @@ class CoreConfig:
     """Settings and collaborators of a study's state machine.
 
     Args:
-        directory: Directory of the study, for messages.
         study: Values of the study as its journal has them now; read only.
-        objectives: Objectives that trials are compared by.
-        algorithm: Algorithm that proposes trials.
-        policy: Policy that decides which job runs where.
-        history: Profiles of jobs, across studies.
         retries: Number of retries of a trial after its first failed job.
-        tuner: Tuner of the oversubscription of devices.
         grouping: Rule that decides which arrays share a process.
         fuse: Whether trials may share an array.
         replan_seconds: Seconds until the next plan, if nothing has changed but the progress of trials.

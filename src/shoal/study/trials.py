@@ -22,7 +22,6 @@ class TrialRecord:
 
     Args:
         target: Epochs up to which the trial shall train.
-        epoch: Epochs reported.
         state: State of the trial; only `TrialTable.move` sets it.
         failures: Number of jobs that failed while they trained it.
         job: Id of the job that trains it, or trained it last.

@@ -40,9 +40,6 @@ class Checkpoint:
     """State from which a trial continues.
 
     Args:
-        trial: Number of the saved trial.
-        epoch: Epochs finished.
-        step: Steps done of the next epoch.
         optimizer: State dict of the optimizer, or a list with one for each of several optimizers.
         scheduler: State dict of the LR scheduler, a list with one for each of several, or None.
         reports: Reports of all epochs so far; the journal may lack the last ones.
@@ -111,7 +108,6 @@ def load_newest(directory: Path, trial: int, oldest: str = "") -> Checkpoint | N
     A network file system may show a file of another machine late, so there it is waited for.
 
     Args:
-        trial: Number of the trial.
         oldest: Beginning of the name of a checkpoint that was written, as in `Report`; "" if none is known.
     """
     if oldest and not wait_for_checkpoint(directory, trial, oldest):
@@ -128,7 +124,6 @@ def mismatch_message(what: str, checkpoint: Checkpoint, error: Exception) -> str
     """Return the error message for a model or an optimizer that does not fit the checkpoint of its own trial.
 
     Args:
-        what: "model" or "optimizer".
         checkpoint: Checkpoint that does not fit.
     """
     return (

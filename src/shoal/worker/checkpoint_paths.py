@@ -36,11 +36,7 @@ CHECKPOINT_NAME = re.compile(r"(\d{6})-(\d{6})-([0-9a-f]{8})\.pt")
 
 
 def checkpoint_directory(directory: Path, trial: int) -> Path:
-    """Return the directory of a trial's checkpoints.
-
-    Args:
-        trial: Number of the trial.
-    """
+    """Return the directory of a trial's checkpoints."""
     return directory / "checkpoints" / f"{trial:06d}"
 
 
@@ -65,7 +61,6 @@ def wait_for_checkpoint(
     """Return whether a trial has a checkpoint that is not older than another one; wait on a network file system.
 
     Args:
-        trial: Number of the trial.
         oldest: Beginning of the name of that other one, as of `checkpoint_stem`.
     """
     deadline = time.monotonic() + seconds

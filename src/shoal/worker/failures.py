@@ -35,11 +35,7 @@ _STORAGE_MESSAGES = (
 
 
 class ProgramFailedError(Exception):
-    """A program of the user failed in its own process.
-
-    Args:
-        message: Message for the user, from that process.
-    """
+    """A program of the user failed in its own process."""
 
     def __init__(self, outcome: Outcome, message: str) -> None:
         super().__init__(message)

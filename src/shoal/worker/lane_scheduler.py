@@ -86,7 +86,6 @@ class ScheduleSearch:
 
     Args:
         schedules: Schedules to choose from; of equally fast ones the first one wins.
-        lanes: Number of lanes.
     """
 
     def __init__(self, schedules: Sequence[LaneSchedule], lanes: int) -> None:

@@ -27,11 +27,7 @@ Precision = Callable[[], AbstractContextManager[Any]]
 
 
 class MetricMeans:
-    """Means of the metrics of several trials. The mean of a metric is over the samples of the batches that have it.
-
-    Args:
-        members: Number of trials.
-    """
+    """Means of the metrics of several trials. The mean of a metric is over the samples of the batches that have it."""
 
     def __init__(self, members: int) -> None:
         self._members = members
@@ -125,7 +121,6 @@ def task_loss(task: Task, precision: Precision, model: nn.Module, batch: Any) ->
 
     Args:
         precision: Function that returns a context to run the model in.
-        model: Model, or an array of models.
 
     Raises:
         TaskError: The loss is not a real scalar.

@@ -60,7 +60,6 @@ class Trainer:
     the others continue. If the last lane raises, the job fails.
 
     Args:
-        signature_builder: Signature builder of the task, for requests.
         control: Requests to the job, polled after every step. On a request to stop, all trials are saved.
     """
 
@@ -305,7 +304,6 @@ def retrain(task: bytes, trial: Trial, epochs: int, device: Device) -> list[Repo
     """Train one trial from its start, alone, in this process, with checkpoints in a temporary directory.
 
     Args:
-        task: Task of the study, pickled by cloudpickle.
         epochs: Number of epochs. There are fewer reports if the loss becomes infinite or NaN before.
 
     Returns:

@@ -27,7 +27,6 @@ class StepPlan:
     length is a single endless pass.
 
     Args:
-        settings: Settings of the config.
         weigh: `Task._weigh` of the task, which assigns weights to the batches of a step.
     """
 

@@ -27,9 +27,6 @@ class StepSettings:
     """Settings of training steps and validation that a task returns for one config.
 
     Args:
-        batch_size: Samples of a batch.
-        eval_batch_size: Samples of a validation batch.
-        accumulate: Number of batches of a training step.
         max_norm: Maximum norm of the gradients, or None.
         precision: "32", "bf16-mixed" or "16-mixed".
         ema_decay: Decay of the moving average of the weights, or None.

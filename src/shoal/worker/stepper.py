@@ -55,7 +55,6 @@ def refusal_note(trial: int, refusal: str) -> str:
     """Return the line for the user about trials that cannot be an array; "" if there is no reason why they could not.
 
     Args:
-        trial: Number of one of them.
         refusal: `Stepper.refusal`.
     """
     return refusal and f"trial {trial}: its structure cannot be one array, and trains in plain PyTorch: {refusal}"

@@ -54,16 +54,10 @@ class TrialRuntime:
 
     Args:
         member: Trial, and the epoch at which it stops.
-        model: Model of the task.
         optimizer: Optimizer of the task; several in a list, tuple or dict, if the task has its own `step`.
         scheduler: LR scheduler of the task, several as for the optimizer, or None.
-        device: Device of the model.
         by_step: Whether schedulers step after each training step instead of after each epoch.
-        epoch: Epochs finished.
-        step: Steps done of the next epoch.
-        reports: Reports of all epochs so far.
         failure: Reason for which the trial fails at the end of its epoch, or "".
-        saved: Epoch and step of the newest checkpoint.
         average: Moving averages of the trained parameters by name; empty before the first step, or without `Task.ema`.
         loss_scale: Loss scale, or None if the precision needs none.
     """
@@ -243,9 +237,6 @@ def trained_model(task: bytes, trial: Trial, directory: Path) -> nn.Module:
 
     Averaged parameters (`Task.ema`) replace the trained ones.
 
-    Args:
-        task: Task of the study, pickled by cloudpickle.
-
     Raises:
         CheckpointError: The trial has no intact checkpoint.
         UnusableTaskError: The task cannot be loaded, or its model does not fit the checkpoint.
@@ -374,9 +365,6 @@ def _checked(method: str, value: Any, kind: type) -> Any:
 
 def check_scalar(name: str, value: Any, axes: int = 0) -> None:
     """Check that a loss or metric is a real scalar.
-
-    Args:
-        axes: Number of leading axes that count members.
 
     Raises:
         TaskError: The value is not a tensor, has further axes, or is complex.

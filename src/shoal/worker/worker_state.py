@@ -84,11 +84,7 @@ class WorkerState:
     """State that all arrays of a process share.
 
     Args:
-        task: Task of the study.
         sets: Data sets of the task, on `device`.
-        trial_cache: Cache of paused trials.
-        device: Device to train on.
-        directory: Directory of the study, for checkpoints.
         plain_keys: Keys whose members train in plain PyTorch; see `make_stepper`.
         global_rng: Numbers of trials that draw from the process-wide generators; see `PlainStepper`.
     """

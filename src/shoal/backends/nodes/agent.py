@@ -85,12 +85,7 @@ class Agent:
         self._thread.start()
 
     def post(self, first: int, commands: Sequence[BackendCommand]) -> None:
-        """Take commands; those that were taken before, and those after a gap, are ignored.
-
-        Args:
-            first: Number of the first command.
-            commands: Commands with consecutive numbers.
-        """
+        """Take commands; those that were taken before, and those after a gap, are ignored."""
         with self._changed:
             self._last_call = self._clock()
             for number, command in enumerate(commands, first):

@@ -86,7 +86,6 @@ class Nodes(Backend):
 
         Args:
             cores: Number of CPU cores that the study may use there; None: all.
-            gpus: Number of GPUs, likewise.
         """
         return AgentSetup(
             node=node,

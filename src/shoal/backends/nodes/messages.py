@@ -34,7 +34,6 @@ class ProcessSettings:
     """Settings of the engine's process for the process of an agent.
 
     Args:
-        path: Module search path.
         argv: `sys.argv`.
         directory: Working directory; "" if it was removed.
         threads: `OMP_NUM_THREADS`; None if it is not set.
@@ -71,15 +70,11 @@ class AgentSetup:
     """Settings of an agent.
 
     Args:
-        node: Name of the node in the cluster.
-        worker_context: Context of the workers of the study.
         devices: Devices that the study may use there, as in `shoal.cluster.discover`.
         cores: Number of CPU cores that the cluster lets the study use there; None: all.
         gpus: Number of GPUs that the cluster lets the study use there; None: all.
         lease: Seconds without a call of the engine after which the agent ends its jobs.
         probe: Name of a file that the engine has written below `agents` in the study's directory.
-        probe_seconds: Longest wait for that file.
-        process: Settings of the engine's process.
     """
 
     node: str
@@ -128,7 +123,6 @@ class NodeEnded:
     """An agent has ended all its jobs, and takes no others.
 
     Args:
-        reason: Reason in words.
         failed: Whether another agent on the node would fail, too.
     """
 

@@ -32,11 +32,7 @@ def agent_probe_fault(directory: Path, node: str, probe: str, seconds: float = P
     """Look on a node for the engine's file, and write one beside it; return a fault in words, or "".
 
     A run's file has a name of its own, so a node that has it has the engine's directory, and the engine sees what the
-    node writes there.
-
-    Args:
-        probe: Name of the engine's file.
-    """
+    node writes there."""
     if not directory.is_dir():  # an agent makes no directory, since the engine's study would not be in it
         return _not_shared(directory, f"node {node} does not have it")
     if not _appears(directory / "agents" / probe, seconds):

@@ -37,10 +37,7 @@ class RayNode:
     """A living node of the cluster.
 
     Args:
-        name: Name of the node in Shoal.
         id: Ray's id.
-        cpus: Cores that Ray may give away there.
-        gpus: GPUs that Ray may give away there.
     """
 
     name: str
@@ -323,7 +320,6 @@ class Ray(Nodes):
     agents on its other nodes.
 
     Args:
-        worker_context: Context of the workers of the study.
         lease: As for `Nodes`.
 
     Raises:
@@ -423,7 +419,6 @@ def is_address_of(address: str | None, connected: str, connected_by: tuple[str, 
 
     Args:
         address: As for `Ray.connect`.
-        connected: Address of the cluster, as Ray says.
         connected_by: The address that the process connected by, and that of its cluster then; another one may have
             been connected to in between.
     """

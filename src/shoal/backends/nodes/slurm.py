@@ -67,7 +67,6 @@ class Slurm(Nodes):
     in place of those that it loses. Then a study begins without a node.
 
     Args:
-        worker_context: Context of the workers of the study.
         lease: As for `Nodes`.
 
     Raises:

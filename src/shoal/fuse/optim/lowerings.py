@@ -164,7 +164,6 @@ def update(
         grads: Gradients, shaped as `params`.
         moments: The moments of each parameter, in the order of the rule.
         coefficients: The rule's constants, then for each entry of its schedule one row per parameter, [R, B].
-        constants: Number of constants of the rule.
     """
     rows, count = list(coefficients.unbind()), len(params)
     entries = [[row] * count for row in rows[:constants]]

@@ -50,8 +50,6 @@ class ParamState:
     """One parameter of the members of a `ParamGroupBatch`, with their optimizers' state.
 
     Args:
-        stacked_param: The parameter in the array.
-        member_params: The members' parameters.
         param: The members' rows of the stacked parameter, [B, *shape]; complex numbers as pairs of real ones.
         steps: Step counts, [B]; None before `open`, when `product` and `moments` are empty.
         product: The `product` of the rule, [B], in a list; empty if the rule has none.

@@ -40,7 +40,6 @@ class TracedStep:
         params: Stacked parameters, [B, *shape] each, which the step updates.
         state: Moments, which the step updates; the members' own state consists of views of them.
         coefficients: Coefficients of each batch, [R, B] each, which `advance` updates in place.
-        batches: The batches.
     """
 
     params: list[Tensor]

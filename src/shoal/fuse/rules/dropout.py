@@ -23,7 +23,6 @@ def apply_dropout(data: Tensor, p: Any, mask_shape: Sequence[int]) -> Tensor:
 
     Args:
         data: All members' data, [B, *shape].
-        p: Dropout rate, a float or stacked numbers.
         mask_shape: Shape of one member's mask, which broadcasts to its data (with ones for channel dropout).
     """
     rates = _rates(p)

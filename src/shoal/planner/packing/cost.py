@@ -182,7 +182,6 @@ class CandidateOrder:
     long as its longest candidate, so candidates of similar fetching times save most.
 
     Args:
-        candidates: Any number of candidates.
         worth: Part of its time that a group must save.
     """
 

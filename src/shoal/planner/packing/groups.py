@@ -19,7 +19,6 @@ def fill_group(
     """Return a group of one candidate and, in order, the others that have its data and still fit; the rest is skipped.
 
     Args:
-        others: Places of further candidates, the best first.
         size: Largest number of candidates of the group, or None.
     """
     group = [first]
@@ -46,11 +45,6 @@ def check_groups(
     groups: Sequence[Sequence[Candidate]], candidates: Sequence[Candidate], context: PackingContext
 ) -> None:
     """Check groups against the rules that `Packing` states.
-
-    Args:
-        groups: Answer of the packing.
-        candidates: Candidates given to the packing.
-        context: Context given to the packing.
 
     Raises:
         PackError: The groups are illegal; the message says why.

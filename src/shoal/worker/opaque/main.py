@@ -38,11 +38,7 @@ def main() -> None:
 
 
 def main_of_fork(content: bytes, config: dict[str, object], environment: Mapping[str, str]) -> None:
-    """Call a function in a fork of a worker, with the state of a new process but for the imported modules.
-
-    Args:
-        content: The function, pickled by cloudpickle.
-    """
+    """Call a function in a fork of a worker, with the state of a new process but for the imported modules."""
     global _main_of_caller
     _main_of_caller = sys.modules["__main__"]
     sys.modules["__main__"] = ModuleType("__main__")  # a process that the function spawns does not import the caller's

@@ -45,11 +45,7 @@ class _NewestCheckpoint:
 
 
 class ProgramFiles:
-    """Manages the files of one trial.
-
-    Args:
-        trial: Number of the trial.
-    """
+    """Manages the files of one trial."""
 
     def __init__(self, directory: Path, trial: int) -> None:
         self._directory = directory

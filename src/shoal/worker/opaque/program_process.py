@@ -35,7 +35,6 @@ def program_environment(trial: Trial, device: Device, address: str, directory: P
 
     Args:
         device: Only device that the program sees; its cores set the number of threads.
-        directory: Directory of the program's checkpoint.
         step: Number of the report after which this checkpoint was written.
     """
     return {

@@ -42,7 +42,6 @@ class ProgramReports:
     """Reports of one trial in the order of their steps, for one run of its program.
 
     Args:
-        trial: Number of the trial.
         step: Number of the last report before the state from which the program starts.
         metrics: Names of metrics that must be numbers; None for all.
         recorded: Number of epochs that the study has recorded.

@@ -68,7 +68,6 @@ class _Session:
     """A running program.
 
     Args:
-        channel: Its connection for reports.
         log_began: Position in the log of the job at its start.
         last_report: Time of its last report or start, of `time.monotonic`.
         awaits_answers: Whether it waits for answers to its reports.

@@ -41,9 +41,7 @@ class Header:
     """Command of the leader to its helpers: to take a step; or, with a generation, to end the present team.
 
     Args:
-        ticks: Ticks of the members.
         rows: Rows of each rank, for each micro-batch.
-        weights: Weights of the micro-batches.
         scales: Loss scales of the members; empty without loss scales.
         form: Pickled form of the batch, see `leaves_of`; empty if it is that of the last step.
         masks: Shapes of the dropout masks of a whole batch, in the first message of a team.
@@ -183,8 +181,6 @@ class BatchLeaf:
     """Place of a tensor in the form of a batch.
 
     Args:
-        part: Number of the micro-batch.
-        dtype: Type of the tensor.
         shape: Shape without the axis of rows, and without the axis B.
         members: B, if the members have batches of their own; else 0.
     """

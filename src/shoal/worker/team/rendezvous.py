@@ -122,7 +122,6 @@ class HelperSide:
     """A helper's side of the rendezvous.
 
     Args:
-        path: Path of the leader's address.
         job: Id of the helper's job.
         idle: Function called while waiting, which returns whether to go on waiting.
 
