@@ -25,7 +25,7 @@ from shoal.worker.signature_builder import SignatureBuilder
 from shoal.worker.worker_state import TrialCache, WorkerState
 
 CPU = torch.device("cpu")
-TRAIN, VALID, SIZE, EPOCHS = 53, 21, 8, 3
+TRAIN, VALID, SIZE, EPOCHS = 53, 21, 8, 2
 
 
 class Points(IterableDataset[Any]):
@@ -92,7 +92,7 @@ class Stepped(Line):
 
 
 class Endless(Stepped):
-    """Has a training set without a length: three epochs are almost five passes."""
+    """Has a training set without a length: two epochs are more than three passes."""
 
     def data(self, config: Any) -> Any:
         return Points(TRAIN // 2), SizedPoints(VALID)
@@ -160,7 +160,7 @@ class Plain:
             yield collate(list(islice(samples, size)))
 
 
-def trials(sizes: Sequence[int] = (SIZE,) * 3) -> list[Trial]:
+def trials(sizes: Sequence[int] = (SIZE,) * 2) -> list[Trial]:
     return [
         Trial(number, {"lr": 0.01 * (number + 1), "size": size}, seed=100 + number, data_seed=5)
         for number, size in enumerate(sizes)
@@ -235,13 +235,13 @@ def test_lanes_catch_up_with_each_other_within_an_epoch_only(tmp_path: Path) -> 
 
     one, other, larger = trials((8, 8, 20))
     train(task, tmp_path, [[one]])
-    assert place(one, EPOCHS + 1) == ((5, 3 * 5 * 8), 8)
+    assert place(one, EPOCHS + 1) == ((5, EPOCHS * 5 * 8), 8)
     assert place(other, 1) == ((5, 0), 8)
     assert place(larger, 1) == ((5, 0), 20)
 
 
 @pytest.mark.in_turns(3)
-@pytest.mark.parametrize("looks", [3, 6, 13])
+@pytest.mark.parametrize("looks", [3, 6])
 @pytest.mark.parametrize("name", TASKS)
 def test_a_trial_that_stops_within_an_epoch_goes_on_with_the_same_samples(
     name: str, looks: int, tmp_path: Path

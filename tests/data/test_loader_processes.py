@@ -49,7 +49,7 @@ def walk(batches: Batches, size: int, epoch: int = 0, first: int = 0) -> Any:
     return batches.iterate(size, epoch_order(batches.samples, 7, epoch), first, seed=1000 * (epoch + 1))
 
 
-@pytest.mark.in_turns(3)
+@pytest.mark.in_turns(5)
 @pytest.mark.parametrize("shared", [False, True], ids=["", "shared"])
 @pytest.mark.parametrize("make", [picture, named, augmented, late, lambda i: Pair(torch.ones(2) * i, i)])
 def test_batches_are_those_without_processes(make: Callable[[int], Any], shared: bool) -> None:

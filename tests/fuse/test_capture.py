@@ -368,7 +368,7 @@ def test_a_batch_stacked_for_fewer_members_does_not_fit() -> None:
     assert not step.fits(shoal.stack(own[:2]))
 
 
-@pytest.mark.parametrize("optimizer", [torch.optim.Adam, torch.optim.NAdam])
+@pytest.mark.parametrize("optimizer", [torch.optim.NAdam])
 def test_a_captured_step_that_fails_is_not_counted(optimizer: Any) -> None:
     array, fused, step = captured(2, optimizer)
     (batch,) = batches(1)

@@ -49,7 +49,7 @@ CASES: dict[str, tuple[Make, Tensor]] = {
     "2d depthwise": (lambda: nn.Sequential(nn.Conv2d(4, 4, 3, groups=4), nn.Conv2d(4, 8, 3, groups=4)), IMAGE),
     "2d circular": (two(nn.Conv2d, padding=1, padding_mode="circular"), IMAGE),
     "2d to many channels": (lambda: nn.Sequential(nn.Conv2d(4, 3, 3), nn.Conv2d(3, 64, 3)), IMAGE),
-    "2d uneven": (two(nn.Conv2d, 5, padding=2), IMAGE.repeat(9, 1, 4, 4)),
+    "2d uneven": (two(nn.Conv2d, 5, padding=2), IMAGE.repeat(3, 1, 2, 2)),
     "2d of one sample": (two(nn.Conv2d), IMAGE[0]),
     "3d": (two(nn.Conv3d, (2, 3, 1), padding=1), VOLUME),
     "3d pointwise": (two(nn.Conv3d, 1), VOLUME),

@@ -28,7 +28,7 @@ def tensors(trained: tuple[str, ...] = tuple(SHAPES), steps: int = T) -> Tensors
     )
 
 
-@pytest.mark.in_turns(4)
+@pytest.mark.in_turns
 @pytest.mark.parametrize("reverse", [False, True], ids=["forwards", "backwards"])
 @pytest.mark.parametrize("trained", [tuple(SHAPES), ("gates",), ("weight",), ("h", "c")], ids=", ".join)
 def test_gradients_and_their_gradients(trained: tuple[str, ...], reverse: bool) -> None:
@@ -86,14 +86,14 @@ TRANSFORMS: dict[str, Callable[[Callable[..., tuple[Tensor, Tensor]]], Tensors]]
 }
 
 
-@pytest.mark.parametrize("reverse", [False, True], ids=["forwards", "backwards"])
 @pytest.mark.parametrize("name", TRANSFORMS)
 @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")  # torch's own, in forward mode
-def test_transforms(name: str, reverse: bool) -> None:
-    found = TRANSFORMS[name](lambda *x: lstm_sequence(*x, reverse))
-    expected = TRANSFORMS[name](lambda *x: by_definition(*x, reverse))
-    for mine, own in zip(found, expected, strict=True):
-        close(mine, own, name)
+def test_transforms(name: str) -> None:
+    for reverse in (False, True) if name == "none" else (True,):
+        found = TRANSFORMS[name](lambda *x, reverse=reverse: lstm_sequence(*x, reverse))
+        expected = TRANSFORMS[name](lambda *x, reverse=reverse: by_definition(*x, reverse))
+        for mine, own in zip(found, expected, strict=True):
+            close(mine, own, name)
 
 
 def test_the_gradient_of_the_weights_is_one_product_of_all_steps() -> None:

@@ -35,7 +35,7 @@ def eager(array: ModelArray, optimizer: FusedOptimizer) -> Tensor:
     return losses.detach()
 
 
-@pytest.mark.in_turns(6)
+@pytest.mark.in_turns
 @pytest.mark.parametrize("optimizer", [torch.optim.Adam, torch.optim.SGD])
 @pytest.mark.parametrize("name", BLOCKS)
 def test_a_captured_step_is_an_eager_one(name: str, optimizer: Any) -> None:

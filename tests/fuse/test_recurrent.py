@@ -48,7 +48,7 @@ def _way(way: str) -> Any:
     return autotune.forced_lowerings(dict.fromkeys(NAMES, way))
 
 
-@pytest.mark.parametrize(("way", "members"), [("batched", [1, 3]), ("loop", [3])])
+@pytest.mark.parametrize(("way", "members"), [("batched", [1, 3]), ("loop", [2])])
 def test_layers_equal_their_members(way: str, members: list[int]) -> None:
     with _way(way):
         check_table({name: (layer, SEQUENCE) for name, layer in LAYERS.items()}, members=members, loops=())
@@ -97,9 +97,10 @@ def test_inputs_and_states_of_all_kinds(way: str) -> None:
     def make(name: str, kind: str) -> nn.Module:
         return Of(INPUTS[name], first=nn.Linear(4, 4), rnn=KINDS[kind]())
 
-    cases = {f"{name}, {kind}": (partial(make, name, kind), SEQUENCE) for name in INPUTS for kind in KINDS}
+    kinds = KINDS if way == "batched" else ["rnn"]
+    cases = {f"{name}, {kind}": (partial(make, name, kind), SEQUENCE) for name in INPUTS for kind in kinds}
     with _way(way):
-        check_table(cases, members=[3], loops=(), steps=1)
+        check_table(cases, members=[2], loops=(), steps=1)
 
 
 class SharedWeights(nn.Module):
@@ -222,7 +223,7 @@ DROPPED: dict[str, Callable[[], nn.Module]] = {
 }
 
 
-@pytest.mark.parametrize("ways", [("batched", "batched"), ("loop", "batched"), ("loop", "loop")], ids="/".join)
+@pytest.mark.parametrize("ways", [("batched", "batched"), ("loop", "batched")], ids="/".join)
 @pytest.mark.parametrize("name", DROPPED)
 def test_dropout_between_layers_is_the_members_own(name: str, ways: tuple[str, str]) -> None:
     def make() -> nn.Module:

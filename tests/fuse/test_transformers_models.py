@@ -167,7 +167,7 @@ MODELS = {
 """Each runs for all members at once, every function of it by a rule."""
 
 
-@pytest.mark.in_turns(4)
+@pytest.mark.in_turns(7)
 @pytest.mark.parametrize("name", MODELS)
 def test_losses_gradients_and_statistics(name: str) -> None:
     model = MODELS[name]
@@ -246,7 +246,7 @@ def test_whole_outputs() -> None:
     )
 
 
-@pytest.mark.parametrize(("name", "scale"), [("BERT", 1.0), ("GPT-NeoX", 1.0), ("ResNet", 1e-4)])
+@pytest.mark.parametrize(("name", "scale"), [("BERT", 1.0), ("ResNet", 1e-4)])
 def test_evaluation(name: str, scale: float) -> None:
     """Untrained statistics let what a ResNet gives grow to thousands, and rounding with it."""
     model = MODELS[name]
