@@ -4,7 +4,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from looped_functions import in_loops
+from optim_twins import same
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 from twins import build, check, close, compare, compare_state
@@ -20,7 +21,9 @@ from twins import build, check, close, compare, compare_state
 import shoal
 from shoal.core.demand import Profile
 from shoal.fuse.api import fuse, stack
-from shoal.fuse.optim.fused import fuse_optimizers
+from shoal.fuse.array import ModelArray
+from shoal.fuse.capture import CapturedStep
+from shoal.fuse.optim.fused import FusedOptimizer, fuse_optimizers
 from shoal.fuse.structure import structure_digest
 from shoal.worker import run
 
@@ -347,6 +350,68 @@ def digests() -> dict[str, str]:
     """Of all models."""
     with torch.device("meta"):
         return {name: structure_digest(model.make()) for name, model in {**MODELS, **APART}.items()}
+
+
+def of_text(model: Any, batch: Any) -> Tensor:
+    tokens, labels = batch
+    return F.cross_entropy(model(input_ids=tokens).logits, labels)
+
+
+def of_image(model: Any, batch: Any) -> Tensor:
+    images, labels = batch
+    return F.cross_entropy(model(pixel_values=images).logits, labels)
+
+
+CAPTURED: dict[str, tuple[Any, Any, Any]] = {
+    "BERT": (replace(MODELS["BERT"], settings={**TEXT, "num_hidden_layers": 1}), of_text, (TOKENS, LABELS)),
+    "ViT": (replace(MODELS["ViT"], settings={**VISION, "num_hidden_layers": 1}), of_image, (IMAGES, LABELS)),
+    "ResNet": (MODELS["ResNet"], of_image, (IMAGES, LABELS)),
+}
+"""Of one layer, as tracing a second takes as long as the first."""
+
+
+def trained_by_adamw(make: Any) -> tuple[ModelArray, FusedOptimizer]:
+    """AdamW's ε keeps it from making a full step of a gradient that is zero but for rounding."""
+    models = build(make, 2)
+    optimizers = [torch.optim.AdamW(m.parameters(), lr=0.01 * (b + 1), eps=1e-3) for b, m in enumerate(models)]
+    array = fuse(models, [1, 2])
+    return array, fuse_optimizers(optimizers, array)
+
+
+def eager_step(array: ModelArray, optimizer: FusedOptimizer, loss: Any, batch: Any) -> Tensor:
+    optimizer.zero_grad()
+    losses = array.map(loss, batch)
+    losses.sum().backward()
+    optimizer.step()
+    return losses.detach()
+
+
+def steps_agree(name: str, compiling: bool) -> None:
+    model, loss, batch = CAPTURED[name]
+    make = partial(model.make, 0.2)
+    array, optimizer = trained_by_adamw(make)
+    twin, optimizer_of_twin = trained_by_adamw(make)
+    for side in ((array, optimizer), (twin, optimizer_of_twin)):
+        eager_step(*side, loss, batch)
+    step = CapturedStep(array, optimizer, loss, batch, compiling=compiling)
+    for shift in (1, 2):
+        other = torch.utils._pytree.tree_map(lambda leaf, shift=shift: leaf.roll(shift, 0), batch)
+        assert step.fits(other)
+        torch.testing.assert_close(step(other), eager_step(twin, optimizer_of_twin, loss, other), rtol=1e-9, atol=0)
+    for mine, other in zip(array.unfuse(), twin.unfuse(), strict=True):
+        same(mine.state_dict(), other.state_dict(), 1e-9, "weights")
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", CAPTURED)
+def test_traced_steps(name: str) -> None:
+    steps_agree(name, compiling=False)
+
+
+@pytest.mark.slow
+@pytest.mark.thorough
+def test_a_compiled_step() -> None:
+    steps_agree("BERT", compiling=True)
 
 
 class Adapter(nn.Module):
