@@ -149,7 +149,7 @@ def learned_alone(task: Task, trial: Any, epochs: int = 2) -> float:
     return sum(losses) / len(losses)
 
 
-@pytest.mark.in_turns(3)
+@pytest.mark.in_turns(5)
 @pytest.mark.parametrize("name", LOADERS)
 def test_trials_learn_what_they_learn_in_a_loop_over_the_loader(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

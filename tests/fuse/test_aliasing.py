@@ -87,7 +87,7 @@ def held_alike(fn: Callable[[nn.Module, Tensor], object]) -> None:
                 raise
 
 
-@pytest.mark.in_turns(3)
+@pytest.mark.in_turns(6)
 @pytest.mark.parametrize("name", FUNCTIONS)
 @pytest.mark.parametrize("source", SOURCES)
 def test_written_through_the_view(source: str, name: str) -> None:
@@ -101,7 +101,7 @@ def test_written_through_the_view(source: str, name: str) -> None:
     held_alike(fn)
 
 
-@pytest.mark.in_turns(3)
+@pytest.mark.in_turns(6)
 @pytest.mark.parametrize("name", FUNCTIONS)
 @pytest.mark.parametrize("source", SOURCES)
 def test_written_beneath_the_view(source: str, name: str) -> None:

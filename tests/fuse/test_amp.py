@@ -179,8 +179,7 @@ def near(actual: Tensor, expected: Tensor, rounding: float, what: str) -> None:
     assert float((actual - expected).detach().abs().max()) < rounding * scale, what
 
 
-@pytest.mark.in_turns(6)
-@pytest.mark.pairwise
+@pytest.mark.in_turns(7)
 @pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight")  # of RMSNorm, to a member alone too
 @pytest.mark.parametrize("own", [False, True], ids=["shared", "own"])
 @pytest.mark.parametrize(("name", "dtype"), SUPPORTED, ids=str)

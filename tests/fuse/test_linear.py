@@ -45,7 +45,7 @@ def test_every_way_equals_the_members(way: str) -> None:
 
     cases = {f"{name}, bias {bias}": (partial(make, bias), x) for name, x in INPUTS.items() for bias in (True, False)}
     with forced_lowerings({"linear": way}):
-        check_table(cases, steps=1)
+        check_table(cases, members=[3], steps=1)
 
 
 ARGUMENTS: dict[str, Callable[[nn.Module], tuple[Any, ...]]] = {

@@ -161,6 +161,7 @@ GONE = {
 }
 
 
+@pytest.mark.in_turns(5)
 @pytest.mark.parametrize("leave", ["select", "fuse", "concat"])
 @pytest.mark.parametrize("use", GONE.values(), ids=GONE)
 def test_what_members_have_left_is_of_no_use(leave: str, use: Callable[[Any, Any], Any]) -> None:

@@ -84,7 +84,7 @@ POSSIBLE = {name: make for name, make in RULES.items() if name != "sgd-fused"}
 """Of torch's own; its fused SGD fails when a parameter has its first gradient later than others."""
 
 
-@pytest.mark.in_turns(6)
+@pytest.mark.in_turns(5)
 @pytest.mark.parametrize("lowering", LOWERINGS)
 @pytest.mark.parametrize("make", POSSIBLE.values(), ids=POSSIBLE)
 def test_rules(make: Make, lowering: Lowering) -> None:

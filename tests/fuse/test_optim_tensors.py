@@ -31,7 +31,7 @@ def test_complex_parameters(name: str, lowering: Any) -> None:
     twins.check()
 
 
-@pytest.mark.in_turns(6)
+@pytest.mark.in_turns(7)
 @pytest.mark.parametrize("lowering", LOWERINGS)
 @pytest.mark.parametrize(
     ("dtype", "rtol"), [(torch.float32, 1e-4), (torch.bfloat16, 0.1), (torch.float16, 0.02)], ids=str

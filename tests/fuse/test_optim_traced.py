@@ -23,7 +23,7 @@ MAKES: dict[str, Make] = {
 }
 
 
-@pytest.mark.in_turns(6)
+@pytest.mark.in_turns(5)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.complex128], ids=["real", "complex"])
 @pytest.mark.parametrize("make", MAKES.values(), ids=MAKES)
 def test_traced_step(make: Make, dtype: torch.dtype) -> None:

@@ -132,7 +132,7 @@ WAYS = pytest.mark.parametrize(
 )
 
 
-@pytest.mark.in_turns(6)
+@pytest.mark.in_turns(7)
 @WAYS
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.parametrize("members", [1, 2])
@@ -197,7 +197,7 @@ def other_rule(one: Loop) -> None:
 CHANGES = [schedule, freeze, branch, load, forget, overwrite, leave_gradients, hook, split, other_rule]
 
 
-@pytest.mark.in_turns(6)
+@pytest.mark.in_turns(7)
 @WAYS
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("members", [1, 3])
@@ -429,7 +429,7 @@ MIXTURES = {
 }
 
 
-@pytest.mark.in_turns(6)
+@pytest.mark.in_turns(7)
 @WAYS
 @pytest.mark.parametrize("mixture", MIXTURES)
 @pytest.mark.parametrize("own", [False, True], ids=["one batch", "own batches"])

@@ -55,7 +55,7 @@ def test_the_table_is_complete() -> None:
     assert public <= set(SCHEDULERS)
 
 
-@pytest.mark.in_turns(6)
+@pytest.mark.in_turns(7)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS.values(), ids=OPTIMIZERS)
 @pytest.mark.parametrize("lowering", ["kernels", "elementwise"])
 @pytest.mark.parametrize("make", SCHEDULERS.values(), ids=SCHEDULERS)

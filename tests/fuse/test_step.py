@@ -74,12 +74,13 @@ def test_plain_steps_equal_eager_ones(members: int, rate: float, own: bool) -> N
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("make", "rate"),
     [
         (layer, 0.0),
-        pytest.param(layer, 0.3, marks=pytest.mark.thorough),
-        pytest.param(net, 0.3, marks=pytest.mark.thorough),
+        (layer, 0.3),
+        (net, 0.3),
     ],
 )
 def test_a_compiled_step_equals_the_others(make: Callable[[float], nn.Module], rate: float) -> None:

@@ -66,7 +66,10 @@ MODELS = {
 }
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    "name",
+    ["convolutions", *(pytest.param(name, marks=pytest.mark.thorough) for name in ("perceptron", "transformer"))],
+)
 def test_traced(name: str) -> None:
     make, x = MODELS[name]
     loss = lambda model, x, y: F.cross_entropy(model(x), y)  # noqa: E731
