@@ -308,6 +308,7 @@ def searched(kind: type[shoal.Task], directory: Path) -> tuple[int, list[str]]:
         lambda profile, members, steps: ("eager",) if members > 1 else ("plain",)  # also where one by one is faster
     )
     profile._step_seconds, run.FREE_SECONDS = timed, math.inf
+    profile.SIZES, profile.INTERLEAVED_RULES = (1, len(RATES)), profile.SINGLE_RULES
     with listening() as watch:
         observed(kind)
         search(kind(), directory)

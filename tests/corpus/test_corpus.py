@@ -96,7 +96,7 @@ def process() -> Iterator[ProcessPoolExecutor]:
         yield pool
 
 
-@pytest.mark.in_turns(3)
+@pytest.mark.in_turns(4)
 @pytest.mark.parametrize(("module", "name", "outcome"), list(programs()))
 def test_fused_exactly_or_refused(
     module: str, name: str, outcome: str, process: ProcessPoolExecutor, tmp_path: Path
