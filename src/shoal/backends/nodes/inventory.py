@@ -169,7 +169,8 @@ def cluster_of(found: Mapping[str, NodeInventory], devices: str | Sequence[str])
 
 
 def first_gpus(cluster: Cluster, gpus: int) -> Cluster:
-    """Return a node's devices without the GPUs after the first ones, and its cores divided among those that are left."""
+    """Return a node's devices without the GPUs after the first ones, and its cores divided among those that
+    are left."""
     left = [device.name for _, device in cluster if device.is_cuda][:gpus]
     kept = cluster.select(lambda device: not device.is_cuda or device.name in left)
     if kept == cluster or not kept.nodes:
