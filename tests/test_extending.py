@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -31,6 +32,14 @@ def test_a_name_in_a_registry_is_known_to_a_study_and_its_resume(tmp_path: Path)
     shoal.tune(train, space, metric="loss", mode="min", algorithm=algorithm, directory=directory, **chosen)
     study = shoal.resume(directory)
     assert [trial.state for trial in study.trials] == ["complete", "complete"]
+
+
+@pytest.mark.parametrize("chosen", [{"policy": "round_robin"}, {"packing": "knn"}], ids=["policy", "packing"])
+def test_a_baseline_of_the_papers_is_refused_with_its_place(chosen: dict[str, Any], tmp_path: Path) -> None:
+    space, algorithm, directory = {"x": shoal.uniform(0, 1)}, Random(2, epochs=1), tmp_path / "study"
+    with pytest.raises(shoal.ShoalError, match=r"is a baseline of the papers.* benchmarks/baselines of Shoal's source"):
+        shoal.tune(train, space, metric="loss", mode="min", algorithm=algorithm, directory=directory, **chosen)
+    assert not directory.exists()
 
 
 @pytest.mark.usefixtures("names")

@@ -124,9 +124,7 @@ def test_targets_and_ranks_of_layers_may_differ(base: str) -> None:
 
 def test_six_members_of_ranks_from_2_to_32_on_one_base() -> None:
     settings = [
-        {"r": r, "lora_alpha": alpha, "lora_dropout": 0.1 * (alpha == 8)}
-        for r in (2, 32)
-        for alpha in (4, 8, 32)
+        {"r": r, "lora_alpha": alpha, "lora_dropout": 0.1 * (alpha == 8)} for r in (2, 32) for alpha in (4, 8, 32)
     ]
     array = check("llama", settings)
     shared = {path for path, _, _ in array.shared_parameters()}
