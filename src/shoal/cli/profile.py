@@ -53,10 +53,10 @@ def profile(
 ) -> None:
     """Measure what a search would cost, and whether sharing pays, before it runs.
 
-    Runs a Python file up to its call of shoal.tune, which does not return: no trial is trained to its end, and no
-    directory is made. A few configurations of its space are trained for some steps on the first device, and the planner
-    makes jobs of them as in a search: a row for each array, with seconds of a step, peak memory, the part of
-    preprocessing, the seconds of an epoch, and the deciding rule. IMPV is the part of the time that sharing saves.
+    Runs a Python file up to its call of shoal.tune, which does not return: a study in a temporary directory measures a
+    few configurations of the space as a search does at its beginning, plans their jobs, and trains none. A row for each
+    array has seconds of a step, peak memory, the part of preprocessing, the seconds of an epoch, and the deciding rule.
+    IMPV is the part of the time that sharing saves.
 
     Options replace the arguments that the file gives to shoal.tune. The measurements go into the job history, so a
     search does not measure them again. With --json the output of the file goes to standard error. The exit status is 1
