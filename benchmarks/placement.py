@@ -145,7 +145,7 @@ def measured(options: argparse.Namespace, missed: list[str]) -> dict[str, Figure
                 for row in (name, SECOND) if name == FUSION_AND_PACKING and SECOND in names else (name,):
                     try:
                         run = (
-                            plain_processes(task, discover(options.devices))
+                            plain_processes(task, discover(options.devices), fork=options.quick and not options.gpu)
                             if row == PLAIN
                             else shoal_study(asked[row], directory=folder / row, cache=cache)
                         )

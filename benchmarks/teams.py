@@ -117,15 +117,21 @@ def ddp(rank: int, port: int, batch: int, pipe: Any) -> None:
 
 
 class Rivals:
-    """The two processes of DistributedDataParallel; they wait between blocks of steps."""
+    """The two processes of DistributedDataParallel; they wait between blocks of steps.
 
-    def __init__(self, batch: int, port: int) -> None:
-        spawn = multiprocessing.get_context("spawn")
+    Args:
+        batch: size of a batch.
+        port: at which they meet.
+        fork: whether they begin as forks of this process, which is to have trained nothing yet, or anew.
+    """
+
+    def __init__(self, batch: int, port: int, fork: bool) -> None:
+        context: Any = multiprocessing.get_context("fork" if fork else "spawn")
         self._pipes = []
         self._processes = []
         for rank in range(2):
-            ours, theirs = spawn.Pipe()
-            process = spawn.Process(target=ddp, args=(rank, port, batch, theirs), daemon=True)
+            ours, theirs = context.Pipe()
+            process = context.Process(target=ddp, args=(rank, port, batch, theirs), daemon=True)
             process.start()
             self._pipes.append(ours)
             self._processes.append(process)
@@ -149,13 +155,13 @@ class Rivals:
 class Run:
     """A leader in this process, whose steps are taken alone and by a team in turns."""
 
-    def __init__(self, directory: Path, batch: int, rounds: int, block: int) -> None:
-        self._block, self._rounds = block, rounds
+    def __init__(self, directory: Path, batch: int, rounds: int, block: int, fork: bool) -> None:
+        self._block, self._rounds, self._fork = block, rounds, fork
         self._warm_up = 60  # in which the fastest mode is found, and a lone step measured
         total = self._warm_up + 2 * block * rounds + 3 * block
         self._task = Images(batch, total)
         self._directory = directory
-        self._rivals = Rivals(batch, free_port())
+        self._rivals = Rivals(batch, free_port(), fork)
         self.seconds: dict[str, list[float]] = defaultdict(list)
         self.excess: dict[str, float] = {}
         self._control = JobControl(prompt=True)
@@ -168,7 +174,7 @@ class Run:
     def run(self) -> None:
         members = tuple(Member(Trial(n, {"lr": 0.01 * (n + 1)}, n, 0), 0, 1) for n in range(MEMBERS))
         array = Array(self._builder.key(members[0].trial), members)
-        context = WorkerContext(self._directory, cloudpickle.dumps(self._task), checkpoint_seconds=1e9, fork=False)
+        context = WorkerContext(self._directory, cloudpickle.dumps(self._task), checkpoint_seconds=1e9, fork=self._fork)
         self._backend = Local(context)
         self._backend.start(Job("helper", (array,), Purpose.ASSIST, assists="leader"), Device("cpu:1", "cpu", 2**30))
         trainer = Trainer(Job("leader", (array,)), self._state, self._builder, self._control, context)
@@ -239,11 +245,11 @@ def main() -> int:
     parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--quick", action="store_true", help="only whether it runs: nothing is asked")
     options = parser.parse_args()
-    rounds, block, batch = (2, 3, 16) if options.quick else (options.rounds, 8, options.batch)
+    rounds, block, batch = (2, 3, 8) if options.quick else (options.rounds, 8, options.batch)
     torch.set_num_threads(1)
     torch.manual_seed(0)
     with tempfile.TemporaryDirectory() as folder:
-        run = Run(Path(folder), batch, rounds, block)
+        run = Run(Path(folder), batch, rounds, block, fork=options.quick)
         run.run()
     medians = {way: statistics.median(times) for way, times in run.seconds.items()}
     rival = min(seconds for way, seconds in medians.items() if way.startswith(DDP))

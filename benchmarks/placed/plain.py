@@ -22,10 +22,16 @@ _here: dict[str, Any] = {}
 """Of a process of the pool: its device, its task and the task's data."""
 
 
-def plain_processes(task: Pictures, cluster: Cluster) -> Figures:
-    """All jobs, in the order of their list; a process loads the data once and keeps it."""
+def plain_processes(task: Pictures, cluster: Cluster, *, fork: bool) -> Figures:
+    """All jobs, in the order of their list; a process loads the data once and keeps it.
+
+    Args:
+        task: what to train.
+        cluster: a process for each of its devices.
+        fork: whether processes begin as forks of this one, or anew.
+    """
     began = time.perf_counter()
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("fork" if fork else "spawn")
     places: SimpleQueue[Place] = context.SimpleQueue()
     for _, device in cluster:
         places.put((device.torch_name, device.cores))
