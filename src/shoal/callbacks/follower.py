@@ -41,14 +41,7 @@ class Position:
 
 
 class Positions:
-    """The positions of a study's callbacks, in the file `callbacks.json` of its directory.
-
-    Args:
-        count: Number of callbacks.
-
-    Raises:
-        ShoalError: the file is damaged.
-    """
+    """The positions of a study's callbacks, in the file `callbacks.json` of its directory."""
 
     def __init__(self, directory: Path, count: int) -> None:
         self._path = directory / "callbacks.json"
@@ -76,11 +69,7 @@ class Positions:
 
 
 class Delivery:
-    """Calls one callback with the new entries of a journal.
-
-    Args:
-        index: Index of this callback in `positions`.
-    """
+    """Calls one callback with the new entries of a journal."""
 
     def __init__(self, callback: Callback, journal: JournalView, positions: Positions, index: int) -> None:
         self._callback, self._journal = callback, journal
@@ -173,13 +162,8 @@ _BOOTSTRAP = (
 
 
 def callbacks_text(callbacks: object, more: Sequence[Callback] = ()) -> list[dict[str, str]]:
-    """Callbacks for the journal, each as its name and its pickle.
-
-    Args:
-        more: Trackers of the command line; of each class one is added, and none if `callbacks` has one.
-
-    Raises:
-        ShoalError: they are not callbacks, or one cannot be pickled.
+    """Callbacks for the journal, each with its name and pickle; trackers of the command line only if of no class among
+    them.
     """
     if not isinstance(callbacks, list | tuple) or not all(isinstance(each, Callback) for each in callbacks):
         raise ShoalError(
@@ -236,7 +220,6 @@ def following(journal: JournalView) -> Iterator[None]:
 
 
 def _listen(process: subprocess.Popen[bytes], log: Path) -> None:
-    """Pass on the warnings of a follower until it ends."""
     assert process.stdout is not None
     with process.stdout:
         for line in process.stdout:
@@ -270,7 +253,6 @@ def main() -> None:
 
 
 def _follow(journal: JournalView, wait: Callable[[], bool], warn: Callable[[str], None]) -> None:
-    """Call the callbacks until the run has ended."""
     recorded = journal.study["callbacks"]
     positions = Positions(journal.directory, len(recorded))
     followers = [_FollowedCallback(journal, positions, index, warn) for index in range(len(recorded))]
@@ -298,20 +280,17 @@ class _FollowedCallback:
         self._callback = Callback()
 
     def begin(self, info: StudyInfo) -> None:
-        """Unpickle the callback, and call its `on_study_begin`."""
         with self._left_out_if_it_raises():
             self._callback = self._unpickled()
             self._callback.on_study_begin(info)
             self._delivery = Delivery(self._callback, self._journal, self._positions, self._index)
 
     def deliver(self) -> None:
-        """Call the callback with the new entries of the journal."""
         if self._delivery is not None:
             with self._left_out_if_it_raises():
                 self._delivery.deliver()
 
     def end(self, info: StudyInfo) -> None:
-        """Call `on_study_end` of the callback."""
         if self._delivery is not None:
             with self._left_out_if_it_raises():
                 self._callback.on_study_end(info)

@@ -64,11 +64,7 @@ def discover(devices: str | Sequence[str] = "auto", machine: Machine | None = No
 
 
 def take_inventory(devices: str | Sequence[str] = "auto", machine: Machine | None = None) -> Inventory:
-    """Find devices as `discover` does, with NVML's data of GPUs; no device need be healthy.
-
-    Raises:
-        DeviceError: A device does not exist, is named twice, or has an invalid name.
-    """
+    """Find devices as `discover` does, with NVML's data of GPUs; no device need be healthy."""
     machine = machine if machine is not None else ThisMachine()
     names = [devices] if isinstance(devices, str) else list(devices)
     if not names:
@@ -96,7 +92,6 @@ def _all_devices(machine: Machine) -> Inventory:
 
 
 def _named_devices(names: Sequence[str], machine: Machine) -> Inventory:
-    """Return the named devices, in the order of their names."""
     for name in names:
         if name == "cpu" or name.startswith("cpu:"):
             raise DeviceError(

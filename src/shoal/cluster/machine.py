@@ -110,12 +110,7 @@ class Machine(Protocol):
 
 @dataclass(frozen=True)
 class ThisMachine:
-    """The machine of this process, within the limits of its CPU affinity and its control group.
-
-    Args:
-        control_group: Directory of the files of its control group.
-        most_cores: Largest number of cores to use; None: no other limit.
-    """
+    """The machine of this process, within the limits of its CPU affinity and its control group."""
 
     control_group: Path = Path("/sys/fs/cgroup")
     most_cores: int | None = None
@@ -154,14 +149,7 @@ class ThisMachine:
 
 
 def control_group_limits(root: Path) -> tuple[float | None, int | None]:
-    """Read the limits of a control group, version 2, as they appear in a container.
-
-    Args:
-        root: Directory of its files; a missing file means no limit.
-
-    Returns:
-        (cores, bytes); None without a limit.
-    """
+    """Return the cores and bytes of a control group, version 2, as in a container; None where no file sets a limit."""
     cores = memory = None
     if (file := root / "cpu.max").exists():
         quota, period = file.read_text().split()
@@ -194,11 +182,7 @@ def threads(cores: int) -> int:
 
 
 def cpu_model(info: Path = Path("/proc/cpuinfo")) -> str:
-    """Return the model of this machine's CPU: "AMD EPYC 7763 64-Core Processor"; "" if it is unknown.
-
-    Args:
-        info: File with a line "model name : ...", which not every processor has.
-    """
+    """Return the model of this machine's CPU: "AMD EPYC 7763 64-Core Processor"; "" if it is unknown."""
     lines = info.read_text(encoding="utf-8", errors="replace").splitlines() if info.exists() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else platform.processor()
@@ -214,13 +198,7 @@ _TORCH_QUERIES = {
 
 
 def torch_devices(device_type: str) -> tuple[Accelerator, ...]:
-    """List the devices of a type, "mps" or "xpu", in a process of its own, as the core imports no torch.
-
-    Takes as long as an import of torch.
-
-    Raises:
-        DeviceError: Torch cannot be imported, or fails.
-    """
+    """List the devices of a type in a process of its own, as the core imports no torch, whose import takes long."""
     code = f"import json, torch; print(json.dumps({_TORCH_QUERIES[device_type]}))"
     completed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     if completed.returncode:

@@ -29,7 +29,6 @@ class Condition:
     """The condition of a device at one moment.
 
     Args:
-        healthy: Whether it can take jobs.
         reason: Reason if not: "has fallen off the bus", "compute mode prohibited".
         processes: Programs on it that are not the study's.
         utilisation: Percent of the last sampling period with a running kernel; None if unknown. Conditions that differ
@@ -53,6 +52,5 @@ class Monitor(Protocol):
     def conditions(self, own: Collection[int]) -> Mapping[str, Condition]:
         """Return the condition of every device by name; a lost device is a condition, never an error.
 
-        Args:
-            own: Process ids of the study's workers and of the engine; their descendants are the study's, too.
+        Descendants of the processes in `own`, those of the study's workers and of the engine, are the study's, too.
         """

@@ -43,11 +43,7 @@ _LOCK = "users.lock"
 
 
 class MpsDirectory:
-    """The directory of a daemon's pipes and logs. Each study that uses the daemon holds a lock there while it lives.
-
-    Args:
-        path: Path of the directory of one GPU; `acquire` creates it.
-    """
+    """The directory of a daemon's pipes and logs. Each study that uses the daemon holds a lock there while it lives."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -56,14 +52,7 @@ class MpsDirectory:
         self._lock: ProcessLock | None = None
 
     def acquire(self, patience: float) -> bool:
-        """Take the lock; return whether no other study holds it. Other studies then wait until `downgrade_lock`.
-
-        Args:
-            patience: Seconds to wait for another study that is starting the daemon.
-
-        Raises:
-            MpsError: The path is too long, cannot be created, or belongs to another user, or the wait was too long.
-        """
+        """Take the lock, and return whether no other study holds it; others then wait until `downgrade_lock`."""
         if self._lock is None:
             self._create()
             self._lock = ProcessLock(self.path / _LOCK)
@@ -150,11 +139,7 @@ class MpsDaemon:
 
     Args:
         uuid: UUID of the GPU, "GPU-...", as indices differ between a server and its clients.
-        directory: Directory of pipes and logs of this GPU; by default `default_directory`.
         patience: Longest time of a command, in seconds.
-
-    Raises:
-        MpsError: The UUID is not that of a whole GPU.
     """
 
     def __init__(
@@ -174,11 +159,7 @@ class MpsDaemon:
         return self.directory.log / "control.log"
 
     def start(self) -> None:
-        """Start the daemon, or restart it if no other study uses it.
-
-        Raises:
-            MpsError: It is not installed, is not permitted, cannot start, or belongs to another user.
-        """
+        """Start the daemon, or restart it if no other study uses it."""
         alone = self.directory.acquire(self._patience)
         try:
             if alone:
@@ -189,9 +170,8 @@ class MpsDaemon:
             self.directory.downgrade_lock()
 
     def stop(self) -> None:
-        """Release the daemon, and end it and its servers unless other studies use them; may be called twice.
-
-        Also end unused daemons of other GPUs, which a killed engine has left.
+        """Release the daemon, and end it unless other studies use it; also end unused daemons that a killed engine has
+        left.
         """
         _end_if_unused(self._control)
         for directory in self.directory.other_gpus():
@@ -203,19 +183,11 @@ class MpsDaemon:
         return self._control.process() is not None
 
     def servers(self) -> list[int]:
-        """Return the ids of the server processes: one after the first client has connected.
-
-        Raises:
-            MpsError: The daemon does not answer.
-        """
+        """Return the ids of the server processes: one after the first client has connected."""
         return self._control.query_pids("get_server_list")
 
     def clients(self) -> dict[int, frozenset[int]]:
-        """Return the process ids of the clients of each server, by the id of the server.
-
-        Raises:
-            MpsError: The daemon does not answer, or a server has just ended.
-        """
+        """Return the process ids of the clients of each server, by the id of the server."""
         return {server: frozenset(self._control.query_pids(f"get_client_list {server}")) for server in self.servers()}
 
     def environment(self, share: float = 1.0, memory: int | None = None) -> dict[str, str]:
@@ -252,7 +224,6 @@ class _Control:
         return _Control(self.variables["CUDA_VISIBLE_DEVICES"], directory, self._command, self._patience)
 
     def start_daemon(self) -> None:
-        """Start the daemon and wait for its process."""
         # The output goes to a file: the daemon keeps it open, so a pipe would end only with the daemon.
         with tempfile.TemporaryFile() as output_file:
             status = self._run(["-d"], stdout=output_file, stdin=subprocess.DEVNULL).returncode

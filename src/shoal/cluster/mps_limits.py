@@ -28,13 +28,8 @@ def memory_limit(demand: Demand) -> int:
 
 
 def job_memory_limit(demand: Demand | None, device: Device) -> int | None:
-    """Return the bytes that a running job may come to use on a device, as its process may have a limit.
-
-    Args:
-        demand: Demand of the job; None if unknown.
-
-    Returns:
-        None without a limit.
+    """Return the bytes that a running job may come to use on a device, as its process may have a limit; None without
+    one.
     """
     return memory_limit(demand) if demand is not None and can_share(device) else None
 

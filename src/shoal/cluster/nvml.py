@@ -60,13 +60,7 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Listing:
-    """The GPUs of a machine.
-
-    Args:
-        gpus: Usable and unusable GPUs, the latter with their reasons.
-        absence_reason: Reason why there are none; "" if there are some.
-        driver_fails: Whether a driver is installed and fails.
-    """
+    """The GPUs of a machine."""
 
     gpus: tuple[Gpu, ...] = ()
     absence_reason: str = ""
@@ -135,12 +129,7 @@ def by_device_name(present: Sequence[Gpu]) -> dict[str, Gpu]:
 
 @contextmanager
 def nvml_session() -> Iterator[Any]:
-    """Initialise NVML, yield the module `pynvml`, and shut NVML down.
-
-    Raises:
-        ImportError: The package is not installed.
-        pynvml.NVMLError: NVML cannot be initialised.
-    """
+    """Initialise NVML, yield the module `pynvml`, and shut NVML down."""
     import pynvml
 
     pynvml.nvmlInit()
@@ -151,11 +140,7 @@ def nvml_session() -> Iterator[Any]:
 
 
 def read_gpu(nvml: Any, handle: Any) -> Gpu:
-    """Read a GPU or an instance; after an error of NVML, return the data read before it, and the reason.
-
-    Args:
-        nvml: The module `pynvml`.
-    """
+    """Read a GPU or an instance; after an error of NVML, return the data read before it, and the reason."""
     gpu = Gpu("")
     try:
         gpu = replace(gpu, uuid=nvml.nvmlDeviceGetUUID(handle))
@@ -189,7 +174,6 @@ def error_reason(nvml: Any, error: Exception) -> str:
 
 
 def _gpus_at(nvml: Any, index: int) -> list[Gpu]:
-    """Read the GPU with an index in NVML's order, or its instances."""
     try:
         handle = nvml.nvmlDeviceGetHandleByIndex(index)
         instances = _instances(nvml, handle)
@@ -321,11 +305,7 @@ class NvmlMonitor:
         self.watch(cluster)
 
     def watch(self, cluster: Cluster) -> None:
-        """Monitor these devices from now on.
-
-        Args:
-            cluster: Cluster of the devices; no job of the study runs yet on a device that is new.
-        """
+        """Monitor these devices from now on."""
         self._devices = tuple(device for _, device in cluster)
         if new := [device for device in self._watched() if device.uuid not in self._baselines]:
             self._last |= self._read_conditions(new, ())

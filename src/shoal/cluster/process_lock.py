@@ -14,12 +14,6 @@ class ProcessLock:
     The lock belongs to the open file, which every fork of the process shares. Without precaution it would stay while a
     fork (a worker of a DataLoader, of a user's pool) lives. So a fork closes its copy at once; a program started by
     `exec` never has one.
-
-    Args:
-        flags: Flags of `os.open`; by default the file is created if it does not exist.
-
-    Raises:
-        OSError: The file cannot be opened.
     """
 
     def __init__(self, path: Path, flags: int = os.O_RDWR | os.O_CREAT, mode: int = 0o600) -> None:
@@ -33,19 +27,11 @@ class ProcessLock:
         return self._file
 
     def exclusive(self, *, wait: bool = False) -> bool:
-        """Take the lock alone; return False if another process holds it. A shared lock held before is lost either way.
-
-        Args:
-            wait: Whether to wait for the release by all other processes.
-        """
+        """Take the lock alone; return False if another process holds it. A shared lock held before is lost."""
         return self._take(fcntl.LOCK_EX, wait)
 
     def shared(self, *, wait: bool = False) -> bool:
-        """Take the lock together with other processes; return False if one holds it alone.
-
-        Args:
-            wait: Whether to wait for the release by the process that holds it alone.
-        """
+        """Take the lock together with other processes; return False if one holds it alone."""
         return self._take(fcntl.LOCK_SH, wait)
 
     def release(self) -> None:

@@ -111,21 +111,14 @@ def start_time(pid: int) -> float:
 
 
 def kill_tree(pid: int, started: float, seconds: float) -> None:
-    """Kill a process, which need not be a child, and its descendants; wait for their ends.
-
-    Args:
-        started: Start time, as of `start_time`; a later process with the same id is not killed.
-    """
+    """Kill a process and its descendants, and wait; one that began after `started`, with the same id, is left alone."""
     tree = process_tree(pid) if start_time(pid) == started else []
     kill(tree)
     wait_for_exit(tree, seconds)
 
 
 def wait_for_exit(processes: Sequence[psutil.Process], seconds: float) -> list[psutil.Process]:
-    """Wait up to some seconds for the ends of processes; return those that still run.
-
-    A zombie counts as ended, as in a container it may never be reaped.
-    """
+    """Wait for the ends of processes; return those that still run. A zombie counts as ended: it may never be reaped."""
     deadline = time.monotonic() + seconds
     while (running := [x for x in processes if x.is_running() and is_alive(x.pid)]) and time.monotonic() < deadline:
         time.sleep(_POLL_SECONDS)

@@ -6,7 +6,7 @@ __all__ = ["Activity"]
 
 
 class Activity(StrEnum):
-    """Activity that takes time of a device. Workers report the members up to ENGINE, the journal shows the others."""
+    """Workers report the members up to ENGINE, the journal shows the others."""
 
     START = "start"
     """A process starts: fork, imports, context of the device, load of the task."""

@@ -37,11 +37,7 @@ def log_of(message: str) -> str:
 
 
 def causes(failed: Iterable[tuple[int, str]]) -> tuple[Cause, ...]:
-    """The distinct causes, the most frequent first.
-
-    Args:
-        failed: Number and message of each failed trial, by number.
-    """
+    """The distinct causes, the most frequent first."""
     by_text: dict[str, list[tuple[int, str]]] = {}
     for number, message in failed:
         by_text.setdefault(cause_of(message) or "no reason was given", []).append((number, message))

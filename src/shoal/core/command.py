@@ -184,12 +184,7 @@ class JobLeaving:
 
 @dataclass(frozen=True)
 class JobKilled:
-    """A job that is about to be killed.
-
-    Args:
-        job: Id of the job.
-        outcome: Outcome of the job after the kill.
-    """
+    """A job that is about to be killed."""
 
     job: str
     outcome: Outcome
@@ -201,7 +196,6 @@ class JobEnded:
     """End of a job; its RUNNING trials wait again.
 
     Args:
-        job: Id of the job.
         message: Message of the back end; "" adds nothing to the message of the job.
         failed: Whether this counts as a failure of the trials that wait again.
         activities: Seconds of the job by activity; empty if it could not report them.
@@ -219,9 +213,7 @@ class ArrayLeft:
     """Trials that a job does not train any more; RUNNING ones wait again.
 
     Args:
-        job: Id of the job.
         message: Reason, which is added to the message of the job.
-        failed: As in `JobEnded`.
     """
 
     job: str
@@ -242,7 +234,6 @@ class QuantumMeasured:
     """The losses of a turn of a job.
 
     Args:
-        job: Id of the job.
         number: Number of the turn, counted from 0 over all stretches of the job on devices.
     """
 
@@ -291,13 +282,7 @@ class TrialsStopped:
 
 @dataclass(frozen=True)
 class Intervened:
-    """Result of a user's request.
-
-    Args:
-        trials: Numbers of the trials for which it was carried out.
-        devices: Names of the devices for which it was carried out.
-        refused: Refused parts with their reasons, a line each.
-    """
+    """Result of a user's request: trials and devices for which it was carried out, and refused parts, a line each."""
 
     request: str
     verb: str
@@ -340,12 +325,7 @@ Record = (
 
 @dataclass
 class Step:
-    """Result of one event.
-
-    Args:
-        records: Records to commit together, in order.
-        commands: Commands to carry out afterwards, in order.
-    """
+    """Result of one event."""
 
     records: list[Record] = field(default_factory=list)
     commands: list[Command] = field(default_factory=list)

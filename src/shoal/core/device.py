@@ -86,7 +86,6 @@ class Cluster:
     nodes: tuple[Node, ...]
 
     def __iter__(self) -> Iterator[tuple[Node, Device]]:
-        """Every device with its node, in order."""
         return iter(self._pairs)
 
     @cached_property

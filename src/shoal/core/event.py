@@ -99,7 +99,6 @@ class Reported:
     """Reports of trials that finished an epoch or failed; without reports, only training losses.
 
     Args:
-        job: Id of the job.
         losses: Training losses of the array since the last event with losses, or None. Of several members, each
             step counts the least loss, because the value of a job is that of its best trial.
     """
@@ -114,7 +113,6 @@ class SignaturesFound:
     """Fusion keys that a signature job found for its members, or that a training job found on request.
 
     Args:
-        job: Id of the job.
         keys: Number of a trial -> its fusion key.
         alone: Number of each trial whose model could not be built, and why, in a line; its key is unique.
         note: A text for the user on an unusual property of the task; "" if there is none.
@@ -131,7 +129,6 @@ class Profiled:
     """Profile of an array that a profile job measured, or that a training job refined for one of its arrays.
 
     Args:
-        job: Id of the job.
         note: Reason why its trials train in plain PyTorch, for the user; "" if they are fused.
         limit: Part of the compute of the device that its process could use (see `Job.limit`); None: all of it.
     """
@@ -148,7 +145,6 @@ class RelativeTimeMeasured:
     """Measured time of the arrays of a training job when packed, relative to running one after another.
 
     Args:
-        job: Id of the job.
         relative_time: Seconds of their steps in the fastest way, divided by the seconds of running array after array;
             at most 1, since that is one of the ways.
     """
@@ -163,7 +159,6 @@ class TeamMeasured:
     """Measured seconds of a training step of an array by its number of devices.
 
     Args:
-        job: Id of the job.
         seconds: Number of devices -> median seconds of a step; 1 is among them, unless there is a note.
         note: Reason why the steps of the array cannot be divided between devices; "" if they can.
     """
@@ -180,7 +175,6 @@ class MemoryMeasured:
     """Measured memory of a training job.
 
     Args:
-        job: Id of the job.
         members: Key of each of its arrays -> largest number of members.
         memory: Peak bytes of its process on the device (of a CPU slot: in all) since the job began.
     """
@@ -192,11 +186,7 @@ class MemoryMeasured:
 
 @dataclass(frozen=True)
 class ArrayFailed:
-    """Failure of one array of a job. Its trials leave the job; the other arrays continue.
-
-    Args:
-        job: Id of the job.
-    """
+    """Failure of one array of a job. Its trials leave the job; the other arrays continue."""
 
     job: str
     trials: frozenset[int]
@@ -206,12 +196,7 @@ class ArrayFailed:
 
 @dataclass(frozen=True)
 class MembersLeft:
-    """Members that have left a job on request, after a checkpoint. They send no further reports.
-
-    Args:
-        job: Id of the job.
-        trials: Numbers of the members that it still trained.
-    """
+    """Members that have left a job on request, after a checkpoint. They send no further reports."""
 
     job: str
     trials: frozenset[int]
@@ -222,7 +207,6 @@ class Heartbeat:
     """Progress of a job since its last heartbeat; at most one a second.
 
     Args:
-        job: Id of the job.
         settled: Whether it takes steps now; otherwise it loads data, builds models or compiles.
     """
 
@@ -235,7 +219,6 @@ class Ended:
     """End of a job, which has left its device. Exactly one for each started job, and its last event.
 
     Args:
-        job: Id of the job.
         activities: Seconds of the job by activity, without the time that its events took to the engine; empty if the
             job could not report them.
     """

@@ -32,8 +32,6 @@ class Job:
     """Arrays that share one process, its data and a device.
 
     Args:
-        id: Id, unique in the study.
-        arrays: At least one array.
         demand: Reservation on its device; None if its demand is unknown.
         resumes: Id of the suspended job that it continues; "" of a new job.
         limit: Largest part of the compute of its device that its process may use, by MPS; None: all of it.
@@ -80,12 +78,10 @@ class WorkerContext:
     Args:
         directory: Directory of the study; workers write checkpoints and logs below it.
         runner: "module:function" of the `Runner`, resolved in the process that runs it.
-        checkpoint_seconds: Longest wall time between two checkpoints of a running trial.
         sharing: Method by which jobs share a GPU: "auto", "mps" or "plain".
         fork: Whether workers may have the modules that the calling process has imported.
         devices: Devices of the study, as its user wrote them, for back ends that find them on several nodes.
         host: Address at which workers of other machines reach those of this one.
-        hang_seconds: Seconds without progress after which a job is killed.
     """
 
     directory: Path
@@ -100,9 +96,5 @@ class WorkerContext:
 
 
 def log_path(directory: Path, job: str) -> Path:
-    """Path of the file with a job's output and, if it failed, its full traceback.
-
-    Args:
-        job: Id of the job.
-    """
+    """Path of the file with a job's output and, if it failed, its full traceback."""
     return directory / "logs" / f"{job}.log"

@@ -51,7 +51,6 @@ def objectives(metric: str | Sequence[str], mode: str | Sequence[str]) -> tuple[
     """The objectives of a study from the arguments of `tune`.
 
     Args:
-        metric: One name, or several.
         mode: "min" or "max"; for several metrics one for each.
 
     Raises:
@@ -91,11 +90,6 @@ def metric_names(metrics: Iterable[str]) -> str:
 
 def check_reported(objectives: Iterable[Objective], metrics: Mapping[str, object], loss: str | None = None) -> None:
     """Raise an error unless a task reports all metrics of the objectives, and its loss.
-
-    Args:
-        objectives: Objectives of the study.
-        metrics: Reported values by name.
-        loss: Reported value that the user named as the loss of a function or command; None if there is none.
 
     Raises:
         TaskError: a metric or the loss is missing; the message names it and the reported ones.

@@ -91,7 +91,6 @@ class Ledger:
             self.hold(job)
 
     def __contains__(self, name: str) -> bool:
-        """Return whether a device is in the cluster."""
         return name in self._all
 
     def __getitem__(self, name: str) -> Capacity:
@@ -139,12 +138,7 @@ class Ledger:
                 self.add(job.id, capacity, share, len(job.devices))
 
     def add(self, holder: str, capacity: Capacity, share: Share, devices: int = 1) -> None:
-        """Add a share of a device to what a job holds.
-
-        Args:
-            holder: Id of the job.
-            share: The share.
-        """
+        """Add a share of a device to what a job holds."""
         capacity.compute -= share.compute
         capacity.memory -= share.memory
         if holder not in capacity.holders:

@@ -199,11 +199,7 @@ class Space:
 
     @classmethod
     def from_json(cls, text: str) -> "Space":
-        """Decode a text of `to_json`.
-
-        Raises:
-            SpaceError: the text holds an unknown domain.
-        """
+        """Decode a text of `to_json`."""
         return cls(_decode(json.loads(text)))
 
     def __eq__(self, other: object) -> bool:
@@ -262,7 +258,6 @@ def _check(node: Any, path: str) -> Any:
 
 
 def _option(node: Any, path: str) -> Any:
-    """Check an option of a choice; a list in it is a value, not a choice."""
     return _constant(node, path) if isinstance(node, list | tuple) else _check(node, path)
 
 
@@ -387,7 +382,6 @@ def _parameters(node: Any, path: str, *, conditional: bool) -> Iterator[tuple[st
 
 
 def _count(node: Any, path: str) -> int:
-    """Number of values of a node."""
     match node:
         case Choice():
             return sum(_count(option, f"{path}[{i}]") for i, option in enumerate(node.options))
@@ -406,7 +400,6 @@ def _count(node: Any, path: str) -> int:
 
 
 def _enumerate(node: Any, path: str) -> Iterator[Any]:
-    """All values of a node."""
     match node:
         case Domain():
             for i, point in enumerate(node.points() or ()):

@@ -14,9 +14,6 @@ class ActivityClock:
 
     Time counts for the innermost activity, or for the usual one outside of all others. Time outside `running` counts
     for none. The clock is read when an activity begins and when it ends.
-
-    Args:
-        clock: Clock in seconds.
     """
 
     def __init__(self, usual: Activity, clock: Callable[[], float] = time.perf_counter) -> None:

@@ -187,9 +187,6 @@ def compute(profile: Profile, members: int = 1) -> float:
     It is the least measured share with 95 % of the throughput of the whole device; 1 if a smaller share has less. If no
     share was measured, it is the fraction of the device in use, an upper bound; capped at 1, since counters can show
     slightly more.
-
-    Args:
-        members: B.
     """
     if speeds := _share_speeds(profile, members):
         return min((share for share, speed in speeds.items() if speed >= ENOUGH), default=1.0)

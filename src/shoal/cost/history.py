@@ -78,7 +78,6 @@ class Record:
     Args:
         structure: Digest of the model, and of its optimizer where fusion depends on it.
         data: Digest of the parameters that determine the data.
-        batch_size: Samples per step and member.
         profile: The profile; None if this version of Shoal cannot read it.
         tasks: Name of each task with this structure -> the parameters on which all its trials agree.
     """
@@ -120,14 +119,8 @@ class History:
             self._disable(error)
 
     def get(self, structure: str, data: str, batch_size: int, kind: str) -> Profile | None:
-        """Return the profile, or None if it was never measured.
-
-        Args:
-            structure: `FusionKey.structure`.
-            data: Digest of the parameters read by the task's `data`, `FusionKey.data`; it determines shapes and the
-                length of an epoch.
-            batch_size: Samples per step and member.
-            kind: `Device.kind`.
+        """Return the profile by `FusionKey.structure`, `FusionKey.data`, batch size and `Device.kind`; None if never
+        measured.
         """
         return self._profiles.get((structure, data, batch_size, kind))
 
@@ -136,7 +129,7 @@ class History:
         return dict(self._profiles)
 
     def put(self, structure: str, data: str, batch_size: int, kind: str, profile: Profile) -> None:
-        """Store a profile, replacing an older one of the same key; for the arguments see `get`."""
+        """Store a profile, replacing an older one of the same key."""
         self._profiles[structure, data, batch_size, kind] = profile
         row = (self.environment, structure, data, batch_size, kind, json.dumps(asdict(profile)))
         self._write("INSERT OR REPLACE INTO profiles VALUES (?, ?, ?, ?, ?, ?)", [row])
@@ -144,13 +137,7 @@ class History:
     def put_task(
         self, structure: str, data: str, batch_size: int, task: str, configs: Sequence[Mapping[str, Any]]
     ) -> None:
-        """Store, for display, the task of a structure and the parameters on which all its trials so far agree.
-
-        Args:
-            structure: As in `get`.
-            data: As in `get`.
-            batch_size: As in `get`.
-        """
+        """Store, for display, the task of a structure and the parameters on which all its trials so far agree."""
         key = (structure, data, batch_size, task)
         known = self._tasks.get(key)
         common = dict(configs[0]) if known is None else known
@@ -161,15 +148,7 @@ class History:
             self._write("INSERT OR REPLACE INTO tasks VALUES (?, ?, ?, ?, ?)", [(*key, json.dumps(common))])
 
     def relative_times(self, kind: str) -> Mapping[tuple[str, str], float]:
-        """Return the relative times of packs on a kind of device.
-
-        Args:
-            kind: `Device.kind`.
-
-        Returns:
-            Measured pair of structures, in ascending order -> its relative time: seconds of their steps in one process,
-            divided by the seconds of running one after another.
-        """
+        """Return pair of structures, ascending -> time of steps in one process over that of one after another."""
         return self._relative_times.get(kind, {})
 
     def put_relative_time(self, pair: tuple[str, str], kind: str, relative_time: float) -> None:
@@ -231,11 +210,7 @@ class History:
 
 
 def records(path: Path) -> list[Record]:
-    """Return all records of a job history, of every environment, sorted; empty if there is no file.
-
-    Raises:
-        ShoalError: The file is not a job history.
-    """
+    """Return all records of a job history, of every environment, sorted; empty if there is no file."""
     if _is_empty(path):
         return []
     with _user_connection(path) as connection:
@@ -253,14 +228,7 @@ def records(path: Path) -> list[Record]:
 
 
 def oversubscription_ratios(path: Path, environment_name: str) -> dict[str, float]:
-    """Return device kind -> oversubscription ratio in a job history, sorted; empty if there is no file.
-
-    Args:
-        environment_name: Versions at the time of the measurement, as returned by `environment()`.
-
-    Raises:
-        ShoalError: The file is not a job history.
-    """
+    """Return device kind -> oversubscription ratio in a job history, sorted; empty if there is no file."""
     if _is_empty(path):
         return {}
     with _user_connection(path) as connection:
@@ -277,9 +245,6 @@ def delete_records(path: Path, *, kind: str | None = None, structure: str | None
     Returns:
         Number of deleted profiles, of deleted relative times, and of deleted oversubscription ratios. These belong to
         a kind, so a restriction to structures leaves them.
-
-    Raises:
-        ShoalError: The file is not a job history, or cannot be written.
     """
     if _is_empty(path):
         return 0, 0, 0
@@ -314,7 +279,6 @@ def profile_from(text: str) -> Profile | None:
 
 
 def _is_empty(path: Path) -> bool:
-    """Return whether there is no file, or an empty one."""
     return not path.exists() or (path.is_file() and not path.stat().st_size)
 
 

@@ -21,8 +21,6 @@ class RaceRules:
     """Duration and decision rule of a race.
 
     Args:
-        min_runs: Least number of counted runs of each candidate.
-        max_runs: Largest number of counted runs of each candidate.
         enough_seconds: Total time of counted runs that suffices between `min_runs` and `max_runs`.
         burst: Consecutive runs of a candidate. The first run of a burst does not count, since another candidate has
             left the caches; with bursts of 1 all runs count.
@@ -136,11 +134,7 @@ class Race(Generic[C]):
             self._begin_burst()
 
     def add(self, candidate: C, margin: float | None = None) -> None:
-        """Add a candidate that races against the leader, which is timed again: first runs of a process are slower.
-
-        Args:
-            margin: Least speed-up; by default the one of the rules.
-        """
+        """Add a candidate that races against the leader, which is timed again: first runs of a process are slower."""
         leader = self._incumbent = self.leader
         self._timed[leader] = _Candidate(self._timed[leader].margin)
         self._timed[candidate] = _Candidate(self._rules.margin if margin is None else margin)
@@ -196,9 +190,6 @@ def choose_fastest(
     Args:
         candidates: Name -> function that runs the candidate once and returns its seconds; the first is the default.
         expected_errors: Exceptions for which a candidate is dropped, unless it is the first.
-
-    Returns:
-        The finished race.
     """
     race, first = Race(candidates, rules), next(iter(candidates))
     while race.winner is None:

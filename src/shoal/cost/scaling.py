@@ -72,11 +72,7 @@ class Scaling:
         return self.devices + self.grows
 
     def factor(self, width: float) -> float:
-        """Return h(w) / h(1); inf on overflow.
-
-        Raises:
-            ValueError: `width` is not above 0.
-        """
+        """Return h(w) / h(1); inf on overflow."""
         if not width > 0:
             raise ValueError(f"a width is above 0 devices, got {width!r}")
         try:
@@ -97,9 +93,6 @@ def packing_benefit(trials: int, together: Sequence[float], before: Sequence[flo
         trials: p, at least 2.
         together: T^p, seconds of an iteration of each of the p trials.
         before: T^(p-1), the same with one trial fewer.
-
-    Raises:
-        ValueError: `trials` is below 2, there are no times, or one is not above 0.
     """
     if trials < 2:
         raise ValueError(f"a benefit of packing needs at least 2 trials, got {trials!r}")
@@ -116,9 +109,6 @@ def max_sharing(times: Mapping[int, Sequence[float]], threshold: float = THRESHO
     Args:
         times: p -> T^p, seconds of an iteration of each of p trials; times after the first missing p are ignored.
         threshold: O_th.
-
-    Raises:
-        ValueError: there is no time of a trial alone, or one is not above 0.
     """
     _checked_mean(times.get(1, ()), 1)
     trials = 1
@@ -134,9 +124,6 @@ def fit_alpha(times: Mapping[int, Sequence[float]]) -> float:
 
     Args:
         times: p -> T^p, as for `max_sharing`, of any p; 1 must be among them.
-
-    Raises:
-        ValueError: there is no time of a trial alone, or none of several, or one is not above 0.
     """
     alone = _checked_mean(times.get(1, ()), 1)
     return _fit_base(
@@ -151,9 +138,6 @@ def fit_beta(times: Mapping[int, float]) -> float:
 
     Args:
         times: w -> seconds of an iteration of the same batch on w devices; 1 must be among them.
-
-    Raises:
-        ValueError: there is no time on one device, or none on several, or one is not above 0.
     """
     alone = _checked_mean((times[1],) if 1 in times else (), 1)
     return _fit_base({w - 1: log(w * _checked_mean((seconds,), w) / alone) for w, seconds in times.items() if w > 1})
@@ -174,9 +158,6 @@ def measured_scaling(
     Args:
         shared_times: p -> T^p, seconds of an iteration of each of p trials on one device, including p = 1.
         multi_device_times: w -> seconds of an iteration on w devices; may be empty.
-
-    Raises:
-        ValueError: times are missing or not above 0.
     """
     sharing = max_sharing(shared_times)
     measured = [p for p in range(1, max(sharing, 2) + 1) if p in shared_times]
@@ -198,9 +179,6 @@ def shared_device_scaling(profile: Profile, expected: int) -> Scaling | None:
 
     Args:
         expected: c by the compute demand of the jobs, which holds until measurements differ.
-
-    Returns:
-        The scaling, or None if no shared device was measured.
     """
     times = _relative_times(profile.crowding)
     if len(times) == 1:
@@ -240,7 +218,6 @@ def _fit_base(logarithms: Mapping[int, float]) -> float:
 
 
 def _checked_mean(times: Sequence[float], of: int) -> float:
-    """Return the mean of the times, which must exist and be above 0."""
     if not times or not all(0 < time < float("inf") for time in times):
         raise ValueError(f"seconds of an iteration with {of} must be measured, finite and above 0, got {list(times)!r}")
     return fmean(times)

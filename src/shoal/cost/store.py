@@ -71,14 +71,8 @@ class WeightedMeans:
         self._counts: Counter[Hashable] = Counter()
 
     def observe(self, name: Hashable, known: float | None, observation: float, reset_factor: float = inf) -> float:
-        """Return the mean including one more observation.
-
-        Args:
-            known: The mean so far, or None.
-            reset_factor: Factor from which the mean so far is discarded and replaced by the observation.
-
-        Returns:
-            The new mean, or `known` itself if the change is small.
+        """Return the mean including one more observation, which replaces it if they differ by `reset_factor`; `known`
+        itself if the change is small.
         """
         if known is None or not observation / reset_factor <= known <= observation * reset_factor:
             self._counts[name] = 1
@@ -89,11 +83,7 @@ class WeightedMeans:
 
 
 class ProfileStore:
-    """Observes the costs of jobs, and estimates the cost of further jobs.
-
-    Args:
-        history: The job history, which keeps profiles across studies.
-    """
+    """Observes the costs of jobs, and estimates the cost of further jobs."""
 
     def __init__(self, history: History, task: str = "") -> None:
         self.changes = 0
@@ -133,11 +123,6 @@ class ProfileStore:
         """Keep the seconds of an epoch without oversubscription, with which a later study knows the speed of its jobs.
 
         No plan depends on it, so it is none of the `changes`.
-
-        Args:
-            kind: `Device.kind`.
-            members: B.
-            seconds: Least seconds of an epoch in this study.
         """
         if (profile := self.estimate(key, kind)) is None:
             return
@@ -201,7 +186,6 @@ class ProfileStore:
         self.changes += 1
 
     def _observe_team(self, found: TeamMeasured, kind: str) -> None:
-        """Update the times on several devices."""
         if (profile := self.estimate(found.key, kind)) is None:
             return
         relative = {devices: step / found.seconds[1] for devices, step in found.seconds.items() if devices > 1}

@@ -17,10 +17,8 @@ __all__ = ["check_not_paused", "check_optional_values", "check_study"]
 
 
 def check_study(journal: JournalView) -> None:
-    """Check that a study can be resumed from its journal. This writes nothing and runs no code of the study.
-
-    Raises:
-        JournalError: a value is missing or invalid; the message names the file, the key, the value and the remedy.
+    """Check that a study can be resumed from its journal, without writing or running code; JournalError names the
+    remedy.
     """
     for key, (kind, wanted) in _REQUIRED.items():
         if key not in journal.study:
@@ -33,11 +31,7 @@ def check_study(journal: JournalView) -> None:
 
 
 def check_not_paused(directory: Path) -> None:
-    """Refuse to resume a study that is paused in a running process.
-
-    Raises:
-        JournalError: names the process and the command that lets the study go on.
-    """
+    """Refuse to resume a study that is paused in a running process."""
     with JournalView.read(directory) as now:
         if now.study.get("paused") and (owner := now.writer()) is not None:
             raise JournalError(
@@ -47,11 +41,7 @@ def check_not_paused(directory: Path) -> None:
 
 
 def check_optional_values(journal: JournalView) -> None:
-    """Check the values that only some studies have.
-
-    Raises:
-        JournalError: a value is invalid, as in `check_study`.
-    """
+    """Check the values that only some studies have."""
     for key, (kind, wanted) in _OPTIONAL.items():
         if key in journal.study:
             _check(journal, key, kind, wanted)

@@ -99,7 +99,6 @@ def report_of(row: tuple[Any, ...]) -> Report:
 
 
 def _decoded(text: str, decoder: Decoder[Any]) -> Any:
-    """Decode JSON as the type of a decoder."""
     try:
         return decoder.decode(text)
     except DecodeError:  # a NaN or an infinity, which msgspec does not read, or really an error

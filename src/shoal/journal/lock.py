@@ -18,12 +18,7 @@ _PAUSE_SECONDS = 0.02
 
 @dataclass(frozen=True)
 class LockOwner:
-    """The process that holds a writer's lock.
-
-    Args:
-        pid: Id of the process; 0 before it has written its name.
-        host: Name of its machine; "" before it has written its name.
-    """
+    """The process that holds a writer's lock; before it has written its name, `pid` is 0 and `host` is ""."""
 
     pid: int
     host: str = ""
@@ -38,11 +33,7 @@ class LockOwner:
 
 
 class WriterLock:
-    """An flock on `<directory>/journal.lock`, held from construction until `release`; the file names its owner.
-
-    Raises:
-        JournalError: another process, or another journal of this process, holds the lock.
-    """
+    """An flock on `<directory>/journal.lock`, held from construction until `release`; the file names its owner."""
 
     def __init__(self, directory: Path) -> None:
         self._lock = ProcessLock(_path(directory), mode=0o644)

@@ -52,10 +52,7 @@ class LockedJournal(JournalView):
         """Create a study and begin its first run.
 
         Args:
-            directory: Directory of the study; made if it does not exist.
             study: Values of the study, JSON values; must hold "metric" and "mode" ("min" or "max"), or lists of them.
-            algorithm: The pickled algorithm, before its first use.
-            clock: Clock, in seconds since 1970.
             called: As in `begin_run`.
 
         Raises:
@@ -84,14 +81,7 @@ class LockedJournal(JournalView):
 
     @classmethod
     def open(cls, directory: Path | str, *, clock: Callable[[], float] = time.time) -> Self:
-        """Open a study for writing; nothing of it changes before `begin_run`.
-
-        Args:
-            clock: Clock, in seconds since 1970.
-
-        Raises:
-            JournalError: there is no study, another process is running it, or this version cannot read it.
-        """
+        """Open a study for writing; nothing of it changes before `begin_run`."""
         directory = absolute(directory)
         open_existing(directory, write=True).close()  # raises before a lock file is made where there is no study
         with translate_errors(directory), ExitStack() as undo:
@@ -123,11 +113,7 @@ class LockedJournal(JournalView):
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """A transaction; it may be nested. After an exception or a kill nothing inside is recorded.
-
-        Raises:
-            StorageFullError: the disk is full; nothing of this transaction is recorded.
-        """
+        """A transaction; it may be nested. After an exception or a kill nothing inside is recorded."""
         if self.tables.connection.in_transaction:
             yield
             return

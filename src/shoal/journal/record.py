@@ -45,9 +45,6 @@ def record(
 
     Returns:
         The new reports, as of `Journal.record_reports`. Earlier FAILED reports of a retried trial do not count.
-
-    Raises:
-        JournalError: the algorithm has never proposed the trial.
     """
     numbers = json.dumps([report.trial for report in reports])
     trials = {
@@ -108,12 +105,7 @@ def lower_is_better(name: str, objectives: Sequence[Objective]) -> bool:
 def merge_best(
     best: Mapping[str, float], metrics: Mapping[str, float], objectives: Sequence[Objective]
 ) -> dict[str, float]:
-    """Update the best values with a report; NaN is never the best.
-
-    Args:
-        best: Name -> best value so far.
-        metrics: Name -> reported value.
-    """
+    """Update the best values with a report; NaN is never the best."""
     merged = dict(best)
     for name, value in metrics.items():
         if math.isnan(value):

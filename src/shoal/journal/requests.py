@@ -34,13 +34,8 @@ def write_request(
     trials: Sequence[int] = (),
     arguments: Mapping[str, Any] = _NO_ARGUMENTS,
 ) -> str:
-    """Write a request for the process that runs the study now or later; does not wait for the result.
-
-    Returns:
-        Name of the request.
-
-    Raises:
-        JournalError: the directory of the study cannot be written.
+    """Write a request for the process that runs the study now or later, without waiting for it; return the request's
+    name.
     """
     folder = directory / "requests"
     written = folder if folder.exists() else directory
@@ -66,11 +61,7 @@ def delete_request(directory: Path, request: str) -> None:
 
 
 def pending_requests(directory: Path) -> list[Request]:
-    """The pending requests, in order.
-
-    Raises:
-        JournalError: this process has no permission to read them.
-    """
+    """The pending requests, in order."""
     requests = []
     with require_read_permission(directory):
         try:

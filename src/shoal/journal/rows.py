@@ -100,10 +100,8 @@ class DeviceRow:
 
     Args:
         node_cores: CPU cores of this machine, which the jobs on all its devices share.
-        kind: Kind; devices of one kind share measurements.
         memory: Bytes that jobs may use.
         cores: CPU cores that a job on it may use as threads.
-        healthy: Whether it gets jobs.
         reason: Reason why it gets none; "" if it is healthy.
     """
 
@@ -135,8 +133,6 @@ class JobRow:
     """A job that was started.
 
     Args:
-        id: Id, unique in the study.
-        purpose: Purpose: training, finding signatures, profiling or assisting.
         started: Start, in seconds since 1970.
         ended: End, in seconds since 1970; None while it runs.
         outcome: Outcome; "" while it runs.
@@ -188,7 +184,6 @@ class Quantum:
     """The losses of one turn of a job.
 
     Args:
-        job: Id of the job.
         number: Number of the turn, counted from 0 over all stretches of the job on devices.
         time: Time at which it was recorded, its end, in seconds since 1970.
     """
@@ -220,7 +215,6 @@ class Run:
     """A period during which one process was the study's writer.
 
     Args:
-        pid: Id of the process.
         started: Start, in seconds since 1970.
         epochs: Number of epochs that all trials had trained before.
     """

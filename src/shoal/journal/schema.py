@@ -107,11 +107,7 @@ _SCHEMA = (
 
 
 def connect(directory: Path, mode: Literal["ro", "rw", "rwc"]) -> sqlite3.Connection:
-    """A connection in autocommit mode; transactions need explicit BEGIN and COMMIT.
-
-    Args:
-        mode: "ro": read only; "rw": read and write; "rwc": create as well.
-    """
+    """A connection in autocommit mode; transactions need explicit BEGIN and COMMIT."""
     uri = f"{(directory / FILE_NAME).resolve().as_uri()}?mode={mode}"
     return sqlite3.connect(uri, uri=True, timeout=_BUSY_SECONDS, isolation_level=None)
 
@@ -121,9 +117,6 @@ def open_existing(directory: Path, *, write: bool) -> sqlite3.Connection:
 
     If this process may not write the directory, it reads a copy in memory: SQLite reads a journal in WAL mode only with
     a further file beside it, which this process cannot make, or which its owner could not write.
-
-    Raises:
-        JournalError: there is no journal, or one of another version or that this process cannot read or write.
     """
     with translate_errors(directory), require_read_permission(directory):
         if not _has_tables(directory):
@@ -146,10 +139,8 @@ def open_existing(directory: Path, *, write: bool) -> sqlite3.Connection:
 
 
 def _has_tables(directory: Path) -> bool:
-    """Whether the tables of a journal are there. The files are only read: SQLite may change them when it closes them.
-
-    Raises:
-        JournalError: the file is a journal of another version, or another database.
+    """Whether the tables of a journal are there. The files are only read: SQLite may change them when
+    it closes them.
     """
     file = directory / FILE_NAME
     if not _file_exists(file) or not file.stat().st_size:
@@ -189,18 +180,8 @@ def _check_readable_here(directory: Path) -> None:
 def create_tables(
     directory: Path, connection: sqlite3.Connection, study: Mapping[str, str], blobs: Mapping[str, bytes]
 ) -> None:
-    """Create the tables and write the values of the study in one transaction.
-
-    It is not in WAL mode yet, so that the file itself has its version from the start.
-
-    Args:
-        connection: Connection made with mode "rwc", not used yet.
-        study: Key -> JSON text.
-        blobs: Name -> bytes.
-
-    Raises:
-        StudyExistsError: the journal exists already.
-        JournalError: the file is a journal of another version, or another database.
+    """Create the tables and write the study in one transaction, before WAL mode, so that the file itself has its
+    version.
     """
     if _has_tables(directory):
         raise StudyExistsError(
@@ -237,7 +218,6 @@ def _read_consistently(directory: Path) -> Mapping[Path, bytes]:
 
 
 def _file_exists(path: Path) -> bool:
-    """Whether a file exists."""
     try:
         return stat.S_ISREG(path.stat().st_mode)
     except (FileNotFoundError, NotADirectoryError, ValueError):  # ValueError: a NUL in the path
@@ -251,11 +231,7 @@ def writable(directory: Path) -> bool:
 
 @contextmanager
 def require_read_permission(directory: Path) -> Iterator[None]:
-    """Translate errors of missing read permission.
-
-    Raises:
-        JournalError: this process may not read a file of the study.
-    """
+    """Translate errors of missing read permission."""
     try:
         yield
     except PermissionError as error:
@@ -274,15 +250,7 @@ _STORAGE_FULL_CODES = {
 
 @contextmanager
 def translate_errors(directory: Path, *, begun: bool = True) -> Iterator[None]:
-    """Translate errors of SQLite and of the file system into errors with a remedy.
-
-    Args:
-        begun: Whether the study exists already and can be resumed.
-
-    Raises:
-        StorageFullError: the disk is full.
-        JournalError: the journal or its directory cannot be used.
-    """
+    """Translate errors of SQLite and of the file system into errors with a remedy."""
     try:
         yield
     except (sqlite3.IntegrityError, sqlite3.ProgrammingError):

@@ -20,11 +20,7 @@ _DECODED = 1000
 
 
 class StudyStatistics:
-    """Aggregates of a study; each method runs one query.
-
-    Args:
-        journal: Journal of the study, which may be running.
-    """
+    """Aggregates of a study; each method runs one query."""
 
     def __init__(self, journal: JournalView) -> None:
         self._tables = journal.tables
@@ -129,10 +125,8 @@ class StudyStatistics:
         return max((time for (time,) in rows if time is not None), default=None)
 
     def unmeasured(self, since: float) -> list[tuple[int, str]]:
-        """First trial and message of each failed profile job, ordered by trial.
-
-        Args:
-            since: Seconds since 1970; jobs that started before are left out.
+        """First trial and message of each failed profile job started from `since` on (seconds since 1970), ordered by
+        trial.
         """
         return self._tables.rows(
             "SELECT json_extract(trials, '$[0]') AS trial, message FROM jobs WHERE purpose = ? AND started >= ? "

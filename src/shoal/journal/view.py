@@ -79,11 +79,7 @@ class JournalTables:
         self.connection = connection
 
     def rows(self, sql: str, *values: object) -> list[Any]:
-        """All rows that a statement returns.
-
-        Raises:
-            JournalError: a column holds a value of the wrong type.
-        """
+        """All rows that a statement returns."""
         return list(self.stream(sql, *values))
 
     def stream(self, sql: str, *values: object) -> Iterator[tuple[Any, ...]]:
@@ -108,26 +104,13 @@ class JournalTables:
         return [self.decoded(what, decode, row) for row in self.rows(sql, *values)]
 
     def decoded(self, what: str, decode: Callable[[tuple[Any, ...]], _T], row: tuple[Any, ...]) -> _T:
-        """One row as an object.
-
-        Args:
-            what: Noun for an error message: "trial", "job", "report" or "intervention".
-            decode: Function of `shoal.journal.codec` for rows of this table.
-            row: The row, its id first.
-
-        Raises:
-            JournalError: a column of the row cannot be decoded.
-        """
+        """One row as an object."""
         with self.decoding(f"{what} {row[0]!r}"):
             return decode(row)
 
     @contextmanager
     def decoding(self, what: str) -> Iterator[None]:
-        """Turn decoding errors inside the block into an error that names the damaged part.
-
-        Raises:
-            JournalError: decoding failed.
-        """
+        """Turn decoding errors inside the block into an error that names the damaged part."""
         try:
             yield
         except (ValueError, TypeError, KeyError, AttributeError) as error:  # JSON, states and types of other values
@@ -140,14 +123,7 @@ class JournalTables:
 
 
 class OpenJournal:
-    """The open file of a study's journal.
-
-    Attributes:
-        directory: Directory of the study.
-        study: Values of the study, as given to `Journal.create` or changed since.
-        objectives: Objectives that trials are compared by.
-        tables: SQL access to the journal.
-    """
+    """The open file of a study's journal."""
 
     def __init__(self, directory: Path, connection: sqlite3.Connection) -> None:
         self.directory = directory
@@ -188,11 +164,7 @@ class JournalView(OpenJournal):
 
     @staticmethod
     def read(directory: Path | str) -> "JournalView":
-        """Open the journal of a study for reading.
-
-        Raises:
-            JournalError: there is no study, or this version cannot read it.
-        """
+        """Open the journal of a study for reading."""
         directory = absolute(directory)
         with ExitStack() as undo:
             connection = open_existing(directory, write=False)
@@ -262,7 +234,6 @@ class JournalView(OpenJournal):
 
         Args:
             seq: Position in the one sequence of asks, reports and interventions.
-            limit: Largest number of reports to return, the first ones.
 
         Returns:
             `seq`, time in seconds since 1970, and the report.

@@ -78,9 +78,6 @@ class Journal(LockedJournal):
         """Record groups that the algorithm proposed; their new or promoted trials wait.
 
         An empty proposal is not recorded, since it does not change the algorithm.
-
-        Args:
-            free: Number of further trials that could start, as passed to the algorithm.
         """
         if not groups:
             return
@@ -111,13 +108,9 @@ class Journal(LockedJournal):
 
         Args:
             job: Id of the job; "" if the engine itself fails a trial.
-            reports: Reports in the order of arrival.
 
         Returns:
             The recorded reports, which the algorithm observes in this order.
-
-        Raises:
-            JournalError: the algorithm has never proposed the trial.
         """
         with self.transaction(), translate_errors(self.directory):
             return record(self.tables.connection, self._next_seq, self._clock(), job, list(reports), self.objectives)
@@ -168,11 +161,7 @@ class Journal(LockedJournal):
         )
 
     def record_waiting_reasons(self, reasons: Mapping[int, str]) -> None:
-        """Record waiting reasons; trials that do not wait are left out.
-
-        Args:
-            reasons: Number of a trial -> reason.
-        """
+        """Record waiting reasons; trials that do not wait are left out."""
         rows = [(storable(reason), trial) for trial, reason in reasons.items()]
         self._execute_many("UPDATE trials SET reason = ? WHERE number = ? AND state = 'pending'", rows)
 
@@ -216,11 +205,7 @@ class Journal(LockedJournal):
             _mark_running(self.tables, job, device, numbers)
 
     def record_reservations(self, demands: Mapping[str, Demand]) -> None:
-        """Record new reservations of jobs.
-
-        Args:
-            demands: Id of a job -> its reservation; a memory or cores of 0 mean unknown.
-        """
+        """Record new reservations of jobs, where a memory or cores of 0 mean unknown."""
         if demands:
             self._insert_reservations(self._clock(), demands)
 
@@ -235,10 +220,8 @@ class Journal(LockedJournal):
         )
 
     def record_telemetry(self, usage: Mapping[str, tuple[int | None, int | None]]) -> None:
-        """Record the use of GPUs; only changes are written.
-
-        Args:
-            usage: Name of a device -> its utilisation in percent, and its memory in use in bytes; None if unknown.
+        """Record changes in the use of GPUs: name of a device -> its utilisation in percent and bytes in use; None if
+        unknown.
         """
         now = self._clock()
         changed = {name: used for name, used in usage.items() if self._usage.get(name) != used}
@@ -248,11 +231,7 @@ class Journal(LockedJournal):
         self._usage |= changed
 
     def record_devices(self, cluster: Cluster) -> None:
-        """Record the present devices; only changes are written.
-
-        Args:
-            cluster: All devices. Earlier devices that it lacks are recorded as removed.
-        """
+        """Record changes of the present devices; earlier ones that the cluster lacks are recorded as removed."""
         rows: dict[str, tuple[object, ...]] = {
             device.name: (
                 device.name,
@@ -285,16 +264,7 @@ class Journal(LockedJournal):
         failed: bool,
         activities: Mapping[Activity, float] = MappingProxyType({}),
     ) -> dict[int, int]:
-        """Record the end of a job; its RUNNING trials wait again.
-
-        Args:
-            message: Message of the back end; "" adds nothing to the message of the job.
-            failed: Whether this counts as a failure of the trials that wait again.
-            activities: Seconds of the job by activity; empty if they are unknown.
-
-        Returns:
-            Number of each trial that waits again -> its count of failures.
-        """
+        """Record the end of a job; its RUNNING trials wait again, and are returned with their counts of failures."""
         with self.transaction():
             _append_message(self.tables, job, message)
             self.tables.rows(
@@ -318,14 +288,8 @@ class Journal(LockedJournal):
     def record_dropped_trials(
         self, job: str, trials: Iterable[int], message: str = "", *, failed: bool
     ) -> dict[int, int]:
-        """Record trials that a job does not train any more; RUNNING ones wait again.
-
-        Args:
-            message: Reason, which is added to the message of the job.
-            failed: As in `record_job_end`.
-
-        Returns:
-            As in `record_job_end`.
+        """Record trials that a job does not train any more; RUNNING ones wait again, returned as of
+        `record_job_end`.
         """
         numbers = sorted(trials)
         with self.transaction():
@@ -390,7 +354,6 @@ class Journal(LockedJournal):
 
 
 def _append_message(tables: JournalTables, job: str, message: str) -> None:
-    """Add a line to the message of a job."""
     sql = "UPDATE jobs SET message = trim(message || char(10) || ?, char(10)) WHERE id = ?"
     tables.rows(sql, storable(message), job)
 
@@ -404,7 +367,6 @@ def _mark_running(tables: JournalTables, job: str, device: str, numbers: Sequenc
 
 
 def _trial_values(trial: Trial, target: int) -> tuple[object, ...]:
-    """Row of a waiting trial without reports."""
     config = encode(trial.config, f"the config of trial {trial.number}")
     origin = None if trial.origin is None else trial.origin.trial
     start = trial.start

@@ -39,11 +39,7 @@ milliseconds."""
 
 
 def check_objective(objective: str) -> None:
-    """Check the name of an objective.
-
-    Raises:
-        PolicyError: There is no such objective.
-    """
+    """Check the name of an objective."""
     if objective not in OBJECTIVES:
         raise PolicyError(f"`objective` must be one of {', '.join(OBJECTIVES)}, got {objective!r}")
 
@@ -98,7 +94,6 @@ class Auto(Policy):
         return fill_up_idle(self._divided(jobs, cluster, now), jobs, cluster)
 
     def _divided(self, jobs: Sequence[JobView], cluster: Cluster, now: float) -> Plan:
-        """Return the best plan of sharing, growing and taking turns."""
         waits = any(job.state is not JobState.RUNNING for job in jobs)
         seen = [on_first_device(job, cluster) for job in jobs] if waits else jobs
         sharing = SpaceSharing(largest_first=self.objective == "makespan")
@@ -240,7 +235,6 @@ class SpaceSharing(Policy):
 
 
 def _on_fastest_kind(demand: Mapping[str, Demand], kinds: Collection[str]) -> tuple[float, float]:
-    """Return the seconds and compute on the fastest kind of device."""
     return min(((ask.seconds, ask.compute) for kind, ask in demand.items() if kind in kinds), default=(0.0, 0.0))
 
 
@@ -293,16 +287,13 @@ class _SharedDevice:
 
     @property
     def slowdown(self) -> float:
-        """Slow-down of all jobs over a single job."""
         return max(1.0, self.committed / self.compute) if self.compute > 0 else 1.0
 
     @property
     def next(self) -> float:
-        """Time at which the next job ends."""
         return self.now + (self.jobs[0][0] - self.done) * self.slowdown
 
     def begin(self, seconds: float, compute: float, factor: float, has_share: bool) -> None:
-        """Add a job."""
         heappush(self.jobs, (self.done + seconds * factor, compute, factor, has_share))
         self.committed += compute
 
@@ -320,10 +311,7 @@ def plan_estimate(plan: Plan, jobs: Sequence[JobView], cluster: Cluster) -> Plan
     A job that runs after the plan takes h(w) times its seconds, with h = `Scaling.factor`, plus the cost of its move.
     On an overcommitted device all jobs slow down in proportion; when one ends the others speed up. Each waiting job,
     the longest first, takes the place of the next job to end. Whether it fits, or gets more resources later, is
-    ignored.
-
-    Args:
-        jobs: Jobs given to the policy; jobs that can run on no healthy device do not count.
+    ignored, and so are jobs that can run on no healthy device.
     """
     devices = {device.name: device for _, device in cluster if device.healthy}
     kinds = {device.kind for device in devices.values()}

@@ -57,7 +57,6 @@ def check_plan(plan: Plan, jobs: Sequence[JobView], cluster: Cluster, now: float
 
 
 def _view_after(action: Action, job: JobView, devices_by_name: _DevicePlaces) -> JobView:
-    """Return the view of the job after the action."""
     legal = _LEGAL[type(action)]
     if job.state not in legal:
         raise PolicyError(f"{action} names a job that is {job.state}; it must be {' or '.join(legal)}")
@@ -133,12 +132,7 @@ def _check_refusals(plan: Plan, unplaced: set[str]) -> None:
 
 @dataclass(frozen=True)
 class FeasiblePlan:
-    """The part of a plan that can be done at once.
-
-    Args:
-        actions: Feasible actions, in order.
-        deferred: Id of a job that the plan places but that must wait -> reason.
-    """
+    """The part of a plan that can be done at once, and id of each job that it places but that must wait -> reason."""
 
     actions: tuple[Action, ...]
     deferred: dict[str, str]
@@ -150,9 +144,6 @@ def feasible(plan: Plan, jobs: Sequence[JobView], cluster: Cluster, leaving: Col
     A live job leaves a device only at its next step, and keeps its resources until then. So a job that is to get
     these resources waits for the next plan, which is made once they are free; no device or node is ever overfull.
     A job that keeps its first device is not moved, but gives back others and gets further ones.
-
-    Args:
-        leaving: Ids of jobs with an open request to leave.
     """
     views = {job.id: job for job in jobs}
     ledger = Ledger(cluster, jobs)

@@ -79,9 +79,6 @@ class CompletionTimes:
       committed there now. The end of a job without remaining seconds is unknown: it is overdue, or was not measured.
       No job waits for its resources.
     - A job that waits for a device is expected to hold its resources from now until its own end.
-
-    Args:
-        ledger: Ledger of the plan; jobs are placed by `take`.
     """
 
     def __init__(self, ledger: Ledger, jobs: Sequence[JobView]) -> None:
@@ -111,9 +108,6 @@ class CompletionTimes:
     def first_faster(self, job: JobView, free: ExpectedStart) -> ExpectedStart | None:
         """Return the device of a faster kind that is worth waiting for, as the job is expected to end sooner there by
         `MIN_WAITING_GAIN`; None if there is none.
-
-        Args:
-            free: The result of `first_free` for it.
         """
         here = job.demand[free.capacity.device.kind].seconds
         faster = {kind: ask for kind, ask in job.demand.items() if 0 < ask.seconds < here}
@@ -144,7 +138,6 @@ class CompletionTimes:
             self._refused.append(demand)
 
     def _hold(self, job: JobView, device: Device) -> None:
-        """Note the resources of a job that holds a device."""
         ask = job.demand[device.kind]
         width: float = max(1, len(job.devices))
         if width == 1 and job.share is not None and device.compute > 0:

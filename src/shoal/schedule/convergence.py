@@ -113,10 +113,6 @@ def convergence(quanta: Sequence[TurnStats], *, per_second: bool = False) -> flo
     C_j(0) = (max L_j(0) - min L_j(0)) / |L_j(0)|, and C_j(i) = (loss_j(i-1) - loss_j(i)) / |L_j(i)| after that, with
     loss_j(i) = (max L_j(i) + min L_j(i)) / 2. Quanta without a finite loss are left out; if the newest is one, the
     result is NaN.
-
-    Args:
-        quanta: Quanta of the job, at least one.
-        per_second: Whether to divide by the seconds of the quantum instead of its number of losses.
     """
     *earlier, newest = quanta
     if not isfinite(newest.highest):

@@ -12,12 +12,7 @@ __all__ = ["DeviceStrips", "StripPlacement"]
 
 @dataclass(frozen=True)
 class StripPlacement:
-    """The devices of a job, and its width on them.
-
-    Args:
-        devices: Names of its devices, in order.
-        width: Number of its devices, or its part of a single device.
-    """
+    """The devices of a job in order, and its width on them: their number, or its part of a single device."""
 
     devices: tuple[str, ...]
     width: float

@@ -124,13 +124,7 @@ class ExpectedFinish(TimeSharing):
 
 
 def trend(quanta: Sequence[TurnStats], remaining: float) -> Trend | None:
-    """Return the trend of a job from its quanta; None if the newest has no finite loss. Earlier ones without one are
-    left out.
-
-    Args:
-        quanta: Quanta of the job, at least one.
-        remaining: Seconds of training left.
-    """
+    """Return the trend of a job from its quanta with a finite loss; None if the newest has none."""
     times = list(accumulate(quantum.seconds for quantum in quanta))
     ran = max(times[-1], _MIN_SECONDS)
     level = middle_loss(quanta[-1])

@@ -69,7 +69,6 @@ def fill_up_idle(plan: Plan, jobs: Sequence[JobView], cluster: Cluster) -> Plan:
 
 
 def _views_after(plan: Plan, jobs: Sequence[JobView]) -> list[JobView]:
-    """Return the views of the jobs that hold devices after the plan."""
     views = {job.id: job for job in jobs}
     for action in plan.actions:
         views[action.job] = views[action.job].after(action)
@@ -86,9 +85,6 @@ def grow(
     - A job gets a device more, up to d, if that saves more time than a resize costs.
     - Beyond d, where no measurement speaks against it, one more device is tried (`Scaling.grows`), as if it helped in
       full; one job at a time.
-
-    Args:
-        offered: Whether an idle device may be given to a job.
     """
     candidates = [job for job in jobs if job.state is JobState.RUNNING and _is_alone(layout, job)]
     trying = any(layout.places[job.id].width > job.scaling.devices for job in candidates)

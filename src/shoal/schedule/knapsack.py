@@ -143,7 +143,6 @@ class IndexedQueue(Generic[T]):
     at the position of its initial first entry, which may have been removed.
 
     Args:
-        entries: Initial entries in any order.
         sorted_by_compute: Whether the order is also that of requested compute, so that the first excess ends a search.
     """
 
@@ -216,12 +215,7 @@ def _lower_bound(block: list[Entry[T]]) -> _Amounts:
 
 
 class _BinPacking:
-    """A ledger of what is free while jobs are placed, its devices of each kind in order.
-
-    Args:
-        job_order: Order of jobs; the older job wins a tie.
-        device_order: Order of devices; the first device in the cluster wins a tie.
-    """
+    """A ledger of what is free while jobs are placed, its devices of each kind in order."""
 
     def __init__(self, ledger: Ledger, job_order: JobOrder, device_order: DeviceOrder) -> None:
         self._ledger = ledger
@@ -259,7 +253,6 @@ class _BinPacking:
         return actions
 
     def _queues(self, jobs: Sequence[JobView]) -> list[_JobQueue]:
-        """Return queues of all jobs that do not run."""
         running, queues = JobState.RUNNING, dict[int, _JobQueue]()
         for arrival, job in enumerate(jobs):
             if job.state is running:
@@ -291,7 +284,6 @@ class _BinPacking:
         return entry
 
     def _reindex(self, capacity: Capacity) -> None:
-        """Update the entry of a device in its queue."""
         before = self._entries[capacity.position]
         entry = self._entries[capacity.position] = self._new_entry(capacity)
         self._devices[capacity.device.kind].replace(before, entry)

@@ -29,15 +29,7 @@ REST = 4
 
 
 def check_oversubscription(value: object, *, processes: bool) -> None:
-    """Check the `oversubscription` of a study before the study begins.
-
-    Args:
-        value: "auto", or a ratio of at least 1.
-        processes: Whether the back end gives every job a process of its own.
-
-    Raises:
-        PolicyError: The value is neither, or the back end runs one job at a time.
-    """
+    """Check the `oversubscription` of a study before the study begins."""
     if value == "auto":
         return
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
@@ -186,7 +178,6 @@ class OversubscriptionTuner:
         return replace(device, oversubscription=self.ratio(device.kind))
 
     def _evaluate(self, climb: _HillClimb) -> None:
-        """Evaluate a full window, and choose the next ratio."""
         newest = climb.observations[-WINDOW:]
         measurement = _RatioMeasurement(climb.ratio, fmean(p for p, _ in newest), fmean(d for _, d in newest))
         climb.observations.clear()
@@ -216,7 +207,6 @@ class OversubscriptionTuner:
             self._refine(climb, best)
 
     def _widen(self, climb: _HillClimb, best: _RatioMeasurement) -> None:
-        """Try a larger ratio."""
         climb.best = best
         if best.ratio + climb.step <= MAX_RATIO:
             climb.ratio = best.ratio + climb.step

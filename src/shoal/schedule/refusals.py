@@ -70,9 +70,7 @@ class Refusals(Sequence[Refusal]):
     Jobs with the same demand object get the same reason, unless the policy names another.
 
     Args:
-        jobs: Function that returns all jobs given to the policy, oldest first.
         actions: Actions of the plan, each of which starts or resumes a job on one device.
-        exclusive: Whether a device holds one job at a time.
         waits: Id of a job that fits somewhere now -> reason for which it waits.
     """
 

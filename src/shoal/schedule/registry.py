@@ -67,15 +67,7 @@ def make_policy(policy: str | Policy, objective: str = "makespan") -> Policy:
 
 
 def check_objective_of_study(policy: str | Policy, objective: str | None, target: float | None, metrics: int) -> None:
-    """Check the arguments `objective` and `target` of `shoal.tune`.
-
-    Args:
-        objective: Objective of the study; None if the caller named none.
-        target: Value of the metric at which the study ends, or None.
-
-    Raises:
-        PolicyError: The policy does not choose by an objective, or objective, target and metrics do not fit together.
-    """
+    """Check the arguments `objective` and `target` of `shoal.tune`."""
     if objective is not None:
         check_objective(objective)
         if policy != "auto":
@@ -102,9 +94,6 @@ def check_losses(policy: Policy, loss: str | None, *, begun: bool = False) -> No
     Args:
         loss: Reported value that is their loss, or None.
         begun: Whether the study has begun, so that its loss cannot be named any more.
-
-    Raises:
-        PolicyError: The policy compares losses, and there is none.
     """
     if policy.needs_losses and loss is None:
         name = next((name for name, kind in POLICIES.items() if type(policy) is kind), type(policy).__name__)
@@ -121,11 +110,7 @@ def check_losses(policy: Policy, loss: str | None, *, begun: bool = False) -> No
 
 
 def unknown(what: str, name: object, known: Mapping[str, object]) -> str:
-    """Return the error message for an unknown name, with the known names.
-
-    Args:
-        what: Name of the argument and, capitalised, of the class: "policy".
-    """
+    """Return the error message for an unknown name, with the known names."""
     if name in BASELINES:
         return f"{baseline_text(str(name))}; `{what}` is a {what.capitalize()} or one of {', '.join(known)}"
     close = get_close_matches(str(name), known, n=1)

@@ -123,7 +123,6 @@ class TimeSharing(Policy):
         return Plan(actions, refusals, max(min(ends), nextafter(now, inf)) if unplaced and ends else None)
 
     def _order(self, candidates: Sequence[JobView], now: float) -> list[JobView]:
-        """Return the competing jobs, the first to get a device first."""
         measured = [job for job in candidates if self.is_measured(job)]
         priority_of = dict(zip([job.id for job in measured], self.priorities(measured, now), strict=True))
 
@@ -134,7 +133,6 @@ class TimeSharing(Policy):
         return sorted(candidates, key=key)
 
     def _turn_is_over(self, job: JobView, now: float) -> bool:
-        """Return whether the turn of a job is over."""
         return self.is_measured(job) and self.turn_is_over(job, now)
 
     def _next_end(self, job: JobView, now: float) -> float:

@@ -103,10 +103,6 @@ def fill_up(
     end last.
 
     A trial grows from a part of a device to a whole one, two, and so on; it gets no device that would not speed it up.
-
-    Args:
-        widths: Due width of each trial; see `due_widths`.
-        seconds: h_{i,1} of each trial.
     """
     filled = list(widths)
     left_over = devices - sum(filled)

@@ -35,9 +35,6 @@ class PowerLawCurves(Curves):
     """loss(t) = floor + (start - floor) (1 + t)^-rate, t in epochs; floor and rate are drawn for each trial.
 
     A power law, as usual for learning curves (Domhan et al. 2015); floors uniform in [0, start/2], rates in [0.2, 1].
-
-    Args:
-        start: Loss before training.
     """
 
     start: float = 2.3
@@ -55,12 +52,8 @@ class RecordedCurves(Curves):
     """Recorded curves, one for each trial, with one recorded interval an epoch; after the end the last loss stays.
 
     Args:
-        seed: Seed of the assignment of curves to trials.
         trials: Number of trials of the search, if `good` is given.
         good: Number of trials that reach the target, in random order (Hermes's bins); None: each draws any curve.
-
-    Raises:
-        ScenarioError: Too few curves reach the target, or too few miss it.
     """
 
     def __init__(self, task: "CurveSet", seed: int, trials: int | None = None, good: int | None = None) -> None:
@@ -111,11 +104,7 @@ class CurveSet:
 
 
 def read_task(data: Path, number: int) -> CurveSet:
-    """Read a task of TaskSet from `taskset_curves_8.npz`.
-
-    Raises:
-        ScenarioError: The file does not exist, or has no such task.
-    """
+    """Read a task of TaskSet from `taskset_curves_8.npz`."""
     import numpy as np
 
     path = data / CURVES_FILE

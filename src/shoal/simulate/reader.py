@@ -44,11 +44,7 @@ _T = TypeVar("_T", bound=Table)
 
 
 def read_toml(path: Path, kind: type[_T]) -> _T:
-    """Read a file as a Table; if it `extends` another file, keys that it lacks come from the other.
-
-    Raises:
-        ScenarioError: It cannot be read, has an invalid key or value, or extends a file that extends another.
-    """
+    """Read a file as a Table; if it `extends` another file, keys that it lacks come from the other."""
     place = TomlLocation.of(path, ScenarioError)
     if (name := place.content.get("extends")) is not None:
         at = place / "extends"
@@ -65,11 +61,7 @@ def read_toml(path: Path, kind: type[_T]) -> _T:
 
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Turn errors from reading a table of measurements within into a `ScenarioError`.
-
-    Raises:
-        ScenarioError: The file does not exist, or is not such a table.
-    """
+    """Turn errors from reading a table of measurements within into a `ScenarioError`."""
     if not path.is_file():
         needs = "is not there, and this scenario needs it; name the folder of the tables with --data DIR"
         raise ScenarioError(f"{path} {needs}")
@@ -92,7 +84,6 @@ def _table(kind: type[_T], content: Mapping[str, Any], place: TomlLocation) -> _
 
 
 def _read(kind: Any, value: Any, place: TomlLocation) -> Any:
-    """Read a value as a type or a union of types."""
     union = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
     options = [option for option in union if option is not NoneType]
     for option in options:
@@ -115,12 +106,10 @@ def _read(kind: Any, value: Any, place: TomlLocation) -> Any:
 
 
 def _valid_strings(option: Any) -> Collection[str]:
-    """Return the valid strings of a type."""
     return get_args(option)[1] if get_origin(option) is Annotated and get_args(option)[0] is str else ()
 
 
 def _describe_type(option: Any) -> str:
-    """Describe a type for an error."""
     if names := _valid_strings(option):
         return " or ".join(map(repr, names))
     if get_origin(option) is Annotated:

@@ -139,11 +139,7 @@ class SimulationResult:
         return area / self.makespan
 
     def rank(self, objective: str) -> tuple[int, float]:
-        """Return the rank among results of one scenario, lower is better: first the number of unended segments.
-
-        Args:
-            objective: Name of the property that decides between equal numbers.
-        """
+        """Return the rank among results of one scenario, lower is better: first the number of unended segments."""
         return len(self.arrivals) - len(self.completion), getattr(self, objective)
 
     def _lengths(self) -> list[float]:

@@ -65,10 +65,7 @@ class Simulation:
     """The simulation of one study, from its start until no event is left.
 
     Args:
-        workload: Algorithms of the study, and costs and losses of its trials.
-        slowdown: Speeds of jobs that share a device.
         tuner: Tuner of the oversubscription of devices; by default oversubscription stays as it is.
-        fuse: Whether trials may share an array.
         measured: Whether the costs of trials are known at the start; else signatures and profiles come first.
         checkpoint_seconds: Seconds between two checkpoints of a job, at ends of epochs.
         tick: Seconds whose events are one turn of the engine's loop; see `Virtual`.
@@ -138,10 +135,6 @@ class Simulation:
         Args:
             directory: Directory for the journal of the study, which has what that of a live one has; its times are
                 those of a study that began at the call. None: there is no journal.
-
-        Raises:
-            PolicyError: The policy made an illegal plan, or starts and stops jobs for ever.
-            ScenarioError: A table of measurements has no row for a job.
         """
         if directory is None:
             self._run()
@@ -164,7 +157,6 @@ class Simulation:
         return journal
 
     def _run(self) -> None:
-        """Take turns until the study is finished, or no event is left."""
         previous, turns, was_stuck, state = -1.0, 0, False, self._core.state
         while not state.finished:
             now = self._backend.now
@@ -226,7 +218,6 @@ class Simulation:
         return any(isinstance(command_, job_commands) for command_ in step.commands)
 
     def _record(self, record: command.Record, now: float) -> None:
-        """Add a record of a step to the result."""
         result = self._result
         match record:
             case command.GroupsProposed():
@@ -261,7 +252,6 @@ class Simulation:
             self._result.completion[name] = now
 
     def _end_interval(self, job: str, now: float) -> None:
-        """Note that a job has left its device."""
         started, began = self._running.pop(job)
         members, demand = started.job.members, started.job.demand
         label = self._workload.label(members[0].trial.number)

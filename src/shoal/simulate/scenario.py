@@ -86,11 +86,7 @@ class Scenario(_Settings):
         """Simulate the scenario under a policy.
 
         Args:
-            policy: Name of the policy, or the policy itself.
             directory: Directory for the journal of the simulated study; None: there is no journal.
-
-        Raises:
-            PolicyError: There is no such policy, or it made an illegal plan.
         """
         searches = SimulatedWorkload(self.sources)
         structures = {structure.name: structure for structure in searches.keys.values()}
@@ -110,11 +106,7 @@ class Scenario(_Settings):
 
 
 def load(path: Path, data: Path = DATA, seed: int | None = None) -> Scenario:
-    """Read a scenario file; docs/simulate.md describes it.
-
-    Raises:
-        ScenarioError: The file is invalid; the error names the file, the line, the key and the nearest valid one.
-    """
+    """Read a scenario file; docs/simulate.md describes it."""
     file = read_toml(path, ScenarioTable)
     seed = file.seed if seed is None else seed
     used_names: set[str] = set()

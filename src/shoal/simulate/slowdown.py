@@ -65,11 +65,7 @@ class Curve:
 
 
 def read_curves(data: Path) -> dict[str, Curve]:
-    """Read the measured workloads of `a100_mig_slices.csv` by name and batch size, "resnet/64".
-
-    Raises:
-        ScenarioError: The file does not exist, or is damaged.
-    """
+    """Read the measured workloads of `a100_mig_slices.csv` by name and batch size, "resnet/64"."""
     path = data / SHARES_FILE
     with reading(path), path.open(encoding="utf-8", newline="") as file:
         return {f"{row['job']}/{row['batch_size']}": _curve(row) for row in csv.DictReader(file)}
@@ -165,7 +161,6 @@ SLOWDOWNS = {"none": none, "demands": demands, "shares": shares}
 
 
 def _partial_speed(job: VirtualJob, alpha: float | None, width: float) -> float:
-    """Return the speed of a job on a part of a device."""
     if alpha is None:
         return min(1.0, width / job.compute_demand) if job.compute_demand else 1.0
     return 1 / Scaling(alpha).factor(min(1.0, width))

@@ -89,7 +89,6 @@ def read_nodes(tables: Iterable[NodeTable], used_names: set[str]) -> tuple[Node,
 
 
 def _devices_by_name(node: Node) -> dict[str, tuple[str, ...]]:
-    """Return the devices by the names of a node and of its devices."""
     names = tuple(device.name for device in node.devices)
     return {node.name: names, **{name: (name,) for name in names}}
 
@@ -128,7 +127,6 @@ def profile(
 
 
 def _scaled_profile(base_profile: Profile, factor: float) -> Profile:
-    """Return the profile with all times multiplied by a factor."""
     steps = {members: seconds * factor for members, seconds in base_profile.step_seconds.items()}
     return replace(base_profile, step_seconds=steps)
 
@@ -451,11 +449,7 @@ class FailureTable(Table):
     days: Annotated[float, Limits(0, 10_000)]
 
     def events(self, cluster: Cluster, seed: int) -> list[ClusterEvent]:
-        """Return the failures and repairs of the nodes of a cluster.
-
-        Raises:
-            ScenarioError: There would be millions.
-        """
+        """Return the failures and repairs of the nodes of a cluster."""
         expected = len(cluster.nodes) * self.days * self.per_thousand_node_days / 1000
         if expected > _MOST_FAILURES:
             raise ScenarioError(

@@ -106,7 +106,6 @@ class ListedJobs(TrialSource):
     Args:
         arrivals: Arrival of each job, in seconds.
         group: Name of the TrialGroup of the jobs, which may be shared with other lists; "" for a group of each job.
-        epochs: Number of epochs of each job; it reports after each.
     """
 
     name: str
@@ -239,7 +238,6 @@ class SimulatedWorkload(Algorithm, Workload):
         return max(each.switch_seconds if job.resumes else each.start_seconds for each in models)
 
     def _renumbered(self, trial: Trial, index: int) -> Trial:
-        """Return a trial of the source at an index, with its number in the study."""
         number = self._numbers.setdefault((index, trial.number), len(self._sources_by_trial))
         if number == len(self._sources_by_trial):
             self._sources_by_trial.append((index, trial.number))
