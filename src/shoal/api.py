@@ -365,18 +365,7 @@ class _Measured(BaseException):
 
 def measured(run: Callable[[], None], trials: int, **arguments: Any) -> Preview | None:
     """Run a function up to its call of `tune`, which does not return: a study in a temporary directory measures the
-    first trials that `Random` would propose, and plans their jobs.
-
-    Args:
-        run: The function.
-        trials: Number of trials.
-        arguments: As for `overridden`.
-
-    Returns:
-        What a search would do with the trials; None if there is no call of `tune`.
-
-    Raises:
-        ShoalError: as for `tune`, or a program is searched.
+    first trials that `Random` would propose, and plans their jobs. None if there is no call of `tune`.
     """
     folder = TemporaryFolder()  # it stays until the next run of Shoal if something fails, since it has the logs
     with overridden(directory=folder.path / "study", measure=trials, page=False, **arguments):

@@ -43,12 +43,7 @@ _PICKLED = "pickled:"
 
 
 def pickled_task(task: object) -> bytes:
-    """Pickle the task for the workers.
-
-    Raises:
-        TaskError: `task` is not a task, it cannot be pickled, its `scheduler_interval` is unknown, or its `step` does
-            not accept the arguments of `Task.step`.
-    """
+    """Pickle the task for the workers; check its class, its `scheduler_interval` and the arguments of its `step`."""
     from shoal.task import Task, check_interval, takes_config  # imports torch, which other commands do not need
 
     if not isinstance(task, Task):
@@ -80,14 +75,8 @@ def batch_size_override(task: object) -> str | None:
 
 
 def study_warnings(task: object, algorithm: Algorithm) -> list[str]:
-    """Return warnings about settings of the task that do not fit the study; none for most functions and for commands.
-
-    Args:
-        task: Task of the user.
-        algorithm: Algorithm of the study, bound to its problem.
-
-    Raises:
-        TaskError: the study cannot train the task.
+    """Return warnings about settings of the task that do not fit the study; none for most functions and
+    for commands.
     """
     warnings_of: Callable[..., list[str]] | None = getattr(task, "_study_warnings", None)  # of tasks, Optuna objectives
     if warnings_of is None:
@@ -98,11 +87,7 @@ def study_warnings(task: object, algorithm: Algorithm) -> list[str]:
 
 
 def pickled_algorithm(algorithm: Algorithm) -> bytes:
-    """Pickle the algorithm for the journal.
-
-    Raises:
-        AlgorithmError: it serves another study already, or cannot be pickled.
-    """
+    """Pickle the algorithm for the journal."""
     algorithm.check_new()
     remedy = "create the objects that its settings hold inside a function, such as that of its sampler"
     return dumped(algorithm, f"{algorithm!r} cannot be pickled for the journal", AlgorithmError, remedy)
@@ -114,15 +99,9 @@ def load_algorithm(
     """Load the algorithm from its pickle and bind it to the problem of the study.
 
     Args:
-        pickled_algorithm: Pickle of the algorithm.
-        spec: Description of the study.
-        space: Search space of the study.
         original: The caller's object, which has just been pickled. The result is then a copy of it, with the caller's
             classes, functions and globals, in the state of the pickle, so that a resumed study gets the same decisions.
             The object itself is not used, so that the caller can pass it to a further study.
-
-    Raises:
-        AlgorithmError: it cannot be loaded.
     """
     try:
         algorithm: Algorithm = loaded(pickled_algorithm)
@@ -137,11 +116,7 @@ def load_algorithm(
 
 
 def strategy_text(strategy: str | Policy | Packing) -> str:
-    """Return a policy or packing for the journal: its name, or its pickle.
-
-    Raises:
-        ShoalError: it cannot be pickled.
-    """
+    """Return a policy or packing for the journal: its name, or its pickle."""
     if isinstance(strategy, str):
         return strategy
     remedy = "create the objects that its attributes hold when it is first called"
@@ -150,11 +125,7 @@ def strategy_text(strategy: str | Policy | Packing) -> str:
 
 
 def load_strategy(text: str) -> Any:
-    """Return the policy or packing in the journal: its name, or the object.
-
-    Raises:
-        ShoalError: it cannot be loaded.
-    """
+    """Return the policy or packing in the journal: its name, or the object."""
     if not text.startswith(_PICKLED):
         return text
     try:
@@ -187,11 +158,7 @@ def check_arguments(
     directory: object,
     show_progress: object,
 ) -> None:
-    """Refuse invalid arguments of `tune` that no other function checks.
-
-    Raises:
-        ShoalError: names the argument, its value and a valid one.
-    """
+    """Refuse invalid arguments of `tune` that no other function checks."""
 
     def is_integer(value: object) -> bool:
         return isinstance(value, int) and not isinstance(value, bool)

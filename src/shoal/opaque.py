@@ -36,11 +36,7 @@ class Function:
     """A Python function that trains one configuration and calls `shoal.report`.
 
     Args:
-        name: Name of the function.
-        content: The function, pickled by cloudpickle.
         identity: File and name of the function. Functions with equal identities share their job history.
-        time_limit: Most seconds without a report.
-        module: Name of the module that defines the function.
     """
 
     name: str
@@ -59,8 +55,6 @@ class Command:
             nested table), `{trial}` for the trial's number, `{seed}` for its seed, `{directory}` for the directory of
             its checkpoint; `{{` and `}}` are braces. No shell is involved.
         metrics: Metrics that a line of JSON on standard output must have to be a report.
-        directory: Working directory.
-        time_limit: Most seconds without a report.
     """
 
     arguments: tuple[str, ...]
@@ -80,14 +74,8 @@ class Command:
         return json.dumps([str(self.directory), *self.arguments])
 
     def check(self, space: Space) -> list[str]:
-        """Check that the command can be started for every config of a space.
-
-        Returns:
-            The searched parameters that the command does not name.
-
-        Raises:
-            SpaceError: The command names something that is not a parameter, or a parameter that only some configs have.
-            TaskError: The program does not exist.
+        """Check that the command can be started for every config of a space; return the searched parameters it does not
+        name.
         """
         leaves = space.leaves()
         named = [name for text in self.arguments for name in _placeholder_names(text)]
@@ -109,12 +97,7 @@ class Command:
         return [name for name, leaf in leaves.items() if leaf.choice_name and name not in named]
 
     def line(self, trial: Trial, directory: Path) -> list[str]:
-        """Return the program and its arguments for a trial.
-
-        Args:
-            trial: Trial with the values to fill in.
-            directory: Directory of the trial's checkpoint.
-        """
+        """Return the program and its arguments for a trial."""
         trial_values = {"trial": trial.number, "seed": trial.seed, "directory": directory}
         values = {**trial_values, **flatten(trial.config)}
         return [_PLACEHOLDER.sub(lambda match: _substitute(match, values), text) for text in self.arguments]
@@ -139,18 +122,7 @@ def structure(training: Opaque) -> str:
 
 
 def opaque(task: object, space: Space, time_limit: float) -> Opaque | None:
-    """Convert a function or a command to an opaque training; returns None for anything else.
-
-    Args:
-        task: Task, function or command, as given to `tune`.
-        space: Space with the parameters that a command may name.
-        time_limit: Most seconds without a report.
-
-    Raises:
-        ShoalError: The time limit is not a positive number.
-        SpaceError: The command names something that is not a parameter.
-        TaskError: The function cannot be pickled, or is a model.
-    """
+    """Convert a function or a command to an opaque training; returns None for anything else."""
     if isinstance(time_limit, bool) or not isinstance(time_limit, (int, float)) or not time_limit > 0:
         raise ShoalError(f"`time_limit` must be a number of seconds above 0, got {time_limit!r}")
     if isinstance(task, Command):
@@ -176,7 +148,6 @@ def opaque(task: object, space: Space, time_limit: float) -> Opaque | None:
 
 
 def _check_signature(task: Callable[..., Any]) -> None:
-    """Check that a function can be called with a config."""
     try:
         found = inspect.signature(task)
     except ValueError:  # a builtin without a signature

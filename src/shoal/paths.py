@@ -13,11 +13,7 @@ _GIVEN: dict[Path, Path] = {}
 
 
 def working_directory() -> Path:
-    """Return the working directory.
-
-    Raises:
-        ShoalError: the working directory was removed, or this user may not enter it.
-    """
+    """Return the working directory; a ShoalError says that it was removed, or that this user may not enter it."""
     try:
         return Path.cwd()
     except OSError as error:
@@ -28,11 +24,7 @@ def working_directory() -> Path:
 
 
 def check_path(path: object) -> None:
-    """Check that a value can be the path of a directory, whether or not the directory exists.
-
-    Raises:
-        ShoalError: it cannot be a path.
-    """
+    """Check that a value can be the path of a directory, whether or not the directory exists."""
     try:
         text = str(Path(path)) if path else ""  # type: ignore[arg-type]
         text.encode(sys.getfilesystemencoding(), sys.getfilesystemencodeerrors())
@@ -46,11 +38,7 @@ def check_path(path: object) -> None:
 
 
 def absolute(path: Path | str) -> Path:
-    """Return the absolute path of a path.
-
-    Raises:
-        ShoalError: the path is relative, and the working directory does not exist.
-    """
+    """Return the absolute path of a path."""
     path = Path(path)
     if path.is_absolute():
         return path

@@ -23,17 +23,7 @@ _originals: dict[bytes, object] = {}
 
 
 def dumped(value: object, what: str, error_class: type[ShoalError], remedy: str) -> bytes:
-    """Pickle a user's object.
-
-    Args:
-        value: The object.
-        what: Beginning of the error message, as in "the task cannot be pickled for its workers".
-        error_class: Class of the error.
-        remedy: End of the error message, the remedy.
-
-    Raises:
-        error_class: The object cannot be pickled; the message names the part that cannot, if it is found.
-    """
+    """Pickle a user's object; an error begins with `what`, names the part that cannot be pickled, ends by `remedy`."""
     try:
         content = _pickled(value)
     except (TypeError, pickle.PicklingError) as error:
@@ -80,9 +70,6 @@ def loaded(content: bytes) -> Any:
 
     cloudpickle alone would reuse a class of `__main__` that this process defines or has loaded before, and overwrite
     the methods of that class.
-
-    Raises:
-        Exception: any error of the modules that the object needs.
     """
     return _Unpickler(io.BytesIO(content)).load()
 

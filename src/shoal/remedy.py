@@ -9,13 +9,7 @@ __all__ = ["command", "resume_remedy"]
 
 
 def command(verb: str, directory: Path, *options: str) -> str:
-    """Return a command for a study: "shoal resume 'my runs/one' --accept-changes".
-
-    Args:
-        verb: Subcommand: "resume", "trial retry".
-        directory: Directory of the study; quoted if necessary.
-        options: Options of the command, unquoted.
-    """
+    """Return a command for a study: "shoal resume 'my runs/one' --accept-changes"."""
     return " ".join(["shoal", verb, shlex.quote(str(as_given(directory))), *options])
 
 

@@ -41,12 +41,7 @@ _SHOAL = Path(__file__).parents[1]
 
 @dataclass(frozen=True)
 class Edit:
-    """A changed file.
-
-    Args:
-        path: Path of the file.
-        text: The change, in a line or as a unified diff.
-    """
+    """A changed file; `text` is the change, in a line or as a unified diff."""
 
     path: str
     text: str
@@ -105,12 +100,7 @@ def project_files(content: bytes, module: str) -> tuple[Path | None, list[Path]]
 
 
 def imported_files(paths: Iterable[Path], project: Path) -> list[Path]:
-    """Return the files and, transitively, the files of all modules of a project that they import; in order.
-
-    Args:
-        paths: Paths of the files, in the project.
-        project: Directory of the modules, which need not be imported.
-    """
+    """Return the files and, transitively, the files of all modules of a project that they import; in order."""
     known: set[Path] = set()
     pending = list(paths)
     while pending:
@@ -121,12 +111,7 @@ def imported_files(paths: Iterable[Path], project: Path) -> list[Path]:
 
 
 def files_in_command(arguments: Sequence[str], directory: Path) -> list[Path]:
-    """Return the files that a command names, in order: arguments that are paths of files, also after "=".
-
-    Args:
-        arguments: The program and its arguments.
-        directory: Working directory of the command.
-    """
+    """Return the files that a command names, in order: arguments that are paths of files, also after "="."""
     named = {text for argument in arguments if "{" not in argument for text in (argument, argument.partition("=")[2])}
     return sorted(path for text in named if text and "\0" not in text and (path := directory / text).is_file())
 

@@ -268,11 +268,7 @@ class Task(ABC):
 
 
 def size_of(batch: Any) -> int:
-    """Number of samples in a batch: the length of its first tensor.
-
-    Raises:
-        TaskError: The batch holds no tensor.
-    """
+    """Number of samples in a batch: the length of its first tensor."""
     if type(batch) in (list, tuple) and batch and type(batch[0]) is Tensor and batch[0].dim() > 0:  # the common case
         return batch[0].shape[0]
     for leaf in pytree.tree_leaves(batch):
@@ -282,17 +278,9 @@ def size_of(batch: Any) -> int:
 
 
 def call(task: Task, method: str, *args: Any, config: Config | None = None) -> Any:
-    """Call a method of a task for one trial. The task cannot be written to meanwhile.
+    """Call a method of a task for one trial, with a copy of its config, if any, as the last argument.
 
-    Args:
-        task: Task of the study.
-        method: Name of the method.
-        args: Arguments of the method.
-        config: Config whose copy is the last argument; None for a method without a config.
-
-    Raises:
-        TaskError: The method sets or deletes an attribute of the task, or a plain value has its name.
-        Exception: Whatever else the method raises.
+    The task cannot be written to meanwhile.
     """
     own = () if config is None else (copy.deepcopy(dict(config)),)
     bound = getattr(task, method)
@@ -308,21 +296,13 @@ def call(task: Task, method: str, *args: Any, config: Config | None = None) -> A
 
 
 def check_interval(task: Task) -> None:
-    """Check the `scheduler_interval` of a task.
-
-    Raises:
-        TaskError: The value is not valid.
-    """
+    """Check the `scheduler_interval` of a task."""
     if task.scheduler_interval not in ("epoch", "step"):
         raise TaskError(f'`scheduler_interval` of a task must be "epoch" or "step", got {task.scheduler_interval!r}')
 
 
 def takes_config(task: Task) -> bool:
-    """Whether the task's `step` takes the config: it has one argument after the optimizer, or any number.
-
-    Raises:
-        TaskError: The signature is ambiguous, or has no optimizer.
-    """
+    """Whether the task's `step` takes the config: it has one argument after the optimizer, or any number."""
     signature = inspect.signature(task.step)
     parameters = list(signature.parameters.values())
     kinds = {each.kind for each in parameters}

@@ -27,7 +27,6 @@ class TomlLocation:
     Args:
         files: The file, and the file that it extends, if any.
         fault: Class of the errors.
-        path: Keys and positions that lead to the value.
     """
 
     files: tuple[_File, ...]
@@ -36,11 +35,7 @@ class TomlLocation:
 
     @staticmethod
     def of(path: Path, fault: type[ShoalError]) -> "TomlLocation":
-        """Return the location of a whole file.
-
-        Raises:
-            ShoalError: a `fault`; the file does not exist, or is not TOML.
-        """
+        """Return the location of a whole file."""
         if not path.is_file():
             raise fault(f"{path} cannot be read: there is no such file")
         try:

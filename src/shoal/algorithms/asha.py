@@ -158,7 +158,6 @@ class ASHA(ConcurrentAlgorithm):
         return self._end_if_exhausted()
 
     def _rank(self, number: int, value: float, rung: _Rung) -> list[Decision]:
-        """Rank a trial on the rung that it has reached."""
         if rung is self._rungs[-1]:
             self._has_final_value = self._has_final_value or not math.isnan(value)
             return [Decision(number, TrialState.COMPLETE)]

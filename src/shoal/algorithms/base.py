@@ -258,33 +258,17 @@ class Algorithm(ABC):
         return self._problem  # type: ignore[return-value]  # it is bound
 
     def check_new(self) -> None:
-        """Raise an error if the instance is bound already.
-
-        Raises:
-            AlgorithmError: `bind` was called already.
-        """
+        """Raise an AlgorithmError if the instance is bound already."""
         if self._problem is not None:
             raise AlgorithmError(f"{self!r} serves another study already; make a new one for each study")
 
     def check_bound(self) -> None:
-        """Raise an error if the instance is not bound.
-
-        Raises:
-            AlgorithmError: `bind` was not called yet.
-        """
+        """Raise an AlgorithmError if the instance is not bound."""
         if self._problem is None:
             raise AlgorithmError(f"{self!r} has no search space yet; call bind(...) first")
 
     def check_begun(self, number: int, begun: int) -> None:
-        """Raise an error for a report of a trial that has not begun, or if the instance is not bound.
-
-        Args:
-            number: Number of the trial.
-            begun: Number of trials that have begun.
-
-        Raises:
-            AlgorithmError: the trial has not begun, or `bind` was not called yet.
-        """
+        """Raise an AlgorithmError for a report of a trial that has not begun, or if the instance is not bound."""
         self.check_bound()
         if not 0 <= number < begun:
             raise AlgorithmError(f"trial {number} is unknown; {self!r} has begun {begun} trials")
@@ -345,12 +329,7 @@ def call_text(algorithm: "Algorithm") -> str:
 
 
 def check_integer(name: str, value: object, least: int = 1) -> None:
-    """Check an integer setting.
-
-    Raises:
-        AlgorithmError: `value` is not an integer, is below `least`, or is too large for sums of it to be stored in a
-            journal.
-    """
+    """Check an integer setting, sums of which a journal must be able to store."""
     if isinstance(value, Integral) and not isinstance(value, int):
         raise AlgorithmError(f"`{name}` must be a Python int of at least {least}, got {value!r}; write int(...)")
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
@@ -360,24 +339,12 @@ def check_integer(name: str, value: object, least: int = 1) -> None:
 
 
 def check_number(name: str, value: object, least: float, most: float) -> None:
-    """Check a numeric setting.
-
-    Raises:
-        AlgorithmError: `value` is not a number from `least` to `most`.
-    """
+    """Check a numeric setting."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
         raise AlgorithmError(f"`{name}` must be a number from {least:g} to {most:g}, got {value!r}")
 
 
 def check_trials(algorithm: str, trials: int) -> None:
-    """Check the number of trials that an algorithm draws when it begins.
-
-    Args:
-        algorithm: Constructor call of the algorithm, for the message.
-        trials: Number of trials.
-
-    Raises:
-        AlgorithmError: there are too many.
-    """
+    """Refuse more trials than an algorithm, given as its constructor call, can draw when it begins."""
     if trials > _MOST_TRIALS:
         raise AlgorithmError(f"{algorithm} begins with {trials} trials, and at most {_MOST_TRIALS} are drawn at once")

@@ -195,7 +195,6 @@ class _Axes:
         return len(self.options)
 
     def point(self, config: Config) -> list[float]:
-        """The point of a configuration."""
         point = [math.nan] * self.count
         for path, (domain, value) in self.space.parameters(config).items():
             if path in self.dimension:

@@ -29,10 +29,7 @@ class Bracket:
     COMPLETE at once.
 
     Args:
-        name: Name of the bracket's groups.
         rungs: Rungs, each with fewer trials and more epochs than the one before.
-        trials: Trials of the first rung.
-        problem: Search problem of the study.
     """
 
     results: dict[int, dict[int, float]]
@@ -74,12 +71,8 @@ class Bracket:
         return TrialGroup(tuple(self._open_trials.values()), Budget(epochs), name, epochs_ahead=ahead, work_ahead=work)
 
     def observe(self, report: Report) -> list[Decision]:
-        """Process a report of a trial of the bracket, and return the decisions that follow.
-
-        Raises:
-            AlgorithmError: the trial is beyond its budget.
-            TaskError: the report lacks the metric; also before the last epoch of the rung, so that a misspelt name
-                is found after one epoch.
+        """Process a report of a trial; it must have the metric before the last epoch of a rung, too, to find a misspelt
+        name.
         """
         number, budget = report.trial, self._budgets[self._rung]
         if report.state is TrialState.FAILED:
@@ -218,11 +211,7 @@ def milestones(min_epochs: int, max_epochs: int, eta: int) -> list[int]:
 
 
 def check_halving(min_epochs: object, max_epochs: object, eta: object) -> None:
-    """Check the settings of successive halving.
-
-    Raises:
-        AlgorithmError: a setting is not an integer or is out of range, or `min_epochs` is above `max_epochs`.
-    """
+    """Check the settings of successive halving."""
     check_integer("eta", eta, least=2)
     check_integer("min_epochs", min_epochs)
     check_integer("max_epochs", max_epochs)

@@ -49,8 +49,8 @@ class ConcurrentAlgorithm(Algorithm):
         return number
 
     def _random_config(self, number: int) -> Config:
-        """A random configuration. Configurations of `concurrency` trials are drawn together, since only these trials
-        can begin in one array.
+        """A random configuration; those of `concurrency` trials are drawn together, since only these can begin in one
+        array.
         """
         if number not in self._configs:
             numbers = range(number, min(number + self.concurrency, self.n))
@@ -71,12 +71,7 @@ class ConcurrentAlgorithm(Algorithm):
         ]
 
     def observe(self, report: Report) -> list[Decision]:
-        """Process a report. It decides nothing before the target epoch, or if the trial is not in training.
-
-        Raises:
-            AlgorithmError: the trial is unknown, or beyond its budget.
-            TaskError: the report lacks the metric.
-        """
+        """Process a report. It decides nothing before the target epoch, or if the trial is not in training."""
         number = report.trial
         self.check_begun(number, len(self.trials))
         value = self.problem.value_at_target(report, self.training.get(number))

@@ -164,7 +164,6 @@ class PBT(Algorithm):
         return self._trials[-1]
 
     def _explored(self, config: Config, rng: Random) -> Config:
-        """A configuration near another one."""
         known = self.problem.space.parameters(config)
 
         def pick(path: str, domain: Domain) -> Any:

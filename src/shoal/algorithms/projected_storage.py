@@ -44,11 +44,7 @@ class ProjectedStorage(InMemoryStorage):
         return copy.deepcopy(seen) if deepcopy else seen
 
     def get_best_trial(self, study_id: int) -> FrozenTrial:
-        """The best of the trials that readers get as COMPLETE.
-
-        Raises:
-            ValueError: there is none.
-        """
+        """The best of the trials that readers get as COMPLETE."""
         complete = self.get_all_trials(study_id, deepcopy=False, states=(TrialState.COMPLETE,))
         if not complete:
             raise ValueError("No trials are completed yet.")

@@ -52,7 +52,6 @@ class Projection:
     The study gets no other input, so the same seed and the same observations in the same order give the same proposals.
 
     Args:
-        name: Name of the sampler, for errors.
         budgets: Epochs at which trials have values, rising.
     """
 
@@ -83,11 +82,7 @@ class Projection:
         return [objective.metric for objective in self._problem.objectives]
 
     def propose(self) -> Config:
-        """The configuration of the next trial, its parameters named by their paths.
-
-        Raises:
-            AlgorithmError: the sampler has failed.
-        """
+        """The configuration of the next trial, its parameters named by their paths."""
         try:
             with log_optuna_warnings(self._logged):
                 proposal = self._study.ask()
@@ -100,12 +95,7 @@ class Projection:
         return config
 
     def add_values(self, number: int, epochs: int, values: Sequence[float]) -> None:
-        """Add the values of a trial at one of the budgets.
-
-        Args:
-            number: Number of the trial, in the order of the proposals.
-            values: Values of the metrics; with a NaN the trial counts as failed.
-        """
+        """Add the values of a trial at one of the budgets; with a NaN the trial counts as failed."""
         if any(map(math.isnan, values)):
             self.mark_failed(number)
             return
@@ -199,17 +189,7 @@ def projection(
     budgets: Sequence[int],
     n: int,
 ) -> Projection:
-    """Make an empty projection. A user's sampler is first tried on the problem with random values.
-
-    Args:
-        sampler: Name of `SAMPLERS`, or a function that makes an Optuna sampler of a seed.
-        budgets: Epochs at which trials have values, rising.
-        n: Number of trials in all.
-
-    Raises:
-        SpaceError: the sampler cannot search the space.
-        AlgorithmError: it cannot search for another reason, or raises, or proposes something else for the same seed.
-    """
+    """Make an empty projection; a user's sampler must first repeat its proposals for a seed, with random values."""
     check_searchable(sampler, problem)
     name, seed = sampler_text(sampler), problem.seed % 2**32
     own = make_sampler(sampler, seed)

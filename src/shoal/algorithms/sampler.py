@@ -47,11 +47,7 @@ _log = logging.getLogger("shoal.algorithms")
 
 
 def check_sampler(sampler: object) -> None:
-    """Refuse a sampler that is neither a name nor a function.
-
-    Raises:
-        AlgorithmError: lists the names.
-    """
+    """Refuse a sampler that is neither a name nor a function."""
     if not callable(sampler) and (not isinstance(sampler, str) or sampler not in SAMPLERS):
         raise AlgorithmError(
             f"`sampler` must be one of {', '.join(SAMPLERS)}, or a function that makes one of a seed, got {sampler!r}"
@@ -66,11 +62,7 @@ def sampler_text(sampler: "str | Callable[[int], optuna.samplers.BaseSampler]") 
 def make_sampler(
     sampler: "str | Callable[[int], optuna.samplers.BaseSampler]", seed: int
 ) -> "optuna.samplers.BaseSampler":
-    """A new sampler.
-
-    Raises:
-        AlgorithmError: the function raises, or returns something else.
-    """
+    """A new sampler."""
     from optuna import samplers
     from optuna.exceptions import ExperimentalWarning
 
@@ -98,10 +90,9 @@ def make_sampler(
 
 @contextmanager
 def log_optuna_warnings(logged: set[str]) -> Iterator[None]:
-    """Send Optuna's warnings to the log "shoal.algorithms"; no warning filter of the user turns them into errors.
+    """Send Optuna's warnings to the log "shoal.algorithms", but those in `logged`, to which new ones are added.
 
-    Args:
-        logged: Messages that are not logged again; new messages are added.
+    No warning filter of the user turns them into errors.
     """
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

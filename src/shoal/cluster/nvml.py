@@ -174,6 +174,7 @@ def error_reason(nvml: Any, error: Exception) -> str:
 
 
 def _gpus_at(nvml: Any, index: int) -> list[Gpu]:
+    """Read the GPU with an index in NVML's order, or its instances."""
     try:
         handle = nvml.nvmlDeviceGetHandleByIndex(index)
         instances = _instances(nvml, handle)

@@ -258,6 +258,7 @@ def _check(node: Any, path: str) -> Any:
 
 
 def _option(node: Any, path: str) -> Any:
+    """Check an option of a choice; a list in it is a value, not a choice."""
     return _constant(node, path) if isinstance(node, list | tuple) else _check(node, path)
 
 

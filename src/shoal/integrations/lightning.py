@@ -227,11 +227,9 @@ class LightningTask(Task):
         return Length(len(self._loaders.of(config)[0]), self.accumulate(config), self.max_epochs)
 
     def _given(self, config: Config) -> dict[str, Any]:
-        """The arguments of the module."""
         return {name: value for name, value in config.items() if self._is_argument(name)}
 
     def _is_argument(self, name: str) -> bool:
-        """Whether a name of the config is an argument of the module."""
         return name in self._names or (self._any_name and name not in self.settings and name not in self._loaders.names)
 
     def _setting(self, name: str, config: Config) -> Any:

@@ -26,11 +26,7 @@ _OF_LIBRARIES = ("_modules", "_hparams", "_hparams_initial")
 
 
 def find_metrics(model: nn.Module) -> dict[str, Any]:
-    """Return the metrics and collections of metrics among the attributes of a new module, by name.
-
-    Raises:
-        TaskError: A metric is not an attribute of the module itself, has two names, or has parameters or buffers.
-    """
+    """Return the metrics and collections of metrics among the attributes of a new module, by name."""
     library = sys.modules.get("torchmetrics")
     if library is None:
         return {}
@@ -69,7 +65,6 @@ class MetricCall:
     """Stands for the value that a call of a metric returns for its batch. It can be logged, and nothing else.
 
     Args:
-        name: Name of the metric, with the key if it is one of a collection.
         index: Number of the call among those of this metric (or collection) in the batch.
 
     Raises:
@@ -194,9 +189,6 @@ class EpochMetrics:
 
         Args:
             batches: For each batch its samples, and the calls and the logged metrics; see `ValidationLog.recorded`.
-
-        Raises:
-            TaskError: `on_validation_epoch_end` has no equal, or a metric is not one number.
         """
         metrics = self._metrics[repr(arguments)]
         for each in metrics.values():
@@ -278,7 +270,6 @@ def _called(metric: Any, calls: Sequence[Any]) -> list[Any]:
 
 
 def _at(metrics: Mapping[str, Any], path: str) -> Any:
-    """Return a metric, or the metric of a collection."""
     name, _, key = path.partition(".")
     return dict(metrics[name].items())[key] if key else metrics[name]
 

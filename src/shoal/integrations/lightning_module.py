@@ -33,11 +33,7 @@ _ELSEWHERE = ("on_test_", "on_predict_")
 
 
 def check_class(module: Any) -> None:
-    """Check that a class is a LightningModule whose methods have equals in a task.
-
-    Raises:
-        TaskError: It is not; the message names its methods that have none.
-    """
+    """Check that a class is a LightningModule whose methods have equals in a task."""
     bases = module.__mro__ if isinstance(module, type) else ()
     base = next(
         (x for x in bases if x.__name__ == "LightningModule" and x.__module__.split(".")[0] in _LIBRARIES), None
@@ -63,11 +59,7 @@ def _overrides(module: type, base: type, name: str) -> bool:
 
 
 def check_module(model: Any, has_metrics: bool) -> None:
-    """Check a new module.
-
-    Raises:
-        TaskError: It optimizes manually, or has an end of validation without metrics or with a call of `super`.
-    """
+    """Refuse a new module that optimizes manually, or ends validation without metrics or with a call of `super`."""
     if not model.automatic_optimization:
         raise TaskError(
             f"{type(model).__name__} sets automatic_optimization = False; manual optimization cannot be an array. "

@@ -48,7 +48,6 @@ class Length:
     """Length of a training.
 
     Args:
-        batches: Batches of an epoch.
         accumulate: Batches of an optimizer step.
         max_epochs: Epochs for which schedules are planned; None if not given.
     """
@@ -69,22 +68,14 @@ class Length:
 
 
 def check_others(others: Mapping[str, Any]) -> None:
-    """Check the arguments of `Trainer` that a study does not take.
-
-    Raises:
-        TaskError: There is one; the message says what takes its place.
-    """
+    """Check the arguments of `Trainer` that a study does not take."""
     for name, value in others.items():
         if (name, value) != ("gradient_clip_algorithm", "norm"):
             raise TaskError(f"LightningTask takes no `{name}`: {_OTHERS.get(name, f'arrays have no equal. {REMEDY}')}")
 
 
 def precision_of(given: str | int) -> str:
-    """Return a precision of Lightning in the words of `Task.precision`.
-
-    Raises:
-        TaskError: Weights would be of another type than the module makes them.
-    """
+    """Return a precision of Lightning in the words of `Task.precision`."""
     found = _PRECISIONS.get(str(given), str(given))
     if found not in ("32", "16-mixed", "bf16-mixed"):
         raise TaskError(
@@ -96,14 +87,7 @@ def precision_of(given: str | int) -> str:
 
 
 class TrainerView:
-    """Stands for the Trainer of a module within one call of it.
-
-    Args:
-        model: Module, or an array of modules.
-
-    Raises:
-        TaskError: The module reads anything else of its Trainer.
-    """
+    """Stands for the Trainer of a module within one call of it; a module that reads anything else of it is refused."""
 
     logger = None
     progress_bar_callback = None
@@ -123,11 +107,7 @@ class TrainerView:
 
     @property
     def max_epochs(self) -> int:
-        """Epochs for which schedules are planned.
-
-        Raises:
-            TaskError: The task was not given them.
-        """
+        """Epochs for which schedules are planned."""
         if self._length.max_epochs is None:
             raise TaskError(
                 "the module reads the length of its training (trainer.estimated_stepping_batches or "
@@ -225,9 +205,7 @@ def attached(
     """Within, the module has a Trainer, and logs to `log`.
 
     Args:
-        model: Module, or an array of modules.
         length: Length of the training, which the module keeps; None if it has one.
-        log: Takes the place of `self.log`.
         metrics: Take the places of the module's attributes of their names.
     """
     own = vars(model)
@@ -283,11 +261,7 @@ class Schedules:
                 each.scheduler.step()
 
     def end_epoch(self, metrics: Mapping[str, float]) -> None:
-        """Step the schedulers per epoch, with the means of a validation.
-
-        Raises:
-            TaskError: There is no metric of the name that a scheduler monitors.
-        """
+        """Step the schedulers per epoch, with the means of a validation."""
         epoch = self._steps // self._length.steps
         for each in self._schedulers:
             if each.interval != "epoch" or epoch % each.frequency:
@@ -319,11 +293,7 @@ class Schedules:
 
 
 def parsed(returned: Any, model: nn.Module, length: Length) -> Optimizer:
-    """The optimizer that `configure_optimizers` returned; its schedulers are kept for `Schedules.of`.
-
-    Raises:
-        TaskError: There are several optimizers or none, or a scheduler has no equal.
-    """
+    """The optimizer that `configure_optimizers` returned; its schedulers are kept for `Schedules.of`."""
     where = f"{type(model).__name__}.configure_optimizers"
     schedulers: list[Any] = []
     monitor: Any = None

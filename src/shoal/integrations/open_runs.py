@@ -11,13 +11,7 @@ _Run = TypeVar("_Run")
 
 
 class OpenRuns(Generic[_Run]):
-    """Runs of trials, opened when they are needed; beyond a number of them the longest unused one is closed.
-
-    Args:
-        opened: Function from a trial and its config to its open run, new or continued.
-        closed: Function that closes a run, which may be opened again later.
-        most: Largest number of open runs.
-    """
+    """Runs of trials, opened when they are needed; beyond a number of them the longest unused one is closed."""
 
     def __init__(
         self, opened: Callable[[int, Config], _Run], closed: Callable[[_Run], object], most: int = 128
@@ -26,11 +20,7 @@ class OpenRuns(Generic[_Run]):
         self._runs: dict[int, _Run] = {}  # the longest unused one first
 
     def get(self, trial: int, config: Config) -> _Run:
-        """The open run of a trial.
-
-        Args:
-            trial: Number of the trial.
-        """
+        """The open run of a trial."""
         run = self._runs.pop(trial, None)
         if run is None:
             if len(self._runs) >= self._most:

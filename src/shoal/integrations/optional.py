@@ -12,25 +12,13 @@ __all__ = ["check_installed", "numbers"]
 
 
 def check_installed(package: str, user: str) -> None:
-    """Check that a package is installed.
-
-    Args:
-        package: Name of the package, for `import` and for `pip install`.
-        user: Name of the class or function that needs the package.
-
-    Raises:
-        ShoalError: The package is not installed.
-    """
+    """Check that a package is installed."""
     if find_spec(package) is None:
         raise ShoalError(f"{user} needs {package}, which is not installed. Install it with: pip install {package}")
 
 
 def numbers(logged: Mapping[str, Any]) -> dict[str, float]:
-    """The numbers among logged values; tensors and arrays of one element are numbers, truth values are not.
-
-    Raises:
-        TaskError: There is none.
-    """
+    """The numbers among logged values, at least one; tensors and arrays of one element are numbers, booleans not."""
     found = {}
     for name, value in logged.items():
         if not isinstance(value, (bool, str, bytes)):

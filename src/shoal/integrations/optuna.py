@@ -76,7 +76,6 @@ class _OptunaTraining:
     token: str
 
     def __call__(self, config: Mapping[str, Any]) -> None:
-        """Run the objective for the trial of this process."""
         self.study.sampler.reseed_rng()  # else each process would propose the same
         trial = self._trial()
         try:

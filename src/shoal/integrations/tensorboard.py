@@ -83,8 +83,6 @@ class TensorBoardCallback(Callback):
 
 
 class _TensorBoardRun:
-    """The run of a trial."""
-
     def __init__(self, writer: Any, parameters: Mapping[str, Any]) -> None:
         self._writer = writer
         self._parameters = {name: _plain(value) for name, value in parameters.items()}
@@ -102,7 +100,6 @@ class _TensorBoardRun:
             self._writer.add_scalar(name, value, report.epoch, walltime=report.time)
 
     def flush(self) -> None:
-        """Write what is buffered to the disk."""
         self._writer.flush()
 
     def close(self) -> None:

@@ -114,11 +114,7 @@ def _converted(name: str, value: Any, kind: type) -> Any:
 
 
 def check(args: TrainingArguments) -> None:
-    """Check that a study can do what `Trainer` does with these arguments.
-
-    Raises:
-        TaskError: Names each argument that is not possible, with the remedy.
-    """
+    """Check that a study can do what `Trainer` does with these arguments."""
     wrong = [(name, why) for name, why in _REFUSED.items() if getattr(args, name, None)]
     wrong += [(name, why) for name, (values, why) in _UNSUPPORTED.items() if getattr(args, name) in values]
     whole = args.num_train_epochs == int(args.num_train_epochs) or args.max_steps > 0
@@ -140,11 +136,7 @@ def _shown(value: Any) -> str:
 
 
 def check_environment(args: TrainingArguments) -> None:
-    """Check that `accelerate launch` sets no precision that the arguments lack.
-
-    Raises:
-        TaskError: The environment sets one.
-    """
+    """Check that `accelerate launch` sets no precision that the arguments lack."""
     precision = os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
     if precision not in ("no", "bf16") or (precision == "bf16" and not args.bf16):
         raise TaskError(
@@ -176,14 +168,7 @@ def eval_every(args: TrainingArguments, samples: int) -> int | None:
 def warnings_for(
     args: TrainingArguments, samples: int, objectives: Sequence[Objective], longest: int | None
 ) -> list[str]:
-    """Warnings about arguments that a study does not follow, though it trains as they say.
-
-    Args:
-        longest: Epochs of its longest trials; None if the algorithm does not say.
-
-    Raises:
-        TaskError: The metric of the study has Trainer's prefix, or the arguments ask for the best model by another one.
-    """
+    """Warnings about arguments that a study does not follow, though it trains as they say."""
     for name in (each.metric for each in objectives):
         if name.startswith("eval_"):
             own = "valid_loss" if name == "eval_loss" else name.removeprefix("eval_")

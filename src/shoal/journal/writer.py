@@ -367,6 +367,7 @@ def _mark_running(tables: JournalTables, job: str, device: str, numbers: Sequenc
 
 
 def _trial_values(trial: Trial, target: int) -> tuple[object, ...]:
+    """Row of a waiting trial without reports."""
     config = encode(trial.config, f"the config of trial {trial.number}")
     origin = None if trial.origin is None else trial.origin.trial
     start = trial.start

@@ -94,6 +94,7 @@ class Auto(Policy):
         return fill_up_idle(self._divided(jobs, cluster, now), jobs, cluster)
 
     def _divided(self, jobs: Sequence[JobView], cluster: Cluster, now: float) -> Plan:
+        """Return the best plan of sharing, growing and taking turns."""
         waits = any(job.state is not JobState.RUNNING for job in jobs)
         seen = [on_first_device(job, cluster) for job in jobs] if waits else jobs
         sharing = SpaceSharing(largest_first=self.objective == "makespan")
@@ -291,6 +292,7 @@ class _SharedDevice:
 
     @property
     def next(self) -> float:
+        """Time at which the next job ends."""
         return self.now + (self.jobs[0][0] - self.done) * self.slowdown
 
     def begin(self, seconds: float, compute: float, factor: float, has_share: bool) -> None:

@@ -95,6 +95,7 @@ class Exact(Policy):
         return Plan(placed, Refusals(len(fallback.refusals), lambda: jobs, placed, cluster))
 
     def _solve(self, pairs: Sequence["_Pair"], ledger: Ledger) -> list[int]:
+        """Return the number of jobs of each pair's demand that start on its device."""
         try:
             import numpy as np
             from scipy.optimize import Bounds, LinearConstraint, milp

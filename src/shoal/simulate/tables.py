@@ -89,6 +89,7 @@ def read_nodes(tables: Iterable[NodeTable], used_names: set[str]) -> tuple[Node,
 
 
 def _devices_by_name(node: Node) -> dict[str, tuple[str, ...]]:
+    """Return the devices by the names of a node and of its devices."""
     names = tuple(device.name for device in node.devices)
     return {node.name: names, **{name: (name,) for name in names}}
 

@@ -129,7 +129,6 @@ def check_wrong_reports(make: Callable[[], Algorithm], space: Space) -> None:
 
 
 def _refusal(algorithm: Algorithm, report: Report, kind: type[ShoalError]) -> str:
-    """Return the message with which the algorithm refuses a report."""
     try:
         algorithm.observe(report)
     except kind as error:
@@ -162,21 +161,18 @@ def _always_fails(number: int, epoch: int) -> None:
 
 
 def _always_nan(number: int, epoch: int) -> float:
-    """Return NaN for every trial."""
     return float("nan")
 
 
 def _bound(
     make: Callable[[], Algorithm], space: Space, *, mode: str = "min", seed: int = 0, data_seed: int | None = None
 ) -> Algorithm:
-    """Return a new bound instance."""
     algorithm = make()
     algorithm.bind(space, metric=_METRIC, mode=mode, seed=seed, data_seed=data_seed)
     return algorithm
 
 
 def _proposed(algorithm: Algorithm) -> list[Trial]:
-    """Return the trials of the first groups, by number."""
     trials = [trial for group in algorithm.next_groups(free=1) for trial in group.trials]
     return sorted(trials, key=lambda trial: trial.number)
 
@@ -208,7 +204,6 @@ class _AlgorithmDriver:
     reports: list[Report] = field(default_factory=list)
 
     def run(self) -> _StudyTrace:
-        """Train until the algorithm is finished."""
         self.ask()
         for _ in range(_MAX_EPOCHS):
             if self.algorithm.finished:
@@ -232,7 +227,6 @@ class _AlgorithmDriver:
         )
 
     def train(self, number: int) -> Report:
-        """Train a trial for an epoch and return its report."""
         epoch = self.epochs.get(number, 0) + 1
         value = self.objective(number, epoch)
         if value is None:
@@ -258,7 +252,6 @@ class _AlgorithmDriver:
         self.ask()
 
     def ask(self) -> None:
-        """Request groups from the algorithm."""
         for group in self.algorithm.next_groups(free=4):
             self._check_group(group)
 

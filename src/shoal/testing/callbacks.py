@@ -79,12 +79,10 @@ class _InventedRun:
         self._call("on_study_begin", study)
 
     def begin(self, *trials: int) -> None:
-        """Trials begin."""
         for trial in trials:
             self._call("on_trial_begin", trial, copy.deepcopy(CONFIGS[trial]))
 
     def report(self, trial: int, epoch: int, value: float) -> None:
-        """A trial reports a value of both metrics."""
         metrics = {"loss": value, "accuracy": -value}
         report = EpochReport(epoch, metrics, 0.5, 1.7e9 + epoch)
         self._call("on_report", trial, copy.deepcopy(CONFIGS[trial]), report)
@@ -97,11 +95,9 @@ class _InventedRun:
         self._call("on_trial_end", trial, copy.deepcopy(CONFIGS[trial]), result)
 
     def batch_ends(self) -> None:
-        """A batch ends."""
         self._call("flush")
 
     def run_ends(self, *, finished: bool) -> None:
-        """The run ends."""
         self._call("on_study_end", replace(self._study, finished=finished))
 
     def _call(self, name: str, *arguments: object) -> None:

@@ -81,7 +81,6 @@ class _Record:
         self.raised: Exception | None = None
 
     def run(self, func: Any, *args: Any, **kwargs: Any) -> Any:
-        """Run the rule."""
         try:
             result = self.rule.run(func, *args, **kwargs)
         except NeedsMemberError:
@@ -143,8 +142,6 @@ def _calls(rule: Rule, case: Case, with_gradients: bool, device: str) -> Iterato
 
 @dataclass(frozen=True)
 class _CallResult:
-    """Result of a call."""
-
     result: Any
     after: list[Any]
     gradients: list[Tensor | None]
@@ -197,7 +194,6 @@ class _CallVariant:
     device: str
 
     def settings(self) -> str:
-        """Return the variant in words, for a message."""
         sharing = ", ".join("own" if mine else "shared" for mine in self.own)
         return (
             f"{self.members} members, tensors {sharing}, {self.layout.value}, lowering {self.lowering or 'by default'}"
