@@ -1,8 +1,7 @@
-"""Aliasing: detects writes to tensors that share memory in plain PyTorch, but are copies of each other in an array.
+"""Detects writes to tensors that share memory in plain PyTorch, but are copies of each other in an array.
 
-Where a function returns a view of one member's tensor, an array may have to return a copy, because one member's rows
-in [N, B*C, ...] are not contiguous. A later write to one of the two tensors would not reach the other one. Therefore
-writes to either tensor are refused as long as both are in memory.
+An array may have to copy where one member's function returns a view, since its rows in [N, B*C, ...] are not
+contiguous. A later write to either tensor would not reach the other one, so it is refused.
 """
 
 import threading
@@ -20,11 +19,10 @@ __all__ = ["lazy_clone", "record_copy", "refuse_aliased_write", "share_memory"]
 
 
 def lazy_clone(batch: Any) -> Any:
-    """Clone the tensors of a batch by torch's copy-on-write: a clone shares memory until either tensor is written to.
+    """Clone a batch by torch's copy-on-write: a CPU tensor shares memory until torch writes to either one.
 
-    A tensor whose memory torch does not own, such as NumPy's memory or memory shared by processes, is copied at once. A
-    tensor on a GPU is copied at once too, since the allocator would not learn which streams use its memory
-    (`record_stream`). All writes to the tensors must go through torch.
+    Memory that torch does not own, or that processes share, is copied at once. A tensor on a GPU is copied at once too,
+    since the allocator would not learn which streams use its memory (`record_stream`).
     """
     if type(batch) in (list, tuple) and all(type(part) is Tensor for part in batch):  # the common case
         return type(batch)(map(_copy, batch))
@@ -51,12 +49,7 @@ _copies = _Copies()
 
 
 def record_copy(source: Tensor, result: Tensor) -> None:
-    """Record that a result is a copy of its source and would be a view in plain PyTorch; ignored if it is a view.
-
-    Args:
-        source: Data of all members, [B, *shape].
-        result: Data computed from the source, [B, *other shape].
-    """
+    """Record that a result is a copy of its source and would be a view in plain PyTorch; ignored if it is a view."""
     if not _have_storage(source, result):
         return
     if share_memory(source, result):
@@ -78,16 +71,11 @@ def share_memory(x: Tensor, y: Tensor) -> bool:
 
 
 def _have_storage(*tensors: Tensor) -> bool:
-    """Whether all tensors have storage; tensors within a transform of `torch.func` have none."""
     return all(map(torch._C._has_storage, tensors))
 
 
 def refuse_aliased_write(name: str, changed: Sequence[Any]) -> None:
-    """Refuse a write to a tensor that would share memory with another one in plain PyTorch, but is a copy in the array.
-
-    Raises:
-        NeedsMemberError: The other tensor is still in memory, perhaps only because autograd keeps it.
-    """
+    """Refuse a write to a tensor that would share memory with another one in plain PyTorch, but is a copy in the array."""
     if not _copies.groups:
         return
     for tensor in changed:

@@ -49,11 +49,7 @@ class MapRunner:
         """Functions that have run for all members at once without an error."""
 
     def __call__(self, fn: Callable[..., Any], training: bool, batch: tuple[Any, ...]) -> Any:
-        """Run a function on all members; this counts as one call of the array.
-
-        Raises:
-            FusionError: A call of the function after its first one shows that it must run member by member.
-        """
+        """Run a function on all members; this counts as one call of the array."""
         keys = self._state.next_keys()
         key = (function_identity(fn), training)
         by_member = self._state.by_member
@@ -110,7 +106,6 @@ class MapRunner:
         batch: tuple[Any, ...],
         transaction: Transaction | None = None,
     ) -> Any:
-        """Run a function once for all members."""
         bypassed = events.bypasses
         try:
             with self._state.open(keys, partial(refuse_outer_grad, self._state.slots)) as model:
@@ -371,11 +366,7 @@ class ModelArray(nn.Module):
         return unfused_parameters(self.state.unfused)
 
     def check_can_run(self) -> None:
-        """Refuse to run inside a function that an array runs, or after the members have joined another array.
-
-        Raises:
-            FusionError: An array runs in this thread, or the members are in another array.
-        """
+        """Refuse to run inside a function that an array runs, or after the members have joined another array."""
         if active_source() is not None:
             raise FusionError(
                 "an array is called within a function that an array runs; call it before that, and pass its result to "
@@ -384,11 +375,7 @@ class ModelArray(nn.Module):
         self.check_present()
 
     def check_present(self) -> None:
-        """Refuse to use an array, or its optimizer, after its members have joined another array.
-
-        Raises:
-            FusionError: The members are in another array.
-        """
+        """Refuse to use an array, or its optimizer, after its members have joined another array."""
         if self._left:
             raise FusionError(
                 "the members have left this array by `select`, `concat` or another `fuse`; use the new array, and the "
@@ -396,11 +383,7 @@ class ModelArray(nn.Module):
             )
 
     def check_batch(self, batch: Any) -> None:
-        """Refuse batches that are stacked for another number of members.
-
-        Raises:
-            FusionError: A batch is stacked for another number of members; names both numbers.
-        """
+        """Refuse batches that are stacked for another number of members."""
         for leaf in tensors_in(batch):
             if isinstance(leaf, Stacked) and len(leaf.whole) != len(self):
                 raise FusionError(f"{len(leaf.whole)} batches are stacked for an array of {len(self)} members")

@@ -31,17 +31,7 @@ EVERY_FUNCTION = "every function"
 
 
 class ArrayState:
-    """Keeps the members of an array, their stacked tensors and the template synchronised.
-
-    Args:
-        members: Models that `check_members` accepts.
-        seeds: Seeds of the members' random numbers, one each.
-        strict: Whether to refuse members that differ in a submodule.
-        frozen: Module that gets the frozen parameters that are stored once for all members.
-
-    Raises:
-        FusionError: The members differ in structure, or cannot be copied.
-    """
+    """Keeps the members of an array, their stacked tensors and the template synchronised."""
 
     def __init__(
         self, members: Sequence[nn.Module], seeds: Sequence[int], strict: bool, stacked: nn.Module, frozen: nn.Module
@@ -94,11 +84,6 @@ class ArrayState:
             keys: Keys of the random numbers drawn in the context, int64 [B], or a function that makes them; by default
                 those of the next call.
             row_lookup: See `FunctionInterceptor`.
-
-        Raises:
-            FusionError: The members have changed in a way that the template cannot follow, or the code in the context
-                deletes a part of the model.
-            NeedsMemberError: The code in the context registers a module, parameter or buffer.
         """
         if keys is None:
             keys = self.next_keys()
@@ -129,11 +114,7 @@ class ArrayState:
         self._attributes.push()
 
     def sync_from_members(self) -> None:
-        """Copy changes of the members since the last run to the template: `requires_grad`, modes, plain attributes.
-
-        Raises:
-            FusionError: A change is not equal in all members.
-        """
+        """Copy changes of the members since the last run to the template: `requires_grad`, modes, plain attributes."""
         self.sync_slots()
         if self._attributes.pull():
             self.version += 1
@@ -146,12 +127,8 @@ class ArrayState:
             self.sync_slots()
 
     def sync_slots(self) -> None:
-        """Copy changes of `requires_grad` and of float attributes to the slots, and check the tensors of one member.
-
-        Each call checks the next member.
-
-        Raises:
-            FusionError: A change is not equal in all members, or a tensor was replaced.
+        """Copy changes of `requires_grad` and of float attributes to the slots, and check the tensors of the next
+        member.
         """
         for slot in self.slots:
             if slot.sync_from_members():
@@ -164,21 +141,12 @@ class ArrayState:
         self._attributes.pull_nested()
 
     def check_all_members(self) -> None:
-        """Refuse members whose parameters or buffers are no longer rows of the array's tensors.
-
-        Raises:
-            FusionError: A tensor is no longer such a row; names the member and the tensor.
-        """
+        """Refuse members whose parameters or buffers are no longer rows of the array's tensors."""
         for b in range(len(self.members)):
             self._changes.check_tensors(b)
 
     def commit_member(self, b: int) -> None:
-        """Copy tensors by which member b replaced its own during a run into the array; then restore member b's tensors.
-
-        Raises:
-            FusionError: The member has replaced a parameter, has replaced a buffer by a tensor of another shape, or
-                has changed a frozen parameter that is stored once for all members.
-        """
+        """Copy tensors by which member b replaced its own during a run into the array; then restore its own."""
         slots = self.stacked_slots()
         commit_member_rows(slots, b, [slot.member_tensors[b] for slot in slots], self.members[b])
         check_shared(self.slots)
@@ -207,14 +175,7 @@ class ArrayState:
 
     @contextmanager
     def substituted(self, tensors: Mapping[int, Tensor]) -> Iterator[None]:
-        """Context manager that replaces the tensors of `tensors()` by other tensors, for tracing.
-
-        Args:
-            tensors: Replacements by the `id` of the replaced tensor.
-
-        Raises:
-            FusionError: The code in the context replaces a tensor of a submodule in which the members differ.
-        """
+        """Context manager that replaces the tensors of `tensors()` by other tensors, for tracing."""
         before = [(slot, slot.data, slot.versions) for slot in self.stacked_slots()]
         places = unfused_tensor_places(self.unfused)
         for slot, own, _ in before:
@@ -239,11 +200,7 @@ def _keys(seeds: Sequence[int], tick: int, ahead: Sequence[int]) -> list[int]:
 
 
 def check_shared(slots: Sequence[Slot]) -> None:
-    """Refuse a change of a frozen parameter that is stored once for all members.
-
-    Raises:
-        FusionError: A member has changed such a parameter; names it.
-    """
+    """Refuse a change of a frozen parameter that is stored once for all members."""
     for slot in slots:
         if slot.shared and slot.versions != slot.own_versions():
             raise FusionError(
@@ -269,9 +226,6 @@ def commit_member_rows(slots: Sequence[Slot], b: int, rows: Sequence[Tensor], me
 
     Args:
         rows: Tensors that the member held before: rows of the stacked tensors, or the member's own.
-
-    Raises:
-        FusionError: A parameter is replaced, or a buffer is replaced by a tensor of another shape.
     """
     found = [(slot, slot.value_at(b + 1), row) for slot, row in zip(slots, rows, strict=True)]
     _check_no_parameters((slot, value) for slot, value, row in found if value is not row)
@@ -290,10 +244,8 @@ def _check_no_parameters(replaced: Iterable[tuple[Slot, Any]]) -> None:
 
 
 def _without_overlap(replaced: Sequence[tuple[Slot, Any]], model: nn.Module) -> Sequence[tuple[Slot, Any]]:
-    """Copy new values that lie in memory which the commit overwrites, as when two buffers are swapped.
-
-    Tensors in other attributes of the model, and in lists, deques and dicts there, are also replaced by copies if they
-    lie in this memory, because they must keep their old values.
+    """Copy new values that lie in memory which the commit overwrites, also in containers of the model, as buffers are
+    swapped.
     """
     written = {storage_address(slot.data) for slot, _ in replaced if slot.registered and not slot.shared}
     if not written:

@@ -1,13 +1,10 @@
 """The autotuner: times several lowerings (implementations) of a function on this machine, and uses the fastest one.
 
 A lowering is timed on the tensors of the call, forward and, if they require gradients, backward. A result holds for the
-same function, settings, shapes, strides, dtypes and device, also in later processes; see `TuningCache`.
-
-Batches of sentences, and arrays that gain and lose members, bring new shapes all the time. So within a process, a
-result also holds for tensors of nearly the same sizes. Once the time for measurements is spent (`TuningBudget`), the
-result for the nearest sizes is used at any distance; only a function without any result is still timed.
-`SHOAL_AUTOTUNE=0` in the environment turns the autotuner off. The first lowering is used then, and wherever
-measurements are impossible.
+same function, settings, shapes, strides, dtypes and device, also in later processes; within a process, also for nearly
+the same sizes, since batches of sentences bring new shapes all the time. Once the time for measurements is spent, the
+result for the nearest sizes holds at any distance. `SHOAL_AUTOTUNE=0` in the environment turns the autotuner off: the
+first lowering is used.
 """
 
 import contextlib
@@ -41,14 +38,10 @@ __all__ = ["Layouts", "TuningBudget", "TuningCache", "autotuning", "fastest", "f
 
 
 class TuningCache:
-    """The fastest lowering by key, stored across processes.
+    """The fastest lowering by key, stored across processes as one JSON object per line, of which the last one counts.
 
-    The file holds one JSON object per line. Each line is appended by one write, so several processes may append at
-    once. The last line of a key counts. An unreadable line is skipped and logged. A file that cannot be read or written
-    is not used again; results are then kept in memory for this process.
-
-    Args:
-        path: Path of the file; by default in the user's cache directory, next to the job history.
+    Each line is appended by one write, so several processes may append at once. An unreadable line is skipped and
+    logged. A file that cannot be read or written is not used again; results are then kept in memory.
     """
 
     def __init__(self, path: Path | None = None) -> None:
@@ -63,12 +56,7 @@ class TuningCache:
         return self._lowerings.get(key)
 
     def put(self, key: str, lowering: str, seconds: Mapping[str, float]) -> None:
-        """Store a result.
-
-        Args:
-            key: Description of the measured function, its tensors and the machine.
-            seconds: Seconds of each lowering.
-        """
+        """Store a result with the seconds of each lowering."""
         if self._lowerings is None:
             self._lowerings = self._load()
         self._lowerings[key] = lowering
@@ -141,11 +129,7 @@ _BUDGET_SHARE = 0.05
 class TuningBudget:
     """Time budget of measurements: a fixed allowance, enough for all layers of a large model, plus a share of the run.
 
-    The budget bounds the cost of measuring for any sequence of shapes. A limit on the number of races would be too high
-    for a short run on sentences, or too low for a model of many different layers.
-
-    Args:
-        clock: Clock in seconds.
+    A limit on the number of races would be too high for a short run on sentences, or too low for many different layers.
     """
 
     clock: Callable[[], float] = time.perf_counter
@@ -170,8 +154,6 @@ class TuningBudget:
 
 @dataclass(eq=False)
 class _Tuner:
-    """Settings and results of the autotuner."""
-
     active: bool
     findings: TuningCache = field(default_factory=TuningCache)
     forced: Mapping[str, str] = field(default_factory=dict)
@@ -196,21 +178,15 @@ def fastest(
 ) -> T:
     """Run the fastest of several lowerings, which compute the same result from the same tensors.
 
-    Without a measurement, the first lowering runs wherever nothing can be measured: with autotuning off, in a trace, in
-    a CUDA graph, on tensors without data, under a transform of `torch.func`, and while another thread measures. Under
-    hooks of saved tensors the first lowering always runs, because a checkpoint must save the same tensors when it runs
-    again.
+    The first lowering runs where nothing can be measured: with autotuning off, in a trace, in a CUDA graph, on tensors
+    without data, under a transform of `torch.func`, and while another thread measures. It always runs under hooks of
+    saved tensors, because a checkpoint must save the same tensors when it runs again.
 
     Args:
-        name: Name of the computed function, such as "conv2d".
-        lowerings: Functions of `tensors` by name, the default first. They do not write to the tensors and draw no
-            random numbers. Equal names, settings, shapes, strides and dtypes mean equal lowerings.
+        lowerings: Functions of `tensors` by name. They do not write to the tensors and draw no random numbers.
         settings: Other values that the time depends on; plain values, since their `repr` is stored on disk.
         layouts: Lowerings with a preferred memory layout, in which they are timed: their arguments have this layout if
             another such lowering, or a compiled function, computed them.
-
-    Returns:
-        A tensor, or a tuple of tensors.
     """
     tuner = _tuners[-1]
     lowering: str | None = None
@@ -346,7 +322,6 @@ def forced_lowerings(lowerings: Mapping[str, str]) -> AbstractContextManager[Non
 def _benchmark(
     lowerings: Mapping[str, Callable[..., Any]], tensors: Sequence[Tensor | None], layouts: Layouts
 ) -> Race[str]:
-    """Time several lowerings of a function, and find the fastest."""
     device = next(tensor.device for tensor in tensors if tensor is not None)
     given = {name: layouts[name](*tensors) if name in layouts else tensors for name in lowerings}
     runs = {
@@ -376,7 +351,6 @@ def _isolated(device: torch.device) -> Iterator[None]:
 
 
 def _seconds_of_run(lowering: Callable[..., Any], leaves: Sequence[Tensor | None], device: torch.device) -> float:
-    """Seconds of one run of a lowering, forward and backward."""
     wanted = [leaf for leaf in leaves if leaf is not None and leaf.requires_grad]
     start = _now(device)
     result = lowering(*leaves)
@@ -391,10 +365,7 @@ def _seconds_of_run(lowering: Callable[..., Any], leaves: Sequence[Tensor | None
 
 
 class _BackwardSeed(torch.autograd.Function):
-    """A scalar whose backward pass starts with given gradients, one per output and shaped like it.
-
-    `torch.autograd.grad` also accepts gradients, but it imports SymPy to check them, which takes 0.3 s per process.
-    """
+    """A scalar whose backward pass starts with given gradients; `torch.autograd.grad` would import SymPy (0.3 s)."""
 
     @staticmethod
     def forward(ctx: Any, gradients: Sequence[Tensor], *outputs: Tensor) -> Tensor:

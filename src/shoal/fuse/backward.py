@@ -22,12 +22,7 @@ def backward(
     """Add the scaled gradients of a step to those of the array; returns the detached losses, [B].
 
     Args:
-        loss: Loss function as for `ModelArray.map`.
-        batch: Batch, or `MicroBatches`.
         shards: The part of the whole batch that each (micro-)batch is, if several processes compute the gradients.
-
-    Raises:
-        FusionError: As for `TrainingStep`.
     """
     taken = []
     for number, (part, weight) in enumerate(micro_batches(batch)):
@@ -51,9 +46,6 @@ def backward_alone(
 
     Args:
         loss: Function of the number of a batch within the step and the batch, which returns the loss.
-        batch: Batch, or `MicroBatches`.
-        scale: Loss scale of the model, or None.
-        max_norm: Largest norm of the gradients, or None.
     """
     taken = []
     for number, (part, weight) in enumerate(micro_batches(batch)):
@@ -79,7 +71,6 @@ def one_loss(returned: Any) -> Tensor:
 
 
 def _one_for_each(returned: Any, members: int) -> Tensor:
-    """Check the members' losses, and return them with shape [B]."""
     if not isinstance(returned, Tensor):
         raise FusionError(_not_scalar(type(returned).__name__))
     if returned.numel() != members:

@@ -50,15 +50,10 @@ class CapturedStep:
     The step must have run eagerly before.
 
     Args:
-        loss: Function as for `ModelArray.map`.
-        batch: Example batch; later batches must have its shapes.
         compiling: Whether Inductor compiles the step. Otherwise a GPU records its kernels as they are, and on a CPU the
             traced graph runs.
         trained: Parameters of the array that get gradients; by default those that have one now.
         limits: Largest norm of each member's gradients, [B]; None if there are no limits.
-
-    Raises:
-        FusionError: The step cannot be captured, or an optimizer has no fused rule. The model is unchanged then.
     """
 
     def __init__(
@@ -146,7 +141,6 @@ class CapturedStep:
         return [module.training for module in self._modules]
 
     def _inputs(self) -> list[Tensor]:
-        """Tensors that the step reads and changes in place."""
         step = self._traced
         return [t.detach() for t in (*step.params, *self._others, *step.state, *step.coefficients)]
 
@@ -160,7 +154,6 @@ class CapturedStep:
         return [keys, *(_whole(leaf) for leaf in leaves if isinstance(leaf, Tensor))]
 
     def _captured(self, leaves: Sequence[Any], compiling: bool) -> Callable[..., Tensor]:
-        """Return the step as a function of `_inputs` and `_given`; on a GPU, record it."""
         if compiling:
             use_shared_directory()  # first, since torch sets the variable when tracing imports its compiler
         held, given = self._inputs(), self._given(leaves)
@@ -195,10 +188,10 @@ class CapturedStep:
         return compiled
 
     def _verify(self, graph: Callable[..., Tensor], compiled: Callable[..., Tensor], example: list[Tensor]) -> None:
-        """Compare the compiled step with the traced one: the losses, and the values that are linear in the gradients.
+        """Compare the losses, and the optimizers' state or else the parameters, of the compiled and the traced step.
 
-        These values are the optimizers' state, or the parameters if there is no state. Updates are not compared: Adam
-        makes a step of full size out of a gradient that is zero but for rounding."""
+        Updates are not compared: Adam makes a step of full size out of a gradient that is zero but for rounding.
+        """
         expected, got = _copies(example), _copies(example)
         losses = (graph(*expected), compiled(*got))
         params, others = len(self._traced.params), len(self._others)
@@ -322,7 +315,6 @@ class _Replay:
 
 
 def _record_graph(run: Callable[[], Tensor], device: torch.device) -> "tuple[torch.cuda.CUDAGraph, Tensor]":
-    """Record what a function launches on a CUDA device."""
     graph, pool = torch.cuda.CUDAGraph(), torch.cuda.graph_pool_handle()
     before = torch.cuda.current_stream(device)
     try:

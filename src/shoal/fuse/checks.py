@@ -18,28 +18,15 @@ __all__ = ["check_iterable", "check_members", "check_structure", "parse_indices"
 
 
 def check_iterable(given: Any, name: str, of: str) -> Iterable[Any]:
-    """Check that an argument is iterable, and return it.
-
-    Args:
-        of: What it must be a list of, for the message.
-
-    Raises:
-        FusionError: The argument cannot be iterated over.
-    """
+    """Return an argument if it is iterable, a list of `of`; else raise a FusionError."""
     if isinstance(given, Iterable):
         return given
     raise FusionError(f"`{name}` must be a list of {of}, got {type(given).__name__}; put a single one in a list")
 
 
 def parse_indices(given: Any, members: int) -> list[int]:
-    """The chosen members, as indices from 0 to B - 1.
-
-    Args:
-        given: Indices, where negative ones count from the end, or one boolean per member; a sequence, a tensor or a
-            NumPy array.
-
-    Raises:
-        FusionError: No member is chosen, one is chosen twice, or an index is out of range.
+    """The members chosen by indices, where negative ones count from the end, or by one boolean each, as indices from 0
+    to B - 1.
     """
     values = _values(given, "indices")
     if values and all(isinstance(value, (bool, np.bool_)) for value in values):
@@ -54,11 +41,7 @@ def parse_indices(given: Any, members: int) -> list[int]:
 
 
 def parse_seeds(given: Any, members: int) -> list[int]:
-    """Check that there is one integer for each member, and return them.
-
-    Raises:
-        FusionError: There are more or fewer values, or a value is not an integer.
-    """
+    """Check that there is one integer for each member, and return them."""
     values = _values(given, "seeds")
     if len(values) != members:
         raise FusionError(f"{members} models need as many seeds, got {len(values)}")
@@ -69,11 +52,7 @@ def parse_seeds(given: Any, members: int) -> list[int]:
 
 
 def parse_member_values(given: Any, name: str, members: int, dtype: torch.dtype) -> Tensor:
-    """One number per member, [B], from one number for all members or one for each.
-
-    Raises:
-        FusionError: The argument is neither.
-    """
+    """One number per member, [B], from one number for all members or one for each."""
     try:
         values = torch.as_tensor(given, dtype=dtype)
     except (TypeError, ValueError) as error:
@@ -93,12 +72,7 @@ def _is_integer(value: Any) -> bool:
 
 
 def check_members(models: Sequence[nn.Module]) -> None:
-    """Refuse models that cannot be in one array for other reasons than their structure.
-
-    Raises:
-        FusionError: There are no models, one cannot be a member, one is given twice, two share a tensor, or they are on
-            several devices.
-    """
+    """Refuse models that cannot be in one array for other reasons than their structure."""
     if not models:
         raise FusionError("cannot fuse an empty list of models")
     for b, model in enumerate(models):
@@ -131,11 +105,8 @@ def _check_initialised(b: int, model: nn.Module) -> None:
 
 
 def check_structure(models: Sequence[nn.Module], strict: bool) -> UnfusedParts:
-    """Find the submodules and attributes in which the members of an array differ.
-
-    Raises:
-        FusionError: A submodule differs and `strict` is set, or the models differ in something that no submodule
-            contains; names the first difference.
+    """Find the submodules and attributes in which the members differ; if `strict`, or without a submodule to blame,
+    refuse.
     """
     first = entries(models[0])
     for b, model in enumerate(models[1:], start=1):

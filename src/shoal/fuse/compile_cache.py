@@ -26,12 +26,9 @@ _VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 def use_shared_directory() -> Path | None:
     """Let Inductor keep its files in Shoal's cache directory, unless `$TORCHINDUCTOR_CACHE_DIR` names another one.
 
-    Inductor compiles for the processor of this machine, which is not part of its keys. So the directory is one for this
-    processor: a home directory may be that of several machines. It is also one for this user, since others must not
-    choose the code that runs here.
-
-    Returns:
-        The directory; None if Shoal's cannot be written. Then Inductor uses its own in the temporary directory.
+    Inductor's keys omit the processor, so the directory is one for this processor: a home directory may be that of
+    several machines. It is one for this user too, since others must not choose the code that runs here. Returns None if
+    it cannot be written; Inductor then uses its own.
     """
     if _VARIABLE not in os.environ:
         directory = cache_directory() / f"inductor-{os.getuid()}-{_processor()}"
@@ -59,7 +56,6 @@ def _warn_once(text: str) -> None:
 
 @cache
 def _processor() -> str:
-    """Return a digest of the processor's model and instructions."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -73,12 +69,11 @@ class CompileRecord:
     """Whether a process of this machine has compiled a step, and the right to compile it.
 
     It is a file next to Inductor's: locked by the process that compiles the step, and not empty once it has done so. A
-    process that is killed leaves the right to another one. If the file cannot be created, locked, read or written,
-    nothing counts as compiled, every process has the right, and a warning is logged once.
+    process that is killed leaves the right to another one. If the file cannot be used, nothing counts as compiled,
+    every process has the right, and a warning is logged once.
 
     Args:
-        step: Everything that the graph of the step depends on, as a text, besides the versions. A text that says too
-            little costs time: a process that expects compiled code compiles the step itself.
+        step: Everything that the graph of the step depends on, as a text, besides the versions.
     """
 
     def __init__(self, step: str) -> None:

@@ -23,11 +23,8 @@ class CompileDecision:
     compiled, and asks again from time to time.
 
     Args:
-        profile: Profile of the structure, or None.
-        members: B.
         steps: Number of remaining steps; the caller counts them down.
         later: Number of steps -> expected number of later arrays of this size with as many steps.
-        clock: Clock in seconds.
     """
 
     def __init__(
@@ -55,11 +52,7 @@ class CompileDecision:
         return self._retry_at is not None
 
     def __call__(self, seconds: float) -> bool:
-        """Return whether to compile the step now; call `end` after it.
-
-        Args:
-            seconds: Measured seconds of one step that is not compiled.
-        """
+        """Return whether to compile the step now; call `end` after it."""
         self._retry_at = None
         record, pays = self._record, partial(self._pays, seconds)
         self.reloads = record is not None and record.exists

@@ -30,12 +30,7 @@ class Gradients:
 
     @classmethod
     def of(cls, array: ModelArray, params: Collection[int] | None = None) -> "Gradients":
-        """Collect the existing gradients of an array.
-
-        Args:
-            array: Array after `backward`.
-            params: `id` of the members' own parameters whose gradients are collected; by default all are.
-        """
+        """Collect the existing gradients of an array, or only those of the members' own `params`, given by `id`."""
         stacked = []
         per_member = [
             (b, p.grad)
@@ -149,12 +144,7 @@ def clip_grad_value_(array: ModelArray, clip_value: float | Sequence[float] | Te
 
 
 def parse_limits(array: ModelArray, given: float | Sequence[float] | Tensor, name: str) -> Tensor:
-    """Check limits of gradients, and return them as one number per member, [B] float64.
-
-    Raises:
-        FusionError: `array` is not a `ModelArray`, `given` has neither one value nor one for each member, or a negative
-            one.
-    """
+    """Check limits of gradients, and return them as one number per member, [B] float64."""
     if not isinstance(array, ModelArray):
         raise FusionError(
             f"`array` must be what `fuse` made, got {type(array).__name__}; for one model use torch.nn.utils"

@@ -28,11 +28,8 @@ def differences(values: Sequence[Any], texts: Sequence[Callable[[Any], str]]) ->
     """Find the differences between the members' values of an attribute; None if a guard is impossible.
 
     A guard replaces a dict, a list of strings, or an object whose state is its `__dict__`, of the same class in all
-    members. Lists of numbers are not guarded: torch reads them past any guard. A differing value in a dict or an object
-    must not contain tensors, modules or floats: arrays keep these for each member.
-
-    Args:
-        texts: Serializer of each member; equal texts mean equal values.
+    members; torch reads lists of numbers past any guard. A differing value in a dict or an object must not contain
+    tensors, modules or floats: arrays keep these for each member. Equal `texts` mean equal values.
     """
     kind = type(values[0])
     if any(type(value) is not kind for value in values):
@@ -59,15 +56,7 @@ def differences(values: Sequence[Any], texts: Sequence[Callable[[Any], str]]) ->
 
 
 def guard(container: dict[Any, Any], key: Any, differing: Differences, path: str) -> None:
-    """Replace a value of the template by a guarded version of it.
-
-    Args:
-        container: Attributes of a module or an object, or a dict.
-        differing: Result of `differences`.
-
-    Raises:
-        FusionError: The class of an object allows no guard.
-    """
+    """Replace a value in the attributes of a module or an object, or in a dict, by a guarded version of it."""
     value = container[key]
     whole = frozenset(inner for inner, below in differing.items() if below is None)
     if type(value) in _GUARDED:
@@ -84,11 +73,7 @@ def guard(container: dict[Any, Any], key: Any, differing: Differences, path: str
 
 
 def refuse_user_access(what: str, frame: FrameType) -> None:
-    """Refuse an operation of user code (outside of Shoal and torch) while an array runs for all members at once.
-
-    Raises:
-        NeedsMemberError: An array runs, and the calling code is user code.
-    """
+    """Refuse an operation of user code (outside of Shoal and torch) while an array runs for all members at once."""
     source = active_source()
     if source is None or source.single_member:
         return

@@ -62,11 +62,7 @@ _EXPECTED_ERRORS = (RuntimeError, NotImplementedError, ValueError, TypeError, In
 def dispatch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run a torch function for all members.
 
-    A rule or vmap may fail on wrong or unsupported arguments. The loop runs then; if the arguments are wrong, it raises
-    torch's own error for one member.
-
-    Raises:
-        NeedsMemberError: `func` must see one member at a time.
+    If a rule or vmap fails, the loop runs, and raises torch's own error for one member if the arguments are wrong.
     """
     for value in args:  # fast path: most calls need no refusal
         if isinstance(value, Stacked):
@@ -137,8 +133,8 @@ def _is_batched(func: Any) -> bool:
 def _vmap(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run a function as `torch.func.vmap` does, without its checks, which take ten times as long.
 
-    Returns NotImplemented for floats in which members differ. A result that depends on no stacked tensor is copied for
-    each member, unless it shares memory with a shared argument.
+    A result that depends on no stacked tensor is copied for each member, unless it shares memory with a shared
+    argument.
     """
     leaves, spec = pytree.tree_flatten((args, kwargs))
     members = member_count(leaves)
@@ -168,13 +164,7 @@ def _vmap(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def loop(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], seeded: bool = False) -> Any:
-    """Run `func` for one member after another.
-
-    Args:
-        args: Positional arguments, stacked or shared.
-        kwargs: Keyword arguments, stacked or shared.
-        seeded: Whether to seed torch's default generators by each member's key, as for functions known to be random.
-    """
+    """Run `func` for one member after another; if `seeded`, with torch's generators seeded by each member's key."""
     leaves, spec = pytree.tree_flatten((args, kwargs))
     source = active_source()
     members = member_count(leaves) or (len(source.keys) if source else 1)
@@ -238,12 +228,10 @@ def _record_views(leaves: list[Any], own: Any, result: Any) -> None:
 
 
 def _stacked(changed: Sequence[Any]) -> list[Stacked]:
-    """Stacked tensors that a function writes to, also those in lists."""
     return [tensor for tensor in pytree.tree_leaves(list(changed)) if isinstance(tensor, Stacked)] if changed else []
 
 
 def _versions(changed: Sequence[Any]) -> list[int]:
-    """Write counts of the stacked tensors."""
     return [x.whole._version for x in _stacked(changed) if not x.whole.is_inference()]
 
 
@@ -270,12 +258,9 @@ RowLookup = Callable[[Tensor], tuple[Tensor, int] | None]
 class FunctionInterceptor(TorchFunctionMode):
     """Torch function mode that runs functions for all members, and gives each member its own random numbers.
 
-    Random functions are intercepted even if all of their tensors are shared, or belong to one member. The mode is idle
-    while another source of random numbers is active: a single member then runs on its own within the array's run.
-
-    Args:
-        row_lookup: Lookup of stacked parameters, if a single member runs on rows of them, so that its gradients go to
-            rows of the stacked gradients. It may refuse access to a tensor's gradient.
+    Random functions are intercepted even if all of their tensors are shared. The mode is idle while another source of
+    random numbers is active: a single member then runs within the array's run. With `row_lookup`, a single member runs
+    on rows of stacked parameters, so that its gradients go to rows of the stacked gradients.
     """
 
     def __init__(self, members: int, source: RandomSource, row_lookup: RowLookup | None = None) -> None:
@@ -375,11 +360,7 @@ class FunctionInterceptor(TorchFunctionMode):
 
 @contextmanager
 def member_run(source: RandomSource, row_lookup: RowLookup | None = None) -> Iterator[RandomSource]:
-    """Context manager in which a single member runs on plain tensors and draws from `source`.
-
-    Args:
-        row_lookup: As for `FunctionInterceptor`.
-    """
+    """Context manager in which a single member runs on plain tensors and draws from `source`."""
     with use_source(source), FunctionInterceptor(1, source, row_lookup):
         yield source
 

@@ -22,9 +22,6 @@ class LossScale:
     Scale the loss, go backward, call `unscale_`, step the optimizer unless `overflowed`, call `update`.
 
     Args:
-        growth_factor: Factor above 1 by which the scale grows.
-        backoff_factor: Factor below 1 by which the scale shrinks after an overflow.
-        growth_interval: Number of steps in a row without an overflow after which the scale grows.
         growth_tracker: Steps in a row without an overflow so far.
     """
 
@@ -44,10 +41,8 @@ class LossScale:
 
     @torch.no_grad()
     def unscale_(self, optimizer: Optimizer) -> None:
-        """Divide the gradients of an optimizer's parameters by the scale, and set `overflowed`.
-
-        Raises:
-            FusionError: A gradient is float16.
+        """Divide the gradients of an optimizer's parameters, none of which may be float16, by the scale; set
+        `overflowed`.
         """
         found = [each.grad for group in optimizer.param_groups for each in group["params"] if each.grad is not None]
         if any(grad.dtype == torch.float16 for grad in found):

@@ -28,12 +28,10 @@ _TEMPLATE = -1
 
 
 class AttributeSync:
-    """Synchronises plain attributes (numbers, strings, None, tensors) between the template and the members.
+    """Synchronises plain attributes (numbers, strings, None, tensors) without a slot between the template and the
+    members.
 
     Other attributes of the template stay as they were when the array was made, except for `pull_nested`.
-
-    Args:
-        slotted: Containers and keys of values that have a slot, which are not synchronised here.
     """
 
     def __init__(self, template: nn.Module, members: Sequence[nn.Module], slotted: Iterable[tuple[Any, Any]]) -> None:
@@ -53,12 +51,9 @@ class AttributeSync:
         """Last compared attributes: of members that agreed with the first one, and of the template if all agreed."""
 
     def pull(self) -> bool:
-        """Copy changed attributes of the members to the template; returns whether any but `training` has changed.
+        """Copy equal changes of attributes to the template; returns whether any but `training` has changed.
 
         Each call checks the first member and one other member, in turn.
-
-        Raises:
-            FusionError: An attribute was not changed equally in all members, or to tensors of different shapes.
         """
         self._next_member = (self._next_member + 1) % len(self._members)
         changed = [] if self._is_unchanged(0) and self._is_unchanged(self._next_member) else self._pull_all()
@@ -207,10 +202,6 @@ class ModuleChangeDetector:
     """Checks that a member still has the tensors, submodules and hooks that it had when it was fused.
 
     Checking all members in every run would cost as much as running a small model, so each run checks one member.
-
-    Args:
-        slots: Slots of their tensors, after `Slot.stack_members`.
-        unfused_paths: Paths of submodules that run member by member, below which members may change.
     """
 
     def __init__(
@@ -252,11 +243,7 @@ class ModuleChangeDetector:
         self._hook_counts = [sum(map(len, hooks)) for hooks in self._hooks]
 
     def check_tensors(self, b: int) -> None:
-        """Check a member's parameters and buffers.
-
-        Raises:
-            FusionError: A tensor has been replaced, removed or moved in memory, or is frozen in some members only.
-        """
+        """Check a member's parameters and buffers."""
         for slot, own, container, key in self._registered_tensors[b]:
             if container.get(key) is not own:
                 raise FusionError(
@@ -286,11 +273,7 @@ class ModuleChangeDetector:
         return added, removed
 
     def check_modules(self, b: int) -> None:
-        """Check a member's submodules and hooks, of which the template has copies.
-
-        Raises:
-            FusionError: A submodule has been replaced or removed, or a hook has been added or removed.
-        """
+        """Check a member's submodules and hooks, of which the template has copies."""
         for path, container, name, child in self._children[b]:
             if container.get(name) is not child:
                 raise FusionError(

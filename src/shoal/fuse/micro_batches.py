@@ -10,12 +10,7 @@ __all__ = ["MicroBatches", "micro_batches", "total", "weighted"]
 
 
 class MicroBatches(NamedTuple):
-    """The batches of one training step with gradient accumulation.
-
-    Args:
-        batches: Batches, each of which runs forward and backward separately, in this order.
-        weights: Factor of each batch's loss. The loss of the step is the weighted sum.
-    """
+    """The batches of one training step with gradient accumulation; its loss is the sum of theirs with these weights."""
 
     batches: tuple[Any, ...]
     weights: tuple[float, ...]

@@ -34,10 +34,9 @@ def closure_values(function: FunctionType) -> Iterator[Any]:
 
 
 def find_unbindable(model: nn.Module) -> str | None:
-    """Find an attribute that refers to a part of the model that `copy_model` cannot replace; return its path, or None.
+    """Return the path of an attribute that refers to a part that `copy_model` cannot replace, or None.
 
-    `copy_model` can replace modules that a function closes over. It cannot replace tensors that a function closes over,
-    nor any part in a list or dict that a function closes over.
+    It cannot replace tensors that a function closes over, nor any part in a list or dict that a function closes over.
     """
     parts = {id(part) for part in (*model.modules(), *model.parameters(), *model.buffers())}
     for path, module in model.named_modules():
@@ -50,15 +49,7 @@ def find_unbindable(model: nn.Module) -> str | None:
 
 
 def find_reference(root: nn.Module, parts: set[int], leave_out: Iterable[nn.Module] = ()) -> str | None:
-    """Find an attribute that refers to given modules or tensors, directly or through containers and functions.
-
-    Args:
-        parts: `id` of the modules and tensors.
-        leave_out: Modules that are not searched, including their submodules.
-
-    Returns:
-        The path of the attribute, or None.
-    """
+    """Return the path of an attribute that refers to modules or tensors by `id`, also indirectly, or None."""
     for path, module in root.named_modules(memo=set(leave_out)):
         for name, value in vars(module).items():
             if name not in _REGISTERED and _contains(value, parts, set()):
@@ -125,15 +116,7 @@ def _contents(value: Any) -> list[Any]:
 
 
 def copy_model(model: nn.Module, tensors: Iterable[Tensor]) -> nn.Module:
-    """Copy a model, such that the copy's functions refer to the copy's modules.
-
-    Args:
-        model: Model for which `find_unbindable` returns None.
-        tensors: Tensors of the model that the copy shares.
-
-    Raises:
-        FusionError: A part of the model cannot be copied.
-    """
+    """Copy a model without a `find_unbindable`, except for these tensors; the copy's functions refer to its modules."""
     memo: dict[int, Any] = {id(tensor): tensor for tensor in tensors}
     try:
         copied = copy.deepcopy(model, memo)
@@ -152,9 +135,7 @@ def copy_model(model: nn.Module, tensors: Iterable[Tensor]) -> nn.Module:
 
 
 class _Binder:
-    """Rebuilds functions that refer to copied modules, so that they refer to the copies.
-
-    Each function and each closure variable is rebuilt once."""
+    """Rebuilds functions that refer to copied modules, each once, so that they refer to the copies."""
 
     def __init__(self, copies: Mapping[int, Any]) -> None:
         self._copies = copies
@@ -177,7 +158,6 @@ class _Binder:
         return value
 
     def _rebuild(self, value: Any) -> Any:
-        """Rebuild a function, or a value that it refers to."""
         if id(value) in self._copies:
             return self._copies[id(value)]
         if id(value) in self._rebuilt:

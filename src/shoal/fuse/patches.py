@@ -1,7 +1,7 @@
-"""Process-wide monkey patches of torch methods, and warning filters, which last while any thread needs them.
+"""Process-wide patches of torch methods, and warning filters, which last while any thread needs them.
 
-Python has one list of warning filters for all threads, and `warnings.catch_warnings` restores the list that it found.
-If two threads overlap, the last one to leave would restore a list that contains the other thread's filter, for good.
+All threads have one list of warning filters: `warnings.catch_warnings` in two that overlap could restore a filter for
+good.
 """
 
 import warnings
@@ -81,10 +81,7 @@ def _skip_flatten(module: nn.RNNBase) -> None:
 
 
 def _checkpoint_without_rng_state(fn: Any, preserve_rng_state: bool = True, *args: Any, **kwargs: Any) -> Any:
-    """Run a checkpointed part without saving and restoring the states of torch's generators, which all threads share.
-
-    The states are not needed, since `RandomSource.next` refuses random functions in a checkpointed part.
-    """
+    """Run a checkpointed part without the states of torch's generators: `RandomSource.next` refuses draws there."""
     part = _checkpointed(fn, preserve_rng_state and active_source() is None, *args, **kwargs)
     if active_source() is not None:
         _checkpoints.begun.append(part)
@@ -99,8 +96,7 @@ def begun_checkpoints() -> int:
 def close_checkpoints(number: int) -> None:
     """Close the checkpointed parts that this thread began after the first `number`.
 
-    Before 2.13, torch does not end a part that is left by an exception: its hooks of saved tensors stay in effect for
-    as long as the traceback lives, so the next run would appear to be under a checkpoint.
+    Before 2.13, torch leaves their hooks in effect after an exception, for as long as the traceback lives.
     """
     for part in reversed(_checkpoints.begun[number:]):
         part.close()
@@ -116,11 +112,7 @@ def _pass_on_weight(public: Callable[..., Any], relevant: Sequence[Any], *args: 
 
 @dataclass(eq=False)
 class HiddenWarning:
-    """Hides a warning; the first thread to enter adds a filter, and the last one to leave removes it.
-
-    Args:
-        message: Regular expression for the start of the warning.
-    """
+    """Hides a warning by the start of its text; the first thread to enter adds a filter, and the last one removes it."""
 
     message: str
 

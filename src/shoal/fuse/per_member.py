@@ -41,9 +41,9 @@ _INTERCEPTED_RUNS = 3
 class MemberRunner:
     """Runs functions on a single model, with the random numbers that the model would draw in an array.
 
-    Intercepting all torch functions takes a fifth of the time of a small model's step. So a function that has drawn no
-    random numbers in its first runs is no longer intercepted; instead, torch's generators are compared before and after
-    it. A function that changes attributes of the model is always intercepted, since checkpoints do not contain these.
+    Intercepting all torch functions takes a fifth of a small step's time. So after first runs without a random number,
+    torch's generators are compared instead. A function that changes attributes of the model is always intercepted,
+    since checkpoints do not contain these.
     """
 
     def __init__(self, seed: int, device: torch.device, intercepted: bool = False) -> None:
@@ -54,14 +54,10 @@ class MemberRunner:
         """(function, mode) -> number of intercepted runs; no run drew a number unless all runs are intercepted."""
 
     def __call__(self, fn: Callable[..., Any], tick: int, model: nn.Module, *batch: Any) -> Any:
-        """Call `fn` with the model and a batch.
+        """Call `fn` with the model and a batch; its random numbers depend on `tick` and the seed.
 
-        Args:
-            tick: Number of the call; its random numbers depend on this number and the seed.
-
-        Raises:
-            FusionError: `fn` draws random numbers after it had drawn none in its first runs. These are not the
-                model's own random numbers. All later runs are intercepted.
+        A function that draws only after its first runs is refused, since its numbers are not the model's; later runs
+        are intercepted.
         """
         drawn = DrawDetector(self._device)
         kind = (function_identity(fn), model.training)
@@ -87,18 +83,7 @@ class MemberRunner:
 def run_each_member(
     state: ArrayState, fn: Callable[..., Any], keys: Callable[[], list[int]], batch: tuple[Any, ...]
 ) -> list[Any]:
-    """Call a function with each member, and return the results.
-
-    During its call, a member's parameters are rows of the stacked parameters, which receive the gradients.
-
-    Args:
-        fn: Function as for `ModelArray.map`.
-        keys: Function that makes the keys of the members' random numbers, one per member.
-        batch: Arguments as for `ModelArray.map`.
-
-    Raises:
-        FusionError: A member has changed a frozen parameter that is stored once for all members.
-    """
+    """Call a function with each member, whose parameters are then rows of the stacked ones, which get the gradients."""
     registered = state.stacked_slots()
     columns = [member_rows(slot.data) for slot in registered]
     results = []
@@ -129,10 +114,9 @@ def member_batch(batch: Any, b: int, members: int) -> Any:
 
 
 def _visible_tensor(slot: Slot, row: Tensor) -> Tensor:
-    """The tensor that user code sees in place of a row: a copy of a buffer, or the row of a parameter.
+    """The tensor that user code sees in place of a row: the row of a parameter, or a copy of a buffer.
 
-    Autograd may save a buffer that user code then replaces. The new value is written to the row before the backward
-    pass, which would otherwise change the saved buffer.
+    Autograd may save a buffer that user code then replaces; writing the new value to the row would change it.
     """
     copied = torch.is_grad_enabled() and not slot.trainable and not row.requires_grad
     return row.clone() if copied else row
@@ -190,11 +174,7 @@ def _owner_of_row(
 
 
 def refuse_outer_grad(slots: Iterable[Slot], tensor: Tensor) -> None:
-    """Refuse access to the gradient of a parameter that is replaced by another tensor while a function runs.
-
-    Raises:
-        FusionError: The tensor is a parameter of the array or of a member, and no backward pass runs.
-    """
+    """Refuse access to the gradient of a parameter that is replaced by another tensor while a function runs."""
     if torch._C._current_graph_task_id() == _NO_PASS and any(
         tensor is slot.data or any(tensor is own for own in slot.member_tensors)
         for slot in slots

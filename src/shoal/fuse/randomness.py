@@ -40,13 +40,7 @@ def member_keys(seeds: Sequence[int], ticks: Sequence[int]) -> list[int]:
 
 
 class RandomSource:
-    """Source of the keys of random functions, during one run of a user function for the members.
-
-    Args:
-        keys: The members' keys, int64 [B]; or a function that makes them, called at the first random function.
-        single_member: Whether a single member (B = 1) runs, on plain tensors.
-        calls: Number of previous random functions in the same run.
-    """
+    """Source of the keys of random functions in one run: int64 [B], or a function called at the first random function."""
 
     def __init__(self, keys: Tensor | Callable[[], list[int]], single_member: bool = False, calls: int = 0) -> None:
         self.single_member = single_member
@@ -62,14 +56,7 @@ class RandomSource:
         return self._keys
 
     def next(self, drawing: Sequence[bool] | None = None) -> Tensor:
-        """Count a random function, and return its keys, [B].
-
-        Args:
-            drawing: Whether each member draws; a member with a dropout rate of 0 does not. By default all draw.
-
-        Raises:
-            FusionError: A part under `torch.utils.checkpoint` runs, whose second run would draw other numbers.
-        """
+        """Count a random function, and return its keys, [B]; a member with a dropout rate of 0 is not `drawing`."""
         hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
         if hooks is not None and hooks[0].__module__ == torch.utils.checkpoint.__name__:
             raise FusionError(
@@ -132,8 +119,6 @@ def keep_mask(keys: Tensor, shape: Sequence[int], drop: Tensor | float, device: 
     """Dropout mask: True where an element is kept, with probability 1 - drop.
 
     Args:
-        keys: Keys from `RandomSource.next`, int64 [B].
-        shape: Shape of one member's tensor.
         drop: Probability: a number in [0, 1), or a float64 tensor in [0, 1] that broadcasts to [B, *shape].
 
     Returns:
@@ -169,11 +154,7 @@ def _index_hash(numel: int, device: torch.device) -> Tensor:
 
 @contextmanager
 def no_new_hashes() -> Iterator[None]:
-    """Context manager for the recording of a CUDA graph, in whose memory a hash would be that later masks use, too.
-
-    Raises:
-        RuntimeError: Masks of so many shapes were made that one was not known.
-    """
+    """Context manager for the recording of a CUDA graph, in whose memory a hash would be that later masks use, too."""
     before = _index_hash.cache_info().misses
     try:
         yield

@@ -48,12 +48,9 @@ def member_rows(data: Tensor) -> tuple[Tensor, ...]:
 
 
 def stack_rows(tensors: Sequence[Tensor], move: bool = False) -> Tensor:
-    """Stack tensors of one shape and dtype into one tensor, [B, *shape], whose rows have the tensors' strides.
+    """Stack tensors of one shape and dtype as [B, *shape]; a view if they are rows of a stacked tensor, else a copy.
 
-    The result is a view if the tensors lie one after another in memory, as rows of a stacked tensor do; else a copy.
-
-    Args:
-        move: Whether to make each tensor a view of its row once it is copied, which frees its memory for the next row.
+    With `move`, each tensor becomes a view of its row once it is copied, which frees its memory for the next row.
     """
     first = tensors[0].detach()
     size, strides = first.numel(), first.stride()

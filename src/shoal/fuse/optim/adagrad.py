@@ -26,9 +26,6 @@ class Adagrad(KernelRule):
     """s = s + g²;  p = p - γ/(1 + (t - 1)η) · g / (√s + ε), where g = ±grad + λp.
 
     Duchi, Hazan & Singer, "Adaptive Subgradient Methods for Online Learning and Stochastic Optimization", 2011.
-
-    Args:
-        maximize: Whether to ascend instead of descend.
     """
 
     settings: ClassVar[tuple[str, ...]] = ("lr", "lr_decay", "eps", "weight_decay", "maximize", "differentiable")
@@ -106,9 +103,6 @@ class Adadelta(UpdateRule):
     """v = ρv + (1 - ρ)g²;  δ = √(u + ε) / √(v + ε) · g;  u = ρu + (1 - ρ)δ²;  p = p - γδ, where g = ±grad + λp.
 
     Zeiler, arXiv:1212.5701.
-
-    Args:
-        maximize: Whether to ascend instead of descend.
     """
 
     settings: ClassVar[tuple[str, ...]] = ("lr", "rho", "eps", "weight_decay", "maximize", "differentiable")
@@ -159,11 +153,6 @@ class RMSprop(UpdateRule):
 
     Hinton, lecture 6e of "Neural Networks for Machine Learning", 2012; centered: the variance v - a², with
     a = αa + (1 - α)g, replaces v (Graves, arXiv:1308.0850).
-
-    Args:
-        momentum: Whether μ > 0; without momentum the state has no b.
-        centered: Whether to divide by the variance instead of the mean square.
-        maximize: Whether to ascend instead of descend.
     """
 
     settings: ClassVar[tuple[str, ...]] = (

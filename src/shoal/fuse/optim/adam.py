@@ -27,11 +27,6 @@ class Adam(KernelRule):
 
     g = ±grad + λp (Kingma & Ba, arXiv:1412.6980); decoupled: g = ±grad and first p = (1 - γλ)p (Loshchilov & Hutter,
     arXiv:1711.05101); AMSGrad: the largest v so far replaces v (Reddi et al., arXiv:1904.09237).
-
-    Args:
-        amsgrad: Whether to divide by the largest second moment so far.
-        maximize: Whether to ascend instead of descend.
-        decoupled: Whether weight decay is separate from the gradient, as in AdamW.
     """
 
     settings: ClassVar[tuple[str, ...]] = (
@@ -119,9 +114,6 @@ class Adamax(UpdateRule):
     """m = β₁m + (1 - β₁)g;  u = max(β₂u, |g| + ε);  p = p - γ/(1 - β₁ᵗ) · m / u, where g = ±grad + λp.
 
     Kingma & Ba, arXiv:1412.6980, section 7.1.
-
-    Args:
-        maximize: Whether to ascend instead of descend.
     """
 
     settings: ClassVar[tuple[str, ...]] = ("lr", "betas", "eps", "weight_decay", "maximize", "differentiable")
@@ -178,10 +170,6 @@ class NAdam(UpdateRule):
 
     g = ±grad + λp, or decoupled: g = ±grad and first p = (1 - γλ)p. Dozat, "Incorporating Nesterov Momentum into Adam",
     2016.
-
-    Args:
-        maximize: Whether to ascend instead of descend.
-        decoupled: Whether weight decay is separate from the gradient.
     """
 
     settings: ClassVar[tuple[str, ...]] = (
@@ -252,10 +240,6 @@ class RAdam(UpdateRule):
     p = p - γ/(1 - β₁ᵗ) · m otherwise
 
     g = ±grad + λp, or decoupled: g = ±grad and first p = (1 - γλ)p. Liu et al., arXiv:1908.03265.
-
-    Args:
-        maximize: Whether to ascend instead of descend.
-        decoupled: Whether weight decay is separate from the gradient.
     """
 
     settings: ClassVar[tuple[str, ...]] = (

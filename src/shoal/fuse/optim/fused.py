@@ -97,9 +97,6 @@ class FusedOptimizer:
 
         Call this method right before the first traced step, since it initialises the state of the parameters. Before
         each run of the trace call `refresh` and compare `version`; after each run call `mark_stepped`.
-
-        Args:
-            params: Stacked parameters with a gradient in this step; None for all that require one.
         """
         if self._skipped:
             self._group_members()
@@ -112,12 +109,7 @@ class FusedOptimizer:
         return traced
 
     def step_each(self, uneven: bool, skip: Collection[int] = ()) -> None:
-        """Take the steps of the members one by one, with the gradients of their own parameters.
-
-        Args:
-            uneven: Whether some members have no gradient for a parameter for which others have one.
-            skip: As for `step`.
-        """
+        """Take the steps one by one; if `uneven`, some members have no gradient where others have one."""
         if uneven or skip or self._groups_changed():
             self._last_sizes = None  # the state must be stacked again: more than its values changes
         for b, update in enumerate(self._updates):
@@ -149,7 +141,6 @@ class FusedOptimizer:
         return [len(group["params"]) for member in self.members for group in member.param_groups]
 
     def _state_counts(self) -> list[int]:
-        """Number of parameters with state of each member."""
         return [len(member.state) for member in self.members]
 
     def _group_members(self, skipped: Collection[int] = ()) -> None:
@@ -245,9 +236,7 @@ def _make_units(
 def _param_indices(
     members: Sequence[Optimizer], stacked_params: Sequence[StackedParam], array: ModelArray
 ) -> list[list[tuple[int, ...]]]:
-    """Indices of the stacked parameters that each member's optimizer updates, per parameter group.
-
-    Frozen parameters that the array stores once are left out, since no step updates them."""
+    """Indices of the stacked parameters that each member's optimizer updates, per parameter group, but for frozen ones."""
     owners: dict[int, tuple[int, str, int | None]] = {}
     for i, param in enumerate(stacked_params):
         owners |= {id(own): (b, param.path, i) for b, own in enumerate(param.member_params, start=param.member or 0)}

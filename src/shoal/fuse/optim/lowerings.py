@@ -25,12 +25,8 @@ class _KernelArguments:
 
 
 class KernelCalls:
-    """Updates parameters by torch's fused kernels.
-
-    One call updates a run of consecutive members with equal hyper-parameters and step counts.
-
-    Args:
-        parts: Parameters, after `ParamState.open`.
+    """Updates parameters by torch's fused kernels, one call per run of members with equal hyper-parameters and step
+    counts.
     """
 
     def __init__(self, rule: KernelRule, parts: Sequence[ParamState]) -> None:
@@ -43,12 +39,7 @@ class KernelCalls:
         self._lengths: tuple[int, ...] = ()
 
     def step(self, grads: Sequence[Tensor], hyperparameters: Sequence[Hyperparameters]) -> None:
-        """Update the parameters; the caller has counted the step already.
-
-        Args:
-            grads: Gradient of each parameter, [B, *shape].
-            hyperparameters: Hyper-parameters of each member.
-        """
+        """Update the parameters by gradients [B, *shape]; the caller has counted the step already."""
         if hyperparameters is not self._hyperparameters:
             self._hyperparameters, self._lengths = hyperparameters, self._call_lengths(hyperparameters)
         lengths = self._lengths
@@ -114,11 +105,7 @@ class _Chunk:
 
 
 class ForeachCalls:
-    """Updates parameters by `torch._foreach_*` functions of stacked tensors, in chunks that fit the processor's cache.
-
-    Args:
-        parts: Parameters, after `ParamState.open`.
-    """
+    """Updates parameters by `torch._foreach_*` functions, in chunks that fit the processor's cache."""
 
     def __init__(self, rule: UpdateRule, parts: Sequence[ParamState]) -> None:
         self._rule = rule
@@ -131,12 +118,7 @@ class ForeachCalls:
         self._table = torch.empty(0)
 
     def step(self, grads: Sequence[Tensor], hyperparameters: Sequence[Hyperparameters]) -> None:
-        """Update the parameters; the caller has counted the step already.
-
-        Args:
-            grads: Gradient of each parameter, [B, *shape].
-            hyperparameters: Hyper-parameters of each member.
-        """
+        """Update the parameters by gradients [B, *shape]; the caller has counted the step already."""
         if hyperparameters != self._hyperparameters:
             self._set_hyperparameters(hyperparameters)
         schedule = [number.unbind() for number in self._rule.schedule(self._table, self._steps, self._products)]
@@ -157,12 +139,9 @@ class ForeachCalls:
 def update(
     rule: UpdateRule, params: Tensors, grads: Tensors, moments: Sequence[Tensors], coefficients: Tensor, constants: int
 ) -> None:
-    """Update stacked tensors in place without other side effects, so that `make_fx` can trace the update.
+    """Update parameters [B, *shape] in place without other side effects, so that `make_fx` can trace the update.
 
     Args:
-        params: P parameters, [B, *shape] each.
-        grads: Gradients, shaped as `params`.
-        moments: The moments of each parameter, in the order of the rule.
         coefficients: The rule's constants, then for each entry of its schedule one row per parameter, [R, B].
     """
     rows, count = list(coefficients.unbind()), len(params)

@@ -40,14 +40,10 @@ class _ActiveParams:
 
 
 class ParamGroupBatch:
-    """One parameter group of consecutive members with one update rule.
+    """One parameter group of consecutive members, or of a single member, with one update rule.
 
     State is stacked, and the members' own state consists of views of its rows. As in torch, a parameter's state is
     initialised, or stacked from the members' state, at its first gradient.
-
-    Args:
-        stacked_params: At least one parameter; all of them belong to all members, or all belong to one single member.
-        lowering: Lowering to use if both are possible; None for the faster one.
     """
 
     def __init__(
@@ -89,11 +85,7 @@ class ParamGroupBatch:
         return torch.view_as_real(stacked.resolve_conj()) if stacked.is_complex() else stacked
 
     def refresh(self) -> bool:
-        """Read the members' parameter groups again.
-
-        Returns:
-            Whether all groups still follow the rule of this batch.
-        """
+        """Read the members' parameter groups again; return whether all still follow the rule of this batch."""
         groups = [member.param_groups[self._group] for member in self._members]
         try:
             settings = [self._read(group) for group in groups]
@@ -129,11 +121,7 @@ class ParamGroupBatch:
 
     @torch.no_grad()
     def step(self, missing: Mapping[Tensor, Collection[int]]) -> None:
-        """Update every parameter that has a gradient.
-
-        Args:
-            missing: Stacked parameter -> members that have no gradient for it, whose rows and state stay unchanged.
-        """
+        """Update parameters with gradients, but not the rows of members whose gradient is missing."""
         found = [part.stacked_param.grad() for part in self.parts]
         places = tuple(i for i, grad in enumerate(found) if grad is not None)
         if not places:
@@ -195,8 +183,7 @@ class ParamGroupBatch:
     def _kernel_rule(self) -> KernelRule | None:
         """The rule if its kernel is the lowering to use, else None.
 
-        On the CPU, `torch._foreach_*` functions are faster if the kernel would run once per member, each time on
-        several threads for little work. On other devices, they need fewer launches than one kernel per member.
+        On the CPU, `torch._foreach_*` beats many small kernels on several threads; elsewhere it needs fewer launches.
         """
         if not isinstance(self.rule, KernelRule) or not self.rule.has_kernel(self._hyperparameters):
             return None

@@ -20,7 +20,6 @@ class StackedParam:
     """One parameter of all members, or of a single member.
 
     Args:
-        path: Name of the parameter, such as "layers.0.weight".
         stacked: All members' values, [B, *shape], or those of a single member, [*shape]; receives the gradients.
         member_params: The members' parameters, views of the rows of `stacked`; for a single member `stacked` itself.
         member: Index of the single member, for a submodule in which members differ; None for all members.
@@ -32,11 +31,7 @@ class StackedParam:
     member: int | None = None
 
     def grad(self) -> Tensor | None:
-        """The gradients, in the shape of `stacked`.
-
-        Raises:
-            FusionError: The gradients are sparse.
-        """
+        """The gradients, in the shape of `stacked`; sparse ones are refused."""
         grad = self.stacked.grad
         if grad is not None and grad.layout is not torch.strided:
             raise FusionError(
@@ -54,9 +49,6 @@ class ParamState:
         steps: Step counts, [B]; None before `open`, when `product` and `moments` are empty.
         product: The `product` of the rule, [B], in a list; empty if the rule has none.
         moments: The moments of the rule, shaped as `param`, in its memory order.
-
-    Raises:
-        FusionError: A member's row has gaps in memory.
     """
 
     stacked_param: StackedParam
@@ -79,9 +71,8 @@ class ParamState:
         return [] if self.steps is None else [self.steps, *self.product, *self.moments]
 
     def open(self, rule: UpdateRule, members: Sequence[Optimizer]) -> None:
-        """Stack the members' state, or initialise it; the members' state then consists of views of its rows.
-
-        Rows that are already contiguous in memory, such as those of an array, are not copied.
+        """Stack the members' state, without a copy if it is contiguous, or initialise it; theirs becomes views of its
+        rows.
         """
         before = [member.state.get(param, {}) for member, param in zip(members, self.member_params, strict=True)]
         self._initialised = [not mine for mine in before]

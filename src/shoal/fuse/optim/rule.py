@@ -61,27 +61,16 @@ class UpdateRule(ABC):
 
     @abstractmethod
     def constants(self, hyperparameters: Tensor) -> Sequence[Tensor]:
-        """Inputs of `update` that depend only on the members' hyper-parameters.
-
-        Args:
-            hyperparameters: K hyper-parameters of every member, [K, B] float64.
-
-        Returns:
-            One tensor [B] per constant.
-        """
+        """Inputs of `update`, [B] each, from K hyper-parameters [K, B] float64 alone."""
 
     def schedule(
         self, hyperparameters: Tensor, steps: Sequence[Tensor], products: Sequence[Tensor]
     ) -> Sequence[Tensor]:
-        """Inputs of `update` that depend on the number of updates so far, such as a bias correction.
+        """Inputs of `update`, [P, B] each, that depend on the number of updates so far, such as a bias correction.
 
         Args:
-            hyperparameters: K hyper-parameters of every member, [K, B] float64.
             steps: Number of updates of each of P parameters, including the current one, [B] each.
             products: `product` of each parameter, [B] each, updated in place; empty if the rule has none.
-
-        Returns:
-            One tensor [P, B] per entry.
         """
         return ()
 
@@ -94,7 +83,6 @@ class UpdateRule(ABC):
         Args:
             params: Parameters, [B, *shape] each, real, float32 or wider.
             grads: Gradients, shaped as `params`; read only.
-            moments: One list as `params` for each name in `moments`.
             coefficients: The `constants`, then the `schedule`: one list as `params` each, of tensors [B, 1, ...].
         """
 
@@ -118,8 +106,6 @@ class KernelRule(UpdateRule):
         """Update, in place, all parameters of one member, or of several with equal hyper-parameters and step counts.
 
         Args:
-            grads: Dense gradients, shaped as `params`.
-            moments: One list as `params` for each name in `moments`.
             steps: Number of updates of each parameter, including the current one, 0-dim; empty without moments.
         """
 

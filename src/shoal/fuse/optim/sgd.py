@@ -15,13 +15,7 @@ __all__ = ["SGD"]
 @final
 @dataclass(frozen=True)
 class SGD(KernelRule):
-    """g = ±grad + λp;  b = μb + (1 - τ)g, first b = g;  p = p - γb, or p - γ(g + μb) with Nesterov.
-
-    Args:
-        momentum: Whether μ ≠ 0; without momentum there is no state.
-        nesterov: Whether to use Nesterov momentum.
-        maximize: Whether to ascend instead of descend.
-    """
+    """g = ±grad + λp;  b = μb + (1 - τ)g, first b = g;  p = p - γb, or p - γ(g + μb) with Nesterov."""
 
     settings: ClassVar[tuple[str, ...]] = (
         *("lr", "momentum", "dampening", "weight_decay", "nesterov", "maximize", "differentiable"),

@@ -37,10 +37,7 @@ def rule_of(optimizer: Optimizer, group: dict[str, Any]) -> UpdateRule | None:
 
 
 def kernel_group_of(optimizer: Optimizer) -> str:
-    """Key that is equal for optimizers that can share an array without loss of speed.
-
-    All optimizers whose rule has a torch kernel have one key. Any other optimizer has the key of its class.
-    """
+    """Key that is equal for optimizers that can share an array without loss of speed: all with a kernel, or one class."""
     kind = type(optimizer)
     if all(isinstance(rule_of(optimizer, group), KernelRule) for group in optimizer.param_groups):
         return "kernels"
@@ -48,11 +45,7 @@ def kernel_group_of(optimizer: Optimizer) -> str:
 
 
 def has_unmodified_step(optimizer: Optimizer) -> bool:
-    """Whether an optimizer's `step` is the unmodified method of its class.
-
-    Step hooks, of this optimizer or global ones, and a replaced `step` count as modifications. The wrapper by which an
-    LR scheduler counts calls of `step` is allowed.
-    """
+    """Whether `step` is its class's, without hooks; the wrapper by which LR schedulers count calls is allowed."""
     if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
         return False
     if _global_optimizer_pre_hooks or _global_optimizer_post_hooks:

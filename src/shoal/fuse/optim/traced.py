@@ -31,15 +31,10 @@ class _BatchTrace:
 
 @dataclass(frozen=True, eq=False)
 class TracedStep:
-    """A traceable optimizer step, with the tensors that it reads and writes.
+    """A traceable optimizer step of `params`, [B, *shape] each, with its moments and coefficients, [R, B] each.
 
-    `advance` computes small tensors, such as powers of β, outside of the trace: in the trace, a compiler would compute
-    them again for every element of a parameter.
-
-    Args:
-        params: Stacked parameters, [B, *shape] each, which the step updates.
-        state: Moments, which the step updates; the members' own state consists of views of them.
-        coefficients: Coefficients of each batch, [R, B] each, which `advance` updates in place.
+    `advance` computes small tensors, such as powers of β, outside of the trace, where a compiler would compute them
+    again for every element of a parameter.
     """
 
     params: list[Tensor]
@@ -59,14 +54,7 @@ class TracedStep:
     def apply(
         self, params: Sequence[Tensor], grads: Sequence[Tensor], state: Sequence[Tensor], coefficients: Sequence[Tensor]
     ) -> None:
-        """Update `params` and `state` in place, by functions that `make_fx` can trace.
-
-        Args:
-            params: `self.params`, or other tensors of the same shapes, as all arguments.
-            grads: Gradients of `params`, in their order.
-            state: Moments, shaped as `self.state`.
-            coefficients: Coefficients, shaped as `self.coefficients`.
-        """
+        """Update `params` and `state` in place; `make_fx` can trace it with other tensors of the shapes of this step's."""
         left = iter(state)
         with torch.no_grad():
             for batch, mine in zip(self.batches, coefficients, strict=True):
@@ -82,11 +70,7 @@ class TracedStep:
 
 
 def trace(param_batches: Sequence[ParamGroupBatch], params: Sequence[Tensor]) -> TracedStep:
-    """The traceable step of some batches, for those of `params` that they own; opens the state of these parameters.
-
-    Args:
-        param_batches: Batches, in any order.
-    """
+    """The traceable step of some batches, for those of `params` that they own; opens the state of these parameters."""
     wanted = {id(param) for param in params}
     places: dict[int, int] = {}
     owned: list[Tensor] = []

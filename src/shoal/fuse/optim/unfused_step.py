@@ -36,9 +36,9 @@ def needs_closure(optimizer: Optimizer) -> bool:
 class UnfusedStep:
     """The step of a single optimizer, with torch's fused kernel if there is one.
 
-    If neither `foreach` nor `fused` is set, torch loops over the parameters on the CPU, which takes ten times as long
-    as a fused kernel for small parameters. So `fused` is set for the duration of the step. Torch's wrappers around a
-    step, for hooks, profiler and compiler, take as long as the kernel, and are skipped if none of these is in use.
+    If neither `foreach` nor `fused` is set, torch loops over the parameters on the CPU, which takes ten times as long.
+    So `fused` is set during the step. Unused wrappers (hooks, profiler, compiler) take as long as the kernel, and are
+    skipped.
     """
 
     def __init__(self, optimizer: Optimizer) -> None:
@@ -97,10 +97,7 @@ class UnfusedStep:
             self._unwrapped(optimizer)
 
     def _kernel_applies(self, group: dict[str, Any]) -> bool:
-        """Whether the kernel computes the same result as the loop for a parameter group.
-
-        SGD's kernel initialises momentum for all parameters of a group or for none.
-        """
+        """Whether the kernel computes the loop's result; SGD's initialises momentum for a whole group or for none."""
         if group["fused"] is not None or group["foreach"] is not None or group["differentiable"]:
             return False
         if group.get("capturable"):
@@ -131,14 +128,7 @@ def _kernel_reads_count(parameter: Tensor, count: object) -> bool:
 
 
 class MemberLoop:
-    """Steps optimizers without a fused rule one after another; they may have any class and any hooks.
-
-    For its step, each optimizer gets its rows of the gradients. It updates its own parameters, which are views of the
-    array's. Its state is not stacked.
-
-    Raises:
-        FusionError: An optimizer needs sparse gradients, or a closure, which would run a single member.
-    """
+    """Steps optimizers without a fused rule one after another; they may have any class and any hooks."""
 
     def __init__(
         self, members: Sequence[Optimizer], start: int, stacked_params: Sequence[Sequence[StackedParam]]
@@ -163,14 +153,7 @@ class MemberLoop:
         return True
 
     def step(self, missing: Mapping[Tensor, Collection[int]]) -> None:
-        """Take the step of every member.
-
-        Args:
-            missing: Members without gradients, as in `ParamGroupBatch.step`.
-
-        Raises:
-            FusionError: An optimizer replaced the memory of its parameters, so they are not views of the array's.
-        """
+        """Take the step of every member; parameters must stay views of the array's."""
         for b, (member, stacked_params) in enumerate(
             zip(self._members, self._stacked_params, strict=True), self._start
         ):
