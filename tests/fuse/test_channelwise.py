@@ -1,4 +1,4 @@
-"""Padding, interpolation and channel shuffles: equal results, and chains of them keep the channel-major layout."""
+"""Padding, pooling, interpolation and channel shuffles: equal results; chains of them keep the channel-major layout."""
 
 from collections.abc import Callable
 from functools import partial
@@ -7,10 +7,12 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from shared_or_stacked import check_mixes
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from twins import Make, check, check_table
+from twins import Make, Of, build, check, check_table
 
+from shoal.fuse.api import fuse
 from shoal.fuse.rules.base import channel_major, split_channels
 from shoal.fuse.stacked import Stacked
 
@@ -63,24 +65,68 @@ OTHERS: dict[str, tuple[int, Make]] = {
     "unflatten": (0, lambda: nn.Unflatten(1, (2, 2))),
     "unflatten from the end": (2, lambda: nn.Unflatten(-2, (3, 2))),
 }
-CASES = {**PADS, **OTHERS}
+POOLS: dict[str, tuple[int, Make]] = {
+    "max 1d": (1, lambda: nn.MaxPool1d(2)),
+    "max 2d": (2, lambda: nn.MaxPool2d(2, stride=1, padding=1, ceil_mode=True)),
+    "max 2d dilated": (2, lambda: nn.MaxPool2d((2, 1), dilation=2)),
+    "max 3d": (3, lambda: nn.MaxPool3d(2)),
+    "max 1d with indices": (1, lambda: nn.MaxPool1d(2, return_indices=True)),
+    "max 2d with indices": (2, lambda: nn.MaxPool2d(2, return_indices=True)),
+    "max 3d with indices": (3, lambda: nn.MaxPool3d(2, return_indices=True)),
+    "average 1d": (1, lambda: nn.AvgPool1d(3, 2, 1)),
+    "average 2d": (2, lambda: nn.AvgPool2d(2, count_include_pad=False, padding=1)),
+    "average 3d": (3, lambda: nn.AvgPool3d(2, divisor_override=3)),
+    "power 1d": (1, lambda: nn.LPPool1d(2, 3)),
+    "power 2d": (2, lambda: nn.LPPool2d(2, 2)),
+    "power 3d": (3, lambda: nn.LPPool3d(2, 2)),
+    "adaptive average 1d": (1, lambda: nn.AdaptiveAvgPool1d(3)),
+    "adaptive average 2d": (2, lambda: nn.AdaptiveAvgPool2d((None, 2))),
+    "adaptive average 3d": (3, lambda: nn.AdaptiveAvgPool3d(2)),
+    "adaptive max 1d": (1, lambda: nn.AdaptiveMaxPool1d(3)),
+    "adaptive max 2d": (2, lambda: nn.AdaptiveMaxPool2d(2)),
+    "adaptive max 3d": (3, lambda: nn.AdaptiveMaxPool3d((2, 3, None))),
+    "adaptive max 2d with indices": (2, lambda: nn.AdaptiveMaxPool2d(2, return_indices=True)),
+    "unpooled 1d": (1, lambda: _unpooled(nn.MaxPool1d, nn.MaxUnpool1d)),
+    "unpooled 2d": (2, lambda: _unpooled(nn.MaxPool2d, nn.MaxUnpool2d)),
+    "unpooled 3d": (3, lambda: _unpooled(nn.MaxPool3d, nn.MaxUnpool3d)),
+}
+CASES = {**PADS, **OTHERS, **POOLS}
+
+
+def _unpooled(pool: type[nn.Module], unpool: type[nn.Module]) -> nn.Module:
+    def run(m: Any, x: Tensor) -> Any:
+        values, indices = m.pool(x)
+        return m.unpool(values * 2, indices, output_size=x.shape)
+
+    return Of(run, pool=pool(2, return_indices=True), unpool=unpool(2))
+
+
+def scaled() -> nn.Module:
+    """Leaves its input in the order of its memory."""
+    return Of(lambda m, x: m.w * x, w=nn.Parameter(torch.randn(())))
 
 
 FIRSTS: dict[str, tuple[Make, Tensor]] = {
     **{f"{axes}d": (lambda axes=axes: FIRST[axes](4, 4, 1), x) for axes, x in INPUTS.items()},
     **{f"one {axes}d": (lambda axes=axes: FIRST[axes](4, 4, 1), x[0]) for axes, x in INPUTS.items()},
-    "in another order": (lambda: nn.Linear(4, 4), INPUTS[2]),
+    **{f"{axes}d in another order": (scaled, x) for axes, x in INPUTS.items()},
 }
 
 
 def test_layers() -> None:
     """Also of one sample, and of data that is not channel-major."""
     cases = {name: (layer, f"{axes}d") for name, (axes, layer) in CASES.items()}
-    kept = [*PADS, "pixel shuffle", "pixel unshuffle", "unfold", "fold"]
-    one = {f"{name} of one": (CASES[name][1], f"one {CASES[name][0]}d") for name in kept}
+    pools = [name for name in POOLS if "unpooled" not in name]
+    one = {
+        f"{name} of one": (CASES[name][1], f"one {CASES[name][0]}d")
+        for name in (*PADS, *pools, "pixel shuffle", "pixel unshuffle", "unfold", "fold")
+    }
     other = {
-        f"{name} in another order": (CASES[name][1], "in another order")
-        for name in ("Circular 2d", "nearest 2d", "pixel shuffle", "unfold")
+        f"{name} in another order": (CASES[name][1], f"{CASES[name][0]}d in another order")
+        for name in (
+            *("Circular 2d", "nearest 2d", "pixel shuffle", "unfold"),
+            *("max 1d", "adaptive average 2d", "average 3d"),
+        )
     }
     check_table({**cases, **one, **other}, FIRSTS, loops=())
 
@@ -99,6 +145,32 @@ def test_values_of_the_members_own() -> None:
         return nn.Sequential(nn.Conv2d(4, 4, 1), nn.ConstantPad2d(1, 0.5 + torch.initial_seed() % 4))
 
     check(make, INPUTS[2], members=3)
+
+
+def test_powers_of_the_members_own() -> None:
+    def make() -> nn.Module:
+        return nn.Sequential(nn.Conv1d(4, 3, 1), nn.LPPool1d(1.5 + torch.initial_seed() % 3, 2))
+
+    check(make, INPUTS[1], members=3, apart=True)  # the module takes it for a plain float
+
+
+def test_shared_indices_and_own_values_in_every_mix() -> None:
+    x = torch.randn(2, 3, 4, 6, 8, dtype=torch.float64)
+    pooled = [F.max_pool2d(own, 2, return_indices=True) for own in x]
+    values, indices = (torch.stack(part) for part in zip(*pooled, strict=True))
+    check_mixes(lambda v, i: F.max_unpool2d(v, i, 2), nn.Parameter(values), indices)
+
+
+@pytest.mark.parametrize("pool", [nn.FractionalMaxPool2d(2, 3), nn.FractionalMaxPool3d(2, output_ratio=0.5)])
+def test_regions_drawn_are_those_of_the_member_alone(pool: nn.Module) -> None:
+    axes = 2 if isinstance(pool, nn.FractionalMaxPool2d) else 3
+
+    def make() -> nn.Module:
+        return nn.Sequential(FIRST[axes](4, 3, 1), pool)
+
+    together = fuse(build(make, 5), range(5))(INPUTS[axes])
+    for b, model in enumerate(build(make, 5)):
+        torch.testing.assert_close(together[b], fuse([model], [b])(INPUTS[axes])[0], rtol=1e-9, atol=1e-9)
 
 
 CHAIN: dict[str, Callable[[Any], Any]] = {
