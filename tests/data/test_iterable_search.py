@@ -254,7 +254,7 @@ def test_a_trial_that_stops_within_an_epoch_goes_on_with_the_same_samples(
     assert_plain(found, TASKS[name], some)
 
 
-@pytest.mark.in_turns(2)
+@pytest.mark.in_turns(4)
 @pytest.mark.parametrize("name", TASKS)
 def test_every_trial_of_a_search_equals_a_plain_loop(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

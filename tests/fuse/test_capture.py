@@ -303,6 +303,7 @@ CHANGES: dict[str, Callable[[Keeping], Any]] = {
 }
 
 
+@pytest.mark.in_turns(3)
 @pytest.mark.parametrize("count", [1, 2])
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
 def test_a_model_with_state_beside_its_buffers_is_not_captured(change: Any, count: int) -> None:

@@ -67,7 +67,7 @@ def compare_with_members_alone(make: Make, x: Tensor, members: int, apart: bool 
     assert bool(array.state.by_member) == apart or members == 1
 
 
-@pytest.mark.pairwise
+@pytest.mark.in_turns(5)
 @pytest.mark.parametrize("members", [1, 3])
 @pytest.mark.parametrize("rates", [[0.4] * 10, RATES], ids=["one rate", "own rates"])
 @pytest.mark.parametrize("name", KINDS)

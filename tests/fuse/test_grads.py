@@ -27,6 +27,7 @@ def twins(members: int = 3, dtype: torch.dtype = torch.float64) -> Twins:
     return result
 
 
+@pytest.mark.in_turns(5)
 @pytest.mark.parametrize(
     ("norm_type", "dtype"),
     [

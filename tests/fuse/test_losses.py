@@ -162,12 +162,11 @@ ROWS = {**CLASSES, **PAIRS, **DISTANCES}
 
 
 def in_all_ways(loss: Loss, model: nn.Module, x: Tensor) -> list[Tensor]:
-    """With shared targets by every reduction, and with the member's own by two."""
+    """With shared targets by every reduction, and with the member's own by the mean."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "reduction: 'mean' divides the total loss", UserWarning)
         out = model.net(x)
-        own = [loss(out, model.targets, r) for r in ("mean", "none")]
-        return own + [loss(out, SHARED, r) for r in REDUCTIONS]
+        return [loss(out, model.targets, "mean"), *(loss(out, SHARED, r) for r in REDUCTIONS)]
 
 
 def works_in_torch(loss: Loss) -> bool:

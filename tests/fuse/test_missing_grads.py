@@ -96,6 +96,7 @@ def test_rules(make: Make, lowering: Lowering) -> None:
     sides.check()
 
 
+@pytest.mark.in_turns(3)
 @pytest.mark.parametrize("make", OTHERS.values(), ids=OTHERS)
 def test_optimizers_that_step_by_themselves(make: Make) -> None:
     sides = Sides(make, 3)

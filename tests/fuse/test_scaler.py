@@ -91,6 +91,7 @@ COURSE: list[dict[int, float]] = [
 """What overflows at each step: before state has begun, among others, all at once."""
 
 
+@pytest.mark.in_turns(3)
 @pytest.mark.parametrize("make", MAKES.values(), ids=MAKES)
 def test_equals_the_members_own_scalers(make: Make) -> None:
     members = 3
