@@ -290,6 +290,7 @@ def test_a_directory_without_a_study_cannot_be_resumed(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.thorough
 def test_a_task_whose_module_is_gone_is_said_to_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     module = tmp_path / "code" / "fleeting.py"
     module.parent.mkdir()

@@ -79,8 +79,8 @@ def test_a_study_ends_when_a_trial_reaches_the_target(tmp_path: Path) -> None:
 
 
 def test_a_target_that_no_trial_reaches_changes_nothing(tmp_path: Path) -> None:
-    whole = tune(tasks.Blobs(), SPACE, tmp_path / "whole")
-    study = tune(tasks.Blobs(), SPACE, tmp_path / "study", target=2.0)
+    whole = tune(tasks.Blobs(), SPACE, tmp_path / "whole", fuse=False)
+    study = tune(tasks.Blobs(), SPACE, tmp_path / "study", fuse=False, target=2.0)
     assert [(x.state, x.epoch, x.metrics) for x in study.trials] == [
         (x.state, x.epoch, x.metrics) for x in whole.trials
     ]
