@@ -75,7 +75,7 @@ def _have_storage(*tensors: Tensor) -> bool:
 
 
 def refuse_aliased_write(name: str, changed: Sequence[Any]) -> None:
-    """Refuse a write to a tensor that would share memory with another one in plain PyTorch, but is a copy in the array."""
+    """Refuse a write to a tensor that would share memory with another in plain PyTorch, but is a copy in the array."""
     if not _copies.groups:
         return
     for tensor in changed:

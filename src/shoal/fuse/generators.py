@@ -34,7 +34,7 @@ _seeds: ContextVar[tuple[Sequence[int], torch.device] | None] = ContextVar("seed
 
 
 def seed_all(seed: int, device: torch.device) -> None:
-    """Seed all generators on a CPU in 7 microseconds; `torch.manual_seed` takes half a millisecond for torch's alone."""
+    """Seed all generators on a CPU in 7 microseconds; `torch.manual_seed` takes half a millisecond for torch's."""
     random.seed(seed)
     np.random.seed(seed % 2**32)
     torch.default_generator.manual_seed(seed)

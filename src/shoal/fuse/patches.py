@@ -112,7 +112,7 @@ def _pass_on_weight(public: Callable[..., Any], relevant: Sequence[Any], *args: 
 
 @dataclass(eq=False)
 class HiddenWarning:
-    """Hides a warning by the start of its text; the first thread to enter adds a filter, and the last one removes it."""
+    """Hides a warning by the start of its text; the first thread to enter adds a filter, the last one removes it."""
 
     message: str
 

@@ -40,7 +40,7 @@ def member_keys(seeds: Sequence[int], ticks: Sequence[int]) -> list[int]:
 
 
 class RandomSource:
-    """Source of the keys of random functions in one run: int64 [B], or a function called at the first random function."""
+    """Source of the keys of random functions in one run: int64 [B], or a function called at the first draw."""
 
     def __init__(self, keys: Tensor | Callable[[], list[int]], single_member: bool = False, calls: int = 0) -> None:
         self.single_member = single_member

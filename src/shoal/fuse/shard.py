@@ -1,8 +1,7 @@
 """`Shard`: the rows of a batch that one of several processes computes, for functions that need the whole batch.
 
-The processes run the same functions in the same order, each on its own rows. Most functions treat rows separately.
-Those that do not ask for the shard of the current step: batch norm and means over labels sum over all processes, and
-a dropout mask is cut out of the mask of the whole batch.
+The processes run the same functions in the same order. Most functions treat rows separately. Batch norm and means over
+labels sum over all processes, and a dropout mask is cut out of the mask of the whole batch.
 """
 
 from collections.abc import Callable, Iterator
@@ -26,28 +25,17 @@ class IndivisibleStepError(Exception):
 
 @dataclass
 class MaskRows:
-    """Where the rows of the batch lie in each dropout mask of a step.
+    """Where the rows of the batch lie in each dropout mask of a step, by the order of the masks.
 
-    Masks are told apart by their order. The axis of the rows of a mask is the one whose size differs between the whole
-    batch and a shard.
-
-    Args:
-        shapes: Shapes of the masks of a whole batch, for one member.
-        axes: Axes found so far; None for a mask without rows.
+    The axis of the rows of a mask is the one whose size differs between the whole batch and a shard; None for a mask
+    without rows.
     """
 
     shapes: list[Shape] = field(default_factory=list)
     axes: list[int | None] = field(default_factory=list)
 
     def axis(self, number: int, shape: Shape) -> int | None:
-        """Axis of the rows of a mask.
-
-        Args:
-            shape: Shape of the mask for the rows of a shard.
-
-        Raises:
-            IndivisibleStepError: The step has drawn fewer masks before, or one of another rank.
-        """
+        """Axis of the rows of a mask whose shape is that for the rows of a shard; `IndivisibleStepError` if unknown."""
         if number >= len(self.shapes) or len(shape) != len(self.shapes[number]):
             raise IndivisibleStepError(f"mask {number} of a step, of shape {shape}, is drawn in some steps only")
         if number == len(self.axes):
@@ -63,8 +51,6 @@ class Shard:
     A shard of all rows only records the masks of the step.
 
     Args:
-        first: Number of rows before.
-        rows: Number of rows, at least 1.
         all_reduce: Function that replaces a tensor by its sum over the shards.
         masks: Rows of the masks, shared by all steps of the same function.
     """
@@ -83,17 +69,10 @@ class Shard:
         return self.rows == self.total
 
     def mask_rows(self, shape: Shape) -> tuple[Shape, int, int]:
-        """Find the rows of the shard in the mask of the whole batch.
+        """Find the rows of the shard in a whole mask, from the shape of one member's mask for these rows.
 
-        Args:
-            shape: Shape of one member's mask for the rows of the shard.
-
-        Returns:
-            The shape of the whole mask, the axis of its rows, and the index along this axis of the shard's first
-            element.
-
-        Raises:
-            IndivisibleStepError: The rows have no axis of their own.
+        Returns the shape of the whole mask, the axis of its rows, and the index along this axis of the shard's first
+        element.
         """
         number, self.drawn = self.drawn, self.drawn + 1
         if self.whole:

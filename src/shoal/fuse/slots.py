@@ -28,17 +28,12 @@ class Slot:
     """One value of which each member has its own, and every place of a model that refers to it.
 
     Args:
-        path: Path of its first place, such as "layers.0.weight".
-        member_tensors: The members' tensors; empty for floats.
         places: The places in the template, then those in each member.
         registered: Whether the value is a parameter or buffer, which is moved and saved with its module.
-        floats: The members' floats; None for tensors.
         shared: Whether the value is a frozen parameter with equal values, stored once as [*shape] in place of
             [B, *shape]. This also holds for a frozen parameter of a single member that shares memory with other arrays.
         uniform: Whether the value is a buffer with equal values, which user code sees as one plain tensor, so that
             results that depend on it are computed once. False as soon as the values differ.
-        stacked_place: Container and key of the stacked tensor, [B, *shape].
-        versions: Version counters of the tensors when they were last compared.
     """
 
     path: str
@@ -63,12 +58,7 @@ class Slot:
         return container[key]  # type: ignore[no-any-return]
 
     def stack_members(self, stacked: nn.Module, frozen: nn.Module) -> None:
-        """Stack the members' tensors, and make them views of the result, which frees their own memory.
-
-        Args:
-            stacked: Module that gets the stacked tensor, if registered, as a parameter or buffer under its path.
-            frozen: Module that gets the single tensor of a shared slot.
-        """
+        """Stack the members' tensors, and make them views of the result, which frees their own memory."""
         if not self.member_tensors:
             return
         data = self.member_tensors[0].detach() if self.shared else stack_rows(self.member_tensors, move=True)
@@ -194,11 +184,7 @@ class Slot:
         return True
 
     def check_equal_requires_grad(self) -> None:
-        """Refuse a parameter that is frozen in some members only.
-
-        Raises:
-            FusionError: The parameter is frozen in some members only; names it and these members.
-        """
+        """Refuse a parameter that is frozen in some members only."""
         frozen = [b for b, own in enumerate(self.member_tensors) if not own.requires_grad]
         if 0 < len(frozen) < len(self.member_tensors):
             raise FusionError(
@@ -207,11 +193,7 @@ class Slot:
             )
 
     def check_requires_grad(self, requires_grad: bool) -> None:
-        """Refuse to unfreeze a parameter that is stored once.
-
-        Raises:
-            FusionError: The parameter is stored once, and would be unfrozen.
-        """
+        """Refuse to unfreeze a parameter that is stored once."""
         if self.shared and requires_grad:
             raise FusionError(
                 f"{self.path!r} was frozen when the array was made and is kept once for all members; to train it, fuse "
@@ -258,8 +240,8 @@ def _copy_checked(path: str, target: Tensor, value: Tensor) -> None:
 def unalias_grad(grad: Tensor) -> Tensor | None:
     """Hook of a parameter: return a copy of its gradient if another gradient uses the same memory, else None.
 
-    Autograd stores a gradient that is a view without checking for other views of the same base: the gradients of the
-    two parameters of a sum `p + q` get the same memory. Changing one gradient in place would then change the other.
+    Autograd gives the gradients of both parameters of a sum `p + q` the same memory; one changed in place would change
+    the other.
     """
     base = grad._base
     if base is None or base._use_count() <= 2:  # type: ignore[attr-defined]  # references: `base` here, and the view's
@@ -268,14 +250,7 @@ def unalias_grad(grad: Tensor) -> Tensor | None:
 
 
 def find_slots(template: nn.Module, members: Sequence[nn.Module], unfused_paths: Sequence[str] = ()) -> list[Slot]:
-    """Find all slots of a model.
-
-    Args:
-        template: Copy of `members[0]` with the same tensors, which the slots will replace.
-
-    Raises:
-        FusionError: The members hold values in different places, or differ in a value that cannot be replaced.
-    """
+    """Find all slots of a model; `template` is a copy of `members[0]` with the same tensors, which slots replace."""
     names = {id(t): name for name, t in chain(members[0].named_parameters(), members[0].named_buffers())}
     passive = {id(t) for module in members[0].modules() if not _trains(module) for t in module._buffers.values()}
     slots: dict[Any, Slot] = {}

@@ -30,11 +30,7 @@ class NeedsMemberError(BaseException):
 
 
 class SharedWriteError(NeedsMemberError):
-    """User code writes values of each member to a tensor that all members share.
-
-    Args:
-        target: The shared tensor.
-    """
+    """User code writes values of each member to a tensor that all members share."""
 
     def __init__(self, function: str, target: Tensor) -> None:
         super().__init__(f"{function} changes a tensor that all members share")
@@ -80,9 +76,8 @@ class Stacked(Tensor):
         return self.whole.unbind(0) if self.floats is None else self.floats
 
     def floats_like(self, like: Tensor) -> Tensor:
-        """The members' Python floats as a tensor, [B], with the dtype and on the device of another one.
-
-        On a GPU a trace has them as a constant there; a copy from the CPU could not be recorded as a CUDA graph.
+        """The members' floats as [B], as `like`; a constant on the GPU in a trace, since CUDA graphs record no such
+        copy.
         """
         if self.whole.device == like.device:
             return self.whole.to(like)
@@ -180,10 +175,7 @@ class StackedFloat(Stacked):
 
 
 class Ragged(Stacked):
-    """Tensors whose shapes differ between the members, such as the hidden values of adapters of different ranks.
-
-    Torch functions run on it member by member. Their results are stacked again if they agree in shape. In-place
-    functions are refused."""
+    """Tensors whose shapes differ between members; functions run on them member by member, but not in-place ones."""
 
     _rows: tuple[Tensor, ...] | None
     padded: Tensor | None
@@ -234,10 +226,7 @@ class Ragged(Stacked):
 
 
 def refuse_custom_autograd(values: Iterable[Any]) -> None:
-    """Refuse results that a custom `autograd.Function` computed from stacked tensors.
-
-    Its `apply` bypasses overrides of torch functions, and records the backward pass for the `Stacked` wrappers, not for
-    their data."""
+    """Refuse results of a custom `autograd.Function`, whose `apply` records its backward pass for the wrappers."""
     with torch._C.DisableTorchFunctionSubclass():
         for value in values:
             if isinstance(value, Stacked):
@@ -271,11 +260,7 @@ events = Events()
 
 
 def agreed_value(values: list[Any]) -> Any:
-    """Return the plain value in which all members agree.
-
-    Raises:
-        NeedsMemberError: The members' values differ.
-    """
+    """Return the plain value in which all members agree."""
     first, *others = values
     if any(type(value) is not type(first) or _differ(value, first) for value in others):
         raise NeedsMemberError(f"a plain value is asked for, and the members hold {first!r} and others")
@@ -292,12 +277,8 @@ def _differ(value: Any, other: Any) -> bool:
 def stack(values: list[Any], uneven: Callable[[tuple[Tensor, ...]], Any] | None = None) -> Any:
     """Stack nested results of one structure, the inverse of `member_values`; plain values must agree between members.
 
-    Args:
-        values: Results of each member.
-        uneven: Function that combines the members' tensors if these differ in shape, such as `Ragged`.
-
-    Raises:
-        NeedsMemberError: The members' results differ in structure or plain value, or in shape without `uneven`.
+    Where tensors differ in shape, `uneven`, such as `Ragged`, combines the members' tensors; without it they are
+    refused.
     """
     leaves, specs = zip(*(pytree.tree_flatten(value) for value in values), strict=True)
     if any(spec != specs[0] for spec in specs):

@@ -221,9 +221,9 @@ class TrainingStep:
     def _record_measurements(self, profile: Profile) -> None:
         """Set `new_profile` to the profile with the times measured here.
 
-        The step time is added only if this size is larger than all measured ones. The gain of compiling is 1 if the
-        step cannot be compiled or the compiled step is slower, so that no other array tries again. A reload that took
-        as long as compiling did not find the code, and says nothing about reloads.
+        The step time is added only if this size is the largest so far. The gain of compiling is 1 if that fails or is
+        slower, so that no other array tries again. A reload that took as long as compiling did not find the code, and
+        says nothing of reloads.
         """
         found, members = profile, len(self.array)
         uncompiled = [seconds for way, seconds in self.seconds.items() if way != "compiled"]
@@ -331,9 +331,8 @@ class TrainingStep:
 
 
 def ways_to_try(profile: Profile | None, members: int, steps: float) -> tuple[StepMode, ...]:
-    """Return the ways that can pay off in so many remaining steps.
-
-    Of eager and plain, it is only the faster one if the profile shows which one is faster.
+    """Return the ways that can pay off in so many steps; of eager and plain only the faster one, if the profile shows
+    it.
     """
     gain = fused_gain(profile, members) if profile is not None and members > 1 else None
     uncaptured: tuple[StepMode, ...] = ("eager", "plain")
@@ -351,10 +350,9 @@ def _shapes(batch: Any) -> list[Any]:
 
 
 class _PlainStep:
-    """Runs loss and backward pass of one member after another, then the members' own optimizers.
-
-    The members' weights and state are views of those of the array and its optimizer, so plain and other steps may
-    alternate."""
+    """Runs loss and backward pass of one member after another, then the members' own optimizers, on views of the
+    array's.
+    """
 
     def __init__(
         self,
@@ -414,9 +412,8 @@ class _PlainStep:
         return torch.stack(losses)
 
     def _backward(self, b: int, run: MemberRunner, tick: int, member: Any, batch: Any) -> Tensor:
-        """Run loss and backward pass of a member, and clip its gradients; returns its loss.
-
-        Replaced buffers are committed after the backward pass, since autograd may have saved the old buffers.
+        """Run loss and backward pass, and clip; replaced buffers, which autograd may have saved, are committed
+        afterwards.
         """
         scale = self._scales[b] if self._scales else None
         max_norm = None if self._limits is None else self._limits[b]

@@ -1,8 +1,8 @@
 """The structure of a model: comparison of structures, structure digests, and obstacles to fusion.
 
-A structure is a list of (path, description) entries: modules with their classes, parameters and buffers with shapes and
-dtypes, and every other attribute that a forward pass may read. The structure does not contain the values of floats that
-are attributes of a module or of its configuration objects (a dropout rate, an eps): members may differ in them.
+A structure is a list of (path, description) entries: modules with their classes, tensors with shapes and dtypes, and
+every other attribute that a forward pass may read, but for floats (a dropout rate, an eps), in which members may
+differ.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -43,19 +43,15 @@ def entries(model: nn.Module) -> list[Entry]:
 
 
 def structure_digest(model: nn.Module) -> str:
-    """A digest of a model's structure, equal in all processes that build the model.
-
-    Values that differ between processes are not part of the digest (see `StructureSerializer`). So models with equal
-    digests may still differ in such values: `mismatch` decides whether they can be one array.
-    """
+    """A digest of a model's structure, equal in all processes; `mismatch` also compares what differs between them."""
     return digest(_entries(model, StructureSerializer(model, cross_process=True)))
 
 
 def family_digest(model: nn.Module) -> str:
     """A digest that is equal for models whose partial fusion may pay off; "" for a model without parameters.
 
-    The digest covers the model's class, and the shapes of all parameters with at least a quarter of the elements of the
-    largest one. Adapters of any rank on one base model have equal digests; networks of different widths do not.
+    It covers the class and the shapes of all parameters with at least a quarter of the largest one's elements: equal
+    for adapters of any rank on one base model, not for networks of different widths.
     """
     parameters = [each for each in model.parameters() if not is_lazy(each)]
     least = max((each.numel() for each in parameters), default=0) / LARGE
@@ -68,11 +64,7 @@ def _entries(model: nn.Module, serializer: StructureSerializer) -> list[Entry]:
 
 
 def obstacle(model: nn.Module, only_member: bool) -> str | None:
-    """The reason why a model cannot be a member of an array, or None.
-
-    Args:
-        only_member: Whether it is the only member. The array then runs no copy, so references in functions are allowed.
-    """
+    """The reason why a model cannot be a member, or None; an only member's functions may refer to its parts."""
     for path, parameter in model.named_parameters():
         if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None):
             return f"the parameter {path!r} has a hook, which would not see its own gradient; train this model alone"
@@ -118,12 +110,8 @@ def mismatch(first: list[Entry], other: list[Entry]) -> str | None:
 
 
 class UnfusedParts(NamedTuple):
-    """The parts in which models of one array differ, and which are not fused.
-
-    Args:
-        modules: Paths of the smallest submodules that differ; these run member by member.
-        attributes: (path of another module, attribute name) -> differences, which a guard protects
-            (`shoal.fuse.guard`).
+    """Paths of the smallest submodules that differ, and guarded differences by (path of another module, attribute
+    name).
     """
 
     modules: list[str]
@@ -133,8 +121,7 @@ class UnfusedParts(NamedTuple):
 def find_unfused_parts(models: Sequence[nn.Module]) -> UnfusedParts | None:
     """Find the submodules and guarded attributes in which models differ; None if they differ in anything else.
 
-    A module without a forward pass (a list of modules) is replaced by the module that contains it. A module at several
-    paths is returned with each path, also if the paths differ between the models.
+    A module without a forward pass is replaced by the one that contains it; one at several paths is returned with each.
     """
     found: list[str] = []
     attributes: dict[tuple[str, str], Differences] = {}

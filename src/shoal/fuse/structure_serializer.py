@@ -1,8 +1,4 @@
-"""Serialises the attributes of a model to text, by which the structures of models are compared.
-
-The values of floats and tensors are omitted if an array can replace them by those of other members. All other floats
-and tensors are described by their values.
-"""
+"""Serialises the attributes of a model to text; values that an array can replace by other members' are omitted."""
 
 import hashlib
 import re
@@ -83,11 +79,9 @@ _CALLABLES = (
 class StructureSerializer:
     """Describes the attributes of one model.
 
-    Args:
-        model: Model whose modules and tensors are described by their paths.
-        cross_process: Whether to omit values that differ between processes for the same model: integers as large as
-            results of `id` and `hash`, addresses in strings, and the order of a mapping, which may come from a set.
-            Classes and functions of a script are then described by their contents.
+    With `cross_process`, it omits values that differ between processes for the same model: integers as large as results
+    of `id` and `hash`, addresses in strings, and the order of a mapping, which may come from a set. Classes and
+    functions of a script are then described by their contents.
     """
 
     def __init__(self, model: nn.Module, cross_process: bool = False) -> None:
@@ -128,7 +122,6 @@ class StructureSerializer:
         return f"{tuple(tensor.shape)} {tensor.dtype}{frozen}" + (f" tied to {tied}" if tied != path else "")
 
     def _describe(self, value: Any, above: tuple[int, ...], replaceable: _Replaceable) -> str:
-        """Describe any value."""
         if (text := self._describe_simple(value, replaceable)) is not None:
             return text
         if id(value) in above:
@@ -177,7 +170,6 @@ class StructureSerializer:
         return value.type if isinstance(value, torch.device) else None
 
     def _describe_container(self, value: Any, kind: str, above: tuple[int, ...], replaceable: _Replaceable) -> str:
-        """Describe a mapping, a sequence or a set."""
         if isinstance(value, Mapping):
             keys, values = value.keys(), value.values()
             names = [self._describe(key, above, replaceable.fixed) for key in keys]

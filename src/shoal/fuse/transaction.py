@@ -61,10 +61,10 @@ class Transaction:
     """Snapshot of everything that a call of a function may change.
 
     Args:
-        models: Models. Attributes of their modules are included, at any depth.
-        functions: Functions. For them and for user functions that they call, the snapshot includes the variables that
-            they close over, their defaults, the globals that they name, the objects of methods, and the contents of all
-            these to the depth `_DEPTH`.
+        models: Attributes of their modules are included, at any depth.
+        functions: For them and for user functions that they call, the snapshot includes the variables that they close
+            over, their defaults, the globals that they name, the objects of methods, and the contents of all these to
+            the depth `_DEPTH`.
         tensors: Parameters and buffers, whose values and gradients are copied.
         places: (`id` of a container, key) of entries that other code restores.
         owners: Other objects, such as optimizers, whose contents are included at any depth.
@@ -92,10 +92,7 @@ class Transaction:
             self._traverse((fn, "", _DEPTH) for fn in functions)
 
     def changed(self) -> str | None:
-        """The name of the first thing that has changed since the snapshot, or None.
-
-        Among parameters and buffers, only those given as `tensors` are compared.
-        """
+        """The name of the first change since the snapshot, or None; of parameters and buffers only `tensors` count."""
         for seen in self._snapshots.values():
             if not seen.registered and seen.changed(seen.now()):
                 return seen.label
@@ -218,16 +215,9 @@ class Transaction:
 def refuse_changes(
     model: nn.Module, functions: Iterable[Callable[..., Any]] = (), tensors: Iterable[Tensor] = ()
 ) -> Iterator[None]:
-    """Context manager that refuses changes of anything but a model's parameters and buffers.
+    """Context manager that refuses changes of anything but a model's parameters and buffers not among `tensors`.
 
-    If anything else changes, or the code in the context raises an error, all changes are rolled back.
-
-    Args:
-        model: Model, with everything that its modules refer to.
-        tensors: Parameters and buffers of the model that must not change either.
-
-    Raises:
-        FusionError: Something was changed that must not change; names it.
+    After a refusal or an error, all changes are rolled back.
     """
     transaction = Transaction([model], functions, tensors=tensors)
     try:
@@ -262,7 +252,6 @@ def _items(container: Any, names: Collection[str] | None = None) -> dict[Any, An
 
 
 def _restore_entries(seen: _ContainerSnapshot, now: dict[Any, Any]) -> None:
-    """Restore the entries of a container."""
     container: Any = seen.container
     if isinstance(container, CellType):
         if seen.items:

@@ -42,10 +42,10 @@ _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backw
 
 
 class PaddedLinear:
-    """Runs the members' `nn.Linear` layers, which differ in `in_features` or `out_features`, as one batched product.
+    """Runs `nn.Linear` layers of different sizes as one batched product, padded with zeros that add nothing to it.
 
-    Weights are padded with zeros to one shape. Zeros add nothing to a product, so a member's result equals the result
-    of its own layer, up to rounding. `fastest` chooses by measurement between the padded product and a loop."""
+    `fastest` chooses by measurement between the padded product and a loop.
+    """
 
     def __init__(self, modules: Sequence[nn.Linear]) -> None:
         self._modules = modules
@@ -66,14 +66,7 @@ class PaddedLinear:
         return cls([module for module in modules if isinstance(module, nn.Linear)]) if plain else None
 
     def __call__(self, x: Any) -> Any:
-        """The members' results, stacked, or `Ragged` if they differ in size.
-
-        Args:
-            x: Input [..., F]: shared, stacked, or a `Ragged` result of another `PaddedLinear`.
-
-        Returns:
-            The results, or NotImplemented if the members' own layers must run.
-        """
+        """Results for x [..., F], stacked or `Ragged`; NotImplemented if the members' own layers must run."""
         weights = [module.weight for module in self._modules]
         if any(getattr(module, name) for module in self._modules for name in _HOOKS) or x.dim() < 2:
             return NotImplemented
@@ -268,10 +261,7 @@ def _call_each_member(
 
 
 class _MemberArgument:
-    """A tensor argument of which each member gets a copy, to which the member may write.
-
-    Members get copies because autograd does not distinguish writes to slices of one tensor: a member's write to its
-    slice would invalidate the slices that other members have saved for the backward pass."""
+    """A tensor argument of which each member gets a copy to write to; autograd treats writes to slices as one."""
 
     def __init__(self, value: Tensor, members: int) -> None:
         self._value = value
@@ -309,11 +299,7 @@ def _changed(copy: Tensor, original: Tensor) -> bool:
 def insert_unfused_modules(
     template: nn.Module, members: Sequence[nn.Module], paths: Iterable[str]
 ) -> list[UnfusedModule]:
-    """Replace submodules of a template by `UnfusedModule`s; paths of the same modules get the same `UnfusedModule`.
-
-    Returns:
-        Each `UnfusedModule` once.
-    """
+    """Replace submodules of a template by `UnfusedModule`s, one for all paths of the same modules; return each once."""
     parts: dict[tuple[int, ...], UnfusedModule] = {}
     for path in paths:
         own = [member.get_submodule(path) for member in members]

@@ -21,11 +21,7 @@ _tracing = RLock()
 
 
 class WatchedStep(TorchDispatchMode):
-    """A step that runs as traces do, and is watched: it is refused if a graph of it would freeze values.
-
-    Args:
-        keys: Index of the keys of random numbers among the tensors.
-    """
+    """A step that runs as traces do, and is watched: it is refused if a graph of it would freeze values."""
 
     def __init__(self, fn: Callable[..., Tensor], keys: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -40,12 +36,7 @@ class WatchedStep(TorchDispatchMode):
         self._made: set[int] = set()
 
     def __call__(self, *tensors: Tensor) -> Tensor:
-        """Run the step.
-
-        Raises:
-            FusionError: The step reads values of tensors, has results whose shapes depend on values, or copies between
-                devices.
-        """
+        """Run the step; reads of values, shapes that depend on values, and copies between devices are refused."""
         self._keys = tensors[self._index]
         with guarded_trace(), torch.enable_grad(), self:
             return self.fn(*tensors)
@@ -96,10 +87,7 @@ _COPIES = (torch.ops.aten._to_copy.default, torch.ops.aten.copy_.default, torch.
 
 
 def _crosses_devices(func: Any, tensors: Sequence[Tensor]) -> bool:
-    """Whether a function copies between the CPU and a GPU, which a CUDA graph cannot record.
-
-    A number, a tensor of shape [], on the CPU among tensors on a GPU is an argument of the kernel.
-    """
+    """Whether a function copies between CPU and GPU, which no CUDA graph records; a CPU number is a kernel argument."""
     return len({tensor.device.type for tensor in tensors if tensor.dim() or func in _COPIES}) > 1
 
 

@@ -236,7 +236,7 @@ def _make_units(
 def _param_indices(
     members: Sequence[Optimizer], stacked_params: Sequence[StackedParam], array: ModelArray
 ) -> list[list[tuple[int, ...]]]:
-    """Indices of the stacked parameters that each member's optimizer updates, per parameter group, but for frozen ones."""
+    """Indices of the stacked parameters that each member's optimizer updates, per group; without frozen ones."""
     owners: dict[int, tuple[int, str, int | None]] = {}
     for i, param in enumerate(stacked_params):
         owners |= {id(own): (b, param.path, i) for b, own in enumerate(param.member_params, start=param.member or 0)}

@@ -37,7 +37,7 @@ def rule_of(optimizer: Optimizer, group: dict[str, Any]) -> UpdateRule | None:
 
 
 def kernel_group_of(optimizer: Optimizer) -> str:
-    """Key that is equal for optimizers that can share an array without loss of speed: all with a kernel, or one class."""
+    """Key that is equal for optimizers that can share an array without loss of speed: with kernels, or of one class."""
     kind = type(optimizer)
     if all(isinstance(rule_of(optimizer, group), KernelRule) for group in optimizer.param_groups):
         return "kernels"

@@ -54,7 +54,7 @@ class TracedStep:
     def apply(
         self, params: Sequence[Tensor], grads: Sequence[Tensor], state: Sequence[Tensor], coefficients: Sequence[Tensor]
     ) -> None:
-        """Update `params` and `state` in place; `make_fx` can trace it with other tensors of the shapes of this step's."""
+        """Update `params` and `state` in place; `make_fx` can trace it with other tensors of the same shapes."""
         left = iter(state)
         with torch.no_grad():
             for batch, mine in zip(self.batches, coefficients, strict=True):

@@ -12,11 +12,7 @@ __all__ = ["RULES", "axis", "axis_of"]
 
 
 def axis(x: Stacked, dim: int) -> int:
-    """Axis of the stacked tensor that corresponds to a member's axis.
-
-    Raises:
-        IndexError: The member has no such axis; the message is torch's.
-    """
+    """Axis of the stacked tensor that corresponds to a member's axis; torch's IndexError if there is none."""
     return axis_of(dim, max(x.dim(), 1))
 
 

@@ -1,9 +1,8 @@
 """Rules for convolutions: a convolution with B groups, batched matrix products (im2col), or a loop, by measurement.
 
-If each member has its own input, the grouped lowering needs the channel-major layout [N, B*C, ...]. Its result has the
-same layout, as have elementwise functions, norms and pooling of the result, so a chain of convolutions transposes
-nothing. The other lowerings keep the layout of their input. If all members share the input, one convolution with B*C
-outputs computes all results. If all members share the weight, B is folded into the batch axis.
+With an input per member, the grouped lowering needs the channel-major layout [N, B*C, ...] and returns it, as do
+elementwise functions, norms and pooling, so a chain of convolutions transposes nothing. With a shared input, one
+convolution with B*C outputs computes all; with a shared weight, B is folded into the batch axis.
 """
 
 import math
@@ -112,8 +111,7 @@ def _run_all_members(
 def _prefers_loop(x: Tensor, w: Tensor, groups: int) -> bool:
     """Whether the loop is the default lowering, which is used without a measurement.
 
-    On a CPU, oneDNN's kernels process blocks of 8 channels. A grouped convolution whose groups do not fill a block
-    takes up to twice the time, which matters in all but small convolutions.
+    On a CPU, oneDNN's kernels process blocks of 8 channels; groups that do not fill one take up to twice the time.
     """
     if x.device.type != "cpu" or groups > 1 or not (w.shape[1] % 8 or w.shape[2] % 8):
         return False
@@ -167,7 +165,6 @@ def _merge_outputs(w: Tensor) -> Tensor:
 
 
 def _elements(input: Tensor, weight: Any) -> int:
-    """Number of elements of all members' inputs."""
     return input.numel() * (len(weight.whole) if isinstance(weight, Stacked) else 1)
 
 
@@ -182,9 +179,7 @@ def _is_sample_major(data: Tensor) -> bool:
 
 @dataclass(frozen=True)
 class _ConvWindow:
-    """The windows of a convolution without groups, for products of weights with columns (im2col).
-
-    Each column contains the elements of one window of the input. Each field has one number per spatial axis."""
+    """The windows of a convolution without groups; each column (im2col) contains the elements of one window."""
 
     kernel: Sequence[int]
     stride: Sequence[int]
@@ -231,7 +226,6 @@ class _ConvWindow:
         return self.pointwise or inputs * math.prod(self.kernel) <= _MOST_ELEMENTS * math.prod(self.stride)
 
     def convolve(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """Compute all members' convolutions."""
         columns = self._unfold(x.transpose(0, 1)).transpose(0, 1) if _is_sample_major(x) else self._unfold(x)
         out = _product(weight.flatten(2), columns)
         if bias is not None:
@@ -263,11 +257,7 @@ def _each_axis(value: int | Sequence[int], axes: int) -> list[int]:
 
 
 def _product(weight: Tensor, columns: Tensor) -> Tensor:
-    """[B, O, K] times [B, N, K, L] -> [B, N, O, L].
-
-    One product per sample repeats the weights, and one product per member transposes the columns. The variant that
-    moves less memory is used.
-    """
+    """[B, O, K] times [B, N, K, L] -> [B, N, O, L], by repeated weights or transposed columns, as moves less memory."""
     outputs, length = weight.shape[1], columns.shape[3]
     if length < outputs:
         transposed = columns.transpose(1, 2)

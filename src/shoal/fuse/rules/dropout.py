@@ -19,12 +19,7 @@ _ALPHA = 1.7580993408473766
 
 
 def apply_dropout(data: Tensor, p: Any, mask_shape: Sequence[int]) -> Tensor:
-    """Zero elements of all members' data at rate `p` and scale the others by 1 / (1 - p).
-
-    Args:
-        data: All members' data, [B, *shape].
-        mask_shape: Shape of one member's mask, which broadcasts to its data (with ones for channel dropout).
-    """
+    """Zero elements of [B, *shape] at rate `p`, by masks that broadcast to members; scale others by 1 / (1 - p)."""
     rates = _rates(p)
     kept = _keep_mask(data, rates, mask_shape)
     factor: Tensor = kept * _broadcastable([1 / (1 - rate) if rate < 1 else 0.0 for rate in rates], data)

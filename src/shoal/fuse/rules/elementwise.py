@@ -36,9 +36,7 @@ _NARY = """
 def align(values: tuple[Any, ...]) -> list[Any] | None:
     """Insert axes after B in the data of all members, so that the members' shapes broadcast from the right as in torch.
 
-    Returns:
-        The arguments, with every stacked tensor replaced by its data. None if torch would promote dtypes differently
-        for one member, because a 0-dimensional tensor has a lower priority in type promotion.
+    None if torch would promote dtypes differently for one member, because a 0-dimensional tensor has a lower priority.
     """
     rank = 0
     dtypes = set()

@@ -1,8 +1,4 @@
-"""Rules for autograd functions that user code calls: `backward`, `torch.autograd.grad`, `Tensor.grad`, hooks.
-
-No member's result depends on another member's tensors, so the gradient of the sum over members consists of the members'
-gradients.
-"""
+"""Rules for autograd functions in user code: the gradient of a sum over members consists of the members' gradients."""
 
 from collections.abc import Callable
 from typing import Any
@@ -65,13 +61,11 @@ def _backward(
 def _backward_of_several(
     func: Any, tensors: Any, grad_tensors: Any = None, *args: Any, inputs: Any = None, **kwargs: Any
 ) -> None:
-    """Run `torch.autograd.backward`."""
     starts, given = _with_initial_gradients(tensors, grad_tensors)
     func(starts, given, *args, inputs=None if inputs is None else [_whole(t) for t in _listed(inputs)], **kwargs)
 
 
 def _gradients(func: Any, outputs: Any, inputs: Any, grad_outputs: Any = None, *args: Any, **kwargs: Any) -> Any:
-    """Run `torch.autograd.grad`."""
     starts, given = _with_initial_gradients(outputs, grad_outputs)
     results = func(starts, [_whole(x) for x in _listed(inputs)], given, *args, **kwargs)
     return tuple(None if result is None else Stacked(result) for result in results)

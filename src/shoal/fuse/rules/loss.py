@@ -84,7 +84,6 @@ def _class_loss(
     reduction: str = "mean",
     label_smoothing: Any = 0.0,
 ) -> Any:
-    """Run `cross_entropy` and `nll_loss`."""
     if size_average is not None or reduce is not None or not input.dim():
         return NotImplemented
     members = member_count((input, target, weight, label_smoothing)) or 1

@@ -27,21 +27,11 @@ def shard_batch_norm(
     eps: float,
     shard: Shard,
 ) -> Tensor:
-    """As `torch.nn.functional.batch_norm` in training, for the rows of a shard.
+    """As `torch.nn.functional.batch_norm` in training, for the rows [N, C, ...] of a shard; other tensors are [C].
 
     With n values of a channel in the whole batch, x̂ = (x - mean) / √(var + ε), where mean and var come from sums over
     all shards. Backward, dx = w / √(var + ε) · (dy - Σdy / n - x̂ · Σ(dy · x̂) / n), where the two sums, which are also
-    the gradients of shift and scale, are over all shards.
-
-    Args:
-        x: Input of the shard's rows, [N, C, ...].
-        running_mean: Running mean, [C], which is updated by the whole batch's; or None.
-        running_var: Running variance, [C], or None.
-        scale: Scale, [C], or None.
-        shift: Shift, [C], or None.
-
-    Raises:
-        IndivisibleStepError: The whole batch has fewer than two values of a channel.
+    the gradients of shift and scale, are over all shards. `IndivisibleStepError` if n < 2.
     """
     mean, var, count = _statistics(x.detach(), shard)
     if running_mean is not None and running_var is not None:

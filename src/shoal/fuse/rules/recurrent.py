@@ -1,7 +1,6 @@
 """Rules for recurrent layers and cells (LSTM, GRU, RNN): all members at once, or in a loop, by measurement.
 
-For one member, torch has a fused kernel on some devices and for some dtypes (oneDNN's LSTM, cuDNN), and runs step by
-step otherwise. Here layers run one after another, so that each member has its own dropout between them.
+Layers run one after another, so that each member has its own dropout between them.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -30,15 +29,12 @@ def lstm_sequence(gates: Tensor, h: Tensor, c: Tensor, weight: Tensor, reverse: 
     """Run all steps of one direction of a layer without projection.
 
     Autograd would compute and add the gradient of the weights at each step. Here this is one product of all steps, and
-    the factors that do not depend on later steps are computed for all steps in one call, as cuDNN and oneDNN do for one
-    member.
+    the factors that do not depend on later steps are computed for all steps in one call, as in cuDNN and oneDNN.
 
     Args:
         gates: Input part of the gates, with both biases, [B, T, N, 4H]; in torch's order i, f, g, o.
-        h: h before the first step, [B, N, H].
-        c: c before the first step, [B, N, H].
+        h: h before the first step, [B, N, H]; c has this shape, too.
         weight: Weights of h, [B, 4H, H].
-        reverse: Whether to run from the last step to the first.
 
     Returns:
         h of every step, [B, T, N, H], and c after the last step, [B, N, H].
@@ -67,14 +63,9 @@ def _unrolled(gates: Tensor, h: Tensor, c: Tensor, weight: Tensor, reverse: bool
 
 
 def lstm_step(before: Tensor, c: Tensor) -> tuple[Tensor, ...]:
-    """c' = f c + i g and h' = o tanh(c'); Hochreiter and Schmidhuber (1997), in torch's variant.
+    """c' = f c + i g and h' = o tanh(c'), from gates [..., 4H] before their activations, and c [..., H].
 
-    Args:
-        before: Gates i, f, g, o before their activations, [..., 4H].
-        c: [..., H].
-
-    Returns:
-        h', c', (i, f) as one tensor, g, o and tanh(c').
+    Returns h', c', (i, f) as one tensor, g, o and tanh(c'). Hochreiter and Schmidhuber (1997), in torch's variant.
     """
     units = c.shape[-1]
     i_f = torch.sigmoid(before[..., : 2 * units])
@@ -138,7 +129,6 @@ class _Sequence(torch.autograd.Function):
 def _backward_steps(
     of_outputs: list[Tensor], of_c: Tensor, weight: Tensor, c: Tensor, i_f: Tensor, g: Tensor, o: Tensor, tanh_c: Tensor
 ) -> tuple[list[Tensor], Tensor, Tensor]:
-    """Go backward through the steps."""
     i, f = i_f.chunk(2, -1)
     of_i_f_g = torch.cat([g * i * (1 - i), c * f * (1 - f), i * (1 - g * g)], -1)
     by_c = torch.unflatten(of_i_f_g, -1, (3, -1)).unbind()
@@ -178,8 +168,6 @@ class _Weights:
 
 
 class _RecurrentCell(NamedTuple):
-    """One kind of recurrent cell."""
-
     step: Callable[[Tensor, _State, _Weights], _State]
     sums_biases: bool
     sequence: Callable[..., tuple[Tensor, Tensor]] | None = None
@@ -282,7 +270,6 @@ class _Layer:
         return 2 if self.func is torch.lstm else 1
 
     def batched(self, x: Tensor, *rest: Tensor) -> _Tensors:
-        """Run all members at once."""
         states, weights = rest[: self.num_states], rest[self.num_states :]
         directions = 2 if self.bidirectional else 1
         each = len(weights) // directions
@@ -305,7 +292,6 @@ class _Layer:
         return torch.get_autocast_dtype(device) if casts and x.dtype != torch.float64 else None
 
     def loop(self, *tensors: Tensor) -> _Tensors:
-        """Run one member after another."""
         with _memory_warning():
             return _each_member(self.one_member, *tensors)
 
@@ -323,7 +309,6 @@ class _Layer:
         return (torch.unflatten(output, 1, (members, -1)).transpose(0, 1), *unfolded)
 
     def one_member(self, x: Tensor, *rest: Tensor) -> _Tensors:
-        """Run torch's function for one member."""
         states, weights = rest[: self.num_states], rest[self.num_states :]
         hx = states if self.func is torch.lstm else states[0]
         modes = (self.training, self.bidirectional, self.batch_first)
@@ -399,7 +384,6 @@ def _cell_batched(func: Callable[..., Any], x: Tensor, *rest: Tensor) -> _Tensor
 
 
 def _cell_one_member(func: Callable[..., Any], x: Tensor, *rest: Tensor) -> _Tensors:
-    """Run torch's step for one member."""
     if func is not torch.lstm_cell:
         return (func(x, *rest),)
     h, c, *weights = rest
@@ -414,11 +398,7 @@ def _faster(
     tensors: _Tensors,
     settings: tuple[bool, ...] = (),
 ) -> _Tensors:
-    """Run the faster lowering; in a trace always `batched`.
-
-    A trace of the steps of every single member is a graph that takes minutes to compile, and oneDNN's LSTM cannot be
-    traced at all. A compiled step of all members has few kernels.
-    """
+    """Run the faster lowering; in a trace `batched`, since single members' steps are slow to compile or untraceable."""
     if _get_current_dispatch_mode() is not None:
         return batched(*tensors)
     return fastest(name, {"batched": batched, "loop": loop}, tensors, settings)

@@ -1,7 +1,4 @@
-"""Rules for shape functions: functions that rearrange axes, join and split tensors, and index them.
-
-Indexing by tensors has no rule, and runs by vmap.
-"""
+"""Rules for functions that rearrange axes, join, split and index; indexing by tensors has none, and runs by vmap."""
 
 from collections.abc import Sequence
 from types import EllipsisType, NoneType
