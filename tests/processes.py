@@ -1,7 +1,5 @@
 """Whether processes that are about to end have ended."""
 
-import os
-import select
 import time
 from collections.abc import Callable
 
@@ -19,16 +17,10 @@ def alive(pid: float) -> bool:
         return False
 
 
-def gone(pid: float, seconds: float = 60.0) -> bool:
-    """Return whether a process ends within some seconds."""
-    try:
-        ended = os.pidfd_open(int(pid))
-    except ProcessLookupError:
-        return True
-    try:
-        return bool(select.select([ended], [], [], seconds)[0])
-    finally:
-        os.close(ended)
+def gone(pid: float) -> bool:
+    """Return whether a process ends."""
+    wait_for(lambda: not alive(pid))
+    return True
 
 
 def reaped(pid: int) -> bool:
@@ -38,7 +30,7 @@ def reaped(pid: int) -> bool:
 
 
 def wait_for(condition: Callable[[], object], seconds: float = 60.0) -> None:
-    """Wait until a condition holds that no file descriptor tells of."""
+    """Wait until a condition holds, which fails only where it never would."""
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, f"it did not happen within {seconds:g} s"
