@@ -148,7 +148,7 @@ def arrays(members: int = MEMBERS, gradients: bool = False) -> tuple[ModelArray,
     return array, twins
 
 
-@pytest.mark.in_turns(7)
+@pytest.mark.pairwise
 @pytest.mark.parametrize("gradients", [False, True], ids=["no gradients before", "gradients before"])
 @pytest.mark.parametrize("gives_up", [False, True], ids=["at once", "given up"])
 @pytest.mark.parametrize("members", [1, MEMBERS])

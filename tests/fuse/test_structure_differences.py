@@ -400,7 +400,6 @@ MEMBER_BY_MEMBER: dict[str, Callable[[Any, Tensor], Any]] = {
 }
 
 
-@pytest.mark.in_turns(2)
 @pytest.mark.parametrize("name", [*AS_ONE, *MEMBER_BY_MEMBER])
 def test_a_float_in_which_members_differ(name: str) -> None:
     use = {**AS_ONE, **MEMBER_BY_MEMBER}[name]
