@@ -123,6 +123,7 @@ def test_a_command_that_ends_by_itself_is_not_begun_again(tmp_path: Path, comman
     assert starts(tmp_path) == [(0, 0), (0, 0), (2, 2)]
 
 
+@pytest.mark.thorough
 def test_a_command_without_steps_goes_on_where_it_was(tmp_path: Path, command: Any) -> None:
     algorithm = shoal.SuccessiveHalving(2, 8, eta=2, min_epochs=4)
     study = search(command("no steps"), tmp_path, {"slope": shoal.grid([1, 2])}, algorithm=algorithm)

@@ -75,6 +75,7 @@ def test_a_trial_whose_process_is_killed_fails_alone(tmp_path: Path) -> None:
     assert "was killed by SIGKILL (out of memory?)" in study.trials[3].reason
 
 
+@pytest.mark.thorough
 def test_a_model_that_ends_the_process_that_looks_at_it_fails_alone(tmp_path: Path) -> None:
     study = tune(tasks.Fatal(), {"lr": shoal.grid([0.01, 0.02])}, tmp_path / "study", backend="local", retries=0)
     check_neighbours(study, tasks.Blobs(), 1)

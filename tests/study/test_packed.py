@@ -89,7 +89,7 @@ def structures(directory: Path) -> list[int]:
 @pytest.mark.parametrize(
     "options",
     [
-        {"packing": "cost", "backend": "local"},
+        {"packing": "cost"},
         pytest.param({"packing": RandomPacking()}, marks=pytest.mark.thorough),
         pytest.param({"packing": KNN(), "fuse": False}, marks=pytest.mark.thorough),
     ],

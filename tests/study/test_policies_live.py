@@ -117,7 +117,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory, one_thread: None) -> d
 
 @pytest.mark.parametrize(
     "name",
-    [name if name == "convergence" else pytest.param(name, marks=pytest.mark.thorough) for name in POLICIES],
+    [pytest.param(name, marks=pytest.mark.thorough) for name in POLICIES],
 )
 def test_under_every_policy_trials_learn_what_they_learn_under_fifo(
     name: str, undisturbed: dict[int, Any], tmp_path: Path
@@ -130,7 +130,12 @@ def test_under_every_policy_trials_learn_what_they_learn_under_fifo(
 
 
 @pytest.mark.parametrize(
-    ("policy", "outcome"), [(Restless(), "suspended"), (Restless(ends=True), "stopped"), (Mover(), "suspended")]
+    ("policy", "outcome"),
+    [
+        (Restless(), "suspended"),
+        pytest.param(Restless(ends=True), "stopped", marks=pytest.mark.thorough),
+        (Mover(), "suspended"),
+    ],
 )
 def test_jobs_that_never_come_to_rest_learn_the_same(
     policy: Policy, outcome: str, undisturbed: dict[int, Any], tmp_path: Path
@@ -140,6 +145,7 @@ def test_jobs_that_never_come_to_rest_learn_the_same(
     check_equal(curves(study.directory), undisturbed)
 
 
+@pytest.mark.thorough
 def test_the_journal_shows_both_ends_of_a_suspension(tmp_path: Path) -> None:
     study = tune(tasks.Momentum(), WIDTHS, tmp_path / "study", policy=Restless(), algorithm=shoal.Grid(epochs=3))
     rows = {job.id: job for job in jobs(study.directory) if job.purpose is Purpose.TRAIN}

@@ -54,7 +54,12 @@ def test_silence_ends_after_the_time_limit(tmp_path: Path) -> None:
     ("function", "words"),
     [
         pytest.param(programs.says_nothing, "says_nothing ended without a report; call shoal.report", id="no report"),
-        pytest.param(programs.says_words, "the metric 'loss' must be a number, got 'low'", id="no number"),
+        pytest.param(
+            programs.says_words,
+            "the metric 'loss' must be a number, got 'low'",
+            id="no number",
+            marks=pytest.mark.thorough,
+        ),
     ],
 )
 def test_what_no_trial_can_do_right_ends_the_study(tmp_path: Path, function: Any, words: str) -> None:
@@ -70,6 +75,7 @@ def test_a_command_that_prints_other_names_is_told_which(tmp_path: Path) -> None
         search(command, tmp_path, {"slope": 1}, retries=0)
 
 
+@pytest.mark.thorough
 def test_a_trial_that_misnames_a_metric_fails_alone(tmp_path: Path) -> None:
     study = search(programs.misnames, tmp_path, algorithm=shoal.Grid(1), devices="cpu:1")
     assert [str(row.state) for row in study.trials] == ["failed", "complete", "complete"]
@@ -77,6 +83,7 @@ def test_a_trial_that_misnames_a_metric_fails_alone(tmp_path: Path) -> None:
     assert "programs.py" in study.trials[0].reason
 
 
+@pytest.mark.thorough
 def test_steps_that_are_left_out_are_refused(tmp_path: Path) -> None:
     with pytest.raises(shoal.StudyFailedError, match="the only trial failed") as error:
         search(programs.skips_steps, tmp_path, {"slope": 1}, algorithm=shoal.Random(1, 6))
@@ -97,6 +104,7 @@ def test_a_function_that_cannot_be_pickled(tmp_path: Path) -> None:
         search(threading.Lock().acquire, tmp_path)
 
 
+@pytest.mark.thorough
 def test_a_function_that_fails_for_all_configurations_ends_the_study_soon(tmp_path: Path) -> None:
     with pytest.raises(shoal.StudyFailedError, match=r"programs.py[^$]*KeyError: 'width'") as error:
         search(programs.asks_too_much, tmp_path, {"slope": shoal.uniform(0, 1)}, algorithm=shoal.Random(40, 4))

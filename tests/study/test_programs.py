@@ -78,7 +78,7 @@ def test_hyperband_pauses_a_function_and_it_goes_on(tmp_path: Path) -> None:
     assert sum(row.epoch == 1 for row in study.trials) == 2
 
 
-@pytest.mark.parametrize("fault", ["kill the worker", "kill itself"])
+@pytest.mark.parametrize("fault", ["kill the worker", pytest.param("kill itself", marks=pytest.mark.thorough)])
 def test_after_a_kill_it_goes_on_from_what_was_whole(tmp_path: Path, fault: str) -> None:
     marker = tmp_path / "killed"
     space = {"slope": 1, "at": 3, "fault": fault, "marker": str(marker)}
@@ -90,6 +90,7 @@ def test_after_a_kill_it_goes_on_from_what_was_whole(tmp_path: Path, fault: str)
     assert [(report.epoch, report.metrics["began"]) for report in reports] == [(1, 0), (2, 0), (3, 2), (4, 2)]
 
 
+@pytest.mark.thorough
 def test_a_kill_of_the_fork_server_blames_no_trial(tmp_path: Path) -> None:
     marker = tmp_path / "killed"
     space = {"slope": shoal.grid([1, 2, 3, 4]), "at": 3, "fault": "kill the server", "marker": str(marker)}
@@ -132,6 +133,7 @@ def test_a_function_that_keeps_nothing_begins_again(tmp_path: Path) -> None:
     assert [(report.epoch, report.metrics["own"]) for report in curve(study, best.number)] == [(1, 1), (2, 2), (3, 3)]
 
 
+@pytest.mark.thorough
 def test_what_is_handed_out_again_is_of_the_step_that_it_says(tmp_path: Path) -> None:
     study = search(
         programs.keeps_now_and_then,
@@ -151,6 +153,7 @@ def test_a_function_that_ends_early_has_its_last_report_stand_for_the_rest(tmp_p
     assert [report.epoch for report in curve(study, 0)] == [1, 2, 4]
 
 
+@pytest.mark.thorough
 def test_population_based_training_copies_what_a_function_kept(tmp_path: Path) -> None:
     algorithm = shoal.PBT(4, epochs=4, interval=2, truncation=0.25)
     study = search(programs.counted, tmp_path, {"slope": shoal.uniform(1, 2)}, algorithm=algorithm)

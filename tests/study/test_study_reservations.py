@@ -15,9 +15,7 @@ from shoal.journal.view import JournalView
 
 def test_reservations_are_recorded_and_never_exceed_the_capacity(tmp_path: Path) -> None:
     space = {"lr": shoal.loguniform(0.003, 0.3), "width": shoal.choice([6, 8])}
-    study = tune(
-        tasks.Blobs(), space, tmp_path / "study", algorithm=shoal.Hyperband(9), devices="cpu:2", backend="local"
-    )
+    study = tune(tasks.Blobs(), space, tmp_path / "study", algorithm=shoal.Hyperband(9), devices="cpu:2")
     with JournalView.read(study.directory) as journal:
         jobs = [job for job in journal.jobs() if job.purpose is Purpose.TRAIN]
         devices, reservations = journal.devices(), journal.reservations()
