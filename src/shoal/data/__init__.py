@@ -1,2 +1,1 @@
-"""Data loading: batches of a task's data sets, shared by all arrays of a process. Import from its modules; they need
-torch."""
+"""Data loading: batches of a task's data sets, shared by all arrays of a process. Its modules need torch."""

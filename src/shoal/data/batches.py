@@ -41,11 +41,7 @@ indexed."""
 
 
 def materialized_bytes(batch: Any, rows: int, samples: int) -> int | None:
-    """Return the bytes that a whole data set takes on the device.
-
-    Returns:
-        The bytes; None if the batch does not consist of dense tensors.
-    """
+    """Return the bytes of a whole data set on the device; None if its batch is not of dense tensors."""
     leaves = pytree.tree_leaves(batch)
     if not all(map(_is_dense_leaf, leaves)):
         return None
@@ -79,12 +75,7 @@ class MaterializedSource(BatchSource):
         return sum(column.nbytes for column in self._tensors) * self._missing // len(self._present)
 
     def batch(self, request: BatchRequest) -> Any:
-        """Return the batch; missing samples are fetched first.
-
-        Raises:
-            RandomSampleError: Fetching drew random numbers.
-            SampleKindError: A sample is of another kind than the first.
-        """
+        """Return the batch; missing samples are fetched first, and must be of the kind of the first, without draws."""
         if self._missing and (missing := self._missing_indices(request.indices)):
             if request.seed is None or not self._fetcher.prefetch_limit:
                 self._store(missing, self._fetcher.fetch_deterministic(missing))
@@ -100,7 +91,6 @@ class MaterializedSource(BatchSource):
         self._fetcher.drop_prefetched()
 
     def _missing_indices(self, at: Tensor) -> list[int]:
-        """Return those of the indices whose samples are missing, without duplicates."""
         return list(dict.fromkeys(at[~self._present[at]].tolist()))
 
     def _fetch_blocks(self, request: BatchRequest, seed: int) -> None:
@@ -117,7 +107,6 @@ class MaterializedSource(BatchSource):
         return FetchRequest(("kept", unit), missing) if missing else None
 
     def _store(self, indices: Sequence[int], samples: Sequence[Any]) -> None:
-        """Store missing samples."""
         if any(sample_kind(sample) != self._kind for sample in samples):
             raise SampleKindError
         leaves = pytree.tree_leaves(default_collate(list(samples)))
@@ -160,25 +149,12 @@ class Batches:
     """Cuts a data set into batches on a device. A batch does not depend on other iterators over the data set.
 
     A small tensor data set moves to the device as a whole, and a batch is one indexing operation. Samples of other data
-    sets are fetched one by one and collated, once for all iterators where possible:
+    sets are fetched one by one and collated. The first samples decide how iterators share them:
 
-    - Samples that draw no random numbers and fit in `RESIDENT_BYTES` are kept on the device.
-    - Larger ones are held for iterators that advance in lockstep.
-    - If samples draw random numbers, whole batches are held for iterators of the same batch size.
-
-    The first samples decide which case applies. Samples of an iterable data set are held for iterators in lockstep.
-
-    Args:
-        dataset: Data set with a length and indices, or an iterable one.
-        name: Name of the set in error messages, "training" or "validation".
-        shared_augmentation: Whether the random numbers of a sample depend on its position in the order, not on its
-            batch.
-        collate: Function that makes a batch of samples; None for `default_collate`. A function of the user may draw
-            random numbers, so whole batches are held for iterators of the same batch size.
-
-    Raises:
-        TaskError: The data set has no length or no indices and cannot be iterated over repeatedly, or an epoch has no
-            samples.
+    Those without random numbers that fit in `RESIDENT_BYTES` are kept on the device. Larger ones are held for iterators
+    that advance in lockstep, as are those of an iterable data set. With random numbers, also of a user's `collate`,
+    whole batches are held for iterators of the same batch size, unless numbers depend on positions
+    (`shared_augmentation`).
     """
 
     def __init__(
@@ -224,8 +200,7 @@ class Batches:
 
     @property
     def endless(self) -> bool:
-        """Whether the data set is iterable and has no length. An iterator over it never ends: it starts one pass after
-        another."""
+        """Whether the data set is iterable without a length, so that its passes follow one another."""
         return self._reader is not None and self._reader.endless
 
     @property
@@ -267,11 +242,7 @@ class Batches:
         return source.pending_bytes if isinstance(source, MaterializedSource) else 0
 
     def steps(self, batch_size: int) -> int:
-        """Return the number of batches in one pass.
-
-        Raises:
-            TaskError: There are fewer samples than one batch has, and the last batch is dropped.
-        """
+        """Return the number of batches in one pass, at least one."""
         if not self._settings.drop_last:
             return math.ceil(self.samples / batch_size)
         if self.samples < batch_size:
@@ -282,16 +253,9 @@ class Batches:
         return self.samples // batch_size
 
     def order(self, data_seed: int, epoch: int | None) -> Tensor | PassOrder | None:
-        """Return the order of an epoch: indices, int64 [samples], or None for all samples in ascending order.
+        """Return the order of an epoch (None: of the validation set): indices, int64 [samples], or None if they ascend.
 
         For an iterable data set, these are the indices of one pass.
-
-        Args:
-            epoch: Number of epochs before this one; None for the validation set.
-
-        Raises:
-            TaskError: The sampler of the task's `DataLoader` yields another number of indices than its length, or an
-                index that the data set does not have.
         """
         if self._reader is not None:
             return self._reader.order(data_seed, epoch)
@@ -314,8 +278,6 @@ class Batches:
         """Yield the batches of one pass.
 
         Args:
-            batch_size: Samples of each batch; the last one may be smaller.
-            order: Indices of the samples, int64 [samples], ascending by default; for an iterable data set, the pass.
             first: Number of the first batch to yield; earlier ones are not read.
             seed: Seed for samples that draw random numbers, combined with the number of the batch, or with the
                 positions of the samples if augmentation is shared. Iterators with equal seeds must have equal orders.

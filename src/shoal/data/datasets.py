@@ -45,8 +45,7 @@ class DataSets:
         return frozenset(self._find(config)[0])
 
     def key(self, config: Config) -> tuple[object, ...]:
-        """Return a key that differs between data sets: the task, the values that `data` read, and the numbers of
-        samples."""
+        """Return a key that differs between data sets: the task, what `data` read, and numbers of samples."""
         read, (train, valid) = self._find(config)
         kind = type(self._task)
         return (kind.__module__, kind.__qualname__, sorted(read.items()), train.samples, valid.samples)
@@ -73,7 +72,6 @@ class DataSets:
         return self._known[-1]
 
     def _batches(self, returned: Any, name: str) -> Batches:
-        """Return the batches of one of the sets that `data` returned."""
         dataset, collate, settings = parse_loader(returned, name, _check_workers(self._task))
         if type(self._task).collate is not Task.collate:
             if collate is not None:
@@ -94,7 +92,6 @@ class DataSets:
 
 
 def _call_collate(collate: Callable[[list[Any]], Any], whose: str, samples: list[Any]) -> Any:
-    """Return the batch that a collate function of the user makes."""
     batch = collate(samples)
     if isinstance(batch, Mapping) and not isinstance(batch, dict):  # such as a tokenizer's `BatchEncoding`
         batch = dict(batch)

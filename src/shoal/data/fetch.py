@@ -28,7 +28,6 @@ class Fetcher:
     Args:
         dataset: Data set with a length and indices, or the reader of an iterable one.
         device: Device whose generator is checked for draws, in addition to the generators of the CPU.
-        processes: Loader processes that fetch all samples; None to fetch them in this process.
     """
 
     def __init__(
@@ -99,11 +98,7 @@ class Fetcher:
         return samples
 
     def fetch_deterministic(self, indices: Iterable[int]) -> list[Any]:
-        """Fetch samples of a data set that draws no random numbers.
-
-        Raises:
-            RandomSampleError: The data set drew random numbers; the generators are restored.
-        """
+        """Fetch samples of a data set that draws no random numbers; else raise RandomSampleError."""
         if self._processes is not None:
             received: list[Any] = self._fetch_once_in_workers(indices)
             return received
@@ -120,8 +115,7 @@ class Fetcher:
     def prefetch_count(self, sample: Any) -> int:
         """Return the number of samples like this one to fetch in advance.
 
-        It is 0 for a GPU, which computes while samples are fetched, for loader processes, which prefetch by themselves,
-        and for samples with an autograd graph, which can be used only once.
+        It is 0 for a GPU, which computes meanwhile, for loader processes, which prefetch, and for samples with a graph.
         """
         if self.prefetch_limit or self._device.type != "cpu" or has_graph(sample):
             return 0
@@ -130,12 +124,7 @@ class Fetcher:
         return int(min(MAX_PREFETCH_SECONDS / max(each, 1e-6), MAX_PREFETCH_BYTES / max(size, 1024)))
 
     def probe(self, indices: Sequence[int]) -> tuple[list[Any], bool]:
-        """Fetch samples twice to find out whether they are repeatable; as `fetch_deterministic`, but not counted.
-
-        Returns:
-            The samples, fetched in a row. Whether they equal the samples that were fetched one by one before, each
-            copied immediately.
-        """
+        """As `fetch_deterministic`, uncounted; also return whether samples in a row equal those fetched singly."""
         before = self.fetched, self.seconds, self.cpu_seconds
         try:
             if self._processes is not None:

@@ -48,16 +48,10 @@ class IterableReader:
 
     A pass is one iteration over the data set. At its start, the generators of torch (CPU), Python and NumPy are seeded
     with the data seed and the number of the pass. Their states are saved and restored between reads, so draws elsewhere
-    do not affect the pass. If the data set has a length, each epoch is a pass. If not, the passes follow one another as
-    one endless sequence.
+    do not affect the pass. If the data set has no length, the passes follow one another as one endless sequence.
 
-    A cursor is an iterator of the data set with its position. A read takes the nearest cursor before its position, or a
-    new one, and drops the samples in between. So a sample must depend only on its position and on draws from the
-    generators.
-
-    Args:
-        dataset: Data set whose `__iter__` returns a new iterator at each call. Its `set_epoch`, if it has one, is
-            called with the number of the pass.
+    A cursor is an iterator with its position. A read takes the nearest cursor before its position, or a new one, and
+    drops the samples in between. So a sample must depend only on its position and on draws from the generators.
     """
 
     def __init__(self, dataset: Any, name: str) -> None:
@@ -80,25 +74,15 @@ class IterableReader:
         return PASS_STRIDE if self._length is None else self._length
 
     def order(self, data_seed: int, epoch: int | None) -> PassOrder:
-        """Return the indices of a pass.
-
-        Args:
-            epoch: Number of the pass, or of the first pass of an endless sequence; None for a pass over the validation
-                set.
-        """
+        """Return the indices of a pass (None: over the validation set), or of the endless sequence from it on."""
         if (data_seed, epoch) not in self._passes:
             self._passes.append((data_seed, epoch))
         return PassOrder(self._passes.index((data_seed, epoch)) * PASS_STRIDE, len(self))
 
     def read(self, indices: Sequence[int]) -> list[Any]:
-        """Return the samples of one pass at some indices. All generators are restored.
+        """Return the samples of one pass at ascending indices, and restore all generators.
 
-        Args:
-            indices: Indices in ascending order; samples between them are dropped.
-
-        Raises:
-            TaskError: The data set yields no samples or another number of them than its length, or is its own iterator.
-            Exception: Whatever the data set raises. The next read starts a new iteration.
+        After an error of the data set, the next read starts a new iteration.
         """
         number, position = divmod(indices[0], PASS_STRIDE)
         cursor = self._cursor(number, position)
@@ -125,11 +109,7 @@ class IterableReader:
         return _Cursor(self, number, *self._passes[number])
 
     def start_pass(self, data_seed: int, epoch: int | None) -> Iterator[Any]:
-        """Seed the generators for a pass, and start it.
-
-        Raises:
-            TaskError: The data set is its own iterator.
-        """
+        """Seed the generators for a pass, and start it."""
         self.set_epoch(epoch)
         seed_all(augmentation_seed(data_seed, epoch), _CPU)
         iterator: Iterator[Any] = iter(self._dataset)
@@ -148,11 +128,7 @@ class IterableReader:
         self._epoch = number
 
     def length_error(self, epoch: int | None, position: int, ended: bool) -> TaskError:
-        """Return the error for a pass that yields another number of samples than the length of the data set.
-
-        Args:
-            epoch: Number of the pass, or None.
-        """
+        """Return the error for a pass that yields another number of samples than the length of the data set."""
         where = "a validation" if epoch is None else f"pass {epoch}"
         if self.endless:
             return TaskError(
@@ -180,7 +156,6 @@ class _Cursor:
         self._generator_states = _generator_states()
 
     def read(self, positions: Sequence[int]) -> list[Any]:
-        """Return the samples at some later positions, and advance to the last one."""
         outer_states = _generator_states()
         try:
             if self._samples is None:

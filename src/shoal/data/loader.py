@@ -26,22 +26,13 @@ Collate = Callable[[list[Any]], Any]
 
 
 def epoch_order(samples: int, data_seed: int, epoch: int) -> Tensor:
-    """Return the order in which an epoch visits a shuffled training set, int64 [samples].
-
-    Args:
-        epoch: Number of epochs before this one.
-    """
+    """Return the order in which an epoch, counted from 0, visits a shuffled training set, int64 [samples]."""
     generator = torch.Generator().manual_seed(derive_seed(data_seed, "epoch", epoch))
     return torch.randperm(samples, generator=generator)
 
 
 def augmentation_seed(data_seed: int, epoch: int | None) -> int:
-    """Return the seed for samples that draw random numbers, such as random augmentation.
-
-    Args:
-        epoch: Number of epochs before this one; None for the validation set, which has the same random numbers at each
-            epoch.
-    """
+    """Return the seed for draws of samples in an epoch; the validation set (None) has the same ones at each."""
     return derive_seed(data_seed, "valid") if epoch is None else derive_seed(data_seed, "noise", epoch)
 
 
@@ -52,7 +43,6 @@ class LoaderSettings:
     Args:
         order: "shuffled" (by the data seed at each epoch), "ascending", or a sampler that is iterated once per epoch.
         batch_size: Samples of a batch; None if the task's `batch_size` determines it.
-        drop_last: Whether the last batch is dropped if it is smaller than the others.
         num_workers: Number of loader processes; 0 to fetch samples in the training process.
         prefetch_factor: Number of units (batches, or blocks of samples) that each loader process fetches in advance.
         worker_init_fn: Function that each loader process calls with its number at its start, or None.
@@ -70,20 +60,11 @@ class LoaderSettings:
         return len(dataset) if isinstance(self.order, str) else len(self.order)
 
     def indices(self, samples: int, data_seed: int, epoch: int | None) -> Tensor | None:
-        """Return the order of an epoch.
+        """Return the order of an epoch (None: of the validation set), int64 [samples]; None if it ascends over all
+        samples.
 
-        Before a sampler is iterated, the generators of torch, Python and NumPy and its own attribute `generator`, if it
-        has one, are seeded with the data seed and the epoch, and its `set_epoch`, if it has one, is called.
-
-        Args:
-            epoch: Number of epochs before this one; None for the validation set, which has the same order at each
-                epoch.
-
-        Returns:
-            Indices, int64 [samples]; None for the ascending order of all samples.
-
-        Raises:
-            TaskError: The sampler yields values that are not integers, or another number of indices than its length.
+        Before a sampler is iterated, the generators of torch, Python and NumPy and its own `generator` are seeded with
+        the data seed and the epoch, and its `set_epoch`, if it has one, is called.
         """
         if self.order == "ascending":
             return None
@@ -119,18 +100,9 @@ def _sampler_indices(sampler: Any, seed: int, epoch: int, samples: int) -> Tenso
 
 
 def parse_loader(returned: Any, name: str, num_workers: int = 0) -> tuple[Dataset[Any], Collate | None, LoaderSettings]:
-    """Split what a task's `data` returned for one of its sets into data set, collate function and settings.
+    """Split a data set or `DataLoader` of a task into data set, collate function (None: torch's) and settings.
 
-    Args:
-        returned: Data set or `DataLoader`.
-        num_workers: Number of loader processes for a plain data set.
-
-    Returns:
-        The data set, its collate function (None for `default_collate`), and its settings.
-
-    Raises:
-        TaskError: An iterable data set is combined with loader processes, or the loader has a setting that a study does
-            not support.
+    `num_workers` counts for a plain data set; settings that a study does not support are refused.
     """
     if not isinstance(returned, DataLoader):
         _check_workers(returned, name, num_workers)

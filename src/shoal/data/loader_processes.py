@@ -44,12 +44,8 @@ _SMALL = 16
 def serialize(value: Any) -> bytes:
     """Serialize samples or a batch, with all tensors of one dtype in one block of shared memory.
 
-    Torch sends each tensor in a block with its own file descriptor. A process may have some hundreds of file
-    descriptors open, which is fewer than the tensors of a block of samples. The receiver must call `deserialize`
-    exactly once, while this process is alive.
-
-    Raises:
-        Exception: A part of the value cannot be pickled.
+    Torch sends each tensor with its own file descriptor, of which a process may open fewer than a block has tensors.
+    The receiver must call `deserialize` exactly once, while this process is alive.
     """
     leaves, spec = pytree.tree_flatten(value)
     parts: dict[torch.dtype, list[Tensor]] = {}
@@ -67,8 +63,7 @@ def serialize(value: Any) -> bytes:
 
 
 def deserialize(packed: bytes) -> Any:
-    """Return the value that was serialized. Its tensors are in shared memory; each may be changed in place
-    independently."""
+    """Return the serialized value, whose tensors in shared memory may each be changed in place."""
     memories, value = ForkingPickler.loads(packed)
     return pytree.tree_map_only(_Slice, lambda place: _tensor_at(memories[place.dtype], place), value)
 
@@ -103,8 +98,6 @@ class FetchRequest:
     Args:
         key: Key of the request; requests with equal keys are for the same samples.
         seed: Seed of the generators before the first sample; None to leave the generators unchanged.
-        random_samples: Whether the samples may draw random numbers.
-        collate: Whether to collate the samples into a batch.
         check_repeatable: Whether to fetch the samples twice, one by one and in a row, and also return whether both are
             equal.
     """
@@ -119,15 +112,12 @@ class FetchRequest:
 
 @dataclass(frozen=True)
 class _Answer:
-    """Answer of a loader process to a request."""
-
     request: FetchRequest
     content: Any = None
     unexpected_draws: bool = False
     error: ExceptionWrapper | None = None
 
     def value(self) -> Any:
-        """Return the samples or the batch."""
         if self.error is not None:
             self.error.reraise()  # type: ignore[no-untyped-call]
         if self.unexpected_draws:
@@ -143,9 +133,6 @@ class LoaderProcesses:
     next, and empty requests if none is known.
 
     The processes are forked, so the data set need not be pickled and no module is imported again.
-
-    Args:
-        name: Name of the data set in error messages.
     """
 
     def __init__(
@@ -171,17 +158,10 @@ class LoaderProcesses:
         )
 
     def get(self, wanted: FetchRequest, upcoming: Iterable[FetchRequest] = ()) -> tuple[Sequence[int], Any]:
-        """Fetch samples, and request others in advance.
+        """Fetch samples, and request others that are likely to be next, the most likely first, in advance.
 
-        Args:
-            upcoming: Requests that are likely to be next, the most likely first.
-
-        Returns:
-            Indices of the samples, as in the first request with this key. The samples, or the batch.
-
-        Raises:
-            RandomSampleError: Samples drew random numbers although the request does not allow this.
-            Exception: Whatever the data set or the collate function raised.
+        Returns the indices of the samples, as in the first request with this key, and the samples or the batch. Raises
+        RandomSampleError for draws that the request does not allow, and whatever the user's code raised.
         """
         while len(self._by_key) > MAX_KNOWN_PER_PENDING * self.prefetch_limit:  # answers for iterators that ended early
             del self._by_key[next(iter(self._by_key))]
@@ -206,7 +186,6 @@ class LoaderProcesses:
             (self._queue.appendleft if first else self._queue.append)(request)
 
     def _next(self) -> _Answer | None:
-        """Return the next answer, or None for an empty request."""
         try:
             if self._answers is None:
                 with generator_lock:  # so that no other thread holds this lock during the fork

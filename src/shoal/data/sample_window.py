@@ -28,16 +28,10 @@ _Place = tuple[int | None, int, list[int]]
 class SampleWindow(BatchSource):
     """Holds the most recent units (blocks or batches of samples) of a data set for lanes that need them next.
 
-    If samples draw no random numbers, or numbers that depend on their positions in the order, a unit is a block of
-    samples as they were fetched, and lanes of any batch size take slices of blocks. If the random numbers of samples
-    depend on their batch, a unit is this batch, for lanes of the same batch size. Since the lane furthest behind always
-    steps next, lanes are apart by at most the largest batch. So twice this number of samples is held, plus the samples
-    that were fetched in advance.
-
-    Args:
-        random_samples: Whether samples draw random numbers. If so, generators are seeded for each unit with the seed of
-            the iterator and the number of the unit.
-        batch_units: Whether a unit is a batch.
+    A unit is a block of samples, of which lanes of any batch size take slices; or, if the random numbers of samples
+    depend on their batch, this batch, for lanes of the same size. With random samples, generators are seeded for each
+    unit. Since the lane furthest behind always steps next, lanes are apart by at most the largest batch. So twice this
+    number of samples is held, plus the samples that were fetched in advance.
     """
 
     def __init__(
@@ -66,11 +60,7 @@ class SampleWindow(BatchSource):
         return sum(unit.samples for unit in self._prefetched)
 
     def batch(self, request: BatchRequest) -> Any:
-        """Return the batch; missing units are fetched first. If the request has no seed, no samples are shared.
-
-        Raises:
-            RandomSampleError: Fetching drew random numbers from a data set that had drawn none before.
-        """
+        """Return the batch; missing units are fetched first. If the request has no seed, no samples are shared."""
         indices = request.indices.tolist()
         if request.seed is None or self._has_graph:
             fetch = self._fetcher.fetch if self._random_samples else self._fetcher.fetch_deterministic
@@ -131,7 +121,6 @@ class SampleWindow(BatchSource):
             )
 
     def _prefetch(self, order: Tensor | PassOrder, units: Iterable[Unit]) -> None:
-        """Fetch units in advance."""
         try:
             for unit, samples in self._fetch(order, [unit for unit in units if unit not in self._units]):
                 self._units[unit] = self._prepare_unit(samples)
@@ -140,10 +129,9 @@ class SampleWindow(BatchSource):
             return
 
     def _fetch(self, order: Tensor | PassOrder, units: Iterable[Unit]) -> Iterator[tuple[Unit, list[Any]]]:
-        """Yield units with their samples. If samples draw random numbers, each unit is fetched when the iterator
-        reaches it.
+        """Yield units with their samples, or with the batch that loader processes have collated.
 
-        If a unit is a batch and there are loader processes, these have collated the batch.
+        If samples draw random numbers, each unit is fetched when the iterator reaches it.
         """
         if self._fetcher.prefetch_limit:
             for unit in units:
@@ -163,11 +151,9 @@ class SampleWindow(BatchSource):
             yield unit, self._fetcher.fetch(some)
 
     def _seed(self, unit: Unit) -> int:
-        """Return the seed of the samples of a unit that draw random numbers."""
         return unit.seed + unit.number if self._batch_units else derive_seed(unit.seed, "block", unit.number)
 
     def _request(self, unit: Unit, order: Tensor | PassOrder) -> FetchRequest:
-        """Return the request for a unit to the loader processes."""
         indices = order[unit.first : unit.end].tolist()
         seed = self._seed(unit) if self._random_samples else None
         return FetchRequest(
@@ -175,7 +161,6 @@ class SampleWindow(BatchSource):
         )
 
     def _prepare_unit(self, samples: list[Any]) -> Any:
-        """Return the samples of a unit in the form in which they are held."""
         if self._batch_units:
             return (
                 self._to_device(compact(samples)) if self._fetcher.prefetch_limit else self._collate_to_device(samples)
@@ -183,11 +168,9 @@ class SampleWindow(BatchSource):
         return list(map(compact, samples)) if any(map(views_larger_memory, samples)) else samples
 
     def _collate_to_device(self, samples: list[Any]) -> Any:
-        """Collate samples into a batch on the device."""
         return self._to_device(self._collate(samples))
 
     def _to_device(self, batch: Any) -> Any:
-        """Move a batch to the device."""
         leaves = pytree.tree_leaves(batch)
         if all(leaf.device == self._device for leaf in leaves if isinstance(leaf, Tensor)):
             return batch
@@ -222,8 +205,7 @@ class _LastBatchCache:
         self._last: tuple[int | None, int] | None = None  # seed and position of the last batch
 
     def take(self, request: BatchRequest, indices: list[int]) -> Any | None:
-        """Return the requested batch if it is the cached one, else None. The last consumer gets the original, the
-        others a copy."""
+        """Return the cached batch if requested, else None; its last consumer gets the original, others a copy."""
         if self._entry is None or self._entry[0] != (request.seed, request.first, indices):
             return None
         place, batch, wanted = self._entry
@@ -232,7 +214,6 @@ class _LastBatchCache:
         return lazy_clone(batch) if wanted > 1 else batch
 
     def offer(self, request: BatchRequest, indices: list[int], batch: Any) -> bool:
-        """Cache a batch for the other lanes of its batch size."""
         last, self._last = self._last, (request.seed, request.first)
         if request.iterators == 1:  # the lanes that needed the cached batch have left
             self._entry = None
@@ -246,10 +227,8 @@ class _LastBatchCache:
         return unneeded
 
     def clear(self) -> None:
-        """Drop the cached batch."""
         self._entry = self._last = None
 
 
 def _round_up(samples: int) -> int:
-    """Round a number of samples up to whole blocks."""
     return -(-samples // BLOCK) * BLOCK

@@ -16,10 +16,9 @@ _LISTS = frozenset({tuple, list})
 
 
 def sample_kind(value: Any) -> object:
-    """Return the kind of a sample, which determines how it is collated: its structure, types, dtypes and shapes.
+    """Return the kind of a sample, by which it is collated: its structure, types, dtypes and shapes.
 
-    If all samples of a batch are of one kind, the row of a sample does not depend on the others. (An integer among
-    floats gets the dtype of the first sample, so numbers of different types are different kinds.)
+    Among samples of one kind, no row depends on others; integers among floats get the dtype of the first sample.
     """
     cls = type(value)
     if cls in _SIMPLE or isinstance(value, (str, bytes)):

@@ -29,14 +29,7 @@ with decoding a small image."""
 
 
 class Unit(NamedTuple):
-    """Consecutive samples of an order that are fetched together: a block or a batch.
-
-    Args:
-        seed: Seed of the iterator, which determines the order.
-        number: Number of the unit in the order.
-        first: Position of its first sample in the order.
-        end: Position after its last sample.
-    """
+    """Consecutive samples of an order, from `first` to `end`, that are fetched together: a block or a batch."""
 
     seed: int
     number: int
@@ -75,10 +68,7 @@ class BatchRequest:
 
     Args:
         indices: Indices of the samples, int64 [samples] on the CPU.
-        number: Number of the batch in the order.
         order: Indices of all samples of the iterator, on the CPU, or the pass over an iterable data set.
-        first: Position of the batch's first sample in the order.
-        seed: Seed of the iterator, or None.
         iterators: Number of active iterators over this data set.
         same_size_iterators: Number of active iterators with this batch size.
         window_samples: Number of samples to hold, twice the batch sizes of all iterators.
@@ -122,8 +112,7 @@ class BatchSource(ABC):
 class StreamSync:
     """Makes readers of tensors wait for writes on other CUDA streams; on the CPU it does nothing.
 
-    A writer calls `wait_for_writes` before and `record_write` after its work, so that writers wait for each other. A
-    reader calls `prepare_read`.
+    A writer calls `wait_for_writes` before its work and `record_write` after it; a reader calls `prepare_read`.
     """
 
     def __init__(self, device: torch.device) -> None:

@@ -34,12 +34,10 @@ class _ObservedConfig(ABC, dict[str, Any]):
         return super().get(key, default)
 
     def pop(self, key: str, *default: Any) -> Any:
-        """Handle the read, and return as `dict` does."""
         self._before_read(key)
         return super().pop(key, *default)
 
     def setdefault(self, key: str, default: Any = None) -> Any:
-        """Handle the read, and return as `dict` does."""
         self._before_read(key)
         return super().setdefault(key, default)
 
@@ -70,31 +68,23 @@ class _ObservedConfig(ABC, dict[str, Any]):
         return super().__repr__()
 
     def keys(self) -> KeysView[str]:  # type: ignore[override]
-        """Handle the read, and return as `dict` does."""
         self._before_read_all()
         return super().keys()
 
     def values(self) -> ValuesView[Any]:  # type: ignore[override]
-        """Handle the read, and return as `dict` does."""
         self._before_read_all()
         return super().values()
 
     def items(self) -> ItemsView[str, Any]:  # type: ignore[override]
-        """Handle the read, and return as `dict` does."""
         self._before_read_all()
         return super().items()
 
 
 def values_read(function: Callable[[dict[str, Any]], T], config: Mapping[str, Any]) -> tuple[T, dict[str, Any]]:
-    """Call a function of a config, and record which values of the config it reads.
+    """Call a function of a copy of a config; return its result, and name -> value of what it read (None: absent).
 
-    Args:
-        function: Function of a config. It gets a copy of the config, which it may change.
-        config: Config, nested as its space. A nested dict counts as read as a whole once it is accessed.
-
-    Returns:
-        The function's result. Name -> value for each name that it read, None for an absent name. All names are returned
-        if it iterated over the config, or if the config is still referenced and may be read later.
+    A nested dict counts as read as a whole once it is accessed. All names are returned if it iterated over the config,
+    or if the config is still referenced and may be read later.
     """
     given = _RecordingConfig(config)
     names, kept = given.names, weakref.ref(given)
@@ -124,9 +114,6 @@ class MembersConfig(_ObservedConfig):
 
     Equal values are unchanged, and floats that differ between members become one stacked value. Reading any other value
     that differs (an integer, a boolean, a string, a list, a key that some members lack) raises `NeedsMemberError`.
-
-    Args:
-        path: Path of these dicts within the config, for error messages.
     """
 
     def __init__(self, configs: Sequence[Mapping[str, Any]], path: str = "") -> None:

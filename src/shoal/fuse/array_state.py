@@ -127,9 +127,7 @@ class ArrayState:
             self.sync_slots()
 
     def sync_slots(self) -> None:
-        """Copy changes of `requires_grad` and of float attributes to the slots, and check the tensors of the next
-        member.
-        """
+        """Copy changes of `requires_grad` and of floats to the slots, and check the tensors of the next member."""
         for slot in self.slots:
             if slot.sync_from_members():
                 self.version += 1
@@ -244,8 +242,9 @@ def _check_no_parameters(replaced: Iterable[tuple[Slot, Any]]) -> None:
 
 
 def _without_overlap(replaced: Sequence[tuple[Slot, Any]], model: nn.Module) -> Sequence[tuple[Slot, Any]]:
-    """Copy new values that lie in memory which the commit overwrites, also in containers of the model, as buffers are
-    swapped.
+    """Copy new values that lie in memory which the commit overwrites, as when two buffers are swapped.
+
+    Tensors in other attributes of the model, and in lists and dicts there, keep their old values as well.
     """
     written = {storage_address(slot.data) for slot, _ in replaced if slot.registered and not slot.shared}
     if not written:

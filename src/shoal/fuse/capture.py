@@ -145,7 +145,6 @@ class CapturedStep:
         return [t.detach() for t in (*step.params, *self._others, *step.state, *step.coefficients)]
 
     def _given(self, leaves: Sequence[Any]) -> list[Tensor]:
-        """Tensors that differ at every step: the members' random keys, and the tensors of the batch."""
         keys = self._unused
         if keys is None:
             seeds, ticks = self._array.seeds, self._array.ticks
@@ -246,7 +245,6 @@ class CapturedStep:
         return refuse_changes(model, functions, constants)
 
     def _clip(self, grads: Sequence[Tensor], limits: Tensor) -> None:
-        """Clip each member's gradients, which are those of the updated parameters."""
         of_param = dict(zip(map(id, self._traced.params), grads, strict=True))
         stacked = [of_param[id(data)] for _, data, _ in self._array.stacked_tensors() if id(data) in of_param]
         per_member = [(b, of_param[id(own)]) for _, b, own in self._array.unfused_parameters() if id(own) in of_param]
@@ -307,7 +305,6 @@ class _Replay:
         return _places(held) == self._places
 
     def __call__(self, given: Sequence[Tensor]) -> Tensor:
-        """Replay the graph with other values of the given tensors."""
         for place, tensor in zip(self._given, given, strict=True):
             place.copy_(tensor, non_blocking=True)
         self._graph.replay()

@@ -25,9 +25,7 @@ def check_iterable(given: Any, name: str, of: str) -> Iterable[Any]:
 
 
 def parse_indices(given: Any, members: int) -> list[int]:
-    """The members chosen by indices, where negative ones count from the end, or by one boolean each, as indices from 0
-    to B - 1.
-    """
+    """Members chosen by indices, where negative ones count from the end, or by booleans, as indices from 0 to B - 1."""
     values = _values(given, "indices")
     if values and all(isinstance(value, (bool, np.bool_)) for value in values):
         if len(values) != members:
@@ -105,9 +103,7 @@ def _check_initialised(b: int, model: nn.Module) -> None:
 
 
 def check_structure(models: Sequence[nn.Module], strict: bool) -> UnfusedParts:
-    """Find the submodules and attributes in which the members differ; if `strict`, or without a submodule to blame,
-    refuse.
-    """
+    """Find the submodules and attributes in which members differ; refuse if `strict`, or if none contains it."""
     first = entries(models[0])
     for b, model in enumerate(models[1:], start=1):
         difference = mismatch(first, entries(model))

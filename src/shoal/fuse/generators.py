@@ -117,7 +117,6 @@ def _python_states() -> tuple[tuple[object, ...], dict[str, object]]:
 
 
 def _states(device: torch.device) -> list[Tensor]:
-    """States of the generators of the CPU and, if the device is a GPU, of the device."""
     with generator_lock:
         states = [torch.default_generator.get_state()]
         if device.type == "cuda":

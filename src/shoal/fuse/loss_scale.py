@@ -41,9 +41,7 @@ class LossScale:
 
     @torch.no_grad()
     def unscale_(self, optimizer: Optimizer) -> None:
-        """Divide the gradients of an optimizer's parameters, none of which may be float16, by the scale; set
-        `overflowed`.
-        """
+        """Divide an optimizer's gradients, none of which may be float16, by the scale, and set `overflowed`."""
         found = [each.grad for group in optimizer.param_groups for each in group["params"] if each.grad is not None]
         if any(grad.dtype == torch.float16 for grad in found):
             raise FusionError(

@@ -28,10 +28,9 @@ _TEMPLATE = -1
 
 
 class AttributeSync:
-    """Synchronises plain attributes (numbers, strings, None, tensors) without a slot between the template and the
-    members.
+    """Synchronises plain attributes (numbers, strings, None, tensors) between the template and the members.
 
-    Other attributes of the template stay as they were when the array was made, except for `pull_nested`.
+    Values with a slot, and other attributes of the template, stay as they were, except for `pull_nested`.
     """
 
     def __init__(self, template: nn.Module, members: Sequence[nn.Module], slotted: Iterable[tuple[Any, Any]]) -> None:

@@ -90,7 +90,6 @@ def _is_unreplaceable(value: Any, parts: set[int], closed: bool, seen: set[int])
 
 
 def _contains(value: Any, parts: set[int], seen: set[int]) -> bool:
-    """Whether a value is a part, or refers to a part through containers or functions."""
     if id(value) in parts:
         return True
     if id(value) in seen:

@@ -41,9 +41,7 @@ _NO_POSITION = 1_000
 
 
 def written_arguments(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sequence[Any]:
-    """The arguments that an in-place function changes and returns: its first one, or `out`; custom operators are
-    refused.
-    """
+    """The arguments that an in-place function changes and returns; custom operators are refused."""
     in_place, switch = _write_traits(func)
     if not in_place and not kwargs and len(args) <= switch:  # the common case
         return ()

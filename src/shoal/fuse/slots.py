@@ -342,7 +342,6 @@ def _items(container: Any, items: Any, path: str, seen: set[int]) -> Iterator[tu
 
 
 def _slots_of(kind: type) -> Sequence[str]:
-    """Names of the `__slots__` of a class."""
     names = vars(kind).get("__slots__", ())
     return [name for name in ([names] if isinstance(names, str) else names) if name not in ("__dict__", "__weakref__")]
 

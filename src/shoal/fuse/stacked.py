@@ -76,9 +76,7 @@ class Stacked(Tensor):
         return self.whole.unbind(0) if self.floats is None else self.floats
 
     def floats_like(self, like: Tensor) -> Tensor:
-        """The members' floats as [B], as `like`; a constant on the GPU in a trace, since CUDA graphs record no such
-        copy.
-        """
+        """The members' floats as [B], with `like`'s dtype and device; in a trace a constant, as CUDA graphs need."""
         if self.whole.device == like.device:
             return self.whole.to(like)
         return torch.tensor(self.floats, dtype=like.dtype, device=like.device)

@@ -331,9 +331,7 @@ class TrainingStep:
 
 
 def ways_to_try(profile: Profile | None, members: int, steps: float) -> tuple[StepMode, ...]:
-    """Return the ways that can pay off in so many steps; of eager and plain only the faster one, if the profile shows
-    it.
-    """
+    """Return the ways that can pay off in so many steps; the faster one of eager and plain, if the profile knows."""
     gain = fused_gain(profile, members) if profile is not None and members > 1 else None
     uncaptured: tuple[StepMode, ...] = ("eager", "plain")
     if gain is not None:
@@ -350,9 +348,7 @@ def _shapes(batch: Any) -> list[Any]:
 
 
 class _PlainStep:
-    """Runs loss and backward pass of one member after another, then the members' own optimizers, on views of the
-    array's.
-    """
+    """Runs loss and backward pass of one member after another, then the members' own optimizers."""
 
     def __init__(
         self,
@@ -412,9 +408,7 @@ class _PlainStep:
         return torch.stack(losses)
 
     def _backward(self, b: int, run: MemberRunner, tick: int, member: Any, batch: Any) -> Tensor:
-        """Run loss and backward pass, and clip; replaced buffers, which autograd may have saved, are committed
-        afterwards.
-        """
+        """Run loss and backward pass; replaced buffers, which autograd may have saved, are committed afterwards."""
         scale = self._scales[b] if self._scales else None
         max_norm = None if self._limits is None else self._limits[b]
         try:

@@ -86,7 +86,6 @@ def obstacle(model: nn.Module, only_member: bool) -> str | None:
 
 
 def _find_overlap(model: nn.Module) -> tuple[str, str] | None:
-    """The paths of a trainable parameter and of another tensor at the same address, or None."""
     there: dict[int, tuple[str, Tensor]] = {}
     for path, tensor in (*model.named_parameters(), *model.named_buffers()):
         if type(tensor) not in (Tensor, nn.Parameter) or not tensor.numel() or not (place := tensor.data_ptr()):
@@ -110,9 +109,7 @@ def mismatch(first: list[Entry], other: list[Entry]) -> str | None:
 
 
 class UnfusedParts(NamedTuple):
-    """Paths of the smallest submodules that differ, and guarded differences by (path of another module, attribute
-    name).
-    """
+    """Paths of the smallest submodules that differ; (path, attribute name) -> differences that a guard protects."""
 
     modules: list[str]
     attributes: dict[tuple[str, str], Differences]

@@ -38,8 +38,6 @@ _MISSING = object()
 
 @dataclass(frozen=True)
 class _ContainerSnapshot:
-    """A container, with its entries at the time of the snapshot."""
-
     container: Any
     items: dict[Any, Any]
     label: str
@@ -49,11 +47,9 @@ class _ContainerSnapshot:
     of_model: bool = False
 
     def now(self) -> dict[Any, Any]:
-        """Current entries."""
         return _items(self.container, self.names)
 
     def changed(self, now: dict[Any, Any]) -> bool:
-        """Whether the given entries differ from those of the snapshot."""
         return not (_all_same(now, self.items) and _all_same(now.values(), self.items.values()))
 
 
@@ -292,7 +288,6 @@ def _entry_name(label: str, key: Any) -> str:
 
 
 def _registered(module: nn.Module) -> Iterator[dict[str, Any]]:
-    """The parameters and the buffers of a module."""
     return (held for name in _REGISTERED if isinstance(held := vars(module).get(name), dict))
 
 

@@ -269,12 +269,10 @@ class _MemberArgument:
         self._written: dict[int, Tensor] = {}
 
     def copy(self, b: int) -> Any:
-        """Copy of the tensor for member b; for a number, the number itself."""
         part = self._parts[b]
         return part.clone() if isinstance(part, Tensor) else part
 
     def record_write(self, b: int, copy: Any, path: str) -> None:
-        """Record a changed copy if member b has written to it."""
         if not isinstance(copy, Tensor) or not _changed(copy, self._parts[b]):
             return
         if not isinstance(self._value, Stacked):
@@ -282,7 +280,6 @@ class _MemberArgument:
         self._written[b] = copy
 
     def write_back(self) -> None:
-        """Write the members' changed copies to the stacked tensor."""
         if self._written and isinstance(self._value, Stacked):
             self._value.whole.copy_(torch.stack([self._written.get(b, part) for b, part in enumerate(self._parts)]))
 
@@ -323,7 +320,6 @@ def unfused_parameters(parts: Iterable[UnfusedModule]) -> Iterator[tuple[str, in
 
 
 def _shares_memory(value: Any, given: Any) -> bool:
-    """Whether a tensor in one tree shares memory with a tensor in another tree."""
     theirs = [leaf for leaf in pytree.tree_leaves(given) if _is_tensor(leaf)]
     return any(share_memory(leaf, its) for leaf in pytree.tree_leaves(value) if _is_tensor(leaf) for its in theirs)
 

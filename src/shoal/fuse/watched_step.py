@@ -120,7 +120,6 @@ class _TraceGuard(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Check a torch function of the step, and run it."""
         if func in _VALUES:
             raise FusionError(f"it reads values of a tensor by `{func.__name__}`")
         if func in _HOOKS:

@@ -30,14 +30,7 @@ MakeOptimizers = MakeOptimizer | list[MakeOptimizer] | tuple[MakeOptimizer, ...]
 
 @final
 class Loaded:
-    """Model or array of models on a device, with its optimizers. `load` returns it, and a `Pack` trains it.
-
-    Args:
-        array: Models as one array.
-        optimizers: Optimizer of each model.
-        loss: Loss function as for `load`.
-        batch_size: Number of rows of a step.
-    """
+    """Model or array of models on a device, with its optimizers. `load` returns it, and a `Pack` trains it."""
 
     def __init__(self, array: ModelArray, optimizers: Sequence[Optimizer], loss: Loss, batch_size: int) -> None:
         self.batch_size = batch_size
@@ -172,7 +165,6 @@ _loaded: WeakSet[Loaded] = WeakSet()
 
 
 def _makers(optimizer: MakeOptimizers, count: int) -> list[MakeOptimizer]:
-    """Return the optimizer function of each of `count` models."""
     makers = [*optimizer] if isinstance(optimizer, (list, tuple)) else [optimizer] * count
     for maker in makers:
         if not callable(maker):
@@ -197,7 +189,6 @@ def _check_not_loaded(models: Sequence[nn.Module]) -> None:
 
 
 def _device(device: torch.device | str) -> torch.device:
-    """Check a device and convert it to `torch.device`."""
     try:
         found = torch.empty(0, device=device).device
     except (RuntimeError, AssertionError, TypeError) as error:

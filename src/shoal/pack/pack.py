@@ -20,19 +20,15 @@ _log = logging.getLogger("shoal.pack")
 
 @dataclass
 class _BufferedBatch:
-    """Batch in the buffer."""
-
     first: int
     leaves: list[Tensor]
     own: bool
 
     @property
     def end(self) -> int:
-        """Number of the first row after the batch."""
         return self.first + len(self.leaves[0])
 
     def rows(self, first: int, end: int) -> list[Tensor]:
-        """Return the rows of this batch between two row numbers."""
         return [leaf[max(first - self.first, 0) : end - self.first] for leaf in self.leaves]
 
 
@@ -47,7 +43,6 @@ class _RowBuffer:
         self._spec: pytree.TreeSpec | None = None
 
     def add(self, batch: Any) -> None:
-        """Append a batch."""
         leaves, spec = pytree.tree_flatten(batch)
         rows = _length(leaves)
         if self._parts:
@@ -108,7 +103,6 @@ class _MemberLane:
 
     @property
     def ready(self) -> bool:
-        """Whether there are enough rows for a step."""
         left = self._rows.end - self.position
         return left >= self.member.batch_size or (self.flushing and left > 0)
 
@@ -231,7 +225,6 @@ class Pack:
                 lane.flushing = False
 
     def _train(self) -> dict[Loaded, Tensor]:
-        """Train all members as long as there are rows for a step."""
         while any(lane.ready for lane in self._lanes):
             for failure in self._scheduler.round(self._lanes, _never):
                 if isinstance(failure.error, SystemExit):  # a signal handler or the user's code ends the process
@@ -277,7 +270,6 @@ _OF_SHAPES = (RuntimeError, ValueError, TypeError, LookupError, AttributeError)
 
 
 def _member_error(lane: _MemberLane, error: Exception) -> PackError:
-    """Return the error for a member whose step raised."""
     what = f"{type(error).__name__}: {error}"
     if lane.steps or isinstance(error, ShoalError) or not isinstance(error, _OF_SHAPES):
         explained = PackError(f"{lane.member!r} failed at its step {lane.steps + 1} in the pack: {what}")

@@ -1,2 +1,1 @@
-"""Worker: trains, measures and checkpoints the trials of a job in one process. Import from its modules; they need
-torch."""
+"""Worker: trains, measures and checkpoints the trials of a job in one process. Its modules need torch."""

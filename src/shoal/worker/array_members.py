@@ -23,9 +23,7 @@ class ArrayMembers:
     """Manages the trials of an array: those in training, and those that wait to join.
 
     Args:
-        losses: Loss tracker of the array, which also sends the reports.
-        frozen_sources: Function that returns models whose large frozen parameters new models may share; see
-            `ArrayTrainer`.
+        frozen_sources: Function that returns models whose large frozen parameters new models may share.
         heartbeat: Function to call before each operation that may take long.
     """
 
@@ -59,9 +57,7 @@ class ArrayMembers:
     def admit(self, mixed_epochs: bool) -> None:
         """Build the trials that wait to join, and report their epochs that the journal lacks.
 
-        Args:
-            mixed_epochs: Whether trials at different epochs train as one array. If not, trials join only after each
-                trial in training has finished an epoch since the last join.
+        Without `mixed_epochs`, trials join only after each trial in training has finished an epoch since the last join.
         """
         if not mixed_epochs and self._epoch_due:
             return
@@ -87,8 +83,7 @@ class ArrayMembers:
                 self._share_frozen(runtime.model)
 
     def _runtime(self, member: Member) -> TrialRuntime:
-        """Return a trial from the cache of this process, else built and restored from its newest checkpoint, if there
-        is one."""
+        """Return a trial from the cache of this process, else built and restored from its newest checkpoint."""
         runtime = self._state.trial_cache.take(member, self._state.directory)
         if runtime is None:
             runtime = build(self._state.task, member, self._state.device)
@@ -100,8 +95,7 @@ class ArrayMembers:
         return StepPlan.of(self._state.task, config, *self._state.sets.of(config)).epoch_steps
 
     def _report_unrecorded(self, runtime: TrialRuntime) -> None:
-        """Report the epochs of a checkpoint that the journal lacks. If none is missing and the target is reached,
-        repeat the last report."""
+        """Report the epochs of a checkpoint that the journal lacks, or the last one again at the target."""
         member = runtime.member
         missing = [r for r in runtime.reports if member.start < r.epoch <= member.target]
         if missing:
@@ -119,11 +113,7 @@ class ArrayMembers:
     def next_group(self, mixed_epochs: bool) -> list[TrialRuntime]:
         """Return the trials to train next as one array: all at the same step of their epochs.
 
-        Trials in the middle of an epoch come first. If trials at different epochs cannot train as one array, the trials
-        at the lowest epoch come first.
-
-        Args:
-            mixed_epochs: Whether trials at different epochs train as one array.
+        Trials in the middle of an epoch come first; without `mixed_epochs`, then those at the lowest epoch.
         """
 
         def sort_key(runtime: TrialRuntime) -> tuple[int, int]:
@@ -135,9 +125,7 @@ class ArrayMembers:
     def end_epoch(
         self, group: Sequence[TrialRuntime], metrics: Sequence[dict[str, float]], seconds: float
     ) -> list[Report]:
-        """End an epoch of these trials, and return their reports. Trials that reached their targets or failed leave the
-        array.
-        """
+        """End an epoch of these trials, and return their reports; trials at their targets or failed leave the array."""
         reports = []
         for runtime, values in zip(group, metrics, strict=True):
             failure = runtime.failure
@@ -190,8 +178,7 @@ class ArrayMembers:
                     self._state.trial_cache.put(runtime)
 
     def _save(self, runtime: TrialRuntime) -> None:
-        """Save a trial, unless it is marked as failed: restored from its last checkpoint, it fails again at the same
-        step."""
+        """Save a trial, unless it has failed: restored from its last checkpoint, it fails again at the same step."""
         if not runtime.failure:
             with during(Activity.CHECKPOINTS):
                 runtime.save(self._state.directory)

@@ -79,7 +79,6 @@ class ArrayTrainer:
     reached its target, when its loss is not finite, or by `leave`. Others join at the end of an epoch.
 
     Args:
-        array: Trials to train, each from its checkpoint or from its start.
         frozen_sources: Function that returns models of other arrays in this process. If a large frozen parameter of a
             new model equals the one of the same name in such a model, both share its memory.
         heartbeat: Function to call at each step and validation batch, and before each operation that may take long.
@@ -155,8 +154,7 @@ class ArrayTrainer:
 
     @property
     def pass_position(self) -> tuple[object, int] | None:
-        """Order of samples, as data seed and number of the pass, and position in it; None if samples are shared at any
-        position."""
+        """Data seed, number of the pass, and position in it; None if samples are shared at any position."""
         if not self._lockstep or not self._group or self._plan is None:
             return None
         lead, size = self._group[0], self._plan.settings.batch_size
@@ -167,7 +165,7 @@ class ArrayTrainer:
         return (lead.trial.data_seed, number), first * size
 
     def prepare(self) -> None:
-        """Do all work that precedes the next step. Call it while no lane takes a step.
+        """Do all work that precedes the next step, while no lane takes a step.
 
         The end of an epoch takes two calls: the first one validates, the second one admits trials and builds the array.
         """
@@ -255,9 +253,7 @@ class ArrayTrainer:
         yield False
 
     def _report_profile(self, stepper: Stepper) -> None:
-        """Report the profile of the structure with the measurements of the steps so far, if there are new ones, or why
-        its members cannot be one array.
-        """
+        """Report new measurements of the structure, or why its members cannot be one array."""
         profile = stepper.new_profile or self._profile
         note = refusal_note(stepper.runtimes[0].trial.number, stepper.refusal) if len(stepper.runtimes) > 1 else ""
         if profile is not None and (profile != self._profile or note != self._note):
@@ -265,8 +261,7 @@ class ArrayTrainer:
             self.events.append(Profiled(self._job, self.key, profile, note))
 
     def _train_steps(self, group: list[TrialRuntime], plan: StepPlan) -> Iterator[bool]:
-        """Take the remaining training steps of an epoch; yield as `_train_all`. `_group` holds the trials that have not
-        left."""
+        """Take the remaining training steps of an epoch with `_group`, the trials left; yield as `_train_all`."""
         steps, data_seed = plan.epoch_steps, group[0].trial.data_seed
         iterators = {runtime.epoch: plan.step_batches(runtime.epoch, runtime.step, data_seed) for runtime in group}
         if self._stepper is None and not self.position:
@@ -356,7 +351,6 @@ class ArrayTrainer:
         return self._stepper
 
     def _drop_stepper(self) -> None:
-        """Drop the stepper, but keep its measurements."""
         if self._stepper is not None:
             self._profile = self._stepper.new_profile or self._profile
             self._stepper = None

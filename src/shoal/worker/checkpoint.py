@@ -1,7 +1,7 @@
-"""Checkpoints of single trials: plain state dicts, written atomically, verified by checksum when read.
+"""Checkpoints of single trials: plain state dicts, written atomically, whose names contain a checksum.
 
-The name of a file contains its checksum. If the checksum differs from the content, the previous checkpoint is used; see
-`checkpoint_paths`. A checkpoint loads in plain PyTorch: `torch.load(path, weights_only=True)["model"]`.
+A checkpoint loads in plain PyTorch: `torch.load(path, weights_only=True)["model"]`. If one differs from its checksum,
+the previous one is used; see also `checkpoint_paths`.
 """
 
 import io
@@ -40,7 +40,6 @@ class Checkpoint:
     """State from which a trial continues.
 
     Args:
-        optimizer: State dict of the optimizer, or a list with one for each of several optimizers.
         scheduler: State dict of the LR scheduler, a list with one for each of several, or None.
         reports: Reports of all epochs so far; the journal may lack the last ones.
         average: Moving averages of parameters by name; empty if the task asks for none.
@@ -59,15 +58,7 @@ class Checkpoint:
 
 
 def save(directory: Path, checkpoint: Checkpoint) -> Path:
-    """Write a checkpoint, return its path, and delete all but the newest two checkpoints of the trial.
-
-    Args:
-        checkpoint: State to save. Its tensors may be views on any device; only their own elements are stored, on the
-            CPU.
-
-    Raises:
-        OSError: The disk is full or cannot be written; earlier checkpoints are intact.
-    """
+    """Write a checkpoint, return its path, and delete all but the newest two, which stay intact if it fails."""
     content = {
         "trial": checkpoint.trial,
         "epoch": checkpoint.epoch,
@@ -103,13 +94,7 @@ def save(directory: Path, checkpoint: Checkpoint) -> Path:
 
 
 def load_newest(directory: Path, trial: int, oldest: str = "") -> Checkpoint | None:
-    """Return the newest intact checkpoint of a trial, or None.
-
-    A network file system may show a file of another machine late, so there it is waited for.
-
-    Args:
-        oldest: Beginning of the name of a checkpoint that was written, as in `Report`; "" if none is known.
-    """
+    """Return a trial's newest intact checkpoint, or None; wait for `oldest` if a network file system hides it."""
     if oldest and not wait_for_checkpoint(directory, trial, oldest):
         _log.warning("checkpoint %s of trial %d is not visible here; an older one is used", oldest, trial)
     for path in checkpoint_files(directory, trial):
@@ -121,11 +106,7 @@ def load_newest(directory: Path, trial: int, oldest: str = "") -> Checkpoint | N
 
 
 def mismatch_message(what: str, checkpoint: Checkpoint, error: Exception) -> str:
-    """Return the error message for a model or an optimizer that does not fit the checkpoint of its own trial.
-
-    Args:
-        checkpoint: Checkpoint that does not fit.
-    """
+    """Return the error message for a model or an optimizer that does not fit the checkpoint of its own trial."""
     return (
         f"the {what} that the task makes now does not fit the checkpoint of trial {checkpoint.trial}, saved after "
         f"{checkpoint.epoch} epochs: {error}\nWas the task edited? Undo that, or start a new study. (A {what} that "
@@ -147,9 +128,7 @@ def _read(path: Path, trial: int) -> Checkpoint:
 
 
 class _ChecksumWriter:
-    """Writes to a file, and computes the checksum on the way, so that a checkpoint is never held in memory as a whole.
-
-    `torch.save` hides why a write failed, so the reason is kept for `check`."""
+    """Computes the checksum as it writes, without the checkpoint in memory; keeps a write's error for `check`."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self.checksum = 0

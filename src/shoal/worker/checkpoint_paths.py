@@ -58,11 +58,7 @@ def wait_for_checkpoint(
     seconds: float = VISIBLE_SECONDS,
     sleep: Callable[[float], None] = time.sleep,
 ) -> bool:
-    """Return whether a trial has a checkpoint that is not older than another one; wait on a network file system.
-
-    Args:
-        oldest: Beginning of the name of that other one, as of `checkpoint_stem`.
-    """
+    """Return whether a trial has a checkpoint not older than `oldest`, which a network file system may show late."""
     deadline = time.monotonic() + seconds
     while True:
         files = checkpoint_files(directory, trial)
@@ -87,14 +83,7 @@ def program_directory(directory: Path, trial: int) -> Path:
 
 
 def copy_checkpoint(directory: Path, trial: Trial) -> None:
-    """Copy the checkpoint of a trial's origin to the trial, unless it has checkpoints already.
-
-    The copy is a hard link if the file system supports it, so each trial may delete its file.
-
-    Raises:
-        CheckpointError: The origin has no checkpoint at the end of that epoch.
-        OSError: The disk is full or cannot be written.
-    """
+    """Copy, by a hard link if possible, the checkpoint of a trial's origin to the trial, unless it has checkpoints."""
     origin = trial.origin
     if origin is None or checkpoint_files(directory, trial.number) or program_checkpoints(directory, trial.number):
         return

@@ -9,10 +9,9 @@ __all__ = ["JobControl"]
 
 
 class JobControl:
-    """Requests of the engine to one job. The back end adds requests from any thread; the job polls them between steps.
+    """Requests of the engine to one job, added from any thread of the back end, polled between steps.
 
-    Args:
-        prompt: Whether the engine handles each event before the job continues, so that waiting for requests is useless.
+    If `prompt`, the engine handles each event before the job continues, so that waiting for requests is useless.
     """
 
     def __init__(self, prompt: bool = False) -> None:
@@ -38,11 +37,7 @@ class JobControl:
         self._requested.set()
 
     def beat(self, settled: bool) -> None:
-        """Record progress. Cheap: call it at every step, and before and after each operation that takes long.
-
-        Args:
-            settled: Whether the job only takes steps now, without loading, building or compiling.
-        """
+        """Record progress, cheaply; `settled` if the job only takes steps, without loading, building or compiling."""
         self.settled = settled
         self.beats += 1
 

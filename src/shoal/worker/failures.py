@@ -86,9 +86,7 @@ def describe(error: BaseException) -> tuple[Outcome, str]:
 
 
 def user_traceback(error: BaseException) -> str:
-    """Return the traceback of an exception as text.
-
-    Frames of this package before the last frame of the user are left out, unless all frames are of this package."""
+    """Return the traceback as text, without frames of this package before the user's last one, if there is one."""
     frame = error.__traceback__
     while frame is not None and _is_own_frame(frame):
         frame = frame.tb_next
@@ -98,8 +96,7 @@ def user_traceback(error: BaseException) -> str:
 
 
 def _user_frames(frames: Sequence[traceback.FrameSummary]) -> list[traceback.FrameSummary]:
-    """Return the frames without those of this package and of `torch.overrides`, except after the last frame of the
-    user."""
+    """Return the frames without those of this package and of `torch.overrides` before the user's last one."""
     ours = [frame.filename.startswith(_ROOT) or frame.filename.endswith(_OVERRIDES) for frame in frames]
     last = max((place for place, own in enumerate(ours) if not own), default=-1)
     return [frame for place, frame in enumerate(frames) if place > last or not ours[place]]

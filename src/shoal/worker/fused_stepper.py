@@ -43,16 +43,8 @@ _log = logging.getLogger("shoal.worker")
 class FusedStepper(Stepper):
     """Trains trials of one structure as one array, unless plain steps prove faster.
 
-    If the first step cannot be fused, it is rolled back and the trials train in plain PyTorch.
-
-    Args:
-        profile: Profile of the structure, or None.
-        compiling: Decides when the step is compiled; None: never.
-        fused_before: Whether trials of the structure have taken fused steps before, so the first step needs no
-            snapshot.
-
-    Raises:
-        FusionError: The trials cannot be an array.
+    If the first step cannot be fused, it is rolled back, unless such trials have `fused_before` and no snapshot is
+    needed; the trials then train in plain PyTorch.
     """
 
     def __init__(
@@ -74,7 +66,6 @@ class FusedStepper(Stepper):
         self._fuse()
 
     def _fuse(self) -> None:
-        """Make an array of the trials."""
         task, runtimes = self._task, self.runtimes
         self._plain: PlainStepper | None = None
         self._array = fuse([x.model for x in runtimes], [x.trial.seed for x in runtimes], strict=False)
@@ -210,8 +201,7 @@ class FusedStepper(Stepper):
 
     @contextmanager
     def _checked_draws(self, ticks: Sequence[int], mixed: bool = False) -> Iterator[None]:
-        """Seed the process-wide generators for a step, and refuse draws from them that should differ between
-        members."""
+        """Seed the process-wide generators for a step, and refuse draws that should differ between members."""
         lead = self.runtimes[0]
         with seeded([step_seed(lead.trial.data_seed, tick) for tick in ticks], lead.device):
             torch_draws = DrawDetector(lead.device) if len(self.runtimes) > 1 else None
@@ -248,17 +238,7 @@ class FusedStepper(Stepper):
 
 
 class CustomStep:
-    """Takes training steps of all members of an array at once by calling the task's own `step`.
-
-    `step` gets the array as its model, and for each optimizer an object that steps the optimizers of all members.
-
-    Args:
-        runtimes: Trials, in the order of the array.
-        task: Task that overrides `step`.
-
-    Raises:
-        FusionError: The trials' optimizers are nested differently, or cannot be fused.
-    """
+    """Takes steps of all members at once by the task's own `step`, with the array as its model and joint optimizers."""
 
     def __init__(self, array: ModelArray, runtimes: Sequence[TrialRuntime], task: Task) -> None:
         self._array = array
@@ -273,12 +253,7 @@ class CustomStep:
         )
 
     def __call__(self, batch: Any) -> Tensor:
-        """Take one step of every member; return the losses, [B], detached.
-
-        Raises:
-            FusionError: `step` reads a value that differs between members: a number, a setting of an optimizer, a value
-                of the config. The step is left incomplete.
-        """
+        """Take one step; return the losses, [B], detached. Values that differ between members are refused midway."""
         bypassed = events.bypasses
         config = () if self._config is None else (copy.deepcopy(self._config),)  # a step may change its copy
         try:
@@ -330,11 +305,7 @@ def make_stepper(
     The results of a trial and its random numbers do not depend on the other trials.
 
     Args:
-        profile: Profile of their structure, or None.
-        compiling: Decides when their step is compiled; None: never.
-        fused_before: See `FusedStepper`.
         plain: Whether to train in plain PyTorch, because a fused step of such trials was refused.
-        global_rng: See `PlainStepper`.
 
     Raises:
         MixedEpochsError: The trials are at different epochs and therefore cannot be an array.

@@ -48,13 +48,11 @@ class Lane(Protocol):
 
     @property
     def position(self) -> int:
-        """Number of samples that the lane has trained on, which grows with every step. In the first round of a
-        scheduler, lanes at the same position of an epoch must have equal values."""
+        """Number of samples trained on; in a scheduler's first round equal at the same position of an epoch."""
 
     @property
     def pass_position(self) -> tuple[object, int] | None:
-        """Key of the pass over the data, and number of samples taken from it, if the lane shares samples only with
-        lanes at the same position; else None."""
+        """Pass over the data and number of samples of it; None if samples are shared at any position."""
 
     @property
     def settled(self) -> bool:
@@ -63,30 +61,21 @@ class Lane(Protocol):
     def advance(self) -> bool:
         """Take one step; return False if it was the last one of an epoch, or if no step was ready.
 
-        On a GPU the step may run on a stream of its own, which is synchronised with the current stream before and after
-        the round. Within a round, lanes must synchronise tensors that they share.
+        On a GPU, lanes may have streams that are synchronised around a round; within it, they synchronise shared
+        tensors.
         """
 
 
 @dataclass(frozen=True)
 class LaneFailure:
-    """Failure of a lane whose step raised. Other lanes are not affected.
-
-    Args:
-        lane: Lane that raised; its step may be incomplete.
-        error: Exception that it raised. `SystemExit` is included; the caller decides how to handle it.
-    """
+    """The error of a lane, also `SystemExit`, whose step may be incomplete. Other lanes are not affected."""
 
     lane: Lane
     error: Exception | SystemExit
 
 
 class ScheduleSearch:
-    """Finds the fastest schedule for a set of lanes by timing each one in real training.
-
-    Args:
-        schedules: Schedules to choose from; of equally fast ones the first one wins.
-    """
+    """Finds the fastest schedule for a set of lanes, or the first of equally fast ones, in real training."""
 
     def __init__(self, schedules: Sequence[LaneSchedule], lanes: int) -> None:
         self._race: Race[LaneSchedule] = Race(schedules, RULES)
@@ -110,11 +99,7 @@ class ScheduleSearch:
         return self._race.next
 
     def record(self, seconds: float, taken: Sequence[int]) -> None:
-        """Record a round in the schedule `next`. Several rounds may add up to a probe.
-
-        Args:
-            taken: Number of samples that each lane has trained on in the round.
-        """
+        """Record a round in the schedule `next`, with the samples of each lane; several may add up to a probe."""
         self._seconds += seconds
         self._taken = [before + now for before, now in zip(self._taken, taken, strict=True)]
         if min(self._taken) > 0 and self._seconds >= PROBE_SECONDS:
@@ -140,9 +125,6 @@ class LaneScheduler:
     The result is kept for each set of lanes. While a lane is not settled, nothing is measured, and results for sets
     with this lane are dropped, since its step time changes. Lanes that need not stay in lockstep never try "steps",
     which gains nothing for them without streams.
-
-    Args:
-        clock: Clock in seconds.
     """
 
     def __init__(self, device: torch.device, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -166,23 +148,14 @@ class LaneScheduler:
 
     @property
     def round_samples(self) -> int:
-        """Samples of each lane in the next round. Within the round, lanes drift apart by at most this number plus one
-        step."""
+        """Samples of each lane in the next round; within it lanes drift apart by at most these and a step."""
         return self._round_samples
 
     def round(self, lanes: Sequence[Lane], interrupted: Callable[[], bool]) -> list[LaneFailure]:
-        """Train lanes for one round, which ends early if no lane has a step ready.
+        """Train lanes for a round, which ends early if none has a step ready; return the failed ones, to be dropped.
 
-        A lane that has no step ready or has raised gets no more steps in the round; the others continue. The progress
-        of a new lane is counted relative to lanes in the same pass over the data, so that it catches up with them. If
-        there are none, it starts with the progress of the lane furthest behind.
-
-        Args:
-            lanes: Lanes to train, in the same order each time.
-            interrupted: Function that is called after every step; the round ends if it returns True.
-
-        Returns:
-            The lanes that raised, in the state in which the error left them. The caller must drop them.
+        A lane that has no step ready or has raised gets no more steps in the round. A new lane counts its progress
+        relative to lanes in the same pass over the data, or from that of the lane furthest behind.
         """
         if not lanes:
             return []
@@ -238,8 +211,7 @@ class LaneScheduler:
         return lane.position - self._lanes[lane].start_position
 
     def _search_for(self, lanes: Sequence[Lane]) -> ScheduleSearch | None:
-        """Return the search for a set of lanes; None if one of them is not settled. All searches of such a lane are
-        dropped."""
+        """Return the search for a set of lanes; None, and all searches dropped, for those not settled."""
         if len(lanes) == 1:
             return ScheduleSearch(("turns",), 1)
         unsettled = {self._lanes[lane].number for lane in lanes if not lane.settled}
@@ -280,7 +252,6 @@ class LaneScheduler:
         interrupted: Callable[[], bool],
         failures: list[LaneFailure],
     ) -> bool:
-        """Step the lane furthest behind until all lanes have reached the goal."""
         waiting = [lane for lane in lanes if self._progress(lane) < goal]
         while waiting:
             lane = min(waiting, key=self._progress)

@@ -25,13 +25,8 @@ lower."""
 class LossTracker:
     """Collects losses on the device, and reads several at once, since each read waits for the device.
 
-    A read sets `TrialRuntime.failure` of trials with a loss that is not finite; with a loss scale, only if the step was
-    not skipped. A loss scale below 2**`MIN_SCALE_EXPONENT` is a failure, too. The next report contains a summary of the
-    losses.
-
-    Args:
-        job: Id of the job, for the reports.
-        check: Whether to look for trials that fail.
+    With `check`, a read sets the failure of trials with a loss that is not finite, unless their loss scale skipped the
+    step, and of those with a scale below 2**`MIN_SCALE_EXPONENT`. The next report contains a summary of the losses.
     """
 
     def __init__(self, job: str, events: list[Event], check: bool = True) -> None:

@@ -18,8 +18,8 @@ REPORTED_GROWTH = 1.05
 class MemoryTracker:
     """Tracks the peak memory of this process while it trains.
 
-    On a GPU it is the peak of the memory that torch has reserved, as in a profile. On a CPU it is the maximum of the
-    resident set over all calls of `sample`, without memory shared with the parent process.
+    On a GPU it is what torch has reserved. On a CPU it is the maximum of the resident set over all calls of `sample`,
+    without memory shared with the parent process.
     """
 
     def __init__(self, job: str, device: torch.device) -> None:
@@ -32,11 +32,7 @@ class MemoryTracker:
             torch.cuda.reset_peak_memory_stats(device)
 
     def sample(self, arrays: Iterable[tuple[FusionKey, int]]) -> None:
-        """Measure the memory of the process.
-
-        Args:
-            arrays: Key and number of members of each array in training.
-        """
+        """Measure the memory with these arrays in training, as keys and numbers of members."""
         for key, members in arrays:
             self._members[key] = max(self._members.get(key, 0), members)
         if self._device.type == "cuda":

@@ -71,9 +71,7 @@ class MetricMeans:
 
 
 class ValidationMetrics:
-    """Metrics of several trials over a validation set: means over its samples, and the results of the task's
-    `evaluate`.
-    """
+    """Metrics of several trials: means over the samples of a set, and the results of the task's `evaluate`."""
 
     def __init__(self, task: Task, runtimes: Sequence[TrialRuntime]) -> None:
         self._task = task
@@ -96,11 +94,7 @@ class ValidationMetrics:
                 kept.append(pytree.tree_map_only(Tensor, lambda tensor: tensor.detach().cpu(), outputs))
 
     def per_trial(self) -> list[dict[str, float]]:
-        """Return the metrics of each trial.
-
-        Raises:
-            TaskError: `evaluate` does not return a mapping of names to numbers, or returns a name of `metrics`.
-        """
+        """Return the metrics of each trial."""
         means = self._means.per_trial()
         for values, outputs, runtime in zip(means, self._outputs, self._runtimes, strict=True):
             if outputs and not runtime.failure:  # few metrics accept the NaNs of a failed trial
@@ -117,14 +111,7 @@ class ValidationMetrics:
 
 
 def task_loss(task: Task, precision: Precision, model: nn.Module, batch: Any) -> Tensor:
-    """Return the task's loss for a batch.
-
-    Args:
-        precision: Function that returns a context to run the model in.
-
-    Raises:
-        TaskError: The loss is not a real scalar.
-    """
+    """Return the task's loss for a batch, a real scalar."""
     with precision():
         loss: Tensor = call(task, "loss", model, batch)
     check_scalar("loss", loss)
@@ -132,13 +119,7 @@ def task_loss(task: Task, precision: Precision, model: nn.Module, batch: Any) ->
 
 
 def validation_values(task: Task, precision: Precision, model: nn.Module, batch: Any) -> tuple[dict[str, Any], Any]:
-    """Return loss and metrics of a validation batch, and the task's `outputs`, for a model or an array of models.
-
-    Args: See `task_loss`.
-
-    Raises:
-        TaskError: The task's `metrics` does not return a mapping of names to numbers, or returns the name of the loss.
-    """
+    """Return loss and metrics of a validation batch, and the task's `outputs`, for a model or an array of models."""
     with memoized(model), precision():
         loss = task_loss(task, precision, model, batch)
         metrics = call(task, "metrics", model, batch)
@@ -150,7 +131,6 @@ def validation_values(task: Task, precision: Precision, model: nn.Module, batch:
 
 
 def _member_slice(b: int, column: Tensor) -> Tensor:
-    """Return the part of member b of a tensor [B, ...], on the CPU."""
     return column[b].detach().cpu()
 
 
@@ -174,8 +154,7 @@ def _check_metrics(method: str, metrics: Any) -> None:
 
 
 def _as_float64(value: Any) -> Any:
-    """Convert a Python number to a float64 tensor, since torch's default dtype would lose digits; return tensors
-    unchanged."""
+    """Convert a Python number to float64, since torch's default dtype would lose digits; keep tensors."""
     return torch.tensor(float(value), dtype=torch.float64) if is_number(value) else value
 
 
@@ -185,11 +164,7 @@ _VersionedLeaves = list[tuple[Any, int]]
 
 @contextmanager
 def memoized(model: nn.Module) -> Iterator[None]:
-    """Cache the outputs of a model by its input objects within the context.
-
-    This is for evaluation without gradients. A cached result is not used if inputs or outputs were changed in place
-    since.
-    """
+    """Cache a model's outputs for evaluation without gradients, while inputs and outputs are not changed in place."""
     own = vars(model)
     before, forward = own.get("forward"), model.forward
     calls: list[tuple[_VersionedLeaves, _VersionedLeaves, Any]] = []

@@ -23,9 +23,8 @@ again."""
 def postpone_compiler() -> None:
     """Patch optimizers so that they do not import `torch._dynamo`, which takes as long as the import of torch.
 
-    At the first call of an optimizer's method, torch imports `torch._dynamo` only to exclude the method from tracing
-    and to break the graph in `step`. Both are needed only once other code has imported it; from then on torch's own
-    methods run.
+    Torch imports it at an optimizer's first call only to exclude the methods from tracing. Once other code has imported
+    it, torch's own methods run.
     """
     for method in vars(Optimizer).values():
         if getattr(method, "__globals__", None) is vars(torch._compile) and not hasattr(

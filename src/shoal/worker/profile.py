@@ -80,13 +80,9 @@ def measure(
 ) -> Profile:
     """Train members of an array for a few steps at each of `SIZES`, in turns, and return the profile.
 
-    Sizes are left out if measuring them would cost a large part of the time that they could save.
-
-    Args:
-        sets: Data sets of the task, on `device`.
-        memory: Bytes of the device. Sizes are left out if all sizes together would take more than half of it.
-        free_seconds: Seconds that may always be used for measuring sizes.
-        on_note: Function that is called with the reason if the members cannot be one array.
+    Sizes are left out if measuring them would cost a large part of the time that they could save, beyond the
+    `free_seconds`, or if all sizes together would take more than half of the device's `memory` in bytes. `on_note` gets
+    the reason if the members cannot be one array.
     """
     train, valid = sets.of(array.members[0].trial.config)
     bench = _ArrayBenchmark(task, train, valid, array, device)
@@ -128,8 +124,6 @@ def measure(
 
 @dataclass(frozen=True)
 class _ArrayBenchmark:
-    """Builds steppers and batches for the members of an array."""
-
     task: Task
     train: Batches
     valid: Batches
@@ -159,7 +153,6 @@ class _ArrayBenchmark:
         return islice(chain.from_iterable(iterators), BATCH_COUNT)
 
     def time_build(self) -> float:
-        """Return the seconds to build one member."""
         began = time.perf_counter()
         self.stepper(1)
         return time.perf_counter() - began
@@ -184,9 +177,7 @@ class _ArrayBenchmark:
 
 @dataclass(frozen=True)
 class _Iteration:
-    """An iteration of training: a step, and the fetching of a batch where each epoch fetches its samples anew.
-
-    HyperSack averages the use of a device over iterations (Sampler). A GPU computes while samples are fetched."""
+    """A step and the fetching of its batch, over which the use of a device is averaged (HyperSack, Sampler)."""
 
     fetch_seconds: float
     busy: float
@@ -209,8 +200,6 @@ class _Iteration:
 
 @dataclass(frozen=True)
 class _StepTimes:
-    """Measurements of steps at several sizes."""
-
     seconds: dict[int, float]
     gains: dict[int, float]
     build_seconds: float
@@ -223,9 +212,7 @@ class _StepTimes:
 
 
 def _time_sizes(bench: _ArrayBenchmark, first: Any, base: int, memory: int, free_seconds: float) -> _StepTimes:
-    """Time steps of a single member, of several together, and of a single member for each other class of optimizer.
-
-    All steppers are freed at the end, so that the next ones can use the memory."""
+    """Time steps of a single member, of several, and of one for each other class of optimizer; then free memory."""
     began = time.perf_counter()
     single = _TimedSteps(bench.stepper(1), [first])
     build_seconds = time.perf_counter() - began
@@ -278,8 +265,6 @@ def _time_sizes(bench: _ArrayBenchmark, first: Any, base: int, memory: int, free
 
 @dataclass
 class _MeasuringBudget:
-    """Time and memory left for measuring."""
-
     price: float
     member: int
     seconds: float
@@ -300,8 +285,6 @@ class _MeasuringBudget:
 
 @dataclass
 class _TimedSteps:
-    """Takes steps and times them."""
-
     stepper: Stepper
     batches: Sequence[Any]
     taken: int = 0
@@ -324,9 +307,7 @@ def _single_members(
     budget: _MeasuringBudget,
     batches: Sequence[Any],
 ) -> dict[type, _TimedSteps]:
-    """Return a single member for each class of optimizer but one.
-
-    So a slow optimizer does not count as a cost of training members together."""
+    """Return a single member per other class of optimizer, so that slow ones are no cost of training together."""
     others = {}
     for other, member in {type(runtime.optimizer): runtime.member for runtime in together}.items():
         if other is not optimizer_class and budget.spend(1):
@@ -335,7 +316,6 @@ def _single_members(
 
 
 def _step_seconds(stepper: Stepper, batches: Sequence[Any], tick: int) -> float:
-    """Return the seconds of one step with a batch for each member."""
     device = stepper.runtimes[0].device
     synchronize(device)
     began = time.perf_counter()
@@ -367,7 +347,6 @@ def _memory_used(device: torch.device) -> int:
 
 
 def _model_bytes(stepper: Stepper) -> int:
-    """Return the bytes of the first model's parameters and buffers."""
     model = stepper.runtimes[0].model
     return sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
 
@@ -386,8 +365,9 @@ def _counts_load(device: torch.device) -> bool:
 def _utilisation(device: torch.device, cores: float, loads: Sequence[float]) -> float:
     """Return the fraction of the device in use, averaged over the timed steps (HyperSack, Sampler).
 
-    On a GPU it is NVML's fraction of time with any kernel running, an upper bound. NVML has no value for MIG instances,
-    which count as fully used."""
+    On a GPU it is NVML's fraction of time with any kernel, an upper bound; MIG instances, without a value, count as
+    full.
+    """
     if device.type == "cuda":
         return min(1.0, max(0.01, fmean(loads))) if loads else 1.0
     return min(1.0, max(0.01, cores / torch.get_num_threads()))

@@ -56,11 +56,8 @@ _log = logging.getLogger("shoal.worker")
 class Trainer:
     """Trains the arrays of a job, each a lane that takes turns with the others.
 
-    Requests are handled between two steps: trials leave, join, or get a signature. A lane that raises is dropped, and
-    the others continue. If the last lane raises, the job fails.
-
-    Args:
-        control: Requests to the job, polled after every step. On a request to stop, all trials are saved.
+    Requests are handled between two steps: trials leave, join, get a signature, or are saved at a stop. A lane that
+    raises is dropped; if the last one raises, the job fails.
     """
 
     def __init__(
@@ -88,8 +85,8 @@ class Trainer:
     def run(self) -> Iterator[Event]:
         """Train; yield the reports of the trials, with one event for trials that end an epoch together.
 
-        A trial that reaches its target is saved before it is reported as PAUSED. If the job runs out of memory, its
-        memory is reported before the exception is raised.
+        A trial at its target is saved before it is reported as PAUSED; without memory, the memory is reported before
+        the error.
         """
         try:
             yield from self._train()
@@ -149,7 +146,6 @@ class Trainer:
         return self._save_due()
 
     def _handle_requests(self) -> Iterator[Event]:
-        """Handle requests: trials leave, join, or get a signature."""
         for change in self._control.changes():
             if change.team is not None:
                 yield from self._allow_helpers(change.team)
@@ -188,22 +184,18 @@ class Trainer:
         return ArrayTrainer(self._job.id, array, self._worker_state, self._frozen_sources, self._heartbeat)
 
     def _heartbeat(self) -> None:
-        """Send a heartbeat. It says whether lanes only take steps, so that the next step is expected to take as long as
-        the last."""
+        """Send a heartbeat, and whether lanes only take steps, so that the next should be as long as the last."""
         self._control.beat(all(lane.steady for lane in self._lanes))
 
     def _frozen_sources(self) -> list[nn.Module]:
-        """Return one model of each array."""
         return [model for lane in self._lanes for model in lane.models[:1]]
 
     def _memory_events(self) -> Iterator[Event]:
-        """Yield the peak memory of the job, if it has grown."""
         self._memory_tracker.sample((lane.key, len(lane.models)) for lane in self._lanes)
         if (news := self._memory_tracker.new_peak()) is not None:
             yield news
 
     def _events(self) -> Iterator[Event]:
-        """Yield the events of all lanes."""
         if any(lane.events for lane in self._lanes):
             yield from self._memory_events()
         for lane in self._lanes:
@@ -213,7 +205,6 @@ class Trainer:
                 yield self._array_failed(*lane.failures.pop(0))
 
     def _round(self) -> tuple[list[LaneFailure], list[Event]]:
-        """Let lanes take turns for one round."""
         lanes = [lane for lane in self._lanes if lane.ready]
         for lane in self._lanes:
             lane.team = self._team if len(self._lanes) == 1 else None
@@ -243,7 +234,6 @@ class Trainer:
                     return
 
     def _drop_lane(self, failure: LaneFailure) -> Event:
-        """Drop a lane that raised."""
         (failed,) = [mine for mine in self._lanes if mine is failure.lane]
         error = failure.error
         self._lanes.remove(failed)
@@ -259,7 +249,6 @@ class Trainer:
         return ArrayFailed(self._job.id, trials, outcome, message)
 
     def _free_memory(self) -> None:
-        """Free the device memory of lanes that have ended."""
         before, self._lane_count = self._lane_count, len(self._lanes)
         if self._lane_count < before:
             release_cached_memory(self._worker_state.device)
@@ -301,17 +290,7 @@ def run(job: Job, device: Device, worker_context: WorkerContext, control: JobCon
 
 
 def retrain(task: bytes, trial: Trial, epochs: int, device: Device) -> list[Report]:
-    """Train one trial from its start, alone, in this process, with checkpoints in a temporary directory.
-
-    Args:
-        epochs: Number of epochs. There are fewer reports if the loss becomes infinite or NaN before.
-
-    Returns:
-        The reports of the trial.
-
-    Raises:
-        Exception: Whatever the user's methods raise.
-    """
+    """Train one trial alone in this process from its start, up to a loss that is not finite; return its reports."""
     array = Array(FusionKey(f"trial {trial.number}", "", 1, trial.data_seed), (Member(trial, 0, epochs),))
     with TemporaryFolder() as folder:
         events = run(Job("rerun", (array,)), device, WorkerContext(folder.path, task), JobControl(prompt=True))

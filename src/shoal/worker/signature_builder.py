@@ -32,8 +32,8 @@ _log = logging.getLogger("shoal.worker")
 class SignatureBuilder:
     """Finds the `FusionKey` of each trial.
 
-    Models are built on the meta device, without memory or computation, once for all configs that agree in the values
-    that `model` reads. A model that needs real tensors is built on the CPU.
+    Models are built on the meta device, once for all configs that agree in the values that `model` reads. A model that
+    needs real tensors is built on the CPU.
     """
 
     def __init__(self, task: Task, sets: DataSets) -> None:
@@ -44,16 +44,11 @@ class SignatureBuilder:
         self._unread: frozenset[str] | None = None  # names that no trial so far has read; None: no trial so far
 
     def find_keys(self, trials: Sequence[Trial], load: bool = True) -> tuple[dict[int, FusionKey], dict[int, str], str]:
-        """Find the keys of trials.
+        """Find the keys of trials; if not `load`, only of those whose data sets are loaded.
 
-        A trial whose methods raise or return invalid values gets a unique key, and raises again when it trains.
-
-        Args:
-            load: Whether to load data sets. If not, trials whose data sets are not loaded get no key.
-
-        Returns:
-            Trial number -> key. Number of each trial that raised -> the error, in a line. A note on unusual parameters
-            or unread names, or "".
+        A trial whose methods raise or return invalid values gets a unique key, and raises again when it trains. Returns
+        trial number -> key; number of each trial that raised -> the error, in a line; and a note on unusual parameters
+        or unread names, or "".
         """
         keys: dict[int, FusionKey] = {}
         raised: dict[int, str] = {}
@@ -73,12 +68,7 @@ class SignatureBuilder:
         return keys, raised, self._note or self._unread_note()
 
     def key(self, trial: Trial) -> FusionKey:
-        """Return the key of one trial.
-
-        Raises:
-            TaskError: A method of the task returns an invalid value.
-            Exception: Whatever the user's methods raise.
-        """
+        """Return the key of one trial."""
         train, valid = self._sets.of(trial.config)
         settings = StepSettings.of(self._task, trial.config, train.batch_size, valid.batch_size)
         with torch.random.fork_rng(devices=[]):
@@ -160,10 +150,7 @@ class SignatureBuilder:
 
 
 class WithoutValues(TorchFunctionMode):
-    """Skip the initialization of tensors on the meta device, which have no values.
-
-    Torch runs some of these functions by Python references, whose import takes as long as that of torch itself.
-    """
+    """Skip initialization on the meta device, for which torch may import references as slow as torch itself."""
 
     _FILLS = frozenset(
         getattr(torch.Tensor, f"{name}_")

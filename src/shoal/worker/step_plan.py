@@ -25,9 +25,6 @@ class StepPlan:
     A step takes `settings.accumulate` batches; the last step of a pass may take fewer. An epoch is one pass, or
     `settings.steps_per_epoch` steps, and may then end in the middle of a pass. An iterable training set without a
     length is a single endless pass.
-
-    Args:
-        weigh: `Task._weigh` of the task, which assigns weights to the batches of a step.
     """
 
     settings: StepSettings
@@ -36,11 +33,7 @@ class StepPlan:
 
     @classmethod
     def of(cls, task: Task, config: Config, train: Batches, valid: Batches) -> "StepPlan":
-        """Return the plan of a config.
-
-        Raises:
-            TaskError: A method of the task returns an invalid value, or the end of an epoch is unknown.
-        """
+        """Return the plan of a config."""
         settings = StepSettings.of(task, config, train.batch_size, valid.batch_size)
         if train.endless and settings.steps_per_epoch is None:
             raise TaskError(

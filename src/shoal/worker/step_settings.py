@@ -24,14 +24,7 @@ _DTYPES = {"32": None, "bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
 
 @dataclass(frozen=True)
 class StepSettings:
-    """Settings of training steps and validation that a task returns for one config.
-
-    Args:
-        max_norm: Maximum norm of the gradients, or None.
-        precision: "32", "bf16-mixed" or "16-mixed".
-        ema_decay: Decay of the moving average of the weights, or None.
-        steps_per_epoch: Number of training steps of an epoch, or None for one pass over the training set.
-    """
+    """Settings of training steps and validation that a task returns for one config; None for what it does not use."""
 
     batch_size: int
     eval_batch_size: int
@@ -43,16 +36,9 @@ class StepSettings:
 
     @classmethod
     def of(cls, task: Task, config: Config, train: int | None = None, valid: int | None = None) -> "StepSettings":
-        """Return the settings of a config.
+        """Return the settings of a config, checked against the loaders' batch sizes.
 
-        Args:
-            train: Batch size of the training `DataLoader` that the task's `data` returned, or None.
-            valid: Batch size of the validation `DataLoader`, or None.
-
-        Raises:
-            TaskError: The task and a loader disagree about a batch size, or a method of the task returns an invalid
-                value. Or the task overrides `step`, which does its own accumulation, clipping and autocasting, and one
-                of these methods does not return its default.
+        A task that overrides `step` does its own accumulation, clipping and autocasting, so these stay defaults.
         """
         precision = call(task, "precision", config=config)
         if not isinstance(precision, str) or precision not in _DTYPES:
@@ -97,15 +83,7 @@ class StepSettings:
 
 
 def batch_size(task: Task, config: Config, loader: int | None = None) -> int:
-    """Return the number of samples per batch of a config.
-
-    Args:
-        loader: Batch size of the training `DataLoader` that the task's `data` returned, or None.
-
-    Raises:
-        TaskError: The task's `batch_size` does not return a positive integer, or differs from the batch size of the
-            loader.
-    """
+    """Return the batch size of a config, with which a `DataLoader` for training must agree."""
     if loader is not None and "batch_size" in config and not _overrides(task, "batch_size"):
         return _check_equal(
             _positive_int(task, "batch_size", config), loader, 'the config\'s "batch_size" is', "batch_size"

@@ -26,11 +26,7 @@ __all__ = ["MixedEpochsError", "PlainStepper", "StepRefusedError", "Stepper", "T
 
 
 class MixedEpochsError(Exception):
-    """Trials at different epochs cannot be one array.
-
-    Args:
-        corrupted: Whether a step with wrong results was taken before this was detected; if not, nothing has changed.
-    """
+    """Trials at different epochs cannot be one array; if `corrupted`, a step with wrong results was taken before."""
 
     def __init__(self, reason: object, corrupted: bool = False) -> None:
         super().__init__(str(reason))
@@ -38,12 +34,9 @@ class MixedEpochsError(Exception):
 
 
 class StepRefusedError(Exception):
-    """A step did something that this stepper does not support, and is left incomplete.
+    """A step did what this stepper does not support; the trials go on from their checkpoints in plain PyTorch.
 
-    The trials restart from their checkpoints and train in plain PyTorch from there.
-
-    Args:
-        trial: Number of the trial, if it cannot draw its own random numbers even when it trains alone; else None.
+    It names the trial if that cannot draw its own random numbers even when it trains alone.
     """
 
     def __init__(self, reason: str, trial: int | None = None) -> None:
@@ -52,11 +45,7 @@ class StepRefusedError(Exception):
 
 
 def refusal_note(trial: int, refusal: str) -> str:
-    """Return the line for the user about trials that cannot be an array; "" if there is no reason why they could not.
-
-    Args:
-        refusal: `Stepper.refusal`.
-    """
+    """Return the line for the user about trials that cannot be an array by `Stepper.refusal`; "" without a reason."""
     return refusal and f"trial {trial}: its structure cannot be one array, and trains in plain PyTorch: {refusal}"
 
 
@@ -119,11 +108,6 @@ class Stepper(ABC):
     def team_step(self, gradients: "TeamGradients", batches: Sequence[Any], ticks: Sequence[int]) -> Tensor | None:
         """As `train_step`, but helpers compute a part of the gradients, for steppers that are not `indivisible`.
 
-        Args:
-            gradients: See `TeamGradients`.
-            batches: As for `train_step`.
-            ticks: As for `train_step`.
-
         Returns:
             The losses, shape [B]; None, with nothing changed, if the step must be taken without helpers.
         """
@@ -147,7 +131,6 @@ class PlainStepper(Stepper):
     Args:
         global_rng: Numbers of trials that draw from the process-wide generators, seeded with the trial's seed, since
             their models cannot draw the random numbers of an array (dropout under `torch.utils.checkpoint`).
-        check_draws: Whether the random draws of each run are checked; else only those of the first few.
         keep_shared: Whether large frozen parameters stay in memory that other trials use. It requires that the trials
             did not change them as an array.
     """
@@ -240,10 +223,7 @@ class _PlainTrial:
         return found
 
     def _call_seeded(self, fn: Any, tick: int, batch: Any, reseeded: bool = True) -> Any:
-        """Call a function of the model and a batch with the random numbers of a tick.
-
-        With `reseeded`, the process-wide generators are seeded first. Within a step they continue, as in an array.
-        """
+        """Call a function of model and batch with the random numbers of a tick; within a step they continue."""
         trial, model = self._runtime.trial, self._runtime.model
         if self._run is None:
             seed_all(step_seed(trial.seed, tick), self._runtime.device)

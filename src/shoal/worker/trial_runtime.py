@@ -53,13 +53,11 @@ class TrialRuntime:
     """State of a trial in training.
 
     Args:
-        member: Trial, and the epoch at which it stops.
         optimizer: Optimizer of the task; several in a list, tuple or dict, if the task has its own `step`.
         scheduler: LR scheduler of the task, several as for the optimizer, or None.
         by_step: Whether schedulers step after each training step instead of after each epoch.
         failure: Reason for which the trial fails at the end of its epoch, or "".
         average: Moving averages of the trained parameters by name; empty before the first step, or without `Task.ema`.
-        loss_scale: Loss scale, or None if the precision needs none.
     """
 
     member: Member
@@ -147,12 +145,8 @@ class TrialRuntime:
     def restore(self, directory: Path, epoch_steps: int) -> None:
         """Restore the newest checkpoint, if there is one.
 
-        From a checkpoint of another trial, weights and optimizer state are restored. Optimizer settings stay those of
-        this trial, and its LR scheduler takes as many steps as it would have taken until this epoch.
-
-        Raises:
-            UnusableTaskError: The model or the optimizer does not fit the trial's own checkpoint.
-            CheckpointError: The trial begins with the checkpoint of another one, and none is there.
+        From a checkpoint of another trial, which must be there, weights and optimizer state are restored. Settings stay
+        those of this trial, and its LR scheduler takes as many steps as it would have taken until this epoch.
         """
         state = load_newest(directory, self.trial.number, self.member.checkpoint)
         if state is None:
@@ -194,11 +188,7 @@ class TrialRuntime:
 
 
 def build(task: Task, member: Member, device: torch.device) -> TrialRuntime:
-    """Build a trial at its start: seed all generators with its seed, and call the task's methods.
-
-    Raises:
-        TaskError: A method of the task returns an invalid value.
-    """
+    """Build a trial at its start: seed all generators with its seed, and call the task's methods."""
     check_interval(task)
     config = member.trial.config
     settings = StepSettings.of(task, config)
@@ -233,14 +223,7 @@ def _check_not_float16(model: nn.Module) -> None:
 
 
 def trained_model(task: bytes, trial: Trial, directory: Path) -> nn.Module:
-    """Return the trained model of a trial, from its newest checkpoint, on the CPU and in evaluation mode.
-
-    Averaged parameters (`Task.ema`) replace the trained ones.
-
-    Raises:
-        CheckpointError: The trial has no intact checkpoint.
-        UnusableTaskError: The task cannot be loaded, or its model does not fit the checkpoint.
-    """
+    """Return a trial's model from its newest checkpoint, on the CPU in evaluation mode, averaged by `Task.ema`."""
     checkpoint = load_newest(directory, trial.number)
     if checkpoint is None:
         raise CheckpointError(f"trial {trial.number} has no intact checkpoint below {directory / 'checkpoints'}")
@@ -262,14 +245,7 @@ def trained_model(task: bytes, trial: Trial, directory: Path) -> nn.Module:
 
 
 def check_model(returned: Any) -> nn.Module:
-    """Check the model that the task's `model` returned, and return it.
-
-    Trials may share frozen parameters, such as those of a backbone that the task holds.
-
-    Raises:
-        TaskError: The value is not a module, or shares trainable parameters or running statistics with a module that
-            was returned before.
-    """
+    """Return a model that the task's `model` returned, which shares nothing but frozen parameters with earlier ones."""
     model: nn.Module = _checked("model", returned, nn.Module)
     changing = {
         **{path: each for path, each in model.named_parameters() if each.requires_grad},
@@ -290,12 +266,7 @@ def check_model(returned: Any) -> nn.Module:
 
 
 def check_optimizer(task: Task, optimizer: Any) -> Any:
-    """Check the optimizer or optimizers that the task's `optimizer` returned, and return the value.
-
-    Raises:
-        TaskError: The value is not an optimizer. Or the task does not override `step`, and there are several optimizers
-            or the one needs a closure.
-    """
+    """Return the optimizer or, for a task with its own `step`, the several ones that `optimizer` returned."""
     if isinstance(optimizer, (list, tuple, dict)) and optimizer:
         if type(task).step is Task.step:
             raise TaskError("the task's `optimizer` returns several; override `step` to say what each of them does")
@@ -317,8 +288,7 @@ def optimizers_in(optimizer: Any) -> list[Optimizer]:
 
 
 def parameter_warning(model: nn.Module, optimizers: Iterable[Optimizer]) -> str:
-    """Return a warning about parameters that optimizers train but the model lacks, and about unfrozen parameters of the
-    model that no optimizer trains; "" if there are none."""
+    """Return a warning about optimized parameters that the model lacks, and unfrozen ones not optimized, or ""."""
     trained = {id(each): each for one in optimizers for group in one.param_groups for each in group["params"]}
     own = dict(model.named_parameters())
     known = set(map(id, own.values()))
@@ -339,14 +309,12 @@ def parameter_warning(model: nn.Module, optimizers: Iterable[Optimizer]) -> str:
 
 
 def _list_names(names: Sequence[str]) -> str:
-    """List the first names, and the number of the others."""
     more = [f"{len(names) - _MAX_NAMES} more"] if len(names) > _MAX_NAMES else []
     return ", ".join([*names[:_MAX_NAMES], *more])
 
 
 def sort_by_optimizer(runtimes: Iterable[TrialRuntime]) -> list[TrialRuntime]:
-    """Sort trials for an array: trials with the same class of optimizer are neighbours, so that one call updates their
-    parameters."""
+    """Sort trials by their class of optimizer, so that one call updates the parameters of neighbours."""
     return sorted(runtimes, key=lambda runtime: [str(type(one)) for one in optimizers_in(runtime.optimizer)])
 
 
@@ -364,11 +332,7 @@ def _checked(method: str, value: Any, kind: type) -> Any:
 
 
 def check_scalar(name: str, value: Any, axes: int = 0) -> None:
-    """Check that a loss or metric is a real scalar.
-
-    Raises:
-        TaskError: The value is not a tensor, has further axes, or is complex.
-    """
+    """Check that a loss or metric is a real scalar."""
     if not isinstance(value, Tensor) or value.dim() != axes or value.is_complex():
         got = f"{value.dtype} of shape {tuple(value.shape[axes:])}" if isinstance(value, Tensor) else _describe(value)
         raise TaskError(f"the task's {name!r} must be a real scalar tensor, got {got}; take its mean over the batch")
@@ -387,7 +351,6 @@ def _state(owner: Any) -> Any:
 
 
 def _same_shapes(model: Mapping[str, Any], saved: Mapping[str, Any]) -> bool:
-    """Return whether two state dicts have equal names and shapes."""
     return model.keys() == saved.keys() and all(
         getattr(value, "shape", None) == getattr(saved[name], "shape", None) for name, value in model.items()
     )

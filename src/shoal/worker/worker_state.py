@@ -23,8 +23,6 @@ for small models, which take as long to load as to train. Larger models are rest
 
 @dataclass(frozen=True)
 class _CachedTrial:
-    """Cached trial, with its tensors, their original devices, and their bytes."""
-
     runtime: TrialRuntime
     devices: tuple[tuple[Tensor, torch.device], ...]
     bytes: int
@@ -81,13 +79,7 @@ class TrialCache:
 
 @dataclass(frozen=True)
 class WorkerState:
-    """State that all arrays of a process share.
-
-    Args:
-        sets: Data sets of the task, on `device`.
-        plain_keys: Keys whose members train in plain PyTorch; see `make_stepper`.
-        global_rng: Numbers of trials that draw from the process-wide generators; see `PlainStepper`.
-    """
+    """State that all arrays of a process share; `plain_keys` is for `make_stepper`, `global_rng` for `PlainStepper`."""
 
     task: Task
     sets: DataSets

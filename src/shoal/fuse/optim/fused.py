@@ -134,7 +134,6 @@ class FusedOptimizer:
         return not all(map(is_, self._all_params(), self._order))
 
     def _all_params(self) -> Iterator[Tensor]:
-        """Parameters of all members, in the order of their groups."""
         return chain.from_iterable(group["params"] for member in self.members for group in member.param_groups)
 
     def _sizes(self) -> list[int]:
@@ -210,8 +209,7 @@ def _make_units(
     lowering: Lowering | None,
     skipped: Collection[int],
 ) -> list[ParamGroupBatch | MemberLoop]:
-    """Divide the members into runs whose optimizers differ only in hyper-parameters; make one batch per run
-    and group."""
+    """Divide the members into runs whose optimizers differ only in hyper-parameters; one batch per run and group."""
     units: list[ParamGroupBatch | MemberLoop] = []
     shared = [[tuple(i for i in group if stacked_params[i].member is None) for group in mine] for mine in groups]
     layouts = [_rules(b, member, mine) for b, (member, mine) in enumerate(zip(members, shared, strict=True))]
@@ -253,7 +251,6 @@ def _param_indices(
 
 
 def _index_of(found: tuple[int, str, int | None] | None, b: int, group: int, position: int) -> int | None:
-    """Index of the stacked parameter of a parameter in a group of member b; None for a frozen parameter."""
     if found is None:
         raise FusionError(
             f"the optimizer of member {b} updates a tensor that is not a parameter of its model (parameter "

@@ -25,9 +25,7 @@ class _KernelArguments:
 
 
 class KernelCalls:
-    """Updates parameters by torch's fused kernels, one call per run of members with equal hyper-parameters and step
-    counts.
-    """
+    """Updates parameters by torch's fused kernels, one call per run of members with equal settings and step counts."""
 
     def __init__(self, rule: KernelRule, parts: Sequence[ParamState]) -> None:
         self._rule = rule
@@ -86,8 +84,6 @@ _Place = tuple[int, slice, slice]
 
 @dataclass(eq=False)
 class _Chunk:
-    """Parameters, or pieces of parameters, that are updated together."""
-
     places: list[_Place]
     params: list[Tensor]
     moments: list[list[Tensor]]
@@ -170,7 +166,6 @@ def _make_chunks(parts: Sequence[ParamState]) -> list[_Chunk]:
 
 
 def _pieces(shapes: Sequence[tuple[int, ...]], limit: int) -> Iterator[_Place]:
-    """Split parameters [B, n] into as many whole members as the limit allows, or into pieces of one member."""
     for i, (members, count) in enumerate(shapes):
         some = max(1, limit // max(1, count))
         for first in range(0, members, some):

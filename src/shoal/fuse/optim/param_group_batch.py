@@ -32,8 +32,6 @@ _MAX_CACHED_SETS = 64
 
 @dataclass(frozen=True)
 class _ActiveParams:
-    """Parameters that have gradients, and the calls that update them."""
-
     parts: Sequence[ParamState]
     steps: list[Tensor]
     calls: KernelCalls | ForeachCalls
@@ -165,12 +163,10 @@ class ParamGroupBatch:
         return _ActiveParams(parts, steps, calls)
 
     def _rows_without_grad(self, part: ParamState, missing: Mapping[Tensor, Collection[int]]) -> Iterator[Tensor]:
-        """The parameter and state rows of the members that have no gradient."""
         for b in self._members_without_grad(part, missing):
             yield from (tensor[b] for tensor in (part.param, *part.state))
 
     def _members_without_grad(self, part: ParamState, missing: Mapping[Tensor, Collection[int]]) -> list[int]:
-        """Indices in this batch of the members that have no gradient for a parameter."""
         first, end = self._rows.start, self._rows.stop
         return [b - first for b in missing.get(part.stacked_param.stacked, ()) if first <= b < end]
 

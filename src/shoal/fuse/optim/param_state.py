@@ -71,9 +71,7 @@ class ParamState:
         return [] if self.steps is None else [self.steps, *self.product, *self.moments]
 
     def open(self, rule: UpdateRule, members: Sequence[Optimizer]) -> None:
-        """Stack the members' state, without a copy if it is contiguous, or initialise it; theirs becomes views of its
-        rows.
-        """
+        """Stack or initialise the members' state; theirs becomes views of its rows, without a copy if contiguous."""
         before = [member.state.get(param, {}) for member, param in zip(members, self.member_params, strict=True)]
         self._initialised = [not mine for mine in before]
         shown: dict[str, Tensor] = {}

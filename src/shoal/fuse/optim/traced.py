@@ -15,8 +15,6 @@ __all__ = ["TracedStep", "trace"]
 
 @dataclass(frozen=True, eq=False)
 class _BatchTrace:
-    """One `ParamGroupBatch` in a traced step."""
-
     param_batch: ParamGroupBatch
     parts: list[tuple[ParamState, int]]
     constants: int

@@ -208,12 +208,10 @@ class _ConvWindow:
 
     @property
     def pointwise(self) -> bool:
-        """Whether the columns equal the input."""
         ones = (*self.kernel, *self.stride)
         return all(size == 1 for size in ones) and not any(self.padding)
 
     def window_counts(self, space: Sequence[int]) -> list[int]:
-        """Number of windows along each axis of an input of size `space`."""
         return [
             (size + 2 * zeros - width * (kernel - 1) - 1) // step + 1
             for size, kernel, step, zeros, width in zip(

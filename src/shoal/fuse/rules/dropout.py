@@ -42,7 +42,6 @@ def _drop_alpha(data: Tensor, p: Any, mask_shape: Sequence[int]) -> Tensor:
 
 
 def _rates(p: Any) -> tuple[float, ...]:
-    """One rate for all members, or one per member."""
     return (p.floats or ()) if isinstance(p, Stacked) else (p,)
 
 
@@ -63,8 +62,6 @@ def _broadcastable(values: Sequence[float], data: Tensor) -> Any:
 
 
 def _dropout(drop: Callable[..., Tensor], channels: bool = False, off_by_default: bool = False) -> Callable[..., Any]:
-    """Make the `run` of a dropout rule."""
-
     def rule(func: Any, input: Any, p: Any = 0.5, training: bool = not off_by_default, inplace: bool = False) -> Any:
         rates = _rates(p)
         if not rates:

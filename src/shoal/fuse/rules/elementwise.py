@@ -137,7 +137,6 @@ def _on_floats(name: str, args: tuple[Any, ...]) -> Any:
 
 
 def _unary(func: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
-    """Apply an elementwise function of one tensor to the data of all members."""
     for value in (*args, *kwargs.values()) if kwargs else args:
         if isinstance(value, Stacked):
             return NotImplemented

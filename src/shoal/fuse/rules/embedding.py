@@ -47,7 +47,6 @@ def _refuse_unsupported(weight: Any, max_norm: Any, sparse: bool) -> None:
 
 
 def _equals(input: Any, index: int) -> Tensor:
-    """Mask of the indices that equal `index`, [B, *], or [1, *] for a shared input."""
     indices: Tensor = input.whole if isinstance(input, Stacked) else input.unsqueeze(0)
     return indices == index
 

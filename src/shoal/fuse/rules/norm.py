@@ -42,8 +42,7 @@ def shard_batch_norm(
 
 
 def _statistics(x: Tensor, shard: Shard) -> tuple[Tensor, Tensor, int]:
-    """Mean and biased variance of each channel over the whole batch, in the dtype of the computation, and the number of
-    values of a channel, which may differ between rows."""
+    """Mean and biased variance of each channel over the whole batch, and the number of values, as tensors."""
     dtype = torch.promote_types(x.dtype, torch.float32)
     local = x.numel() // x.shape[1]
     sums = torch.zeros(3, x.shape[1], dtype=torch.float64, device=x.device)

@@ -78,7 +78,6 @@ def lstm_step(before: Tensor, c: Tensor) -> tuple[Tensor, ...]:
 
 
 def _steps(gates: Tensor, h: Tensor, c: Tensor, weight: Tensor, reverse: bool) -> Iterator[tuple[Tensor, ...]]:
-    """Yield what `lstm_step` returns for each step."""
     transposed = weight.transpose(1, 2)
     for part in _ordered(gates.unbind(1), reverse):
         h, c, *others = lstm_step(torch.baddbmm(part, h, transposed), c)
@@ -160,7 +159,6 @@ class _Weights:
 
     @classmethod
     def of(cls, flat: tuple[Tensor, ...], biased: bool) -> "_Weights":
-        """Make weights from tensors in the order of torch's functions."""
         if biased:
             return cls(*flat)
         weights = cls(*flat[:2])
@@ -376,7 +374,6 @@ def _cell(func: Any, input: Any, hx: Any, w_ih: Any, w_hh: Any, b_ih: Any = None
 
 
 def _cell_batched(func: Callable[..., Any], x: Tensor, *rest: Tensor) -> _Tensors:
-    """One step of all members: x [B, N, I], states [B, N, H] and weights [B, ...] -> states."""
     cell = _CELLS[func.__name__.removesuffix("_cell")]
     states = 2 if func is torch.lstm_cell else 1
     weights = _Weights.of(rest[states:], biased=len(rest) > states + 2)

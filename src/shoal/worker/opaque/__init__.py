@@ -1,2 +1,1 @@
-"""Trains functions and commands of the user, each trial in its own process. Import from its modules; they import no
-torch."""
+"""Trains functions and commands of the user, each trial in its own process. Its modules import no torch."""

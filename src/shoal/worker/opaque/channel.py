@@ -28,11 +28,7 @@ _MAX_LINE_BYTES = 1 << 20
 
 
 class OutputReports:
-    """Reads reports from the lines of a file to which a program may still write. The file outlives the worker.
-
-    Args:
-        metrics: Metrics that a line of JSON must contain to be a report.
-    """
+    """Reads lines of JSON with these metrics from a file to which a program may still write, beyond this worker."""
 
     def __init__(self, path: Path, metrics: Sequence[str], log: BinaryIO | None = None) -> None:
         self._file = path.open("rb", buffering=0)

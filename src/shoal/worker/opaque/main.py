@@ -1,5 +1,4 @@
-"""Entry point of the process that runs a user's function. It imports little, since a new process
-does so at each start of a trial."""
+"""Entry point of the process for a user's function. It imports little, for fast starts of trials."""
 
 import atexit
 import json
@@ -76,8 +75,7 @@ def _forget_exit_handlers() -> None:
 def _exit_orderly() -> None:
     """Do what a new process does at its end, in its order: wait for threads, and call the exit handlers.
 
-    `multiprocessing`, which calls this function's caller, waits for child processes first. Those of an open
-    `ProcessPoolExecutor` end only when its thread is told to end.
+    `multiprocessing` waits for child processes before, but those of a `ProcessPoolExecutor` end only by its thread.
     """
     threads: Any = threading
     threads._shutdown()

@@ -38,8 +38,6 @@ _FileStamp = tuple[int, int, int, int]
 
 @dataclass
 class _NewestCheckpoint:
-    """Newest checkpoint of a program."""
-
     path: Path | None
     stamps: dict[str, _FileStamp]
 
@@ -78,10 +76,7 @@ class ProgramFiles:
     def prepare(self, metrics: Sequence[str] = ()) -> None:
         """Prepare `live` for a run: restore the newest checkpoint, or clear the directory if there is none.
 
-        If there is no checkpoint, a program that prints its reports continues from the files that it left in `live`.
-
-        Args:
-            metrics: Metrics that a line of a command's output must contain to be a report.
+        A program that prints its reports, with these metrics, then continues from the files that it left in `live`.
         """
         self._folder.mkdir(parents=True, exist_ok=True)
         self._end_process()
@@ -103,10 +98,7 @@ class ProgramFiles:
         self._newest = _NewestCheckpoint(path, self._file_stamps())
 
     def collect_output(self, metrics: Sequence[str]) -> list[Report]:
-        """Move reports from the outputs of ended programs to `reports.json`; return all reports.
-
-        A kill at any moment loses no report, since collecting an output twice has no further effect.
-        """
+        """Move the reports of ended programs to `reports.json`, and return all; twice has no further effect."""
         self.reports = self._read(self._reports) if self._reports.exists() else []
         outputs = self._outputs()
         for path in outputs:
@@ -139,15 +131,9 @@ class ProgramFiles:
         self._ended.touch()
 
     def save_checkpoint(self, reports: Sequence[Report]) -> None:
-        """Write a checkpoint of `live`, if anything in it has changed. No process may write to it meanwhile.
+        """Write a checkpoint of `live` if anything has changed; unchanged files are hard links to the last.
 
-        Unchanged files are hard links to their copies in the last checkpoint.
-
-        Args:
-            reports: All reports of the trial, including the current one.
-
-        Raises:
-            OSError: The disk is full or cannot be written; earlier checkpoints are intact.
+        No process may write to it meanwhile. If it cannot be written, earlier checkpoints are intact.
         """
         stamps = self._file_stamps()
         if not stamps or (stamps == self._newest.stamps and self._newest.path is not None):

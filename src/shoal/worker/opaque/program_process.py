@@ -31,12 +31,7 @@ _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEX
 
 
 def program_environment(trial: Trial, device: Device, address: str, directory: Path, step: int) -> dict[str, str]:
-    """Return the environment variables for a program.
-
-    Args:
-        device: Only device that the program sees; its cores set the number of threads.
-        step: Number of the report after which this checkpoint was written.
-    """
+    """Return the environment variables for a program that sees this device only, at the checkpoint of a step."""
     return {
         **os.environ,
         **dict.fromkeys(_THREADS, str(threads(device.cores))),
@@ -64,13 +59,9 @@ def visible_device(device: Device) -> str:
 class ProgramProcess:
     """Running program, with the processes that it starts.
 
-    A function runs in a fork of this process if this is a worker of the fork server without an open driver of a GPU:
-    the modules that the server has need not be imported again. Such a worker runs no code of the user, and no threads
-    but those of its connection to the engine, which hold no lock that the fork takes. Else, as in the inline back end,
-    a function runs in a new process.
-
-    Args:
-        environment: Environment variables; see `program_environment`.
+    In a worker of the fork server without an open GPU driver, a function runs in a fork, so modules are not imported
+    again. Such a worker runs no user code, and no threads but those of its connection, which hold no lock that the fork
+    takes. Else a function runs in a new process.
     """
 
     def __init__(
@@ -119,11 +110,10 @@ class ProgramProcess:
         return self._tree
 
     def request_end(self) -> bool:
-        """Send SIGUSR1 to the first process of the program if all its processes handle it; return whether it was sent.
+        """Send SIGUSR1 to the first process if all of the program's handle it; return whether it was sent.
 
-        A wrapper would pass it on to a process without a handler, which would be killed by it. Forked processes have
-        inherited the handler, and with it a copy of the state that it would save. Under Slurm nothing is sent, since
-        handlers of SIGUSR1, such as Lightning's, requeue the whole Slurm job.
+        A wrapper would pass it on to a process without a handler, which it would kill. Forked processes have inherited
+        the handler. Under Slurm nothing is sent: handlers such as Lightning's requeue the whole Slurm job.
         """
         tree = self.tree()
         if "SLURM_JOB_ID" in os.environ or not tree or not all(catches(x.pid, signal.SIGUSR1) for x in tree):

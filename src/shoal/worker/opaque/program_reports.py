@@ -15,12 +15,9 @@ __all__ = ["ProgramReport", "ProgramReports"]
 
 @dataclass(frozen=True)
 class ProgramReport:
-    """Report as received from the program.
+    """Report as received from the program, not validated.
 
-    Args:
-        metrics: Metrics, not validated; in a line of output some may not be numbers.
-        step: Step, not validated; None if the report has none.
-        connection: Connection on which the program waits for an answer; None for a line of output.
+    On a `connection` the program waits for an answer; there is none for a line of output.
     """
 
     metrics: Mapping[str, Any]
@@ -44,7 +41,6 @@ class ProgramReports:
     Args:
         step: Number of the last report before the state from which the program starts.
         metrics: Names of metrics that must be numbers; None for all.
-        recorded: Number of epochs that the study has recorded.
         own_state: Whether the program saves its state itself, so that the state may be ahead of the reports.
     """
 

@@ -54,8 +54,6 @@ def run(job: Job, device: Device, worker_context: WorkerContext, control: JobCon
 
 
 class _Phase(IntEnum):
-    """Phases of a program until its end."""
-
     RUNS = 0
     ENDS = 1
     """The answer to the next report tells the program to stop; a command is asked by SIGUSR1, if it handles that."""
@@ -65,13 +63,7 @@ class _Phase(IntEnum):
 
 @dataclass
 class _Session:
-    """A running program.
-
-    Args:
-        log_began: Position in the log of the job at its start.
-        last_report: Time of its last report or start, of `time.monotonic`.
-        awaits_answers: Whether it waits for answers to its reports.
-    """
+    """A running program, with the beginning of its log and the `time.monotonic` of its last report or start."""
 
     child: ProgramProcess
     channel: ProgramChannel
@@ -81,7 +73,6 @@ class _Session:
     awaits_answers: bool
 
     def close(self) -> None:
-        """Kill the program, and free everything that belongs to it."""
         self.child.kill_all()
         self.channel.close()
         self.monitor.close()
@@ -141,7 +132,6 @@ class _ProgramRun:
         )
 
     def _run_program(self) -> Iterator[Event]:
-        """Start the program and follow it to its end."""
         channel = ProgramChannel()
         trial, live = self._member.trial, self._files.live
         output, log_began = self._log, self._log.tell()
@@ -164,8 +154,7 @@ class _ProgramRun:
     def _run_session(self, session: _Session) -> Iterator[Event]:
         """Follow a running program to its end.
 
-        The last report of a command's trial is yielded after its output is collected: once the engine has that report,
-        the next job of the trial may begin, and collects outputs, too.
+        A command's last report is yielded after its output is collected, since the trial's next job collects it, too.
         """
         last_events: list[Event] = []
         try:
@@ -266,10 +255,7 @@ class _ProgramRun:
             self._phase, self._deadline = _Phase.KILLED, math.inf
 
     def _finish(self, status: int, session: _Session) -> Iterator[Event]:
-        """Report how the program ended, or raise its error.
-
-        If the program ended by itself before its budget was used, its last report counts for the rest of the budget.
-        """
+        """Report how the program ended, or raise its error; its last report counts for the rest of the budget."""
         if self._reached or self._leaving:
             return
         number, target = self._member.trial.number, self._member.target
@@ -302,8 +288,7 @@ class _ProgramRun:
         yield Reported(self._job, (Report(number, target, last.metrics, 0.0, TrialState.PAUSED),))
 
     def _exit_error(self, status: int, session: _Session) -> ProgramFailedError:
-        """Return the error for a program with an exit status other than 0; its message contains the last lines of the
-        log, or the first ones of a crash."""
+        """Return the error for an exit status but 0, with the last lines of the log, or the first of a crash."""
         how = f"exited with status {status}" if status > 0 else f"was killed by {signal.Signals(-status).name}"
         self._log.flush()
         with Path(self._log.name).open("rb") as file:

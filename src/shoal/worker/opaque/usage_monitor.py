@@ -28,23 +28,12 @@ _MIN_SECONDS = 1e-6
 
 
 def program_profile(seconds: float, memory: int, compute: float, cores: float) -> Profile:
-    """Return the profile of a program. Each report counts as a step and as an epoch.
-
-    Args:
-        seconds: Seconds from one report to the next.
-        memory: Peak bytes on the device.
-        compute: Fraction of the device in use.
-        cores: CPU seconds per second.
-    """
+    """Return the profile of a program, with each report as a step and as an epoch."""
     return Profile({1: seconds}, 1, 0, base_memory=memory, member_memory=0, compute=compute, cores=cores, sample=1)
 
 
 class UsageMonitor:
-    """Samples the resource usage of the processes of a program.
-
-    Args:
-        inherited_memory: Bytes of main memory that the program shares with this process from its start.
-    """
+    """Samples the resource usage of a program's processes, without the main memory inherited from this process."""
 
     def __init__(self, tree: Callable[[], Sequence[psutil.Process]], device: Device, inherited_memory: int = 0) -> None:
         self._tree = tree
@@ -79,11 +68,7 @@ class UsageMonitor:
             self._memory = max(self._memory, memory - self._inherited_memory)
 
     def report(self, seconds: float) -> Profile | None:
-        """Count a report that came `seconds` after the last one or after the start.
-
-        Returns:
-            The profile; None for the first report, whose time includes the start, or if the memory has not grown.
-        """
+        """Count a report after so many seconds; return the profile, but not at first or without growth of memory."""
         self.sample(now=self._reports < 3)
         self._reports += 1
         if self._reports == 1:
@@ -120,7 +105,7 @@ class UsageMonitor:
 
 
 class _Gpu:
-    """Samples a GPU by NVML. Without NVML, the program is assumed to use the whole GPU.
+    """Samples a GPU by NVML; without it, the program is assumed to use the whole GPU.
 
     In a container, NVML may list other process ids. If so, all memory allocated since the start counts as the
     program's.

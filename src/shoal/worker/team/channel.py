@@ -27,17 +27,13 @@ class PeerLostError(Exception):
 class Channel:
     """Connection of the processes of a team, of which rank 0 is the leader.
 
-    Tensors on a GPU are copied to host memory and back. NCCL, which would save the copies, needs several GPUs to be
-    tried on and is not used.
+    Tensors on a GPU are copied to host memory and back: NCCL needs several GPUs to be tried on. An operation fails
+    after `seconds`, with PeerLostError if a process did not connect.
 
     Args:
         generation: Number of the team; each team of a leader has its own.
         members: Ids of the jobs, in the order of their ranks.
         host: Address of this machine at which the other processes reach this one.
-        seconds: Time after which an operation fails.
-
-    Raises:
-        PeerLostError: A process did not connect.
     """
 
     def __init__(
@@ -63,14 +59,7 @@ class Channel:
         self._finish(lambda: self._group.broadcast(data, 0))
 
     def await_broadcast(self, data: Tensor, idle: Callable[[], bool]) -> bool:
-        """As `broadcast` for a helper, which may wait for long.
-
-        Args:
-            idle: Function called from time to time, which returns whether to go on waiting.
-
-        Returns:
-            Whether the tensor was filled.
-        """
+        """As `broadcast` for a helper; return whether the tensor was filled before `idle` returned False."""
         arrived = Event()
 
         def wait() -> Work:

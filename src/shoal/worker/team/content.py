@@ -20,7 +20,6 @@ class TrainedArray:
     Args:
         tensors: Name of each parameter and buffer -> its shape, type and whether it is trained, for each member;
             of a frozen parameter, which is not sent, also a checksum.
-        rows: As many rows of a batch as a helper may get, on which it tries its array before others wait for it.
     """
 
     members: tuple[Member, ...]

@@ -42,7 +42,6 @@ class Header:
 
     Args:
         rows: Rows of each rank, for each micro-batch.
-        scales: Loss scales of the members; empty without loss scales.
         form: Pickled form of the batch, see `leaves_of`; empty if it is that of the last step.
         masks: Shapes of the dropout masks of a whole batch, in the first message of a team.
         generation: Number of the next team; None for a step.
@@ -66,11 +65,7 @@ class Header:
 
 
 class SharedState:
-    """The header of a step, the trained parameters and the buffers of an array, as one message of constant size.
-
-    Args:
-        array: Array of the leader, or the same array of a helper.
-    """
+    """The header of a step, the trained parameters and the buffers of an array, as one message of constant size."""
 
     def __init__(self, array: ModelArray) -> None:
         tensors = [data for _, data, _ in array.stacked_tensors()]
@@ -97,11 +92,7 @@ class SharedState:
             channel.broadcast(content)
 
     def receive(self, channel: Channel, idle: Callable[[], bool]) -> Header | None:
-        """Wait for the leader's next message; return its header, or None if it waited in vain.
-
-        Args:
-            idle: See `Channel.await_broadcast`.
-        """
+        """Wait for the leader's next message; return its header, or None if it waited in vain."""
         if not channel.await_broadcast(self._message, idle):
             return None
         length = int(self._message[:_LENGTH_BYTES].view(torch.int64))
@@ -124,13 +115,7 @@ class SharedState:
 
 
 class GradientSum:
-    """The gradients of an array and its losses in one tensor, which is summed over the processes of a team.
-
-    It also counts the processes in which a parameter has a gradient: without any, its gradient stays None.
-
-    Args:
-        array: Array of the leader, or the same array of a helper.
-    """
+    """The gradients of an array and its losses in one tensor, which is summed over the processes of a team."""
 
     def __init__(self, array: ModelArray) -> None:
         tensors = [data for _, data, _ in array.stacked_tensors()]
@@ -149,11 +134,7 @@ class GradientSum:
             each.grad = None
 
     def collect(self, losses: Tensor) -> None:
-        """Copy the gradients and losses, [B], into the tensor.
-
-        Raises:
-            IndivisibleStepError: A gradient is sparse.
-        """
+        """Copy the gradients, none of them sparse, and losses, [B], into the tensor."""
         present = [each.grad is not None for each in self.parameters]
         if any(each.grad is not None and each.grad.is_sparse for each in self.parameters):
             raise IndivisibleStepError("a gradient is sparse; make the embedding with sparse=False")
@@ -178,12 +159,7 @@ def divided(rows: int, size: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class BatchLeaf:
-    """Place of a tensor in the form of a batch.
-
-    Args:
-        shape: Shape without the axis of rows, and without the axis B.
-        members: B, if the members have batches of their own; else 0.
-    """
+    """Place of a tensor in the form of a batch: its shape without rows and B, and B or, for a shared tensor, 0."""
 
     part: int
     dtype: torch.dtype
@@ -196,14 +172,9 @@ class BatchLeaf:
 
 
 def leaves_of(parts: Sequence[Any]) -> tuple[Any, list[Tensor]]:
-    """Take the tensors out of micro-batches.
+    """Take the tensors out of micro-batches; one without rows first is indivisible.
 
-    Returns:
-        The form: the micro-batches with a `BatchLeaf` in the place of each tensor. And the tensors, [N, ...] or
-        [B, N, ...] each.
-
-    Raises:
-        IndivisibleStepError: A tensor does not have the batch's rows as its first axis.
+    Returns the micro-batches with a `BatchLeaf` for each tensor, and the tensors, [N, ...] or [B, N, ...] each.
     """
     found: list[Tensor] = []
 
@@ -234,11 +205,7 @@ def rebuilt(form: Any, tensors: Sequence[Tensor]) -> list[Any]:
 
 
 def first_rows(part: Any, count: int) -> Any:
-    """Return the first rows of a micro-batch.
-
-    Raises:
-        IndivisibleStepError: As for `leaves_of`.
-    """
+    """Return the first rows of a micro-batch."""
     form, tensors = leaves_of([part])
     leaves = [leaf for leaf in pytree.tree_leaves(form) if isinstance(leaf, BatchLeaf)]
     pairs = zip(leaves, tensors, strict=True)

@@ -43,12 +43,7 @@ POLL_SECONDS = 0.02
 
 
 def assist(job: Job, state: WorkerState, control: JobControl, host: str) -> None:
-    """Compute gradients for the job that this one assists, until that job ends or needs it no more.
-
-    Args:
-        control: Requests to the job; a request to stop ends it between two steps.
-        host: Address of this machine at which the leader reaches this process.
-    """
+    """Compute gradients for the job that this one assists, until it ends or needs no more, or this one is stopped."""
 
     replica: _Replica | None = None
 
@@ -133,10 +128,11 @@ class _Replica:
         self._masks = MaskRows()
 
     def warm_up(self, rows: Any) -> None:
-        """Compute the gradients of some rows, so that no team waits while functions are tuned and memory is allocated.
+        """Compute gradients of some rows, so that no team waits for tuning; the array is not used afterwards.
 
-        The array is not used afterwards. An error is raised again in the first step of a team, unless it comes from the
-        number of rows or from the old values of buffers."""
+        An error is raised again in the first step of a team, unless it comes from the number of rows or from old
+        buffers.
+        """
         rows = pytree.tree_map_only(Tensor, lambda each: each.to(self._device), rows)
         size = size_of(rows)
         try:

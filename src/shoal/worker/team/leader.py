@@ -78,23 +78,13 @@ _MIXED_TOLERANCE = 3e-2
 
 
 def tolerance(dtype: torch.dtype, mixed: bool) -> float:
-    """Largest relative difference of two sums over the same rows in different order.
-
-    Args:
-        mixed: Whether the model runs under autocast, in a type of half precision.
-    """
+    """Largest relative difference of two sums of equal rows in different order; `mixed`: under autocast."""
     return _MIXED_TOLERANCE if mixed else _TOLERANCES.get(dtype, _MIXED_TOLERANCE)
 
 
 @dataclass(frozen=True)
 class GradientSnapshot:
-    """Losses, gradients and buffers of a step that one process has computed alone.
-
-    Args:
-        losses: Losses, [B].
-        gradients: Gradients, [B, *shape] each, or None.
-        buffers: Buffers after the step, [B, *shape] each.
-    """
+    """Losses, [B], gradients and buffers after a step, [B, *shape] each, that one process has computed alone."""
 
     losses: Tensor
     gradients: Sequence[Tensor | None]
@@ -106,14 +96,7 @@ class GradientSnapshot:
         return cls(losses.clone(), [None if p.grad is None else p.grad.clone() for p in parameters], buffers)
 
     def check(self, other: "GradientSnapshot", relative: float) -> None:
-        """Compare with what a team has computed.
-
-        Args:
-            relative: Largest difference of a member's values, relative to the norm of these values.
-
-        Raises:
-            IndivisibleStepError: They differ.
-        """
+        """Raise `IndivisibleStepError` if a team's values of a member differ by more than `relative` of their norm."""
         if [each is None for each in self.gradients] != [each is None for each in other.gradients]:
             raise IndivisibleStepError("some parameters have a gradient only if the batch is divided")
         gradients = [(own, its) for own, its in zip(self.gradients, other.gradients, strict=True) if own is not None]
@@ -144,7 +127,6 @@ def _difference(pairs: Sequence[tuple[Tensor, Tensor | None]]) -> Tensor:
 
 
 def _squares(values: Tensor) -> Tensor:
-    """Sum of the squares of each member's values, [B]."""
     return values.double().flatten(1).square().sum(1) if values.dim() > 1 else values.double().square()
 
 
@@ -175,13 +157,6 @@ class TeamLeader:
 
     Whether steps can be divided is checked by comparing the gradients of some rows before the first step of each team,
     and before some later ones. A loss that is a mean over samples in the checked rows only is not recognized.
-
-    Args:
-        job: Id of the leader's job.
-        clock: Clock in seconds.
-
-    Raises:
-        OSError: Helpers cannot reach this process.
     """
 
     def __init__(
@@ -225,10 +200,6 @@ class TeamLeader:
         alone: Callable[[], Tensor],
     ) -> Tensor:
         """Take a step of an array, with the helpers that are ready; return the losses, [B].
-
-        Args:
-            batches: As for `Stepper.train_step`.
-            ticks: As for `Stepper.train_step`.
 
         Raises:
             StepRefusedError: Steps that were divided cannot be.
@@ -351,10 +322,6 @@ class TeamLeader:
     ) -> Tensor:
         """Compute the gradients of a step with the helpers, for a batch with enough rows; return the losses, [B].
 
-        Args:
-            precision: Precision of the models, see `Task.precision`.
-            context: Function that returns a context for each computation of the gradients.
-
         Raises:
             PeerLostError: A helper is lost.
             IndivisibleStepError: The gradients cannot be computed shard by shard. Everything is as before.
@@ -383,8 +350,6 @@ class TeamLeader:
 
 
 class _Exchange:
-    """State of the exchange of a leader with one team."""
-
     def __init__(self, array: ModelArray) -> None:
         self.array = array
         self.state = SharedState(array)
@@ -433,7 +398,6 @@ class _Exchange:
         return found
 
     def _snapshot(self, losses: Tensor) -> GradientSnapshot:
-        """Copies of the losses, gradients and buffers."""
         return GradientSnapshot.of(losses, self.sums.parameters, self.state.buffers())
 
     def divided(

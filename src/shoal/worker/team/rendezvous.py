@@ -35,24 +35,12 @@ _ENDED = "ended"
 
 
 def address_path(directory: Path, leader: str) -> Path:
-    """Path of the file with the address of a leader.
-
-    Args:
-        leader: Id of the leader's job.
-    """
+    """Path of the file with the address of a leader, which `leader` names by the id of its job."""
     return directory / "teams" / leader
 
 
 class LeaderSide:
-    """The leader's side of the rendezvous; hosts the store.
-
-    Args:
-        job: Id of the leader's job.
-        host: Address at which helpers reach this process.
-
-    Raises:
-        OSError: The address cannot be listened at, or its file cannot be written.
-    """
+    """The leader's side of the rendezvous; hosts the store, which helpers reach at `host`."""
 
     def __init__(self, directory: Path, job: str, host: str) -> None:
         server = socket.create_server((host, 0))
@@ -119,15 +107,7 @@ class LeaderSide:
 
 
 class HelperSide:
-    """A helper's side of the rendezvous.
-
-    Args:
-        job: Id of the helper's job.
-        idle: Function called while waiting, which returns whether to go on waiting.
-
-    Raises:
-        PeerLostError: The leader has ended; so do all methods.
-    """
+    """A helper's side of the rendezvous; it waits as long as `idle` returns True and the leader has not ended."""
 
     def __init__(self, path: Path, job: str, idle: Callable[[], bool]) -> None:
         self.job = job
