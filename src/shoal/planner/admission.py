@@ -59,11 +59,11 @@ class _HostJob:
         self._amounts = amounts
 
     def epochs_left(self, index: int) -> int:
-        """Return the epochs until the last member of an array is done."""
+        """Epochs until the last member of an array is done."""
         return max(self._arrays[index].epochs)
 
     def free_slots(self, index: int, profile: Profile, max_members: int) -> int:
-        """Return the number of members that may join an array, by memory and the most efficient size."""
+        """Number of members that may join an array, by memory and the most efficient size."""
         present = len(self._arrays[index].members)
         available = memory(profile, present) + self._free.memory(self._free[self.device.name])
         if self._limit is not None:
@@ -72,7 +72,7 @@ class _HostJob:
         return max(0, best_size(profile, fits) - present) if fits > present else 0
 
     def gain(self, index: int, profile: Profile, members: Sequence[Member]) -> float:
-        """Return the device seconds saved if members join an array instead of training after it.
+        """Device seconds saved if members join an array instead of training after it.
 
         The costs are a new start of the array, the loss of shared batches, and compiling the step again if compiled.
         """
@@ -88,11 +88,9 @@ class _HostJob:
         return seconds(profile, present_epochs) + seconds(profile, new_epochs) - together - start - compiled
 
     def end(self, index: int, profile: Profile, members: Sequence[Member]) -> float:
-        """Return the expected seconds until an array ends if members join it."""
         return seconds(profile, [*self._arrays[index].epochs, *(member.epochs for member in members)])
 
     def join(self, index: int, profile: Profile, members: Sequence[Member]) -> None:
-        """Add members to an array."""
         self._take(Share(memory=len(members) * profile.member_memory))
         array = self._arrays[index]
         self._arrays[index] = replace(array, members=(*array.members, *members))
@@ -112,7 +110,6 @@ class _HostJob:
         return None not in self.streams
 
     def candidate(self, array: Array) -> Candidate:
-        """Return the packing candidate of an array on this device."""
         return candidate(array, self._profile_of, [self.device], self._amounts)
 
     def is_eligible(self, array: Array, out_of_turn: bool) -> bool:
@@ -157,7 +154,6 @@ class _HostJob:
         return self._profile_of(array.key, self.device.kind)
 
     def _demand_of(self, arrays: Sequence[Candidate]) -> Demand:
-        """Predict the demand of measured arrays in one process."""
         known = [(profile, x.array.epochs) for x in arrays if (profile := self._profile(x.array)) is not None]
         return packed_demand(known, cores=self.device.cores)
 
@@ -176,13 +172,8 @@ def admit(
     First members join arrays of their key. Arrays of which no member joined may then be added as further arrays.
 
     Args:
-        waiting: Arrays in the order of service.
-        running: All jobs that hold devices and are to stay there, with their current members.
         free: What is free of memory and cores; reduced by the admitted arrays.
-        profiles: Profile of a key on a kind of device, or None.
-        grouping: Packing that decides which arrays may share a process.
         alone: Numbers of trials that failed in a shared job: they join no job, and their jobs admit no arrays.
-        fuse: Whether members may join arrays.
 
     Returns:
         Id of a job -> the members that join it, as arrays by key, and the further arrays.
@@ -204,8 +195,8 @@ def admit(
 
 
 def _join_members(waiting: Sequence[Array], hosts: Sequence[_HostJob]) -> dict[str, tuple[Array, ...]]:
-    """Let members join arrays of their key, where the saving is largest. On devices of several kinds, let them join
-    where they save time and the array is expected to end first, if it does so within the mean load of a job.
+    """Let members join arrays of their key, where the saving is largest; on devices of several kinds where they save
+    time and the array is expected to end first, within the mean load of a job.
 
     If a waiting array has a key that no host has, a member joins an array only if it ends no later than that array.
     """
@@ -253,7 +244,7 @@ def _join_members(waiting: Sequence[Array], hosts: Sequence[_HostJob]) -> dict[s
 def _mean_load(
     waiting: Sequence[Array], by_key: Mapping[FusionKey, Sequence[tuple[_HostJob, int, Profile]]], devices: int
 ) -> float:
-    """Return the mean expected seconds of a job until its end, if the waiting arrays trained one after another."""
+    """Mean expected seconds of a job until its end, if the waiting arrays trained one after another."""
     profiles = {key: {host.device.kind: each for host, _, each in options} for key, options in by_key.items()}
     running = sum(host.end(index, each, ()) for options in by_key.values() for host, index, each in options)
     coming = (min(seconds(each, x.epochs) for each in profiles[x.key].values()) for x in waiting if x.key in profiles)
@@ -295,11 +286,9 @@ def _add_arrays(
 
 
 def _at_same_epoch(array: Array) -> bool:
-    """Return whether all members are at the same epoch."""
     return len({member.start for member in array.members}) == 1
 
 
 def _fits_empty_device(device: Device, array: Array, profiles: Profiles) -> bool:
-    """Return whether an array fits on an empty device."""
     profile = profiles(array.key, device.kind)
     return profile is not None and memory(profile, len(array.members)) <= device.memory

@@ -27,18 +27,13 @@ START_SECONDS = 0.03
 planning and dispatch alone."""
 
 RelativeTimes = Callable[[str], Mapping[tuple[str, str], float]]
-"""Kind of a device -> measured relative times of pairs of structures; see `History.relative_times`."""
+"""Kind of a device -> relative times of pairs of structures; see `History.relative_times`."""
 
 
 class Grouping:
     """Groups arrays into jobs by a packing.
 
     An array gets a job of its own if it has no profile, is opaque, or has a trial that failed in a shared job.
-
-    Args:
-        packing: The packing; by default `Cost`.
-        relative_times: Measured relative times of pairs of structures.
-        axes: Ordered values of parameters of the space; see `PackingContext`.
     """
 
     def __init__(
@@ -65,12 +60,9 @@ class Grouping:
         """Return the groups of arrays, one per job, in the order of their first arrays.
 
         Args:
-            arrays: Arrays in the order of service.
-            profiles: Profile of a key on a kind of device, or None.
+            arrays: In the order of service.
             devices: All healthy devices, at least one.
             busy: Name of a device that holds jobs -> expected seconds until it holds none.
-            alone: Numbers of trials that get a job of their own.
-            group_of: Trial group of a member, which says what training may follow; or None.
         """
         ungrouped: list[Array] = []
         by_stream: dict[tuple[frozenset[str], object], list[Array]] = {}
@@ -105,7 +97,7 @@ class Grouping:
     def context(
         self, candidates: Sequence[Candidate], devices: Sequence[Device], busy: Mapping[str, float]
     ) -> PackingContext:
-        """Return the packing context of candidates on devices; for `busy` see `groups`."""
+        """The packing context of candidates on devices; for `busy` see `groups`."""
         return PackingContext(
             loads=tuple(busy.get(device.name, 0.0) for device in devices),
             memory=min(device.memory for device in devices),
@@ -118,9 +110,7 @@ class Grouping:
         )
 
     def relative_time(self, keys: AbstractSet[FusionKey], kinds: AbstractSet[str]) -> float:
-        """Return the time of arrays of these keys in one process over their time one after another; 1 if never
-        measured.
-        """
+        """Time of arrays of these keys in one process over their time one after another; 1 if never measured."""
         return fmean(self._measured_relative_times(keys, kinds).values() or [1.0])
 
     def _measured_relative_times(
@@ -149,8 +139,6 @@ class CandidateCosts(NamedTuple):
 
 
 class _FollowUp(NamedTuple):
-    """Training that may follow an array, by the groups of its members."""
-
     max_epochs: int = 0
     last_epoch: int = 0
     work: float = 0.0
@@ -168,11 +156,9 @@ class _FollowUp(NamedTuple):
 def candidate(
     array: Array, profiles: Profiles, devices: Sequence[Device], costs: dict[object, CandidateCosts] | None = None
 ) -> Candidate:
-    """Return the packing candidate of an array, without training that follows; means over the devices with profiles.
+    """The packing candidate of an array, without training that follows; means over the devices with profiles.
 
-    Args:
-        profiles: Profile of a key on a kind of device, or None.
-        costs: Cache for equal arrays, extended by this call.
+    `costs` is a cache for equal arrays.
     """
     kinds = [device.kind for device in devices]
     costs = {} if costs is None else costs
@@ -188,13 +174,7 @@ def candidates(
     devices: Sequence[Device],
     group_of: Callable[[Member], TrialGroup | None],
 ) -> list[Candidate]:
-    """Return the packing candidates of waiting arrays, with training that follows; means over the devices with
-    profiles.
-
-    Args:
-        profiles: Profile of a key on a kind of device, or None.
-        group_of: Trial group of a member, which says what training may follow; or None.
-    """
+    """The packing candidates of waiting arrays, with training that follows; means over the devices with profiles."""
     kinds = Counter(device.kind for device in devices)
     common_profiles = _with_common_fetching(profiles, arrays, kinds)
     costs: dict[object, CandidateCosts] = {}  # thousands of equal arrays share one entry
@@ -209,10 +189,7 @@ def candidates(
 
 
 def stream_of(array: Array, profile: Profile | None) -> object:
-    """Return a key that is equal for arrays that use the same samples at the same time.
-
-    None means that arrays share samples at any position in the data.
-    """
+    """A key equal for arrays that use the same samples at the same time; None if they share them at any position."""
     if profile is None or profile.sharing not in LOCKSTEP:
         return None
     place = (array.key.order, min(member.start for member in array.members))
@@ -220,9 +197,7 @@ def stream_of(array: Array, profile: Profile | None) -> object:
 
 
 def _with_common_fetching(profiles: Profiles, arrays: Iterable[Array], kinds: Iterable[str]) -> Profiles:
-    """Return the profiles with the least measured fetch time per sample of each data set, since disturbances only
-    lengthen it.
-    """
+    """The profiles with the least fetch time per sample of each data set, since disturbances only lengthen it."""
     least: dict[tuple[str, str], float] = {}
     keys = {array.key for array in arrays}
     for key, kind in product(keys, kinds):

@@ -18,7 +18,6 @@ class EarlierJob:
     """A job of an engine that has ended: it was suspended, or was running when the engine ended.
 
     Args:
-        suspended: Whether it was suspended.
         arrays: Numbers of the trials of each of its arrays that wait.
         ran: Seconds on devices.
         waited: Seconds between its end and the end of the engine.
@@ -54,7 +53,7 @@ class MemberSummary:
 
     @classmethod
     def of(cls, arrays: Sequence[Array], group_of: Callable[[Member], TrialGroup | None]) -> "MemberSummary":
-        """Return the summary of the members of some arrays."""
+        """The summary of the members of some arrays."""
         names: set[str] = set()
         longest: Member | None = None
         with_follow_up: list[tuple[Array, AbstractSet[tuple[int, int]]]] = []
@@ -87,9 +86,7 @@ class JobHistory:
         device: Current or last device, without those of helpers. The queue of the job belongs to it.
         share: Share of the compute of its device, or None.
         ran: Seconds on devices before the last start.
-        current_turn: Statistics of the current turn so far, or None.
         turn_since: Start of the current turn; None in the first turn since `since`.
-        has_reported: Whether the job has reported since its last start.
         preemption_requested_at: Time of the last request to leave its device.
         switch: Seconds that the last departure from its device took.
         may_grow: Whether it may get further devices since its last start.
@@ -113,11 +110,7 @@ class JobHistory:
 
     @classmethod
     def restored(cls, job: EarlierJob, now: float) -> "JobHistory":
-        """Return the history of a job of an earlier engine.
-
-        Args:
-            now: Time from which the ages are counted back; the time between the two engines is left out.
-        """
+        """The history of a job of an earlier engine, without the time between the two engines."""
         return cls(
             now - job.age,
             now - job.waited,
@@ -128,7 +121,7 @@ class JobHistory:
         )
 
     def summary(self, job: Job, group_of: Callable[[Member], TrialGroup | None]) -> MemberSummary:
-        """Return the summary of the members of the job, cached until the job changes."""
+        """The summary of the members of the job, cached until the job changes."""
         if self.cached_summary is None or self.cached_summary[0] is not job:
             self.cached_summary = job, MemberSummary.of(job.arrays, group_of)
         return self.cached_summary[1]

@@ -63,7 +63,6 @@ class _ProfileEstimates:
         self._scalings: dict[object, Scaling] = {}  # one per kind of job, within one turn of planning
 
     def clear(self) -> None:
-        """Clear cached scalings, since profiles may have changed."""
         self._scalings.clear()
 
     def critical_path(
@@ -72,9 +71,8 @@ class _ProfileEstimates:
         demand: Mapping[str, Demand],
         arrays: Sequence[Array],
     ) -> float:
-        """Return the seconds until the last training that may follow a member ends, on the kind of device that is
-        fastest for the job; 0 if nothing follows, or nothing was measured. All epochs of the job are taken as equally
-        long.
+        """Seconds until the last training that may follow a member ends, on the kind of device that is fastest for the
+        job; 0 if nothing follows or was measured. All epochs of the job are taken as equally long.
         """
         if not with_follow_up or not demand:
             return 0.0
@@ -133,23 +131,17 @@ class JobTracker:
 
     A quantum holds the losses that a job measured in one turn. A turn ends when `end_turn` is called or when the job
     leaves its device. Losses between the end of a turn and the departure that follows count in its next turn.
-
-    Args:
-        profiles: Profile of a key on a kind of device, or None.
-        teams: Whether a job may have several devices.
     """
 
     def __init__(self, profiles: Profiles = lambda key, kind: None, *, teams: bool = False) -> None:
         self.changes = 0
         """Number of changes: preemption requests, departures, dissolved jobs, and jobs that have become preemptible."""
         self.leaving: dict[str, PreemptionRequest] = {}
-        """Open preemption requests by job id."""
         self.switch_seconds = SWITCH_SECONDS
         """Seconds that suspending and resuming a job cost: request to departure, plus start to first step."""
         self._estimates = _ProfileEstimates(profiles, teams)
         self._running: dict[str, JobHistory] = {}
         self.suspended: dict[str, tuple[Job, JobHistory]] = {}
-        """Suspended jobs and their histories by id."""
         self._earlier: list[EarlierJob] = []  # suspended jobs of an earlier engine whose trials do not wait yet
         self._interrupted: dict[frozenset[int], EarlierJob] = {}  # running jobs of an earlier engine, by their trials
         self._measured: list[QuantumMeasured] = []
@@ -182,10 +174,8 @@ class JobTracker:
     def split_waiting(
         self, waiting: Sequence[tuple[Member, FusionKey]], now: float
     ) -> tuple[Sequence[tuple[Member, FusionKey]], Sequence[Job]]:
-        """Separate waiting members that are in no job from the members of suspended jobs.
-
-        Returns:
-            The members in no job, and the suspended jobs with their current members at their current epochs.
+        """Separate waiting members in no job from suspended jobs, which get their current members at their current
+        epochs.
         """
         if self._earlier:
             self._suspend_earlier({member.trial.number: (member, key) for member, key in waiting}, now)
@@ -255,9 +245,8 @@ class JobTracker:
             self.changes += 1  # the job is preemptible from now on
 
     def end_helper(self, helper: Job, device: Device, outcome: Outcome) -> None:
-        """Record that a helper has ended unasked, so that jobs do not get one helper after the other in vain.
-
-        If it has finished, it could not take part, and its leader gets no other one.
+        """Record that a helper has ended unasked, so that jobs do not get one after the other in vain; one that has
+        finished could not take part, and its leader gets no other.
         """
         leader = self._running.get(helper.assists)
         if outcome not in NOT_TRIAL_FAILURES:
@@ -284,13 +273,7 @@ class JobTracker:
         return Outcome.SUSPENDED if suspended and ended.outcome is Outcome.STOPPED else ended.outcome
 
     def end(self, job: Job, outcome: Outcome, unfinished: Collection[int], now: float) -> None:
-        """Record that a job has left its device.
-
-        Args:
-            outcome: Result of `outcome`.
-            unfinished: Numbers of the trials that have not reached their targets.
-            now: Time in seconds.
-        """
+        """Record that a job has left its device, with the outcome of `outcome` and the trials below their targets."""
         history = self._running.pop(job.id, None)
         self.leaving.pop(job.id, None)
         self.changes += 1
@@ -316,13 +299,8 @@ class JobTracker:
     def running_view(
         self, job: Job, device: Device, demand: Demand, now: float, further: Sequence[str] = ()
     ) -> JobView:
-        """Return the view of a running job for policies.
-
-        Only a training job is preemptible, and only after its first report, so it makes progress between two
-        suspensions.
-
-        Args:
-            now: Time in seconds.
+        """The view of a running job for policies; preemptible are training jobs that have reported since their start,
+        so that they make progress between two suspensions.
         """
         history, demands = self._running[job.id], {device.kind: demand}
         view = JobView(
@@ -391,7 +369,6 @@ class JobTracker:
             self.changes += 1
 
     def _add_quantum(self, job: str, history: JobHistory, now: float) -> None:
-        """Add the losses of the current turn to the quanta."""
         losses, history.current_turn = history.current_turn, None
         assert losses is not None
         started = history.since if history.turn_since is None else history.turn_since

@@ -20,9 +20,6 @@ def limit_placed(placed: _Placed, held: _Placed, limits_shares: Callable[[Device
 
     A limit holds as long as the process lives. A job that began alone keeps all of the device when others come, since
     a new process would cost more than the limit is worth: the others have limits.
-
-    Args:
-        limits_shares: Whether the processes of jobs on a device are limited.
     """
     jobs_on = _jobs_on(held, placed)
     return [
@@ -43,7 +40,6 @@ def jobs_to_restart(
 
     Args:
         views: Views of the jobs that hold devices, before the plan.
-        shares: Id of a job -> its new share of the compute of its device, or None.
     """
     jobs_on, view_of = _jobs_on(held, placed), {view.id: view for view in views}
     requests: dict[str, PreemptionRequest] = {}
@@ -67,7 +63,6 @@ def jobs_to_restart(
 
 
 def _jobs_on(held: _Placed, placed: _Placed) -> Counter[str]:
-    """Return the number of jobs on each device, by its name."""
     return Counter(device.name for _, device in (*held, *placed))
 
 

@@ -83,8 +83,6 @@ def partition(
         profiles: Profile of a key on a kind of device; a key without a profile gets arrays of one member.
         devices: All healthy devices, at least one; busy devices will share the load later.
         busy: Name of a device that holds jobs -> expected seconds until it holds none.
-        alone: Numbers of trials that get an array of their own.
-        elastic: Whether members of an array may start at different epochs.
         limits: Number of a trial that ran out of memory -> its limit; trials are fused only under equal limits.
     """
     members: dict[tuple[FusionKey, int, int | None, int | None], list[Member]] = {}
@@ -108,8 +106,7 @@ def partition(
 
 
 def worth_fusing(profile: Profile, epochs: Sequence[int]) -> bool:
-    """Return whether to fuse members with these epochs; the times to build the array and to build each alone are
-    included.
+    """Whether to fuse members with these epochs, with the times to build the array and to build each alone.
 
     Members that were never timed together are worth trying.
     """
@@ -133,12 +130,9 @@ def worth_mixing(profile: Profile, one: int, other: int) -> bool:
 
 
 _Epochs = tuple[int, ...]
-"""Epochs left of each member of an array."""
 
 
 class _ArrayTimes(NamedTuple):
-    """Expected run times of an array in seconds."""
-
     mean: float
     by_kind: tuple[float, ...]
 
@@ -155,7 +149,7 @@ class _ArrayCosts:
         self._times: dict[tuple[FusionKey, _Epochs], _ArrayTimes] = {}
 
     def known(self, key: FusionKey) -> list[tuple[int, Profile, int]]:
-        """Return memory in bytes, profile and count of equal devices, for each kind on which the key has a profile."""
+        """Memory in bytes, profile and count of equal devices, for each kind on which the key has a profile."""
         if key not in self._profiles_of_key:
             found = [
                 (memory, self._profiles(key, kind), count) for (kind, memory), count in self._device_counts.items()
@@ -166,8 +160,7 @@ class _ArrayCosts:
         return self._profiles_of_key[key]
 
     def largest(self, key: FusionKey, epochs: _Epochs, max_members: int | None) -> int:
-        """Return the largest number of members that is possible and efficient on every device that can run
-        one member."""
+        """Largest number of members that is possible and efficient on every device that can run one member."""
         cache_key = (key, epochs, max_members)
         if cache_key not in self._largest:
             limits = [] if max_members is None else [max_members]
@@ -179,7 +172,6 @@ class _ArrayCosts:
         return self._largest[cache_key]
 
     def times(self, key: FusionKey, epochs: _Epochs) -> _ArrayTimes:
-        """Return the expected run times of an array; all are 0 without a profile."""
         cache_key = (key, epochs)
         if cache_key not in self._times:
             counts = self._kind_counts
@@ -196,8 +188,6 @@ class _ArrayCosts:
 
 @dataclass(frozen=True)
 class _FusableGroup:
-    """Members that could be one array."""
-
     key: FusionKey
     members: tuple[Member, ...]
     costs: _ArrayCosts
@@ -207,13 +197,11 @@ class _FusableGroup:
     def of(
         cls, key: FusionKey, members: Sequence[Member], costs: _ArrayCosts, max_members: int | None = None
     ) -> "_FusableGroup":
-        """Return the group of these members; `max_members` limits its arrays further."""
         ordered = _ordered(members)
         return cls(key, ordered, costs, costs.largest(key, tuple([member.epochs for member in ordered]), max_members))
 
     @property
     def min_arrays(self) -> int:
-        """Least number of arrays."""
         return -(-len(self.members) // self.largest)
 
     def bounds(self, count: int) -> list[tuple[int, int]]:
@@ -221,11 +209,9 @@ class _FusableGroup:
         return list(pairwise([len(self.members) * index // count for index in range(count + 1)]))
 
     def cut(self, count: int) -> list[Array]:
-        """Return the members in `count` arrays, in order."""
         return [Array(self.key, self.members[low:high]) for low, high in self.bounds(count)]
 
     def times(self, count: int) -> list[_ArrayTimes]:
-        """Return the expected run times of each of `count` arrays."""
         epochs = [member.epochs for member in self.members]
         return [self.costs.times(self.key, tuple(epochs[low:high])) for low, high in self.bounds(count)]
 
@@ -258,7 +244,6 @@ def _join_groups(
 
 
 def _is_worth_joining(one: _FusableGroup, other: _FusableGroup, joined: _FusableGroup) -> bool:
-    """Return whether one array of members of two groups is better than one array of each."""
     first, second = (min(len(group.members), group.largest) for group in (one, other))
     fits = first + second <= joined.largest
     return fits and all(worth_mixing(profile, first, second) for _, profile, _ in joined.costs.known(joined.key))
@@ -281,9 +266,7 @@ class _ArraySplit:
         return cls(group, count, times, max(means), sum(means))
 
     def split_further(self) -> "_ArraySplit | None":
-        """Return the same group in one more array, or in some more if it has many; None if impossible or not
-        worthwhile.
-        """
+        """The same group in one more array, or some more if it has many; None if impossible or not worthwhile."""
         if self.count == len(self.group.members):
             return None
         count = min(self.count + max(1, self.count // SPLIT_DIVISOR), len(self.group.members))
@@ -318,8 +301,8 @@ def _balance(groups: Sequence[_FusableGroup], loads: Sequence[Sequence[float]], 
 
 
 def _makespan(cuts: Sequence[_ArraySplit], loads: Sequence[Sequence[float]]) -> float:
-    """Return the seconds until all arrays are done, the longest first, each on the device where it ends first (minimum
-    completion time; O. H. Ibarra and C. E. Kim, 1977); see `_balance`.
+    """Seconds until all arrays are done, the longest first, each on the device where it ends first (minimum completion
+    time; O. H. Ibarra and C. E. Kim, 1977); see `_balance`.
     """
     arrays = [times for cut in cuts for times in cut.times]
     arrays.sort(key=itemgetter(0), reverse=True)
@@ -356,11 +339,7 @@ def by_family(
     keep their keys. If no key changes, `waiting` itself is returned.
 
     Args:
-        waiting: Trials with the keys of their structures, in the order of service.
-        profiles: Profile of a key on a kind of device, or None.
         kinds: Kinds of devices; the family must gain on each kind with profiles.
-        unmeasurable: Pairs of key and kind of device that cannot be profiled.
-        relative_time: Time of arrays of some keys in one process over their time one after another.
     """
     family_keys: dict[int, FusionKey] = {}
     for family, members in families(waiting, excluded).items():

@@ -38,9 +38,6 @@ class Placement:
             sample and still wait.
         refusals: Number of the trial -> reason, for every waiting trial that is in no training job of `starts` and
             joins no running job.
-        joins: Id of a running job -> arrays that join it.
-        preemptions: Id of a running job -> request that it leaves its device.
-        reservations: Id of a running job -> its changed reservation.
     """
 
     starts: tuple[tuple[Job, Device], ...]
@@ -71,13 +68,7 @@ class Planner:
     is kept between turns. A suspended job keeps its arrays until the policy resumes it.
 
     Args:
-        profiles: Profile of a key on a kind of device, or None.
-        new_id: Source of job ids that are unique in the study.
         elastic: Whether the members of a running array can change, and can be at different epochs.
-        fuse: Whether arrays may have several members.
-        trained_epochs: Function from a key to the epochs that its trials have trained in the study.
-        tracker: History of the jobs of the study; by default an empty one.
-        limits_shares: Whether the processes of jobs on a device are limited to `Job.limit`.
     """
 
     def __init__(
@@ -101,7 +92,6 @@ class Planner:
         self._fuse = fuse
         self._trained_epochs = trained_epochs
         self.tracker = tracker or JobTracker(profiles)
-        """History of the jobs of the study."""
         self.wake = inf
         """Latest time of the next turn of planning; inf: only after a change."""
 
@@ -130,12 +120,7 @@ class Planner:
             waiting: Waiting members, oldest first, including those of suspended jobs; each trial occurs once.
             running: All jobs that hold devices, oldest first, with their current members.
             now: Time in seconds, for the policy.
-            alone: Numbers of trials that failed in a shared job.
             unmeasurable: Pairs of key and kind of device whose profile job failed; it is not repeated.
-            limits: Number of a trial that ran out of memory -> its limit.
-
-        Raises:
-            PolicyError: The policy returned an illegal plan.
         """
         profile_members = PROFILE_MEMBERS if self._fuse else 1
         planning = PlanningContext(
@@ -204,7 +189,7 @@ class Planner:
     def _running_view(
         self, job: Job, device: Device, further: tuple[str, ...], planning: PlanningContext, now: float
     ) -> JobView:
-        """Return the view of a running job, whose turn ends if it has lasted as long as the policy says."""
+        """The view of a running job, whose turn ends if it has lasted as long as the policy says."""
         demand = planning.running_demand(job, device)
         view = self.tracker.running_view(job, device, demand, now, further)
         if view.preemptible and self._policy.turn_is_over(view, now):
@@ -251,7 +236,6 @@ class Planner:
         alone: AbstractSet[int],
         limits: Mapping[int, ResourceLimit],
     ) -> list[tuple[Array, ...]]:
-        """Fuse members into arrays, and pack the arrays into groups, one per future job."""
         busy = _seconds_until_free(views)
         unfused = alone if self._fuse else {member.trial.number for member, _ in ready}
         arrays = partition(ready, self._profiles, planning.devices, busy, unfused, self._elastic, limits)
@@ -371,7 +355,6 @@ class Planner:
     def _add_helpers(
         self, leader: Job, names: Sequence[str], planning: PlanningContext, draft: _Draft, now: float
     ) -> None:
-        """Add a helper of a job on each of these devices."""
         for name in names:
             device = planning.cluster.device(name)
             demand = planning.demand(leader.arrays, device, None)
@@ -391,7 +374,6 @@ def _teams(held: Sequence[tuple[Job, Device]], leaving: Container[str]) -> dict[
 
 
 def _job_at(device: str, name: str, held: Sequence[tuple[Job, Device]]) -> Job | None:
-    """Return the job of this name if this is its device; else None."""
     return next((job for job, its_device in held if job.id == name and its_device.name == device), None)
 
 
@@ -431,9 +413,6 @@ class WaitingWork:
     Later rungs of single members count, too: the trials of a group that go on train `TrialGroup.work_ahead` epochs
     together, counted as members that train `epochs_ahead` epochs each. Larger arrays shrink from rung to rung, and
     compiled code is for one size.
-
-    Args:
-        group_of: Trial group of a member, or None.
     """
 
     def __init__(
@@ -448,7 +427,7 @@ class WaitingWork:
                 arrays_of_size[group.epochs_ahead] += group.work_ahead / group.epochs_ahead / len(group.trials)
 
     def besides(self, array: Array) -> Mapping[int, float]:
-        """Return `Array.later` of one of the arrays."""
+        """`Array.later` of one of the arrays."""
         later = dict(self._arrays[_size(array)])
         if array.members:
             later[max(array.epochs)] -= 1

@@ -32,11 +32,6 @@ class PlanningContext:
     """Decides for one turn which members may run, which keys are profiled first, and the demand of a job.
 
     Args:
-        profiles: Profile of a key on a kind of device, or None.
-        alone: Numbers of trials that failed in a shared job.
-        unmeasurable: Pairs of key and kind of device that cannot be profiled.
-        limits: Number of a trial that ran out of memory -> its limit.
-        max_members: Largest number of members that a profile job measures in one array.
         trained_epochs: Function from a key to the epochs that its trials have trained. As many more are expected.
         limits_shares: Whether the processes of jobs on a device are limited to `Job.limit`, so that shares count.
     """
@@ -69,11 +64,11 @@ class PlanningContext:
     def samples(
         self, waiting: Sequence[tuple[Member, FusionKey]], running: Sequence[tuple[Job, Device]]
     ) -> list[tuple[tuple[Array, ...], Device, float | None]]:
-        """Return the arrays to profile on each idle device, and the part of the device that they may use, or None.
+        """The arrays to profile on each idle device, and the part of the device that they may use, or None.
 
-        A device gets its share of the keys without a profile on its kind, oldest first. Busy devices count in the
+        A device gets its share of the keys without a profile on its kind, oldest first; busy devices count in the
         division, since they get shares once they are idle. A device without such a key measures an array on a part of
-        the device, if there is much work and processes can be limited to parts.
+        it, if there is much work and processes can be limited to parts.
         """
         members: dict[FusionKey, list[Member]] = {}
         for member, key in waiting:
@@ -126,7 +121,7 @@ class PlanningContext:
         return found
 
     def ready(self, member: Member, key: FusionKey) -> bool:
-        """Return whether a training job may hold the member: its key has a profile, or cannot get one."""
+        """Whether a training job may hold the member: its key has a profile, or cannot get one."""
         if not self.devices:
             return False
         if key not in self._ready:
@@ -143,8 +138,10 @@ class PlanningContext:
         return "its model has to be measured first, for which no device is idle"
 
     def demands(self, arrays: Sequence[Array]) -> Mapping[str, Demand]:
-        """Return the demands of a waiting job on each kind of device on which all its arrays have profiles; a whole
-        device of any kind if there is none. Equal jobs, of which there may be thousands, share one mapping.
+        """Demands of a waiting job on each kind of device with profiles of all its arrays, else a whole device of any
+        kind.
+
+        Equal jobs, of which there may be thousands, share one mapping.
         """
         cache_key = None if self._limited(arrays) else tuple((x.key, x.epochs) for x in arrays)
         if cache_key in self._demands:
@@ -156,9 +153,7 @@ class PlanningContext:
         return demands
 
     def demand(self, arrays: Sequence[Array], device: Device, share: float | None) -> Demand:
-        """Return the reservation of a job of these arrays on a device, with the share of its compute if the policy
-        names one.
-        """
+        """Reservation of a job of these arrays on a device, with the share of its compute if the policy names one."""
         demand = self._demand(arrays, device)
         return demand if share is None else replace(demand, compute=share)
 
@@ -175,7 +170,6 @@ class PlanningContext:
         return self._demand(job.arrays, device)
 
     def _can_be_profiled(self, key: FusionKey, kind: str) -> bool:
-        """Return whether the key has no profile on the kind of device, but can get one."""
         return self._profiles(key, kind) is None and not key.opaque and (key, kind) not in self._unmeasurable
 
     def _needs_profile(self, sample: Array, kind: str) -> bool:
@@ -191,7 +185,6 @@ class PlanningContext:
         return (more_members or more_epochs) and (sample.key, kind) not in self._unmeasurable
 
     def _limited(self, arrays: Sequence[Array]) -> bool:
-        """Return whether any member ran out of memory."""
         return bool(self._limits) and any(m.trial.number in self._limits for x in arrays for m in x.members)
 
     def _demand(self, arrays: Sequence[Array], device: Device) -> Demand:
@@ -212,10 +205,8 @@ class PlanningContext:
         return demand if min_memory <= demand.memory else replace(demand, memory=min_memory)
 
     def _min_memory(self, arrays: Sequence[Array], device: Device) -> int:
-        """Return the least reservation in bytes: all memory of the device for an array that must have a device to
-        itself.
-
-        If devices of the kind differ, the smallest one that is large enough counts.
+        """Least reservation in bytes: all memory of the smallest device that is large enough for an array that must
+        have it to itself.
         """
         limits = [self._limits.get(member.trial.number) for array in arrays for member in array.members]
         limits_bytes = [limit.memory for limit in limits if limit is not None and limit.memory is not None]
@@ -242,18 +233,10 @@ def reservations(
     planning: PlanningContext,
     shares: Mapping[str, float | None] = MappingProxyType({}),
 ) -> dict[str, Demand]:
-    """Return the changed reservations of running jobs, after members have left and others join.
+    """Changed reservations of running jobs, after members have left and others join.
 
     Reservations grow only on join; a low estimate never enlarges them. A job keeps the compute that it began with until
     it needs less, or the policy gives it another share.
-
-    Args:
-        running: All jobs that hold devices, with their current members.
-        joins: Id of a job -> arrays that join it.
-        shares: Id of a job -> its new share of the compute of its device; None: as in its demand.
-
-    Returns:
-        Id of a job -> its new reservation, for jobs whose reservation changes.
     """
     changed: dict[str, Demand] = {}
     for job, device in running:

@@ -40,11 +40,7 @@ __all__ = ["carry_out", "commit"]
 
 
 def commit(journal: Journal, records: Sequence[Record]) -> None:
-    """Write records in one transaction, in order.
-
-    Raises:
-        StorageFullError: the disk is full; no record is written.
-    """
+    """Write records in one transaction, in order; raises StorageFullError if the disk is full, and writes none then."""
     if records:
         with journal.transaction():
             for record in records:
@@ -98,15 +94,8 @@ def _write(journal: Journal, record: Record) -> None:
 
 
 def carry_out(command: Command, backend: Backend, directory: Path) -> TrialFailed | None:
-    """Execute a command.
-
-    Returns:
-        `TrialFailed` if the origin of a trial has no checkpoint to copy, otherwise None. The caller handles this event
-        at once.
-
-    Raises:
-        BackendError: a job cannot be started.
-        StorageFullError: the disk has no room for a copy.
+    """Execute a command; return `TrialFailed`, which the caller handles at once, if a trial's origin has no checkpoint
+    to copy.
     """
     match command:
         case CopyCheckpoint():

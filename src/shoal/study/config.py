@@ -33,10 +33,8 @@ class EngineConfig:
     """Settings and collaborators of an engine.
 
     Args:
-        retries: Number of retries of a trial after its first failed job.
         tuner: Tuner of the oversubscription of devices, from reports of jobs; the default changes no ratio.
         grouping: Rule that decides which arrays share a process.
-        fuse: Whether trials may share an array.
         hang_seconds: Seconds without progress after which a job is killed; see `HangDetector`.
         find: Finder of devices that users add while the study runs.
         monitor: Constructor of the device monitor; None: devices are not monitored.
@@ -61,7 +59,7 @@ class EngineConfig:
     trains: bool = True
 
     def core_config(self, journal: JournalView, algorithm: Algorithm) -> CoreConfig:
-        """Settings and collaborators of the study's state machine."""
+        """Settings of the study's state machine."""
         # A back end without concurrency cannot kill a job.
         hang_detector = HangDetector(self.hang_seconds) if self.backend.concurrent else None
         return CoreConfig(
@@ -87,7 +85,6 @@ class EngineConfig:
         )
 
     def _find_policy(self, objective: str, loss: str | None, name: str) -> Policy:
-        """The policy of this name."""
         policy = make_policy(name, objective)
         if self.structure:
             check_losses(policy, loss, begun=True)

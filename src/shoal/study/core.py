@@ -55,20 +55,13 @@ class StudyCore:
 
     def __init__(self, config: CoreConfig) -> None:
         self.state = StudyState(config)
-        """State of the study; read only."""
 
     def step(self, event: Event, now: float) -> Step:
-        """Apply an event to the state.
+        """Apply an event to the state; return records to commit, then commands to carry out.
 
-        Args:
-            now: Time of a monotonic clock, in seconds.
-
-        Returns:
-            Records to commit, then commands to carry out. If `state.stopped` is set afterwards, the study ends.
-
-        Raises:
-            ShoalError: the study ends with this error; `state.step` must be committed and carried out before.
-            Exception: any error of the algorithm or the policy, with the same rule.
+        The study ends if `state.stopped` is set afterwards, or with an exception, also one of the algorithm or the
+        policy: `state.step` must be committed and carried out before. `now` is the time of a monotonic clock, in
+        seconds.
         """
         state = self.state
         state.step = Step()
@@ -94,10 +87,7 @@ class StudyCore:
 
         Args:
             records: Records of all trials, none of them RUNNING.
-            retried: Numbers of the trials that a user has retried after they failed.
             jobs: Jobs that were suspended or running, on devices that are still there.
-            requests: Names of the user requests that were carried out or refused.
-            reached: Number of a trial that has reported the target of the study; None if none has.
         """
         state, study = self.state, self.state.config.study
         state.step = Step()
@@ -155,9 +145,8 @@ def _handle(state: StudyState, event: Event, now: float) -> None:
 
 
 def _add_note(state: StudyState, note: str) -> None:
-    """Record a note of a worker as one line for the user.
-
-    The study keeps the first `MOST_NOTES` notes. A note that differs from an earlier one only in numbers is dropped.
+    """Record a note of a worker as one line for the user: one of the first `MOST_NOTES` that differ in more than
+    numbers.
     """
     notes, line = state.config.study.get("note", "").splitlines(), " ".join(note.split())
     if note and len(notes) < MOST_NOTES and _without_numbers(line) not in map(_without_numbers, notes):
@@ -169,7 +158,6 @@ def _without_numbers(line: str) -> str:
 
 
 def _on_job_event(state: StudyState, event: JobEvent, now: float) -> None:
-    """Handle an event of a job."""
     match event:
         case Reported():
             handle_reports(state, event, now)

@@ -26,7 +26,6 @@ from shoal.study.hangs import HangDetector
 __all__ = ["DEATH_OUTCOMES", "DeviceConditions", "DeviceTracker", "DeviceWatch", "Running"]
 
 Running = Mapping[str, tuple[Job, Device]]
-"""Id of each running job -> the job and its device."""
 
 MONITOR_SECONDS = 3.0
 """Seconds between two polls of the device monitor."""
@@ -70,11 +69,7 @@ class DeviceTracker:
         self._released: set[str] = set()
 
     def change(self, names: Sequence[str], step: Step, *, add: bool) -> None:
-        """Add or remove devices at a user's request.
-
-        Raises:
-            DeviceError: the request cannot be met; nothing is changed.
-        """
+        """Add or remove devices at a user's request; on a DeviceError nothing is changed."""
         if add:
             self.fleet.add(names, self._find)
         else:
@@ -93,11 +88,7 @@ class DeviceTracker:
         return f"new, and used by the study from now on: {named}" if new else ""
 
     def end_lost_jobs(self, running: Running, now: float, step: Step) -> None:
-        """End jobs that hang, and jobs on lost or removed devices. Call this before placing jobs.
-
-        Args:
-            now: Time of a monotonic clock, in seconds.
-        """
+        """End jobs that hang, and jobs on lost or removed devices. Call this before placing jobs."""
         if self._hang_detector is not None:
             for job, seconds in self._hang_detector.poll(now):
                 self._kill(job, Outcome.HUNG, f"showed no progress for {seconds:.0f} s and was killed", step)
@@ -151,7 +142,6 @@ class DeviceTracker:
         return event
 
     def _kill(self, job: str, outcome: Outcome, why: str, step: Step) -> None:
-        """Kill a job, once."""
         if job not in self._killed:
             self._killed[job] = outcome, why
             step.record(JobKilled(job, outcome, why))
@@ -163,7 +153,6 @@ class DeviceWatch:
 
     Args:
         make_monitor: Constructor of the monitor; None: devices are not monitored.
-        clock: Monotonic clock, in seconds.
         pid: Id of this process; the monitor does not count its memory as use by other programs.
     """
 

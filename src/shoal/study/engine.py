@@ -39,9 +39,7 @@ class Engine:
         self._backend, self._clock = setting.backend, setting.clock
         self._core = StudyCore(setting.core_config(journal, algorithm))
         self.state = self._core.state
-        """State of the study; read only."""
         self.fleet = self._core.state.fleet
-        """Devices of the study."""
         self._watch = DeviceWatch(self.fleet, setting.find, setting.monitor, setting.clock, os.getpid())
         self._events: deque[Event] = deque()  # polled, not yet handled
         self._interrupted = False
@@ -49,12 +47,9 @@ class Engine:
     def run(self) -> None:
         """Run the study until the algorithm has finished.
 
-        Raises:
-            StudyInterrupted: `interrupt` was called; everything is saved.
-            StudyFailedError: the first trials all failed with one cause; see `FirstFailures`.
-            TaskError: the task breaks its contract.
-            StorageFullError: the disk has no room for the journal or a checkpoint.
-            Exception: any error of the algorithm or the policy; all reports before it are recorded.
+        Raises StudyInterrupted after `interrupt`, StudyFailedError if the first trials all failed with one cause
+        (`FirstFailures`), and any error of the task, the disk, the algorithm or the policy; all reports before it are
+        recorded.
         """
         self._journal.record_devices(self.fleet.with_held_memory)
         self._journal.put("stopped", None)
@@ -79,11 +74,7 @@ class Engine:
         self._interrupted = True
 
     def replay(self) -> None:
-        """Restore the algorithm and the state machine from the journal. Call this before `run`.
-
-        Raises:
-            JournalError: the algorithm proposes other trials than before.
-        """
+        """Restore the algorithm and the state machine from the journal. Call this before `run`."""
         self._apply(restore(self._core, self._journal))
 
     def _run_turn(self) -> None:

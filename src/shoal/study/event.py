@@ -31,10 +31,8 @@ class TrialFailed:
 
 @dataclass(frozen=True)
 class Shutdown:
-    """The study ends. Jobs save their trials and stop, and their last events are recorded without further decisions.
-
-    Args:
-        record: Whether to record these events; false if the disk is full.
+    """The study ends: jobs save their trials and stop, and their last events are recorded without further decisions;
+    not at all if the disk is full (`record`).
     """
 
     record: bool = True

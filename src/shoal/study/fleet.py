@@ -25,10 +25,10 @@ _NAMED = 2
 
 
 class Fleet:
-    """The devices that jobs may use now.
+    """The devices that jobs may use now, without the memory that other programs hold.
 
     A removed or lost device stays in the cluster as unhealthy, because jobs may still be on it and it may come back.
-    The memory of a device excludes memory that other programs hold."""
+    """
 
     def __init__(self, cluster: Cluster, devices: str | Sequence[str] = "auto") -> None:
         self._devices = devices
@@ -40,13 +40,8 @@ class Fleet:
 
     @staticmethod
     def from_record(record: Mapping[str, Any], find: Finder) -> "Fleet":
-        """The fleet of a record; removed devices that no longer exist are left out.
-
-        Args:
-            record: Result of `record`.
-
-        Raises:
-            DeviceError: a device of the record does not exist any more.
+        """The fleet of a record, without removed devices that no longer exist; any other missing device is a
+        DeviceError.
         """
         devices = record["devices"]
         fleet = Fleet(find(devices), devices)
@@ -135,11 +130,7 @@ class Fleet:
             self._conditions, self._cluster = dict(conditions), None
 
     def add(self, names: Sequence[str], find: Finder) -> None:
-        """Add new devices, or devices that were removed before.
-
-        Raises:
-            DeviceError: a device is named twice, is in use already or does not exist; nothing is added.
-        """
+        """Add new devices, or devices that were removed before; on a DeviceError nothing is added."""
         self._check(names)
         known = [device.name for _, device in self._found]
         for name in names:
@@ -169,7 +160,6 @@ class Fleet:
         return names
 
     def _new_gpus(self, known: Node, discovered: Node) -> list[str]:
-        """As `new_in`, of a node."""
         named = {device.name: device for device in discovered.devices if device.uuid}
         mine = {x.name: x.uuid for x in known.devices if x.uuid and x.name not in self._added}
         if any(name not in named or named[name].uuid != uuid for name, uuid in mine.items()):
@@ -182,9 +172,6 @@ class Fleet:
 
         They are not recorded as added: a resumed study finds them by its setting, and goes on without them if they are
         gone.
-
-        Args:
-            discovered: As for `new_in`.
         """
         names = self.new_in(discovered)
         if names:
@@ -193,11 +180,7 @@ class Fleet:
         return tuple(discovered.device(name) for name in names)
 
     def remove(self, names: Sequence[str]) -> None:
-        """Remove devices, so that no job uses them.
-
-        Raises:
-            DeviceError: a device is named twice, or the study does not have it; nothing is removed.
-        """
+        """Remove devices, so that no job uses them; on a DeviceError nothing is removed."""
         self._check(names)
         known = [device.name for _, device in self._found]
         for name in names:

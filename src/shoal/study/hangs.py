@@ -21,11 +21,7 @@ MAX_POLL_SECONDS = 5.0
 
 
 def check_hang_seconds(seconds: object) -> None:
-    """Check the setting `hang_seconds`.
-
-    Raises:
-        ShoalError: the value is not a finite number of at least `MIN_HANG_SECONDS`.
-    """
+    """Refuse a setting `hang_seconds` that is not a finite number of at least `MIN_HANG_SECONDS`."""
     if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not MIN_HANG_SECONDS <= seconds < inf:
         raise ShoalError(
             f"`hang_seconds` must be a finite number of at least {MIN_HANG_SECONDS:g}, because a job sends a heartbeat "
@@ -35,8 +31,6 @@ def check_hang_seconds(seconds: object) -> None:
 
 @dataclass
 class _JobProgress:
-    """Progress of a watched job."""
-
     settled: bool = False
     seconds: float = 0.0
     longest: float = 0.0
@@ -47,9 +41,6 @@ class HangDetector:
 
     Loading data and compiling may take long. So a job that prepares may take `PATIENCE` times the limit. A job that
     takes steps may take the limit, or `PATIENCE` times its longest step if that is more.
-
-    Args:
-        limit: Seconds without progress.
     """
 
     def __init__(self, limit: float = HANG_SECONDS) -> None:
@@ -77,11 +68,7 @@ class HangDetector:
         self._jobs.pop(job, None)
 
     def poll(self, now: float) -> Iterator[tuple[str, float]]:
-        """The jobs that hang, each with its seconds without progress. Call it after all events were handled.
-
-        Args:
-            now: Time of a monotonic clock, in seconds.
-        """
+        """The jobs that hang, each with its seconds without progress. Call it after all events were handled."""
         passed = 0.0 if self._last_poll is None else min(now - self._last_poll, MAX_POLL_SECONDS)
         self._last_poll = now
         for job, progress in self._jobs.items():

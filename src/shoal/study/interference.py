@@ -53,9 +53,8 @@ class _Colocation:
             colocated.times.clear()
 
     def reserved(self) -> float | None:
-        """Sum of the compute reserved for the jobs, as a fraction of the device's.
-
-        None if it is unknown for a job, or if a job has several arrays or a share, which no ratio changes.
+        """Fraction of the device's compute reserved for the jobs; None if it is unknown, or if a job has several arrays
+        or a share, which no ratio changes.
         """
         jobs = [colocated.job for colocated in self.colocated_jobs.values()]
         if any(len(job.arrays) != 1 or _has_share(job) for job in jobs):
@@ -129,9 +128,8 @@ class InterferenceTracker:
             colocation.change()
 
     def epoch_alone(self, job: str) -> tuple[int, float] | None:
-        """Number of members of a job, and the least seconds of their epoch without oversubscription in this study.
-
-        None if they were not measured, or if the job has several arrays.
+        """Number of members of a job of one array, and the least seconds of their epoch without oversubscription in
+        this study, if measured.
         """
         if (colocation := self._colocation_of.get(job)) is None:
             return None
@@ -142,11 +140,10 @@ class InterferenceTracker:
         return None if seconds is None else (len(colocated.trials), seconds)
 
     def epoch(self, event: Reported, has_waiting: Callable[[], bool]) -> EpochTimes | None:
-        """Measure an epoch that members of a job have finished together.
+        """Measure an epoch that members of a job have finished together, with the present jobs on the device.
 
-        Returns:
-            Times of the epochs with the present jobs on the device; None if too few epochs count yet, or if the job has
-            several arrays, members at different epochs, or a share that is not an equal part.
+        None if too few epochs count yet, or if the job has several arrays, members at different epochs, or a share that
+        is not an equal part.
         """
         if (colocation := self._colocation_of.get(event.job)) is None or not event.reports:
             return None
@@ -174,7 +171,6 @@ class InterferenceTracker:
         return self._epoch_times(colocation, colocated, seconds)
 
     def _epoch_times(self, colocation: _Colocation, colocated: _ColocatedJob, seconds: float) -> EpochTimes | None:
-        """Times of the epochs with the present jobs on the device."""
         array_class, jobs = _array_class(colocated, colocation.device.kind), len(colocation.colocated_jobs)
         if jobs == 1:
             if _has_share(colocated.job):
@@ -195,14 +191,12 @@ class InterferenceTracker:
         reserved: float,
         has_waiting: Callable[[], bool],
     ) -> None:
-        """Use an epoch for the oversubscription tuner."""
         self._record_speed(colocated, colocation.device.kind, seconds, reserved)
         seen = [each.speed for each in colocation.colocated_jobs.values() if each.speed is not None]
         if len(seen) == len(colocation.colocated_jobs):
             self._report_to_tuner(colocation, seen, reserved, has_waiting)
 
     def _record_speed(self, colocated: _ColocatedJob, kind: str, seconds: float, reserved: float) -> None:
-        """Record the speed of a job in an epoch that counts."""
         (array,) = colocated.job.arrays
         array_class = _array_class(colocated, kind)
         if reserved <= 1 + _ROUNDING:

@@ -37,10 +37,7 @@ TARGET_REACHED = "trial {} reached the target of the study"
 
 
 def intervene(state: StudyState, request: Request) -> None:
-    """Carry out or refuse a request, and record the result.
-
-    A request that was recorded before a kill is not carried out again.
-    """
+    """Carry out or refuse a request, unless that was recorded before a kill, and record the result."""
     if request.name not in state.requests:
         state.step.record(_HANDLERS.get(request.verb, _unknown)(state, request))
         state.requests.add(request.name)
@@ -48,7 +45,6 @@ def intervene(state: StudyState, request: Request) -> None:
 
 
 def _release(state: StudyState, numbers: Set[int]) -> None:
-    """Remove trials from the set of paused trials."""
     if state.trials.paused & numbers:
         state.trials.paused -= numbers
         state.step.record(StudyChanged("paused_trials", sorted(state.trials.paused)))

@@ -86,14 +86,9 @@ def _with_losses(state: StudyState, event: Reported) -> Reported:
 
 
 def observe(state: StudyState, job: str, reports: Iterable[Report]) -> None:
-    """Apply reports, and the decisions of the algorithm that follow.
+    """Apply reports, and the decisions that follow; `job` is "" if the study itself fails a trial.
 
-    Args:
-        job: Id of the job that sent the reports; "" if the study itself fails a trial.
-        reports: Reports in the order of arrival.
-
-    Raises:
-        TaskError: a metric of the study or its loss is missing, and no trial has reported yet; nothing is recorded.
+    If a metric of the study or its loss is missing before any trial has reported, it is a TaskError and nothing is kept.
     """
     objectives, loss = state.config.objectives, state.config.study.get("loss")
     reports = [_validated(report, objectives, loss, state.trials) for report in reports]
@@ -112,10 +107,7 @@ def observe(state: StudyState, job: str, reports: Iterable[Report]) -> None:
 
 
 def _end_at_target(state: StudyState, reports: Iterable[Report]) -> None:
-    """End the study if one of these reports is as good as its target; see `target` of `shoal.tune`.
-
-    A trial that fails with its report does not reach the target.
-    """
+    """End the study if a report, other than of a failure, is as good as its target; see `target` of `shoal.tune`."""
     if (target := state.config.study.get("target")) is None or state.target_reached is not None:
         return
     objective = state.config.objectives[0]
@@ -152,11 +144,7 @@ def stop_jobs(state: StudyState) -> None:
 
 
 def apply_decisions(state: StudyState, decisions: Sequence[Decision]) -> defaultdict[str, set[int]]:
-    """Apply decisions of the algorithm.
-
-    Returns:
-        Id of a running job -> numbers of the trials that must leave it.
-    """
+    """Apply decisions of the algorithm; return the trials that must leave each running job."""
     if decisions:
         state.step.record(Decided(tuple(decisions)))
     leaving: defaultdict[str, set[int]] = defaultdict(set)
@@ -262,9 +250,8 @@ def _retry_or_fail(
 
 
 def _largest_memory(state: StudyState, arrays: Collection[Array]) -> int:
-    """Bytes of the largest device of a kind for which the arrays have a profile or can still get one.
-
-    Trials that must train alone are not profiled any more.
+    """Bytes of the largest device of a kind for which the arrays have a profile or, unless they must train alone, can
+    still get one.
     """
     healthy = [device for _, device in state.fleet.cluster if device.healthy]
     known = {x.kind for x in healthy if all(state.profiles.estimate(array.key, x.kind) for array in arrays)}

@@ -147,7 +147,6 @@ def _group_waiting_text(state: StudyState, held: TrialRecord) -> str:
 
 
 def _explain(state: StudyState, reasons: Mapping[int, str]) -> None:
-    """Record changed waiting reasons."""
     if changed := state.trials.explain(reasons):
         state.step.record(Waiting(changed))
 
@@ -159,7 +158,6 @@ def _plan(
     cluster: Cluster,
     now: float,
 ) -> Placement:
-    """The plan for all waiting trials with known keys."""
     return planner.plan(
         waiting,
         [(state.trials.present(job), cluster.device(device.name)) for job, device in state.running.values()],
@@ -172,10 +170,7 @@ def _plan(
 
 
 def _plan_version(state: StudyState) -> object:
-    """A value that changes with the inputs of a plan, except devices, time and the progress of running trials.
-
-    It changes when a trial changes its state, a job starts or ends, or a profile, key or limit is added.
-    """
+    """A value that changes with the inputs of a plan, except devices, time and the progress of running trials."""
     trials, signatures = state.trials, state.signatures
     changes = trials.changes, state.running.changes, state.tracker.changes, state.profiles.changes
     return *changes, len(trials.train_alone), len(signatures.keys), len(signatures.unmeasurable)
@@ -194,7 +189,6 @@ def _change_reservations(state: StudyState, reservations: Mapping[str, Demand]) 
 
 
 def _join(state: StudyState, number: str, arrays: tuple[Array, ...]) -> None:
-    """Add trials to a running job."""
     job, device = state.running[number]
     members = [member for array in arrays for member in array.members]
     state.step.record(JobJoined(job.id, device.name, arrays))
@@ -224,10 +218,6 @@ def check_progress(state: StudyState, now: float) -> None:
 
     The study goes on if trials could start once lost devices come back or programs of others end. A trial that ran out
     of memory and waits for a larger device fails, and the study goes on, unless users have removed devices.
-
-    Raises:
-        AlgorithmError: the algorithm neither proposes trials nor has finished.
-        DeviceError: the waiting trials can never start; the message names the most frequent reason.
     """
     if state.running or state.finished or state.planner.has_wake_time:
         return

@@ -49,7 +49,6 @@ class PlannedArray:
     """An array of trials in a job of the plan.
 
     Args:
-        array: One or more fused trials, with the profile of their structure.
         job: Number of the job, from 1 on.
         packed_with: Places in the plan of the other arrays of the job.
         seconds: Seconds of an epoch of the whole job, including its start.

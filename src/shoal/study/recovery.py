@@ -37,14 +37,7 @@ _KEPT = (Outcome.SUSPENDED, Outcome.ORPHANED, Outcome.STOPPED)
 
 
 def restore(core: StudyCore, journal: Journal) -> Step:
-    """Restore a new state machine and its algorithm from the journal of their study.
-
-    Returns:
-        The step to commit and carry out.
-
-    Raises:
-        JournalError: the algorithm proposes other trials than before.
-    """
+    """Restore a new state machine and its algorithm from the journal; return the step to commit and carry out."""
     journal.requeue_running()
     decisions = replay(journal, core.state.config.algorithm, core.register_groups)
     rows, seen, checkpoints = journal.trials(), journal.reported_states(), journal.checkpoints()
@@ -117,17 +110,10 @@ def _earlier_jobs(journal: JournalView, waiting: Mapping[int, str]) -> list[Earl
 def replay(
     journal: JournalView, algorithm: Algorithm, enlist: Callable[[Sequence[TrialGroup]], object]
 ) -> list[Decision]:
-    """Replay the proposals and reports of a journal on a new algorithm.
+    """Replay the proposals and reports of a journal on an algorithm in its first state; return all its decisions.
 
-    Args:
-        algorithm: Algorithm in its state at the beginning of the study.
-        enlist: Function called with all groups, in the order of their proposal.
-
-    Returns:
-        All decisions of the algorithm.
-
-    Raises:
-        JournalError: the algorithm proposes other trials than before.
+    `enlist` is called with all groups, in the order of their proposal. Raises JournalError if the algorithm proposes
+    other trials than before.
     """
     decisions: list[Decision] = []
     for event in journal.events():

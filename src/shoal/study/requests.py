@@ -37,7 +37,7 @@ _PAUSE_SECONDS = 0.05
 
 
 def pause(directory: Path, numbers: int | Iterable[int]) -> list[int]:
-    """Request that trials leave their jobs after a checkpoint, and wait until they are resumed; see `Study.pause`."""
+    """Request that trials leave their jobs after a checkpoint and wait until they are resumed; see `Study.pause`."""
     paused = _paused_after_requests(directory)
     return _request(directory, "pause", numbers, lambda row: "paused already" if row.number in paused else "")
 
@@ -135,7 +135,6 @@ def _check(journal: JournalView, config: Config, epochs: int, outside: bool) -> 
 
 
 def _with_constants(constants: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
-    """A config with the missing constants filled in."""
     whole = dict(constants)
     for name, value in config.items():
         inner = constants.get(name)
@@ -246,7 +245,6 @@ def _request(directory: Path, verb: Verb, numbers: int | Iterable[int], fault: C
 
 
 def _rows(journal: JournalView, numbers: Sequence[int]) -> list[TrialRow]:
-    """The trials with these numbers."""
     rows = {row.number: row for row in journal.trials()}
     if not numbers:
         raise ShoalError(f"no trial of the study in {journal.directory} is named; name at least one")
@@ -310,7 +308,6 @@ def _fleet_after_requests(journal: JournalView) -> Fleet | None:
 
 
 def _recorded_fleet(journal: JournalView) -> Fleet:
-    """The devices as last recorded in the journal."""
     rows = journal.devices()
     nodes = {row.node: [x for x in rows if x.node == row.node] for row in rows}
     fleet = Fleet(

@@ -43,27 +43,15 @@ class RetryPolicy:
       good.
     - A trial that has failed alone more often than `retries` has failed for good. So has a trial that failed alone
       twice in a row at the same epoch with the same error type and message.
-
-    Args:
-        trials: Trials of the study; the decisions are stored there.
-        retries: Number of retries of a trial after its first failure.
     """
 
     def __init__(self, trials: TrialTable, retries: int) -> None:
         self._trials = trials
         self._retries = retries
         self.first_failures = FirstFailures(trials)
-        """Detector of a common failure of the first trials."""
 
     def decide(self, failed: Ended | ArrayFailed, context: FailureContext, left: Collection[int]) -> Mapping[int, str]:
-        """Decide about the trials of a failure, and store the decisions in the trial table.
-
-        Args:
-            failed: End of the job, or failure of some of its arrays.
-
-        Returns:
-            Number of each trial that has failed for good -> reason.
-        """
+        """Decide about the trials of a failure, in the trial table; return why each trial that failed for good did."""
         given_up: dict[int, str] = {}
         cause = cause_of(failed.message) or "no reason was given"
         log = log_of(failed.message)
@@ -131,7 +119,7 @@ class RetryPolicy:
 class FirstFailures:
     """Detects that the first `COMMON_FAILURES` trials of a study fail with one cause, each alone.
 
-    It counts no failures once a trial has reported a value. It ignores trials whose failure ended an earlier run.
+    No failure counts once a trial has reported, nor one that ended an earlier run.
     """
 
     def __init__(self, trials: TrialTable) -> None:

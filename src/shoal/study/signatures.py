@@ -20,7 +20,6 @@ class SignatureRegistry:
 
     def __init__(self, kinds: Collection[str]) -> None:
         self.keys: dict[int, FusionKey] = {}
-        """Number of a trial -> its fusion key."""
         self.unmeasurable: set[tuple[FusionKey, str]] = set()
         """Pairs of a key and a kind of device on which it cannot be measured."""
         self.reasons: dict[FusionKey, str] = {}
@@ -64,13 +63,10 @@ class SignatureRegistry:
         self._mark_unmeasurable({found.keys[number]: reason for number, reason in found.alone.items()})
 
     def end(self, job: Job, kind: str, *, failed: bool, reason: str = "") -> None:
-        """Handle the end of a job.
+        """Handle the end of a job, given with the arrays that it has not finished.
 
-        After a failure, the trials whose keys the job had still to find become suspects. If a profile job failed, the
-        key of its first array becomes unmeasurable on the kind of device.
-
-        Args:
-            job: The job, with the arrays that it has not finished.
+        After a failure, the trials whose keys the job had still to find become suspects, and the key of the first array
+        of a profile job becomes unmeasurable on the kind of device.
         """
         left = set(chain(*self._requested.pop(job.id, [])))
         if not failed:

@@ -46,13 +46,9 @@ class CoreConfig:
 
     Args:
         study: Values of the study as its journal has them now; read only.
-        retries: Number of retries of a trial after its first failed job.
         grouping: Rule that decides which arrays share a process.
-        fuse: Whether trials may share an array.
         replan_seconds: Seconds until the next plan, if nothing has changed but the progress of trials.
         key: Function from a trial to its fusion key, if keys are known without building models.
-        elastic: Whether the members of a running job can change.
-        jobs: Number of jobs that the study has started so far.
         loss: Reported value that policies take as the loss of a function or command; None if there is none.
         find_policy: Function from a name to a policy; PolicyError if there is none. The default has no policies.
         limits_shares: Whether the processes of jobs on a device are limited to `Job.limit`.
@@ -90,7 +86,6 @@ class RunningJobs(Mapping[str, tuple[Job, Device]]):
 
     def __init__(self) -> None:
         self.changes = 0
-        """Number of starts and ends of jobs."""
         self.helpers: dict[str, set[str]] = {}
         """Id of a job, which may have ended -> ids of the running jobs that assist it."""
         self._all: dict[str, tuple[Job, Device]] = {}
@@ -137,16 +132,7 @@ class StudyState:
     """State of a study. Only functions of `shoal.study` change it, and only during a step.
 
     Attributes:
-        step: Records and commands of the present event.
-        trials: Records of all trials.
-        running: Id of each job that holds a device -> the job and the device.
-        signatures: Fusion keys of trials.
-        profiles: Costs of fusion keys.
-        tracker: History of jobs across suspensions.
-        planner: Planner of jobs.
         interference: Speeds of jobs on shared devices.
-        retries: Retry policy.
-        horizon: Number of waiting trials that a plan considers, in queue order.
         last_plan: Inputs of the last plan, if the plan started nothing; otherwise None.
         last_plan_time: Time of the last plan, in seconds.
         paused: Whether a user has paused the study, so that no trials are requested or placed.
@@ -158,7 +144,6 @@ class StudyState:
         teams: Id of each job on several devices -> ids of the helpers that it was told to train with.
         dismissed: Ids of the running helpers that were asked to stop.
         stopped: Common cause of failure of the first trials, which ends the study; None before.
-        requests: Names of the user requests that were carried out or refused.
         unsaved_jobs: Texts on the jobs that could not save their trials during shutdown.
     """
 

@@ -17,9 +17,8 @@ __all__ = ["end_helper", "update_teams"]
 def update_teams(state: StudyState, now: float) -> None:
     """Send changed teams to their leaders, and stop helpers that are in none. Call this at the end of each step.
 
-    A team has the running helpers of a leader, without those that are about to leave; it has none if the leader is
-    about to leave itself, or has ended. Leaders and their helpers leave for many reasons: plans, removed and lost
-    devices, requests of users, failures. So this compares what should be with what was commanded.
+    A team has the running helpers of a leader, without those about to leave; none if the leader is about to leave or
+    has ended. Leaders and helpers leave for many reasons, so this compares what should be with what was commanded.
     """
     for leader in sorted(state.running.helpers.keys() | state.teams.keys()):
         helpers = state.running.helpers.get(leader, set())

@@ -22,7 +22,7 @@ class TrialRecord:
 
     Args:
         target: Epochs up to which the trial shall train.
-        state: State of the trial; only `TrialTable.move` sets it.
+        state: Only `TrialTable.move` sets it.
         failures: Number of jobs that failed while they trained it.
         job: Id of the job that trains it, or trained it last.
         failure_note: Text on its last failure and its retry; "" before the first failure, and after it reached a
@@ -75,7 +75,7 @@ class TrialTable:
 
     def __init__(self) -> None:
         self.train_alone: set[int] = set()
-        """Numbers of trials that failed together with others, and must be trained alone."""
+        """Numbers of trials that failed together with others."""
         self.limits: dict[int, ResourceLimit] = {}
         """Number of a trial that ran out of memory -> its limits."""
         self.without_algorithm: set[int] = set()
@@ -83,9 +83,7 @@ class TrialTable:
         self.common_failures: set[int] = set()
         """Numbers of trials whose common failure ended earlier runs; they wait behind all other trials."""
         self.paused: set[int] = set()
-        """Numbers of trials that a user has paused."""
         self.changes = 0
-        """Number of state changes of all trials."""
         self.unexplained: set[int] = set()
         """Numbers of waiting trials without a recorded reason."""
         self.without_key: set[int] = set()
@@ -148,13 +146,10 @@ class TrialTable:
             self.move(record, TrialState.RUNNING)
 
     def reported(self, report: Report) -> bool:
-        """Apply a report, unless it is a repetition.
+        """Apply a report unless it is a repetition, as after a resume, or its trial has ended; return whether it was
+        applied.
 
-        After a resume a worker may repeat reported epochs. Such a report is ignored, unless it says for the first time
-        that the trial is PAUSED or FAILED there. A report of a trial in a final state is ignored.
-
-        Returns:
-            Whether the report was applied.
+        A repetition that says for the first time that the trial is PAUSED or FAILED is applied.
         """
         record = self._all[report.trial]
         seen = record.reported_states.get(report.epoch, ())
@@ -170,14 +165,7 @@ class TrialTable:
         return True
 
     def requeue(self, job: str, trials: Collection[int] | None, *, failed: bool) -> set[int]:
-        """Make RUNNING trials of a job wait again.
-
-        Args:
-            trials: Numbers of the trials; None: all trials of the job.
-
-        Returns:
-            Numbers of the trials that wait again.
-        """
+        """Make RUNNING trials of a job (None: all) wait again; return their numbers."""
         numbers = self._by_job.get(job, set())
         left = set(numbers) if trials is None else numbers & set(trials)
         for number in left:
@@ -251,11 +239,7 @@ class TrialTable:
         return [self._all[number] for number in sorted(self._waiting & self.paused)]
 
     def waiting(self, most: int | None = None) -> list[TrialRecord]:
-        """The waiting trials that are not paused: by failures, ascending, then by number.
-
-        Args:
-            most: Number of trials to return, the first ones; None: all.
-        """
+        """The first `most` waiting trials (None: all) that are not paused: by failures, ascending, then by number."""
         wanted = len(self._waiting) if most is None else most
         front = [key for key in self._front if self._is_queued(key)]
         open_ = sum(key % _NUMBER_LIMIT not in self.paused for key in front) if self.paused else len(front)
@@ -280,11 +264,9 @@ class TrialTable:
         return sorted(waiting, key=self._queue_key)
 
     def _queue_key(self, record: TrialRecord) -> int:
-        """Position of a trial in the queue, as one sortable number."""
         return (2 * record.failures + (record.number in self.common_failures)) * _NUMBER_LIMIT + record.number
 
     def _is_queued(self, key: int) -> bool:
-        """Whether a trial still waits at this position of the queue."""
         number = key % _NUMBER_LIMIT
         return number in self._waiting and self._queue_key(self._all[number]) == key
 

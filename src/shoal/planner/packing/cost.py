@@ -100,7 +100,6 @@ class Partition:
     """Candidates in groups.
 
     Args:
-        groups: Places of the candidates of each group.
         lengths: Predicted seconds of each group.
         tails: Seconds from the end of each group to the end of the training that follows, if nothing waits.
     """
@@ -127,8 +126,6 @@ class _Item:
 
 @dataclass(eq=False, slots=True)
 class _ItemGroup:
-    """Items of one data set in one process."""
-
     items: list[_Item]
     apart: float
     together: float
@@ -141,13 +138,13 @@ class _ItemGroup:
 
     @classmethod
     def of(cls, item: _Item) -> "_ItemGroup":
-        """Return a group of one item."""
         alone = (item.alone, item.alone, item.fetching, item.steps, item.memory, item.base)
         return cls([item], *alone, kinds={item.kind: 1})
 
     def tail(self, start: float) -> float:
-        """Return the seconds from the end of the group to the end of all training that follows its items. The items
-        train each epoch together, so items with fewer epochs end before the group."""
+        """Seconds from the end of the group to the end of all training that follows its items. The items train each
+        epoch together, so items with fewer epochs end before the group.
+        """
         tails: dict[int, float] = {}  # longest tail by the epochs after which it begins
         for item in self.items:
             if item.tail:
@@ -226,9 +223,7 @@ class CandidateOrder:
         return Partition(groups, lengths, tails)
 
     def evaluate(self, indices: Iterable[int]) -> tuple[float, float] | None:
-        """Return the predicted seconds and tail of a group of candidates; None if they cannot share a process, or save
-        too little.
-        """
+        """Predicted seconds and tail of a group; None if the candidates cannot share a process, or save too little."""
         first, *others = (self._items[index] for index in indices)
         group = _ItemGroup.of(first)
         for item in others:
@@ -238,7 +233,6 @@ class CandidateOrder:
         return (group.together, group.tail(self._start)) if self._saves_enough(group) else None
 
     def _grow_groups(self, stream: Sequence[_Item], longest: float) -> list[_ItemGroup]:
-        """Return the groups of items of the same data set."""
         done: list[_ItemGroup] = []
         open_groups: list[_ItemGroup] = []
         for item in stream:
@@ -268,7 +262,6 @@ class CandidateOrder:
         return len(group.items) == 1 or group.apart - group.together >= self._worth * group.apart
 
     def _joined_cost(self, group: _ItemGroup, item: _Item) -> tuple[float, float]:
-        """Return the predicted seconds and `change` of a group with the item."""
         change, measured, kinds = group.change, self._relative_time_changes[item.kind], group.kinds
         if measured:
             for kind in measured if len(measured) < len(kinds) else kinds:
@@ -304,8 +297,7 @@ def _relative_time_changes(kinds: Mapping[FusionKey, int], context: PackingConte
 
 
 def _ranks(items: Sequence[_Item], changes: Sequence[Mapping[int, float]]) -> list[tuple[float, int, int]]:
-    """Return the sort key of each kind. Kinds that gain from each other form a chain, the pair with the largest gain
-    first.
+    """Sort key of each kind: chains of kinds that gain from each other, the pair with the largest gain first.
 
     Chains and unmeasured kinds are sorted by their longest fetching time.
     """
@@ -373,9 +365,7 @@ def _even_cut(candidate_order: CandidateOrder, groups: int, cut: Partition) -> P
 
 
 def _water_level(seconds: float, loads: Sequence[float]) -> float:
-    """Return the time at which all devices are free if `seconds` are spread over them as evenly as possible
-    (water-filling).
-    """
+    """Time at which all devices are free if `seconds` are spread over them as evenly as possible (water-filling)."""
     ordered = sorted(loads)
     filled = next(
         count
@@ -386,18 +376,12 @@ def _water_level(seconds: float, loads: Sequence[float]) -> float:
 
 
 def _score(cut: Partition, loads: Sequence[float]) -> _Score:
-    """Return the score of groups."""
     unused = max(0, loads.count(0) - len(cut.groups))
     return _without_rounding(makespan(cut.lengths, loads, cut.tails)), unused, _without_rounding(sum(cut.lengths))
 
 
 def local_search(cut: Partition, candidate_order: CandidateOrder, loads: Sequence[float]) -> Partition:
-    """Improve groups by small changes until none is better, or the effort is used up.
-
-    Args:
-        candidate_order: The order from which they were cut.
-        loads: Seconds until each device is free.
-    """
+    """Improve groups by small changes until none is better or the effort is used up; `loads` as in `PackingContext`."""
     best = _score(cut, loads)
     neighbours = _neighbours(cut, candidate_order)
     for _ in range(_SEARCH_EFFORT // sum(map(len, cut.groups)) ** 2):
@@ -415,8 +399,7 @@ def _without_rounding(seconds: float) -> float:
 
 
 def _neighbours(cut: Partition, candidate_order: CandidateOrder) -> Iterator[Partition | None]:
-    """Return the groups after moving one candidate to another group or to a new one, or swapping two; None if
-    impossible.
+    """The groups after moving one candidate to another group or a new one, or swapping two; None if impossible.
 
     The longest groups come first, since they are likely to end last.
     """
@@ -439,7 +422,6 @@ def _neighbours(cut: Partition, candidate_order: CandidateOrder) -> Iterator[Par
 def _replaced(
     cut: Partition, candidate_order: CandidateOrder, old: tuple[int, ...], new: tuple[list[int], ...]
 ) -> Partition | None:
-    """Return the cut with the groups at indices `old` replaced by the non-empty groups of `new`."""
     groups = [group for index, group in enumerate(cut.groups) if index not in old]
     lengths = [length for index, length in enumerate(cut.lengths) if index not in old]
     tails = [tail for index, tail in enumerate(cut.tails) if index not in old]

@@ -16,11 +16,7 @@ def memory_needed(group: Sequence[Candidate]) -> int:
 def fill_group(
     first: int, others: Iterable[int], candidates: Sequence[Candidate], context: PackingContext, size: int | None = None
 ) -> list[int]:
-    """Return a group of one candidate and, in order, the others that have its data and still fit; the rest is skipped.
-
-    Args:
-        size: Largest number of candidates of the group, or None.
-    """
+    """One candidate and, in order, the others that have its data and still fit, at most `size`; the rest is skipped."""
     group = [first]
     base, memory = candidates[first].base, candidates[first].memory
     for index in others:
@@ -44,11 +40,7 @@ def ordered_groups(groups: Iterable[Iterable[int]], candidates: Sequence[Candida
 def check_groups(
     groups: Sequence[Sequence[Candidate]], candidates: Sequence[Candidate], context: PackingContext
 ) -> None:
-    """Check groups against the rules that `Packing` states.
-
-    Raises:
-        PackError: The groups are illegal; the message says why.
-    """
+    """Check groups against the rules that `Packing` states; the PackError says which one is broken."""
     if not isinstance(groups, Sequence) or not all(isinstance(group, Sequence) for group in groups):
         raise PackError(f"a packing must return a list of groups of the candidates that it was given, got {groups!r}")
     for stranger in (each for group in groups for each in group if not isinstance(each, Candidate)):
@@ -79,7 +71,6 @@ def check_groups(
 
 
 def _check_group(group: Sequence[Candidate], context: PackingContext) -> None:
-    """Check the data and the memory of one group."""
     if len(group) == 1:
         return
     streams = {candidate.key.data for candidate in group}

@@ -47,9 +47,7 @@ def predicted(group: Sequence[Candidate], context: PackingContext) -> Prediction
 
 
 def lockstep_seconds(group: Sequence[Candidate], epochs: int | None = None) -> float:
-    """Return the seconds of so many epochs, or of all, for candidates that train each epoch together in a running
-    process.
-    """
+    """Seconds of so many epochs, or of all, for candidates that train each epoch together in a running process."""
     lengths = [max(1, *each.array.epochs) for each in group]
     done = [min(1.0, epochs / length) if epochs else 1.0 for length in lengths]
     steps = sum((each.seconds - each.fetching) * part for each, part in zip(group, done, strict=True))
@@ -57,13 +55,10 @@ def lockstep_seconds(group: Sequence[Candidate], epochs: int | None = None) -> f
 
 
 def makespan(lengths: Sequence[float], loads: Sequence[float], tails: Sequence[float] = ()) -> float:
-    """Return the seconds until all jobs are done, the longest first, each on the device that is free first (LPT; Graham
-    1969).
+    """Seconds until all jobs are done, the longest first, each on the device that is free first (LPT; Graham 1969).
 
-    Args:
-        lengths: Seconds of each job.
-        loads: Seconds until each device is free.
-        tails: Seconds after each job that need no device, or empty; jobs are ordered by length plus tail.
+    `loads` are the seconds until each device is free. `tails` are seconds after each job that need no device; jobs are
+    ordered by length plus tail.
     """
     ordered = sorted(loads)
     last = ordered[-1]
@@ -76,7 +71,6 @@ def makespan(lengths: Sequence[float], loads: Sequence[float], tails: Sequence[f
 
 
 def _mean_relative_time(keys: Sequence[FusionKey], context: PackingContext) -> float:
-    """Return the mean relative time over all pairs of a group."""
     if len(keys) < 2 or not context.relative_times:
         return 1.0
     count = Counter(keys)

@@ -14,11 +14,7 @@ PACKINGS: dict[str, type[Packing]] = {
 
 
 def make_packing(packing: str | Packing) -> Packing:
-    """Return the packing of this name; a packing object is returned unchanged.
-
-    Raises:
-        PackError: There is no such packing.
-    """
+    """Return the packing of this name, else a PackError; a packing object is returned unchanged."""
     if isinstance(packing, Packing):
         return packing
     if not isinstance(packing, str) or packing not in PACKINGS:
