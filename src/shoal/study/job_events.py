@@ -88,7 +88,7 @@ def _with_losses(state: StudyState, event: Reported) -> Reported:
 def observe(state: StudyState, job: str, reports: Iterable[Report]) -> None:
     """Apply reports, and the decisions that follow; `job` is "" if the study itself fails a trial.
 
-    If a metric of the study or its loss is missing before any trial has reported, it is a TaskError and nothing is kept.
+    If a metric of the study or its loss is missing before any trial has reported, TaskError is raised and nothing kept.
     """
     objectives, loss = state.config.objectives, state.config.study.get("loss")
     reports = [_validated(report, objectives, loss, state.trials) for report in reports]
