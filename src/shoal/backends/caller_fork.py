@@ -74,7 +74,7 @@ def prepare_fork() -> str | None:
 
 
 def _openblas_threads() -> int:
-    """Return the largest number of threads that OpenBLAS begins at its import, by its own rules."""
+    """Largest number of threads that OpenBLAS begins at its import, by its own rules."""
     cores = len(os.sched_getaffinity(0))
     asked = next((os.environ[name] for name in _OPENBLAS_VARIABLES if os.environ.get(name, "").isdigit()), "")
     return max(0, min(cores, int(asked or cores)) - 1)
@@ -155,11 +155,7 @@ class ForkedProcess:
         self._status: int | None = None
 
     def wait(self, timeout: float | None = None) -> int:
-        """Wait for its end and return its exit status; negative for a signal.
-
-        Raises:
-            TimeoutExpired: It has not ended in `timeout` seconds.
-        """
+        """Wait for its end and return its exit status, negative for a signal; TimeoutExpired after `timeout` s."""
         if self._status is None:
             if not wait([self._descriptor], timeout):
                 raise TimeoutExpired("fork", timeout or 0.0)

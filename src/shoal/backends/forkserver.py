@@ -65,7 +65,6 @@ class Setup:
     """The settings of a study for its server.
 
     Args:
-        argv: `sys.argv` of the engine.
         directory: Working directory of the engine; "" if it was removed.
         libraries: Modules of libraries that the server imports, if they are installed, for its workers and their forks.
     """
@@ -96,8 +95,6 @@ def serve(control: socket.socket) -> None:
 
 
 class _Server:
-    """The loop of the server and its children."""
-
     def __init__(self, control: socket.socket) -> None:
         self._control = control
         self._worker_context: WorkerContext | None = None
@@ -238,7 +235,6 @@ def _import(runner: str, libraries: Sequence[str] = ()) -> None:
 
 
 def _redirect_output(file: int) -> None:
-    """Redirect the output of this process to a file descriptor, and close the descriptor."""
     for stream in (1, 2):
         os.dup2(file, stream)
     os.close(file)

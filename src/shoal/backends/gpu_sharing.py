@@ -32,14 +32,7 @@ _log = logging.getLogger("shoal.backends")
 
 
 def check_sharing(name: object, cluster: Cluster, *, processes: bool) -> None:
-    """Check the `sharing` of a study before the study begins.
-
-    Args:
-        processes: Whether the back end gives every job a process of its own.
-
-    Raises:
-        BackendError: There is no such setting, or the devices or the back end do not support it.
-    """
+    """Check the `sharing` of a study before the study begins; `processes`: every job has a process of its own."""
     if not isinstance(name, str) or name not in SHARINGS:
         nearest = difflib.get_close_matches(str(name), SHARINGS, n=1)
         hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
@@ -67,9 +60,6 @@ class Binding:
 
     CUDA reads them once, at its first call, and MPS takes the limits when a client connects. So a process takes another
     job only if that job has the same binding.
-
-    Args:
-        variables: Variables by name; none for a CPU slot.
     """
 
     variables: Mapping[str, str] = field(default_factory=dict)
@@ -93,8 +83,6 @@ class GpuSharing:
     Args:
         name: Name of the setting, a key of `SHARINGS`.
         daemon: Maker of the daemon of a GPU, from the UUID of the GPU.
-        clock: Monotonic clock, in seconds.
-        check_interval: Seconds between two calls of `check`.
     """
 
     def __init__(
@@ -125,11 +113,7 @@ class GpuSharing:
         return self.name == "mps" or device.name in self._gpus or shutil.which(COMMAND) is not None
 
     def bind(self, job: Job, device: Device) -> Binding:
-        """Return the binding of a job to its device; start the daemon of the GPU if there is to be one.
-
-        Raises:
-            BackendError: The setting is "mps", and the daemon cannot start.
-        """
+        """The binding of a job to its device, with a running daemon if needed; "mps" raises BackendError without it."""
         if self.name == "plain" or not can_share(device) or device.name in self._without_mps:
             return _plain_binding(device)
         try:
@@ -181,7 +165,6 @@ class GpuSharing:
             self._gpus.popitem()[1].daemon.stop()
 
     def _start_mps(self, device: Device) -> SharedGpu:
-        """Return the GPU with a running daemon."""
         gpu = self._gpus.get(device.name)
         if gpu is None:
             gpu = self._gpus[device.name] = self._shared_gpu(device.name, self._daemon(device.uuid))
@@ -192,7 +175,6 @@ class GpuSharing:
         return gpu
 
     def _fall_back_to_plain(self, device: str, reason: str, cause: MpsError) -> None:
-        """Share a GPU without MPS from now on."""
         if self.name == "mps":
             raise BackendError(f"{device} cannot be shared by MPS: {reason}") from cause
         _log.warning("jobs on %s share it without MPS: %s", device, reason)
@@ -200,7 +182,7 @@ class GpuSharing:
 
 
 def _plain_binding(device: Device) -> Binding:
-    """Return the binding to a device without MPS; a GPU is the only visible one, as "cuda:0"."""
+    """The binding to a device without MPS; a GPU is the only visible one, as "cuda:0"."""
     return Binding({"CUDA_VISIBLE_DEVICES": device.uuid} if device.uuid else {})
 
 

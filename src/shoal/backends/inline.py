@@ -17,8 +17,6 @@ __all__ = ["Inline"]
 
 @dataclass(frozen=True)
 class _InlineJob:
-    """A running job."""
-
     job: str
     events: Generator[Event, None, None]
     control: JobControl

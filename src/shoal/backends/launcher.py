@@ -49,7 +49,6 @@ class Exit:
     """The end of a worker process.
 
     Args:
-        number: Number of the worker, as in `ForkServer.fork`.
         pid: Id of the process; 0 if the fork failed.
         reason: The exit in words: "was killed by SIGKILL (out of memory?)".
     """
@@ -181,7 +180,7 @@ class ForkServer:
     def fork(self, number: int) -> Connection:
         """Request a worker and return the connection to it, which may be used at once.
 
-        If the server has ended, the other end of the connection is closed, and `next_exit` raises.
+        If the server has ended, the other end is closed, and `next_exit` raises.
         """
         engine_end, worker_end = Pipe()
         with worker_end, suppress(BrokenPipeError, ConnectionResetError):
@@ -194,11 +193,7 @@ class ForkServer:
             self.control.sendall(REQUEST.pack(number))
 
     def next_exit(self) -> Exit | None:
-        """Wait for the next notice; return the exit of a worker, or None for a notice about the study.
-
-        Raises:
-            EOFError: The server has ended.
-        """
+        """Wait for a notice; return the exit of a worker, or None if it is about the study; EOFError at the end."""
         try:
             data = self.control.recv(NOTICE.size, socket.MSG_WAITALL)
         except ConnectionResetError:
@@ -271,19 +266,15 @@ def _process(log: IO[bytes], may_fork: bool) -> _Process:
 
 
 def imported_libraries() -> list[str]:
-    """Return the modules of large libraries that this process has imported, and that its tasks may import; private
-    modules are imported by the others."""
+    """Modules of large libraries that this process has imported, and that its tasks may import."""
     return [name for name in list(sys.modules) if name.partition(".")[0] in _LIBRARIES and "._" not in name]
 
 
 def begin_imports(runner: str, libraries: Sequence[str] = ()) -> None:
-    """Start the server process of the next study now, so that it imports while the study is planned.
+    """Start the server process of the next study now, unless one is idle, so that it imports while the study is
+    planned.
 
-    Do nothing if an idle process is there.
-
-    Args:
-        runner: Runner of the next study, as in `WorkerContext`; for another one the time is lost.
-        libraries: Modules that the workers of the next study may need, so that not each of them imports them.
+    For another runner than that of the study the time is lost. `libraries` are modules that its workers may need.
     """
     if all(process.ended() for process in _IDLE_PROCESSES):
         path = [entry or _working_directory() for entry in sys.path]
@@ -292,14 +283,14 @@ def begin_imports(runner: str, libraries: Sequence[str] = ()) -> None:
 
 
 def _umask_and_affinity() -> tuple[object, ...]:
-    """Return the other inherited properties that a study may depend on: umask and CPU affinity."""
+    """The other inherited properties that a study may depend on: umask and CPU affinity."""
     umask = os.umask(0o077)
     os.umask(umask)
     return umask, os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
 
 
 def _working_directory() -> str:
-    """Return the working directory; "" if it was removed."""
+    """The working directory; "" if it was removed."""
     try:
         return os.getcwd()
     except FileNotFoundError:

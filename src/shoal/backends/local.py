@@ -35,8 +35,6 @@ _KILL_WAIT_SECONDS = 10.0
 
 @dataclass(eq=False)
 class _Worker:
-    """The engine's record of a worker process."""
-
     connection: Connection
     device: str
     binding: Binding
@@ -58,7 +56,6 @@ class _Worker:
         return True
 
     def assign(self, job: str) -> None:
-        """Make the job the current one."""
         self.job = job
         self.past_jobs.add(job)
 
@@ -78,11 +75,7 @@ class _Worker:
 
 
 class Local(Backend):
-    """Runs each job in a worker process of its own.
-
-    Args:
-        sharing: Binding of jobs to GPUs; by default that of `worker_context.sharing`.
-    """
+    """Runs each job in a worker process of its own; `sharing` binds it to GPUs, by default that of `worker_context`."""
 
     def __init__(self, worker_context: WorkerContext, sharing: GpuSharing | None = None) -> None:
         super().__init__(worker_context)
@@ -100,13 +93,7 @@ class Local(Backend):
         return not self._server.ready
 
     def start(self, job: Job, device: Device) -> None:
-        """Give the job to an idle worker with the same binding to the device, or to a new worker.
-
-        The worker of the job that it resumes comes first.
-
-        Raises:
-            BackendError: The back end is closed, a job of that id runs, or the device cannot be shared as requested.
-        """
+        """Give the job to an idle worker with its binding, first that of the job it resumes, or to a new one."""
         if self._closed:
             raise BackendError(f"job {job.id!r} cannot start: the back end is closed")
         if self._worker_of(job.id) is not None:
@@ -160,8 +147,7 @@ class Local(Backend):
     def poll(self, timeout: float) -> list[Event]:
         """Return the events since the last call, in order; wait up to `timeout` seconds for the first.
 
-        Raises:
-            BackendError: The server cannot import the runner, or is killed repeatedly. The ends of the jobs follow.
+        A server that cannot import the runner or is killed repeatedly is a BackendError; the ends of the jobs follow.
         """
         deadline = time.monotonic() + timeout
         while not self._closed:
@@ -261,8 +247,9 @@ class Local(Backend):
     def _replace_server(self) -> list[Event]:
         """End all workers of a server that died, start a new server, and return the last events of the workers.
 
-        No other process could reap the workers or kill their descendants, so they end too, as `ORPHANED`: that is not
-        a failure of their trials. A job without a forked worker ends likewise."""
+        No other process could reap the workers or kill their descendants, so they end too, as `ORPHANED`, which is no
+        failure of their trials. A job without a forked worker ends likewise.
+        """
         reason = self._server.wait()
         self._server_kills += 1
         events: list[Event] = []

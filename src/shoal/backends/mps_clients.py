@@ -35,7 +35,6 @@ class MpsClient:
     Args:
         pid: Id of the process; 0 until its first message.
         busy: Whether it has had a job that computes on the device; a job that only finds signatures may not.
-        reported: Whether a job of it has reported results of the device.
         verified: Whether it or one of its descendants was an MPS client at a check.
         misses: Number of checks at which it used the GPU without being a client.
     """
@@ -72,22 +71,15 @@ class SharedGpu:
         self._last_failure = float("-inf")
 
     def start(self) -> None:
-        """Start the daemon if it does not run.
-
-        Raises:
-            MpsError: The daemon cannot start.
-        """
+        """Start the daemon if it does not run; an MpsError if it cannot."""
         if not (self._started and self.daemon.alive()):
             self.daemon.start()
             self._started = True
             self._servers = frozenset()
 
     def check(self, mps_clients: Collection[MpsClient], now: float) -> dict[MpsClient, str]:
-        """Return the processes that must end, with reasons: all if the daemon is dead, else its known clients if a
-        server is dead, else non-clients. A process that has just begun may be a client of the daemon's next server.
-
-        Args:
-            now: Seconds of a monotonic clock.
+        """The processes that must end, with reasons: all if the daemon is dead, else its known clients if a server is
+        dead, else non-clients. A process that has just begun may be a client of the daemon's next server.
         """
         due = [client for client in mps_clients if client.due(now)]
         if not self._started or not (due or now >= self._next_check):

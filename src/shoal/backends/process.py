@@ -35,11 +35,7 @@ _ORPHANED = 75
 
 @dataclass(frozen=True)
 class Hello:
-    """The first message of a worker.
-
-    Args:
-        pid: Id of its process.
-    """
+    """The first message of a worker, with the id of its process."""
 
     pid: int
 
@@ -97,7 +93,6 @@ class _EventSender:
         self._control = JobControl()
 
     def begin(self, job: str, control: JobControl) -> None:
-        """Note the start of a job."""
         with self._lock:
             self._job, self._control = job, control
 

@@ -20,11 +20,7 @@ BACKENDS: dict[str, type[Backend]] = {
 
 
 def backend_class(name: str) -> type[Backend]:
-    """Return the class of the back end of a name.
-
-    Raises:
-        BackendError: No back end has that name.
-    """
+    """The class of the back end of a name; BackendError if there is none."""
     if name in BACKENDS:
         return BACKENDS[name]
     known = ", ".join(repr(each) for each in BACKENDS)

@@ -83,9 +83,8 @@ class Virtual(Backend):
     array.
 
     Args:
-        worker_context: Context of the workers, of which only `checkpoint_seconds` is used.
+        worker_context: Only `checkpoint_seconds` is used.
         checkpoints: Epochs of the newest checkpoint by number of the trial, from earlier back ends of the study.
-        now: Start of the clock, in seconds.
         beat_seconds: Longest time of work between two events of a job.
         slowdown: Speeds of jobs that share a device; called for each start and end of a job there.
         tick: Seconds after the first event in which `poll` collects further events.
@@ -103,7 +102,6 @@ class Virtual(Backend):
     ) -> None:
         super().__init__(worker_context)
         self.now = now
-        """Seconds of the virtual clock."""
         self.jobs: dict[str, VirtualJob] = {}
         """Running jobs by id; read-only."""
         self._workload = workload
@@ -169,11 +167,7 @@ class Virtual(Backend):
             )
 
     def copy_checkpoint(self, directory: Path, trial: Trial) -> None:
-        """Copy the checkpoint of the origin to a trial that begins as a copy.
-
-        Raises:
-            CheckpointError: The origin has trained on, or has no checkpoint.
-        """
+        """Copy the origin's checkpoint to a trial that begins there; CheckpointError if the origin has trained on."""
         origin = trial.origin
         if origin is None or trial.number in self._checkpoints:
             return
@@ -187,7 +181,7 @@ class Virtual(Backend):
     def poll(self, timeout: float) -> list[Event]:
         """Return pending events, or else advance the clock by at most the timeout to the next events.
 
-        Without coming events and with an infinite timeout, the clock stays.
+        Without coming events, an infinite timeout leaves the clock as it is.
         """
         until = self.now + (min(self._tick, timeout) if self._pending else timeout)
         while self._heap and self._heap[0][0] <= until:
@@ -270,7 +264,7 @@ class Virtual(Backend):
                 self._push_step(job)
 
     def _devices(self, job: VirtualJob) -> int:
-        """Return the number of devices that a training job trains on: its own and those of its team."""
+        """Number of devices that a training job trains on: its own and those of its team."""
         return 1 + sum(name in self.jobs and self.jobs[name].is_ready for name in job.team)
 
     def _set_ready(self, helper: VirtualJob, is_ready: bool) -> None:
@@ -293,7 +287,6 @@ class Virtual(Backend):
             self._set_ready(job, False)
 
     def _job_timeline(self, job: VirtualJob) -> Timeline:
-        """Yield the steps of a job from its start to its end."""
         name = job.job.id
         starts = self._workload.start_seconds(job.job) if job.job.purpose is Purpose.TRAIN else START_SECONDS
         yield starts, False
@@ -319,7 +312,6 @@ class Virtual(Backend):
             self._pending.append(base.Ended(name, Outcome.FINISHED))
 
     def _stop_timeline(self, job: VirtualJob) -> Timeline:
-        """Yield the steps of a job that is stopped."""
         yield STOP_SECONDS, False
         self._checkpoints.update(job.epochs(job.trials))
         self._end(job)

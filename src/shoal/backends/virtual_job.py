@@ -25,7 +25,6 @@ class VirtualArray:
     """An array in a job.
 
     Args:
-        profile: Profile of the key on the device of the job.
         epochs: Finished epochs of each member.
     """
 
@@ -50,8 +49,6 @@ class VirtualJob:
         uses_compute: Whether other jobs on its device slow it down meanwhile.
         epoch_rest: Seconds of its epoch that remain after its next events.
         speed: Its speed as a fraction of that alone on one device.
-        team: Ids of the helpers that it may train with.
-        is_ready: Whether it is a helper that can take part.
         measured: Keys of its arrays, each with a number of devices that the study knows the time of.
     """
 
@@ -79,7 +76,7 @@ class VirtualJob:
         return {number for lane in self.lanes for number in lane.members}.union(joining)
 
     def epochs(self, trials: Collection[int]) -> dict[int, int]:
-        """Return the finished epochs by number, of the given trials in its arrays."""
+        """The finished epochs by number, of the given trials in its arrays."""
         return {number: lane.epochs[number] for lane in self.lanes for number in lane.members.keys() & trials}
 
     def progress(self, now: float) -> dict[int, float]:
@@ -96,8 +93,7 @@ class VirtualJob:
         return min((1 / time_on(lane.profile, devices) for lane in self.lanes if lane.members), default=1.0)
 
     def new_team_times(self, lane: VirtualArray, devices: int) -> dict[int, float]:
-        """Return the seconds of a step of an array by number of devices: one, and those of the job; {} without helpers,
-        or if they were returned before."""
+        """Seconds of a step by number of devices, one and those of the job; {} without helpers or if asked before."""
         if devices == 1 or not lane.members or (lane.key, devices) in self.measured:
             return {}
         self.measured.add((lane.key, devices))

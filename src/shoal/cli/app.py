@@ -167,7 +167,6 @@ def export(
 
 
 def _write(model: "nn.Module", folder: Path, adapter: bool) -> list[Path]:
-    """Write a model, or its adapter, to a folder; returns the files."""
     if adapter:
         from shoal.integrations.peft import save_adapter
 
@@ -325,7 +324,6 @@ app.command()(simulate)
 
 
 def _projected(grid: StudyGrid, axes: str) -> StudyGrid:
-    """Return the grid over the axes of a user."""
     names = [name.strip() for name in axes.split(",")]
     if len(names) > 2:
         raise typer.BadParameter(f"{axes!r} names {len(names)} axes, a map has two", param_hint="--axes")

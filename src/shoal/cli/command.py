@@ -81,13 +81,10 @@ _RANGE = {"low", "high", "log", "step"}
 
 
 def run_script(file: Path, arguments: Sequence[str]) -> None:
-    """Run a file as `__main__`, as the last action of this process.
+    """Run a file as `__main__` with these arguments, as the last action of this process.
 
     `sys.argv[1:]`, `sys.path[0]` and `__file__` are those of `python FILE ARGUMENTS`. So is the traceback of an
     exception: it begins in the file.
-
-    Args:
-        arguments: Its `sys.argv[1:]`.
     """
     working_directory()  # without a working directory an import of torch ends the process, with a misleading error
     path = str(absolute(file))
@@ -117,23 +114,14 @@ class CommandRequest:
     loss: str | None
 
     def check_unused(self) -> None:
-        """Refuse these options for a Python file.
-
-        Raises:
-            typer.BadParameter: An option is given.
-        """
+        """Refuse these options for a Python file."""
         for name, value in dataclasses.asdict(self).items():
             if value is not None:
                 raise typer.BadParameter("goes with --space only", param_hint=f"--{name.replace('_', '-')}")
 
 
 def run_command(request: CommandRequest, line: Sequence[str]) -> None:
-    """Run a study of a program.
-
-    Raises:
-        typer.BadParameter: An option is missing, or does not fit the algorithm.
-        ShoalError: An error of `tune`.
-    """
+    """Run a study of a program; options that are missing or do not fit the algorithm are a BadParameter."""
     for name in ("metric", "mode", "epochs"):
         if getattr(request, name) is None:
             raise typer.BadParameter("is needed with --space", param_hint=f"--{name}")
@@ -150,7 +138,6 @@ def run_command(request: CommandRequest, line: Sequence[str]) -> None:
 
 
 def _algorithm(name: str, counts: Mapping[str, int | None]) -> Algorithm:
-    """Make the algorithm of a name, with the given numbers of trials and epochs."""
     kind = ALGORITHMS[name]
     fields = {field.name: field for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
     settings: dict[str, Any] = {"max_epochs" if "max_epochs" in fields else "epochs": counts["epochs"]}
@@ -170,9 +157,6 @@ def read_space(file: Path) -> Space:
     integers with `high`; `step` is the distance of their values. `width = [64, 128]` is a choice, whose options may be
     tables with parameters of their own. Any other table nests parameters, `{value = [1, 2]}` is a list as a value, and
     all else is a constant.
-
-    Raises:
-        SpaceError: The file is not TOML, or not a space; names the file, the line, the key and the value.
     """
     integers = TomlLocation.of(file, SpaceError)
     parameters = {name: _parameter(value, integers / name) for name, value in integers.content.items()}
@@ -221,6 +205,5 @@ def _range(value: Mapping[str, Any], location: TomlLocation) -> Any:
 
 
 def _error(location: TomlLocation, fault: str) -> ShoalError:
-    """Return the error of a parameter at a place in a file."""
     name = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location.path).removeprefix(".")
     return location.error(f"`{name}`: {fault}")

@@ -89,7 +89,7 @@ def _clear(kind: _Kind = None, structure: _Structure = None) -> None:
 
 
 def history_table(records: Sequence[Record], current: str) -> Table:
-    """Return a row for each record; records of another environment are dim, marked with a star and explained below.
+    """A row for each record; records of another environment are dim, marked with a star and explained below.
 
     If a structure was measured with several data sets, these stand below it, as another column would not fit.
     """
@@ -116,8 +116,7 @@ def history_table(records: Sequence[Record], current: str) -> Table:
 
 
 def tasks_table(records: Sequence[Record]) -> Table:
-    """Return for each structure and batch size its tasks, why only one number of members was measured, and its speed
-    on shares of a device and beside others.
+    """For each structure and batch size its tasks, why one number of members was measured, and its speed when sharing.
 
     These are indented below the structure, a row each, so that a row has the whole width. A structure that was measured
     with several data sets occurs once for each.

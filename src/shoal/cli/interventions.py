@@ -216,7 +216,6 @@ def _parsed(values: list[str] | None) -> dict[str, Any]:
 
 
 def _print_trials(directory: Path, asked: list[int], text: str, as_json: bool) -> None:
-    """Print the trials of a request, and when it is carried out."""
     named = f"trial{'s' if len(asked) > 1 else ''} {', '.join(map(str, asked))}"
     print_request(directory, f"{named} will be {text}", {"trials": asked}, as_json)
 

@@ -107,8 +107,7 @@ class PreviewTable:
             yield Text(verdict(self.result), style="bold green" if self.result.pays else "bold")
 
     def _rows(self, separator: str) -> Iterator[tuple[tuple[str, ...], str]]:
-        """Yield figures of each array and the reason for its size; figures of a job stand in the row of its first
-        array."""
+        """Figures of each array and the reason for its size; figures of a job stand in the row of its first array."""
         arrays = self.result.arrays
         for index, (each, config) in enumerate(zip(arrays, _configs(arrays), strict=True)):
             first = index == 0 or arrays[index - 1].job != each.job
@@ -140,9 +139,7 @@ def verdict(result: Preview) -> str:
 
 
 def preview_json(result: Preview) -> dict[str, Any]:
-    """Return a preview as plain values: seconds, bytes, numbers of trials, and numbers of arrays from 1 on as in the
-    table.
-    """
+    """A preview as plain values: seconds, bytes, numbers of trials, and numbers of arrays from 1 on as in the table."""
     return {
         "device": result.device.name,
         "kind": result.device.kind,

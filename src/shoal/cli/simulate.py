@@ -66,7 +66,6 @@ def simulate(
 
 
 def _simulated(scenario: Scenario, policy: str, page: Path | None) -> SimulationResult:
-    """Simulate under a policy, and write the page of the simulated study."""
     if page is None:
         return scenario.simulate(policy)
     with tempfile.TemporaryDirectory(prefix="shoal-simulate-") as folder:

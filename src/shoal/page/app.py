@@ -171,9 +171,6 @@ class PageServer:
     Journals are read in two threads: one for what changes, one for views that may take seconds. A stream reads from the
     memory of its feed whenever its browser has taken the last piece, so a browser that does not read holds up nothing.
 
-    Args:
-        root: Directory of a study, or a folder of studies.
-
     Attributes:
         failed: Whether an unexpected error has ended all updates; the server must end then.
     """
@@ -235,7 +232,6 @@ class PageServer:
             self._views.shutdown(wait=False, cancel_futures=True)
 
     async def _follow(self) -> None:
-        """Look at each study that a browser watches, and wake its streams."""
         while True:
             longest = 0.0
             for name in [name for name, count in self._watched.items() if count]:

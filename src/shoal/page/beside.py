@@ -17,22 +17,14 @@ _log = logging.getLogger("shoal.page")
 
 
 def check_page() -> None:
-    """Refuse to show a page that could not be served.
-
-    Raises:
-        ShoalError: a package is missing.
-    """
+    """Refuse to show a page that could not be served, because a package is missing."""
     if find_spec("starlette") is None or find_spec("uvicorn") is None:
         raise ShoalError("the page needs starlette and uvicorn. Install them with: pip install starlette uvicorn")
 
 
 @contextmanager
 def beside_study(directory: Path, wanted: bool) -> Iterator[None]:
-    """Serve the page of a study in a process of its own, as long as the context lasts, and print its address.
-
-    Args:
-        wanted: Whether to serve it.
-    """
+    """Serve the page of a study, if wanted, in a process of its own while the context lasts, and print its address."""
     if not wanted:
         yield
         return

@@ -26,11 +26,7 @@ _MOST = 1000
 
 
 def find_studies(root: Path) -> dict[str, Path]:
-    """Return the studies of a folder: its path below the folder, or the folder's own name -> directory.
-
-    Raises:
-        ShoalError: The folder does not exist.
-    """
+    """Studies of a folder: path below it, or its own name -> directory; ShoalError if it does not exist."""
     root = absolute(root)
     if not root.is_dir():
         raise ShoalError(f"there is no folder {root}; name the directory of a study, or a folder of studies")
@@ -85,12 +81,6 @@ class StudyFeed:
     Each look that finds changes counts one up. A browser knows the count of what it has, its position, and gets all
     later changes in one piece. A position is "RUN-COUNT", where RUN is new for each process of the page, and for a new
     study at the same path.
-
-    Args:
-        clock: Time in seconds since 1970.
-
-    Attributes:
-        seconds: Duration of the last look.
     """
 
     def __init__(self, name: str, directory: Path, clock: Callable[[], float] = time.time) -> None:
@@ -199,12 +189,9 @@ class StudyFeed:
             return self._text(trials, "")
 
     def delta(self, position: str) -> tuple[str, str] | None:
-        """Return the changes since a position: the new position, and JSON text; None if there are none.
+        """Changes since a position, of `state` or the last one: the new position and JSON text; None without any.
 
         A position that cannot be followed gives `{"reload": true}`.
-
-        Args:
-            position: As of `state`, or of the last change.
         """
         with self._lock:
             run, _, text = position.partition("-")

@@ -20,22 +20,13 @@ _MAX_METRICS = 12
 
 
 def check_page_file(path: Path) -> None:
-    """Refuse the name of a file that a browser would not open as a page.
-
-    Raises:
-        ShoalError: it does not end in .html.
-    """
+    """Refuse a name that does not end in .html: a browser would not open the file as a page."""
     if path.suffix.lower() not in (".html", ".htm"):
         raise ShoalError(f"--html writes a page for a browser, whose name ends in .html, got {path}")
 
 
 def write_frozen_page(directory: Path, path: Path) -> None:
-    """Write the page of a study.
-
-    Raises:
-        JournalError: there is no study, or its journal cannot be read.
-        ShoalError: the file cannot be written.
-    """
+    """Write the page of a study."""
     text = frozen_page(directory, time.time())
     try:
         path.write_text(text, encoding="utf-8")
@@ -44,11 +35,7 @@ def write_frozen_page(directory: Path, path: Path) -> None:
 
 
 def frozen_page(directory: Path, now: float) -> str:
-    """Return the HTML of `write_frozen_page`.
-
-    Args:
-        now: Seconds since 1970.
-    """
+    """The HTML of `write_frozen_page`; `now` is in seconds since 1970."""
     overview, space = json_text(overview_view(directory, now)), json_text(space_view(directory))
     feed = StudyFeed(directory.resolve().name, directory, lambda: now)
     feed.look()

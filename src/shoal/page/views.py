@@ -52,11 +52,7 @@ __all__ = [
 
 
 def json_text(value: Any) -> str:
-    """Return compact JSON text. A NaN or an infinity in a configuration becomes a text, as JSON has neither.
-
-    Args:
-        value: None, bool, int, float, str, or lists, tuples and string-keyed dicts of these.
-    """
+    """Compact JSON text; a NaN or an infinity in a configuration becomes a text, as JSON has neither."""
     try:
         return json.dumps(value, allow_nan=False, separators=(",", ":"))
     except ValueError:
@@ -120,11 +116,7 @@ def _has_ended(journal: JournalView, found: Snapshot) -> bool:
 
 
 def summary_view(directory: Path, now: float) -> dict[str, Any]:
-    """Return a study in a list of studies: its state in words, or why its journal cannot be read.
-
-    Args:
-        now: Seconds since 1970.
-    """
+    """A study in a list of studies: its state in words, or why its journal cannot be read."""
     try:
         with JournalView.read(directory) as journal:
             found = snapshot(journal, now)
@@ -213,11 +205,8 @@ def curves_view(directory: Path, metric: str) -> dict[str, Any]:
 
 
 def overview_view(directory: Path, now: float) -> dict[str, Any]:
-    """Return what a study did with its devices: their use, all jobs, failures, time by activity, what fusing and
-    packing have saved so far, and the measured use of GPUs.
-
-    Args:
-        now: Seconds since 1970.
+    """What a study did with its devices: their use, all jobs, failures, time by activity, what fusing and packing have
+    saved so far, and the measured use of GPUs.
     """
     with JournalView.read(directory) as journal:
         study = overview(journal, now)
@@ -253,11 +242,7 @@ def _history() -> History:
 
 
 def log_view(directory: Path, job: str) -> dict[str, Any]:
-    """Return the end of the log of a job; only a job of the journal has one.
-
-    Raises:
-        ShoalError: the study has no such job, or the job has no log.
-    """
+    """The end of the log of a job; only a job of the journal has one."""
     with JournalView.read(directory) as journal:
         known = journal.tables.rows("SELECT id FROM jobs WHERE id = ?", job)
     path = log_path(directory, job)
@@ -277,9 +262,10 @@ def log_view(directory: Path, job: str) -> dict[str, Any]:
 
 
 def _telemetry(study: Overview, device: DeviceRow, rows: Sequence[Telemetry]) -> list[tuple[float, Any, Any]]:
-    """Return what was measured of a GPU: seconds of running time from which on it counts, use, share of its memory.
+    """What was measured of a GPU: seconds of running time from which on it counts, use, share of its memory.
 
-    Of many measurements, means over equal times are returned; None is unknown."""
+    Of many measurements, means over equal times are returned; None is unknown.
+    """
     width = study.elapsed.total / _MAX_MEASURED
     found: dict[int, list[Telemetry]] = {}
     own = sorted((row for row in rows if row.device == device.name), key=lambda row: row.time)

@@ -38,7 +38,6 @@ _MEANINGS = {
 }
 
 _Interval = tuple[float, float]
-"""Begin and end in seconds of running time."""
 
 
 @dataclass(frozen=True)
@@ -71,9 +70,6 @@ def accounting(journal: JournalView, now: float) -> Accounting:
     reported counts as ENGINE. Time of a device without a job is START until the first process runs, ENGINE between the
     last event that the engine took and the next job of the device, and idle otherwise. A device counts from the start
     of the study, even if it was added later.
-
-    Args:
-        now: Seconds since 1970.
     """
     statistics = StudyStatistics(journal)
     running = journal.writer() is not None
@@ -90,7 +86,6 @@ def accounting(journal: JournalView, now: float) -> Accounting:
 
 
 def _job_seconds(bars: Sequence[Bar]) -> Iterator[tuple[Activity, float]]:
-    """Yield the seconds of the jobs of one device by activity."""
     for bar, share in zip(bars, _shares(bars), strict=True):
         reported = bar.job.activities
         if not reported:
@@ -132,7 +127,7 @@ class _IdleTime:
             self._after_start.append((min(ready, end), end))
 
     def device_seconds(self, bars: Sequence[Bar], total: float, running: bool) -> Iterator[tuple[Activity, float]]:
-        """Yield the seconds without a job by activity."""
+        """Seconds without a job by activity."""
         busy = _union((bar.begin, bar.end) for bar in bars)
         edges = [0.0, *(moment for interval in busy for moment in interval), total]
         for begin, end in zip(edges[::2], edges[1::2], strict=True):
@@ -153,7 +148,7 @@ class _IdleTime:
 
 
 def _union(intervals: Iterable[_Interval]) -> list[_Interval]:
-    """Return the union of intervals as disjoint ones, ascending."""
+    """The union of intervals as disjoint ones, ascending."""
     union: list[_Interval] = []
     for begin, end in sorted(intervals):
         if union and begin <= union[-1][1]:

@@ -30,8 +30,6 @@ class Axis:
     """One searched parameter. Its positions are its values, then its bins, then one for trials without the parameter.
 
     Args:
-        name: Name of the parameter, dotted if it is nested.
-        labels: Readable label of each position.
         edges: Edges of the bins, ascending, one more than there are bins; empty without bins. A bin holds its lower
             edge, and the last one both.
         chooser: Name of the choice that decides the parameter, and perhaps others; mostly the parameter itself.
@@ -56,7 +54,7 @@ class Axis:
         return len(self.labels) > self.bins.stop
 
     def with_missing(self) -> "Axis":
-        """Return the same axis, with a position for trials without the parameter."""
+        """The same axis, with a position for trials without the parameter."""
         return self if self.has_missing else replace(self, labels=(*self.labels, _MISSING_LABEL))
 
     def position(self, value: Any) -> int:
@@ -113,7 +111,7 @@ def _axis(name: str, leaf: Leaf) -> Axis:
 
 
 def _listed_values(value: Any) -> Sequence[Any] | None:
-    """Return the values of a domain, if they are few enough to be listed."""
+    """The values of a domain, if they are few enough to be listed."""
     if not isinstance(value, Domain):
         return [value]
     points = value.points()
@@ -171,7 +169,7 @@ def _integer_cuts(low: float, high: float, log: bool) -> list[float]:
 
 
 def _have_even_widths(edges: Sequence[float], log: bool) -> bool:
-    """Return whether the bins are still about equally wide after rounding."""
+    """Whether the bins are still about equally wide after rounding."""
     scale = [math.log(edge) if edge > 0 else -math.inf for edge in edges] if log else edges
     widths = [end / _BINS - start / _BINS for start, end in pairwise(scale)]
     return 0 < max(widths) <= 1.25 * min(widths)

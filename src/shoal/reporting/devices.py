@@ -28,11 +28,7 @@ _MAX_JOBS = 8
 
 
 def device_lines(use: DeviceUse, unit: str) -> list[str]:
-    """Return a device's kind, reserved share and jobs; several jobs stand on lines below.
-
-    Args:
-        unit: Unit of progress, see `Snapshot`.
-    """
+    """A device's kind, reserved share and jobs; several jobs stand on lines below. For `unit` see `Snapshot`."""
     jobs = [_job_text(job, unit) for job in use.jobs]
     if others := use.jobs[_MAX_JOBS:]:
         jobs[_MAX_JOBS:] = [f"{len(others)} more jobs, with {trials_text(sum(job.members for job in others))}"]

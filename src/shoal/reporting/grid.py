@@ -51,7 +51,6 @@ class StudyGrid:
     """The trials of a study by the values of the searched parameters.
 
     Args:
-        axes: Axis of each searched parameter.
         cells: Position on each axis -> the trials there; positions without trials are left out.
         metric: Metric of the study; of several, the first.
         explained: Name of each axis -> share of the variance of the trials' ranks by that metric which the means at its
@@ -66,11 +65,7 @@ class StudyGrid:
     explained: Mapping[str, float] = field(default_factory=dict)
 
     def project(self, *names: str) -> "StudyGrid":
-        """Return the same trials by some of the axes alone, in the order of these names.
-
-        Raises:
-            ShoalError: there is no such axis, one is named twice, or a name is not a string.
-        """
+        """Return the same trials by some of the axes alone, in the given order; ShoalError for another name."""
         indices = {axis.name: index for index, axis in enumerate(self.axes)}
         for name in names:
             if not isinstance(name, str):
@@ -96,7 +91,7 @@ class StudyGrid:
     def main_axes(self) -> tuple[str, ...]:
         """The two axes that explain most of the values; while none does, those with the most values or bins.
 
-        Of axes that one choice decides together only one counts. There may be fewer than two. The longer one is first.
+        Of axes that one choice decides together only one counts. There may be fewer than two; the longer one is first.
         """
         longest = sorted(self.axes, key=lambda axis: -axis.bins.stop)
         by_chooser: dict[str, Axis] = {}
@@ -112,11 +107,7 @@ class StudyGrid:
 
 
 def study_grid(space: Space, rows: Iterable[TrialRow], objective: Objective) -> StudyGrid:
-    """Build the grid of a study.
-
-    Args:
-        objective: Objective of the study; of several, the first.
-    """
+    """Build the grid of a study, by its first objective."""
     searched = axes(space)
     by_position = defaultdict(list)
     for row in rows:
@@ -141,11 +132,7 @@ def study_grid(space: Space, rows: Iterable[TrialRow], objective: Objective) -> 
 
 
 def grid_json(grid: StudyGrid, *, runs: bool = True) -> dict[str, Any]:
-    """Return a grid as plain values; None for NaN and the infinities.
-
-    Args:
-        runs: Whether a process runs the study; without one, running trials are "interrupted".
-    """
+    """A grid as plain values; None for NaN and infinities. Without a process, running trials are "interrupted"."""
     return {
         "axes": [
             {"name": axis.name, "labels": list(axis.labels), "values": list(axis.values), "edges": list(axis.edges)}
@@ -174,7 +161,7 @@ def _cell(row: TrialRow) -> Cell:
 
 
 def _ranks(values: Sequence[float]) -> list[float]:
-    """Return the rank of each value in ascending order; equal values share the mean of their ranks."""
+    """The rank of each value in ascending order; equal values share the mean of their ranks."""
     ranks = [0.0] * len(values)
     place = 0
     for _, equals in groupby(sorted(range(len(values)), key=values.__getitem__), key=values.__getitem__):
@@ -186,9 +173,7 @@ def _ranks(values: Sequence[float]) -> list[float]:
 
 
 def _explained(positions: Sequence[int], ranks: Sequence[float]) -> float | None:
-    """Return the share of the variance of ranks that the means of groups explain.
-
-    The share is 1 - (1 - eta squared) (n - 1) / (n - k)."""
+    """Share of the variance of ranks that the means of groups explain: 1 - (1 - eta squared) (n - 1) / (n - k)."""
     groups = defaultdict(list)
     for position, rank in zip(positions, ranks, strict=True):
         groups[position].append(rank)
@@ -229,9 +214,7 @@ _SIGNS = {
 }
 _SHADES = ("color(243)", "color(65)", "color(71)", "color(41)", "color(47)")
 _FEW_SHADES = ("bright_black", "green", "bright_green")
-"""From worst to best, the second for terminals of 16 colours: all are legible under black text, on black and white
-terminals.
-"""
+"""From worst to best, the second for terminals of 16 colours: all legible under black text, on black and on white."""
 
 _MAX_LABEL_WIDTH = 24
 _Column = list[Text]
@@ -240,8 +223,6 @@ _Column = list[Text]
 
 @dataclass(frozen=True)
 class _Layout:
-    """Size of a cell."""
-
     digits: int
     heading: int
     lines: int
@@ -263,10 +244,6 @@ class HeatMap:
     """Rich output of a grid of one axis or two: the first goes down, the last across.
 
     A cell with a better best value has a stronger colour.
-
-    Args:
-        grid: Grid of a study, projected to one axis or two.
-        runs: Whether a process runs the study.
     """
 
     grid: StudyGrid

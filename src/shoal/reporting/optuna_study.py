@@ -34,7 +34,6 @@ def optuna_study(
     Open trials are left out.
 
     Args:
-        objectives: Objectives of the study; their metrics become an attribute of the new study.
         storage: Storage as for `_open_storage`; None: in memory.
 
     Raises:
@@ -55,7 +54,6 @@ def optuna_study(
 
 
 def _open_storage(storage: "str | optuna.storages.BaseStorage") -> "optuna.storages.BaseStorage":
-    """Return the storage at an address or a path."""
     from optuna.storages import BaseStorage, JournalStorage, RDBStorage
     from optuna.storages.journal import JournalFileBackend
 
@@ -76,10 +74,7 @@ def _open_storage(storage: "str | optuna.storages.BaseStorage") -> "optuna.stora
 
 @contextmanager
 def _translated_errors(storage: object) -> Iterator[None]:
-    """Within this context, errors of an unusable storage become a `ShoalError`.
-
-    Optuna passes on the errors of its database, its parser of a file, or a missing package.
-    """
+    """Within this context, errors of an unusable storage, of any library, become a `ShoalError`."""
     from optuna.exceptions import StorageInternalError
     from sqlalchemy.exc import SQLAlchemyError
 

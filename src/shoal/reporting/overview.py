@@ -65,7 +65,6 @@ class Elapsed:
 
     Attributes:
         resumes: Seconds at which the study was resumed.
-        total: Seconds in all.
     """
 
     def __init__(self, runs: Sequence[Run], event_times: Sequence[float], now: float | None) -> None:
@@ -79,19 +78,14 @@ class Elapsed:
         self.total = max(self(max([runs[-1].started, *event_times[-1:]]) if now is None else now), 1e-3)
 
     def __call__(self, moment: float) -> float:
-        """Return the seconds of running time at a moment, given in seconds since 1970."""
+        """Seconds of running time at a moment, given in seconds since 1970."""
         stopped = sum(min(moment, end) - begin for begin, end in self._gaps if moment > begin)
         return max(moment - self._begin - stopped, 0.0)
 
 
 @dataclass(frozen=True)
 class Bar:
-    """A job on its device.
-
-    Args:
-        begin: Seconds of running time at its start.
-        end: Seconds of running time at its end; for a running job, up to now.
-    """
+    """A job on its device, with seconds of running time at its start and its end; a running one ends now."""
 
     job: JobRow
     begin: float
@@ -127,7 +121,6 @@ class Overview:
     Args:
         bars: All jobs, in the order of their start.
         curve: (seconds, best value so far of the first metric) at each improvement.
-        usage: Usage of each device, in order.
         failed_trials: Trials that have failed and are not retried.
         structures: Name of each fusion key of its jobs, see `structure_names`.
     """
@@ -150,11 +143,7 @@ class Overview:
 
 
 def overview(journal: JournalView, now: float) -> Overview:
-    """Read the content of a report from a study's journal.
-
-    Args:
-        now: Seconds since 1970.
-    """
+    """Read the content of a report from a study's journal; `now` is in seconds since 1970."""
     state, statistics = snapshot(journal, now), StudyStatistics(journal)
     elapsed = Elapsed(journal.runs(), statistics.moments(), now if state.pid is not None else None)
     bars = job_bars(journal, elapsed)
@@ -301,14 +290,11 @@ def _accumulate(sums: _UsageSums, active: Mapping[str, tuple[JobRow, float]], se
 
 
 def structure_names(jobs: Iterable[JobRow], rows: Iterable[TrialRow]) -> dict[str, str]:
-    """Return a name for each structure, from the parameters that its trials agree on and trials of other structures do
+    """A name, "width=64", by `JobRow.keys`: the parameters on which its trials agree and trials of other structures do
     not.
 
     A structure without such parameters, or the only one, is named by its digest or its batch size; two with equal
-    parameters have the digest added.
-
-    Returns:
-        `JobRow.keys` -> "width=64"; with the batch size if it differs and is none of the parameters.
+    parameters have the digest added. The batch size is added if it differs and is none of the parameters.
     """
     configs = {row.number: flatten(row.config) for row in rows}
     members: dict[str, dict[int, None]] = {}
@@ -450,7 +436,6 @@ def _by_purpose(seconds: Mapping[Purpose, float]) -> str:
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """Return a table of rows of texts and integers; "" without rows."""
     if not rows:
         return ""
     lines = ["<table>"]
@@ -465,5 +450,4 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
 
 
 def _text(what: object) -> str:
-    """Return the text escaped for HTML, see `printable`."""
     return escape(printable(str(what), lines=True))

@@ -84,8 +84,6 @@ class SilentProgress(Progress):
 
 
 class _ConsoleProgress(Progress):
-    """Base class of the displays on a console."""
-
     _PERIOD: ClassVar[float]
     _SOFT_WRAP: ClassVar[bool]
 
@@ -146,12 +144,7 @@ class LiveProgress(_ConsoleProgress):
 
 
 class NotebookProgress(Progress):
-    """Redraws the table of `LiveProgress` in the output of a notebook's cell in place, at most twice a second.
-
-    Args:
-        display: `IPython.display.display`.
-        clock: Monotonic clock in seconds.
-    """
+    """Redraws the table of `LiveProgress` in the output of a notebook's cell in place, at most twice a second."""
 
     _PERIOD = 0.5
     _WIDTH = 100
@@ -276,7 +269,6 @@ class LineProgress(_ConsoleProgress):
             self._print(f"saved: {savings_text(snapshot.savings, snapshot.unit)}")
 
     def _print_phases(self, snapshot: Snapshot) -> None:
-        """Print each kind of job when it first runs."""
         members = Counter[Purpose]()
         for job in (job for use in snapshot.devices for job in use.jobs):
             members[job.purpose] += job.members
@@ -289,7 +281,6 @@ class LineProgress(_ConsoleProgress):
                 self._print(f"{duration_text(snapshot.elapsed)} {phase}{what}")
 
     def _print_notes(self, snapshot: Snapshot) -> None:
-        """Print each note on the task once."""
         for line in snapshot.note.splitlines()[self._notes :]:
             self._notes += 1
             self._print(f"{duration_text(snapshot.elapsed)} note: {line}")
@@ -307,10 +298,9 @@ class LineProgress(_ConsoleProgress):
                 self._print(f"{duration_text(snapshot.elapsed)} {line}")
 
     def _improved(self, snapshot: Snapshot) -> bool:
-        """Return whether the best is better than the last one printed; it can get worse, since a trial's last value
-        counts.
+        """Whether the best is better than the last one printed, or the front of several metrics has changed.
 
-        For several metrics, whether the front has other trials or values.
+        It can get worse, since a trial's last value counts.
         """
         if snapshot.best is None or isinstance(snapshot.best.value, tuple):
             changed, self._front = snapshot.front != self._front, snapshot.front
@@ -325,12 +315,9 @@ class LineProgress(_ConsoleProgress):
 def progress(
     take_snapshot: Callable[[], Snapshot], *, silent: bool = False, console: "Console | None" = None
 ) -> Progress:
-    """Return the display that suits the console.
+    """The display that suits the console, or a silent one for output that a program reads.
 
-    Args:
-        silent: Whether to show nothing, for output that a program reads.
-        console: Console to show it on; by default the output of the notebook's cell that runs the study, or else
-            standard error.
+    By default it is the output of the notebook's cell that runs the study, or else standard error.
     """
     if silent:
         return SilentProgress()
@@ -355,11 +342,7 @@ def _notebook_display() -> Callable[..., Any] | None:
 
 
 def summary(study: Mapping[str, Any], devices: Sequence[str], directory: Path, done: str = "") -> list[str]:
-    """Return lines at the start of a run: task, budget, objectives, batch size, devices.
-
-    Args:
-        done: Progress of a resumed study: "25 of 69 epochs".
-    """
+    """Lines at the start of a run: task, budget, objectives, batch size, devices; `done` as in "25 of 69 epochs"."""
     unit = "reports" if study["opaque"] else "epochs"
     totals = study.get("totals")
     amount = "" if totals is None else f" {_totals_text(Totals(**totals), unit)}, by"
@@ -398,7 +381,6 @@ def _status_text(snapshot: Snapshot) -> str:
 
 
 def _devices_text(snapshot: Snapshot) -> str:
-    """Return the names of the usable devices."""
     return (
         ", ".join(use.device.name for use in snapshot.devices if use.device.healthy) or "no device, and waits for one"
     )

@@ -17,11 +17,7 @@ def values(row: TrialRow, objectives: Sequence[Objective]) -> tuple[float, ...] 
 
 
 def front(rows: Sequence[TrialRow], objectives: Sequence[Objective]) -> set[int]:
-    """Return the numbers of the trials that no other dominates, by the last values of a study's metrics.
-
-    Args:
-        objectives: Objectives of the study; with one alone, the front is the best trial and its equals.
-    """
+    """Numbers of the trials that no other dominates, by last values; for one metric, the best and its equals."""
     losses = {}
     for row in rows:
         if (shown := values(row, objectives)) is not None:
@@ -30,13 +26,10 @@ def front(rows: Sequence[TrialRow], objectives: Sequence[Objective]) -> set[int]
 
 
 def ranked(rows: Sequence[TrialRow], objectives: Sequence[Objective], best: Set[int] | None = None) -> list[TrialRow]:
-    """Return the best trials first, by the last value of the study's metric; then those without a value and the failed
-    ones.
+    """The best trials first, by the last value of the study's metric; then those without a value and the failed ones.
 
-    With several metrics, the front comes first, then the others, both by the first metric.
-
-    Args:
-        best: The `front` of the trials, if it is known already.
+    With several metrics, the front comes first, then the others, both by the first metric. `best` is the `front`, if
+    known.
     """
     if best is None:
         best = front(rows, objectives) if len(objectives) > 1 else set()
@@ -60,11 +53,7 @@ def all_nan(rows: Sequence[TrialRow], objectives: Sequence[Objective]) -> str | 
 
 
 def why_no_best(rows: Sequence[TrialRow], objectives: Sequence[Objective]) -> str:
-    """Return why no trial is the best, as the end of a sentence that begins with the study.
-
-    Args:
-        rows: Trials, as read from the journal, none of them with values.
-    """
+    """Why no trial is the best, as the end of a sentence that begins with the study; no row has values."""
     if (name := all_nan(rows, objectives)) is not None:
         return f"has a value of {name!r}: all that were reported are NaN"
     names = [goal.metric for goal in objectives]

@@ -26,14 +26,7 @@ __all__ = ["Difference", "Rerun", "check_rerun", "find_rerun", "rerun_json", "re
 def find_rerun(
     journal: JournalView, number: int, devices: str | Sequence[str] | None = None
 ) -> tuple[TrialRow, Device]:
-    """Return the trial to rerun, and the device for it.
-
-    Args:
-        devices: Devices as for `shoal.tune`, of which the first is used. None: the study's own.
-
-    Raises:
-        ShoalError: there is no such trial or device; or as for `check_rerun`.
-    """
+    """The trial to rerun, and the device for it: the first of `devices`, by default of the study's."""
     rows = {row.number: row for row in journal.trials()}
     if number not in rows:
         raise ShoalError(
@@ -44,11 +37,7 @@ def find_rerun(
 
 
 def check_rerun(row: TrialRow, opaque: object) -> None:
-    """Refuse a trial that cannot be rerun, or has no record to compare with.
-
-    Raises:
-        ShoalError: gives the reason and the remedy.
-    """
+    """Refuse a trial that cannot be rerun, or has no record to compare with."""
     name, trial = f"trial {row.number}", row.trial
     if opaque:
         raise ShoalError(
@@ -68,11 +57,7 @@ def check_rerun(row: TrialRow, opaque: object) -> None:
 
 @dataclass(frozen=True)
 class Difference:
-    """The largest difference of two curves of a metric.
-
-    Args:
-        relative: |a - b| / max(|a|, |b|); 0 for two NaN, infinite for one.
-    """
+    """The largest difference of two curves: |a - b| / max(|a|, |b|), 0 for two NaN, infinite for one."""
 
     relative: float
     epoch: int
@@ -85,7 +70,6 @@ class Rerun:
     """A rerun trial.
 
     Args:
-        trial: Trial.
         recorded: Epoch -> metrics in the journal.
         found: Epoch -> metrics of the rerun; it has fewer epochs if a loss was not finite.
         changed: Paths of files of the task that were edited since the study last ran.
@@ -107,11 +91,7 @@ class Rerun:
         found: Sequence[Report],
         study: Mapping[str, Any] = MappingProxyType({}),
     ) -> "Rerun":
-        """Compare reports.
-
-        Args:
-            study: Description of the study, as of `JournalView.study`.
-        """
+        """Compare reports; `study` is the description of the study, as of `JournalView.study`."""
         first, second = ({report.epoch: report.metrics for report in side} for side in (recorded, found))
         changed = tuple(edit.path for edit in edits(study.get("sources", {})))
         return Rerun(

@@ -44,11 +44,7 @@ class Savings:
 
 
 def savings(journal: JournalView, history: History) -> Savings | None:
-    """Compare the time of the reported epochs with that of the same epochs one trial at a time.
-
-    Returns:
-        The comparison; None if no trials were fused or packed, or nothing of them was measured.
-    """
+    """Compare the time of the reported epochs with that of one trial at a time; None if nothing shared was measured."""
     if journal.study.get("opaque"):  # programs are neither fused nor packed
         return None
     jobs = {job.id: job for job in journal.jobs()}
@@ -95,7 +91,7 @@ def _profiles_by_steps(history: History) -> dict[tuple[str, str], Profile]:
 
 
 def _speedup(profile: Profile, members: int) -> float:
-    """Return the speed-up of steps of an array over those of its members one after another, from 1 to their number.
+    """Speed-up of steps of an array over those of its members one after another, from 1 to their number.
 
     A smaller one is that of plain steps, which an array takes where they are faster; a larger one was disturbed.
     """

@@ -32,7 +32,6 @@ class JobUse:
     """A running job and its reservation on the device; None for unknown values.
 
     Args:
-        job: Id of the job.
         compute: Reserved fraction of the device.
         memory: Reserved bytes.
         rate: Recent epochs, or reports, per second of all its trials together.
@@ -51,11 +50,7 @@ class JobUse:
 
 @dataclass(frozen=True)
 class DeviceUse:
-    """The jobs on a device.
-
-    Args:
-        jobs: Jobs on the device, in the order of their start; none if it is idle.
-    """
+    """A device and its jobs, in the order of their start."""
 
     device: DeviceRow
     jobs: tuple[JobUse, ...] = ()
@@ -64,7 +59,7 @@ class DeviceUse:
     def occupancy(self) -> float:
         """Fraction of its compute that is reserved, above 1 if that is more than it has.
 
-        A job without a known reservation counts as the whole device, as does one with a larger reservation.
+        A job without a known reservation, or with a larger one, counts as the whole device.
         """
         whole = self.device.compute
         return sum(whole if job.compute is None else min(job.compute, whole) for job in self.jobs) / whole
@@ -83,7 +78,6 @@ class Failing:
     Args:
         job: Newest of its failed jobs; None if only its array failed.
         retries: Number of retries that the study allows a trial that fails by itself; None if unknown.
-        runs: Whether a process runs the study.
     """
 
     trial: TrialRow
@@ -124,7 +118,6 @@ class Snapshot:
         seconds_left: Seconds until `epochs_total` are done, at the rate so far; None if that is unknown, or the study
             is paused.
         devices: Devices with their jobs; none if no process runs the study.
-        pid: Process that runs the study; None without one.
         host: Name of its machine, if that is another one; else "".
         front: Trials that no other dominates, for several metrics, by the first one.
         totals: Trials and epochs that the algorithm announced, plus those that users added; None if unknown.
@@ -216,10 +209,7 @@ class Snapshot:
 def snapshot(journal: JournalView, now: float, *, starting: bool = False) -> Snapshot:
     """Read a study's state from its journal: a few queries, a few milliseconds at 10,000 trials.
 
-    Args:
-        journal: Journal of the study; the engine's own, or one opened for reading.
-        now: Seconds since 1970.
-        starting: Value of `Snapshot.starting`.
+    `now` is in seconds since 1970; `starting` is that of `Snapshot`.
     """
     check_optional_values(journal)
     statistics = StudyStatistics(journal)
@@ -273,11 +263,7 @@ def snapshot(journal: JournalView, now: float, *, starting: bool = False) -> Sna
 
 
 def task_edits(study: Mapping[str, Any]) -> tuple[TaskEdit, ...]:
-    """Return all resumes of a study with an edited task, in order.
-
-    Args:
-        study: Description of the study, as of `JournalView.study`.
-    """
+    """All resumes of a study with an edited task, in order, from `JournalView.study`."""
     entries = study.get("edits", ())
     return tuple(TaskEdit(each["time"], each["files"], tuple(each["open"]), each["next"]) for each in entries)
 

@@ -69,15 +69,9 @@ _MAX_NAMED = 3
 def trials_table(
     rows: Sequence[TrialRow], objectives: Sequence[Objective], best: Set[int] | None = None, *, runs: bool = True
 ) -> Group:
-    """Return all trials, the best first, and what the columns mean.
+    """All trials, the best first, with the reason for the state of each below its config, and what the columns mean.
 
-    Below a trial's config is the reason for its state, if it has one.
-
-    With several metrics, each has its columns, and the trials of the front are marked.
-
-    Args:
-        rows: Trials, as read from the journal; all of them, or a selection.
-        best: The `front` of all trials, if it is known already.
+    With several metrics, each has its columns, and the trials of the front (`best`, if it is known) are marked.
     """
     if best is None:
         best = front(rows, objectives) if len(objectives) > 1 else set()
@@ -117,11 +111,7 @@ def _columns_text(objectives: Sequence[Objective]) -> str:
 
 
 def best_table(row: TrialRow, objectives: Sequence[Objective], *, runs: bool = True) -> Table:
-    """Return one trial with its whole config and all its metrics, last and best.
-
-    Args:
-        objectives: Objectives of the study; their metrics come first.
-    """
+    """One trial with its whole config and all its metrics, last and best; those of the objectives come first."""
     first = [objective.metric for objective in objectives]
     table = Table(box=None, pad_edge=False, show_header=False)
     table.add_column(style="bold", no_wrap=True)
@@ -164,11 +154,7 @@ def _add_lines(table: Table, title: str, lines: Iterable[str], style: str = "") 
 
 
 def trial_json(row: TrialRow, *, runs: bool = True) -> dict[str, Any]:
-    """Return a trial as plain values; None for NaN and the infinities.
-
-    Args:
-        runs: Whether a process runs the study; without one, running trials are "interrupted".
-    """
+    """A trial as plain values; None for NaN and the infinities. Without a process, a running one is "interrupted"."""
     return {
         "trial": row.number,
         "state": state_name(row.state, runs),
@@ -193,12 +179,6 @@ def dataframe(rows: Sequence[TrialRow], *, runs: bool = True) -> "pd.DataFrame":
     value) and `<name>.best`, `epochs`, `seconds`, `device`, `array`, `reason`. A config value that a trial does not
     have, like a metric it has not reported, is NaN. A metric whose name is that of another column, or of the best of
     another metric, is called `metric.<name>`.
-
-    Args:
-        runs: Whether a process runs the study; without one, running trials are "interrupted".
-
-    Raises:
-        ShoalError: pandas is not installed.
     """
     try:
         import pandas as pd
@@ -273,7 +253,6 @@ def task_edit_json(edit: TaskEdit) -> dict[str, Any]:
 
 
 def _intervention_json(each: Intervention) -> dict[str, Any]:
-    """Return a request of a user as plain values."""
     return {
         "time": each.time,
         "user": each.user,

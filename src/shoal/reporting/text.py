@@ -61,18 +61,12 @@ def number_text(value: Any) -> str:
 
 
 def printable(text: str, lines: bool = False) -> str:
-    """Return the text of a user, safe for a terminal: control characters and unencodable ones are escaped.
-
-    Args:
-        lines: Whether the text may have several lines.
-    """
+    """The text of a user, safe for a terminal: control, unencodable and, unless `lines`, newline characters escaped."""
     return "".join(char if _is_harmless(char, lines) else char.encode("unicode_escape").decode() for char in text)
 
 
 def _is_harmless(char: str, lines: bool) -> bool:
-    """Return whether a character is not a control character, format character or surrogate; all kinds of spaces are
-    harmless.
-    """
+    """Whether a character is no control character, format character or surrogate; all kinds of spaces are harmless."""
     return char.isprintable() or (lines and char in "\n\t") or unicodedata.category(char) == "Zs"
 
 
@@ -119,9 +113,9 @@ def config_text(config: Config) -> str:
 
 
 def best_text(snapshot: Snapshot) -> str:
-    """Return the best trial on one line: "accuracy 0.9812 by trial 7 with lr=0.001"; "–" when there is none.
+    """The best trial on one line: "accuracy 0.9812 by trial 7 with lr=0.001"; "–" when there is none.
 
-    For several metrics, the first trial of the front, and the number of others.
+    Of several metrics, the first trial of the front, and the number of others.
     """
     lines = best_texts(snapshot)
     more = len(snapshot.front) - 1
@@ -166,12 +160,7 @@ def left_text(snapshot: Snapshot) -> str:
 
 
 def savings_text(found: Savings, unit: str) -> str:
-    """Return what fusing and packing saved, and of what, on a line.
-
-    Args:
-        found: The device time of the epochs, together and alone.
-        unit: Unit of progress, see `Snapshot`.
-    """
+    """What fusing and packing saved, and of what, on a line; for `unit` see `Snapshot`."""
     exact = found.alone < _EXACT_SECONDS
 
     def text(seconds: float) -> str:
@@ -195,20 +184,12 @@ def states_text(snapshot: Snapshot) -> str:
 
 
 def state_text(state: TrialState, runs: bool) -> str:
-    """Return a state in words for users.
-
-    Args:
-        runs: Whether a process runs the study.
-    """
+    """A state in words for users; `runs`: a process runs the study."""
     return "waiting" if state is TrialState.PENDING else state_name(state, runs)
 
 
 def state_name(state: TrialState, runs: bool) -> str:
-    """Return a state for programs: a running trial without a process is "interrupted".
-
-    Args:
-        runs: Whether a process runs the study.
-    """
+    """A state for programs: a running trial without a process is "interrupted"."""
     return "interrupted" if state is TrialState.RUNNING and not runs else str(state)
 
 
@@ -279,11 +260,7 @@ def leaf_text(value: Any) -> str:
 
 
 def batch_text(space: Space, task: str | None) -> str:
-    """Return the batch size, as far as the space determines it.
-
-    Args:
-        task: Name of the task if it overrides `batch_size`; else None.
-    """
+    """The batch size, as far as the space determines it; `task` is the name of a task that overrides `batch_size`."""
     if task is not None:
         return f"batch size as {task}.batch_size says"
     leaf = space.leaves().get("batch_size")

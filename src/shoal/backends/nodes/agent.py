@@ -38,15 +38,12 @@ _POLL_SECONDS = 0.005
 _IDLE_SECONDS = 0.05
 """Longest wait for a command while no job runs."""
 _STATE_SECONDS = 3.0
-"""Seconds between two looks at the devices."""
 
 
 def python_command(function: str, module: str, path: Sequence[str], *arguments: str) -> list[str]:
-    """Return the command of a process that calls a function of a module of Shoal, the same Shoal as the caller's.
+    """The command of a process that calls a function of a module of Shoal, the same Shoal as the caller's.
 
-    Args:
-        module: Name of its module, which is imported after the module path is set.
-        arguments: Arguments from `sys.argv[2]` on.
+    `arguments` are `sys.argv[2:]` there; the module is imported after the module path is set.
     """
     code = f"import json, sys; sys.path[:] = json.loads(sys.argv[1]); from {module} import {function}; {function}()"
     return [sys.executable, "-P", "-u", "-c", code, json.dumps(list(path)), *arguments]
@@ -60,9 +57,6 @@ class Agent:
 
     The agent ends its jobs and itself after `close`, after an error of the back end, or if the engine has made no call
     for the time of the lease: it may have started the jobs elsewhere by then.
-
-    Args:
-        clock: Monotonic clock, in seconds.
     """
 
     def __init__(
@@ -94,12 +88,7 @@ class Agent:
                     self._commands.put(command)
 
     def fetch(self, acknowledged: int, timeout: float) -> MessageBatch:
-        """Return the messages after an acknowledged one; wait up to `timeout` seconds for the first.
-
-        Args:
-            acknowledged: Number of the last message that the engine has, 0 for none.
-            timeout: In seconds.
-        """
+        """Messages after the last one that the engine has (0: none); wait up to `timeout` seconds for the first."""
         with self._changed:
             self._last_call = self._clock()
             while self._outbox and self._first <= acknowledged:
@@ -130,7 +119,6 @@ class Agent:
         self._send(end)
 
     def _serve(self) -> NodeEnded:
-        """Serve until the end; all jobs have ended then."""
         joined = self._join()
         self._send(joined)
         if joined.fault:
@@ -173,6 +161,6 @@ class Agent:
         return True
 
     def _look(self, backend: Backend, monitor: NvmlMonitor, cluster: Cluster) -> NodeState:
-        """Return the state of the node now; this process and its descendants are the study's."""
+        """The state of the node now; this process and its descendants are the study's."""
         limited = frozenset(device.name for _, device in cluster if backend.limits_shares(device))
         return NodeState(monitor.conditions({os.getpid()}), limited, backend.starting)

@@ -41,9 +41,6 @@ class Nodes(Backend):
 
     Args:
         lease: Seconds without a call after which an agent ends its jobs.
-
-    Raises:
-        OSError: The directory of the study cannot be written.
     """
 
     nodes_return = False
@@ -82,11 +79,7 @@ class Nodes(Backend):
         return "its agent has not started yet"
 
     def setup(self, node: str, cores: int | None = None, gpus: int | None = None) -> AgentSetup:
-        """Return the settings of a node's agent.
-
-        Args:
-            cores: Number of CPU cores that the study may use there; None: all.
-        """
+        """The settings of a node's agent, which may use so many CPU cores and GPUs there; None: all."""
         return AgentSetup(
             node=node,
             worker_context=replace(self.worker_context, fork=False),
@@ -115,11 +108,7 @@ class Nodes(Backend):
         return not any(not state.starting for state in self._states.values())
 
     def start(self, job: Job, device: Device) -> None:
-        """Send the job to the agent of the device's node; on a node that was just lost it ends as lost.
-
-        Raises:
-            BackendError: The back end is closed, a job of that id runs, or the device has no node.
-        """
+        """Send the job to the agent of the device's node; on a node that was just lost it ends as lost."""
         if self._closed:
             raise BackendError(f"job {job.id!r} cannot start: the back end is closed")
         if job.id in self._nodes:
@@ -161,11 +150,7 @@ class Nodes(Backend):
         return state is not None and device.local_name in state.limited
 
     def find(self, devices: str | Sequence[str]) -> Cluster:
-        """Find the study's devices on the nodes whose agents have started.
-
-        Raises:
-            DeviceError: The devices are others than those that the agents look for, or there are none.
-        """
+        """Find the study's devices, and no others, on the nodes whose agents have started."""
         if devices != self.worker_context.devices:
             added = devices if isinstance(devices, str) else ", ".join(devices)
             raise DeviceError(
@@ -179,7 +164,7 @@ class Nodes(Backend):
         return NodesMonitor(self, cluster)
 
     def condition(self, device: Device) -> Condition:
-        """Return the condition of a device, as its agent said last."""
+        """The condition of a device, as its agent said last."""
         node = device.node
         if node in self._lost and node not in self._links:
             return Condition(False, f"node {node} is gone: {self._lost[node].splitlines()[0]}")
@@ -195,9 +180,7 @@ class Nodes(Backend):
     def poll(self, timeout: float) -> list[Event]:
         """Return the events since the last call; wait up to `timeout` seconds for the first.
 
-        Raises:
-            BackendError: A node that the study began with cannot be used and none has joined, or no node can run jobs
-                any more.
+        A node of the beginning that cannot be used while none has joined, or no node left for jobs, is a BackendError.
         """
         deadline = time.monotonic() + timeout
         self._polled = True

@@ -32,7 +32,6 @@ class NodeInventory:
     Args:
         cluster: Devices with their names on the node; without any if it has none of the requested ones.
         absence_reason: Reason why it has none; else "".
-        versions: Versions of Python, torch and Shoal on the node.
     """
 
     cluster: Cluster
@@ -41,16 +40,12 @@ class NodeInventory:
 
 
 def versions() -> dict[str, str]:
-    """Return the versions that must be equal on all nodes, by name."""
+    """Versions that must be equal on all nodes, by name."""
     return {"Python": platform.python_version(), "torch": metadata.version("torch"), "Shoal": VERSION}
 
 
 def version_fault(node: str, found: Mapping[str, str]) -> str:
-    """Return in words how the versions of a node differ from those of this process; "" if they are equal.
-
-    Args:
-        found: Its versions, as of `versions`.
-    """
+    """How the versions of a node, as of `versions`, differ from those of this process; "" if they are equal."""
     own = versions()
     wrong = [f"{name} {found.get(name, 'none')}" for name in own if found.get(name) != own[name]]
     right = [f"{name} {own[name]}" for name in own if found.get(name) != own[name]]
@@ -65,10 +60,8 @@ def version_fault(node: str, found: Mapping[str, str]) -> str:
 def take_node_inventory(devices: str | Sequence[str], cores: int | None, gpus: int | None = None) -> NodeInventory:
     """Find devices of this node. The kind of a CPU slot names the model of the CPU, too: "cpu/2 AMD EPYC 7763".
 
-    Args:
-        devices: As for `discover`.
-        cores: Number of CPU cores that the study may use here; None: all.
-        gpus: Number of GPUs that the study may use here, of those requested the first ones; None: all.
+    `cores` is the number of CPU cores that the study may use here, `gpus` that of GPUs, the first of those requested;
+    None: all.
     """
     try:
         found = discover(devices, ThisMachine(most_cores=cores))
@@ -90,11 +83,7 @@ def names_nodes(devices: str | Sequence[str]) -> bool:
 
 
 def check_nodes(nodes: Collection[str], devices: str | Sequence[str]) -> None:
-    """Check that the devices of a setting are of nodes that are there.
-
-    Raises:
-        DeviceError: A node is not; the error names those that are.
-    """
+    """Check that the devices of a setting are of nodes that are there; the DeviceError names those that are."""
     for name in [devices] if isinstance(devices, str) else devices:
         node, slash, _ = name.partition("/")
         if slash and node not in nodes:
@@ -108,12 +97,6 @@ def devices_on(node: str, devices: str | Sequence[str]) -> str | Sequence[str]:
     Args:
         devices: "auto", "cpu:2", "cuda", ["cuda:0", "cuda:1"] for what each node has; or devices of nodes:
             ["ash/cuda:0", "beech/cuda:1"].
-
-    Returns:
-        A setting of `discover`; an empty list if the node has no part in it.
-
-    Raises:
-        DeviceError: A CPU slot has no number.
     """
     if not names_nodes(devices):
         return devices
@@ -129,21 +112,14 @@ def devices_on(node: str, devices: str | Sequence[str]) -> str | Sequence[str]:
 
 
 def on_node(device: Device, node: str) -> Device:
-    """Return a device with its name in the cluster: "ash/cuda:0"."""
+    """The device with its name in the cluster: "ash/cuda:0"."""
     return replace(device, name=f"{node}/{device.name}")
 
 
 def cluster_of(found: Mapping[str, NodeInventory], devices: str | Sequence[str]) -> Cluster:
-    """Return the cluster of several nodes.
+    """The cluster of several nodes; DeviceError if no node has a requested device, or versions differ.
 
     With "auto", nodes without a GPU are left out if others have GPUs, as slots of CPUs go with no other devices.
-
-    Args:
-        found: Name of each node -> its inventory.
-        devices: Devices of the study, as its user wrote them.
-
-    Raises:
-        DeviceError: No node has a requested device, a named device does not exist, or versions differ.
     """
     for node, inventory in found.items():
         if fault := version_fault(node, inventory.versions):
@@ -169,8 +145,7 @@ def cluster_of(found: Mapping[str, NodeInventory], devices: str | Sequence[str])
 
 
 def first_gpus(cluster: Cluster, gpus: int) -> Cluster:
-    """Return a node's devices without the GPUs after the first ones, and its cores divided among those that
-    are left."""
+    """A node's devices without the GPUs after the first ones, and its cores divided among those that are left."""
     left = [device.name for _, device in cluster if device.is_cuda][:gpus]
     kept = cluster.select(lambda device: not device.is_cuda or device.name in left)
     if kept == cluster or not kept.nodes:

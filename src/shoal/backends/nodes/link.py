@@ -18,7 +18,6 @@ LEASE_SECONDS = 15.0
 FETCH_SECONDS = 1.0
 """Longest wait of an agent for a message; the link calls at least so often."""
 _RETRY_SECONDS = 0.2
-"""Pause after a call that failed."""
 _REPEAT_SECONDS = 1.0
 """Seconds after which a command that the agent has not confirmed is sent again."""
 _MARGIN_SECONDS = 2.0
@@ -30,11 +29,7 @@ class NodeUnreachable(Exception):  # noqa: N818  (a state of the network)
 
 
 class NodeGone(Exception):  # noqa: N818
-    """The process of an agent has ended, and with it all workers of its node.
-
-    Args:
-        failed: Whether another agent on the node would fail, too.
-    """
+    """The process of an agent has ended, with all workers of its node; if `failed`, another one would fail, too."""
 
     def __init__(self, reason: str, failed: bool = False) -> None:
         super().__init__(reason)
@@ -54,12 +49,7 @@ class Carrier(ABC):
 
     @abstractmethod
     def fetch(self, acknowledged: int, timeout: float) -> MessageBatch:
-        """Call `Agent.fetch` and return the answer.
-
-        Raises:
-            NodeUnreachable: There is no answer yet.
-            NodeGone: There will be none.
-        """
+        """Call `Agent.fetch` and return the answer; NodeUnreachable: none yet, NodeGone: there will be none."""
 
     @abstractmethod
     def end(self) -> None:
@@ -76,11 +66,6 @@ class NodeLink:
     The agent's last message is a `NodeEnded`. The link adds one if the agent is gone or cannot be reached. Then it must
     be sure that the agent has ended its jobs: it tries to reach it for the time of a lease, falls silent for the time
     of a lease, in which the agent ends its jobs, and only then declares the end.
-
-    Args:
-        inbox: Queue of the back end, for pairs of this link and a message.
-        lease: Seconds, as of the agent.
-        clock: Monotonic clock, in seconds.
     """
 
     def __init__(
@@ -93,7 +78,6 @@ class NodeLink:
     ) -> None:
         self.node = node
         self.joined: NodeJoined | None = None
-        """First message of the agent; None before it has started."""
         self._carrier = carrier
         self._inbox = inbox
         self._lease = lease
@@ -143,7 +127,6 @@ class NodeLink:
             self._put(NodeEnded(f"the link to its agent failed:\n{traceback.format_exc()}", failed=True))
 
     def _receive(self) -> None:
-        """Fetch until the agent has ended."""
         acknowledged, answered = 0, self._clock()
         while not self._closed.is_set():
             called = self._clock()

@@ -31,12 +31,8 @@ __all__ = [
 
 @dataclass(frozen=True)
 class ProcessSettings:
-    """Settings of the engine's process for the process of an agent.
-
-    Args:
-        argv: `sys.argv`.
-        directory: Working directory; "" if it was removed.
-        threads: `OMP_NUM_THREADS`; None if it is not set.
+    """Settings of the engine's process for the process of an agent: arguments, working directory ("" if removed), and
+    `OMP_NUM_THREADS`.
     """
 
     path: Sequence[str] = ()
@@ -46,7 +42,7 @@ class ProcessSettings:
 
     @classmethod
     def of_this_process(cls) -> Self:
-        """Return the settings of this process."""
+        """The settings of this process."""
         try:
             here = os.getcwd()
         except FileNotFoundError:
@@ -70,10 +66,8 @@ class AgentSetup:
     """Settings of an agent.
 
     Args:
-        devices: Devices that the study may use there, as in `shoal.cluster.discover`.
         cores: Number of CPU cores that the cluster lets the study use there; None: all.
         gpus: Number of GPUs that the cluster lets the study use there; None: all.
-        lease: Seconds without a call of the engine after which the agent ends its jobs.
         probe: Name of a file that the engine has written below `agents` in the study's directory.
     """
 
@@ -94,7 +88,6 @@ class NodeJoined:
 
     Args:
         cluster: Devices of the node, with their names there; without any if it has none of the study's.
-        versions: Versions of Python, torch and Shoal on the node.
         fault: Reason why the node cannot be used; "" if it can.
     """
 
@@ -120,11 +113,7 @@ class NodeState:
 
 @dataclass(frozen=True)
 class NodeEnded:
-    """An agent has ended all its jobs, and takes no others.
-
-    Args:
-        failed: Whether another agent on the node would fail, too.
-    """
+    """An agent has ended all its jobs, and takes no others; if it `failed`, another agent on the node would, too."""
 
     reason: str
     failed: bool = False

@@ -12,14 +12,7 @@ _PAUSE_SECONDS = 0.2
 
 
 def write_probe(directory: Path, name: str) -> None:
-    """Write the file of the engine or of an agent.
-
-    Args:
-        name: Name of the file, unique in all runs.
-
-    Raises:
-        OSError: The directory cannot be written.
-    """
+    """Write the file of the engine or of an agent, whose name is unique in all runs."""
     folder = directory / "agents"
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / name).open("w", encoding="utf-8") as file:
@@ -32,7 +25,8 @@ def agent_probe_fault(directory: Path, node: str, probe: str, seconds: float = P
     """Look on a node for the engine's file, and write one beside it; return a fault in words, or "".
 
     A run's file has a name of its own, so a node that has it has the engine's directory, and the engine sees what the
-    node writes there."""
+    node writes there.
+    """
     if not directory.is_dir():  # an agent makes no directory, since the engine's study would not be in it
         return _not_shared(directory, f"node {node} does not have it")
     if not _appears(directory / "agents" / probe, seconds):

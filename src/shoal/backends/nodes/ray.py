@@ -34,11 +34,7 @@ _RESERVE_SECONDS = 1
 
 @dataclass(frozen=True)
 class RayNode:
-    """A living node of the cluster.
-
-    Args:
-        id: Ray's id.
-    """
+    """A living node of the cluster."""
 
     name: str
     id: str
@@ -104,7 +100,7 @@ class NodeActors:
         self._idle: dict[tuple[str, str], Any] = {}  # (job of this driver, id of a node) -> actor
 
     def take(self, node: RayNode) -> Any:
-        """Return an actor on a node, which the caller has alone: one that is idle, or a new one."""
+        """An actor on a node, which the caller has alone: one that is idle, or a new one."""
         return self._idle.pop(self._key(node), None) or self._start(node)
 
     def give_back(self, node: RayNode, actor: Any) -> None:
@@ -115,17 +111,7 @@ class NodeActors:
             ray.kill(actor)
 
     def inventories(self, settings: Mapping[RayNode, str | Sequence[str]], seconds: float) -> dict[str, NodeInventory]:
-        """Take the inventories of nodes.
-
-        Args:
-            settings: Node -> setting of `discover` there.
-
-        Returns:
-            Name of a node -> its inventory.
-
-        Raises:
-            BackendError: A node cannot run Shoal.
-        """
+        """Inventories by name of nodes with these settings of `discover`; BackendError if one cannot run Shoal."""
         import ray
 
         process, libraries = ProcessSettings.of_this_process(), imported_libraries()
@@ -247,11 +233,7 @@ class RayCarrier(Carrier):
 
 
 def waiting_text(node: str) -> str:
-    """Return what Ray has free on a node, and which actors and reservations of others are there.
-
-    Args:
-        node: Ray's id of the node.
-    """
+    """What Ray has free on a node, given by Ray's id, and which actors and reservations of others are there."""
     free = _from_ray("what is free", lambda state: state.available_resources_per_node()).get(node)
     groups = _from_ray("its reservations", lambda state: state.placement_group_table(None)).values()
     actors = _from_ray("its actors", lambda state: state.actor_table(None)).values()
@@ -269,7 +251,7 @@ def waiting_text(node: str) -> str:
 
 
 def _node_of(actor: Mapping[str, Any]) -> str:
-    """Return the node of an actor; "" for an idle or waiting agent, which holds nothing."""
+    """The node of an actor; "" for an idle or waiting agent, which holds nothing."""
     return "" if actor["ActorClassName"] == RayAgent.__name__ else str(actor["Address"]["NodeID"])
 
 
@@ -279,7 +261,7 @@ def _actor_text(actor: Mapping[str, Any]) -> str:
 
 
 def _from_ray(what: str, ask: Callable[[Any], Any]) -> Mapping[str, Any]:
-    """Return a table of Ray's state; nothing if Ray, which has no public function for it, fails."""
+    """A table of Ray's state; nothing if Ray, which has no public function for it, fails."""
     import ray
 
     try:
@@ -292,7 +274,7 @@ def _from_ray(what: str, ask: Callable[[Any], Any]) -> Mapping[str, Any]:
 
 
 def _short(error: BaseException) -> str:
-    """Return an error of Ray in one line: the exception of the code that Ray called, or what Ray itself says."""
+    """An error of Ray in one line: the exception of the code that Ray called, or what Ray itself says."""
     if (cause := getattr(error, "cause", None)) is not None:
         return f"{type(cause).__name__}: {cause}"
     lines = [line.strip() for line in str(error).splitlines() if line.strip() and not line.startswith("\t")]
@@ -318,12 +300,6 @@ class Ray(Nodes):
     waits until other programs of the cluster have given them back, and no two studies use one node. Ray ends the
     agents and the reservations when the engine's process has ended. With devices="auto", a cluster with GPUs has no
     agents on its other nodes.
-
-    Args:
-        lease: As for `Nodes`.
-
-    Raises:
-        BackendError: This process cannot be connected to a cluster.
     """
 
     nodes_return = True
@@ -379,12 +355,7 @@ class Ray(Nodes):
 
     @classmethod
     def discover(cls, devices: str | Sequence[str]) -> Cluster:
-        """Find devices on all nodes of the cluster.
-
-        Raises:
-            DeviceError: No node has a requested device, a node is not there, or the versions of nodes differ.
-            BackendError: A node cannot run Shoal.
-        """
+        """Find devices on all nodes of the cluster, which must have the same versions."""
         cls.connect()
         nodes = _nodes({})
         check_nodes([node.name for node in nodes], devices)
@@ -415,21 +386,20 @@ class Ray(Nodes):
 
 
 def is_address_of(address: str | None, connected: str, connected_by: tuple[str, str]) -> bool:
-    """Return whether an address that a user gives stands for the cluster that this process is connected to.
+    """Whether an address that a user gives stands for the cluster that this process is connected to.
 
-    Args:
-        address: As for `Ray.connect`.
-        connected_by: The address that the process connected by, and that of its cluster then; another one may have
-            been connected to in between.
+    `connected_by` is the address that the process connected by, and that of its cluster then; another one may have been
+    connected to in between.
     """
     return address in (None, "auto", connected) or (address, connected) == connected_by
 
 
 def _nodes(known: Mapping[str, str]) -> list[RayNode]:
-    """Return the living nodes that have cores or GPUs for Ray.
+    """The living nodes that have cores or GPUs for Ray.
 
     A node has the name that it was given with `--node-name`, else that of its host. Of several nodes of one name the
-    second has a "-2" added, and so on."""
+    second has a "-2" added, and so on.
+    """
     import ray
 
     list_nodes: Any = ray.nodes

@@ -65,13 +65,6 @@ class Slurm(Nodes):
     Inside an allocation, `srun` starts an agent on each of its nodes, with all CPUs and GPUs that the allocation has
     there. With options of `sbatch` the back end asks for nodes one by one, uses them as they come, and asks for others
     in place of those that it loses. Then a study begins without a node.
-
-    Args:
-        lease: As for `Nodes`.
-
-    Raises:
-        BackendError: This process is in no allocation, and there are no options of `sbatch`; or Slurm refuses a job.
-        OSError: The directory of the study cannot be written.
     """
 
     nodes_return = True
@@ -98,12 +91,8 @@ class Slurm(Nodes):
         """Check that Slurm is here, and what is asked of it.
 
         Args:
-            ray_address: None.
             sbatch: Options of `sbatch` for one node each; among them `--nodes`, the number of nodes. None: the study
                 runs on the nodes of the allocation of this process.
-
-        Raises:
-            BackendError: Slurm's commands are not there, Slurm refuses the options, or there is no allocation.
         """
         super().connect(ray_address)
         for program in ("srun", "scontrol") if sbatch is None else ("sbatch", "squeue", "scancel"):
@@ -125,12 +114,7 @@ class Slurm(Nodes):
 
     @classmethod
     def discover(cls, devices: str | Sequence[str]) -> Cluster:
-        """Find devices on all nodes of the allocation; with options of `sbatch` the nodes are still to come.
-
-        Raises:
-            DeviceError: No node has a requested device, a node is not there, or the versions of nodes differ.
-            BackendError: A node cannot run Shoal.
-        """
+        """Find devices on all nodes of the allocation; with options of `sbatch` the nodes are still to come."""
         if cls._sbatch is not None:
             if names_nodes(devices):
                 raise DeviceError(
@@ -154,11 +138,7 @@ class Slurm(Nodes):
                 step.communicate()
 
     def look_for_nodes(self) -> None:
-        """Use nodes whose agents have called; every few seconds, start agents where there are none, and submit jobs.
-
-        Raises:
-            BackendError: Slurm refuses a job.
-        """
+        """Use nodes whose agents have called; every few seconds, start agents where there are none, and submit jobs."""
         for job in self._jobs:
             if job.greeting and job.link is None:
                 self._use(job)
@@ -195,7 +175,6 @@ class Slurm(Nodes):
         return python_command("be_agent", __name__, sys.path, directory, self._key_file, launch)
 
     def _ask_for_node(self) -> None:
-        """Submit the job of one agent."""
         launch = str(next(self._launches))
         log = str(self._logs).replace("%", "%%") + "/agent-%j.log"
         script = f"#!/bin/sh\nexec {shlex.join(self._command(launch))}\n"
@@ -256,7 +235,6 @@ class _Step(Launch):
         return NodeGone(_last_line(output) or f"its agent ended with exit status {status}", failed=status == _FAULT)
 
     def close(self, seconds: float) -> None:
-        """End the step."""
         for end in (None, self._srun.terminate, self._srun.kill):
             if end is not None:
                 end()
@@ -267,13 +245,10 @@ class _Step(Launch):
 
 
 class _BatchJob(Launch):
-    """A job in Slurm's queue that is an agent."""
-
     def __init__(self, name: str, id: str) -> None:
         super().__init__(name)
         self.id = id
         self.link: NodeLink | None = None
-        """Link to its agent; None before the agent has called."""
         self.state = ""
         """Slurm's name of the state in which it ended; "" if that is not known."""
         self._asked = float("-inf")
@@ -332,7 +307,6 @@ def _share() -> tuple[int | None, list[str], str]:
 
 
 def _inventory(node: str, step: "subprocess.Popen[str]") -> NodeInventory:
-    """Return what `print_inventory` prints on a node."""
     try:
         output, errors = step.communicate(timeout=COMMAND_SECONDS)
     except subprocess.TimeoutExpired as error:

@@ -66,10 +66,9 @@ class SlurmNode:
 
 
 def requested_nodes(options: str) -> int:
-    """Return the number of nodes in options of `sbatch`; 1 if they have none.
+    """Number of nodes in options of `sbatch`, 1 without.
 
-    Raises:
-        BackendError: It is not a number, or the options ask for an array of jobs or for what Shoal says itself.
+    BackendError if it is no number, or the options ask for an array of jobs or for what Shoal says itself.
     """
     nodes, others = _parsed(options)
     reserved = [word for word in others if _is_reserved(word)]
@@ -82,7 +81,7 @@ def requested_nodes(options: str) -> int:
 
 
 def _parsed(options: str) -> tuple[str, list[str]]:
-    """Return the number of nodes as it is written, and the other options."""
+    """The number of nodes as it is written, and the other options."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     parser.add_argument("-N", "--nodes", default="1")
     try:
@@ -101,11 +100,9 @@ def _is_reserved(word: str) -> bool:
 
 
 def allocated_nodes(text: str, hostnames: Callable[[str], Sequence[str]]) -> list[SlurmNode]:
-    """Return the nodes of a job.
+    """The nodes of a job, from what `scontrol -d show job` prints.
 
-    Args:
-        text: What `scontrol -d show job` prints.
-        hostnames: Function from a list of nodes as Slurm writes it, "ash,beech[1-3]", to their names.
+    `hostnames` is a function from a list of nodes as Slurm writes it, "ash,beech[1-3]", to their names.
     """
     nodes = []
     for names, ids, gres in re.findall(r"^\s+Nodes=(\S+) CPU_IDs=(\S+) Mem=\S+ GRES\w*=(\S*)", text, re.MULTILINE):
@@ -117,11 +114,7 @@ def allocated_nodes(text: str, hostnames: Callable[[str], Sequence[str]]) -> lis
 
 
 def allocation() -> list[SlurmNode]:
-    """Return the nodes that the allocation of this process has now.
-
-    Raises:
-        BackendError: It has none.
-    """
+    """The nodes that the allocation of this process has now; BackendError without one."""
     job = os.environ.get("SLURM_JOB_ID", "")
     text = _run("scontrol", "-d", "show", "job", job)
     if nodes := allocated_nodes(text, lambda names: _run("scontrol", "show", "hostnames", names).split()):
@@ -130,11 +123,7 @@ def allocation() -> list[SlurmNode]:
 
 
 def submit(options: str, *more: str, script: str = "") -> str:
-    """Call `sbatch` for one node, and return its output.
-
-    Raises:
-        BackendError: Slurm refuses the job.
-    """
+    """Call `sbatch` for one node, and return its output; BackendError if Slurm refuses the job."""
     try:
         # Options of the user come last: after a word that is none, sbatch takes all others for arguments of a script.
         return _run("sbatch", "--job-name=shoal", "--nodes=1", *more, *_parsed(options)[1], text=script)
@@ -172,11 +161,7 @@ def restarted() -> bool:
 
 
 def requeue() -> None:
-    """Put the Slurm job of this process back into the queue, which ends this process.
-
-    Raises:
-        BackendError: The job may not be requeued.
-    """
+    """Put the Slurm job of this process back into the queue, which ends this process; BackendError if it may not be."""
     try:
         _run("scontrol", "requeue", os.environ["SLURM_JOB_ID"])
     except BackendError as error:
@@ -184,7 +169,6 @@ def requeue() -> None:
 
 
 def _run(*command: str, text: str = "") -> str:
-    """Call a command of Slurm and return its output."""
     try:
         done = subprocess.run(
             command,

@@ -47,11 +47,7 @@ _GREETING_BYTES = 2**16
 
 
 class Launch(ABC):
-    """An agent that a scheduler was asked to start, and that is to call the engine.
-
-    Args:
-        name: Name of the launch, unique in a run of the engine.
-    """
+    """An agent that a scheduler was asked to start, and that is to call the engine; its name is unique in a run."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -71,11 +67,7 @@ class Launch(ABC):
 class AgentListener:
     """Accepts the calls of agents on a free port of all addresses of this machine.
 
-    Args:
-        file: New file for the addresses and the key, of mode 0600.
-
-    Raises:
-        OSError: The file cannot be written, or there is no free port.
+    The addresses and the key are in a new file of mode 0600.
     """
 
     def __init__(self, file: Path) -> None:
@@ -169,7 +161,6 @@ class SocketCarrier(Carrier):
         self._launch.close(_CLOSE_SECONDS if self._ending else 0.0)
 
     def _begin(self) -> None:
-        """Send the settings."""
         if fault := version_fault(self._setup.node, self._launch.greeting["versions"]):
             raise NodeGone(fault, failed=True)
         self._send(self._setup)
@@ -185,14 +176,7 @@ def call_engine(file: Path, greeting: Mapping[str, Any]) -> None:
     """Be an agent: call the engine and serve its calls. All jobs have ended when this returns.
 
     It returns when the engine has asked for the end, when the connection breaks, or after the time of the lease without
-    a call.
-
-    Args:
-        file: File of the engine's `AgentListener`.
-        greeting: What `Launch.greeting` is to be, and the name of the launch as "launch".
-
-    Raises:
-        ConnectionError: The engine cannot be reached; the message names its addresses.
+    a call. `greeting` is `Launch.greeting` with the name of the launch as "launch"; `file` is that of `AgentListener`.
     """
     contact = json.loads(file.read_text(encoding="utf-8"))
     connection = _call(contact["hosts"], contact["port"], bytes.fromhex(contact["key"]))
@@ -226,7 +210,7 @@ def _answer(connection: Connection, agent: Agent, fetches: "queue.SimpleQueue[Se
 
 
 def _call(hosts: Sequence[str], port: int, key: bytes) -> Connection:
-    """Return a connection to the engine, at the first of its addresses that has the key."""
+    """A connection to the engine, at the first of its addresses that has the key."""
     deadline = time.monotonic() + _CALL_SECONDS
     while True:
         faults = []
