@@ -10,6 +10,7 @@ from torch import Tensor
 from shoal.fuse.optim.rule import (
     Hyperparameters,
     KernelRule,
+    TensorLists,
     Tensors,
     UpdateRule,
     average_squares_,
@@ -33,38 +34,30 @@ class Adagrad(KernelRule):
     maximize: bool
 
     @classmethod
-    def parse(cls, settings: Sequence[Any]) -> "tuple[Adagrad, Hyperparameters] | None":
+    def _parse(cls, settings: Sequence[Any]) -> "tuple[Adagrad, Hyperparameters]":
         """Hyper-parameters: learning rate γ, its decay η, ε, weight decay λ."""
-        *numbers, maximize, differentiable = settings
-        if differentiable:
-            return None
+        *numbers, maximize = settings
         lr, lr_decay, eps, decay = map(float, numbers)
         return cls(bool(maximize)), (lr, lr_decay, eps, decay)
 
-    @property
-    def moments(self) -> tuple[str, ...]:
-        """The sum of squares s."""
-        return ("sum",)
+    moments = ("sum",)
+    """The sum of squares s."""
 
     def initial_moment(self, defaults: Mapping[str, Any]) -> float:
         """The initial `sum` of parameters that were added later; an optimizer's constructor initialises its own."""
         return float(defaults["initial_accumulator_value"])
 
-    def constants(self, hyperparameters: Tensor) -> Sequence[Tensor]:
+    def constants(self, hyperparameters: Tensor) -> Tensors:
         """λ, ε."""
         _, _, eps, decay = hyperparameters.unbind()
         return decay, eps
 
-    def schedule(
-        self, hyperparameters: Tensor, steps: Sequence[Tensor], products: Sequence[Tensor]
-    ) -> Sequence[Tensor]:
+    def schedule(self, hyperparameters: Tensor, steps: Tensors, products: Tensors) -> Tensors:
         """γ/(1 + (t - 1)η)."""
         lr, lr_decay, _, _ = hyperparameters.unbind()
-        return (lr / (1 + (torch.stack(list(steps)) - 1) * lr_decay),)
+        return (lr / (1 + (torch.stack(steps) - 1) * lr_decay),)
 
-    def update(
-        self, params: Tensors, grads: Tensors, moments: Sequence[Tensors], coefficients: Sequence[Tensors]
-    ) -> None:
+    def update(self, params: Tensors, grads: Tensors, moments: TensorLists, coefficients: TensorLists) -> None:
         """Apply the formula to stacked tensors."""
         (squares,) = moments
         decay, eps, step_size = coefficients
@@ -75,12 +68,7 @@ class Adagrad(KernelRule):
         torch._foreach_addcdiv_(params, torch._foreach_mul(g, step_size), denominator, value=-1)
 
     def kernel(
-        self,
-        params: Tensors,
-        grads: Tensors,
-        moments: Sequence[Tensors],
-        steps: Tensors,
-        hyperparameters: Hyperparameters,
+        self, params: Tensors, grads: Tensors, moments: TensorLists, steps: Tensors, hyperparameters: Hyperparameters
     ) -> None:
         """Call `torch._fused_adagrad_`."""
         lr, lr_decay, eps, decay = hyperparameters
@@ -110,27 +98,21 @@ class Adadelta(UpdateRule):
     maximize: bool
 
     @classmethod
-    def parse(cls, settings: Sequence[Any]) -> "tuple[Adadelta, Hyperparameters] | None":
+    def _parse(cls, settings: Sequence[Any]) -> "tuple[Adadelta, Hyperparameters]":
         """Hyper-parameters: learning rate γ, ρ, ε, weight decay λ."""
-        *numbers, maximize, differentiable = settings
-        if differentiable:
-            return None
+        *numbers, maximize = settings
         lr, rho, eps, decay = map(float, numbers)
         return cls(bool(maximize)), (lr, rho, eps, decay)
 
-    @property
-    def moments(self) -> tuple[str, ...]:
-        """The running averages v and u."""
-        return ("square_avg", "acc_delta")
+    moments = ("square_avg", "acc_delta")
+    """The running averages v and u."""
 
-    def constants(self, hyperparameters: Tensor) -> Sequence[Tensor]:
+    def constants(self, hyperparameters: Tensor) -> Tensors:
         """γ, ρ, 1 - ρ, ε, λ."""
         lr, rho, eps, decay = hyperparameters.unbind()
         return lr, rho, 1 - rho, eps, decay
 
-    def update(
-        self, params: Tensors, grads: Tensors, moments: Sequence[Tensors], coefficients: Sequence[Tensors]
-    ) -> None:
+    def update(self, params: Tensors, grads: Tensors, moments: TensorLists, coefficients: TensorLists) -> None:
         """Apply the formula to stacked tensors."""
         squares, changes = moments
         lr, rho, weight, eps, decay = coefficients
@@ -164,11 +146,9 @@ class RMSprop(UpdateRule):
     maximize: bool
 
     @classmethod
-    def parse(cls, settings: Sequence[Any]) -> "tuple[RMSprop, Hyperparameters] | None":
+    def _parse(cls, settings: Sequence[Any]) -> "tuple[RMSprop, Hyperparameters]":
         """Hyper-parameters: learning rate γ, α, ε, weight decay λ, momentum μ."""
-        *numbers, centered, maximize, differentiable = settings
-        if differentiable:
-            return None
+        *numbers, centered, maximize = settings
         lr, alpha, eps, decay, momentum = map(float, numbers)
         return cls(momentum > 0, bool(centered), bool(maximize)), (lr, alpha, eps, decay, momentum)
 
@@ -178,14 +158,12 @@ class RMSprop(UpdateRule):
         momentum = ("momentum_buffer",) if self.momentum else ()
         return ("square_avg", *momentum, "grad_avg") if self.centered else ("square_avg", *momentum)
 
-    def constants(self, hyperparameters: Tensor) -> Sequence[Tensor]:
+    def constants(self, hyperparameters: Tensor) -> Tensors:
         """γ, α, 1 - α, ε, λ, μ."""
         lr, alpha, eps, decay, momentum = hyperparameters.unbind()
         return lr, alpha, 1 - alpha, eps, decay, momentum
 
-    def update(
-        self, params: Tensors, grads: Tensors, moments: Sequence[Tensors], coefficients: Sequence[Tensors]
-    ) -> None:
+    def update(self, params: Tensors, grads: Tensors, moments: TensorLists, coefficients: TensorLists) -> None:
         """Apply the formula to stacked tensors."""
         squares, *others = moments
         lr, alpha, weight, eps, decay, momentum = coefficients

@@ -10,6 +10,7 @@ from torch import Tensor
 from shoal.fuse.optim.rule import (
     Hyperparameters,
     KernelRule,
+    TensorLists,
     Tensors,
     UpdateRule,
     average_squares_,
@@ -38,11 +39,9 @@ class Adam(KernelRule):
     decoupled: bool
 
     @classmethod
-    def parse(cls, settings: Sequence[Any]) -> "tuple[Adam, Hyperparameters] | None":
+    def _parse(cls, settings: Sequence[Any]) -> "tuple[Adam, Hyperparameters]":
         """Hyper-parameters: learning rate γ, β₁, β₂, ε, weight decay λ."""
-        lr, (beta1, beta2), eps, decay, amsgrad, maximize, decoupled, differentiable = settings
-        if differentiable:
-            return None
+        lr, (beta1, beta2), eps, decay, amsgrad, maximize, decoupled = settings
         numbers = (float(lr), float(beta1), float(beta2), float(eps), float(decay))
         return cls(bool(amsgrad), bool(maximize), bool(decoupled)), numbers
 
@@ -51,22 +50,18 @@ class Adam(KernelRule):
         """The moments m and v, and the largest v."""
         return ("exp_avg", "exp_avg_sq", "max_exp_avg_sq") if self.amsgrad else ("exp_avg", "exp_avg_sq")
 
-    def constants(self, hyperparameters: Tensor) -> Sequence[Tensor]:
+    def constants(self, hyperparameters: Tensor) -> Tensors:
         """λ or 1 - γλ, 1 - β₁, β₂, 1 - β₂, ε."""
         lr, beta1, beta2, eps, decay = hyperparameters.unbind()
         return 1 - lr * decay if self.decoupled else decay, 1 - beta1, beta2, 1 - beta2, eps
 
-    def schedule(
-        self, hyperparameters: Tensor, steps: Sequence[Tensor], products: Sequence[Tensor]
-    ) -> Sequence[Tensor]:
+    def schedule(self, hyperparameters: Tensor, steps: Tensors, products: Tensors) -> Tensors:
         """γ/(1 - β₁ᵗ) and √(1 - β₂ᵗ)."""
         lr, beta1, beta2, _, _ = hyperparameters.unbind()
-        t = torch.stack(list(steps))
+        t = torch.stack(steps)
         return lr / (1 - beta1**t), (1 - beta2**t).sqrt()
 
-    def update(
-        self, params: Tensors, grads: Tensors, moments: Sequence[Tensors], coefficients: Sequence[Tensors]
-    ) -> None:
+    def update(self, params: Tensors, grads: Tensors, moments: TensorLists, coefficients: TensorLists) -> None:
         """Apply the formula to stacked tensors."""
         m, v, *largest = moments
         decay, weight1, beta2, weight2, eps, step_size, root = coefficients
@@ -81,12 +76,7 @@ class Adam(KernelRule):
         torch._foreach_addcdiv_(params, torch._foreach_mul(m, step_size), denominator, value=-1)
 
     def kernel(
-        self,
-        params: Tensors,
-        grads: Tensors,
-        moments: Sequence[Tensors],
-        steps: Tensors,
-        hyperparameters: Hyperparameters,
+        self, params: Tensors, grads: Tensors, moments: TensorLists, steps: Tensors, hyperparameters: Hyperparameters
     ) -> None:
         """Call `torch._fused_adam_` or `torch._fused_adamw_`."""
         lr, beta1, beta2, eps, decay = hyperparameters
@@ -121,33 +111,25 @@ class Adamax(UpdateRule):
     maximize: bool
 
     @classmethod
-    def parse(cls, settings: Sequence[Any]) -> "tuple[Adamax, Hyperparameters] | None":
+    def _parse(cls, settings: Sequence[Any]) -> "tuple[Adamax, Hyperparameters]":
         """Hyper-parameters: learning rate γ, β₁, β₂, ε, weight decay λ."""
-        lr, (beta1, beta2), eps, decay, maximize, differentiable = settings
-        if differentiable:
-            return None
+        lr, (beta1, beta2), eps, decay, maximize = settings
         return cls(bool(maximize)), (float(lr), float(beta1), float(beta2), float(eps), float(decay))
 
-    @property
-    def moments(self) -> tuple[str, ...]:
-        """The first moment m and the largest gradient u."""
-        return ("exp_avg", "exp_inf")
+    moments = ("exp_avg", "exp_inf")
+    """The first moment m and the largest gradient u."""
 
-    def constants(self, hyperparameters: Tensor) -> Sequence[Tensor]:
+    def constants(self, hyperparameters: Tensor) -> Tensors:
         """λ, 1 - β₁, β₂, ε."""
         _, beta1, beta2, eps, decay = hyperparameters.unbind()
         return decay, 1 - beta1, beta2, eps
 
-    def schedule(
-        self, hyperparameters: Tensor, steps: Sequence[Tensor], products: Sequence[Tensor]
-    ) -> Sequence[Tensor]:
+    def schedule(self, hyperparameters: Tensor, steps: Tensors, products: Tensors) -> Tensors:
         """γ/(1 - β₁ᵗ)."""
         lr, beta1, *_ = hyperparameters.unbind()
-        return (lr / (1 - beta1 ** torch.stack(list(steps))),)
+        return (lr / (1 - beta1 ** torch.stack(steps)),)
 
-    def update(
-        self, params: Tensors, grads: Tensors, moments: Sequence[Tensors], coefficients: Sequence[Tensors]
-    ) -> None:
+    def update(self, params: Tensors, grads: Tensors, moments: TensorLists, coefficients: TensorLists) -> None:
         """Apply the formula to stacked tensors."""
         m, u = moments
         decay, weight1, beta2, eps, step_size = coefficients
@@ -182,40 +164,32 @@ class NAdam(UpdateRule):
     decoupled: bool
 
     @classmethod
-    def parse(cls, settings: Sequence[Any]) -> "tuple[NAdam, Hyperparameters] | None":
+    def _parse(cls, settings: Sequence[Any]) -> "tuple[NAdam, Hyperparameters]":
         """Hyper-parameters: learning rate γ, β₁, β₂, ε, weight decay λ, momentum decay ψ."""
-        lr, (beta1, beta2), eps, decay, momentum_decay, maximize, decoupled, differentiable = settings
-        if differentiable:
-            return None
+        lr, (beta1, beta2), eps, decay, momentum_decay, maximize, decoupled = settings
         numbers = (float(lr), float(beta1), float(beta2), float(eps), float(decay), float(momentum_decay))
         return cls(bool(maximize), bool(decoupled)), numbers
 
-    @property
-    def moments(self) -> tuple[str, ...]:
-        """The moments m and v."""
-        return ("exp_avg", "exp_avg_sq")
+    moments = ("exp_avg", "exp_avg_sq")
+    """The moments m and v."""
 
-    def constants(self, hyperparameters: Tensor) -> Sequence[Tensor]:
+    def constants(self, hyperparameters: Tensor) -> Tensors:
         """λ or 1 - γλ, 1 - β₁, β₂, 1 - β₂, ε."""
         lr, beta1, beta2, eps, decay, _ = hyperparameters.unbind()
         return 1 - lr * decay if self.decoupled else decay, 1 - beta1, beta2, 1 - beta2, eps
 
-    def schedule(
-        self, hyperparameters: Tensor, steps: Sequence[Tensor], products: Sequence[Tensor]
-    ) -> Sequence[Tensor]:
+    def schedule(self, hyperparameters: Tensor, steps: Tensors, products: Tensors) -> Tensors:
         """√(1 - β₂ᵗ), and the factors γ(1 - μₜ)/(1 - Π) of g and γμₜ₊₁/(1 - Π μₜ₊₁) of m."""
         lr, beta1, beta2, _, _, momentum_decay = hyperparameters.unbind()
-        t = torch.stack(list(steps))
+        t = torch.stack(steps)
         mu = beta1 * (1 - 0.5 * 0.96 ** (t * momentum_decay))
         following = beta1 * (1 - 0.5 * 0.96 ** ((t + 1) * momentum_decay))
-        torch._foreach_mul_(list(products), mu.to(products[0].dtype).unbind())
-        product = torch.stack(list(products)).to(mu)
+        torch._foreach_mul_(products, mu.to(products[0].dtype).unbind())
+        product = torch.stack(products).to(mu)
         of_g, of_m = lr * (1 - mu) / (1 - product), lr * following / (1 - product * following)
         return (1 - beta2**t).sqrt(), of_g, of_m
 
-    def update(
-        self, params: Tensors, grads: Tensors, moments: Sequence[Tensors], coefficients: Sequence[Tensors]
-    ) -> None:
+    def update(self, params: Tensors, grads: Tensors, moments: TensorLists, coefficients: TensorLists) -> None:
         """Apply the formula to stacked tensors."""
         m, v = moments
         decay, weight1, beta2, weight2, eps, root, of_g, of_m = coefficients
@@ -250,30 +224,24 @@ class RAdam(UpdateRule):
     decoupled: bool
 
     @classmethod
-    def parse(cls, settings: Sequence[Any]) -> "tuple[RAdam, Hyperparameters] | None":
+    def _parse(cls, settings: Sequence[Any]) -> "tuple[RAdam, Hyperparameters]":
         """Hyper-parameters: learning rate γ, β₁, β₂, ε, weight decay λ."""
-        lr, (beta1, beta2), eps, decay, maximize, decoupled, differentiable = settings
-        if differentiable:
-            return None
+        lr, (beta1, beta2), eps, decay, maximize, decoupled = settings
         numbers = (float(lr), float(beta1), float(beta2), float(eps), float(decay))
         return cls(bool(maximize), bool(decoupled)), numbers
 
-    @property
-    def moments(self) -> tuple[str, ...]:
-        """The moments m and v."""
-        return ("exp_avg", "exp_avg_sq")
+    moments = ("exp_avg", "exp_avg_sq")
+    """The moments m and v."""
 
-    def constants(self, hyperparameters: Tensor) -> Sequence[Tensor]:
+    def constants(self, hyperparameters: Tensor) -> Tensors:
         """λ or 1 - γλ, 1 - β₁, β₂, 1 - β₂."""
         lr, beta1, beta2, _, decay = hyperparameters.unbind()
         return 1 - lr * decay if self.decoupled else decay, 1 - beta1, beta2, 1 - beta2
 
-    def schedule(
-        self, hyperparameters: Tensor, steps: Sequence[Tensor], products: Sequence[Tensor]
-    ) -> Sequence[Tensor]:
+    def schedule(self, hyperparameters: Tensor, steps: Tensors, products: Tensors) -> Tensors:
         """The step size, then a limit and an offset: min(√v, limit) + offset is the denominator √v + ε, or 1."""
         lr, beta1, beta2, eps, _ = hyperparameters.unbind()
-        t = torch.stack(list(steps))
+        t = torch.stack(steps)
         correction = 1 - beta2**t
         longest = 2 / (1 - beta2) - 1
         length = longest - 2 * t * beta2**t / correction
@@ -282,9 +250,7 @@ class RAdam(UpdateRule):
         step_size = lr / (1 - beta1**t) * torch.where(rectified, (square * correction).sqrt(), 1.0)
         return step_size, torch.where(rectified, torch.inf, 0.0), torch.where(rectified, eps, 1.0)
 
-    def update(
-        self, params: Tensors, grads: Tensors, moments: Sequence[Tensors], coefficients: Sequence[Tensors]
-    ) -> None:
+    def update(self, params: Tensors, grads: Tensors, moments: TensorLists, coefficients: TensorLists) -> None:
         """Apply the formula to stacked tensors."""
         m, v = moments
         decay, weight1, beta2, weight2, step_size, limit, offset = coefficients

@@ -12,6 +12,7 @@ from shoal.core.errors import FusionError
 __all__ = [
     "Hyperparameters",
     "KernelRule",
+    "TensorLists",
     "Tensors",
     "UpdateRule",
     "average_squares_",
@@ -26,6 +27,8 @@ Hyperparameters = tuple[float, ...]
 Tensors = list[Tensor] | tuple[Tensor, ...]
 """One tensor per parameter, as torch's multi-tensor functions `torch._foreach_*` take them."""
 
+TensorLists = Sequence[Tensors]
+
 
 class UpdateRule(ABC):
     """Update rule of an optimizer class.
@@ -37,7 +40,7 @@ class UpdateRule(ABC):
     """
 
     settings: ClassVar[tuple[str, ...]]
-    """Keys read from a member's parameter group; `parse` takes their values in this order."""
+    """Keys read from a member's parameter group, the last one "differentiable"; `parse` takes their values."""
 
     counts_updates: ClassVar[bool] = True
     """Whether a member's state stores the number of updates under "step"."""
@@ -46,9 +49,13 @@ class UpdateRule(ABC):
     """State key of a running product with one number per parameter, initially 1; None for rules without a product."""
 
     @classmethod
-    @abstractmethod
     def parse(cls, settings: Sequence[Any]) -> tuple[Self, Hyperparameters] | None:
-        """The rule and hyper-parameters of a group, or None if the settings need the member's own `step`."""
+        """The rule and hyper-parameters of a group, or None if it is differentiable: that needs the member's `step`."""
+        return None if settings[-1] else cls._parse(settings[:-1])
+
+    @classmethod
+    @abstractmethod
+    def _parse(cls, settings: Sequence[Any]) -> tuple[Self, Hyperparameters]: ...
 
     @property
     @abstractmethod
@@ -60,12 +67,10 @@ class UpdateRule(ABC):
         return 0.0
 
     @abstractmethod
-    def constants(self, hyperparameters: Tensor) -> Sequence[Tensor]:
+    def constants(self, hyperparameters: Tensor) -> Tensors:
         """Inputs of `update`, [B] each, from K hyper-parameters [K, B] float64 alone."""
 
-    def schedule(
-        self, hyperparameters: Tensor, steps: Sequence[Tensor], products: Sequence[Tensor]
-    ) -> Sequence[Tensor]:
+    def schedule(self, hyperparameters: Tensor, steps: Tensors, products: Tensors) -> Tensors:
         """Inputs of `update`, [P, B] each, that depend on the number of updates so far, such as a bias correction.
 
         Args:
@@ -75,9 +80,7 @@ class UpdateRule(ABC):
         return ()
 
     @abstractmethod
-    def update(
-        self, params: Tensors, grads: Tensors, moments: Sequence[Tensors], coefficients: Sequence[Tensors]
-    ) -> None:
+    def update(self, params: Tensors, grads: Tensors, moments: TensorLists, coefficients: TensorLists) -> None:
         """Update parameters and moments in place.
 
         Args:
@@ -96,12 +99,7 @@ class KernelRule(UpdateRule):
 
     @abstractmethod
     def kernel(
-        self,
-        params: Tensors,
-        grads: Tensors,
-        moments: Sequence[Tensors],
-        steps: Tensors,
-        hyperparameters: Hyperparameters,
+        self, params: Tensors, grads: Tensors, moments: TensorLists, steps: Tensors, hyperparameters: Hyperparameters
     ) -> None:
         """Update, in place, all parameters of one member, or of several with equal hyper-parameters and step counts.
 

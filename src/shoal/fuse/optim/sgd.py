@@ -7,7 +7,7 @@ from typing import Any, ClassVar, final
 import torch
 from torch import Tensor
 
-from shoal.fuse.optim.rule import Hyperparameters, KernelRule, Tensors, with_weight_decay
+from shoal.fuse.optim.rule import Hyperparameters, KernelRule, TensorLists, Tensors, with_weight_decay
 
 __all__ = ["SGD"]
 
@@ -27,11 +27,9 @@ class SGD(KernelRule):
     maximize: bool
 
     @classmethod
-    def parse(cls, settings: Sequence[Any]) -> "tuple[SGD, Hyperparameters] | None":
+    def _parse(cls, settings: Sequence[Any]) -> "tuple[SGD, Hyperparameters]":
         """Hyper-parameters: learning rate γ, momentum μ, dampening τ, weight decay λ."""
-        *numbers, nesterov, maximize, differentiable = settings
-        if differentiable:
-            return None
+        *numbers, nesterov, maximize = settings
         lr, momentum, dampening, decay = map(float, numbers)
         return cls(momentum != 0, bool(nesterov), bool(maximize)), (lr, momentum, dampening, decay)
 
@@ -40,23 +38,19 @@ class SGD(KernelRule):
         """The momentum buffer b."""
         return ("momentum_buffer",) if self.momentum else ()
 
-    def constants(self, hyperparameters: Tensor) -> Sequence[Tensor]:
+    def constants(self, hyperparameters: Tensor) -> Tensors:
         """γ, λ, μ."""
         lr, momentum, _, decay = hyperparameters.unbind()
         return lr, decay, momentum
 
-    def schedule(
-        self, hyperparameters: Tensor, steps: Sequence[Tensor], products: Sequence[Tensor]
-    ) -> Sequence[Tensor]:
+    def schedule(self, hyperparameters: Tensor, steps: Tensors, products: Tensors) -> Tensors:
         """1 - τ, or 1 at the first update."""
         if not self.momentum:
             return ()
         _, _, dampening, _ = hyperparameters.unbind()
-        return (1 - dampening * (torch.stack(list(steps)) > 1),)
+        return (1 - dampening * (torch.stack(steps) > 1),)
 
-    def update(
-        self, params: Tensors, grads: Tensors, moments: Sequence[Tensors], coefficients: Sequence[Tensors]
-    ) -> None:
+    def update(self, params: Tensors, grads: Tensors, moments: TensorLists, coefficients: TensorLists) -> None:
         """Apply the formula to stacked tensors."""
         lr, decay, momentum, *weight = coefficients
         g = with_weight_decay(grads, params, decay, self.maximize)
@@ -72,12 +66,7 @@ class SGD(KernelRule):
         return all(dampening == 0 for _, _, dampening, _ in hyperparameters)
 
     def kernel(
-        self,
-        params: Tensors,
-        grads: Tensors,
-        moments: Sequence[Tensors],
-        steps: Tensors,
-        hyperparameters: Hyperparameters,
+        self, params: Tensors, grads: Tensors, moments: TensorLists, steps: Tensors, hyperparameters: Hyperparameters
     ) -> None:
         """Call `torch._fused_sgd_`; with a buffer of zeros, b = g at the first update."""
         lr, momentum, dampening, decay = hyperparameters

@@ -9,6 +9,7 @@ from torch import Tensor
 from shoal.fuse.optim.lowerings import update
 from shoal.fuse.optim.param_group_batch import ParamGroupBatch
 from shoal.fuse.optim.param_state import ParamState
+from shoal.fuse.optim.rule import Tensors
 
 __all__ = ["TracedStep", "trace"]
 
@@ -20,7 +21,7 @@ class _BatchTrace:
     constants: int
     coefficients: Tensor
 
-    def fill(self, steps: Sequence[Tensor], products: Sequence[Tensor]) -> None:
+    def fill(self, steps: Tensors, products: Tensors) -> None:
         """Write the coefficients of the update that `steps` has counted last."""
         rule, table = self.param_batch.rule, self.param_batch.hyperparameters()
         rows = [*rule.constants(table), *(row for entry in rule.schedule(table, steps, products) for row in entry)]
