@@ -36,7 +36,6 @@ _HARD_PAUSE = 2
 """`omp_pause_hard` of OpenMP 5.0: `omp_pause_resource_all` ends all threads of the pools of the calling thread."""
 _STREAMS = "input", "output", "error output"
 _EXIT_SECONDS = 0.2
-"""Longest wait for the exit of the threads of a pool."""
 _MALLOPT = {"MALLOC_TRIM_THRESHOLD_": -1, "MALLOC_MMAP_THRESHOLD_": -3}
 """Environment variable of glibc -> parameter of `mallopt`, which sets the same in a running process."""
 
@@ -137,11 +136,8 @@ def _torch_context() -> str | None:
 class ForkedProcess:
     """A forked process, with the methods of a `subprocess.Popen`.
 
-    The process has a session of its own, the default handlers of signals, and no standard input. It does not run the
-    exit handlers of the caller.
-
-    Args:
-        allocator: Variables of glibc's allocator to set, as they would be in the environment of a new process.
+    It has a session of its own, the default handlers of signals, and no standard input. It does not run the exit
+    handlers of the caller. `allocator` are variables of glibc's allocator, as in the environment of a new process.
     """
 
     def __init__(self, target: Callable[[], None], log: int, allocator: dict[str, str]) -> None:

@@ -54,10 +54,8 @@ NOTICE = struct.Struct("!QQq")
 """A worker's number; its pid and its status as of `waitpid`, or pid 0 and the errno of the fork that failed."""
 
 STUDY = 0
-"""Number of a request or notice about a study."""
 
 IDLE_SECONDS = 300.0
-"""Time without a study after which a server exits."""
 
 
 @dataclass(frozen=True)
@@ -165,7 +163,6 @@ class _Server:
         self._control.sendall(NOTICE.pack(STUDY, os.getpid(), 0))
 
     def _kill_worker(self, number: int) -> None:
-        """Kill the worker of a number, if it exists; a notice of its end follows."""
         for pid, worker in self._worker_numbers.items():
             if worker == number:
                 _kill_tree(pid)

@@ -134,7 +134,6 @@ class _Process:
         return bool(wait([self.control], 0))
 
     def wait(self) -> int:
-        """Wait for its end and return its exit status."""
         return self._process.wait()
 
     def detach(self) -> None:
@@ -290,7 +289,6 @@ def _umask_and_affinity() -> tuple[object, ...]:
 
 
 def _working_directory() -> str:
-    """The working directory; "" if it was removed."""
     try:
         return os.getcwd()
     except FileNotFoundError:

@@ -24,7 +24,6 @@ from shoal.core.job import Job, JobUpdate, log_path
 __all__ = ["Local"]
 
 _ERROR_LOG_LINES = 20
-"""Number of lines of the server's log in an error."""
 
 _KILLED, _MAX_SERVER_KILLS = "was killed by", 5
 """Beginning of the exit of a server in words if a signal killed it; limit of such exits without a finished job."""

@@ -104,7 +104,6 @@ class _EventSender:
             self._send(event)
 
     def send_heartbeats(self) -> None:
-        """Send heartbeats of the current job until the process ends."""
         last_beats = 0
         while True:
             time.sleep(HEARTBEAT_SECONDS)

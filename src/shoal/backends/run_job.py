@@ -24,11 +24,7 @@ _USUAL = {
 
 
 def resolve(path: str) -> Runner:
-    """Import the runner that "module:function" names.
-
-    Raises:
-        BackendError: The path has another form, or names nothing that can be called.
-    """
+    """Import the runner that "module:function" names; BackendError if there is none."""
     module, _, function = path.partition(":")
     if not module or not function:
         raise BackendError(f'a runner is given as "module:function", got {path!r}')
@@ -52,10 +48,8 @@ def run_job(
     """Yield the events of the runner, then exactly one `Ended`.
 
     The job ends as stopped if its runner noticed the request to stop, else as finished. `SystemExit` is a failure of
-    the job like any exception. KeyboardInterrupt is passed on to the caller.
-
-    Args:
-        start_seconds: Seconds that the job has waited for the start of this process.
+    the job like any exception. KeyboardInterrupt is passed on to the caller. `start_seconds` is what the
+    job has waited for the start of this process.
     """
     clock = ActivityClock(_USUAL[job.purpose])
     clock.seconds[Activity.START] = start_seconds

@@ -103,7 +103,6 @@ class Virtual(Backend):
         super().__init__(worker_context)
         self.now = now
         self.jobs: dict[str, VirtualJob] = {}
-        """Running jobs by id; read-only."""
         self._workload = workload
         self._beat_seconds, self._slowdown, self._tick = beat_seconds, slowdown, tick
         self._checkpoints = {} if checkpoints is None else checkpoints
@@ -235,20 +234,17 @@ class Virtual(Backend):
             virtual_job.hangs = True
 
     def _next_step(self, job: VirtualJob) -> None:
-        """Advance a job to its next step that takes time."""
         job.remaining, job.uses_compute = next(job.timeline, (inf, False))
         job.updated = self.now
         self._push_step(job)
 
     def _push_step(self, job: VirtualJob) -> None:
-        """Put the next step of a job in the heap, at the current speed of the job."""
         job.entry = next(self._entry_ids)
         speed = job.speed if job.uses_compute else 1.0
         if speed > 0 and job.remaining < inf:
             heapq.heappush(self._heap, (self.now + job.remaining / speed, job.entry, job))
 
     def _update_speeds(self, device: Device) -> None:
-        """Set the speeds of all jobs on a device, from now on."""
         if not (jobs := list(self._training.get(device.name, {}).values())):
             return
         speeds = [

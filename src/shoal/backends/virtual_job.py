@@ -22,11 +22,7 @@ _TOLERANCE = 1e-6
 
 @dataclass(eq=False)
 class VirtualArray:
-    """An array in a job.
-
-    Args:
-        epochs: Finished epochs of each member.
-    """
+    """An array in a job, with the finished epochs of each member."""
 
     key: FusionKey
     profile: Profile
@@ -40,12 +36,9 @@ class VirtualJob:
 
     Args:
         lanes: Its arrays, which take turns; the first one is next.
-        joining: Arrays that join at the end of the epoch.
         last_checkpoint: Time of its last checkpoint, in seconds of the virtual clock.
-        hangs: Whether it makes no progress any more and never ends.
         entry: Number of its valid entry in the heap; entries with other numbers are void.
         remaining: Seconds until its next events at `updated`, alone on its device.
-        updated: Time at which `remaining` was computed.
         uses_compute: Whether other jobs on its device slow it down meanwhile.
         epoch_rest: Seconds of its epoch that remain after its next events.
         speed: Its speed as a fraction of that alone on one device.

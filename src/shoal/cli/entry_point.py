@@ -44,6 +44,5 @@ def _app(arguments: Sequence[str]) -> Callable[[], object]:
 
 
 def _shows_progress(arguments: Sequence[str]) -> bool:
-    """Return whether the command starts a study and shows its progress."""
     options = arguments[: arguments.index("--")] if "--" in arguments else arguments
     return options[:1] == ["run"] and len(options) > 1 and not {"--json", "-h", "--help"} & set(options)

@@ -36,7 +36,6 @@ _WIDE = 140
 """Least width of the terminal, in characters, for reasons beside the figures instead of below."""
 
 _MAX_NAMED = 4
-"""Most trials of an array that are named."""
 
 _FIGURES = ("", "trials", "batch", "ms a step\nalone", "of each\nfused", "memory", "samples")
 _SECONDS = ("s an epoch\nalone", "planned")

@@ -91,7 +91,6 @@ _FORMS: Mapping[str, Callable[[Study, Mapping[str, Any]], object]] = {
     "remove devices": _devices(Study.remove_devices),
 }
 VERBS = (*TRIAL_VERBS, *STUDY_VERBS, *_FORMS)
-"""All verbs of the page."""
 
 
 def carry_out(directory: Path, asked: Any) -> None:
@@ -160,7 +159,6 @@ _VIEW_SHARE = 20
 _ALIVE_SECONDS = 15.0
 """Time after which a quiet stream sends a comment, so that a browser that is gone is noticed."""
 _MAX_STREAMS = 64
-"""Most streams at a time."""
 _MAX_CACHED = 64
 """Most views that are kept, beside one of each study for the list of studies."""
 

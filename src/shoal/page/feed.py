@@ -22,7 +22,6 @@ __all__ = ["StudyFeed", "file_stamp", "find_studies"]
 _DEPTH = 3
 """Folders between the given one and a study, at most."""
 _MOST = 1000
-"""Studies that are shown, at most."""
 
 
 def find_studies(root: Path) -> dict[str, Path]:
@@ -52,7 +51,6 @@ def _below(folder: Path, depth: int) -> Iterator[Path]:
 _MAX_KEPT = 20_000
 """Most reports that are kept for browsers that are behind; one that is further behind loads the study again."""
 _BATCH = 5000
-"""Most reports that are read at once."""
 _SETTLED_SECONDS = 0.05
 """Age of the last write from which on a further write shows in the time of the file."""
 _LOOK_AGAIN_SECONDS = 5.0

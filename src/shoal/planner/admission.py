@@ -59,7 +59,6 @@ class _HostJob:
         self._amounts = amounts
 
     def epochs_left(self, index: int) -> int:
-        """Epochs until the last member of an array is done."""
         return max(self._arrays[index].epochs)
 
     def free_slots(self, index: int, profile: Profile, max_members: int) -> int:

@@ -40,7 +40,6 @@ class MemberSummary:
     """Properties of a job that are derived from its members.
 
     Args:
-        group: Name of the group of all members, or None.
         budget: Target epoch of the member with the most epochs left; None without members.
         epoch: Number of epochs that this member has trained.
         with_follow_up: Arrays after which training may follow, each with pairs (epochs left, epochs of that training).

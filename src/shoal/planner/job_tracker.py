@@ -42,24 +42,17 @@ MAX_SWITCHES = 101
 
 @dataclass(frozen=True)
 class PreemptionRequest:
-    """Request that a job leaves its device.
-
-    Args:
-        suspends: True: the job is suspended and keeps its arrays. False: the job ends and its trials wait again.
-    """
+    """Request that a job leaves its device: it is suspended and keeps its arrays, or ends and its trials wait again."""
 
     suspends: bool
     reason: str
 
 
 class _ProfileEstimates:
-    """Estimates of jobs from the profiles of their arrays."""
-
     def __init__(self, profiles: Profiles, teams: bool) -> None:
         self._profiles = profiles
         self._teams = teams
         self.helper_failures = Counter[tuple[FusionKey, str]]()
-        """Number of failed helpers by key and kind of device."""
         self._scalings: dict[object, Scaling] = {}  # one per kind of job, within one turn of planning
 
     def clear(self) -> None:

@@ -37,9 +37,6 @@ def jobs_to_restart(
 
     A job may use more than its limit if it has its device to itself, or if the policy has given it a larger share. What
     it gains follows from its measured speeds on shares, or else from its measured slow-down beside others.
-
-    Args:
-        views: Views of the jobs that hold devices, before the plan.
     """
     jobs_on, view_of = _jobs_on(held, placed), {view.id: view for view in views}
     requests: dict[str, PreemptionRequest] = {}
@@ -67,7 +64,6 @@ def _jobs_on(held: _Placed, placed: _Placed) -> Counter[str]:
 
 
 def _reserved(job: Job, device: Device) -> float | None:
-    """Return the part of a device that a job has reserved; None: all of it."""
     if job.demand is None or not device.compute > 0 or job.demand.compute >= device.compute:
         return None
     return job.demand.compute / device.compute

@@ -36,8 +36,7 @@ Profiles = Callable[[FusionKey, str], Profile | None]
 class ResourceLimit:
     """Limit for a trial that ran out of memory; its array has a job of its own.
 
-    Args:
-        memory: Least bytes of a device that the job has to itself; None: the job gets its estimated demand.
+    With `memory` the job has a device of at least so many bytes to itself; else it gets its estimated demand.
     """
 
     max_members: int
@@ -335,11 +334,8 @@ def by_family(
 ) -> Sequence[Waiting]:
     """Give the trials of a family the key of the family, if one array of them is faster than one per structure.
 
-    If the family has no profile, its trials also get its key once all its structures have profiles. All other trials
-    keep their keys. If no key changes, `waiting` itself is returned.
-
-    Args:
-        kinds: Kinds of devices; the family must gain on each kind with profiles.
+    If the family has no profile, its trials also get its key once all its structures have profiles. It must gain on
+    each kind of device with profiles. All other trials keep their keys. Without a change it is `waiting` itself.
     """
     family_keys: dict[int, FusionKey] = {}
     for family, members in families(waiting, excluded).items():

@@ -49,8 +49,6 @@ class Placement:
 
 @dataclass
 class _Draft:
-    """The feasible part of a policy's plan."""
-
     placed: list[tuple[Job, Device]] = field(default_factory=list)
     refused: list[tuple[Array, str]] = field(default_factory=list)
     deferred: dict[int, str] = field(default_factory=dict)
@@ -65,10 +63,8 @@ class Planner:
 
     Keys without a profile are profiled first. An array without a device joins a running job if that saves time. Arrays
     that do not start are discarded: the next turn fuses and packs all trials that wait then. Only the history of jobs
-    is kept between turns. A suspended job keeps its arrays until the policy resumes it.
-
-    Args:
-        elastic: Whether the members of a running array can change, and can be at different epochs.
+    is kept between turns. A suspended job keeps its arrays until the policy resumes it. Only if `elastic`, the members
+    of a running array can change, and can be at different epochs.
     """
 
     def __init__(
@@ -218,7 +214,6 @@ class Planner:
         running: Sequence[tuple[Job, Device]],
         planning: PlanningContext,
     ) -> list[tuple[Job, Device]]:
-        """Return the jobs that profile unknown keys on idle devices."""
         sampled = keyed
         if keyed is not waiting:  # the sample of a family has members of each of its structures
             key_of = {member.trial.number: key for member, key in keyed}
@@ -391,7 +386,6 @@ def _refusal_reasons(refused: Sequence[tuple[Array, str]], joins: Mapping[str, t
 def _measuring_reasons(
     waiting: Sequence[tuple[Member, FusionKey]], held: Sequence[tuple[Job, Device]], planning: PlanningContext
 ) -> dict[int, str]:
-    """Return the reasons of the trials whose key must be measured first, by number."""
     unmeasured = [(member, key) for member, key in waiting if not planning.ready(member, key)]
     reasons = {key: planning.reason(key, held) for key in dict.fromkeys(key for _, key in unmeasured)}
     return {member.trial.number: reasons[key] for member, key in unmeasured}
@@ -435,5 +429,5 @@ class WaitingWork:
 
 
 def _size(array: Array) -> tuple[str, str, int, int]:
-    """Return what arrays have to agree in to share compiled code."""
+    """What arrays have to agree in to share compiled code."""
     return array.key.structure, array.key.data, array.key.batch_size, len(array.members)

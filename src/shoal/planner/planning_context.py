@@ -31,9 +31,7 @@ takes some steps, some ten seconds on a GPU."""
 class PlanningContext:
     """Decides for one turn which members may run, which keys are profiled first, and the demand of a job.
 
-    Args:
-        trained_epochs: Function from a key to the epochs that its trials have trained. As many more are expected.
-        limits_shares: Whether the processes of jobs on a device are limited to `Job.limit`, so that shares count.
+    As many more epochs of a key are expected as its trials have trained. Shares of devices count if `limits_shares`.
     """
 
     def __init__(

@@ -42,12 +42,7 @@ _Interval = tuple[float, float]
 
 @dataclass(frozen=True)
 class Accounting:
-    """Time of a study's devices by activity.
-
-    Args:
-        wall: Seconds of running time of the study.
-        devices: Name of each device -> seconds by activity, which sum to `wall`.
-    """
+    """Seconds of running time of a study, and those of each device by activity, which have this sum."""
 
     wall: float
     devices: Mapping[str, Mapping[Activity, float]]
@@ -98,7 +93,7 @@ def _job_seconds(bars: Sequence[Bar]) -> Iterator[tuple[Activity, float]]:
 
 
 def _shares(bars: Sequence[Bar]) -> list[float]:
-    """Return the seconds of each job of one device, where concurrent jobs share the time evenly."""
+    """Seconds of each job of one device, where concurrent jobs share the time evenly."""
     changes = sorted({moment for bar in bars for moment in (bar.begin, bar.end)})
     begins: dict[float, list[int]] = {}
     for index, bar in enumerate(bars):
@@ -127,7 +122,6 @@ class _IdleTime:
             self._after_start.append((min(ready, end), end))
 
     def device_seconds(self, bars: Sequence[Bar], total: float, running: bool) -> Iterator[tuple[Activity, float]]:
-        """Seconds without a job by activity."""
         busy = _union((bar.begin, bar.end) for bar in bars)
         edges = [0.0, *(moment for interval in busy for moment in interval), total]
         for begin, end in zip(edges[::2], edges[1::2], strict=True):
@@ -159,7 +153,7 @@ def _union(intervals: Iterable[_Interval]) -> list[_Interval]:
 
 
 def _cut(intervals: Sequence[_Interval], begin: float, end: float) -> list[_Interval]:
-    """Return the parts of disjoint intervals that lie between `begin` and `end`."""
+    """The parts of disjoint intervals that lie between `begin` and `end`."""
     parts = ((max(begin, first), min(end, last)) for first, last in intervals)
     return [(first, last) for first, last in parts if first < last]
 

@@ -20,7 +20,6 @@ __all__ = [
 
 _COUNT_WORDS = {1: "once", 2: "twice"}
 _MAX_CAUSES = 4
-"""Most causes that are named, one line each."""
 _MAX_TRIALS = 12
 """Most trials of a cause that are named."""
 _MAX_FAILING = 4

@@ -33,7 +33,6 @@ class Cell:
     Args:
         states: Number of trials in each state that occurs, in the order of `TrialState`.
         best: Best last value of the study's metric among trials that have not failed; None before the first.
-        best_trial: Number of the trial with the best value.
     """
 
     states: Mapping[TrialState, int]

@@ -31,14 +31,7 @@ def optuna_study(
 ) -> "optuna.Study":
     """Return a new Optuna study with all trials that have ended, in the order of their numbers.
 
-    Open trials are left out.
-
-    Args:
-        storage: Storage as for `_open_storage`; None: in memory.
-
-    Raises:
-        ShoalError: the storage cannot be used.
-        optuna.exceptions.DuplicatedStudyError: the storage has a study of that name.
+    It is in memory by default. A storage that has the name is a DuplicatedStudyError, an unusable one a ShoalError.
     """
     import optuna
 

@@ -48,23 +48,16 @@ __all__ = [
 ]
 
 _MAX_BEST = 10
-"""Most trials among the best."""
 
 _PARAMETERS = 3
-"""Most parameters in the name of a structure."""
 _MISSING = object()
 
 
 class Elapsed:
     """Running time of a study at a moment, without the time in which no process ran it.
 
-    Args:
-        runs: Processes that ran the study, at least one.
-        event_times: Times of all events, ascending. A process that died counts as running until its last event.
-        now: Present time if the study is running; else None.
-
-    Attributes:
-        resumes: Seconds at which the study was resumed.
+    A process that died counts as running until its last event. `resumes` are the seconds at which it was resumed. `now`
+    is the present time if the study is running.
     """
 
     def __init__(self, runs: Sequence[Run], event_times: Sequence[float], now: float | None) -> None:
@@ -322,7 +315,7 @@ def structure_names(jobs: Iterable[JobRow], rows: Iterable[TrialRow]) -> dict[st
 
 
 def _common_parameters(configs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the parameters on which all configs agree, with their values."""
+    """The parameters on which all configs agree."""
     if not configs:
         return {}
     first, *others = configs

@@ -96,7 +96,6 @@ class _ConsoleProgress(Progress):
         self._due = clock()
 
     def print_lines(self, lines: Sequence[str]) -> None:
-        """Print the lines."""
         for line in lines:
             self._print(line)
 

@@ -86,7 +86,7 @@ def savings(journal: JournalView, history: History) -> Savings | None:
 
 
 def _profiles_by_steps(history: History) -> dict[tuple[str, str], Profile]:
-    """Return (`FusionKey.steps`, kind of device) -> a profile; the time of a step depends on no other part of a key."""
+    """A profile by `FusionKey.steps` and kind of device; the time of a step depends on no other part of a key."""
     return {(f"{structure} x {size}", kind): found for (structure, _, size, kind), found in history.all().items()}
 
 

@@ -57,7 +57,6 @@ _COLOURS = {
     TrialState.FAILED: "red",
 }
 _LAST_COLUMNS = ("epochs", "seconds", "device", "array", "reason")
-"""The last columns of a data frame."""
 _BAR_WIDTH = 30
 _MAX_REASONS = 4
 _MAX_REQUESTS = 3
@@ -101,7 +100,6 @@ def trials_table(
 
 
 def _columns_text(objectives: Sequence[Objective]) -> str:
-    """Return the explanation of the columns and of the ranking."""
     first = objectives[0]
     better = "lower" if first.mode == "min" else "higher"
     ranked_by = f"ranked by {printable(first.metric)}, the last value ({better} is better)"
@@ -148,7 +146,6 @@ def status_table(snapshot: Snapshot) -> Table:
 
 
 def _add_lines(table: Table, title: str, lines: Iterable[str], style: str = "") -> None:
-    """Add a row for each line, the first one with the title."""
     for index, line in enumerate(lines):
         table.add_row(Text("" if index else title), Text(printable(line), style=style))
 
@@ -208,7 +205,6 @@ def dataframe(rows: Sequence[TrialRow], *, runs: bool = True) -> "pd.DataFrame":
 
 
 def _names(rows: Sequence[Any]) -> list[str]:
-    """Return all keys, in the order of their first occurrence."""
     return list(dict.fromkeys(name for row in rows for name in row))
 
 

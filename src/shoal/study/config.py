@@ -33,8 +33,6 @@ class EngineConfig:
     """Settings and collaborators of an engine.
 
     Args:
-        tuner: Tuner of the oversubscription of devices, from reports of jobs; the default changes no ratio.
-        grouping: Rule that decides which arrays share a process.
         hang_seconds: Seconds without progress after which a job is killed; see `HangDetector`.
         find: Finder of devices that users add while the study runs.
         monitor: Constructor of the device monitor; None: devices are not monitored.

@@ -85,9 +85,7 @@ class StudyCore:
     ) -> Step:
         """Restore the state that a study had when its engine ended. Call this before any step.
 
-        Args:
-            records: Records of all trials, none of them RUNNING.
-            jobs: Jobs that were suspended or running, on devices that are still there.
+        None of the records is RUNNING; the jobs were suspended or running, on devices that are still there.
         """
         state, study = self.state, self.state.config.study
         state.step = Step()

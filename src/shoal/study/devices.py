@@ -39,11 +39,9 @@ DEATH_OUTCOMES = frozenset({Outcome.CRASHED, Outcome.RAISED, Outcome.OUT_OF_MEMO
 
 @dataclass(frozen=True)
 class DeviceConditions:
-    """The device monitor has polled the devices.
+    """The device monitor has polled the devices; one without a condition is unchanged since its discovery.
 
-    Args:
-        conditions: Name of a device -> its condition; a device without an entry is unchanged since its discovery.
-        discovered: All devices that the study's setting stands for, if some of them are new; else None.
+    `discovered` is all devices that the study's setting stands for, if some of them are new; else None.
     """
 
     conditions: Mapping[str, Condition]
@@ -53,10 +51,8 @@ class DeviceConditions:
 class DeviceTracker:
     """Tracks the devices, and ends jobs that hang or whose device is lost or removed.
 
-    Jobs that hang and jobs on a lost device are killed. Jobs on a removed device are stopped after a checkpoint.
-
-    Args:
-        hang_detector: Detector of jobs that hang; None if the back end cannot kill jobs.
+    Jobs that hang and jobs on a lost device are killed, if the back end can kill jobs (else there is no
+    `hang_detector`). Jobs on a removed device are stopped after a checkpoint.
     """
 
     def __init__(self, fleet: Fleet, find: Finder, hang_detector: HangDetector | None, directory: Path) -> None:
@@ -151,9 +147,7 @@ class DeviceTracker:
 class DeviceWatch:
     """Polls the device monitor every `MONITOR_SECONDS`, and at once after devices were added; looks for new GPUs.
 
-    Args:
-        make_monitor: Constructor of the monitor; None: devices are not monitored.
-        pid: Id of this process; the monitor does not count its memory as use by other programs.
+    The monitor does not count the memory of the process `pid` as use by other programs.
     """
 
     def __init__(

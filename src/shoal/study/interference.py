@@ -41,8 +41,6 @@ class _ColocatedJob:
 
 @dataclass
 class _Colocation:
-    """A device, and the jobs on it by id."""
-
     device: Device
     colocated_jobs: dict[str, _ColocatedJob] = field(default_factory=dict)
 
@@ -66,7 +64,6 @@ class _Colocation:
 
 
 def _demand(array: Array) -> float | None:
-    """Compute demand of an array; None without a profile."""
     return None if array.profile is None else compute(array.profile, len(array.members))
 
 

@@ -238,7 +238,6 @@ def _split_valid(
 
 
 def _final_state_text(record: TrialRecord) -> str:
-    """A text on the final state of a trial; "" if the trial has not ended."""
     return f"is over, {record.state}" if record.state.final else ""
 
 
@@ -271,4 +270,3 @@ _HANDLERS: Mapping[str, Callable[[StudyState, Request], Intervened]] = {
     "resume study": _resume_study,
     "end study": _end_study,
 }
-"""Verb -> its handler, which returns the result of the request."""

@@ -310,10 +310,8 @@ def _validated(report: Report, objectives: Sequence[Objective], loss: str | None
 
 
 def _missing_metric(report: Report, objectives: Sequence[Objective]) -> str | None:
-    """The first metric of the study that a report lacks; None if it has all, or is a failure."""
     return None if report.state is TrialState.FAILED else missing_metric(objectives, report.metrics)
 
 
 def _invalid_metric(report: Report) -> str:
-    """A text on the first invalid metric of a report; "" if all metrics are valid."""
     return next((fault for name, value in report.metrics.items() if (fault := metric_fault(name, value))), "")

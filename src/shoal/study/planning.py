@@ -135,7 +135,6 @@ def place(state: StudyState, now: float) -> None:
 
 
 def _group_waiting_text(state: StudyState, held: TrialRecord) -> str:
-    """A text on the trials of the group that wait for a paused trial; "" if there are none."""
     group = state.tracker.group(held.member)
     if group is None or not group.epochs_ahead:
         return ""

@@ -115,12 +115,7 @@ class Failed:
 
 @dataclass(frozen=True)
 class Preview:
-    """Plan of a search for a few configurations on a device.
-
-    Args:
-        arrays: Arrays as a search would fuse them, job by job.
-        totals: Name in `PLANS` -> seconds of one epoch of all trials.
-    """
+    """Plan of a search on a device; `totals` has the seconds of one epoch of all trials by name in `PLANS`."""
 
     device: Device
     arrays: tuple[PlannedArray, ...]
@@ -149,11 +144,7 @@ def percent(part: float) -> str:
 
 
 def preview(state: StudyState) -> Preview:
-    """Plan the trials of a study as if each were to train one epoch, on its first device.
-
-    Args:
-        state: State of a study that has ended with the policy `MeasureOnly`.
-    """
+    """Plan the trials of a study, which has ended with the policy `MeasureOnly`, for one epoch on its first device."""
     signatures, config = state.signatures, state.config
     node, device = next(iter(state.fleet.cluster))
     failed: dict[str, list[int]] = {}
@@ -257,7 +248,6 @@ class _Jobs:
         return "not fused: together no faster" if self.fuse else "not fused: fuse=False"
 
     def _why_single(self, array: Array) -> str:
-        """Why an array has a job of its own."""
         same_data = [x for group in self.groups for x in group if x is not array and x.key.data == array.key.data]
         if not same_data:
             return "by itself: no other array has its data"

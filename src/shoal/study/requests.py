@@ -161,7 +161,6 @@ def changed(config: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, 
 
 
 def _newest_epoch(journal: JournalView, row: TrialRow) -> int:
-    """The newest epoch with a checkpoint at its end."""
     directory = journal.directory
     files = [*checkpoint_files(directory, row.number), *program_checkpoints(directory, row.number)]
     ends = [int(epoch) for epoch, step, *_ in (path.name.split("-") for path in files) if int(step) == 0]

@@ -21,9 +21,7 @@ class SignatureRegistry:
     def __init__(self, kinds: Collection[str]) -> None:
         self.keys: dict[int, FusionKey] = {}
         self.unmeasurable: set[tuple[FusionKey, str]] = set()
-        """Pairs of a key and a kind of device on which it cannot be measured."""
         self.reasons: dict[FusionKey, str] = {}
-        """Reason why a key cannot be measured, in a line."""
         self._kinds = frozenset(kinds)
         self._trained: Counter[FusionKey] = Counter()
         self._requested: dict[str, list[set[int]]] = {}  # training job -> trials of each request

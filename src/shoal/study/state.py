@@ -46,12 +46,10 @@ class CoreConfig:
 
     Args:
         study: Values of the study as its journal has them now; read only.
-        grouping: Rule that decides which arrays share a process.
         replan_seconds: Seconds until the next plan, if nothing has changed but the progress of trials.
         key: Function from a trial to its fusion key, if keys are known without building models.
         loss: Reported value that policies take as the loss of a function or command; None if there is none.
         find_policy: Function from a name to a policy; PolicyError if there is none. The default has no policies.
-        limits_shares: Whether the processes of jobs on a device are limited to `Job.limit`.
         teams: Whether a job may have several devices, which takes jobs that run at once and receive changes.
         trains: Whether the study trains; else it ends once all signatures and profiles are known, see `MeasureOnly`.
     """

@@ -13,7 +13,6 @@ from shoal.planner.partition import ResourceLimit
 __all__ = ["TrialRecord", "TrialTable", "completed_without_algorithm"]
 
 _NUMBER_LIMIT = 10**12
-"""Upper bound of trial numbers."""
 
 
 @dataclass(slots=True)
@@ -23,7 +22,6 @@ class TrialRecord:
     Args:
         target: Epochs up to which the trial shall train.
         state: Only `TrialTable.move` sets it.
-        failures: Number of jobs that failed while they trained it.
         job: Id of the job that trains it, or trained it last.
         failure_note: Text on its last failure and its retry; "" before the first failure, and after it reached a
             target.

@@ -27,11 +27,9 @@ __all__ = [
 
 @dataclass(frozen=True)
 class NodeInventory:
-    """The devices of a node that a study may use, and the versions there.
+    """The devices of a node that a study may use, by their names there, and the versions.
 
-    Args:
-        cluster: Devices with their names on the node; without any if it has none of the requested ones.
-        absence_reason: Reason why it has none; else "".
+    Without a device of those requested there is an `absence_reason`.
     """
 
     cluster: Cluster

@@ -84,12 +84,7 @@ class AgentSetup:
 
 @dataclass(frozen=True)
 class NodeJoined:
-    """An agent has started.
-
-    Args:
-        cluster: Devices of the node, with their names there; without any if it has none of the study's.
-        fault: Reason why the node cannot be used; "" if it can.
-    """
+    """An agent has started on a node with these devices, by their names there; with a `fault` it cannot be used."""
 
     cluster: Cluster
     versions: Mapping[str, str]
@@ -98,13 +93,7 @@ class NodeJoined:
 
 @dataclass(frozen=True)
 class NodeState:
-    """The state of a node at one moment.
-
-    Args:
-        conditions: Name of a device on the node -> its condition.
-        limited: Names of the devices where processes are limited to `Job.limit`.
-        starting: Whether the node's workers still import their modules.
-    """
+    """The state of a node: conditions of devices, where `Job.limit` holds, and whether workers still import modules."""
 
     conditions: Mapping[str, Condition] = field(default_factory=dict)
     limited: frozenset[str] = frozenset()
@@ -124,12 +113,9 @@ AgentMessage = NodeJoined | NodeState | NodeEnded | Event
 
 @dataclass(frozen=True)
 class MessageBatch:
-    """The answer of an agent to a fetch.
+    """The answer of an agent to a fetch: all messages that the engine has not acknowledged, in order.
 
-    Args:
-        first: Number of the first message; an agent counts its messages from 1.
-        messages: All messages that the engine has not acknowledged, in order.
-        received: Number of the last command that the agent has received; the engine counts its commands from 1.
+    `first` is the number of the first one and `received` that of the last command; both sides count from 1.
     """
 
     first: int

@@ -307,7 +307,6 @@ class Ray(Nodes):
     _connected_by: ClassVar[tuple[str, str]] = ("", "")
     """The address that this process connected by, and the cluster's own."""
     _actors: ClassVar[NodeActors] = NodeActors()
-    """The actors that wait for the next study of this process."""
 
     def __init__(self, worker_context: WorkerContext, lease: float = LEASE_SECONDS) -> None:
         self.connect()

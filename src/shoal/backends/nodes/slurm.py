@@ -52,7 +52,6 @@ _log = logging.getLogger("shoal.backends")
 _WATCH_SECONDS = 5.0
 """Seconds between two looks at nodes without an agent, and at the jobs in Slurm's queue."""
 _PAUSE_SECONDS = 0.5
-"""Seconds between two questions for the end of a job."""
 _FAULT = 3
 """Exit status of an agent whose node cannot be used; its last line says why."""
 _SLURM_ENDED = frozenset({"CANCELLED", "DEADLINE", "NODE_FAIL", "PREEMPTED", "REVOKED", "TIMEOUT"})
@@ -262,7 +261,6 @@ class _BatchJob(Launch):
         return NodeGone(f"its Slurm job {self.id} has ended ({self.state})") if self.state else None
 
     def close(self, seconds: float) -> None:
-        """Cancel the job."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline and not ended_jobs([self.id]):
             time.sleep(_PAUSE_SECONDS)

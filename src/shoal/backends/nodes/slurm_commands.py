@@ -33,7 +33,6 @@ _RESERVED = ("array", "wait", "wrap", "test-only")
 """Options of `sbatch` that Shoal says itself, or that make one job of several."""
 
 COMMAND_SECONDS = 60.0
-"""Longest wait for a command of Slurm."""
 _ENDED = {
     *("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "FORGOTTEN", "NODE_FAIL", "OUT_OF_MEMORY"),
     *("PREEMPTED", "REVOKED", "TIMEOUT"),

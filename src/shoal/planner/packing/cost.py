@@ -97,12 +97,7 @@ _MAX_OPEN_GROUPS = 3
 
 @dataclass(frozen=True)
 class Partition:
-    """Candidates in groups.
-
-    Args:
-        lengths: Predicted seconds of each group.
-        tails: Seconds from the end of each group to the end of the training that follows, if nothing waits.
-    """
+    """Candidates in groups, the predicted seconds of each, and those of training that follows it if nothing waits."""
 
     groups: list[list[int]]
     lengths: list[float]
@@ -160,7 +155,6 @@ class _ItemGroup:
         return last - self.together
 
     def add(self, item: _Item, together: float, change: float) -> None:
-        """Add an item; `together` and `change` are the values of the group with it."""
         self.items.append(item)
         self.apart += item.alone
         self.together = together
@@ -173,13 +167,10 @@ class _ItemGroup:
 
 
 class CandidateOrder:
-    """Sorts candidates, and cuts the order into groups of any length.
+    """Sorts candidates, and cuts the order into groups of any length, each of which must save `worth` of its time.
 
     Candidates are sorted by data set, then by keys that gain from each other, then by fetching time: a group fetches as
     long as its longest candidate, so candidates of similar fetching times save most.
-
-    Args:
-        worth: Part of its time that a group must save.
     """
 
     def __init__(self, candidates: Sequence[Candidate], context: PackingContext, worth: float) -> None:

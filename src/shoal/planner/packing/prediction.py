@@ -15,11 +15,8 @@ __all__ = ["Prediction", "lockstep_seconds", "makespan", "predicted"]
 
 @dataclass(frozen=True)
 class Prediction:
-    """Predicted times of a group of candidates.
-
-    Args:
-        apart: Seconds of all candidates one after another, each in a process of its own; T_s(Seq) of Pack.
-        together: Seconds in one process; T_s(Pack).
+    """Predicted seconds of candidates in processes of their own, one by one (T_s(Seq) of Pack), and in one
+    (T_s(Pack)).
     """
 
     apart: float
