@@ -270,8 +270,7 @@ def imported_libraries() -> list[str]:
 
 
 def begin_imports(runner: str, libraries: Sequence[str] = ()) -> None:
-    """Start the server process of the next study now, unless one is idle, so that it imports while the study is
-    planned.
+    """Start the server process of the next study now, unless one is idle, so that it imports during planning.
 
     For another runner than that of the study the time is lost. `libraries` are modules that its workers may need.
     """

@@ -48,8 +48,8 @@ def run_job(
     """Yield the events of the runner, then exactly one `Ended`.
 
     The job ends as stopped if its runner noticed the request to stop, else as finished. `SystemExit` is a failure of
-    the job like any exception. KeyboardInterrupt is passed on to the caller. `start_seconds` is what the
-    job has waited for the start of this process.
+    the job like any exception. KeyboardInterrupt is passed on to the caller. `start_seconds` is what the job has waited
+    for this process.
     """
     clock = ActivityClock(_USUAL[job.purpose])
     clock.seconds[Activity.START] = start_seconds

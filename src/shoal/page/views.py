@@ -205,9 +205,7 @@ def curves_view(directory: Path, metric: str) -> dict[str, Any]:
 
 
 def overview_view(directory: Path, now: float) -> dict[str, Any]:
-    """What a study did with its devices: their use, all jobs, failures, time by activity, what fusing and packing have
-    saved so far, and the measured use of GPUs.
-    """
+    """What a study did with its devices: use, jobs, failures, time by activity, savings so far, and measured use."""
     with JournalView.read(directory) as journal:
         study = overview(journal, now)
         spent = accounting_json(accounting(journal, now))

@@ -156,10 +156,7 @@ class _FollowUp(NamedTuple):
 def candidate(
     array: Array, profiles: Profiles, devices: Sequence[Device], costs: dict[object, CandidateCosts] | None = None
 ) -> Candidate:
-    """The packing candidate of an array, without training that follows; means over the devices with profiles.
-
-    `costs` is a cache for equal arrays.
-    """
+    """The packing candidate of an array, without training that follows, as a mean over devices; `costs` is a cache."""
     kinds = [device.kind for device in devices]
     costs = {} if costs is None else costs
     cost_key = (array.key, array.epochs, *kinds)

@@ -167,9 +167,7 @@ class JobTracker:
     def split_waiting(
         self, waiting: Sequence[tuple[Member, FusionKey]], now: float
     ) -> tuple[Sequence[tuple[Member, FusionKey]], Sequence[Job]]:
-        """Separate waiting members in no job from suspended jobs, which get their current members at their current
-        epochs.
-        """
+        """Separate waiting members in no job from suspended jobs, which get their present members and epochs."""
         if self._earlier:
             self._suspend_earlier({member.trial.number: (member, key) for member, key in waiting}, now)
         members = {member.trial.number: member for member, _ in waiting}

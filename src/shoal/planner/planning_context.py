@@ -136,8 +136,7 @@ class PlanningContext:
         return "its model has to be measured first, for which no device is idle"
 
     def demands(self, arrays: Sequence[Array]) -> Mapping[str, Demand]:
-        """Demands of a waiting job on each kind of device with profiles of all its arrays, else a whole device of any
-        kind.
+        """Demands of a waiting job on each kind of device that has its profiles, else a whole device of any kind.
 
         Equal jobs, of which there may be thousands, share one mapping.
         """
@@ -203,8 +202,8 @@ class PlanningContext:
         return demand if min_memory <= demand.memory else replace(demand, memory=min_memory)
 
     def _min_memory(self, arrays: Sequence[Array], device: Device) -> int:
-        """Least reservation in bytes: all memory of the smallest device that is large enough for an array that must
-        have it to itself.
+        """Least reservation in bytes: for an array that must be alone all memory of the smallest device
+        that suffices.
         """
         limits = [self._limits.get(member.trial.number) for array in arrays for member in array.members]
         limits_bytes = [limit.memory for limit in limits if limit is not None and limit.memory is not None]

@@ -283,8 +283,7 @@ def _accumulate(sums: _UsageSums, active: Mapping[str, tuple[JobRow, float]], se
 
 
 def structure_names(jobs: Iterable[JobRow], rows: Iterable[TrialRow]) -> dict[str, str]:
-    """A name, "width=64", by `JobRow.keys`: the parameters on which its trials agree and trials of other structures do
-    not.
+    """A name, "width=64", by `JobRow.keys`: the parameters on which its trials agree and no others do.
 
     A structure without such parameters, or the only one, is named by its digest or its batch size; two with equal
     parameters have the digest added. The batch size is added if it differs and is none of the parameters.

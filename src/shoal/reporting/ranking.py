@@ -28,8 +28,7 @@ def front(rows: Sequence[TrialRow], objectives: Sequence[Objective]) -> set[int]
 def ranked(rows: Sequence[TrialRow], objectives: Sequence[Objective], best: Set[int] | None = None) -> list[TrialRow]:
     """The best trials first, by the last value of the study's metric; then those without a value and the failed ones.
 
-    With several metrics, the front comes first, then the others, both by the first metric. `best` is the `front`, if
-    known.
+    With several metrics, the front (`best`) comes first, then the others, both by the first metric.
     """
     if best is None:
         best = front(rows, objectives) if len(objectives) > 1 else set()

@@ -113,10 +113,7 @@ def config_text(config: Config) -> str:
 
 
 def best_text(snapshot: Snapshot) -> str:
-    """The best trial on one line: "accuracy 0.9812 by trial 7 with lr=0.001"; "–" when there is none.
-
-    Of several metrics, the first trial of the front, and the number of others.
-    """
+    """The best trial on one line, "accuracy 0.9812 by trial 7 with lr=0.001", or the front's first and their number."""
     lines = best_texts(snapshot)
     more = len(snapshot.front) - 1
     return f"{lines[0]}, and {more} more that nothing dominates" if more > 0 else lines[0]

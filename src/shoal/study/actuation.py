@@ -94,9 +94,7 @@ def _write(journal: Journal, record: Record) -> None:
 
 
 def carry_out(command: Command, backend: Backend, directory: Path) -> TrialFailed | None:
-    """Execute a command; return `TrialFailed`, which the caller handles at once, if a trial's origin has no checkpoint
-    to copy.
-    """
+    """Execute a command; `TrialFailed`, to be handled at once, if the origin of a trial has no checkpoint to copy."""
     match command:
         case CopyCheckpoint():
             try:

@@ -59,9 +59,8 @@ class StudyCore:
     def step(self, event: Event, now: float) -> Step:
         """Apply an event to the state; return records to commit, then commands to carry out.
 
-        The study ends if `state.stopped` is set afterwards, or with an exception, also one of the algorithm or the
-        policy: `state.step` must be committed and carried out before. `now` is the time of a monotonic clock, in
-        seconds.
+        The study ends if `state.stopped` is set afterwards or an error is raised, also one of the algorithm or the
+        policy: `state.step` must be committed and carried out before. `now` are seconds of a monotonic clock.
         """
         state = self.state
         state.step = Step()
@@ -143,9 +142,7 @@ def _handle(state: StudyState, event: Event, now: float) -> None:
 
 
 def _add_note(state: StudyState, note: str) -> None:
-    """Record a note of a worker as one line for the user: one of the first `MOST_NOTES` that differ in more than
-    numbers.
-    """
+    """Record a note of a worker as a line for the user: the first `MOST_NOTES` that differ in more than numbers."""
     notes, line = state.config.study.get("note", "").splitlines(), " ".join(note.split())
     if note and len(notes) < MOST_NOTES and _without_numbers(line) not in map(_without_numbers, notes):
         state.step.record(StudyChanged("note", "\n".join([*notes, line])))

@@ -47,9 +47,8 @@ class Engine:
     def run(self) -> None:
         """Run the study until the algorithm has finished.
 
-        Raises StudyInterrupted after `interrupt`, StudyFailedError if the first trials all failed with one cause
-        (`FirstFailures`), and any error of the task, the disk, the algorithm or the policy; all reports before it are
-        recorded.
+        `interrupt` raises StudyInterrupted, `FirstFailures` StudyFailedError. Any error of the task, the disk, the
+        algorithm or the policy ends it, too; all reports before it are recorded.
         """
         self._journal.record_devices(self.fleet.with_held_memory)
         self._journal.put("stopped", None)

@@ -40,9 +40,7 @@ class Fleet:
 
     @staticmethod
     def from_record(record: Mapping[str, Any], find: Finder) -> "Fleet":
-        """The fleet of a record, without removed devices that no longer exist; any other missing device is a
-        DeviceError.
-        """
+        """The fleet of a record, without removed devices that are gone; a DeviceError if another one is gone."""
         devices = record["devices"]
         fleet = Fleet(find(devices), devices)
         known = {device.name for _, device in fleet.found}
@@ -168,10 +166,9 @@ class Fleet:
         return [name for name, each in named.items() if each.healthy and had.isdisjoint((name, each.uuid))]
 
     def adopt(self, discovered: Cluster) -> tuple[Device, ...]:
-        """Take in the devices that are new, and return them.
+        """Take in and return the devices that are new.
 
-        They are not recorded as added: a resumed study finds them by its setting, and goes on without them if they are
-        gone.
+        They are not recorded as added: a resumed study finds them by its setting, or goes on without them.
         """
         names = self.new_in(discovered)
         if names:

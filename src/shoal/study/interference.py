@@ -51,9 +51,7 @@ class _Colocation:
             colocated.times.clear()
 
     def reserved(self) -> float | None:
-        """Fraction of the device's compute reserved for the jobs; None if it is unknown, or if a job has several arrays
-        or a share, which no ratio changes.
-        """
+        """Part of the device's compute that is reserved; None if unknown, or fixed by several arrays or a share."""
         jobs = [colocated.job for colocated in self.colocated_jobs.values()]
         if any(len(job.arrays) != 1 or _has_share(job) for job in jobs):
             return None
@@ -125,8 +123,8 @@ class InterferenceTracker:
             colocation.change()
 
     def epoch_alone(self, job: str) -> tuple[int, float] | None:
-        """Number of members of a job of one array, and the least seconds of their epoch without oversubscription in
-        this study, if measured.
+        """Members of a job of one array, and least seconds of their epoch without oversubscription so far; None if
+        unknown.
         """
         if (colocation := self._colocation_of.get(job)) is None:
             return None

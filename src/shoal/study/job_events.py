@@ -176,8 +176,7 @@ def record_measurement(
 
 
 def handle_team(state: StudyState, found: TeamMeasured) -> None:
-    """Handle the times of a job on several devices, or the reason why its steps cannot be divided, which holds for this
-    study."""
+    """Handle the times of a job on several devices, or why its steps cannot be divided, which holds for this study."""
     if found.note:
         _, device = state.running[found.job]
         state.tracker.refuse_teams(found.key, device.kind)
@@ -250,9 +249,7 @@ def _retry_or_fail(
 
 
 def _largest_memory(state: StudyState, arrays: Collection[Array]) -> int:
-    """Bytes of the largest device of a kind for which the arrays have a profile or, unless they must train alone, can
-    still get one.
-    """
+    """Bytes of the largest device of a kind that is or can be profiled for the arrays; not if they must train alone."""
     healthy = [device for _, device in state.fleet.cluster if device.healthy]
     known = {x.kind for x in healthy if all(state.profiles.estimate(array.key, x.kind) for array in arrays)}
     never = {kind for key, kind in state.signatures.unmeasurable if any(key == array.key for array in arrays)}

@@ -144,10 +144,9 @@ class TrialTable:
             self.move(record, TrialState.RUNNING)
 
     def reported(self, report: Report) -> bool:
-        """Apply a report unless it is a repetition, as after a resume, or its trial has ended; return whether it was
-        applied.
+        """Apply a report, if its trial has not ended and it is no repetition; return whether it was applied.
 
-        A repetition that says for the first time that the trial is PAUSED or FAILED is applied.
+        After a resume a repetition counts if it says for the first time that the trial is PAUSED or FAILED.
         """
         record = self._all[report.trial]
         seen = record.reported_states.get(report.epoch, ())

@@ -147,8 +147,7 @@ class Agent:
         return NodeJoined(found.cluster, found.versions, fault)
 
     def _carry_out_commands(self, backend: Backend) -> bool:
-        """Carry out all commands that are there; wait for one while no job runs. Return False if the agent
-        is to end."""
+        """Carry out the commands that are there, or wait for one while no job runs; False: the agent is to end."""
         with suppress(queue.Empty):
             command = self._commands.get(timeout=_IDLE_SECONDS) if not self._running else self._commands.get_nowait()
             while True:

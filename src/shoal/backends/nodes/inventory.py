@@ -27,10 +27,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class NodeInventory:
-    """The devices of a node that a study may use, by their names there, and the versions.
-
-    Without a device of those requested there is an `absence_reason`.
-    """
+    """The devices of a node that a study may use, by their names there, or why there is none; and the versions."""
 
     cluster: Cluster
     absence_reason: str

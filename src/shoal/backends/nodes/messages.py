@@ -31,9 +31,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class ProcessSettings:
-    """Settings of the engine's process for the process of an agent: arguments, working directory ("" if removed), and
-    `OMP_NUM_THREADS`.
-    """
+    """Settings of the engine's process for an agent's: arguments, directory ("" if removed), and `OMP_NUM_THREADS`."""
 
     path: Sequence[str] = ()
     argv: Sequence[str] = ()

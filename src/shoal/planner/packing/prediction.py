@@ -15,9 +15,7 @@ __all__ = ["Prediction", "lockstep_seconds", "makespan", "predicted"]
 
 @dataclass(frozen=True)
 class Prediction:
-    """Predicted seconds of candidates in processes of their own, one by one (T_s(Seq) of Pack), and in one
-    (T_s(Pack)).
-    """
+    """Predicted seconds of candidates apart, one after another (T_s(Seq) of Pack), and in one process (T_s(Pack))."""
 
     apart: float
     together: float
