@@ -202,9 +202,7 @@ class PlanningContext:
         return demand if min_memory <= demand.memory else replace(demand, memory=min_memory)
 
     def _min_memory(self, arrays: Sequence[Array], device: Device) -> int:
-        """Least reservation in bytes: for an array that must be alone all memory of the smallest device
-        that suffices.
-        """
+        """Least reservation in bytes: for arrays that must be alone, all of the smallest device that suffices."""
         limits = [self._limits.get(member.trial.number) for array in arrays for member in array.members]
         limits_bytes = [limit.memory for limit in limits if limit is not None and limit.memory is not None]
         if not limits_bytes:

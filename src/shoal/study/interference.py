@@ -123,9 +123,7 @@ class InterferenceTracker:
             colocation.change()
 
     def epoch_alone(self, job: str) -> tuple[int, float] | None:
-        """Members of a job of one array, and least seconds of their epoch without oversubscription so far; None if
-        unknown.
-        """
+        """Members and least seconds of an epoch of a job of one array without oversubscription; None if unknown."""
         if (colocation := self._colocation_of.get(job)) is None:
             return None
         colocated = colocation.colocated_jobs[job]

@@ -249,7 +249,9 @@ def _retry_or_fail(
 
 
 def _largest_memory(state: StudyState, arrays: Collection[Array]) -> int:
-    """Bytes of the largest device of a kind that is or can be profiled for the arrays; not if they must train alone."""
+    """Bytes of the largest device of a kind with profiles of the arrays, or that can get them unless they
+    train alone.
+    """
     healthy = [device for _, device in state.fleet.cluster if device.healthy]
     known = {x.kind for x in healthy if all(state.profiles.estimate(array.key, x.kind) for array in arrays)}
     never = {kind for key, kind in state.signatures.unmeasurable if any(key == array.key for array in arrays)}
