@@ -175,7 +175,6 @@ class Batches:
                 f"{type(dataset).__name__}"
             )
         self.samples = settings.samples(dataset)
-        """Number of samples of an epoch."""
         self.batch_size = settings.batch_size
         """Batch size of the task's `DataLoader`; None if the task's `batch_size` determines it."""
         self._settings = settings

@@ -56,7 +56,6 @@ class IterableReader:
 
     def __init__(self, dataset: Any, name: str) -> None:
         self.active_iterators = 0
-        """Number of active iterators of `Batches`."""
         self._dataset = dataset
         self._label = f"the {name} set ({type(dataset).__name__})"
         self._length = _length(dataset)
@@ -148,7 +147,6 @@ class _Cursor:
     def __init__(self, reader: IterableReader, number: int, data_seed: int, epoch: int | None) -> None:
         self.number = number
         self.position = 0
-        """Number of samples read."""
         self._reader = reader
         self._data_seed = data_seed
         self._epoch = epoch

@@ -140,7 +140,6 @@ class LoaderProcesses:
     ) -> None:
         self._name = name
         self.prefetch_limit = settings.num_workers * settings.prefetch_factor
-        """Number of pending requests."""
         self._queue: deque[FetchRequest] = deque()
         self._by_key: dict[Hashable, _Answer | None] = {}  # None while pending
         self._answers: Iterator[_Answer | None] | None = None

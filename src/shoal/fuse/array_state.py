@@ -51,7 +51,6 @@ class ArrayState:
         for (path, name), differing in attributes.items():
             guard(vars(self.template.get_submodule(path)), name, differing, f"{path}.{name}".lstrip("."))
         self.unfused = insert_unfused_modules(self.template, members, paths)
-        """Submodules in which the members differ."""
         self.slots = find_slots(self.template, members, paths)
         for slot in self.slots:
             slot.stack_members(stacked, frozen)

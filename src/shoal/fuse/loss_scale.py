@@ -33,7 +33,6 @@ class LossScale:
 
     def __post_init__(self) -> None:
         self.overflowed = False
-        """Whether a gradient of the last step was not finite."""
 
     def scaled(self, loss: Tensor) -> Tensor:
         """The loss, shape [], times the scale; at least in float32."""

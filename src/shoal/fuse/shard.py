@@ -61,7 +61,6 @@ class Shard:
     all_reduce: Callable[[Tensor], None]
     masks: MaskRows
     drawn: int = 0
-    """Number of masks drawn so far."""
 
     @property
     def whole(self) -> bool:

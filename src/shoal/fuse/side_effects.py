@@ -32,7 +32,6 @@ HIDDEN_WRITES = {
 """Functions that write to an argument which they do not return (an embedding table, running statistics)."""
 
 STATISTICS_FUNCTIONS = frozenset({F.batch_norm, F.instance_norm})
-"""Functions that may update running statistics."""
 
 _OPERATORS = "add sub mul matmul truediv floordiv mod pow and or xor lshift rshift"
 _DUNDERS = {f"__i{name}__" for name in _OPERATORS.split()} | {"__setitem__", "__set__", "__delitem__"}
@@ -154,4 +153,3 @@ def _make_conditions() -> dict[Any, Callable[[tuple[Any, ...], dict[str, Any]], 
 _CONDITIONS = _make_conditions()
 
 RANDOM_FUNCTIONS = frozenset(_CONDITIONS)
-"""Functions that may draw random numbers."""

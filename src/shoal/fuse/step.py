@@ -118,7 +118,6 @@ class TrainingStep:
             raise FusionError(f"`ways` must name 'eager' or 'plain' and may name 'captured' and 'compiled', got {ways}")
         self.way: StepMode | None = None
         self.compile_seconds = 0.0
-        """Seconds spent on capturing and compiling."""
         self.new_profile: Profile | None = None
         """`profile` with the measurements of the first steps; None if it has not changed."""
         self._profile = profile

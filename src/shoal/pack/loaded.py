@@ -19,13 +19,10 @@ from shoal.worker.memory import release_cached_memory
 __all__ = ["Loaded", "Loss", "MakeOptimizers", "free", "load"]
 
 Loss = Callable[[nn.Module, Any], Tensor]
-"""Function of a model and a batch that returns a scalar tensor."""
 
 MakeOptimizer = Callable[[nn.Module], Optimizer]
-"""Function of a model that returns an optimizer for its parameters."""
 
 MakeOptimizers = MakeOptimizer | list[MakeOptimizer] | tuple[MakeOptimizer, ...]
-"""One function for all models of an array, or one function per model."""
 
 
 @final

@@ -37,7 +37,6 @@ class _RowBuffer:
 
     def __init__(self, device: torch.device) -> None:
         self.end = 0
-        """Number of rows so far."""
         self._device = device
         self._parts: list[_BufferedBatch] = []
         self._spec: pytree.TreeSpec | None = None

@@ -132,7 +132,6 @@ class _ChecksumWriter:
 
     def __init__(self, file: IO[bytes]) -> None:
         self.checksum = 0
-        """CRC-32 of all bytes so far."""
         self._file = file
         self._error: OSError | None = None
 

@@ -16,9 +16,7 @@ class JobControl:
 
     def __init__(self, prompt: bool = False) -> None:
         self.stop_noticed = False
-        """Whether the job has read the request to stop."""
         self.beats = 0
-        """Number of heartbeats."""
         self.settled = False
         """Whether the job only takes steps, as of the last heartbeat."""
         self._prompt = prompt

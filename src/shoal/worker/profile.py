@@ -32,7 +32,6 @@ from shoal.worker.trial_runtime import TrialRuntime, build, optimizers_in, sort_
 __all__ = ["FREE_SECONDS", "measure"]
 
 SINGLE_RULES = RaceRules(min_runs=3, max_runs=3)
-"""Rules for timing a single size."""
 
 INTERLEAVED_RULES = RaceRules(min_runs=9, max_runs=9, drop_ratio=inf)
 """Rules for timing several sizes in turns. All sizes take all steps, in bursts as in training, since the first step
@@ -43,7 +42,6 @@ LOCKSTEP_RULES = replace(INTERLEAVED_RULES, burst=1)
 caches used by the fetching of samples and by other lanes."""
 
 BATCH_COUNT = 12
-"""Batches for the steps, used in a cycle."""
 
 SIZES = (1, 4, 16)
 """Array sizes to time. If the array has fewer members, their number is the largest size."""

@@ -17,7 +17,6 @@ from shoal.task import Task, call
 __all__ = ["METHODS", "StepSettings", "batch_size"]
 
 METHODS = ("batch_size", "eval_batch_size", "accumulate", "clip_norm", "precision", "ema", "steps_per_epoch")
-"""Methods of a task that return the settings."""
 
 _DTYPES = {"32": None, "bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
 

@@ -42,7 +42,6 @@ __all__ = [
 ]
 
 _MAX_NAMES = 5
-"""Maximum number of parameters that a message names."""
 
 _returned: WeakValueDictionary[int, Tensor] = WeakValueDictionary()
 """Id -> tensor, for all tensors that training changes of live models which tasks have returned in this process."""

@@ -38,12 +38,10 @@ FAMILIES: dict[str, tuple[Rule, ...]] = {
     "recurrent": recurrent.RULES,
     "loss": loss.RULES,
 }
-"""Name of the module -> its rules."""
 
 RULES: dict[Any, Rule] = {
     function: rule for family in FAMILIES.values() for rule in family for function in rule.functions
 }
-"""Function -> its rule."""
 
 
 def register_rule(rule: Rule) -> None:

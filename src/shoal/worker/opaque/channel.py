@@ -24,7 +24,6 @@ _POLL_SECONDS = 0.01
 """Seconds between two reads of the output of a program."""
 
 _MAX_LINE_BYTES = 1 << 20
-"""Maximum bytes of a line that is a report."""
 
 
 class OutputReports:

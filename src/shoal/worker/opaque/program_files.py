@@ -50,7 +50,6 @@ class ProgramFiles:
         self._trial = trial
         self._folder = checkpoint_directory(directory, trial)
         self.live = self._folder / "live"
-        """Working directory of the program."""
         self.resumed = False
         """Whether the program continues from files that it left in `live`."""
         self.reports: list[Report] = []

@@ -74,7 +74,6 @@ class ProgramProcess:
         directory: Path,
     ) -> None:
         self.inherited_memory = 0
-        """Bytes that the process shares with this one from its start."""
         self._process: subprocess.Popen[bytes] | BaseProcess
         if isinstance(training, Command):
             self._process = subprocess.Popen(

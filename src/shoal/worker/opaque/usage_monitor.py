@@ -15,16 +15,13 @@ from shoal.worker.opaque.program_process import visible_device
 __all__ = ["UsageMonitor", "program_profile"]
 
 INTERVAL_SECONDS = 0.5
-"""Seconds between two samples."""
 
 REPORTED_GROWTH = 1.1
 """Growth factor of the memory after which a new profile is reported."""
 
 _MIN_SHARE = 0.01
-"""Minimum compute and cores of a profile."""
 
 _MIN_SECONDS = 1e-6
-"""Minimum seconds in a division."""
 
 
 def program_profile(seconds: float, memory: int, compute: float, cores: float) -> Profile:

@@ -39,7 +39,6 @@ _log = logging.getLogger("shoal.worker")
 IDLE_SECONDS = 10 * 24 * 3600.0
 """Longest time that a helper waits for its leader, which may load data or validate."""
 POLL_SECONDS = 0.02
-"""Interval of polling for the address of the leader."""
 
 
 def assist(job: Job, state: WorkerState, control: JobControl, host: str) -> None:
@@ -105,7 +104,6 @@ class _Replica:
         self.version = version
         self.needed = True
         self.stepped = False
-        """Whether it has taken a step."""
         self._device = state.device
         numbers = [member.trial.number for member in content.members]
         self.trials = {

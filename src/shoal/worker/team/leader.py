@@ -133,7 +133,6 @@ def _squares(values: Tensor) -> Tensor:
 _log = logging.getLogger("shoal.worker")
 
 POLL_SECONDS = 0.05
-"""Interval at which a leader polls helpers that are ready."""
 PEER_SECONDS, PEER_STEPS = 30.0, 5
 """Seconds, and steps of the leader alone, after which a silent helper is lost; the longer time counts. The steps are
 fewer than those after which a job hangs, see `shoal.study.hangs.PATIENCE`."""
@@ -355,7 +354,6 @@ class _Exchange:
         self.state = SharedState(array)
         self.sums = GradientSum(array)
         self.steps = 0
-        """Number of steps of the team so far."""
         self._masks = MaskRows()
         self._form = b""
 
