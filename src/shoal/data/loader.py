@@ -60,8 +60,7 @@ class LoaderSettings:
         return len(dataset) if isinstance(self.order, str) else len(self.order)
 
     def indices(self, samples: int, data_seed: int, epoch: int | None) -> Tensor | None:
-        """Return the order of an epoch (None: of the validation set), int64 [samples]; None if it ascends over all
-        samples.
+        """Return the order of an epoch (None: of the validation set), int64 [samples]; None if it ascends over all.
 
         Before a sampler is iterated, the generators of torch, Python and NumPy and its own `generator` are seeded with
         the data seed and the epoch, and its `set_epoch`, if it has one, is called.

@@ -183,7 +183,7 @@ def fastest(
     saved tensors, because a checkpoint must save the same tensors when it runs again.
 
     Args:
-        lowerings: Functions of `tensors` by name. They do not write to the tensors and draw no random numbers.
+        lowerings: Functions of `tensors` by name, the default first; they write to no tensor and draw no numbers.
         settings: Other values that the time depends on; plain values, since their `repr` is stored on disk.
         layouts: Lowerings with a preferred memory layout, in which they are timed: their arguments have this layout if
             another such lowering, or a compiled function, computed them.

@@ -133,8 +133,7 @@ def _is_batched(func: Any) -> bool:
 def _vmap(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run a function as `torch.func.vmap` does, without its checks, which take ten times as long.
 
-    A result that depends on no stacked tensor is copied for each member, unless it shares memory with a shared
-    argument.
+    A result of shared tensors alone is copied for each member, unless it shares memory with an argument.
     """
     leaves, spec = pytree.tree_flatten((args, kwargs))
     members = member_count(leaves)

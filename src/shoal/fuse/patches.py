@@ -1,7 +1,6 @@
 """Process-wide patches of torch methods, and warning filters, which last while any thread needs them.
 
-All threads have one list of warning filters: `warnings.catch_warnings` in two that overlap could restore a filter for
-good.
+All threads share one list of filters, which two that overlap in `warnings.catch_warnings` could spoil for good.
 """
 
 import warnings

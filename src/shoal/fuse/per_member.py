@@ -56,8 +56,7 @@ class MemberRunner:
     def __call__(self, fn: Callable[..., Any], tick: int, model: nn.Module, *batch: Any) -> Any:
         """Call `fn` with the model and a batch; its random numbers depend on `tick` and the seed.
 
-        A function that draws only after its first runs is refused, since its numbers are not the model's; later runs
-        are intercepted.
+        If it draws only after its first runs, it is refused, since the numbers are not the model's.
         """
         drawn = DrawDetector(self._device)
         kind = (function_identity(fn), model.training)

@@ -43,8 +43,8 @@ _log = logging.getLogger("shoal.worker")
 class FusedStepper(Stepper):
     """Trains trials of one structure as one array, unless plain steps prove faster.
 
-    If the first step cannot be fused, it is rolled back, unless such trials have `fused_before` and no snapshot is
-    needed; the trials then train in plain PyTorch.
+    If the first step cannot be fused, it is rolled back, and the trials train in plain PyTorch; after `fused_before`,
+    which says that such trials have taken fused steps, no snapshot is taken for this.
     """
 
     def __init__(

@@ -61,8 +61,7 @@ class Lane(Protocol):
     def advance(self) -> bool:
         """Take one step; return False if it was the last one of an epoch, or if no step was ready.
 
-        On a GPU, lanes may have streams that are synchronised around a round; within it, they synchronise shared
-        tensors.
+        A lane's CUDA stream is synchronised before and after a round; within it, lanes synchronise shared tensors.
         """
 
 

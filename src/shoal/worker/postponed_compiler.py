@@ -23,8 +23,7 @@ again."""
 def postpone_compiler() -> None:
     """Patch optimizers so that they do not import `torch._dynamo`, which takes as long as the import of torch.
 
-    Torch imports it at an optimizer's first call only to exclude the methods from tracing. Once other code has imported
-    it, torch's own methods run.
+    Torch needs it only to exclude their methods from tracing, so its own methods run once other code imported it.
     """
     for method in vars(Optimizer).values():
         if getattr(method, "__globals__", None) is vars(torch._compile) and not hasattr(

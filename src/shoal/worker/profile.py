@@ -363,8 +363,7 @@ def _counts_load(device: torch.device) -> bool:
 def _utilisation(device: torch.device, cores: float, loads: Sequence[float]) -> float:
     """Return the fraction of the device in use, averaged over the timed steps (HyperSack, Sampler).
 
-    On a GPU it is NVML's fraction of time with any kernel, an upper bound; MIG instances, without a value, count as
-    full.
+    On a GPU it is NVML's fraction of time with any kernel, an upper bound; MIG instances have none, and count as full.
     """
     if device.type == "cuda":
         return min(1.0, max(0.01, fmean(loads))) if loads else 1.0

@@ -85,8 +85,7 @@ class Trainer:
     def run(self) -> Iterator[Event]:
         """Train; yield the reports of the trials, with one event for trials that end an epoch together.
 
-        A trial at its target is saved before it is reported as PAUSED; without memory, the memory is reported before
-        the error.
+        A trial at its target is saved before it is PAUSED. A job out of memory reports its memory before it raises.
         """
         try:
             yield from self._train()

@@ -36,8 +36,8 @@ def needs_closure(optimizer: Optimizer) -> bool:
 class UnfusedStep:
     """The step of a single optimizer, with torch's fused kernel if there is one.
 
-    If neither `foreach` nor `fused` is set, torch loops over the parameters on the CPU, which takes ten times as long.
-    So `fused` is set during the step. Unused wrappers (hooks, profiler, compiler) take as long as the kernel, and are
+    Torch's default loop over the parameters takes ten times as long on the CPU, so `fused` is set during the step,
+    unless the user chose. Torch's wrappers for hooks, profiler and compiler take as long as the kernel; unused ones are
     skipped.
     """
 

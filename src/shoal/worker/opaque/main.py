@@ -75,7 +75,7 @@ def _forget_exit_handlers() -> None:
 def _exit_orderly() -> None:
     """Do what a new process does at its end, in its order: wait for threads, and call the exit handlers.
 
-    `multiprocessing` waits for child processes before, but those of a `ProcessPoolExecutor` end only by its thread.
+    `multiprocessing`, the caller, has waited for child processes, but for those that end with a `ProcessPoolExecutor`.
     """
     threads: Any = threading
     threads._shutdown()

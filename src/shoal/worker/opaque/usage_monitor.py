@@ -104,8 +104,7 @@ class UsageMonitor:
 class _Gpu:
     """Samples a GPU by NVML; without it, the program is assumed to use the whole GPU.
 
-    In a container, NVML may list other process ids. If so, all memory allocated since the start counts as the
-    program's.
+    If NVML lists other process ids, as in a container, all memory since the start counts as the program's.
     """
 
     def __init__(self, device: Device) -> None:

@@ -128,8 +128,7 @@ class _Replica:
     def warm_up(self, rows: Any) -> None:
         """Compute gradients of some rows, so that no team waits for tuning; the array is not used afterwards.
 
-        An error is raised again in the first step of a team, unless it comes from the number of rows or from old
-        buffers.
+        Its errors are raised in a team's first step, but for those of the number of rows or of old buffers.
         """
         rows = pytree.tree_map_only(Tensor, lambda each: each.to(self._device), rows)
         size = size_of(rows)
