@@ -120,7 +120,6 @@ def _number(name: object, value: Any) -> float:
 
 
 def _element_count(value: Any) -> object:
-    """Return the number of elements of a tensor; None for other values."""
     count = getattr(value, "numel", None)
     return count() if callable(count) else None
 

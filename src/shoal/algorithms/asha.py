@@ -28,8 +28,6 @@ _RankKey = tuple[float, int]
 
 @dataclass
 class _Rung:
-    """State of one rung."""
-
     epochs: int
     ranking: list[_RankKey] = field(default_factory=list)
     paused: list[_RankKey] = field(default_factory=list)

@@ -226,7 +226,6 @@ class Density:
         self._options = options
         scale = 1.06
         self.bandwidths: list[float] = []
-        """Bandwidth of each dimension."""
         for column, count in zip(self._points.T, options, strict=True):
             own = column[~np.isnan(column)]
             sigma = (_categorical_sigma(own, count) if count else float(own.std())) if len(own) else 0.0
@@ -294,7 +293,6 @@ class _Model:
         return candidates[int(ratios.argmax())]
 
     def _candidate(self, factor: float, rng: Random) -> Config:
-        """A configuration near one of the good ones."""
         centre = self.good.centre(rng)
 
         def pick(path: str, domain: Domain) -> object:

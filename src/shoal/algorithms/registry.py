@@ -25,4 +25,3 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
     "pbt": PBT,
     "optuna": OptunaSearch,
 }
-"""Every algorithm by its name."""

@@ -35,7 +35,6 @@ SAMPLERS = {
     "nsga2": "NSGAIISampler",
     "random": "RandomSampler",
 }
-"""Names of samplers -> Optuna's classes."""
 
 _NEEDS = {"gp": ("torch", "scipy"), "cmaes": ("cmaes",), "qmc": ("scipy",)}
 """Packages that Optuna imports only at the second or the eleventh proposal of such a sampler."""

@@ -275,7 +275,6 @@ class _Control:
         return [int(word) for word in answer]
 
     def send_command(self, line: str) -> str:
-        """Send a line to the daemon and return its answer."""
         done = self._run([], input=f"{line}\n".encode(), stdout=subprocess.PIPE)
         output = done.stdout.decode(errors="replace").strip()
         if done.returncode != 0:

@@ -368,7 +368,6 @@ class Choice(Domain):
 DOMAINS: dict[str, type[Domain]] = {
     domain.name: domain for domain in (Uniform, LogUniform, QUniform, RandInt, LogRandInt, Choice)
 }
-"""Name of a domain -> its class."""
 
 
 def from_optuna(value: Any) -> Domain | None:

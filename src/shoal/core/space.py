@@ -349,7 +349,6 @@ def _is_constant(value: Any, node: object) -> bool:
 
 
 def _faults(node: Any, value: Any, path: str) -> Iterator[str]:
-    """Error texts on a value under a node."""
     if not isinstance(node, dict):
         if _find_picks(node, value, path) is None:
             yield f"`{path}` is {value!r}, and the space has {node!s}"

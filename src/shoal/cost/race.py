@@ -44,8 +44,6 @@ class RaceRules:
 
 @dataclass
 class _Candidate:
-    """Runs of one candidate."""
-
     margin: float
     run_count: int = 0
     bursts: int = 0
@@ -53,7 +51,6 @@ class _Candidate:
     seconds: float = 0.0
 
     def has_enough_runs(self, rules: RaceRules) -> bool:
-        """Return whether the candidate needs no more runs."""
         if len(self.costs) < rules.min_runs:
             return False
         return len(self.costs) >= rules.max_runs or self.seconds >= rules.enough_seconds

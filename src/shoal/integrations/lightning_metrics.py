@@ -223,7 +223,6 @@ class _EpochLog:
 
     def __init__(self, metrics: Mapping[str, Any]) -> None:
         self.values: dict[str, float] = {}
-        """Logged values."""
         self.objects: dict[str, str] = {}
         """Logged name -> metric that is logged as an object, so that it is reset after the epoch."""
         self._metrics = metrics
@@ -238,7 +237,6 @@ class _EpochLog:
         self.values[name] = _number(name, value)
 
     def log_dict(self, dictionary: Mapping[str, Any], *_: Any, **__: Any) -> None:
-        """Keep values by name."""
         for name, value in dictionary.items():
             self.log(name, value)
 

@@ -159,7 +159,6 @@ class _ReportingTrial(optuna.Trial):
         """Values reported in this process."""
 
     def report(self, value: float, step: int) -> None:
-        """Report a value to Optuna and to Shoal."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # a restarted objective repeats steps, which Optuna ignores
             super().report(value, step)

@@ -223,7 +223,6 @@ class RaySearch(ConcurrentAlgorithm):
         return not self.training and (self._ended or len(self.trials) == self.n)
 
     def _result(self, epoch: int, value: float) -> dict[str, Any]:
-        """A result as Ray Tune gives it."""
         return {self.problem.metric: value, "training_iteration": epoch}
 
     def _config(self, proposal: Mapping[str, Any]) -> Config:

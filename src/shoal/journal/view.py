@@ -38,7 +38,6 @@ __all__ = ["JournalTables", "JournalView", "OpenJournal"]
 _T = TypeVar("_T")
 
 _STREAMED = 10_000
-"""Rows that are read at once."""
 
 _TRIAL = (
     "SELECT number, config, seed, data_seed, origin, start, state, reason, epoch, target, failures, device, job, "

@@ -40,8 +40,6 @@ class _Hold(NamedTuple):
 
 @dataclass(eq=False)
 class _DeviceHolds:
-    """The jobs on a device."""
-
     running: list[_Hold] = field(default_factory=list)
     reserved: list[_Hold] = field(default_factory=list)
 
@@ -57,7 +55,6 @@ class _DeviceQueue(Generic[Rank]):
         heapify(self._heap)
 
     def first(self) -> tuple[Rank, Capacity] | None:
-        """Return the rank and the device that is first now."""
         while self._heap:
             before, capacity = self._heap[0]
             rank = self._rank(capacity)

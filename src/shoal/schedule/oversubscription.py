@@ -18,7 +18,6 @@ FIRST_STEP, FINEST_STEP = 0.5, 0.25
 """First and least change of a ratio."""
 
 MAX_RATIO = 8.0
-"""Largest ratio."""
 
 WORTH, MARGIN = 0.25, 0.1
 """Part of the additional committed compute that must be delivered, as small parts are lost in noise; and the difference

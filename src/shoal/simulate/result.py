@@ -99,7 +99,6 @@ class SimulationResult:
 
     @cached_property
     def _usage(self) -> tuple[Sequence[tuple[float, float]], float]:
-        """Occupancy and device seconds."""
         changes: list[tuple[float, int, str, float]] = [(at, 0, "", n) for n, (at, _) in enumerate(self.clusters)]
         for interval in [interval for interval in self.intervals if interval.begin < interval.end]:
             changes += [

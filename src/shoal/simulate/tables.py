@@ -39,7 +39,6 @@ __all__ = [
 
 GB = 10**9
 DAY = 86_400
-"""Seconds of a day."""
 MAX_COUNT = 10**6
 """Limit of devices, jobs or epochs of one table."""
 _UNLIMITED_CORES = 10**6
@@ -182,7 +181,6 @@ class ModelTable(Table):
         return structures
 
     def _per_members(self, key: str) -> dict[int, float]:
-        """Return the values of a key by number of members."""
         values: Mapping[str, float] = getattr(self, key)
         for name in values:
             if not (name.isdecimal() and 2 <= int(name) <= MAX_COUNT):

@@ -165,7 +165,6 @@ class SimulatedWorkload(Algorithm, Workload):
         self.now = 0.0
         """Seconds; sources that arrive later are not called."""
         self.sources = tuple(sources)
-        """Sources of the trials."""
         self._algorithms = [source.algorithm(lambda: self.now) for source in sources]
         self._sources_by_trial: list[
             tuple[int, int]

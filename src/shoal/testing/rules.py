@@ -200,7 +200,6 @@ class _CallVariant:
         )
 
     def check(self, func: Any, record: _Record) -> None:
-        """Compare all members at once with each alone."""
         columns = [_arguments(self.case, b, self.device) for b in range(self.members)]
         spec = columns[0][1]
         own_of_tensors = iter(self.own)
