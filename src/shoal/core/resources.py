@@ -94,6 +94,7 @@ class Ledger:
         return name in self._all
 
     def __getitem__(self, name: str) -> Capacity:
+        """Return what is free of a device, healthy or not; KeyError if it is not in the cluster."""
         return self._all[name]
 
     def cores(self, node: str) -> float:
